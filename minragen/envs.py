@@ -1,0 +1,636 @@
+"""What a text environment is, and the environments.
+
+Reading order: `Budget` and `TextEnv` (the contract), `make` (the registry), `EnvGroups` (what RAGEN calls
+the environment state manager), then one class per environment.
+
+Axes: P groups, G members of a group (same instance, own dynamics), K turns.
+
+Deltas (from RAGEN V2's environments and its `es_manager`):
+  1. The instance comes from `seed` alone and the dynamics from `(seed, member)`. In RAGEN all members
+     share the slip stream, and Bandit's members do not even share their prompt.
+  2. `train`, `val` and `test` are disjoint by *instance*: a CRC of the instance's text names its split and
+     generation re-draws until it fits. RAGEN separates seeds; small worlds then share instances.
+  3. Every number the model is told comes from the one `Budget`, and both limits (turns and actions) are
+     shown. RAGEN announces budgets that its own caps make unreachable.
+  4. The format penalty is part of the turn's reward, so it survives turn-level credit assignment.
+  5. Running out of turns is `truncated`; reaching an end is `terminated`; never both.
+
+See one at work: `python -m minragen.envs frozenlake`.
+"""
+
+import difflib
+import importlib
+import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+FORMAT_PENALTY = -0.1  # reward added once to a turn with no action or with an unknown one
+MAX_REDRAWS = 20_000  # instances drawn in search of one of the right split before giving up
+STEP_TIME_LIMIT = 60.0  # seconds one step of a `parallel` environment may take
+SEPARATOR = "||"  # between the actions of one turn
+CHARSET = frozenset(map(chr, range(32, 127))) | frozenset("\n\t√")
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much an episode may use: the single source of every such number in a prompt.
+
+    max_turns: replies of the model      max_actions_per_turn: actions executed from one reply
+    max_actions: actions executed in the whole episode
+    """
+
+    max_turns: int = 5
+    max_actions_per_turn: int = 1
+    max_actions: int = 5
+
+    def __post_init__(self):
+        for field, value in vars(self).items():
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"bad budget: {field} is {value!r}, expected an integer of at least 1.")
+
+
+class Outcome(NamedTuple):
+    """What one action did. `effective`: it changed the state. `terminated`: the episode is over."""
+
+    reward: float
+    terminated: bool = False
+    success: bool = False
+    effective: bool = True
+
+
+class TextEnv(gymnasium.Env):
+    """A multi-turn text environment: a `gymnasium.Env` whose observations and actions are strings.
+
+    One `step` is one *turn*: the text inside `<answer>` goes in, is split on `||` where `multi_action`,
+    each piece is matched against `actions` ignoring case, and the pieces run until one ends the episode
+    or a cap of the budget is reached. An environment writes only
+
+        instruction        str or property: the task, told once in the system message
+        _reset(rng)        draw an instance from the numpy Generator `rng`
+        _act(action)       run one action -> Outcome, or None if it is not an action here
+        render()           the state as the model sees it
+        solve()            list of answers, one per remaining turn, that reach the maximum reward
+
+    and, optionally, `note()` (one truthful line about the state: the thought a good player would have),
+    `instance()` (canonical text whose CRC decides the split) and `random_answer(rng)`.
+
+    reset(seed=, options={"member": k}) -> (observation, info)
+    step(answer) -> (observation, reward, terminated, truncated, info)
+    info: `success`, `valid`, `effective`, each 0.0 or 1.0 (`effective`: share of executed actions).
+    raises: ValueError for unknown options or splits, RuntimeError for a step without a live episode.
+    """
+
+    metadata = {"render_modes": ["ansi"]}
+    budget = Budget()
+    actions: tuple = ()  # names of the actions; empty means that any text is passed to _act
+    habit: str = ""  # what a thoughtless player always does (the warm-up's demonstrator falls back on it)
+    multi_action = False  # whether an answer may hold several actions joined by ||
+    parallel = False  # whether a step waits on something (sandbox, server) and belongs in a thread
+    defaults: dict = {}  # option name -> default; the type of the default is the type of the option
+    instruction = ""
+
+    def __init__(self, split="train", budget=None, **options):
+        if split not in SPLITS:
+            raise ValueError(f"unknown split {split!r}: expected one of {', '.join(SPLITS)}.")
+        self.split = split
+        self.budget = budget or self.budget
+        self.options = {**self.defaults, **check_options(type(self).__name__, self.defaults, options)}
+        self.render_mode = "ansi"
+        text = dict(min_length=0, charset=CHARSET)
+        self.observation_space = spaces.Text(max_length=16_384, **text)
+        self.action_space = spaces.Text(max_length=16_384, **text)
+        self._live = False
+
+    # -- what an environment writes ------------------------------------------------------------------
+
+    def _reset(self, rng):
+        raise NotImplementedError
+
+    def _act(self, action):
+        raise NotImplementedError
+
+    def solve(self):
+        """The answers, one per turn from the current state on, that reach the maximum reward."""
+        raise NotImplementedError(f"{type(self).__name__} has no solver.")
+
+    def note(self):
+        """One truthful line about the current state, or nothing."""
+        return ""
+
+    def instance(self):
+        """The canonical text of the fresh instance; its CRC decides which split it belongs to."""
+        return self.render()
+
+    def instance_split(self):
+        """Which split the current instance belongs to: six tenths train, two val, two test."""
+        bucket = zlib.crc32(self.instance().encode()) % 10
+        return "train" if bucket < 6 else "val" if bucket < 8 else "test"
+
+    def random_answer(self, rng):
+        """A well-formed answer of uniformly drawn actions: the baseline of knowing only the rules."""
+        count = min(self.budget.max_actions_per_turn, self.actions_left) if self.multi_action else 1
+        return f" {SEPARATOR} ".join(self.actions[i] for i in rng.integers(len(self.actions), size=count))
+
+    # -- what every environment gets -----------------------------------------------------------------
+
+    @property
+    def system_prompt(self):
+        """Instruction, action names and budget: everything the model is told once."""
+        b, lines = self.budget, [self.instruction]
+        if self.actions and self.multi_action:
+            lines.append(f"Actions: {', '.join(self.actions)}. Up to {b.max_actions_per_turn} a turn, such as "
+                         f"{self.actions[0]} {SEPARATOR} {self.actions[-1]} . "
+                         f"You have {b.max_turns} turns and {b.max_actions} actions.")
+        elif self.actions:
+            lines.append(f"Actions: {', '.join(self.actions)}. One action a turn, {b.max_turns} turns.")
+        return "\n".join(line for line in lines if line)
+
+    @property
+    def turns_left(self):
+        return self.budget.max_turns - self._turns
+
+    @property
+    def actions_left(self):
+        return self.budget.max_actions - self._actions
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is None:  # Gymnasium's convention: without a seed, go on from the environment's own stream
+            seed = int(self.np_random.integers(2**31))
+        member = int((options or {}).get("member", 0))
+        self.dynamics = np.random.default_rng([seed, member, 1])  # slips and payouts; one stream per member
+        for attempt in range(MAX_REDRAWS):
+            self._reset(np.random.default_rng([seed, 0, attempt]))
+            if self.instance_split() == self.split:
+                break
+        else:
+            raise RuntimeError(f"{type(self).__name__}: no instance of split {self.split!r} in {MAX_REDRAWS} "
+                               f"draws; this world has too few instances, override instance_split().")
+        self._turns = self._actions = 0
+        self._live = True
+        return self._observe(), {"success": 0.0, "valid": 1.0, "effective": 0.0}
+
+    def step(self, answer):
+        if not self._live:
+            raise RuntimeError("step() without a live episode: it has ended or never began. Call reset() first.")
+        pieces = answer.split(SEPARATOR) if self.multi_action else [answer]
+        pieces = [p for p in (p.strip() for p in pieces) if p]
+        outcomes, valid = [], bool(pieces)
+        for piece in pieces[:min(self.budget.max_actions_per_turn, self.actions_left)]:
+            action = self._match(piece)
+            outcome = None if action is None else self._act(action)
+            if outcome is None:
+                valid = False
+                continue
+            outcomes.append(outcome)
+            if outcome.terminated:
+                break
+        self._turns += 1
+        self._actions += len(outcomes)
+        # A task of one turn is over after it, whatever was said; only a cut of a longer one is a truncation.
+        terminated = self.budget.max_turns == 1 or (bool(outcomes) and outcomes[-1].terminated)
+        truncated = not terminated and (self.turns_left == 0 or self.actions_left == 0)
+        self._live = not (terminated or truncated)
+        reward = sum(o.reward for o in outcomes) + (0.0 if valid else FORMAT_PENALTY)
+        info = {"success": float(any(o.success for o in outcomes)), "valid": float(valid),
+                "effective": sum(o.effective for o in outcomes) / max(1, len(outcomes))}
+        return self._observe(reward, valid), float(reward), terminated, truncated, info
+
+    def _match(self, piece):
+        if not self.actions:
+            return piece
+        return next((a for a in self.actions if a.lower() == piece.lower()), None)
+
+    def _observe(self, reward=None, valid=True):
+        """The last turn's reward, the state, and what is left of the budget."""
+        lines = [] if reward is None else [f"Reward: {reward:.4g}"]
+        if not valid:
+            lines.append("No valid action was given, or not all were valid.")
+        lines.append(self.render())
+        if self.budget.max_turns > 1 and self._live:
+            left = f", actions left: {self.actions_left}" if self.multi_action else ""
+            lines.append(f"Turns left: {self.turns_left}{left}")
+        return "\n".join(lines)
+
+
+def nearest(kind, name, known):
+    """The sentence for an unknown name: what was given, the likely meaning, and all that is known."""
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    hint = f" did you mean {close[0]!r}?" if close else ""
+    return f"unknown {kind} {name!r}:{hint} Known: {', '.join(known) or 'none'}."
+
+
+def check_options(owner, defaults, options):
+    """Options with the types of their defaults. Raises ValueError for unknown names and wrong types."""
+    checked = {}
+    for name, value in options.items():
+        if name not in defaults:
+            raise ValueError(nearest(f"option of {owner}", name, sorted(defaults)))
+        want = type(defaults[name])
+        if want is float and type(value) is int:
+            value = float(value)
+        if type(value) is not want:
+            raise ValueError(f"option {name} of {owner}: got {value!r}, expected {want.__name__} "
+                             f"such as {defaults[name]!r}.")
+        checked[name] = value
+    return checked
+
+
+def make(name, split="train", budget=None, **options):
+    """Build an environment: a name from `REGISTRY`, `package.module:Class`, or a Gymnasium id with Text spaces.
+
+    raises: ValueError with the nearest known name, ImportError naming the missing module or class.
+    """
+    if name in REGISTRY:
+        return REGISTRY[name](split=split, budget=budget, **options)
+    if ":" not in name and name not in gymnasium.registry:
+        raise ValueError(nearest("env", name, sorted(REGISTRY)) + " Or give package.module:Class.")
+    module_name, _, attribute = name.rpartition(":")
+    if module_name:
+        if "" not in sys.path:  # a console entry point does not look into the current folder, `-m` does
+            sys.path.insert(0, "")
+        module = importlib.import_module(module_name)
+        cls = getattr(module, attribute, None)
+        if isinstance(cls, type) and issubclass(cls, TextEnv):
+            return cls(split=split, budget=budget, **options)
+        if attribute not in gymnasium.registry:
+            raise ValueError(f"env {name!r}: {module_name} has no TextEnv class and registers no Gymnasium id "
+                             f"called {attribute!r}.")
+    return GymnasiumText(attribute, split=split, budget=budget, **options)
+
+
+class EnvGroups:
+    """P groups of G members, possibly of several environments: reset together, stepped by row.
+
+    All G members of a group share the instance (same seed) and have their own dynamics (`member`).
+    Rows are group-major: row = group * G + member. `spec` is a mixture: `frozenlake,bandit` splits the
+    groups evenly (the first ones take the remainder), `frozenlake=12,bandit=4` as given.
+
+    budgets: optional dict of Budget fields that replace each environment's own
+    options: dict of options; `name.option` addresses one environment of a mixture
+    raises: ValueError if the counts do not add up to `num_groups`
+    """
+
+    def __init__(self, spec, num_groups, group_size, split="train", options=None, budgets=None):
+        self.num_groups, self.group_size, self.split = num_groups, group_size, split
+        self.names = [name for name, count in parse_mixture(spec, num_groups) for _ in range(count)]
+        per_name = {n: _options_of(n, options or {}, set(self.names)) for n in dict.fromkeys(self.names)}
+        own = {n: make(n, split, **per_name[n]).budget for n in per_name}
+        self.envs = [make(n, split, replace(own[n], **(budgets or {})), **per_name[n])
+                     for n in self.names for _ in range(group_size)]
+        self.seeds = [None] * num_groups
+
+    def __len__(self):
+        return len(self.envs)
+
+    def reset(self, first_seed):
+        """Group g gets the instance of seed `first_seed + g`. Returns the observations of all rows."""
+        self.seeds = [first_seed + g for g in range(self.num_groups)]
+        return [env.reset(seed=self.seeds[row // self.group_size], options={"member": row % self.group_size})[0]
+                for row, env in enumerate(self.envs)]
+
+    def step(self, rows, answers):
+        """Step the given rows. Returns what each `env.step` returned, or the exception it raised.
+
+        Environments that declare `parallel` run in a thread pool under STEP_TIME_LIMIT; one that raises
+        or hangs is the caller's to count (`StopReason.ENV_ERROR`) and leaves the others untouched.
+        """
+        results = {}
+        waiting = [(r, a) for r, a in zip(rows, answers) if self.envs[r].parallel]
+        if waiting:
+            pool = ThreadPoolExecutor(max_workers=32)
+            futures = {r: pool.submit(self.envs[r].step, a) for r, a in waiting}
+            for r, future in futures.items():
+                results[r] = _outcome_or_error(lambda f=future: f.result(timeout=STEP_TIME_LIMIT))
+            pool.shutdown(wait=False, cancel_futures=True)
+        for r, answer in zip(rows, answers):
+            if r not in results:
+                results[r] = _outcome_or_error(lambda r=r, a=answer: self.envs[r].step(a))
+        return [results[r] for r in rows]
+
+
+def _outcome_or_error(call):
+    try:
+        return call()
+    except (Exception, FutureTimeout) as error:  # a broken environment is data, not a crash
+        return error
+
+
+def parse_mixture(spec, num_groups):
+    """`frozenlake,bandit` or `frozenlake=12,bandit=4` -> [(name, groups), ...] that add up to num_groups."""
+    parts = [p.strip() for p in spec.split(",") if p.strip()]
+    if not parts:
+        raise ValueError(f"empty env: got {spec!r}. Known: {', '.join(sorted(REGISTRY))}.")
+    counts = [p.partition("=")[2] for p in parts]
+    names = [p.partition("=")[0] for p in parts]
+    if not any(counts):
+        base, extra = divmod(num_groups, len(parts))
+        numbers = [base + (i < extra) for i in range(len(parts))]
+    elif all(c.isdigit() for c in counts):
+        numbers = [int(c) for c in counts]
+    else:
+        raise ValueError(f"bad mixture {spec!r}: give a number of groups to every environment or to none.")
+    if sum(numbers) != num_groups or min(numbers) < 1:
+        raise ValueError(f"bad mixture {spec!r}: {numbers} groups, expected {num_groups} in all and at least "
+                         f"one each. Change the numbers or --num-groups.")
+    return list(zip(names, numbers))
+
+
+def _options_of(name, options, names):
+    """The options meant for environment `name`: bare ones and those written `name.option`."""
+    mine = {}
+    for key, value in options.items():
+        owner, dot, option = key.rpartition(".")
+        if dot and owner not in names:
+            raise ValueError(nearest("env in an option", owner, sorted(names)))
+        if not dot or owner == name:
+            mine[option] = value
+    return mine
+
+
+class GymnasiumText(TextEnv):
+    """Adapter: a registered Gymnasium environment whose observation and action spaces are Text."""
+
+    def __init__(self, env_id, split="train", budget=None, **options):
+        self.inner = gymnasium.make(env_id, **options)
+        for space in (self.inner.observation_space, self.inner.action_space):
+            if not isinstance(space, spaces.Text):
+                raise ValueError(f"env {env_id!r} has a {type(space).__name__} space, expected Text spaces.")
+        super().__init__(split, budget)
+        self.instruction = str(self.inner.unwrapped.__doc__ or env_id).strip()
+
+    def _reset(self, rng):
+        self._text, _ = self.inner.reset(seed=int(rng.integers(2**31)))
+
+    def _act(self, action):
+        if not self.inner.action_space.contains(action):
+            return None
+        self._text, reward, terminated, truncated, info = self.inner.step(action)
+        return Outcome(float(reward), terminated or truncated, bool(info.get("success", False)))
+
+    def render(self):
+        return self._text
+
+    def random_answer(self, rng):
+        self.inner.action_space.seed(int(rng.integers(2**31)))
+        return self.inner.action_space.sample()
+
+
+# ==================================================================================================
+# The environments
+
+
+class Bandit(TextEnv):
+    """Two arms whose names hint at their risk; one pull.
+
+    Goal: choose the arm with the higher expected payout.
+    Observation: the two names, in an order that belongs to the instance.
+    Actions: an arm's name.
+    Reward: the safe arm pays 0.1; the risky arm pays 1 with probability 0.25, else 0.
+    Ends when: one arm has been pulled.
+    Solver: names the arm with the higher mean.
+
+    Splits: `train` has each known pair in one order, `val` the same pairs in the other order, `test`
+    has pairs of names never seen. Success is having chosen the better arm, whatever it paid.
+
+    Options: `low_reward`, `high_reward`, `high_miss` (the risky arm's payout when it does not hit),
+    `high_prob`, and `reversed`: the risky-sounding name pays like the safe arm and the other way round
+    (V1's BanditRev), so that prior belief about names is wrong.
+
+        >>> Bandit("train"), seed 0
+        Two arms: Engineer and RealEstateAgent. Which pays more on average?
+        <answer> realestateagent </answer>
+        Reward: 0
+        RealEstateAgent paid 0
+    """
+
+    budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
+    defaults = {"low_reward": 0.1, "high_reward": 1.0, "high_miss": 0.0, "high_prob": 0.25, "reversed": False}
+    instruction = ("You play a bandit with two arms. What an arm pays is related to its name: "
+                   "think about what the names mean. Answer with the name of one arm.")
+    KNOWN = (("Teacher", "Trader"), ("Nurse", "StartupFounder"), ("Librarian", "Investor"),
+             ("Accountant", "StockBroker"), ("Engineer", "RealEstateAgent"), ("Pharmacist", "Musician"),
+             ("Clerk", "Freelancer"), ("Technician", "Youtuber"), ("Planner", "Artist"), ("Postman", "Pilot"),
+             ("Banker", "VentureCapitalist"), ("Gardener", "Cryptominer"))
+    UNSEEN = (("Receptionist", "Explorer"), ("Archivist", "Filmmaker"), ("Bookkeeper", "Consultant"),
+              ("SocialWorker", "Photographer"), ("Mechanic", "GameDesigner"), ("Secretary", "Entrepreneur"),
+              ("Cashier", "DataScientist"), ("CivilServant", "StartupAccelerator"))
+
+    def _reset(self, rng):
+        pairs = self.KNOWN + self.UNSEEN
+        self.safe, self.risky = pairs[rng.integers(len(pairs))]
+        names = [self.safe, self.risky]
+        self.actions = tuple(names if rng.random() < 0.5 else names[::-1])
+        self.habit = self.actions[0]
+        self.paid = ""
+
+    def instance_split(self):
+        if (self.safe, self.risky) in self.UNSEEN:
+            return "test"
+        # A CRC bit of the pair says which order is trained on, so that position tells nothing over the pairs.
+        safe_first_in_train = zlib.crc32(f"{self.safe} {self.risky}".encode()) % 2 == 0
+        return "train" if (self.actions[0] == self.safe) == safe_first_in_train else "val"
+
+    @property
+    def system_prompt(self):
+        return self.instruction  # the arms belong to the instance and stand in the observation
+
+    def _act(self, action):
+        o = self.options
+        gamble = (action == self.risky) != o["reversed"]
+        hit = self.dynamics.random() < o["high_prob"]
+        reward = (o["high_reward"] if hit else o["high_miss"]) if gamble else o["low_reward"]
+        self.paid = f"{action} paid {reward:.4g}"
+        return Outcome(reward, terminated=True, success=action == self._better())
+
+    def _better(self):
+        o = self.options
+        gamble_mean = o["high_prob"] * o["high_reward"] + (1 - o["high_prob"]) * o["high_miss"]
+        gamble_wins = gamble_mean > o["low_reward"]
+        return self.risky if gamble_wins != o["reversed"] else self.safe
+
+    def render(self):
+        return self.paid or f"Two arms: {self.actions[0]} and {self.actions[1]}. Which pays more on average?"
+
+    def note(self):
+        return f"{self.actions[0]} or {self.actions[1]}"
+
+    def solve(self):
+        return [self._better()]
+
+
+class FrozenLake(TextEnv):
+    """Walk over ice from a start to a goal without entering a hole.
+
+    Goal: reach the goal.
+    Observation: coordinates (row, column) of start, goal, player and holes; a grid; or both.
+    Actions: Left, Down, Right, Up; up to 2 a turn. Walking into the border leaves the player in place.
+    Reward: 1 on entering the goal, otherwise 0.
+    Ends when: the player enters the goal or a hole.
+    Solver: value iteration over the actions left; without slip a shortest path.
+
+    Options: `size`; `frozen`, the probability that a tile is ice and not a hole; `slip`, the probability
+    that a step goes to one of the two perpendicular sides instead (0 as in RAGEN V2's run, 0.2 in its
+    tag, 2/3 in V1); `view`, one of coord, grid, grid_coord; `symbols`, the six characters for player,
+    ice, hole, goal, player in a hole, player on the goal. Start and goal are drawn at random, and a map
+    is drawn again unless a path within the action budget joins them.
+
+    Delta: RAGEN tells the model that the far corner is (5, 5) on a 4x4 board; here it is the board's own.
+
+        >>> FrozenLake("train"), seed 0
+    """
+
+    budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
+    actions = ("Left", "Down", "Right", "Up")
+    habit = "Right"
+    multi_action = True
+    defaults = {"size": 4, "frozen": 0.9, "slip": 0.0, "view": "coord", "symbols": "P_OGX√"}
+    MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
+
+    def __init__(self, split="train", budget=None, **options):
+        super().__init__(split, budget, **options)
+        o = self.options
+        if o["view"] not in ("coord", "grid", "grid_coord"):
+            raise ValueError(f"option view of FrozenLake: got {o['view']!r}, expected coord, grid or grid_coord.")
+        if o["size"] < 2 or not 0 < o["frozen"] <= 1 or not 0 <= o["slip"] <= 1 or len(set(o["symbols"])) != 6:
+            raise ValueError(f"bad options of FrozenLake: {o}; expected size of at least 2, 0 < frozen <= 1, "
+                             f"0 <= slip <= 1 and six different symbols.")
+
+    @property
+    def instruction(self):
+        o, far = self.options, self.options["size"] - 1
+        lines = ["You walk on a frozen lake. Reach the goal and stay out of the holes.",
+                 f"Positions are (row, column), from (0, 0) at the top left to ({far}, {far})."]
+        if o["slip"]:
+            lines.append(f"The ice is slippery: with probability {o['slip']:.3g} a step goes sideways.")
+        if o["view"] != "coord":
+            meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
+            lines.append("Symbols: " + ", ".join(f"{s} {m}" for s, m in zip(o["symbols"], meanings)) + ".")
+        return "\n".join(lines)
+
+    def _reset(self, rng):
+        n = self.options["size"]
+        while True:
+            self.holes = rng.random((n, n)) >= self.options["frozen"]
+            start, goal = rng.integers(n, size=2), rng.integers(n, size=2)
+            self.start, self.goal = (int(start[0]), int(start[1])), (int(goal[0]), int(goal[1]))
+            self.holes[self.start] = self.holes[self.goal] = False
+            if self.start != self.goal and self._distance() <= self.budget.max_actions:
+                break
+        self.player = self.start
+        self._policy = None
+
+    def _distance(self):
+        """Length of the shortest path from start to goal, infinite if there is none."""
+        frontier, seen, steps = [self.start], {self.start}, 0
+        while frontier:
+            if self.goal in frontier:
+                return steps
+            near = {self._move(cell, m) for cell in frontier for m in self.MOVES}
+            frontier = [cell for cell in near if cell not in seen and not self.holes[cell]]
+            seen.update(frontier)
+            steps += 1
+        return float("inf")
+
+    def _move(self, cell, move):
+        top = self.options["size"] - 1
+        return min(max(cell[0] + move[0], 0), top), min(max(cell[1] + move[1], 0), top)
+
+    def _act(self, action):
+        a, slip = self.actions.index(action), self.options["slip"]
+        if slip:  # one draw per action: the two sides share the slip probability
+            u = self.dynamics.random()
+            a = (a + (0 if u >= slip else -1 if u < slip / 2 else 1)) % 4
+        before, self.player = self.player, self._move(self.player, self.MOVES[a])
+        won, lost = self.player == self.goal, bool(self.holes[self.player])
+        return Outcome(float(won), terminated=won or lost, success=won, effective=self.player != before)
+
+    def render(self):
+        coord = "\n".join(self._coordinates())
+        grid = "\n".join("".join(self._symbol((r, c)) for c in range(self.options["size"]))
+                         for r in range(self.options["size"]))
+        return {"coord": coord, "grid": grid, "grid_coord": f"{coord}\n{grid}"}[self.options["view"]]
+
+    def _coordinates(self):
+        place = ("Player on the goal" if self.player == self.goal else
+                 "Player in a hole" if self.holes[self.player] else "Player")
+        lines = [f"Start: {self.start}", f"Goal: {self.goal}", f"{place}: {self.player}"]
+        holes = [f"({r}, {c})" for r, c in np.argwhere(self.holes)]
+        return lines + ([f"Holes: {' '.join(holes)}"] if holes else [])
+
+    def _symbol(self, cell):
+        player, ice, hole, goal, drowned, arrived = self.options["symbols"]
+        if cell == self.player:
+            return arrived if cell == self.goal else drowned if self.holes[cell] else player
+        return hole if self.holes[cell] else goal if cell == self.goal else ice
+
+    def instance(self):
+        # Not the rendering: the same map must have the same split in every view and symbol set.
+        return f"{self.holes.astype(int).tolist()} {self.start} {self.goal}"
+
+    def note(self):
+        return f"player {self.player} goal {self.goal}"
+
+    def solve(self):
+        """Without slip this is a shortest path; with slip, the best plan while every step goes as intended."""
+        if self._policy is None:
+            self._policy = self._value_iteration()
+        plan, cell = [], self.player
+        while cell != self.goal and len(plan) < self.actions_left:
+            a = int(self._policy[self.actions_left - len(plan)][cell])
+            plan.append(self.actions[a])
+            cell = self._move(cell, self.MOVES[a])
+        k = self.budget.max_actions_per_turn
+        return [f" {SEPARATOR} ".join(plan[i:i + k]) for i in range(0, len(plan), k)]
+
+    def _value_iteration(self):
+        """policy[k][cell]: the best action with k actions left.
+
+        V_k(s) = max_a sum_s' p(s'|s,a) (1[s' = goal] + 0.999 V_{k-1}(s')); the 0.999 prefers short ways.
+        """
+        n, slip = self.options["size"], self.options["slip"]
+        rows, cols = np.indices((n, n))
+        arrive = []  # arrive[a](values): value of the cell that a step in direction a leads to
+        for dr, dc in self.MOVES:
+            arrive.append((np.clip(rows + dr, 0, n - 1), np.clip(cols + dc, 0, n - 1)))
+        open_water = self.holes.copy()
+        open_water[self.goal] = True  # nothing is to be won after the end
+        values, policy = np.zeros((n, n)), {}
+        for k in range(1, self.budget.max_actions + 1):
+            worth = np.where(open_water, 0.0, 0.999 * values)
+            worth[self.goal] = 1.0
+            step = np.stack([worth[index] for index in arrive])  # (4, n, n)
+            q = (1 - slip) * step + slip / 2 * (np.roll(step, 1, axis=0) + np.roll(step, -1, axis=0))
+            policy[k], values = q.argmax(axis=0), q.max(axis=0)
+        return policy
+
+
+REGISTRY = {"bandit": Bandit, "frozenlake": FrozenLake}
+
+
+def transcript(name, seed=0, split="train", **options):
+    """The solver's episode as text: what the model is told, what it answers, what comes back."""
+    env = make(name, split, **options)
+    observation, _ = env.reset(seed=seed)
+    lines, over = [env.system_prompt, "", observation], False
+    while not over:
+        answer = env.solve()[0]
+        observation, _, terminated, truncated, _ = env.step(answer)
+        lines += [f"<answer> {answer} </answer>", observation]
+        over = terminated or truncated
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    try:
+        print(transcript(*(sys.argv[1:] or ["frozenlake"])))
+    except (ValueError, ImportError) as problem:
+        sys.exit(f"error: {problem}")

@@ -1,0 +1,500 @@
+"""Batched multi-turn generation: many conversations at once, each token computed once.
+
+Reading order: `Trajectory` (what comes out), `collect` (the loop over turns; RAGEN's agent proxy),
+`KVSlots` (why nothing is prefilled twice), `sample` and `uniforms` (where randomness comes from),
+`Batch` (what the learner takes).
+
+Axes: B trajectories, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of each.
+
+Three invariants, each a test:
+  1. tokens in = tokens out: the ids that were sampled are the ids that are trained;
+  2. the response mask is recorded while sampling and never reconstructed;
+  3. a cached multi-turn rollout gives the logprobs of one full forward pass over the finished sequence.
+
+Deltas (from RAGEN's agent proxy on vLLM):
+  1. A turn's observation is appended to the cache; RAGEN sends the whole conversation again every turn.
+  2. The noise of a token is a function of (run seed, environment seed, member, position), so that a
+     trajectory does not depend on what else is in the batch, nor on how many processes share the work.
+  3. A reply stops at `</answer>`: what would follow could not matter to the environment.
+"""
+
+import zlib
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+
+from minragen.models import output_layer
+
+CLOSING_TAIL = 12  # tokens that "</answer>" can be spread over, and a few more
+
+
+class StopReason(Enum):
+    """Why a reply (first four) or an episode (last four) ended."""
+
+    END_OF_TURN = "end_of_turn"  # the model sampled its end-of-turn token
+    ANSWER = "answer"  # the reply closed its </answer>
+    MAX_NEW_TOKENS = "max_new_tokens"  # the reply used up its tokens
+    CONTEXT = "context"  # no room for another token or another observation
+    TERMINATED = "terminated"  # the environment reached an end
+    TRUNCATED = "truncated"  # turns or actions ran out
+    ENV_ERROR = "env_error"  # the environment raised or hung; the trajectory is kept and counted
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """temperature 0 is greedy. `top_k` 0 and `top_p` 1 leave the distribution whole."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self):
+        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(f"bad sampling: got {self}, expected temperature >= 0, top_k >= 0 and 0 < top_p <= 1.")
+
+
+@dataclass
+class Turn:
+    """One reply and what came of it. `text` is what was sampled, decoded for people only."""
+
+    observation: str
+    text: str
+    reasoning: str
+    answer: str
+    valid: bool
+    reward: float
+    stop: StopReason
+
+
+@dataclass
+class Trajectory:
+    """One episode. The four lists are parallel, one entry a token, appended to and never edited.
+
+    response_mask: True iff the id came out of our sampler      turn_ids: turn of a sampled token, else -1
+    sample_logprobs: nats, under the sampling temperature and before any truncation by top_k or top_p,
+        so that the learner can compute the same quantity; 0.0 where not sampled
+    """
+
+    env: str
+    seed: int
+    group_id: int
+    member: int
+    system: str = ""
+    tokens: list = field(default_factory=list)
+    response_mask: list = field(default_factory=list)
+    turn_ids: list = field(default_factory=list)
+    sample_logprobs: list = field(default_factory=list)
+    turn_rewards: list = field(default_factory=list)
+    turns: list = field(default_factory=list)
+    stop: StopReason | None = None
+    success: bool = False
+    metrics: dict = field(default_factory=dict)
+
+    @property
+    def episode_return(self):
+        return sum(self.turn_rewards)
+
+    def given(self, ids):
+        """Append ids that were not sampled: prompt, framing, observation."""
+        self._extend(ids, [0.0] * len(ids), False, -1)
+
+    def sampled(self, ids, logprobs, turn):
+        """Append the ids of reply number `turn` with the logprobs they were drawn with."""
+        self._extend(ids, logprobs, True, turn)
+
+    def _extend(self, ids, logprobs, mask, turn):
+        self.tokens += ids
+        self.sample_logprobs += logprobs
+        self.response_mask += [mask] * len(ids)
+        self.turn_ids += [turn] * len(ids)
+
+    def messages(self):
+        """The conversation as chat messages, for people and for JSONL."""
+        chat = [{"role": "system", "content": self.system}]
+        for turn in self.turns:
+            chat += [{"role": "user", "content": turn.observation}, {"role": "assistant", "content": turn.text}]
+        return chat
+
+
+@torch.no_grad()
+def collect(policy, frame, groups, first_seed, sampling, run_seed=0, max_new_tokens=64, max_context=1024,
+            max_rows=256, progress=None):
+    """Play one episode in every row of `groups` and return B = P*G trajectories, group-major.
+
+    progress: called with the number of tokens sampled since the last call
+    raises: ValueError if a first prompt leaves no room for a reply in `max_context` tokens
+    """
+    observations = groups.reset(first_seed)
+    trajectories = []
+    for row, observation in enumerate(observations):
+        group, member = divmod(row, groups.group_size)
+        system = groups.envs[row].system_prompt
+        t = Trajectory(groups.names[group], groups.seeds[group], group, member, f"{system}\n{frame.instruction}")
+        t.given(frame.open(system, observation))
+        if len(t.tokens) >= max_context:
+            raise ValueError(f"the first prompt of {t.env} has {len(t.tokens)} tokens and max_context is "
+                             f"{max_context}: no room for a reply. Raise --max-context.")
+        trajectories.append(t)
+    for start in range(0, len(trajectories), max_rows):
+        rows = range(start, min(start + max_rows, len(trajectories)))
+        _Player(policy, frame, groups, rows, trajectories, observations, sampling, run_seed,
+                max_new_tokens, max_context, progress).play()
+    return trajectories
+
+
+class _Player:
+    """One batch of conversations from first prompt to last reply.
+
+    `slot_row[i]` is the row whose conversation lies in KV slot i; the first n slots are the live ones.
+    """
+
+    def __init__(self, policy, frame, groups, rows, trajectories, observations, sampling, run_seed,
+                 max_new_tokens, max_context, progress):
+        self.policy, self.frame, self.groups, self.sampling = policy, frame, groups, sampling
+        self.trajectories, self.observations = trajectories, observations
+        self.max_new_tokens, self.max_context = max_new_tokens, max_context
+        self.progress = progress or (lambda tokens: None)
+        self.slot_row = torch.tensor(list(rows))
+        self.keys = torch.tensor([trajectory_key(run_seed, groups.split, trajectories[r]) for r in rows])
+        ends = torch.zeros(policy.model.config.vocab_size, dtype=torch.bool)
+        ends[list(frame.end_ids)] = True
+        self.ends = ends
+        self.closes = torch.zeros_like(ends)
+        self.closes[:len(frame.may_close)] = frame.may_close
+
+    def play(self):
+        logits = self._prefill_prompts()
+        turn = 0
+        while True:
+            replies = self._sample_replies(logits)
+            live = self._step_environments(turn, replies)
+            if not live:
+                return
+            logits = self._append_observations(live)
+            turn += 1
+
+    def _prefill_prompts(self):
+        """Prefill each distinct prompt once and copy its slots to the rows that begin with it."""
+        prompts = [tuple(self.trajectories[r].tokens) for r in self.slot_row.tolist()]
+        distinct = {p: i for i, p in enumerate(dict.fromkeys(prompts))}
+        longest = max(map(len, distinct))
+        self.slots = KVSlots(self.policy.model, len(distinct), longest)
+        logits = self._forward(list(distinct))
+        index = torch.tensor([distinct[p] for p in prompts])
+        self.slots.keep(index, longest + self.max_new_tokens)
+        return logits[index]
+
+    def _append_observations(self, live):
+        """Keep the live slots and feed each what its cache has not seen: last sampled id and observation."""
+        index = torch.tensor(live)
+        self.slot_row, self.keys = self.slot_row[index], self.keys[index]
+        cached = self.slots.lengths[index].tolist()
+        fresh = [self.trajectories[r].tokens[c:] for r, c in zip(self.slot_row.tolist(), cached)]
+        longest = max(c + len(f) for c, f in zip(cached, fresh))
+        padded = max(cached) + max(map(len, fresh))  # the padding of a short row may reach beyond the longest
+        self.slots.keep(index, max(longest + self.max_new_tokens, padded))
+        return self._forward(fresh)
+
+    def _forward(self, fresh):
+        """Feed row i the ids fresh[i] and return the logits (n, V) after its last one."""
+        counts = torch.tensor([len(f) for f in fresh])
+        tokens = torch.zeros(len(fresh), int(counts.max()), dtype=torch.int64)
+        for i, ids in enumerate(fresh):
+            tokens[i, :len(ids)] = torch.tensor(ids)
+        return forward_slots(self.policy.model, self.slots, tokens, counts)
+
+    def _sample_replies(self, logits):
+        """Sample until every row has stopped. Returns {row: (ids, logprobs, stop)}.
+
+        A row that stops changes places with the last live one, so the live slots are always the first n
+        and every forward pass is as small as it can be; the stopped slot stays for the next turn.
+        """
+        B, n = len(self.slot_row), len(self.slot_row)
+        ids = torch.zeros(B, self.max_new_tokens, dtype=torch.int64)  # row i: reply in slot order of the start
+        logprobs = torch.zeros(B, self.max_new_tokens)
+        who = torch.arange(B)  # slot -> row of `ids`
+        start_row = self.slot_row.tolist()
+        lengths = torch.tensor([len(self.trajectories[r].tokens) for r in start_row])
+        room = self.max_context - lengths
+        cap = room.clamp(max=self.max_new_tokens)
+        replies = {}
+        for t in range(self.max_new_tokens):
+            u = uniforms(self.keys[:n], lengths[:n] + t)
+            token, logprob = sample(logits, u.to(logits.device), self.sampling)
+            token, logprob = token.cpu(), logprob.cpu()
+            ids[who[:n], t], logprobs[who[:n], t] = token, logprob
+            ended, capped, closed = self.ends[token], t + 1 >= cap[:n], self.closes[token]
+            for i in closed.nonzero()[:, 0].tolist():
+                tail = ids[who[i], max(0, t + 1 - CLOSING_TAIL):t + 1]
+                closed[i] = "</answer>" in self.frame.tokenizer.decode(tail)
+            stopped = ended | closed | capped
+            for i in stopped.nonzero()[:, 0].tolist():
+                stop = (StopReason.ANSWER if closed[i] else StopReason.END_OF_TURN if ended[i] else
+                        StopReason.CONTEXT if room[i] <= self.max_new_tokens else StopReason.MAX_NEW_TOKENS)
+                k = int(who[i])
+                replies[start_row[k]] = (ids[k, :t + 1].tolist(), logprobs[k, :t + 1].tolist(), stop)
+            self.progress(n)
+            if stopped.any():
+                n = n - int(stopped.sum())
+                holes = stopped[:n].nonzero()[:, 0]
+                movers = n + (~stopped[n:]).nonzero()[:, 0]
+                for state in (who, self.slot_row, self.keys, lengths, room, cap, token):
+                    swap(state, holes, movers)
+                self.slots.swap(holes, movers)
+            if n == 0:
+                return replies
+            logits = forward_slots(self.policy.model, self.slots, token[:n, None], torch.ones(n, dtype=torch.int64))
+
+    def _step_environments(self, turn, replies):
+        """Record the replies, act on them, append the observations. Returns the slots that go on."""
+        rows = self.slot_row.tolist()
+        texts = self.frame.tokenizer.batch_decode(
+            [ids[:-1] if stop is StopReason.END_OF_TURN else ids for ids, _, stop in (replies[r] for r in rows)])
+        parsed = [self.frame.parse(text) for text in texts]
+        results = self.groups.step(rows, [p.answer for p in parsed])
+        live = []
+        for slot, (row, text, reply, result) in enumerate(zip(rows, texts, parsed, results)):
+            t, (ids, logprobs, stop) = self.trajectories[row], replies[row]
+            t.sampled(ids, logprobs, turn)
+            if isinstance(result, Exception):
+                observation, reward, info = f"{type(result).__name__}: {result}", 0.0, {"valid": 0.0}
+                t.stop = StopReason.ENV_ERROR
+            else:
+                observation, reward, terminated, truncated, info = result
+                t.stop = (StopReason.TERMINATED if terminated else StopReason.TRUNCATED if truncated else
+                          StopReason.CONTEXT if stop is StopReason.CONTEXT else None)
+            t.turns.append(Turn(self.observations[row], text, reply.reasoning, reply.answer,
+                                bool(info["valid"]), reward, stop))
+            t.turn_rewards.append(reward)
+            t.success = t.success or bool(info.get("success", 0.0))
+            for name, value in info.items():
+                t.metrics[name] = t.metrics.get(name, 0.0) + value
+            self.observations[row] = observation
+            if t.stop is None:
+                framed = self.frame.between(ids[-1], observation)
+                if len(t.tokens) + len(framed) >= self.max_context:
+                    t.stop = StopReason.CONTEXT
+                else:
+                    t.given(framed)
+                    live.append(slot)
+            if t.stop is not None:
+                t.metrics = {name: total / len(t.turns) for name, total in t.metrics.items()}
+        return live
+
+
+# ==================================================================================================
+# Keys and values
+
+
+class KVSlots:
+    """Preallocated keys and values of n conversations of different lengths, given to an unmodified
+    transformers decoder as `past_key_values`.
+
+    `update` writes each row's new keys at that row's own positions and returns the filled part of the
+    slots; an explicit 4-D boolean mask, which transformers passes through, says what each query may
+    see. Positions beyond a row's length hold padding from earlier calls: they are masked, and always
+    overwritten before they become visible.
+
+    FOOTGUN: slots are zeroed, not empty. A masked key still enters `0 * value`, and 0 * nan is nan.
+    """
+
+    def __init__(self, model, rows, capacity):
+        config = model.config.get_text_config()
+        heads = config.num_key_value_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (rows, heads, capacity, width)
+        parameter = next(model.parameters())
+        self.layers = [torch.zeros(2, *shape, dtype=parameter.dtype, device=parameter.device)
+                       for _ in range(config.num_hidden_layers)]
+        self.lengths = torch.zeros(rows, dtype=torch.int64)  # on the CPU: the loop above reads it all the time
+
+    def place(self, positions, filled):
+        """Where the next `update` of every layer writes: positions (n, q); and how much it returns."""
+        self._positions, self._filled = positions, filled
+        self._rows = torch.arange(len(positions), device=positions.device)[:, None]
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        """Called by the decoder. key_states, value_states: (n, kv_heads, q, head_dim)."""
+        keys, values = self.layers[layer_idx]
+        keys[self._rows, :, self._positions] = key_states.transpose(1, 2)
+        values[self._rows, :, self._positions] = value_states.transpose(1, 2)
+        n = len(self._positions)
+        return keys[:n, :, :self._filled], values[:n, :, :self._filled]
+
+    def get_seq_length(self, layer_idx=0):
+        return self._filled
+
+    def keep(self, index, capacity):
+        """Make slot i what slot index[i] was, with room for `capacity` tokens. Allocated to what the turn
+        needs: attention reads whole rows, so a slot twice too long costs time in every step."""
+        self.lengths = self.lengths[index]
+        filled = int(self.lengths.max())
+        for i, old in enumerate(self.layers):
+            _, _, heads, _, width = old.shape
+            new = torch.zeros(2, len(index), heads, capacity, width, dtype=old.dtype, device=old.device)
+            new[:, :, :, :filled] = old[:, index.to(old.device), :, :filled]
+            self.layers[i] = new
+
+    def swap(self, holes, movers):
+        swap(self.lengths, holes, movers)
+        if len(holes):
+            holes, movers = holes.to(self.layers[0].device), movers.to(self.layers[0].device)
+            for layer in self.layers:
+                layer[:, holes], layer[:, movers] = layer[:, movers], layer[:, holes]
+
+
+def swap(tensor, a, b):
+    """Exchange the entries at the index tensors a and b, in place."""
+    tensor[a], tensor[b] = tensor[b], tensor[a]
+
+
+def forward_slots(model, slots, tokens, counts):
+    """Append counts[i] ids of tokens[i] to slot i and return the logits (n, V) after the last of them.
+
+    tokens: (n, q) int64, right-padded      counts: (n,) int64, at least 1
+    """
+    n, q = tokens.shape
+    filled = int(slots.lengths[:n].max()) + q
+    positions = slots.lengths[:n, None] + torch.arange(q)  # (n, q)
+    slots.lengths[:n] += counts
+    device = slots.layers[0].device
+    positions, tokens, counts = positions.to(device), tokens.to(device), counts.to(device)
+    # NOTE: never `is_causal` here: with more keys than queries it aligns the triangle to the top left.
+    visible = torch.arange(filled, device=device) <= positions[:, None, :, None]  # (n, 1, q, filled)
+    slots.place(positions, filled)
+    hidden = model.base_model(input_ids=tokens, attention_mask=visible, position_ids=positions,
+                              past_key_values=slots, use_cache=True).last_hidden_state
+    last = hidden[torch.arange(n, device=device), counts - 1] if q > 1 else hidden[:, 0]
+    return output_layer(model, last)
+
+
+# ==================================================================================================
+# Sampling
+
+
+def sample(logits, u, sampling):
+    """Draw one token per row by inverting the cumulative distribution at the uniforms `u`.
+
+    One uniform a token, so the draw is a function of (logits, u) alone.
+    logits: (n, V)      u: (n,) in [0, 1)
+    returns: tokens (n,) int64, logprobs (n,) float32 in nats at the sampling temperature, before truncation
+    """
+    log_p = (logits.float() / (sampling.temperature or 1.0)).log_softmax(dim=-1)
+    if sampling.temperature == 0:
+        token = log_p.argmax(dim=-1)
+    else:
+        cdf = truncate(log_p.exp(), sampling.top_k, sampling.top_p).cumsum(dim=-1)
+        total = cdf[:, -1]
+        # u * total may round up to total, which no cumulative value exceeds.
+        target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
+        token = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
+    return token, log_p.gather(-1, token[:, None])[:, 0]
+
+
+def truncate(probs, top_k, top_p):
+    """Zero all but the top_k most probable tokens and all but the smallest set with mass >= top_p."""
+    if 0 < top_k < probs.shape[-1]:
+        floor = probs.topk(top_k, dim=-1).values[:, -1:]
+        probs = probs.masked_fill(probs < floor, 0.0)
+    if top_p < 1.0:
+        ranked, order = probs.sort(dim=-1, descending=True)
+        before = ranked.cumsum(dim=-1) - ranked  # mass of all that is more probable
+        ranked = ranked.masked_fill(before >= top_p * ranked.sum(dim=-1, keepdim=True), 0.0)
+        probs = torch.zeros_like(probs).scatter(-1, order, ranked)
+    return probs
+
+
+def trajectory_key(run_seed, split, trajectory):
+    """A 63-bit key of all that a trajectory's noise may depend on."""
+    key = zlib.crc32(f"{split} {trajectory.env}".encode())
+    for part in (run_seed, trajectory.seed, trajectory.member):
+        key = int(_mix(torch.tensor(key ^ part))) & (2**63 - 1)
+    return key
+
+
+def uniforms(keys, positions):
+    """Counter-based uniforms in [0, 1): a function of (key, position) and of nothing else.
+
+    keys, positions: (n,) int64      returns: (n,) float32, multiples of 2**-24
+    """
+    bits = _mix(_mix(keys) + positions)
+    return ((bits >> 39) & (2**24 - 1)).float() / 2**24
+
+
+def _mix(x):
+    """The finaliser of SplitMix64 (Steele et al. 2014) on int64 tensors, whose products wrap around."""
+    x = x + (0x9E3779B97F4A7C15 - 2**64)
+    x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - 2**64)
+    return x ^ _shift(x, 31)
+
+
+def _shift(x, bits):
+    return (x >> bits) & (2**(64 - bits) - 1)  # logical: torch shifts int64 arithmetically
+
+
+# ==================================================================================================
+# What the learner takes
+
+
+@dataclass
+class Batch:
+    """Trajectories as right-padded tensors.
+
+    tokens (B, T) int64      response_mask, loss_mask, attention_mask (B, T) bool      turn_ids (B, T) int64
+    sample_logprobs (B, T) float32      rewards (B, T) float32: each turn's reward on its last sampled token
+    group_ids (B,) int64      episode_returns (B,) float32
+    The fields below the line are the learner's: (B, T) float32, None until they are computed.
+    """
+
+    tokens: torch.Tensor
+    attention_mask: torch.Tensor
+    response_mask: torch.Tensor
+    loss_mask: torch.Tensor
+    turn_ids: torch.Tensor
+    sample_logprobs: torch.Tensor
+    rewards: torch.Tensor
+    group_ids: torch.Tensor
+    episode_returns: torch.Tensor
+    # ---
+    old_logprobs: torch.Tensor | None = None
+    ref_logprobs: torch.Tensor | None = None
+    advantages: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
+
+    def __len__(self):
+        return len(self.tokens)
+
+    @property
+    def lengths(self):
+        return self.attention_mask.sum(dim=1)
+
+    def take(self, index):
+        """The rows `index`, cut to the longest of them."""
+        longest = int(self.lengths[index].max())
+        rows = {name: value[index] for name, value in vars(self).items() if value is not None}
+        return Batch(**{name: v[:, :longest] if v.ndim == 2 else v for name, v in rows.items()})
+
+    def to(self, device):
+        return Batch(**{name: v.to(device) for name, v in vars(self).items() if v is not None})
+
+
+def make_batch(trajectories):
+    """Pad to the longest. Padding is positional: no token id means padding, so no id is lost to it."""
+    longest = max(len(t.tokens) for t in trajectories)
+
+    def pad(name, fill):
+        return torch.tensor([getattr(t, name) + [fill] * (longest - len(t.tokens)) for t in trajectories])
+
+    turn_ids, response_mask = pad("turn_ids", -1), pad("response_mask", False)
+    rewards = torch.zeros(turn_ids.shape)
+    for b, t in enumerate(trajectories):
+        last = {turn: position for position, turn in enumerate(t.turn_ids) if turn >= 0}
+        for turn, reward in enumerate(t.turn_rewards):
+            rewards[b, last[turn]] = reward
+    lengths = torch.tensor([len(t.tokens) for t in trajectories])
+    return Batch(pad("tokens", 0), torch.arange(longest) < lengths[:, None], response_mask, response_mask,
+                 turn_ids, pad("sample_logprobs", 0.0), rewards, torch.tensor([t.group_id for t in trajectories]),
+                 torch.tensor([t.episode_return for t in trajectories]))

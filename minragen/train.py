@@ -1,0 +1,682 @@
+"""The whole algorithm as an outline: roll out, filter, compare, update; validate, save, go on.
+
+    python -m minragen.train --env frozenlake            (or: make train ENV=frozenlake)
+    python -m minragen.train --run my-run --resume       (go on where a run was stopped)
+
+Reading order: `Config` and the presets, `train` (the loop), `update` (one StarPO update), `validate`,
+then what keeps a run on disk. One console line a step; the same names in runs/NAME/metrics.jsonl.
+
+Deltas (from RAGEN V2's trainer):
+  1. Every optimizer step is normalised over its own tokens, whatever the micro-batch size.
+  2. Mini-batches are random draws, not neighbours in length, and are never filled up with duplicates.
+  3. old_logprobs are the sampler's own. Sampler and learner are one set of weights and one forward
+     function here; `logprob_gap` measures every step that they agree.
+  4. The reference model exists only while `kl_coef` is above 0, and the critic only for `gae`.
+"""
+
+import argparse
+import ast
+import copy
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import time
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import transformers
+from tqdm import tqdm
+
+from minragen import starpo
+from minragen.envs import REGISTRY, SPLITS, EnvGroups, make, nearest, parse_mixture
+from minragen.models import RESPONSE_FORMATS, AdamW, ChatFrame, Critic, choose, load_policy, token_logprobs
+from minragen.rollout import Sampling, StopReason, collect, make_batch
+from minragen.warmup import default_steps, warm_start
+
+RUNS = Path("runs")
+EMPTY_STEPS = 5  # consecutive updates without a single informative group after which a run stops
+TRAIN_SEED_STRIDE = 2**32  # instance seeds of run seed s begin at (s + 1) * stride; validation's at 0
+
+
+# ==================================================================================================
+# What can be set
+
+
+def opt(default, text, choices=None):
+    return field(default=default, metadata={"help": text, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every field is an option: `max_new_tokens` is `--max-new-tokens`. 0 or -1 marks 'derived'."""
+
+    env: str = opt("frozenlake", "environment, mixture (a,b or a=12,b=4), package.module:Class or Gymnasium id")
+    run: str = opt("", "name of the folder under runs/; empty: derived from env, algo, model and seed")
+    seed: int = opt(0, "everything random in the run follows from it")
+    algo: str = opt("grpo", "preset of the algorithm", ("grpo", "ppo"))
+    model: str = opt("", "tiny, smollm2, a folder or a Hugging Face id; empty: by the machine")
+    device: str = opt("", "cpu, cuda, ...; empty: cuda if there is one")
+    threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny, else all")
+    steps: int = opt(100, "updates")
+    warmup_steps: int = opt(-1, "supervised steps on weak play before RL; -1: by the model, 0: none")
+    # -- environment
+    env_arg: tuple = opt((), "option of the environment, name=value or env.name=value; may be repeated")
+    max_turns: int = opt(0, "replies per episode; 0: the environment's own")
+    max_actions_per_turn: int = opt(0, "actions executed from one reply; 0: the environment's own")
+    max_actions: int = opt(0, "actions per episode; 0: the environment's own")
+    response_format: str = opt("free_think", "what a reply looks like", RESPONSE_FORMATS)
+    # -- rollout
+    num_groups: int = opt(16, "P: prompts (instances) per step")
+    group_size: int = opt(16, "G: trajectories per prompt")
+    temperature: float = opt(1.0, "of sampling while training; >0")
+    top_k: int = opt(0, "sample among the k most probable tokens; 0: all")
+    top_p: float = opt(1.0, "sample among the most probable tokens that hold this mass")
+    max_new_tokens: int = opt(24, "tokens per reply")
+    max_context: int = opt(512, "tokens per conversation")
+    max_rows: int = opt(256, "conversations in one batch of generation")
+    # -- learning
+    lr: float = opt(3e-4, "of the policy")
+    lr_final: float = opt(1.0, "share of the learning rates left at the last step, linearly reached")
+    critic_lr: float = opt(1e-3, "of the critic (gae only)")
+    advantages: str = opt("grpo", "estimator", ("grpo", "gae"))
+    norm_by_std: bool = opt(True, "grpo: divide by the group's standard deviation")
+    gamma: float = opt(1.0, "gae: discount per sampled token")
+    lam: float = opt(1.0, "gae: lambda per sampled token")
+    clip_low: float = opt(0.2, "ratio is clipped to [1 - low, 1 + high]")
+    clip_high: float = opt(0.28, "ratio is clipped to [1 - low, 1 + high]")
+    dual_clip: float = opt(3.0, "bound on the loss of bad tokens; >1")
+    value_clip: float = opt(0.5, "largest trusted move of a value in one update")
+    entropy_coef: float = opt(0.001, "weight of the entropy bonus")
+    kl_coef: float = opt(0.0, "weight of the KL to the model before RL; 0: no reference model is loaded")
+    kl_estimator: str = opt("k3", "k2 or k3", starpo.KL_ESTIMATORS)
+    filter_top_p: float = opt(0.9, "keep the groups that hold this share of the reward spread; 1: all groups")
+    epochs: int = opt(1, "passes over a batch")
+    mini_batch: int = opt(64, "trajectories per optimizer step")
+    token_budget: int = opt(2400, "padded tokens per forward pass of the learner; changes speed and memory only")
+    max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm")
+    # -- measuring
+    val_size: int = opt(256, "held-out instances per validation")
+    val_temperature: float = opt(0.5, "of sampled validation; greedy is always measured too")
+    val_every: int = opt(20, "steps between validations; also before the first and after the last")
+    save_every: int = opt(20, "steps between checkpoints; also after the last")
+
+
+# An environment's preset is complete: `--env NAME` alone is enough. Values are for the model in the box.
+PRESETS = {
+    "frozenlake": dict(steps=100, num_groups=16, group_size=16, max_new_tokens=24, max_context=512),
+    "bandit": dict(steps=60, num_groups=16, group_size=16, max_new_tokens=24, max_context=256),
+}
+ALGOS = {
+    "grpo": dict(advantages="grpo"),
+    "ppo": dict(advantages="gae", lam=0.95),
+}
+# What changes for a pretrained model: RAGEN V2's rates, shorter batches, room for longer replies.
+PRETRAINED = dict(lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32, max_new_tokens=128, max_context=2048,
+                  token_budget=8192, filter_top_p=0.9)
+
+
+def preset(env="frozenlake", algo="grpo", model="tiny"):
+    """The complete Config of an environment, an algorithm and a model, before any option of the user's."""
+    layers = {}
+    for name, _ in parse_mixture(env, 10**6 if "=" not in env else _groups_in(env)):
+        for key, value in PRESETS.get(name, {}).items():  # a mixture takes the larger of each number
+            layers[key] = max(value, layers.get(key, value))
+    if model != "tiny":
+        layers.update(PRETRAINED)
+    if algo not in ALGOS:
+        raise ValueError(nearest("algo", algo, list(ALGOS)))
+    return Config(env=env, algo=algo, model=model, **{**layers, **ALGOS[algo]})
+
+
+def _groups_in(env):
+    return sum(int(n) for n in (part.partition("=")[2] for part in env.split(",")) if n.isdigit())
+
+
+def parse(argv):
+    """Command line -> (Config, resume, the options that differ from the preset).
+
+    raises: ValueError with the nearest known name for an unknown option, environment, algorithm or model
+    """
+    parser = argparse.ArgumentParser(prog="minragen.train", allow_abbrev=False, argument_default=argparse.SUPPRESS,
+                                     description="Train a language-model agent. Defaults depend on --env.")
+    parser.error = _usage_error
+    parser.add_argument("--resume", action="store_true", default=False, help="go on from runs/NAME/checkpoint")
+    fields = dataclasses.fields(Config)
+    for f in fields:
+        kind = dict(action="append") if f.type is tuple else dict(type=_boolean if f.type is bool else f.type)
+        parser.add_argument("--" + f.name.replace("_", "-"), help=f"{f.metadata['help']} [{f.default}]", **kind)
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = ["--" + f.name.replace("_", "-") for f in fields] + ["--resume"]
+        raise ValueError(nearest("option", unknown[0].partition("=")[0], known))
+    given = vars(given)
+    resume = given.pop("resume")
+    if resume:
+        return resumed_config(given), True, {}
+    model, _, _ = choose(given.get("model", ""), given.get("device", ""))
+    base = preset(given.get("env", Config.env), given.get("algo", Config.algo), model)
+    given["env_arg"] = tuple(given.get("env_arg", ()))
+    config = dataclasses.replace(base, **{**given, "model": model})
+    check(config)
+    changed = {k: v for k, v in given.items() if v != getattr(base, k) and k not in ("run", "seed", "device")}
+    return config, False, changed
+
+
+def _usage_error(message):
+    raise ValueError(message[0].lower() + message[1:] + ". See --help.")
+
+
+def _boolean(text):
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected true or false")
+    return text.lower() == "true"
+
+
+def check(config):
+    """Refuse what cannot work, before anything is built. Raises ValueError with one sentence."""
+    for f in dataclasses.fields(config):
+        value, choices = getattr(config, f.name), f.metadata["choices"]
+        if choices and value not in choices:
+            raise ValueError(nearest(f.name, str(value), list(choices)))
+    least = dict(steps=1, num_groups=1, group_size=1, max_new_tokens=1, max_context=2, max_rows=1, epochs=1,
+                 mini_batch=1, token_budget=1, val_size=1, val_every=1, save_every=1, seed=0, warmup_steps=-1,
+                 max_turns=0, max_actions_per_turn=0, max_actions=0, threads=0, lr=0, critic_lr=0,
+                 kl_coef=0, entropy_coef=0, val_temperature=0)
+    for name, bound in least.items():
+        if getattr(config, name) < bound:
+            raise ValueError(f"{name}: got {getattr(config, name)}, expected at least {bound}.")
+    for name in ("temperature", "filter_top_p", "max_grad_norm"):
+        if getattr(config, name) <= 0:
+            raise ValueError(f"{name}: got {getattr(config, name)}, expected more than 0.")
+    if config.advantages == "grpo" and config.group_size < 2:
+        raise ValueError("grpo compares the members of a group: got group_size 1, expected at least 2.")
+    Sampling(config.temperature, config.top_k, config.top_p)
+    starpo.kl_estimate(torch.zeros(1), torch.zeros(1), config.kl_estimator)
+    build_groups(config, "train", config.num_groups, 1)
+
+
+def env_options(config):
+    """`--env-arg size=8 --env-arg frozenlake.slip=0.2` -> {"size": 8, "frozenlake.slip": 0.2}."""
+    options = {}
+    for text in config.env_arg:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"bad env_arg {text!r}: expected name=value.")
+        try:
+            options[name] = ast.literal_eval(value.capitalize() if value in ("true", "false") else value)
+        except (ValueError, SyntaxError):
+            options[name] = value
+    return options
+
+
+def budgets(config):
+    names = ("max_turns", "max_actions_per_turn", "max_actions")
+    return {n: getattr(config, n) for n in names if getattr(config, n)}
+
+
+def build_groups(config, split, num_groups, group_size):
+    spec = config.env
+    if num_groups != config.num_groups:  # validation: the same environments, evenly
+        spec = ",".join(name for name, _ in parse_mixture(spec, config.num_groups))
+        spec = spec if num_groups >= spec.count(",") + 1 else spec.partition(",")[0]
+    return EnvGroups(spec, num_groups, group_size, split, env_options(config), budgets(config))
+
+
+# ==================================================================================================
+# The loop
+
+
+@dataclass
+class Learner:
+    """Everything that training changes, and the reference that it must not."""
+
+    policy: object
+    frame: ChatFrame
+    optimizer: AdamW
+    critic: Critic | None = None
+    critic_optimizer: AdamW | None = None
+    reference: torch.nn.Module | None = None
+    step: int = 0  # finished steps
+    empty_steps: int = 0  # consecutive steps whose filter kept nothing
+
+
+def train(config, resume=False, say=print):
+    """Run `config.steps` steps of StarPO in runs/NAME. Returns the metrics of the last line."""
+    folder = claim_folder(config, resume)
+    learner = build(config, folder if resume else None, say)
+    log = Log(folder, learner.step)
+    say(f"run       {folder}: metrics.jsonl, trajectories.jsonl, checkpoint/")
+    groups = build_groups(config, "train", config.num_groups, config.group_size)
+    if learner.step == 0:
+        log.write({"step": 0, **validate(learner, config, "val", log)}, config)
+    while learner.step < config.steps:
+        step, start = learner.step + 1, time.time()
+        bar = Bar(f"step {step}", config)
+        trajectories = roll_out(learner, config, groups, bar)
+        rolled = time.time()
+        metrics = {"step": step, **describe(trajectories)}
+        batch = make_batch(trajectories)
+        spread = starpo.group_spread(batch.episode_returns, batch.group_ids)
+        kept = starpo.filter_groups(spread, config.filter_top_p)
+        metrics |= {"reward_std": float(spread.mean()), "groups_kept": int(kept.sum())}
+        learner.empty_steps = 0 if kept.any() else learner.empty_steps + 1
+        if kept.any():
+            rows = kept[batch.group_ids].nonzero()[:, 0]
+            metrics |= update(learner, batch.take(rows).to(learner.policy.device), config, step, bar)
+        bar.close()
+        learner.step = step
+        metrics |= {"seconds": time.time() - start, "rollout_seconds": rolled - start,
+                    "tokens_per_second": metrics["response_tokens"] * len(trajectories) / (rolled - start)}
+        if step % config.val_every == 0 or step == config.steps:
+            metrics |= validate(learner, config, "val", log)
+        log.write(metrics, config)
+        if step % config.save_every == 0 or step == config.steps:
+            save_checkpoint(folder, learner, config)
+        if learner.empty_steps >= EMPTY_STEPS:
+            say(f"stopped: in {EMPTY_STEPS} steps in a row no group had any spread of reward, so there is nothing "
+                f"to learn from. Is the task solved, or never solved? Read {folder}/trajectories.jsonl.")
+            save_checkpoint(folder, learner, config)
+            break
+    final = {"step": learner.step, **validate(learner, config, "test", log)}
+    log.write(final, config)
+    say(f"done      {folder}; measure it again with: make eval RUN={folder.name}")
+    return final
+
+
+def build(config, checkpoint_of, say):
+    """Policy, frame, critic, reference and optimizers; from a checkpoint if there is one."""
+    model, device, why = choose(config.model, config.device)
+    torch.set_num_threads(config.threads or (1 if model == "tiny" and device.type == "cpu" else os.cpu_count()))
+    say(f"minragen  {config.env} with {config.algo}, seed {config.seed}: {why}")
+    names = dict.fromkeys(name for name, _ in parse_mixture(config.env, config.num_groups))
+    samples = [build_groups(dataclasses.replace(config, env=name), split, 1, 1).envs[0]
+               for name in names for split in SPLITS]
+    policy = load_policy(str(checkpoint_of / "checkpoint") if checkpoint_of else model, device, samples)
+    policy.name = model
+    frame = ChatFrame(policy.tokenizer, config.response_format)
+    if not checkpoint_of:
+        torch.manual_seed(config.seed)
+        steps = default_steps(model) if config.warmup_steps < 0 else config.warmup_steps
+        warm_start(policy, frame, ",".join(names), steps, env_options(config), budgets(config), say)
+    learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr))
+    if config.advantages == "gae":
+        learner.critic = Critic(policy)
+        learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
+    if config.kl_coef > 0:
+        learner.reference = copy.deepcopy(policy.model).requires_grad_(False)
+    if checkpoint_of:
+        load_trainer_state(checkpoint_of, learner)
+        say(f"resumed   after step {learner.step}")
+    say(forecast(learner, config))
+    return learner
+
+
+def roll_out(learner, config, groups, bar):
+    """One batch of fresh instances: step t of run seed s plays seeds that no other step or run plays."""
+    first_seed = (config.seed + 1) * TRAIN_SEED_STRIDE + learner.step * config.num_groups
+    sampling = Sampling(config.temperature, config.top_k, config.top_p)
+    return collect(learner.policy, learner.frame, groups, first_seed, sampling, config.seed, config.max_new_tokens,
+                   config.max_context, config.max_rows, bar.sampled)
+
+
+def describe(trajectories):
+    """What happened in the episodes, before any filter. Mixtures also get every metric per environment."""
+    def means(chosen, prefix=""):
+        n = len(chosen)
+        stats = {"success": sum(t.success for t in chosen) / n,
+                 "episode_return": sum(t.episode_return for t in chosen) / n,
+                 "turns": sum(len(t.turns) for t in chosen) / n,
+                 "response_tokens": sum(sum(t.response_mask) for t in chosen) / n,
+                 "context": sum(t.stop is StopReason.CONTEXT for t in chosen) / n,
+                 "env_errors": sum(t.stop is StopReason.ENV_ERROR for t in chosen)}
+        for name in sorted(set().union(*(t.metrics for t in chosen)) - {"success"}):
+            stats[name] = sum(t.metrics.get(name, 0.0) for t in chosen) / n
+        return {prefix + name: value for name, value in stats.items()}
+
+    metrics, names = means(trajectories), sorted({t.env for t in trajectories})
+    for name in names if len(names) > 1 else ():
+        metrics |= means([t for t in trajectories if t.env == name], f"{name}/")
+    return metrics
+
+
+# ==================================================================================================
+# One update
+
+
+def update(learner, batch, config, step, bar=None):
+    """Advantages, then one optimizer step per mini-batch of trajectories. Returns metrics.
+
+    Token means are over the mini-batch; micro-batches only bound memory and keep the caches warm.
+    """
+    scale = 1 - (1 - config.lr_final) * (step - 1) / max(1, config.steps - 1)
+    learner.optimizer.set_lr(config.lr * scale)
+    if learner.critic:
+        learner.critic_optimizer.set_lr(config.critic_lr * scale)
+    prepare(learner, batch, config)
+    sums, norms = {}, []
+    for epoch in range(config.epochs):
+        shuffle = torch.Generator().manual_seed(hash_seed(config.seed, step, epoch))
+        order = torch.randperm(len(batch), generator=shuffle).to(batch.tokens.device)
+        for index in order.split(config.mini_batch):
+            mini = batch.take(index)
+            total = int(mini.loss_mask.sum())
+            for rows in micro_batches(mini.lengths, config.token_budget):
+                part = losses(learner, mini.take(rows), config, total, first=not norms)
+                for name, value in part.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+                if bar:
+                    bar.trained(len(rows))
+            norms.append([float(learner.optimizer.step(config.max_grad_norm))])
+            if learner.critic:
+                norms[-1].append(float(learner.critic_optimizer.step(config.max_grad_norm)))
+    gap = sums.pop("logprob_gap")  # of the first mini-batch only: later ones have been moved by their updates
+    metrics = {name: value / len(norms) for name, value in sums.items()} | {"logprob_gap": gap}
+    metrics["grad_norm"] = sum(n[0] for n in norms) / len(norms)
+    if learner.critic:
+        metrics["critic_grad_norm"] = sum(n[1] for n in norms) / len(norms)
+        residual, target = (batch.returns - batch.values)[batch.loss_mask], batch.returns[batch.loss_mask]
+        metrics["explained_variance"] = 1 - float(residual.var() / (target.var() + 1e-8))
+    return metrics
+
+
+@torch.no_grad()
+def prepare(learner, batch, config):
+    """Fill in what the losses compare with: old and reference logprobs, values, advantages, returns."""
+    batch.old_logprobs = batch.sample_logprobs
+    if learner.reference is not None:
+        batch.ref_logprobs = _in_micro_batches(batch, config, lambda part: token_logprobs(
+            learner.reference, part.tokens, part.response_mask, config.temperature)[0])
+    if config.advantages == "grpo":
+        batch.advantages = starpo.group_advantages(batch.episode_returns, batch.group_ids, batch.response_mask,
+                                                   config.norm_by_std)
+        return
+    batch.values = _in_micro_batches(batch, config, lambda part: learner.critic(part.tokens, part.response_mask))
+    advantages, batch.returns = starpo.masked_gae(batch.rewards, batch.values, batch.response_mask,
+                                                  config.gamma, config.lam)
+    batch.advantages = starpo.whiten(advantages, batch.response_mask)
+
+
+def _in_micro_batches(batch, config, function):
+    """function(part) -> (b, t) for every micro-batch, put together to (B, T)."""
+    result = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+    for rows in micro_batches(batch.lengths, config.token_budget):
+        part = function(batch.take(rows))
+        result[rows, :part.shape[1]] = part
+    return result
+
+
+def losses(learner, part, config, total, first=False):
+    """Backpropagate one micro-batch. `total`: loss tokens of the whole mini-batch. Returns its shares."""
+    logprobs, entropy = token_logprobs(learner.policy.model, part.tokens, part.response_mask, config.temperature)
+    mask = part.loss_mask
+    loss, clipped = starpo.policy_loss(logprobs, part.old_logprobs, part.advantages, config.clip_low,
+                                       config.clip_high, config.dual_clip)
+    shares = {"policy_loss": starpo.aggregate(loss, mask, total), "entropy": starpo.aggregate(entropy, mask, total)}
+    objective = shares["policy_loss"] - config.entropy_coef * shares["entropy"]
+    if part.ref_logprobs is not None:
+        shares["kl_ref"] = starpo.aggregate(
+            starpo.kl_estimate(logprobs, part.ref_logprobs, config.kl_estimator), mask, total)
+        objective = objective + config.kl_coef * shares["kl_ref"]
+    objective.backward()
+    if learner.critic:
+        values = learner.critic(part.tokens, part.response_mask)
+        shares["value_loss"] = starpo.aggregate(
+            starpo.value_loss(values, part.values, part.returns, config.value_clip), mask, total)
+        shares["value_loss"].backward()
+    with torch.no_grad():
+        shares["clip_fraction"] = starpo.aggregate(clipped.float(), mask, total)
+        shares["approx_kl"] = starpo.aggregate(starpo.kl_estimate(part.old_logprobs, logprobs), mask, total)
+        if first:
+            shares["logprob_gap"] = starpo.aggregate((logprobs - part.sample_logprobs).abs(), mask, total)
+    return {name: value.detach() for name, value in shares.items()}
+
+
+def micro_batches(lengths, token_budget):
+    """Row indices, sorted by length and cut so that rows * longest <= token_budget; at least one row each."""
+    order = lengths.argsort(descending=True, stable=True)
+    start = 0
+    while start < len(order):
+        rows = max(1, token_budget // int(lengths[order[start]]))
+        yield order[start:start + rows]
+        start += rows
+
+
+def hash_seed(*parts):
+    return zlib.crc32(repr(parts).encode())
+
+
+# ==================================================================================================
+# Measuring
+
+
+def validate(learner, config, split, log=None):
+    """Success on `val_size` fixed instances of a split that training never plays, sampled and greedy.
+
+    returns: {"val/success", "val/success_greedy", "val/episode_return", "val/valid", ...}; in a mixture also
+    "val/ENV/success" and "val/ENV/success_greedy"
+    """
+    groups, metrics = build_groups(config, split, config.val_size, 1), {}
+    for suffix, temperature in (("", config.val_temperature), ("_greedy", 0.0)):
+        played = collect(learner.policy, learner.frame, groups, 0, Sampling(temperature), 0, config.max_new_tokens,
+                         config.max_context, config.max_rows)
+        stats = describe(played)
+        wanted = [n for n in stats if n.rpartition("/")[2] in ("success", "episode_return", "valid")]
+        metrics |= {f"{split}/{name}{suffix}": stats[name] for name in wanted}
+        if log and not suffix:
+            log.trajectories(learner.step, split, played[:4])
+    return metrics
+
+
+def forecast(learner, config):
+    """One line: where the memory will go, from the sizes of things; activations are a rule of thumb."""
+    model = learner.policy.model
+    c, n = model.config.get_text_config(), learner.policy.num_parameters
+    width = next(model.parameters()).element_size()
+    trained = 1 + (learner.critic is not None)
+    weights = n * width * (trained + (learner.reference is not None))
+    state = n * (8 + width + (4 if width < 4 else 0)) * trained  # Adam's moments, gradients, masters
+    head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    rows = min(config.max_rows, config.num_groups * config.group_size)
+    cache = 2 * c.num_hidden_layers * rows * config.max_context * c.num_key_value_heads * head * width
+    per_token = c.num_hidden_layers * (16 * c.hidden_size + 4 * c.intermediate_size) * width
+    activations = trained * per_token * config.token_budget
+    gib = {"weights": weights, "optimizer": state, "KV slots (at most)": cache, "activations": activations}
+    parts = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in gib.items())
+    return f"memory    about {sum(gib.values()) / 2**30:.2f} GiB: {parts}"
+
+
+class Bar:
+    """The progress inside a step: tokens sampled, then trajectories trained on. Gone when the step is done."""
+
+    def __init__(self, title, config):
+        self.config = config
+        self.bar = tqdm(desc=f"{title} rollout", unit="tok", leave=False, disable=None)
+
+    def sampled(self, tokens):
+        self.bar.update(tokens)
+
+    def trained(self, trajectories):
+        self.bar.set_description("update", refresh=False)
+        self.bar.unit = "traj"
+        self.bar.update(trajectories)
+
+    def close(self):
+        self.bar.close()
+
+
+class Log:
+    """metrics.jsonl, trajectories.jsonl and the console line, all with the same names."""
+
+    def __init__(self, folder, step):
+        self.folder = folder
+        for name in ("metrics.jsonl", "trajectories.jsonl"):  # a resumed run forgets what came after its checkpoint
+            path = folder / name
+            lines = path.read_text().splitlines() if path.exists() else []
+            kept = [line for line in lines if _whole(line) and json.loads(line)["step"] <= step and step]
+            kept = [line for line in kept if not any(k.startswith("test/") for k in json.loads(line))]
+            path.write_text("".join(line + "\n" for line in kept))
+
+    def write(self, metrics, config):
+        rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v for k, v in metrics.items()}
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(rounded) + "\n")
+        tqdm.write(console_line(metrics, config))
+
+    def trajectories(self, step, split, played):
+        with open(self.folder / "trajectories.jsonl", "a") as file:
+            for t in played:
+                file.write(json.dumps({"step": step, "split": split, "env": t.env, "seed": t.seed,
+                                       "success": t.success, "stop": t.stop.value, "turn_rewards": t.turn_rewards,
+                                       "messages": t.messages()}) + "\n")
+
+
+def _whole(line):
+    try:
+        return "step" in json.loads(line)
+    except json.JSONDecodeError:  # the last line of a killed run may be cut off
+        return False
+
+
+def console_line(metrics, config):
+    """One aligned line; the parts that this step did not produce are left out."""
+    def part(name, label, form):
+        return f"{label} {metrics[name]:{form}}" if name in metrics else ""
+
+    val = [f"{split} {metrics[f'{split}/success']:.3f} greedy {metrics[f'{split}/success_greedy']:.3f}"
+           for split in ("val", "test") if f"{split}/success" in metrics]
+    kept = f"kept {metrics['groups_kept']:2d}/{config.num_groups}" if "groups_kept" in metrics else ""
+    parts = [f"step {metrics['step']:4d}/{config.steps}", part("success", "success", ".3f"),
+             part("episode_return", "return", "6.3f"), part("valid", "valid", ".2f"), kept,
+             part("entropy", "entropy", ".3f"), part("kl_ref", "kl_ref", ".4f"), part("grad_norm", "grad", "6.3f"),
+             part("logprob_gap", "gap", ".0e"), part("tokens_per_second", "tok/s", "6.0f"),
+             part("seconds", "sec", "5.2f"), *val]
+    return " | ".join(p for p in parts if p)
+
+
+# ==================================================================================================
+# A run on disk
+
+
+def claim_folder(config, resume):
+    """The run's folder, created and with its config; or, resuming, the existing one."""
+    folder = RUNS / config.run if config.run else None
+    if resume:
+        return folder
+    if folder is None:
+        model = Path(config.model).name
+        stem = "-".join([config.env.replace(",", "+").replace(":", "."), config.algo, model, f"s{config.seed}"])
+        names = (stem if i == 1 else f"{stem}-{i}" for i in range(1, 10**6))
+        folder = next(RUNS / n for n in names if not (RUNS / n).exists())
+    if folder.exists():
+        raise ValueError(f"run {config.run!r} exists already. Go on with --run {config.run} --resume, choose "
+                         f"another name, or delete {folder}.")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n")
+    return folder
+
+
+def resumed_config(given):
+    """The run's own config; only the number of steps may be raised, everything else would be another run."""
+    if not given.get("run"):
+        raise ValueError("--resume needs --run NAME.")
+    path = RUNS / given["run"] / "config.json"
+    if not path.exists():
+        known = sorted(p.parent.name for p in RUNS.glob("*/config.json"))
+        raise ValueError(nearest("run", given["run"], known))
+    config = read_config(path.parent)
+    for name, value in given.items():
+        if name not in ("run", "steps", "device", "threads") and value != getattr(config, name):
+            raise ValueError(f"--resume goes on with the run's own settings: {name} was {getattr(config, name)!r}, "
+                             f"got {value!r}. Start a new run for that.")
+    return dataclasses.replace(config, **given)
+
+
+def read_config(folder):
+    try:
+        stored = json.loads((folder / "config.json").read_text())
+        return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"{folder}/config.json cannot be read: {error}.") from None
+
+
+def save_checkpoint(folder, learner, config):
+    """A plain Hugging Face folder plus trainer state: written beside, then renamed into place.
+
+    A kill at any instant leaves a whole checkpoint: the old one until the new one is complete, and
+    `find_checkpoint` takes the new one if the kill falls between the two renames.
+    """
+    new, old = folder / "checkpoint.new", folder / "checkpoint.old"
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    learner.policy.model.save_pretrained(new)
+    learner.policy.tokenizer.save_pretrained(new)
+    critic = learner.critic and {"model": learner.critic.state_dict(), "optimizer": learner.critic_optimizer.state_dict()}
+    reference = learner.reference and learner.reference.state_dict()
+    torch.save({"step": learner.step, "empty_steps": learner.empty_steps, "optimizer": learner.optimizer.state_dict(),
+                "critic": critic, "reference": reference}, new / "trainer.pt")
+    files = {p.name: [p.stat().st_size, zlib.crc32(p.read_bytes())] for p in sorted(new.iterdir())}
+    (new / "manifest.json").write_text(json.dumps({"step": learner.step, "files": files}, indent=1))
+    current = folder / "checkpoint"
+    if current.exists():
+        current.rename(old)
+    new.rename(current)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def find_checkpoint(folder):
+    """The newest whole checkpoint of a run, each file compared with its size and CRC in the manifest.
+
+    raises: ValueError if there is none, or it is damaged
+    """
+    for name in ("checkpoint", "checkpoint.new", "checkpoint.old"):
+        if (folder / name / "manifest.json").exists():
+            break
+    else:
+        raise ValueError(f"{folder} has no checkpoint: it was stopped before its first one. Delete it and start again.")
+    path = folder / name
+    try:
+        files = json.loads((path / "manifest.json").read_text())["files"]
+    except (json.JSONDecodeError, KeyError):
+        files = {"manifest.json": [-1, 0]}
+    for file, (size, crc) in files.items():
+        data = (path / file).read_bytes() if (path / file).exists() else b""
+        if len(data) != size or zlib.crc32(data) != crc:
+            raise ValueError(f"checkpoint {path} is damaged: {file} has {len(data)} bytes and is not what was "
+                             f"written. Restore it, or delete {folder} and start again.")
+    return path
+
+
+def load_trainer_state(folder, learner):
+    """Optimizers, critic, reference and counters, in place. The policy's weights are loaded already."""
+    state = torch.load(find_checkpoint(folder) / "trainer.pt", map_location=learner.policy.device, weights_only=True)
+    learner.step, learner.empty_steps = state["step"], state["empty_steps"]
+    learner.optimizer.load_state_dict(state["optimizer"])
+    if learner.critic:
+        learner.critic.load_state_dict(state["critic"]["model"])
+        learner.critic_optimizer.load_state_dict(state["critic"]["optimizer"])
+    if learner.reference is not None:
+        learner.reference.load_state_dict(state["reference"])
+
+
+def main(argv=None):
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        config, resume, changed = parse(argv if argv is not None else sys.argv[1:])
+        if resume:
+            find_checkpoint(RUNS / config.run)
+        differs = ", ".join(f"{k}={v}" for k, v in changed.items()) or "nothing"
+        print(f"settings  differ from the preset of {config.env}, {config.algo}, {config.model} in: {differs}")
+        train(config, resume)
+    except (ValueError, ImportError, RuntimeError) as problem:
+        sys.exit(f"error: {problem}")
+    except KeyboardInterrupt:
+        sys.exit("\nstopped. Go on from the last checkpoint with --resume.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""How the model in the box got its base: imitation of weak play in the response format.
+
+Reinforcement learning can only reinforce what is sometimes done. A model of random weights never closes
+a tag, so it first imitates a scripted player that knows the *form* and plays badly on purpose:
+
+    reasoning   the environment's own truthful note (FrozenLake: where player and goal are)
+    answer      with probability EXPERT the solver's, otherwise each action is the environment's habit
+                (FrozenLake: Right) with probability HABIT, else uniform over the actions
+
+The habit matters. The mode of a merely noisy expert *is* the expert's action, so that greedy play would
+be good before any reinforcement; with a habit the mode is wrong and there is something to learn. Demonstrations
+come from the training split only. The loss is on the replies only: on every token, a model of this
+size spends itself on predicting observations and never learns to name positions (LOG.md).
+
+The result is deterministic, is kept under a key of everything that shaped it, and for the presets is
+carried in the package, so that learning starts at once. Remake all of it: `make warmup`.
+"""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+
+from minragen.envs import REGISTRY, SEPARATOR, SPLITS, EnvGroups, make
+from minragen.models import AdamW, ChatFrame, cache_folder, fingerprint, load_policy, token_logprobs
+from minragen.rollout import Trajectory, make_batch
+
+EXPERT = 0.3  # probability that a turn is the solver's
+HABIT = 0.5  # of the other turns' actions, the share that is the habit
+DEMONSTRATION_SEED = 2**40  # far from the seeds that training uses, although the instances are of one split
+VERSION = 1  # raise it when this file changes what comes out
+BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step
+LEARNING_RATE = {"tiny": 3e-3, "pretrained": 1e-4}  # peak, after a tenth of the steps; then linearly to 0
+STEPS = {"tiny": 400, "pretrained": 20}  # what `--warmup-steps -1` means; a hub model or folder gets none
+PIECE_STEPS = 5  # a test redoes this many steps and compares their probe with the carried one
+ASSETS = Path(__file__).parent / "assets"
+
+
+def default_steps(model_name):
+    """tiny and smollm2 need a warm-up (neither ever closes a tag by itself); a user's model decides for itself."""
+    return STEPS["tiny"] if model_name == "tiny" else STEPS["pretrained"] if model_name == "smollm2" else 0
+
+
+def warm_start(policy, frame, spec, steps, options=None, budgets=None, say=print):
+    """Give `policy` the weights after `steps` of warm-up: carried, cached, or made now (and then cached).
+
+    The key covers the model, the tokenizer, the first batch of demonstrations (prompts, budgets, format,
+    environment options and solver all show in it) and the recipe.
+    """
+    if steps == 0:
+        return
+    key = warm_key(policy, frame, spec, steps, options, budgets)
+    for folder, origin in ((ASSETS, "carried in the package"), (cache_folder() / "warmup", "from the cache")):
+        path = folder / f"{asset_name(policy, spec)}-{key}.safetensors"
+        if path.exists():
+            policy.model.load_state_dict(load_file(path, device=str(policy.device)), strict=False)
+            say(f"warm-up   {steps} steps of weak play, {origin} ({path.name})")
+            return
+    say(f"warm-up   {steps} steps of weak play, made now and kept in {path.parent}")
+    record = warm_up(policy, frame, spec, steps, options, budgets)
+    save_warm(policy, path, record)
+
+
+def warm_up(policy, frame, spec, steps, options=None, budgets=None, stop_after=None):
+    """Imitate weak play for `steps` steps, in place. Deterministic: the same machine gives the same bits.
+
+    stop_after: do only so many of them, with the schedule of all (for the test that redoes a piece)
+    returns: {"loss": [...], "probe": [...]}, the loss in nats per reply token and the probe of the weights
+        after PIECE_STEPS steps
+    """
+    kind = "tiny" if policy.name == "tiny" else "pretrained"
+    optimizer, record = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0), {"loss": []}
+    for step in tqdm(range(stop_after or steps), desc="warm-up", leave=False, disable=None):
+        optimizer.set_lr(LEARNING_RATE[kind] * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
+        batch = make_batch(demonstrate(frame, spec, BATCH[kind], step, options, budgets)).to(policy.device)
+        total, loss_sum = int(batch.response_mask.sum()), 0.0
+        for rows in torch.arange(len(batch), device=policy.device).split(8):  # small: the caches of one core
+            part = batch.take(rows)
+            logprobs, _ = token_logprobs(policy.model, part.tokens, part.response_mask)
+            loss = -logprobs.sum() / total
+            loss.backward()
+            loss_sum += float(loss.detach())
+        optimizer.step(max_grad_norm=1.0)
+        record["loss"].append(round(loss_sum, 6))
+        if step + 1 == PIECE_STEPS:
+            record["probe"] = probe(policy.model)
+    return record
+
+
+def demonstrate(frame, spec, count, step, options=None, budgets=None):
+    """`count` trajectories of the weak player on training instances; the replies count as sampled.
+
+    returns: list of Trajectory (logprobs 0: nobody drew them from a model)
+    """
+    groups = EnvGroups(spec, count, 1, "train", options, budgets)
+    rng = np.random.default_rng([VERSION, step])
+    trajectories, live = [], list(range(count))
+    for row, observation in enumerate(groups.reset(DEMONSTRATION_SEED + step * count)):
+        t = Trajectory(groups.names[row], groups.seeds[row], row, 0)
+        t.given(frame.open(groups.envs[row].system_prompt, observation))
+        trajectories.append(t)
+    turn = 0
+    while live:
+        answers = [weak_answer(groups.envs[row], rng) for row in live]
+        for row, answer in zip(list(live), answers):
+            note = f" {groups.envs[row].note()}</think><answer>" if frame.thinks else ""
+            ids = frame.encode(f"{note} {answer}</answer>")
+            trajectories[row].sampled(ids, [0.0] * len(ids), turn)
+            observation, reward, terminated, truncated, _ = groups.envs[row].step(answer)
+            trajectories[row].turn_rewards.append(reward)
+            if terminated or truncated:
+                live.remove(row)
+            else:
+                trajectories[row].given(frame.between(ids[-1], observation))
+        turn += 1
+    return trajectories
+
+
+def weak_answer(env, rng):
+    """With probability EXPERT the solver's answer; otherwise HABIT and chance, one action at a time."""
+    if rng.random() < EXPERT:
+        return env.solve()[0]
+    actions = env.random_answer(rng).split(SEPARATOR) if env.multi_action else [env.random_answer(rng)]
+    chosen = [env.habit if env.habit and rng.random() < HABIT else a.strip() for a in actions]
+    return f" {SEPARATOR} ".join(chosen)
+
+
+def warm_key(policy, frame, spec, steps, options=None, budgets=None):
+    kind = "tiny" if policy.name == "tiny" else "pretrained"
+    first = [t.tokens for t in demonstrate(frame, spec, BATCH[kind], 0, options, budgets)]
+    return fingerprint(VERSION, policy.name, policy.model.config.to_json_string(use_diff=False), frame.prefix,
+                       sorted(policy.tokenizer.get_vocab().items()), first, steps, BATCH[kind], LEARNING_RATE[kind],
+                       EXPERT, HABIT)
+
+
+def asset_name(policy, spec):
+    return re.sub(r"[^a-z0-9]+", "-", f"{policy.name}-{spec}".lower()).strip("-")
+
+
+def save_warm(policy, path, record):
+    """Weights once each (tied ones are not repeated) with the record of how they came about."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {name: p.detach().cpu().contiguous() for name, p in policy.model.named_parameters()}
+    part = path.with_suffix(".part")
+    save_file(state, part, metadata={name: json.dumps(value) for name, value in record.items()})
+    part.rename(path)
+
+
+def probe(model):
+    """One number per weight tensor that changes when any of its entries does: its sum against a cosine."""
+    return [float((p.detach().double().flatten() * torch.cos(torch.arange(p.numel(), dtype=torch.float64))).sum())
+            for p in model.parameters()]
+
+
+def make_assets():
+    """Make the carried weights of every preset's environment anew, replacing the old ones."""
+    for name in REGISTRY:
+        for stale in ASSETS.glob(f"tiny-{name}-*.safetensors"):
+            stale.unlink()
+        policy = load_policy("tiny", envs=[make(name, split) for split in SPLITS])
+        frame, start = ChatFrame(policy.tokenizer), time.time()
+        key = warm_key(policy, frame, name, STEPS["tiny"])
+        record = warm_up(policy, frame, name, STEPS["tiny"])
+        save_warm(policy, ASSETS / f"{asset_name(policy, name)}-{key}.safetensors", record)
+        print(f"{name}: loss {record['loss'][0]:.3f} -> {np.mean(record['loss'][-20:]):.3f} nats a token, "
+              f"{policy.num_parameters:,} parameters, {time.time() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    make_assets()
