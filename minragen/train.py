@@ -219,10 +219,8 @@ def budgets(config):
 
 
 def build_groups(config, split, num_groups, group_size):
-    spec = config.env
-    if num_groups != config.num_groups:  # validation: the same environments, evenly
-        spec = ",".join(name for name, _ in parse_mixture(spec, config.num_groups))
-        spec = spec if num_groups >= spec.count(",") + 1 else spec.partition(",")[0]
+    """The run's environments as `num_groups` groups. Validation splits its groups evenly over a mixture."""
+    spec = config.env if split == "train" and num_groups == config.num_groups else ",".join(env_names(config))
     return EnvGroups(spec, num_groups, group_size, split, env_options(config), budgets(config))
 
 
@@ -292,16 +290,11 @@ def build(config, checkpoint_of, say):
     model, device, why = choose(config.model, config.device)
     torch.set_num_threads(config.threads or (1 if model == "tiny" and device.type == "cpu" else os.cpu_count()))
     say(f"minragen  {config.env} with {config.algo}, seed {config.seed}: {why}")
-    names = dict.fromkeys(name for name, _ in parse_mixture(config.env, config.num_groups))
-    samples = [build_groups(dataclasses.replace(config, env=name), split, 1, 1).envs[0]
-               for name in names for split in SPLITS]
-    policy = load_policy(str(checkpoint_of / "checkpoint") if checkpoint_of else model, device, samples)
-    policy.name = model
+    policy = build_policy(config, checkpoint_of and find_checkpoint(checkpoint_of))
     frame = ChatFrame(policy.tokenizer, config.response_format)
     if not checkpoint_of:
-        torch.manual_seed(config.seed)
         steps = default_steps(model) if config.warmup_steps < 0 else config.warmup_steps
-        warm_start(policy, frame, ",".join(names), steps, env_options(config), budgets(config), say)
+        warm_start(policy, frame, ",".join(env_names(config)), steps, env_options(config), budgets(config), say)
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr))
     if config.advantages == "gae":
         learner.critic = Critic(policy)
@@ -313,6 +306,22 @@ def build(config, checkpoint_of, say):
         say(f"resumed   after step {learner.step}")
     say(forecast(learner, config))
     return learner
+
+
+def build_policy(config, checkpoint=None):
+    """The policy of a run: fresh (tiny is built for the words of its environments) or from a checkpoint folder."""
+    model, device, _ = choose(config.model, config.device)
+    if checkpoint:
+        policy = load_policy(str(checkpoint), device)
+        policy.name = model
+        return policy
+    samples = [env for split in SPLITS for env in build_groups(config, split, len(env_names(config)), 1).envs]
+    return load_policy(model, device, samples)
+
+
+def env_names(config):
+    """The environments of the mixture, each once."""
+    return list(dict.fromkeys(name for name, _ in parse_mixture(config.env, config.num_groups)))
 
 
 def roll_out(learner, config, groups, bar):
@@ -525,6 +534,7 @@ class Log:
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(rounded) + "\n")
         tqdm.write(console_line(metrics, config))
+        sys.stdout.flush()
 
     def trajectories(self, step, split, played):
         with open(self.folder / "trajectories.jsonl", "a") as file:

@@ -1,0 +1,102 @@
+"""Success with its confidence interval: the checkpoint beside the random policy and the solver.
+
+    python -m minragen.eval --run my-run                 (or: make eval RUN=my-run)
+    python -m minragen.eval --run my-run --split val --size 1000
+
+A success rate means nothing alone. The random policy says what knowing only the rules is worth, the
+solver what is possible within the budget; both play the same instances. The interval is Wilson's
+(1927), which stays inside [0, 1] and is right for rates near 0 and 1 where the normal one is not.
+Instances are drawn with their natural frequency, so a small world repeats some: `distinct` counts them.
+"""
+
+import argparse
+import math
+import sys
+
+import numpy as np
+import transformers
+
+from minragen.envs import SPLITS
+from minragen.models import ChatFrame
+from minragen.rollout import Sampling, collect
+from minragen.train import RUNS, build_groups, build_policy, find_checkpoint, read_config, resumed_config
+
+
+def wilson(successes, n, z=1.959964):
+    """95 % interval of a rate.
+
+        (p + z^2/2n  +-  z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
+    returns: (low, high)
+    raises: ValueError for n = 0, where nothing is known
+    """
+    if n == 0:
+        raise ValueError("wilson: got n=0, expected at least one trial.")
+    p, z2 = successes / n, z * z
+    middle, half = p + z2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
+
+
+def evaluate(config, split, size):
+    """Rows of (player, successes, n, mean return) on `size` instances of `split`, the checkpoint first."""
+    policy = build_policy(config, find_checkpoint(RUNS / config.run))
+    frame = ChatFrame(policy.tokenizer, config.response_format)
+    groups, rows = build_groups(config, split, size, 1), []
+    for name, temperature in (("checkpoint", config.val_temperature), ("checkpoint, greedy", 0.0)):
+        played = collect(policy, frame, groups, 0, Sampling(temperature), 0, config.max_new_tokens,
+                         config.max_context, config.max_rows)
+        rows.append((name, sum(t.success for t in played), len(played), np.mean([t.episode_return for t in played])))
+    for name, player in (("random policy", random_player), ("solver", solver_player)):
+        try:
+            results = scripted(groups, player)
+        except NotImplementedError:  # a user's environment need not have a solver
+            continue
+        rows.append((name, sum(s for s, _ in results), len(results), np.mean([r for _, r in results])))
+    groups.reset(0)
+    return rows, len({env.instance() for env in groups.envs})
+
+
+def random_player(env, rng):
+    return env.random_answer(rng)
+
+
+def solver_player(env, rng):
+    return env.solve()[0]
+
+
+def scripted(groups, player):
+    """One episode of a scripted player in every row. Returns [(success, episode return), ...]."""
+    groups.reset(0)
+    results, rng = [], np.random.default_rng(0)
+    for env in groups.envs:
+        success, total, over = False, 0.0, False
+        while not over:
+            _, reward, terminated, truncated, info = env.step(player(env, rng))
+            success, total, over = success or info["success"] > 0, total + reward, terminated or truncated
+        results.append((success, total))
+    return results
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="minragen.eval", allow_abbrev=False, description=__doc__.splitlines()[0])
+    parser.add_argument("--run", required=True, help="name of a folder under runs/")
+    parser.add_argument("--split", default="test", choices=SPLITS, help="which instances [test]")
+    parser.add_argument("--size", type=int, default=256, help="how many [256]")
+    args = parser.parse_args(argv)
+    transformers.logging.set_verbosity_error()
+    try:
+        if args.size < 1:
+            raise ValueError(f"--size: got {args.size}, expected at least 1.")
+        config = resumed_config({"run": args.run})
+        rows, distinct = evaluate(config, args.split, args.size)
+    except (ValueError, ImportError, RuntimeError) as problem:
+        sys.exit(f"error: {problem}")
+    print(f"{config.env}, split {args.split}: {args.size} episodes, {distinct} distinct instances; run {args.run}, "
+          f"sampled at temperature {config.val_temperature}")
+    print(f"{'player':<20} {'success':>8}   95 % interval    {'return':>7}")
+    for name, successes, n, mean_return in rows:
+        low, high = wilson(successes, n)
+        print(f"{name:<20} {successes / n:8.3f}   [{low:.3f}, {high:.3f}]   {mean_return:7.3f}")
+
+
+if __name__ == "__main__":
+    main()
