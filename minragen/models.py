@@ -216,7 +216,7 @@ class ChatFrame:
         self.end_ids = {i for i in (self.end_of_turn, eos) if i is not None}
 
     def _prove(self):
-        """Appending equals rendering, token by token, on a sample; otherwise the model sees a foreign format."""
+        """Appended ids spell what the template renders, on a sample; otherwise the model sees a foreign format."""
         reply = " fine</think><answer> b</answer>" if self.thinks else " b</answer>"
         appended = self.open("rules", "state 1") + self.encode(reply) + self.between(None, "state 2")
         messages = [dict(role="user", content="state 1"), dict(role="assistant", content="REPLY"),

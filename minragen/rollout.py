@@ -301,7 +301,7 @@ class KVSlots:
 
     def __init__(self, model, rows, capacity):
         config = model.config.get_text_config()
-        heads = config.num_key_value_heads
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (rows, heads, capacity, width)
         parameter = next(model.parameters())
@@ -349,6 +349,7 @@ def swap(tensor, a, b):
     tensor[a], tensor[b] = tensor[b], tensor[a]
 
 
+@torch.no_grad()
 def forward_slots(model, slots, tokens, counts):
     """Append counts[i] ids of tokens[i] to slot i and return the logits (n, V) after the last of them.
 
@@ -377,7 +378,7 @@ def sample(logits, u, sampling):
     """Draw one token per row by inverting the cumulative distribution at the uniforms `u`.
 
     One uniform a token, so the draw is a function of (logits, u) alone.
-    logits: (n, V)      u: (n,) in [0, 1)
+    logits: (n, V)      u: (n,) in (0, 1)
     returns: tokens (n,) int64, logprobs (n,) float32 in nats at the sampling temperature, before truncation
     """
     log_p = (logits.float() / (sampling.temperature or 1.0)).log_softmax(dim=-1)
@@ -414,12 +415,13 @@ def trajectory_key(run_seed, split, trajectory):
 
 
 def uniforms(keys, positions):
-    """Counter-based uniforms in [0, 1): a function of (key, position) and of nothing else.
+    """Counter-based uniforms in (0, 1): a function of (key, position) and of nothing else.
 
-    keys, positions: (n,) int64      returns: (n,) float32, multiples of 2**-24
+    Never exactly 0, which would draw the first token however improbable it is, and exact in float32.
+    keys, positions: (n,) int64      returns: (n,) float32, odd multiples of 2**-24
     """
-    bits = _mix(_mix(keys) + positions)
-    return ((bits >> 39) & (2**24 - 1)).float() / 2**24
+    bits = _shift(_mix(_mix(keys) + positions), 41)  # the upper 23 bits
+    return (2 * bits + 1).float() / 2**24
 
 
 def _mix(x):

@@ -20,6 +20,7 @@ import copy
 import dataclasses
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -57,7 +58,7 @@ class Config:
     env: str = opt("frozenlake", "environment, mixture (a,b or a=12,b=4), package.module:Class or Gymnasium id")
     run: str = opt("", "name of the folder under runs/; empty: derived from env, algo, model and seed")
     seed: int = opt(0, "everything random in the run follows from it")
-    algo: str = opt("grpo", "preset of the algorithm", ("grpo", "ppo"))
+    algo: str = opt("grpo", "preset of the algorithm: which estimator and what goes with it", ("grpo", "ppo"))
     model: str = opt("", "tiny, smollm2, a folder or a Hugging Face id; empty: by the machine")
     device: str = opt("", "cpu, cuda, ...; empty: cuda if there is one")
     threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny, else all")
@@ -79,10 +80,10 @@ class Config:
     max_context: int = opt(512, "tokens per conversation")
     max_rows: int = opt(256, "conversations in one batch of generation")
     # -- learning
-    lr: float = opt(3e-4, "of the policy")
+    lr: float = opt(3e-4, "learning rate of the policy")
     lr_final: float = opt(1.0, "share of the learning rates left at the last step, linearly reached")
-    critic_lr: float = opt(1e-3, "of the critic (gae only)")
-    advantages: str = opt("grpo", "estimator", ("grpo", "gae"))
+    critic_lr: float = opt(1e-3, "learning rate of the critic (gae only)")
+    advantages: str = opt("grpo", "estimator of the advantages", ("grpo", "gae"))
     norm_by_std: bool = opt(True, "grpo: divide by the group's standard deviation")
     gamma: float = opt(1.0, "gae: discount per sampled token")
     lam: float = opt(1.0, "gae: lambda per sampled token")
@@ -92,7 +93,7 @@ class Config:
     value_clip: float = opt(0.5, "largest trusted move of a value in one update")
     entropy_coef: float = opt(0.001, "weight of the entropy bonus")
     kl_coef: float = opt(0.0, "weight of the KL to the model before RL; 0: no reference model is loaded")
-    kl_estimator: str = opt("k3", "k2 or k3", starpo.KL_ESTIMATORS)
+    kl_estimator: str = opt("k3", "how the KL is estimated", starpo.KL_ESTIMATORS)
     filter_top_p: float = opt(0.9, "keep the groups that hold this share of the reward spread; 1: all groups")
     epochs: int = opt(1, "passes over a batch")
     mini_batch: int = opt(64, "trajectories per optimizer step")
@@ -107,12 +108,12 @@ class Config:
 
 # An environment's preset is complete: `--env NAME` alone is enough. Values are for the model in the box.
 PRESETS = {
-    "frozenlake": dict(steps=100, num_groups=16, group_size=16, max_new_tokens=24, max_context=512),
-    "bandit": dict(steps=60, num_groups=16, group_size=16, max_new_tokens=24, max_context=256),
+    "bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256),
+    "frozenlake": dict(steps=70, lr=5e-4, lr_final=0.1, max_new_tokens=24, max_context=512),
 }
 ALGOS = {
     "grpo": dict(advantages="grpo"),
-    "ppo": dict(advantages="gae", lam=0.95),
+    "ppo": dict(advantages="gae", lam=0.95, lr=3e-4),
 }
 # What changes for a pretrained model: RAGEN V2's rates, shorter batches, room for longer replies.
 PRETRAINED = dict(lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32, max_new_tokens=128, max_context=2048,
@@ -122,18 +123,15 @@ PRETRAINED = dict(lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32, max_new_
 def preset(env="frozenlake", algo="grpo", model="tiny"):
     """The complete Config of an environment, an algorithm and a model, before any option of the user's."""
     layers = {}
-    for name, _ in parse_mixture(env, 10**6 if "=" not in env else _groups_in(env)):
+    for name in (part.partition("=")[0].strip() for part in env.split(",")):
         for key, value in PRESETS.get(name, {}).items():  # a mixture takes the larger of each number
             layers[key] = max(value, layers.get(key, value))
-    if model != "tiny":
-        layers.update(PRETRAINED)
     if algo not in ALGOS:
         raise ValueError(nearest("algo", algo, list(ALGOS)))
-    return Config(env=env, algo=algo, model=model, **{**layers, **ALGOS[algo]})
-
-
-def _groups_in(env):
-    return sum(int(n) for n in (part.partition("=")[2] for part in env.split(",")) if n.isdigit())
+    layers.update(ALGOS[algo])
+    if model != "tiny":
+        layers.update(PRETRAINED)
+    return Config(env=env, algo=algo, model=model, **layers)
 
 
 def parse(argv):
@@ -192,6 +190,8 @@ def check(config):
     for name in ("temperature", "filter_top_p", "max_grad_norm"):
         if getattr(config, name) <= 0:
             raise ValueError(f"{name}: got {getattr(config, name)}, expected more than 0.")
+    if config.run and not re.fullmatch(r"[\w+=-][\w.+=-]*", config.run):
+        raise ValueError(f"bad run name {config.run!r}: expected letters, digits and -_.+= only.")
     if config.advantages == "grpo" and config.group_size < 2:
         raise ValueError("grpo compares the members of a group: got group_size 1, expected at least 2.")
     Sampling(config.temperature, config.top_k, config.top_p)
@@ -577,8 +577,8 @@ def claim_folder(config, resume):
     if resume:
         return folder
     if folder is None:
-        model = Path(config.model).name
-        stem = "-".join([config.env.replace(",", "+").replace(":", "."), config.algo, model, f"s{config.seed}"])
+        stem = "-".join([config.env.replace(",", "+"), config.algo, Path(config.model).name, f"s{config.seed}"])
+        stem = re.sub(r"[^\w.+=-]+", ".", stem)
         names = (stem if i == 1 else f"{stem}-{i}" for i in range(1, 10**6))
         folder = next(RUNS / n for n in names if not (RUNS / n).exists())
     if folder.exists():

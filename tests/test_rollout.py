@@ -1,0 +1,371 @@
+"""Multi-turn generation: tokens in = tokens out, recorded masks, caches that change nothing."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from toys import puppet, tiny
+
+from minragen import envs, rollout
+from minragen.envs import EnvGroups, Outcome, TextEnv
+from minragen.models import Policy, token_logprobs
+from minragen.rollout import KVSlots, Sampling, StopReason, collect, make_batch, sample, truncate, uniforms
+
+LIMITS = dict(max_new_tokens=12, max_context=400)
+
+
+def play(policy, frame, groups, first_seed=0, sampling=Sampling(), **options):
+    return collect(policy, frame, groups, first_seed, sampling, **{**LIMITS, **options})
+
+
+def reply_ids(frame, text):
+    return frame.encode(text)
+
+
+class TestTokens:
+    """One FrozenLake episode of two turns, spoken by a puppet; every id of it is known beforehand."""
+
+    REPLIES = (" player</think><answer> Left</answer>", " goal</think><answer> Up</answer>")
+
+    @pytest.fixture
+    def episode(self):
+        policy, frame = puppet()
+        groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=2))
+        env = envs.make("frozenlake", budget=groups.envs[0].budget)
+        first, _ = env.reset(seed=3)
+        second = env.step("Left")[0]
+        prompt = frame.open(env.system_prompt, first)
+        one, two = (reply_ids(frame, r) for r in self.REPLIES)
+        framing = frame.between(one[-1], second)
+        expected = [(prompt, False, -1), (one, True, 0), (framing, False, -1), (two, True, 1)]
+        everything = [i for ids, _, _ in expected for i in ids]
+        policy.model.script = dict(enumerate(everything))
+        return play(policy, frame, groups, first_seed=3)[0], expected
+
+    def test_the_tokens_are_prompt_reply_framing_reply_and_nothing_else(self, episode):
+        trajectory, expected = episode
+        assert trajectory.tokens == [i for ids, _, _ in expected for i in ids]
+
+    def test_response_mask_is_true_exactly_on_sampled_ids(self, episode):
+        trajectory, expected = episode
+        assert trajectory.response_mask == [mask for ids, mask, _ in expected for _ in ids]
+
+    def test_turn_ids_count_the_replies_and_are_minus_one_elsewhere(self, episode):
+        trajectory, expected = episode
+        assert trajectory.turn_ids == [turn for ids, _, turn in expected for _ in ids]
+
+    def test_logprobs_are_zero_where_nothing_was_sampled(self, episode):
+        trajectory, _ = episode
+        assert all(lp == 0.0 for lp, m in zip(trajectory.sample_logprobs, trajectory.response_mask) if not m)
+
+    def test_each_turns_reward_lies_on_its_last_sampled_token(self, episode):
+        trajectory, expected = episode
+        trajectory.turn_rewards = [0.25, -0.5]
+        rewards = make_batch([trajectory]).rewards[0]
+        ends = np.cumsum([len(ids) for ids, _, _ in expected])
+        assert rewards[ends[1] - 1] == 0.25 and rewards[ends[3] - 1] == -0.5
+        assert rewards.count_nonzero() == 2
+
+    def test_reasoning_and_answer_are_read_from_the_text_without_changing_the_tokens(self, episode):
+        trajectory, _ = episode
+        assert [(t.reasoning, t.answer, t.valid) for t in trajectory.turns] == [
+            ("player", "Left", True), ("goal", "Up", True)]
+
+
+class TestStops:
+    def stop_of(self, text, end=False, turns=1, **limits):
+        policy, frame = puppet()
+        groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=turns))
+        start = len(frame.open(groups.envs[0].system_prompt, groups.reset(0)[0]))
+        ids = reply_ids(frame, text) + ([frame.end_of_turn] if end else [])
+        policy.model.script = {start + i: token for i, token in enumerate(ids)}
+        return play(policy, frame, groups, **limits)[0], ids, frame
+
+    def test_a_closed_answer_ends_the_reply(self):
+        t, ids, _ = self.stop_of(" a</think><answer> Up</answer> never said")
+        assert t.turns[0].stop is StopReason.ANSWER and t.turns[0].text.endswith("</answer>")
+
+    def test_an_answer_tag_spelt_in_bytes_ends_the_reply_too(self):
+        policy, frame = puppet()
+        tag = [i for c in "</answer>" for i in [policy.tokenizer.convert_tokens_to_ids(c)]]
+        groups = EnvGroups("frozenlake", 1, 1)
+        start = len(frame.open(groups.envs[0].system_prompt, groups.reset(0)[0]))
+        policy.model.script = dict(enumerate(reply_ids(frame, " a") + tag, start))
+        t = play(policy, frame, groups, max_new_tokens=20)[0]
+        assert t.turns[0].stop is StopReason.ANSWER and t.turns[0].text == " a</answer>"
+
+    def test_a_sampled_end_of_turn_ends_the_reply_and_is_trained(self):
+        t, ids, frame = self.stop_of(" a", end=True, turns=2)
+        first_reply = [i for i, turn in enumerate(t.turn_ids) if turn == 0]
+        assert t.turns[0].stop is StopReason.END_OF_TURN and t.turns[0].text == " a"
+        assert t.tokens[first_reply[-1]] == frame.end_of_turn and t.response_mask[first_reply[-1]]
+
+    def test_a_sampled_end_of_turn_is_not_repeated_by_the_framing(self):
+        t, _, frame = self.stop_of(" a", end=True, turns=2)
+        last = max(i for i, turn in enumerate(t.turn_ids) if turn == 0)
+        assert t.tokens[last + 1] != frame.end_of_turn
+
+    def test_a_stopped_reply_gets_an_end_of_turn_that_is_not_trained(self):
+        t, _, frame = self.stop_of(" a</think><answer> Up</answer>", turns=2)
+        last = max(i for i, turn in enumerate(t.turn_ids) if turn == 0)
+        assert t.tokens[last + 1] == frame.end_of_turn and not t.response_mask[last + 1]
+
+    def test_the_token_cap_ends_the_reply(self):
+        t, _, _ = self.stop_of(" player" * 30, max_new_tokens=7)
+        assert t.turns[0].stop is StopReason.MAX_NEW_TOKENS and sum(t.response_mask) == 7
+
+    def test_a_full_context_ends_the_episode_and_is_never_exceeded(self):
+        policy, frame = tiny()
+        groups = EnvGroups("frozenlake", 4, 2)
+        start = max(len(frame.open(groups.envs[0].system_prompt, o)) for o in groups.reset(0))
+        for room in (1, 5, 14, 60, 100):
+            for t in play(policy, frame, groups, max_context=start + room, max_new_tokens=12):
+                assert len(t.tokens) <= start + room
+                assert t.stop is StopReason.CONTEXT or len(t.turns) == 5 or t.success or t.stop is StopReason.TERMINATED
+
+    def test_a_first_prompt_that_overflows_the_context_is_refused_with_both_numbers(self):
+        policy, frame = tiny()
+        with pytest.raises(ValueError, match=r"has \d+ tokens and max_context is 50.*Raise --max-context"):
+            play(policy, frame, EnvGroups("frozenlake", 1, 1), max_context=50)
+
+    def test_running_out_of_turns_is_truncated_and_reaching_an_end_is_terminated(self):
+        policy, frame = tiny()
+        t = play(policy, frame, EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=3)))[0]
+        assert t.stop is StopReason.TRUNCATED and len(t.turns) == 3
+        assert play(*tiny("bandit"), EnvGroups("bandit", 1, 1))[0].stop is StopReason.TERMINATED
+
+
+class Breaks(TextEnv):
+    """Raises in the second turn of odd seeds."""
+
+    instruction = "Say anything."
+
+    def _reset(self, rng):
+        self.number = int(rng.integers(10**6))
+
+    def instance_split(self):
+        return self.split
+
+    def render(self):
+        return f"Number {self.number}"
+
+    def _act(self, action):
+        return Outcome(0.0)
+
+    def step(self, answer):
+        if self._turns == 1 and self.number % 2:
+            raise OSError("the outside world is gone")
+        return super().step(answer)
+
+
+class TestEnvironmentErrors:
+    def test_an_environment_that_raises_ends_only_its_own_trajectory(self):
+        policy, frame = tiny()
+        groups = EnvGroups("test_rollout:Breaks", 8, 1)
+        played = play(policy, frame, groups, max_context=4000)
+        odd = [env.number % 2 == 1 for env in groups.envs]
+        assert any(odd) and not all(odd)
+        assert [t.stop is StopReason.ENV_ERROR for t in played] == odd
+        assert [len(t.turns) for t in played] == [2 if o else 5 for o in odd]
+
+    def test_the_error_is_a_stop_reason_and_the_turn_is_kept(self, monkeypatch):
+        policy, frame = tiny()
+        groups = EnvGroups("frozenlake", 2, 2)
+        monkeypatch.setattr(groups.envs[1], "step", lambda answer: 1 / 0)
+        played = play(policy, frame, groups)
+        assert played[1].stop is StopReason.ENV_ERROR and len(played[1].turns) == len(played[1].turn_rewards) == 1
+        assert all(t.stop is not StopReason.ENV_ERROR for i, t in enumerate(played) if i != 1)
+        make_batch(played)
+
+
+class TestCaching:
+    @pytest.mark.parametrize("architecture", ["llama", "llama_mha", "qwen2", "qwen3", "gpt_neox"])
+    def test_cached_turns_equal_one_full_forward_pass(self, architecture):
+        policy, frame = architecture_policy(architecture)
+        played = play(policy, frame, EnvGroups("frozenlake", 3, 4))
+        assert max(len(t.turns) for t in played) == 5
+        batch = make_batch(played)
+        logprobs, _ = token_logprobs(policy.model, batch.tokens, batch.response_mask)
+        assert torch.allclose(logprobs, batch.sample_logprobs, atol=1e-5)
+
+    def test_no_token_is_fed_twice_and_a_groups_prompt_only_once(self, monkeypatch):
+        policy, frame = tiny()
+        fed, original = [], rollout.forward_slots
+        monkeypatch.setattr(rollout, "forward_slots", lambda model, slots, tokens, counts: (
+            fed.append(int(counts.sum())), original(model, slots, tokens, counts))[1])
+        groups = EnvGroups("frozenlake", 3, 4)
+        played = play(policy, frame, groups)
+        prompts = [t.response_mask.index(True) for t in played]
+        after_prompt = sum(len(t.tokens) - p - 1 for t, p in zip(played, prompts))  # the last id needs no forward
+        assert sum(fed) == sum(prompts[::4]) + after_prompt
+
+    def test_slots_are_allocated_to_what_the_turn_needs(self, monkeypatch):
+        policy, frame = tiny()
+        capacities, original = [], KVSlots.keep
+        monkeypatch.setattr(KVSlots, "keep", lambda self, index, capacity: (
+            capacities.append(capacity), original(self, index, capacity))[1])
+        played = play(policy, frame, EnvGroups("frozenlake", 2, 2), max_context=4000)
+        longest = max(len(t.tokens) for t in played)
+        assert capacities == sorted(capacities) and capacities[-1] <= longest + 2 * LIMITS["max_new_tokens"]
+
+    def test_what_a_slot_holds_beyond_its_length_is_never_seen(self):
+        policy, _ = tiny()
+        tokens = torch.randint(3, 200, (2, 9))
+        logits = []
+        for junk in (0.0, 1e4):
+            slots = KVSlots(policy.model, 2, 30)
+            for layer in slots.layers:
+                layer += junk
+            rollout.forward_slots(policy.model, slots, tokens, torch.tensor([9, 4]))
+            logits.append(rollout.forward_slots(policy.model, slots, tokens[:, :3], torch.tensor([3, 3])))
+        assert torch.allclose(*logits, atol=1e-5)
+
+    def test_rows_of_different_lengths_get_what_each_would_get_alone(self):
+        policy, _ = tiny()
+        tokens, counts = torch.randint(3, 200, (3, 8)), torch.tensor([8, 3, 5])
+        together = rollout.forward_slots(policy.model, KVSlots(policy.model, 3, 8), tokens, counts)
+        for row, count in enumerate(counts.tolist()):
+            alone = policy.model(tokens[row:row + 1, :count], use_cache=False).logits[:, -1]
+            assert torch.allclose(together[row], alone[0], atol=1e-5)
+
+    def test_slots_that_change_places_take_their_keys_values_and_lengths_along(self):
+        policy, _ = tiny()
+        slots = KVSlots(policy.model, 4, 6)
+        for i in range(4):
+            for layer in slots.layers:
+                layer[:, i] = i
+            slots.lengths[i] = i
+        slots.swap(torch.tensor([0, 1]), torch.tensor([3, 2]))
+        assert slots.lengths.tolist() == [3, 2, 1, 0]
+        assert all(layer[:, i].eq(3 - i).all() for layer in slots.layers for i in range(4))
+
+
+def architecture_policy(name):
+    policy, frame = tiny()
+    common = dict(vocab_size=len(policy.tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                  num_attention_heads=4, max_position_embeddings=1024)
+    config = {"llama": lambda: transformers.LlamaConfig(num_key_value_heads=2, **common),
+              "llama_mha": lambda: transformers.LlamaConfig(num_key_value_heads=4, **common),
+              "qwen2": lambda: transformers.Qwen2Config(num_key_value_heads=2, **common),
+              "qwen3": lambda: transformers.Qwen3Config(num_key_value_heads=2, head_dim=16, **common),
+              "gpt_neox": lambda: transformers.GPTNeoXConfig(**common)}[name]()
+    torch.manual_seed(0)
+    return Policy(name, transformers.AutoModelForCausalLM.from_config(config).eval(), policy.tokenizer), frame
+
+
+class TestIndependence:
+    """A trajectory is a function of its seed and member, not of its company."""
+
+    def test_a_batch_of_one_equals_its_row_of_a_large_batch_token_by_token(self):
+        policy, frame = tiny()
+        large = play(policy, frame, EnvGroups("frozenlake", 6, 3), first_seed=50)
+        for group in range(6):
+            alone = play(policy, frame, EnvGroups("frozenlake", 1, 1), first_seed=50 + group)[0]
+            assert alone.tokens == large[3 * group].tokens and alone.response_mask == large[3 * group].response_mask
+
+    def test_the_number_of_rows_per_batch_changes_nothing(self):
+        policy, frame = tiny()
+        one, many = (play(policy, frame, EnvGroups("frozenlake", 4, 2), max_rows=rows) for rows in (3, 256))
+        assert [t.tokens for t in one] == [t.tokens for t in many]
+
+    def test_members_of_a_group_share_the_prompt_and_differ_in_what_they_say(self):
+        policy, frame = tiny()
+        played = play(policy, frame, EnvGroups("frozenlake", 1, 8))
+        prompt = played[0].response_mask.index(True)
+        assert len({tuple(t.tokens[:prompt]) for t in played}) == 1
+        assert len({tuple(t.tokens) for t in played}) == 8
+
+    def test_another_run_seed_gives_other_replies_to_the_same_instances(self):
+        policy, frame = tiny()
+        a, b = (play(policy, frame, EnvGroups("frozenlake", 1, 2), run_seed=s) for s in (0, 1))
+        assert a[0].turns[0].observation == b[0].turns[0].observation and a[0].tokens != b[0].tokens
+
+    def test_greedy_play_ignores_the_run_seed(self):
+        policy, frame = tiny()
+        a, b = (play(policy, frame, EnvGroups("frozenlake", 1, 2), sampling=Sampling(0.0), run_seed=s) for s in (0, 1))
+        assert [t.tokens for t in a] == [t.tokens for t in b]
+
+
+class TestSampling:
+    def test_frequencies_follow_the_softmax(self):
+        logits = torch.tensor([2.0, 0.0, -1.0, 1.0])
+        u = (torch.arange(100_000) + 0.5) / 100_000
+        tokens, _ = sample(logits.expand(100_000, 4), u, Sampling(temperature=0.7))
+        share = torch.bincount(tokens, minlength=4) / 100_000
+        assert torch.allclose(share, (logits / 0.7).softmax(0), atol=1e-4)
+
+    def test_logprobs_are_those_of_the_temperature_before_truncation(self):
+        logits = torch.randn(50, 9)
+        tokens, logprobs = sample(logits, torch.rand(50), Sampling(0.7, top_k=2, top_p=0.8))
+        assert torch.allclose(logprobs, (logits / 0.7).log_softmax(-1).gather(1, tokens[:, None])[:, 0])
+
+    def test_temperature_zero_takes_the_most_probable_token(self):
+        logits = torch.randn(50, 9)
+        assert torch.equal(sample(logits, torch.rand(50), Sampling(0.0))[0], logits.argmax(-1))
+
+    def test_top_k_and_top_p_never_leave_their_sets(self):
+        logits = torch.randn(200, 30)
+        ranked = logits.argsort(-1, descending=True)
+        for u in (torch.full((200,), 2**-24), torch.full((200,), 1 - 2**-24), torch.rand(200)):
+            tokens, _ = sample(logits, u, Sampling(top_k=3))
+            assert (tokens[:, None] == ranked[:, :3]).any(1).all()
+        probs = logits.softmax(-1)
+        kept = truncate(probs, 0, 0.6)
+        for row, original in zip(kept, probs):  # the smallest set with at least this mass, and no smaller one
+            mass, smallest = original[row > 0].sum(), original[row > 0].min()
+            assert mass >= 0.6 - 1e-6 and mass - smallest < 0.6
+
+    def test_a_uniform_at_either_end_never_falls_off_the_distribution(self):
+        logits = torch.full((1, 1000), -100.0)
+        logits[0, 7] = 0.0
+        for u in (2**-24, 0.5, 1 - 2**-24):
+            assert sample(logits, torch.tensor([u]), Sampling())[0].item() == 7
+
+    def test_bad_settings_are_refused(self):
+        for bad in (dict(temperature=-1), dict(top_k=-1), dict(top_p=0.0), dict(top_p=1.5)):
+            with pytest.raises(ValueError, match="bad sampling"):
+                Sampling(**bad)
+
+
+class TestNoise:
+    def test_uniforms_are_uniform_and_uncorrelated_along_positions_and_keys(self):
+        keys = torch.arange(300)[:, None].expand(300, 300).reshape(-1)
+        u = uniforms(keys, torch.arange(300).repeat(300)).view(300, 300).double()
+        assert u.min() > 0 and u.max() < 1
+        assert abs(u.mean() - 0.5) < 0.005 and abs(u.var() - 1 / 12) < 0.002
+        for a, b in ((u[:, 1:], u[:, :-1]), (u[1:], u[:-1])):
+            assert abs(np.corrcoef(a.flatten(), b.flatten())[0, 1]) < 0.015
+
+    def test_a_uniform_depends_on_its_own_key_and_position_only(self):
+        keys, positions = torch.randint(2**62, (50,)), torch.randint(1000, (50,))
+        together = uniforms(keys, positions)
+        assert all(uniforms(keys[i:i + 1], positions[i:i + 1]) == together[i] for i in range(50))
+
+    def test_keys_differ_by_run_seed_environment_split_instance_and_member(self):
+        def key(run=0, split="train", env="frozenlake", seed=1, member=2):
+            return rollout.trajectory_key(run, split, rollout.Trajectory(env, seed, 0, member))
+        variants = [key(), key(run=1), key(split="val"), key(env="bandit"), key(seed=2), key(member=1),
+                    key(seed=2, member=1), key(seed=2**33 + 1)]
+        assert len(set(variants)) == len(variants)
+
+
+class TestBatch:
+    def test_padding_is_positional_and_masked(self):
+        policy, frame = tiny()
+        played = play(policy, frame, EnvGroups("frozenlake", 3, 2))
+        batch = make_batch(played)
+        for row, t in enumerate(played):
+            n = len(t.tokens)
+            assert batch.tokens[row, :n].tolist() == t.tokens and batch.attention_mask[row].sum() == n
+            assert not batch.response_mask[row, n:].any() and (batch.turn_ids[row, n:] == -1).all()
+
+    def test_rewards_sum_to_the_episode_return(self):
+        policy, frame = tiny()
+        batch = make_batch(play(policy, frame, EnvGroups("frozenlake", 3, 2)))
+        assert torch.allclose(batch.rewards.sum(1), batch.episode_returns)
+
+    def test_taking_rows_cuts_to_the_longest_of_them(self):
+        policy, frame = tiny()
+        batch = make_batch(play(policy, frame, EnvGroups("frozenlake", 3, 2)))
+        shortest = batch.lengths.argmin()
+        assert batch.take(shortest[None]).tokens.shape == (1, batch.lengths.min())

@@ -1,0 +1,305 @@
+"""The loop: settings, one exact update, runs on disk, resuming, validation, learning."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import torch
+
+from minragen import train as trainer
+from minragen.envs import REGISTRY, EnvGroups
+from minragen.rollout import collect, make_batch
+from minragen.train import ALGOS, PRESETS, Config, main, parse, preset
+
+SMALL = ["--num-groups", "2", "--group-size", "4", "--val-size", "4", "--val-every", "2", "--save-every", "2",
+         "--mini-batch", "4", "--max-new-tokens", "14"]
+TIMES = {"seconds", "rollout_seconds", "tokens_per_second"}
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
+    """Every test has a runs/ of its own."""
+    monkeypatch.setattr(trainer, "RUNS", tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def run(*argv):
+    main([*argv])
+
+
+def metrics(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+
+
+def message(*argv):
+    """What a user reads who gives these options; never a traceback."""
+    with pytest.raises(SystemExit) as stop:
+        main([*argv])
+    assert str(stop.value).startswith("error: ") and "\n" not in str(stop.value)
+    return str(stop.value)
+
+
+def settings(*argv):
+    return parse([*argv])[0]
+
+
+class TestSettings:
+    def test_every_field_is_an_option(self):
+        for f in dataclasses.fields(Config):
+            value = {"env": "bandit", "algo": "ppo", "model": "tiny", "device": "cpu", "env_arg": "high_prob=0.5",
+                     "response_format": "no_think", "advantages": "gae", "kl_estimator": "k2",
+                     "norm_by_std": "false"}.get(f.name, "3" if f.type is int else "0.5" if f.type is float else "x")
+            argv = ["--env", "bandit"] if f.name == "env_arg" else []
+            got = getattr(settings(*argv, "--" + f.name.replace("_", "-"), value), f.name)
+            assert got == (("high_prob=0.5",) if f.name == "env_arg" else False if value == "false" else f.type(value))
+
+    def test_every_field_says_what_it_is(self):
+        assert all(len(f.metadata["help"]) > 10 for f in dataclasses.fields(Config))
+
+    def test_every_environment_has_a_preset_and_every_preset_an_environment(self):
+        assert set(PRESETS) == set(REGISTRY)
+
+    @pytest.mark.parametrize("env", sorted(PRESETS))
+    @pytest.mark.parametrize("algo", sorted(ALGOS))
+    def test_a_preset_is_valid_as_it_stands(self, env, algo):
+        trainer.check(preset(env, algo))
+
+    def test_a_mixture_takes_the_larger_of_each_presets_numbers(self):
+        mixed = preset("frozenlake,bandit")
+        assert mixed.max_context == max(PRESETS[e]["max_context"] for e in ("frozenlake", "bandit"))
+
+    def test_what_differs_from_the_preset_is_known(self):
+        _, _, changed = parse(["--env", "bandit", "--lr", "0.5", "--seed", "3", "--algo", "ppo"])
+        assert changed == {"lr": 0.5}
+
+    @pytest.mark.parametrize("argv, said", [
+        (["--env", "frozenlak"], "unknown env 'frozenlak': did you mean 'frozenlake'? Known: bandit, frozenlake"),
+        (["--model", "smolm2"], "unknown model 'smolm2': did you mean 'smollm2'"),
+        (["--learning-rate", "1"], "unknown option '--learning-rate'"),
+        (["--group-sise", "1"], "did you mean '--group-size'"),
+        (["--algo", "grop"], "unknown algo 'grop': did you mean 'grpo'"),
+        (["--lr", "fast"], "invalid float value: 'fast'"),
+        (["--norm-by-std", "maybe"], "expected true or false"),
+        (["--steps", "0"], "steps: got 0, expected at least 1"),
+        (["--group-size", "1"], "grpo compares the members of a group"),
+        (["--temperature", "0"], "temperature: got 0.0, expected more than 0"),
+        (["--env-arg", "slip"], "expected name=value"),
+        (["--env-arg", "slipp=0.1"], "did you mean 'slip'"),
+        (["--env-arg", "slip=wet"], "expected float"),
+        (["--env-arg", "slip=2"], "bad options of FrozenLake"),
+        (["--env", "frozenlake=3,bandit=4"], "expected 16 in all"),
+        (["--env", "no.such.module:Env"], "No module named 'no'"),
+        (["--kl-estimator", "k1"], "unknown kl_estimator 'k1'"),
+        (["--max-context", "50"], "max_context is 50: no room for a reply"),
+        (["--resume"], "--resume needs --run NAME"),
+        (["--run", "nothing", "--resume"], "unknown run 'nothing'"),
+        (["--device", "cuda:7"], "sees no GPU"),
+    ])
+    def test_bad_input_gets_one_sentence(self, argv, said):
+        if "cuda:7" in argv and torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+        assert said in message(*argv)
+
+
+def learner_and_batch(*argv):
+    config = settings(*SMALL, "--num-groups", "3", *argv)
+    learner = trainer.build(config, None, lambda line: None)
+    groups = trainer.build_groups(config, "train", 3, 4)
+    played = collect(learner.policy, learner.frame, groups, 5, trainer.Sampling(), 0, 14, 512)
+    batch = make_batch(played)
+    batch.rewards[batch.rewards != 0] += 0.1  # make sure that there is something to learn
+    batch.episode_returns += torch.arange(12.0) % 3
+    return config, learner, batch
+
+
+class TestUpdate:
+    @pytest.mark.parametrize("algo", ["grpo", "ppo"])
+    def test_the_micro_batch_size_does_not_change_the_gradient(self, algo):
+        gradients = []
+        for token_budget in (1, 700, 10**9):
+            config, learner, batch = learner_and_batch("--algo", algo, "--kl-coef", "0.1",
+                                                       "--token-budget", str(token_budget))
+            trainer.prepare(learner, batch, config)
+            total, count = int(batch.loss_mask.sum()), 0
+            for rows in trainer.micro_batches(batch.lengths, token_budget):
+                trainer.losses(learner, batch.take(rows), config, total)
+                count += 1
+            trained = [*learner.policy.model.parameters(), *(learner.critic.parameters() if learner.critic else ())]
+            gradients.append((count, [p.grad.clone() for p in trained]))
+        assert gradients[0][0] == 12 and gradients[1][0] > 2 and gradients[2][0] == 1
+        for _, other in gradients[1:]:
+            assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients[0][1], other))
+
+    def test_micro_batches_hold_every_row_once_within_the_budget(self):
+        lengths = torch.tensor([5, 900, 30, 30, 2, 400])
+        parts = list(trainer.micro_batches(lengths, 450))
+        assert sorted(torch.cat(parts).tolist()) == list(range(6))
+        assert all(len(p) == 1 or len(p) * lengths[p].max() <= 450 for p in parts)
+
+    def test_on_cpu_the_learner_agrees_with_the_sampler_to_1e_5(self):
+        config, learner, batch = learner_and_batch()
+        assert trainer.update(learner, batch, config, 1)["logprob_gap"] < 1e-5
+
+    def test_the_first_step_is_on_policy(self):
+        config, learner, batch = learner_and_batch("--mini-batch", "100")
+        result = trainer.update(learner, batch, config, 1)
+        assert result["clip_fraction"] == 0 and abs(result["approx_kl"]) < 1e-8
+
+    def test_an_update_makes_good_tokens_likelier_and_bad_ones_less_likely(self):
+        config, learner, batch = learner_and_batch("--mini-batch", "100", "--entropy-coef", "0")
+        trainer.update(learner, batch, config, 1)
+        after, _ = trainer.token_logprobs(learner.policy.model, batch.tokens, batch.response_mask)
+        change = (after - batch.old_logprobs) * batch.advantages
+        assert change.sum() > 0
+
+    def test_the_reference_and_the_critic_exist_only_when_used(self):
+        _, plain, _ = learner_and_batch()
+        _, full, _ = learner_and_batch("--algo", "ppo", "--kl-coef", "0.1")
+        assert plain.reference is None and plain.critic is None
+        assert full.reference is not None and full.critic is not None
+
+    def test_the_kl_to_the_reference_starts_at_zero_and_the_reference_stays(self):
+        config, learner, batch = learner_and_batch("--kl-coef", "0.1", "--mini-batch", "4")
+        before = [p.clone() for p in learner.reference.parameters()]
+        first = trainer.update(learner, batch.take(torch.arange(4)), config, 1)["kl_ref"]
+        second = trainer.update(learner, batch, config, 2)["kl_ref"]
+        assert first < 1e-9 < second
+        assert all(torch.equal(a, b) for a, b in zip(before, learner.reference.parameters()))
+
+    def test_learning_rates_fall_linearly_to_their_final_share(self):
+        config, learner, batch = learner_and_batch("--lr", "1e-3", "--lr-final", "0.1", "--steps", "11")
+        rates = []
+        for step in (1, 6, 11):
+            trainer.update(learner, batch, config, step)
+            rates.append(learner.optimizer.inner.param_groups[0]["lr"])
+        assert rates == pytest.approx([1e-3, 5.5e-4, 1e-4])
+
+
+class TestRuns:
+    def test_a_run_leaves_config_metrics_trajectories_and_a_checkpoint(self, runs):
+        run("--run", "a", "--steps", "2", *SMALL)
+        assert {p.name for p in (runs / "a").iterdir()} == {
+            "config.json", "metrics.jsonl", "trajectories.jsonl", "checkpoint"}
+        lines = metrics(runs / "a")
+        assert [line["step"] for line in lines] == [0, 1, 2, 2]
+        assert "val/success_greedy" in lines[0] and "test/success" in lines[-1]
+        first = json.loads((runs / "a" / "trajectories.jsonl").read_text().splitlines()[0])
+        assert [m["role"] for m in first["messages"][:3]] == ["system", "user", "assistant"]
+
+    def test_metrics_are_json_numbers_with_the_consoles_names(self, runs, capsys):
+        run("--run", "a", "--steps", "1", *SMALL)
+        assert all(isinstance(v, (int, float)) for line in metrics(runs / "a") for v in line.values())
+        printed = capsys.readouterr().out
+        assert "memory    about" in printed and "differ from the preset" in printed and "no GPU" in printed
+
+    @pytest.mark.parametrize("algo", ["grpo", "ppo"])
+    def test_resuming_equals_never_having_stopped_bit_for_bit(self, runs, algo):
+        options = [*SMALL, "--algo", algo, "--kl-coef", "0.01", "--lr-final", "1"]
+        run("--run", "straight", "--steps", "4", *options)
+        run("--run", "stopped", "--steps", "2", *options)
+        run("--run", "stopped", "--resume", "--steps", "4")
+        one, two = metrics(runs / "straight"), metrics(runs / "stopped")
+        assert one == two and len(one) == 6
+        weights = [torch.load(runs / n / "checkpoint" / "trainer.pt", weights_only=True) for n in ("straight", "stopped")]
+        flat = [json.dumps(w, default=lambda t: t.tolist(), sort_keys=True) for w in weights]
+        assert flat[0] == flat[1]
+        same = [(runs / n / "checkpoint" / "model.safetensors").read_bytes() for n in ("straight", "stopped")]
+        assert same[0] == same[1]
+
+    def test_the_same_seed_gives_the_same_run_and_another_one_another(self, runs):
+        for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+            run("--run", name, "--seed", seed, "--steps", "1", *SMALL)
+        a, b, c = (metrics(runs / n) for n in "abc")
+        assert a == b and a[1:] != c[1:]
+
+    def test_an_existing_run_is_not_overwritten(self, runs):
+        run("--run", "a", "--steps", "1", *SMALL)
+        before = (runs / "a" / "metrics.jsonl").read_text()
+        assert "run 'a' exists already. Go on with --run a --resume" in message("--run", "a", *SMALL)
+        assert (runs / "a" / "metrics.jsonl").read_text() == before
+
+    def test_a_run_without_a_name_gets_a_new_one_each_time(self, runs):
+        for _ in range(2):
+            run("--env", "bandit", "--steps", "1", *SMALL)
+        assert {p.name for p in runs.iterdir()} == {"bandit-grpo-tiny-s0", "bandit-grpo-tiny-s0-2"}
+
+    def test_resuming_with_other_settings_is_refused(self, runs):
+        run("--run", "a", "--steps", "1", *SMALL)
+        assert "lr was 0.0003, got 0.5" in message("--run", "a", "--resume", "--lr", "0.5")
+
+    def test_a_run_name_must_be_one_plain_folder(self):
+        for name in ("../x", "a/b", ".", "a b"):
+            assert "run" in message("--run", name, *SMALL)
+
+    @pytest.mark.parametrize("file", ["model.safetensors", "trainer.pt", "tokenizer.json", "manifest.json"])
+    @pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
+    def test_a_damaged_checkpoint_is_refused_by_name(self, runs, file, how):
+        if not hasattr(TestRuns, "whole"):
+            run("--run", "a", "--steps", "1", *SMALL)
+            TestRuns.whole = runs.parent / "whole"
+            shutil.copytree(runs, TestRuns.whole)
+        shutil.copytree(TestRuns.whole, runs, dirs_exist_ok=True)
+        path = runs / "a" / "checkpoint" / file
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(data[:len(data) // 2] if how == "cut" else data)
+        said = message("--run", "a", "--resume", "--steps", "2")
+        assert "damaged" in said or "no checkpoint" in said
+
+    def test_a_kill_between_the_two_renames_leaves_a_whole_checkpoint(self, runs):
+        run("--run", "a", "--steps", "2", *SMALL)
+        (runs / "a" / "checkpoint").rename(runs / "a" / "checkpoint.new")
+        run("--run", "a", "--resume", "--steps", "3")
+        assert metrics(runs / "a")[-1]["step"] == 3 and (runs / "a" / "checkpoint").exists()
+
+    def test_a_checkpoint_that_was_never_finished_is_not_taken(self, runs):
+        run("--run", "a", "--steps", "1", *SMALL)
+        (runs / "a" / "checkpoint" / "manifest.json").unlink()
+        assert "has no checkpoint" in message("--run", "a", "--resume")
+
+    def test_lines_after_the_checkpoint_and_cut_off_lines_are_forgotten_on_resume(self, runs):
+        run("--run", "a", "--steps", "2", *SMALL)
+        with open(runs / "a" / "metrics.jsonl", "a") as file:
+            file.write('{"step": 3, "success": 1.0}\n{"step": 4, "succ')
+        run("--run", "a", "--resume", "--steps", "3")
+        assert [line["step"] for line in metrics(runs / "a")] == [0, 1, 2, 3, 3]
+
+    def test_a_run_whose_filter_stays_empty_stops_and_says_why(self, runs, capsys):
+        run("--env", "frozenlake", "--run", "a", "--steps", "9", *SMALL, "--env-arg", "frozen=1.0", "--max-turns", "1",
+            "--warmup-steps", "0")
+        assert "no group had any spread of reward" in capsys.readouterr().out
+        assert [line["step"] for line in metrics(runs / "a")][:-1] == [0, 1, 2, 3, 4, 5]
+
+
+class TestValidation:
+    @pytest.mark.parametrize("env", sorted(REGISTRY))
+    def test_training_and_validation_share_no_instance(self, env):
+        seen = {}
+        for split, first in (("train", trainer.TRAIN_SEED_STRIDE), ("val", 0), ("test", 0)):
+            groups = EnvGroups(env, 200, 1, split)
+            groups.reset(first)
+            seen[split] = {e.instance() for e in groups.envs}
+        assert not seen["train"] & seen["val"] and not seen["train"] & seen["test"] and not seen["val"] & seen["test"]
+
+    def test_a_mixture_reports_every_environment(self, runs):
+        run("--env", "frozenlake,bandit", "--run", "mix", "--steps", "1", "--warmup-steps", "1", *SMALL)
+        first, step = metrics(runs / "mix")[:2]
+        assert {"val/frozenlake/success", "val/bandit/success_greedy"} <= set(first)
+        assert {"frozenlake/success", "bandit/episode_return"} <= set(step)
+
+    def test_steps_and_seeds_never_play_the_same_training_seed(self):
+        firsts = [(seed + 1) * trainer.TRAIN_SEED_STRIDE + step * 16 for seed in range(3) for step in range(1000)]
+        assert len(set(firsts)) == 3000 and min(firsts) > 10**9  # and none of validation's, which begin at 0
+
+
+class TestLearning:
+    def test_bandit_learns_the_better_arm_of_known_pairs_in_the_order_not_trained_on(self, runs):
+        """The whole algorithm at work: from weak play to the better arm in a few steps."""
+        run("--env", "bandit", "--run", "learns", "--steps", "14", "--val-every", "14", "--val-size", "64")
+        lines = metrics(runs / "learns")
+        assert lines[0]["val/success"] < 0.85 and lines[-2]["val/success"] > 0.93

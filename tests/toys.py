@@ -1,0 +1,44 @@
+"""What several test files share: the untrained tiny policy and a model that says what it is told."""
+
+import functools
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from minragen.envs import SPLITS, make
+from minragen.models import ChatFrame, Policy, load_policy
+
+
+@functools.cache
+def tiny(env="frozenlake"):
+    """The untrained tiny policy of an environment and its frame; nobody may change its weights."""
+    policy = load_policy("tiny", envs=[make(env, split) for split in SPLITS])
+    return policy, ChatFrame(policy.tokenizer)
+
+
+class Puppet(nn.Module):
+    """A 'decoder' that, after the token at position p, gives all probability to the id script[p + 1]."""
+
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.script = {}
+        self.config = SimpleNamespace(vocab_size=vocab_size, num_hidden_layers=1, num_attention_heads=1,
+                                      num_key_value_heads=1, hidden_size=1, head_dim=1)
+        self.config.get_text_config = lambda: self.config
+
+    def base_model(self, input_ids, position_ids, **kwargs):
+        hidden = torch.zeros(*input_ids.shape, self.config.vocab_size)
+        for b, row in enumerate(position_ids.tolist()):
+            for q, position in enumerate(row):
+                hidden[b, q, self.script.get(position + 1, 0)] = 100.0
+        return SimpleNamespace(last_hidden_state=hidden)
+
+    def get_output_embeddings(self):
+        return nn.Identity()
+
+
+def puppet(env="frozenlake"):
+    policy, frame = tiny(env)
+    return Policy("puppet", Puppet(len(policy.tokenizer)), policy.tokenizer), frame
