@@ -1,0 +1,32 @@
+"""One thread, no progress bars, and `--env`: which environments the contract is checked on.
+
+    python -m pytest tests/test_env_contract.py --env package.module:Class
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+
+# `pytest` alone, unlike `python -m pytest`, looks neither into the checkout nor into the current folder.
+for folder in (str(Path(__file__).parent.parent), ""):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+from minragen.envs import REGISTRY  # noqa: E402  the line above finds it
+
+torch.set_num_threads(1)  # tests run beside training, and sums must not depend on the number of cores
+logging.disable_progress_bar()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--env", action="append", metavar="NAME",
+                     help="environment for the contract tests, as envs.make takes it; may be repeated "
+                          "[every registered one]")
+
+
+def pytest_generate_tests(metafunc):
+    """A test that takes `env_name` runs once for each `--env`."""
+    if "env_name" in metafunc.fixturenames:
+        metafunc.parametrize("env_name", metafunc.config.getoption("env") or sorted(REGISTRY))

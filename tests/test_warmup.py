@@ -1,0 +1,112 @@
+"""The base of the model in the box: weak on purpose, the same everywhere, and never remade in secret."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from minragen import warmup
+from minragen.envs import REGISTRY, SPLITS, make
+from minragen.models import ChatFrame, load_policy
+from minragen.warmup import ASSETS, EXPERT, HABIT, PIECE_STEPS, STEPS, demonstrate, warm_key, warm_start, warm_up
+
+
+def fresh(env):
+    policy = load_policy("tiny", envs=[make(env, split) for split in SPLITS])
+    return policy, ChatFrame(policy.tokenizer)
+
+
+class TestDemonstrations:
+    def test_they_come_from_the_training_split_only(self):
+        held_out = set()
+        for split in ("val", "test"):
+            env = make("frozenlake", split)
+            for seed in range(300):
+                env.reset(seed=seed)
+                held_out.add(env.instance())
+        policy, frame = fresh("frozenlake")
+        env = make("frozenlake", "train")
+        for t in demonstrate(frame, "frozenlake", 50, step=3):
+            env.reset(seed=t.seed)
+            assert env.instance_split() == "train" and env.instance() not in held_out
+
+    def test_every_reply_is_in_the_form_and_truthful(self):
+        policy, frame = fresh("frozenlake")
+        for t in demonstrate(frame, "frozenlake", 20, step=0):
+            env, turn = make("frozenlake"), 0
+            env.reset(seed=t.seed)
+            while turn < len(t.turn_rewards):
+                ids = [i for i, k in zip(t.tokens, t.turn_ids) if k == turn]
+                reply = frame.parse(policy.tokenizer.decode(ids))
+                assert reply.valid and reply.reasoning == env.note()
+                assert env.step(reply.answer)[1] == t.turn_rewards[turn]
+                turn += 1
+
+    @pytest.mark.parametrize("env", sorted(REGISTRY))
+    def test_a_reply_fits_into_the_presets_tokens(self, env):
+        from minragen.train import PRESETS
+        _, frame = fresh(env)
+        longest = max(np.bincount(np.array(t.turn_ids)[np.array(t.response_mask)]).max()
+                      for t in demonstrate(frame, env, 64, step=0))
+        assert longest <= PRESETS[env]["max_new_tokens"]
+
+    def test_the_expert_and_the_habit_have_their_stated_shares(self):
+        env, rng = make("frozenlake"), np.random.default_rng(0)
+        env.reset(seed=1)
+        env.goal, env.player, env._policy = (0, 0), (3, 0), None  # best is Up: neither habit nor first in the list
+        env.holes[:] = False
+        firsts = [warmup.weak_answer(env, rng).split(" || ")[0] for _ in range(20_000)]
+        share = {a: firsts.count(a) / len(firsts) for a in env.actions}
+        uniform = (1 - EXPERT) * (1 - HABIT) / 4
+        assert abs(share["Up"] - (EXPERT + uniform)) < 0.015
+        assert abs(share["Right"] - ((1 - EXPERT) * HABIT + uniform)) < 0.015
+        assert abs(share["Left"] - uniform) < 0.01
+
+
+class TestCarriedWeights:
+    @pytest.mark.parametrize("env", sorted(REGISTRY))
+    def test_the_presets_weights_are_carried_under_their_key(self, env):
+        policy, frame = fresh(env)
+        key = warm_key(policy, frame, env, STEPS["tiny"])
+        assert [p.name for p in ASSETS.glob(f"tiny-{env}-*")] == [f"tiny-{env}-{key}.safetensors"]
+
+    @pytest.mark.parametrize("env", sorted(REGISTRY))
+    def test_redoing_a_piece_of_the_warm_up_gives_the_same_weights(self, env):
+        policy, frame = fresh(env)
+        record = warm_up(policy, frame, env, STEPS["tiny"], stop_after=PIECE_STEPS)
+        with safe_open(next(ASSETS.glob(f"tiny-{env}-*")), "pt") as file:
+            carried = {name: json.loads(text) for name, text in file.metadata().items()}
+        assert record["loss"] == pytest.approx(carried["loss"][:PIECE_STEPS], rel=1e-4)
+        assert record["probe"] == pytest.approx(carried["probe"], rel=1e-3, abs=1e-3)
+        assert carried["loss"][-1] < 0.1 * carried["loss"][0]
+
+    def test_the_warm_up_is_deterministic_to_the_bit(self):
+        results = []
+        for _ in range(2):
+            policy, frame = fresh("bandit")
+            warm_up(policy, frame, "bandit", 50, stop_after=2)
+            results.append([p.detach().clone() for p in policy.model.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(*results))
+
+    @pytest.mark.parametrize("change", [dict(steps=3), dict(options={"slip": 0.5}), dict(budgets={"max_turns": 2})])
+    def test_other_settings_have_another_key_and_are_made_and_cached(self, change, tmp_path, monkeypatch):
+        monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
+        policy, frame = fresh("frozenlake")
+        arguments = dict(steps=2, options=None, budgets=None) | change
+        keys = {warm_key(policy, frame, "frozenlake", 2), warm_key(policy, frame, "frozenlake", **arguments)}
+        assert len(keys) == 2
+        said = []
+        warm_start(policy, frame, "frozenlake", say=said.append, **{**arguments, "steps": min(3, arguments["steps"])})
+        made = [p.detach().clone() for p in policy.model.parameters()]
+        again, frame = fresh("frozenlake")
+        warm_start(again, frame, "frozenlake", say=said.append, **{**arguments, "steps": min(3, arguments["steps"])})
+        assert "made now" in said[0] and "from the cache" in said[1]
+        assert all(torch.equal(a, b) for a, b in zip(made, again.model.parameters()))
+
+    def test_no_steps_means_no_warm_up(self):
+        policy, frame = fresh("bandit")
+        before = [p.detach().clone() for p in policy.model.parameters()]
+        warm_start(policy, frame, "bandit", 0)
+        assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters()))
