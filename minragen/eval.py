@@ -16,10 +16,10 @@ import sys
 import numpy as np
 import transformers
 
+from minragen import train
 from minragen.envs import SPLITS
 from minragen.models import ChatFrame
 from minragen.rollout import Sampling, collect
-from minragen.train import RUNS, build_groups, build_policy, find_checkpoint, read_config, resumed_config
 
 
 def wilson(successes, n, z=1.959964):
@@ -38,9 +38,9 @@ def wilson(successes, n, z=1.959964):
 
 def evaluate(config, split, size):
     """Rows of (player, successes, n, mean return) on `size` instances of `split`, the checkpoint first."""
-    policy = build_policy(config, find_checkpoint(RUNS / config.run))
+    policy = train.build_policy(config, train.find_checkpoint(train.RUNS / config.run))
     frame = ChatFrame(policy.tokenizer, config.response_format)
-    groups, rows = build_groups(config, split, size, 1), []
+    groups, rows = train.build_groups(config, split, size, 1), []
     for name, temperature in (("checkpoint", config.val_temperature), ("checkpoint, greedy", 0.0)):
         played = collect(policy, frame, groups, 0, Sampling(temperature), 0, config.max_new_tokens,
                          config.max_context, config.max_rows)
@@ -86,7 +86,7 @@ def main(argv=None):
     try:
         if args.size < 1:
             raise ValueError(f"--size: got {args.size}, expected at least 1.")
-        config = resumed_config({"run": args.run})
+        config = train.resumed_config({"run": args.run})
         rows, distinct = evaluate(config, args.split, args.size)
     except (ValueError, ImportError, RuntimeError) as problem:
         sys.exit(f"error: {problem}")

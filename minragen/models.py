@@ -81,13 +81,15 @@ def choose(model="", device=""):
     return "tiny", where, f"model tiny on {where} ({seen}): run `make smollm2` for the pretrained model in the box"
 
 
-def load_policy(name, device="cpu", envs=()):
+def load_policy(name, device="cpu", envs=(), stored_dtype=False):
     """A policy by name: `tiny` (built for the words of `envs`, untrained), `smollm2`, a folder or a hub id.
 
+    stored_dtype: keep the dtype of the files (a checkpoint of ours); otherwise bfloat16 on a GPU. On a CPU
+        it is float32 either way.
     raises: ValueError for an unknown name, RuntimeError for a model whose head or layers we cannot train
     """
     device = torch.device(device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = torch.float32 if device.type == "cpu" else "auto" if stored_dtype else torch.bfloat16
     if name == "tiny":
         tokenizer = tiny_tokenizer(envs)
         policy = Policy(name, tiny_model(tokenizer).to(device=device), tokenizer)
@@ -304,6 +306,14 @@ def token_logprobs(model, tokens, response_mask, temperature=1.0):
         pieces = [chunk(h, t) for h, t in pieces]
     empty = torch.zeros(tokens.shape, device=tokens.device)
     return tuple(empty.masked_scatter(response_mask, torch.cat(column)) for column in zip(*pieces))
+
+
+def kv_shape(model):
+    """(layers, KV heads, head dimension): the sizes of a model's keys and values."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, heads, head_dim
 
 
 class Critic(nn.Module):

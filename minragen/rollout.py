@@ -24,7 +24,7 @@ from enum import Enum
 
 import torch
 
-from minragen.models import output_layer
+from minragen.models import kv_shape, output_layer
 
 CLOSING_TAIL = 12  # tokens that "</answer>" can be spread over, and a few more
 
@@ -129,18 +129,24 @@ def collect(policy, frame, groups, first_seed, sampling, run_seed=0, max_new_tok
     trajectories = []
     for row, observation in enumerate(observations):
         group, member = divmod(row, groups.group_size)
-        system = groups.envs[row].system_prompt
-        t = Trajectory(groups.names[group], groups.seeds[group], group, member, f"{system}\n{frame.instruction}")
-        t.given(frame.open(system, observation))
-        if len(t.tokens) >= max_context:
-            raise ValueError(f"the first prompt of {t.env} has {len(t.tokens)} tokens and max_context is "
-                             f"{max_context}: no room for a reply. Raise --max-context.")
+        env, name = groups.envs[row], groups.names[group]
+        t = Trajectory(name, groups.seeds[group], group, member, f"{env.system_prompt}\n{frame.instruction}")
+        t.given(first_prompt(frame, env, name, observation, max_context))
         trajectories.append(t)
     for start in range(0, len(trajectories), max_rows):
         rows = range(start, min(start + max_rows, len(trajectories)))
         _Player(policy, frame, groups, rows, trajectories, observations, sampling, run_seed,
                 max_new_tokens, max_context, progress).play()
     return trajectories
+
+
+def first_prompt(frame, env, name, observation, max_context):
+    """The ids that open a conversation. Raises ValueError if they leave no room for a reply."""
+    ids = frame.open(env.system_prompt, observation)
+    if len(ids) >= max_context:
+        raise ValueError(f"the first prompt of {name} has {len(ids)} tokens and max_context is {max_context}: "
+                         f"no room for a reply. Raise --max-context.")
+    return ids
 
 
 class _Player:
@@ -300,13 +306,10 @@ class KVSlots:
     """
 
     def __init__(self, model, rows, capacity):
-        config = model.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (rows, heads, capacity, width)
-        parameter = next(model.parameters())
-        self.layers = [torch.zeros(2, *shape, dtype=parameter.dtype, device=parameter.device)
-                       for _ in range(config.num_hidden_layers)]
+        layers, heads, head_dim = kv_shape(model)
+        like = next(model.parameters())  # keys and values have the dtype and device of the weights
+        self.layers = [torch.zeros(2, rows, heads, capacity, head_dim, dtype=like.dtype, device=like.device)
+                       for _ in range(layers)]
         self.lengths = torch.zeros(rows, dtype=torch.int64)  # on the CPU: the loop above reads it all the time
 
     def place(self, positions, filled):

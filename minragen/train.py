@@ -33,9 +33,10 @@ import transformers
 from tqdm import tqdm
 
 from minragen import starpo
-from minragen.envs import REGISTRY, SPLITS, EnvGroups, make, nearest, parse_mixture
-from minragen.models import RESPONSE_FORMATS, AdamW, ChatFrame, Critic, choose, load_policy, token_logprobs
-from minragen.rollout import Sampling, StopReason, collect, make_batch
+from minragen.envs import SPLITS, EnvGroups, nearest, parse_mixture
+from minragen.models import (
+    RESPONSE_FORMATS, AdamW, ChatFrame, Critic, choose, kv_shape, load_policy, token_logprobs)
+from minragen.rollout import Sampling, StopReason, collect, first_prompt, make_batch
 from minragen.warmup import default_steps, warm_start
 
 RUNS = Path("runs")
@@ -62,7 +63,7 @@ class Config:
     model: str = opt("", "tiny, smollm2, a folder or a Hugging Face id; empty: by the machine")
     device: str = opt("", "cpu, cuda, ...; empty: cuda if there is one")
     threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny, else all")
-    steps: int = opt(100, "updates")
+    steps: int = opt(100, "updates of the policy")
     warmup_steps: int = opt(-1, "supervised steps on weak play before RL; -1: by the model, 0: none")
     # -- environment
     env_arg: tuple = opt((), "option of the environment, name=value or env.name=value; may be repeated")
@@ -135,7 +136,7 @@ def preset(env="frozenlake", algo="grpo", model="tiny"):
 
 
 def parse(argv):
-    """Command line -> (Config, resume, the options that differ from the preset).
+    """Command line -> (Config, resume, the options that differ from the preset, why this model).
 
     raises: ValueError with the nearest known name for an unknown option, environment, algorithm or model
     """
@@ -154,14 +155,14 @@ def parse(argv):
     given = vars(given)
     resume = given.pop("resume")
     if resume:
-        return resumed_config(given), True, {}
-    model, _, _ = choose(given.get("model", ""), given.get("device", ""))
+        return resumed_config(given), True, {}, "as the run began"
+    model, _, why = choose(given.get("model", ""), given.get("device", ""))
     base = preset(given.get("env", Config.env), given.get("algo", Config.algo), model)
     given["env_arg"] = tuple(given.get("env_arg", ()))
     config = dataclasses.replace(base, **{**given, "model": model})
     check(config)
     changed = {k: v for k, v in given.items() if v != getattr(base, k) and k not in ("run", "seed", "device")}
-    return config, False, changed
+    return config, False, changed, why
 
 
 def _usage_error(message):
@@ -244,8 +245,10 @@ class Learner:
 
 def train(config, resume=False, say=print):
     """Run `config.steps` steps of StarPO in runs/NAME. Returns the metrics of the last line."""
-    folder = claim_folder(config, resume)
+    folder = run_folder(config, resume)
     learner = build(config, folder if resume else None, say)
+    folder.mkdir(parents=True, exist_ok=resume)
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n")
     log = Log(folder, learner.step)
     say(f"run       {folder}: metrics.jsonl, trajectories.jsonl, checkpoint/")
     groups = build_groups(config, "train", config.num_groups, config.group_size)
@@ -287,13 +290,13 @@ def train(config, resume=False, say=print):
 
 def build(config, checkpoint_of, say):
     """Policy, frame, critic, reference and optimizers; from a checkpoint if there is one."""
-    model, device, why = choose(config.model, config.device)
-    torch.set_num_threads(config.threads or (1 if model == "tiny" and device.type == "cpu" else os.cpu_count()))
-    say(f"minragen  {config.env} with {config.algo}, seed {config.seed}: {why}")
+    on_one_core = config.model == "tiny" and choose(config.model, config.device)[1].type == "cpu"
+    torch.set_num_threads(config.threads or (1 if on_one_core else os.cpu_count()))
     policy = build_policy(config, checkpoint_of and find_checkpoint(checkpoint_of))
     frame = ChatFrame(policy.tokenizer, config.response_format)
+    check_context(frame, config)
     if not checkpoint_of:
-        steps = default_steps(model) if config.warmup_steps < 0 else config.warmup_steps
+        steps = default_steps(config.model) if config.warmup_steps < 0 else config.warmup_steps
         warm_start(policy, frame, ",".join(env_names(config)), steps, env_options(config), budgets(config), say)
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr))
     if config.advantages == "gae":
@@ -310,13 +313,18 @@ def build(config, checkpoint_of, say):
 
 def build_policy(config, checkpoint=None):
     """The policy of a run: fresh (tiny is built for the words of its environments) or from a checkpoint folder."""
-    model, device, _ = choose(config.model, config.device)
+    _, device, _ = choose(config.model, config.device)
     if checkpoint:
-        policy = load_policy(str(checkpoint), device)
-        policy.name = model
-        return policy
+        return dataclasses.replace(load_policy(str(checkpoint), device, stored_dtype=True), name=config.model)
     samples = [env for split in SPLITS for env in build_groups(config, split, len(env_names(config)), 1).envs]
-    return load_policy(model, device, samples)
+    return load_policy(config.model, device, samples)
+
+
+def check_context(frame, config):
+    """Refuse a context that the first prompt already fills, before a run folder is made for it."""
+    groups = build_groups(config, "train", len(env_names(config)), 1)
+    for env, name, observation in zip(groups.envs, groups.names, groups.reset(0)):
+        first_prompt(frame, env, name, observation, config.max_context)
 
 
 def env_names(config):
@@ -488,9 +496,9 @@ def forecast(learner, config):
     trained = 1 + (learner.critic is not None)
     weights = n * width * (trained + (learner.reference is not None))
     state = n * (8 + width + (4 if width < 4 else 0)) * trained  # Adam's moments, gradients, masters
-    head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    layers, heads, head_dim = kv_shape(model)
     rows = min(config.max_rows, config.num_groups * config.group_size)
-    cache = 2 * c.num_hidden_layers * rows * config.max_context * c.num_key_value_heads * head * width
+    cache = 2 * layers * rows * config.max_context * heads * head_dim * width
     per_token = c.num_hidden_layers * (16 * c.hidden_size + 4 * c.intermediate_size) * width
     activations = trained * per_token * config.token_budget
     gib = {"weights": weights, "optimizer": state, "KV slots (at most)": cache, "activations": activations}
@@ -525,9 +533,7 @@ class Log:
         for name in ("metrics.jsonl", "trajectories.jsonl"):  # a resumed run forgets what came after its checkpoint
             path = folder / name
             lines = path.read_text().splitlines() if path.exists() else []
-            kept = [line for line in lines if _whole(line) and json.loads(line)["step"] <= step and step]
-            kept = [line for line in kept if not any(k.startswith("test/") for k in json.loads(line))]
-            path.write_text("".join(line + "\n" for line in kept))
+            path.write_text("".join(line + "\n" for line in lines if _before(step, line)))
 
     def write(self, metrics, config):
         rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v for k, v in metrics.items()}
@@ -544,11 +550,14 @@ class Log:
                                        "messages": t.messages()}) + "\n")
 
 
-def _whole(line):
+def _before(step, line):
+    """Whether a line belongs to the run up to its checkpoint at `step`; its final test does not."""
     try:
-        return "step" in json.loads(line)
+        entry = json.loads(line)
     except json.JSONDecodeError:  # the last line of a killed run may be cut off
         return False
+    final = entry.get("split") == "test" or any(name.startswith("test/") for name in entry)
+    return entry["step"] <= step and not final
 
 
 def console_line(metrics, config):
@@ -571,22 +580,18 @@ def console_line(metrics, config):
 # A run on disk
 
 
-def claim_folder(config, resume):
-    """The run's folder, created and with its config; or, resuming, the existing one."""
-    folder = RUNS / config.run if config.run else None
-    if resume:
+def run_folder(config, resume):
+    """Where the run lives. Without a name it gets one that is free; a name that is taken is refused."""
+    if config.run:
+        folder = RUNS / config.run
+        if folder.exists() and not resume:
+            raise ValueError(f"run {config.run!r} exists already. Go on with --run {config.run} --resume, choose "
+                             f"another name, or delete {folder}.")
         return folder
-    if folder is None:
-        stem = "-".join([config.env.replace(",", "+"), config.algo, Path(config.model).name, f"s{config.seed}"])
-        stem = re.sub(r"[^\w.+=-]+", ".", stem)
-        names = (stem if i == 1 else f"{stem}-{i}" for i in range(1, 10**6))
-        folder = next(RUNS / n for n in names if not (RUNS / n).exists())
-    if folder.exists():
-        raise ValueError(f"run {config.run!r} exists already. Go on with --run {config.run} --resume, choose "
-                         f"another name, or delete {folder}.")
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n")
-    return folder
+    stem = "-".join([config.env.replace(",", "+"), config.algo, Path(config.model).name, f"s{config.seed}"])
+    stem = re.sub(r"[^\w.+=-]+", ".", stem)
+    names = (stem if i == 1 else f"{stem}-{i}" for i in range(1, 10**6))
+    return next(RUNS / n for n in names if not (RUNS / n).exists())
 
 
 def resumed_config(given):
@@ -676,10 +681,9 @@ def main(argv=None):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        config, resume, changed = parse(argv if argv is not None else sys.argv[1:])
-        if resume:
-            find_checkpoint(RUNS / config.run)
+        config, resume, changed, why = parse(argv if argv is not None else sys.argv[1:])
         differs = ", ".join(f"{k}={v}" for k, v in changed.items()) or "nothing"
+        print(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}")
         print(f"settings  differ from the preset of {config.env}, {config.algo}, {config.model} in: {differs}")
         train(config, resume)
     except (ValueError, ImportError, RuntimeError) as problem:

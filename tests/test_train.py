@@ -71,7 +71,7 @@ class TestSettings:
         assert mixed.max_context == max(PRESETS[e]["max_context"] for e in ("frozenlake", "bandit"))
 
     def test_what_differs_from_the_preset_is_known(self):
-        _, _, changed = parse(["--env", "bandit", "--lr", "0.5", "--seed", "3", "--algo", "ppo"])
+        _, _, changed, _ = parse(["--env", "bandit", "--lr", "0.5", "--seed", "3", "--algo", "ppo"])
         assert changed == {"lr": 0.5}
 
     @pytest.mark.parametrize("argv, said", [
@@ -227,7 +227,7 @@ class TestRuns:
 
     def test_resuming_with_other_settings_is_refused(self, runs):
         run("--run", "a", "--steps", "1", *SMALL)
-        assert "lr was 0.0003, got 0.5" in message("--run", "a", "--resume", "--lr", "0.5")
+        assert "lr was 0.0005, got 0.5" in message("--run", "a", "--resume", "--lr", "0.5")
 
     def test_a_run_name_must_be_one_plain_folder(self):
         for name in ("../x", "a/b", ".", "a b"):

@@ -1,0 +1,70 @@
+"""Measuring: intervals, baselines on the same instances, and the command that prints them."""
+
+import math
+
+import numpy as np
+import pytest
+
+from minragen import eval as evaluation
+from minragen import train as trainer
+from minragen.envs import EnvGroups
+from minragen.eval import random_player, scripted, solver_player, wilson
+
+
+class TestWilson:
+    @pytest.mark.parametrize("successes, n, low, high", [
+        (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (206, 256, 0.7518, 0.8486)])
+    def test_it_gives_the_textbook_values(self, successes, n, low, high):
+        assert wilson(successes, n) == pytest.approx((low, high), abs=1e-4)
+
+    @pytest.mark.parametrize("p, n", [(0.02, 40), (0.5, 40), (0.9, 256)])
+    def test_it_covers_the_true_rate_about_95_times_in_100(self, p, n):
+        """Exactly, by summing the binomial over all outcomes."""
+        covered = sum(math.comb(n, k) * p**k * (1 - p)**(n - k) for k in range(n + 1)
+                      if wilson(k, n)[0] <= p <= wilson(k, n)[1])
+        assert 0.90 < covered < 0.99
+
+    def test_no_trials_are_refused(self):
+        with pytest.raises(ValueError, match="at least one trial"):
+            wilson(0, 0)
+
+
+class TestBaselines:
+    def test_the_solver_always_succeeds_and_chance_does_not(self):
+        groups = EnvGroups("frozenlake", 100, 1, "val")
+        assert np.mean([s for s, _ in scripted(groups, solver_player)]) == 1.0
+        assert 0.1 < np.mean([s for s, _ in scripted(groups, random_player)]) < 0.4
+
+    def test_they_play_the_same_instances_every_time(self):
+        groups = EnvGroups("frozenlake", 50, 1, "val")
+        assert scripted(groups, random_player) == scripted(groups, random_player)
+
+
+class TestCommand:
+    @pytest.fixture
+    def run(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(trainer, "RUNS", tmp_path / "runs")
+        trainer.main("--env bandit --run b --steps 1 --num-groups 2 --group-size 4 --val-size 8".split())
+
+    def test_it_prints_checkpoint_random_policy_and_solver_with_intervals(self, run, capsys):
+        capsys.readouterr()
+        evaluation.main(["--run", "b", "--split", "val", "--size", "24"])
+        printed = capsys.readouterr().out.splitlines()
+        assert "24 episodes" in printed[0] and "distinct instances" in printed[0]
+        for line, player in zip(printed[2:], ("checkpoint", "checkpoint, greedy", "random policy", "solver")):
+            assert line.startswith(player + " ") and line.count("[") == 1
+        assert "1.000" in printed[-1]
+
+    def test_it_agrees_with_the_runs_own_validation(self, run, capsys):
+        import json
+        last = [json.loads(x) for x in (trainer.RUNS / "b" / "metrics.jsonl").read_text().splitlines()][-1]
+        rows, _ = evaluation.evaluate(trainer.resumed_config({"run": "b"}), "test", 8)
+        assert rows[0][1] / 8 == last["test/success"] and rows[1][1] / 8 == last["test/success_greedy"]
+
+    @pytest.mark.parametrize("argv, said", [
+        (["--run", "c"], "unknown run 'c': Known: b"),
+        (["--run", "b", "--size", "0"], "expected at least 1")])
+    def test_bad_input_gets_one_sentence(self, run, argv, said):
+        with pytest.raises(SystemExit) as stop:
+            evaluation.main(argv)
+        assert said in str(stop.value)
