@@ -16,9 +16,14 @@ What favours `generate`:
   2. all its rows are equally long at all times, so it pads nothing. With replies of unequal lengths it
      would compute left padding, and the rows that have stopped, until the longest one ends;
   3. it has no end-of-turn token to look for.
-What favours `collect`: the members of a group share their prompt, as in training. The row "no shared
-prompt" takes that away. The row "generate, keeping its cache" is no plain user's: it hands the cache of
-one turn to the next, which transformers allows here because no row is padded.
+What favours `collect`:
+  1. the members of a group share their prompt, as in training. The row "no shared prompt" takes that away;
+  2. on a CPU, the C allocator. `generate` joins every layer's cache to its new key in fresh memory at every
+     token, `KVSlots` writes into memory that it has. Where the allocator hands large blocks back to the
+     kernel (glibc does), they are faulted in again page by page, and that is a good part of the difference:
+     MALLOC_MMAP_THRESHOLD_=2000000000 MALLOC_TRIM_THRESHOLD_=4000000000 in front of the command takes it away.
+The row "generate, keeping its cache" is no plain user's: it hands the cache of one turn to the next, which
+transformers allows here because no row is padded.
 
 The model is untrained (a trained one would reply at its own length) and nothing that it may sample ends
 a reply early on either side.
@@ -28,6 +33,7 @@ Run: `python -m benchmarks.rollout`; the last line printed is one JSON object.
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -49,7 +55,8 @@ class FixedLengths(TextEnv):
     """A world in which nothing happens, in texts whose number of tokens can be set.
 
     Goal: none. Actions: go. Reward: 0. Ends when: the turns run out.
-    Observation: at first ten words that belong to the instance, later nothing but filling.
+    Observation: ten words, of the instance at first, later of the member's own dynamics, and filling.
+    So groups have different prompts and no two observations are alike, as where something happens.
     Options: `prompt_filling`, `observation_filling`: how often the first and the later observations
     say "and". One more "and" is one more token.
     """
@@ -57,11 +64,15 @@ class FixedLengths(TextEnv):
     actions = ("go",)
     defaults = {"prompt_filling": 1, "observation_filling": 1}
     instruction = "Nothing happens here."
-    WORDS = ("red", "blue", "green", "white", "black", "old", "new", "big", "small", "good", "bad", "long",
-             "short", "high", "low", "open")
+    # Of four letters each, so that even a tokenizer that spells them gives all of them the same number.
+    WORDS = ("blue", "gold", "pink", "dark", "high", "deep", "long", "wide", "cold", "warm", "fast", "slow",
+             "hard", "soft", "kind", "open")
 
     def _reset(self, rng):
-        self._words = " ".join(self.WORDS[i] for i in rng.integers(len(self.WORDS), size=10))
+        self._words = self._draw(rng)
+
+    def _draw(self, rng):
+        return " ".join(self.WORDS[i] for i in rng.integers(len(self.WORDS), size=10))
 
     def _act(self, action):
         return Outcome(0.0)
@@ -74,9 +85,9 @@ class FixedLengths(TextEnv):
 
     def _observe(self, reward=None, valid=True):
         # Not the base class's text: its length depends on whether the reply was valid.
-        first = reward is None
-        count = self.options["prompt_filling" if first else "observation_filling"]
-        return "State: " + (f"{self._words}" if first else "same") + " and" * count
+        if reward is None:
+            return f"State: {self._words}" + " and" * self.options["prompt_filling"]
+        return f"State: {self._draw(self.dynamics)}" + " and" * self.options["observation_filling"]
 
     def solve(self):
         return ["go"] * self.turns_left
@@ -127,7 +138,7 @@ def plain(policy, prompts, observation, args, keep_cache=False):
     keep_cache: hand each turn's keys and values to the next, so that only new ids are computed
     """
     tokens, cache = prompts, {}
-    for turn in range(args.turns):
+    for _ in range(args.turns):
         out = policy.model.generate(
             tokens, attention_mask=torch.ones_like(tokens), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
             max_new_tokens=args.new_tokens, use_cache=True, return_dict_in_generate=True, **cache)
@@ -162,11 +173,15 @@ def fillings(frame, budget, args):
 
 
 def plain_ids(frame, groups, device, args):
-    """The ids that `plain` needs, made once: prompts (B, T) and one observation for all rows (B, T)."""
+    """The ids that `plain` needs, made once: prompts (B, T) and one observation for all rows (B, T).
+
+    raises: ValueError if the fillings did not lead to the wanted number of tokens
+    """
     prompts = [frame.open(env.system_prompt, text) for env, text in zip(groups.envs, groups.reset(FIRST_SEED))]
     observation = frame.between(None, groups.envs[0].step("go")[0])
-    assert {len(p) for p in prompts} == {args.prompt_tokens}, {len(p) for p in prompts}
-    assert len(observation) == args.observation_tokens, len(observation)
+    if {len(p) for p in prompts} != {args.prompt_tokens} or len(observation) != args.observation_tokens:
+        raise ValueError(f"prompts have {sorted({len(p) for p in prompts})} tokens and observations "
+                         f"{len(observation)}: the tokenizer of {args.model!r} has no single token for ' and'.")
     assert len({tuple(p) for p in prompts}) == groups.num_groups
     return torch.tensor(prompts, device=device), torch.tensor([observation] * len(prompts), device=device)
 
@@ -202,6 +217,8 @@ def card(policy, args):
     print(f"work      {args.trajectories} trajectories in groups of {args.group_size}, {args.turns} turns")
     print(f"tokens    prompt {args.prompt_tokens}, then each turn {args.new_tokens} sampled and "
           f"{args.observation_tokens} of observation")
+    malloc = " ".join(f"{k}={v}" for k, v in os.environ.items() if k.startswith("MALLOC_")) or "its defaults"
+    print(f"memory    C allocator: {malloc}")
     print(f"timing    median of {args.repeats} rounds after one that is not counted\n", flush=True)
 
 

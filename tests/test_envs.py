@@ -134,6 +134,18 @@ class TestFrozenLakeDynamics:
         env.step("Left || Up")
         assert contract.next_draws(env) == before
 
+    def test_slips_do_not_depend_on_the_map(self):
+        """With one stream for both, a hole in the corner means that the first step of member 0 never slips."""
+        env, slipped = FrozenLake(slip=0.5, frozen=0.6), []
+        for seed in range(4000):
+            env.reset(seed=seed)
+            if env.holes[0, 0]:
+                env.player = (2, 2)
+                env._act("Right")
+                slipped.append(env.player != (2, 3))
+        assert len(slipped) > 1000
+        assert abs(np.mean(slipped) - 0.5) < 4 * math.sqrt(0.25 / len(slipped))
+
     def test_walking_into_the_border_stays_and_is_not_effective(self):
         env = lake("P__", "___", "__G")
         _, reward, terminated, truncated, info = env.step("Left || Down")
@@ -298,18 +310,6 @@ class TestFrozenLakeSolver:
         assert 0.3 < np.mean(possible) < 0.95  # otherwise nothing would be tested
         assert abs(np.mean(wins) - np.mean(possible)) < 3.5 * sigma
 
-    def test_slips_do_not_depend_on_the_map(self):
-        """With one stream for both, a hole in the corner would mean that member 0's first step never slips."""
-        env, slipped = FrozenLake(slip=0.5, frozen=0.6), []
-        for seed in range(1500):
-            env.reset(seed=seed)
-            if env.holes[0, 0]:
-                env.player = (2, 2)
-                env._act("Right")
-                slipped.append(env.player != (2, 3))
-        assert len(slipped) > 200
-        assert abs(np.mean(slipped) - 0.5) < 5 * math.sqrt(0.25 / len(slipped))
-
 
 def slow_turn(env, answer):
     """The rules of a turn, spelt out. Returns (player, reward, valid, actions left)."""
@@ -318,7 +318,7 @@ def slow_turn(env, answer):
     if len(pieces) == 0:
         return player, FORMAT_PENALTY, False, left
     for number, piece in enumerate(pieces):
-        if number == env.budget.max_actions_per_turn or number == env.actions_left:
+        if number in (env.budget.max_actions_per_turn, env.actions_left):
             break
         name = piece.lower().capitalize()
         if name not in STEP:
@@ -330,7 +330,7 @@ def slow_turn(env, answer):
         left -= 1
         if player == env.goal:
             reward = 1.0
-        if env.holes[player] or player == env.goal:
+        if env.holes[player] or reward:
             break
     return player, reward + (0.0 if valid else FORMAT_PENALTY), valid, left
 
@@ -586,14 +586,14 @@ class FlakyElsewhere(Flaky):
 
 
 class Stuck(Dial):
-    """Less waits for `release`, as a server that never answers does."""
+    """Less waits for `release`, as a server does that never answers (here it does, lest a failure hang the tests)."""
 
     parallel = True
     release = threading.Event()
 
     def _act(self, action):
         if action == "Less":
-            self.release.wait()
+            self.release.wait(timeout=5)
         return super()._act(action)
 
 
@@ -787,7 +787,7 @@ class TestContract:
     @pytest.mark.parametrize("broken", BROKEN)
     def test_an_environment_that_breaks_it_is_caught(self, broken):
         owner = getattr(contract, broken.caught_by.__qualname__.partition(".")[0])
-        with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
+        with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):  # the last: a raises() that did not
             broken.caught_by(owner(), name_of(broken), **PARAMETERS.get(broken, {}))
 
     def test_a_users_environments_pass_from_the_command_line(self):
@@ -963,6 +963,7 @@ class TestMixtures:
     def test_a_mixture_is_names_and_numbers_of_groups(self, spec, groups, mixture):
         assert parse_mixture(spec, groups) == mixture
 
+    @settings(deadline=None, derandomize=True)
     @given(st.integers(1, 200), st.integers(1, 12))
     def test_an_even_mixture_adds_up_and_differs_by_one_at_most(self, groups, count):
         if groups < count:
@@ -1081,7 +1082,7 @@ class TestEnvGroups:
 @pytest.fixture
 def stuck(monkeypatch):
     """Groups of environments that hang on Less, a short time limit, and a release of every thread at the end."""
-    monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.2)
+    monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.3)
     monkeypatch.setattr(Stuck, "release", threading.Event())
     groups = EnvGroups(name_of(Stuck), 6, 1)
     groups.reset(0)
@@ -1093,7 +1094,7 @@ class TestTimeLimit:
     def test_an_environment_that_hangs_ends_at_the_limit_and_leaves_the_others_intact(self, stuck):
         before, began = [env.at for env in stuck.envs[:3]], time.monotonic()
         results = stuck.step([0, 1, 2], ["More", "Less", "More"])
-        assert 0.15 < time.monotonic() - began < 2.0
+        assert 0.9 * envs.STEP_TIME_LIMIT < time.monotonic() - began < 3.0
         assert isinstance(results[1], TimeoutError)
         assert [stuck.envs[row].at - before[row] for row in (0, 2)] == [1, 1]
         assert len(results[0]) == len(results[2]) == 5
@@ -1103,7 +1104,7 @@ class TestTimeLimit:
         began = time.monotonic()
         results = stuck.step(range(6), ["Less"] * 6)
         assert [type(result) for result in results] == [TimeoutError] * 6
-        assert time.monotonic() - began < 3 * envs.STEP_TIME_LIMIT
+        assert time.monotonic() - began < 4 * envs.STEP_TIME_LIMIT
 
     def test_slow_environments_wait_side_by_side(self, stuck):
         threading.Timer(0.05, Stuck.release.set).start()

@@ -652,10 +652,10 @@ class TestValueLoss:
         (-1.0, 0.5 * 3.0**2, -3.0),  # away from the return: pulled back
     ], ids=["inside", "towards_the_return", "away_from_the_return"])
     def test_hand_worked_value_and_gradient(self, value, expected, slope):
-        """V_old = 0, R = 2, value_clip = .5."""
+        """V_old = 0, R = 2, and the default value_clip of .5."""
         values = torch.tensor([value], dtype=torch.float64, requires_grad=True)
         old, returns = torch.zeros(1, dtype=torch.float64), torch.full((1,), 2.0, dtype=torch.float64)
-        loss = value_loss(values, old, returns, value_clip=0.5)
+        loss = value_loss(values, old, returns)
         loss.sum().backward()
         close(loss.detach(), [expected])
         close(values.grad, [slope])
