@@ -21,10 +21,11 @@ See one at work: `python -m minragen.envs frozenlake`.
 import difflib
 import importlib
 import sys
+import threading
+import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import gymnasium
@@ -55,6 +56,8 @@ class Budget:
         for field, value in vars(self).items():
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"bad budget: {field} is {value!r}, expected an integer of at least 1.")
+        # Never more actions than the turns can hold: what is announced and planned with must be within reach.
+        object.__setattr__(self, "max_actions", min(self.max_actions, self.max_turns * self.max_actions_per_turn))
 
 
 class Outcome(NamedTuple):
@@ -136,6 +139,9 @@ class TextEnv(gymnasium.Env):
 
     def random_answer(self, rng):
         """A well-formed answer of uniformly drawn actions: the baseline of knowing only the rules."""
+        if not self.actions:
+            raise NotImplementedError(f"{type(self).__name__} takes any text: it has no random policy unless it "
+                                      f"writes random_answer().")
         count = min(self.budget.max_actions_per_turn, self.actions_left) if self.multi_action else 1
         return f" {SEPARATOR} ".join(self.actions[i] for i in rng.integers(len(self.actions), size=count))
 
@@ -146,11 +152,13 @@ class TextEnv(gymnasium.Env):
         """Instruction, action names and budget: everything the model is told once."""
         b, lines = self.budget, [self.instruction]
         if self.actions and self.multi_action:
-            lines.append(f"Actions: {', '.join(self.actions)}. Up to {b.max_actions_per_turn} a turn, such as "
-                         f"{self.actions[0]} {SEPARATOR} {self.actions[-1]} . "
+            pair = f", such as {self.actions[0]} {SEPARATOR} {self.actions[-1]} "
+            example = pair if b.max_actions_per_turn > 1 else ""
+            lines.append(f"Actions: {', '.join(self.actions)}. Up to {b.max_actions_per_turn} a turn{example}. "
                          f"You have {b.max_turns} turns and {b.max_actions} actions.")
         elif self.actions:
-            lines.append(f"Actions: {', '.join(self.actions)}. One action a turn, {b.max_turns} turns.")
+            fewer = f" and {b.max_actions} actions" if b.max_actions < b.max_turns else ""
+            lines.append(f"Actions: {', '.join(self.actions)}. One action a turn, {b.max_turns} turns{fewer}.")
         return "\n".join(line for line in lines if line)
 
     @property
@@ -166,7 +174,9 @@ class TextEnv(gymnasium.Env):
         if seed is None:  # Gymnasium's convention: without a seed, go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
         member = int((options or {}).get("member", 0))
-        self.dynamics = np.random.default_rng([seed, member, 1])  # slips and payouts; one stream per member
+        # Slips and payouts: one stream per member. From 1 on, because [seed, 0, 1] is the second attempt's below,
+        # and member 0 would slip by the very numbers that placed its holes.
+        self.dynamics = np.random.default_rng([seed, member + 1, 1])
         for attempt in range(MAX_REDRAWS):
             self._reset(np.random.default_rng([seed, 0, attempt]))
             if self.instance_split() == self.split:
@@ -284,8 +294,9 @@ class EnvGroups:
         self.names = [name for name, count in parse_mixture(spec, num_groups) for _ in range(count)]
         per_name = {n: _options_of(n, options or {}, set(self.names)) for n in dict.fromkeys(self.names)}
         own = {n: make(n, split, **per_name[n]).budget for n in per_name}
-        self.envs = [make(n, split, replace(own[n], **(budgets or {})), **per_name[n])
-                     for n in self.names for _ in range(group_size)]
+        self._build = [partial(make, n, split, replace(own[n], **(budgets or {})), **per_name[n])
+                       for n in self.names for _ in range(group_size)]
+        self.envs = [build() for build in self._build]
         self.seeds = [None] * num_groups
 
     def __len__(self):
@@ -300,28 +311,34 @@ class EnvGroups:
     def step(self, rows, answers):
         """Step the given rows. Returns what each `env.step` returned, or the exception it raised.
 
-        Environments that declare `parallel` run in a thread pool under STEP_TIME_LIMIT; one that raises
+        Environments that declare `parallel` run in threads, all under one STEP_TIME_LIMIT; one that raises
         or hangs is the caller's to count (`StopReason.ENV_ERROR`) and leaves the others untouched.
         """
-        results = {}
-        waiting = [(r, a) for r, a in zip(rows, answers) if self.envs[r].parallel]
-        if waiting:
-            pool = ThreadPoolExecutor(max_workers=32)
-            futures = {r: pool.submit(self.envs[r].step, a) for r, a in waiting}
-            for r, future in futures.items():
-                results[r] = _outcome_or_error(lambda f=future: f.result(timeout=STEP_TIME_LIMIT))
-            pool.shutdown(wait=False, cancel_futures=True)
+        results, waiting = {}, {}
         for r, answer in zip(rows, answers):
-            if r not in results:
-                results[r] = _outcome_or_error(lambda r=r, a=answer: self.envs[r].step(a))
-        return [results[r] for r in rows]
+            if self.envs[r].parallel:  # daemons, because Python waits for every other thread before it exits
+                arguments = (results, r, self.envs[r], answer)
+                waiting[r] = threading.Thread(target=self._step_row, args=arguments, daemon=True)
+                waiting[r].start()
+        for r, answer in zip(rows, answers):
+            if r not in waiting:
+                self._step_row(results, r, self.envs[r], answer)
+        deadline = time.monotonic() + STEP_TIME_LIMIT  # of all together, not of one after the other
+        for thread in waiting.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        finished = dict(results)
+        for r in waiting.keys() - finished.keys():
+            env = self.envs[r]
+            finished[r] = TimeoutError(f"{type(env).__name__}: a step took more than {STEP_TIME_LIMIT:g} seconds.")
+            self.envs[r] = self._build[r]()  # the old one is still in its thread and must not meet the next episode
+        return [finished[r] for r in rows]
 
-
-def _outcome_or_error(call):
-    try:
-        return call()
-    except (Exception, FutureTimeout) as error:  # a broken environment is data, not a crash
-        return error
+    @staticmethod
+    def _step_row(results, row, env, answer):
+        try:
+            results[row] = env.step(answer)
+        except Exception as error:  # a broken environment is data, not a crash
+            results[row] = error
 
 
 def parse_mixture(spec, num_groups):
@@ -329,8 +346,7 @@ def parse_mixture(spec, num_groups):
     parts = [p.strip() for p in spec.split(",") if p.strip()]
     if not parts:
         raise ValueError(f"empty env: got {spec!r}. Known: {', '.join(sorted(REGISTRY))}.")
-    counts = [p.partition("=")[2] for p in parts]
-    names = [p.partition("=")[0] for p in parts]
+    names, _, counts = zip(*([word.strip() for word in p.partition("=")] for p in parts))
     if not any(counts):
         base, extra = divmod(num_groups, len(parts))
         numbers = [base + (i < extra) for i in range(len(parts))]
@@ -347,7 +363,7 @@ def parse_mixture(spec, num_groups):
 def _options_of(name, options, names):
     """The options meant for environment `name`: bare ones and those written `name.option`."""
     mine = {}
-    for key, value in options.items():
+    for key, value in sorted(options.items(), key=lambda item: "." in item[0]):  # the addressed ones win
         owner, dot, option = key.rpartition(".")
         if dot and owner not in names:
             raise ValueError(nearest("env in an option", owner, sorted(names)))
@@ -369,6 +385,7 @@ class GymnasiumText(TextEnv):
 
     def _reset(self, rng):
         self._text, _ = self.inner.reset(seed=int(rng.integers(2**31)))
+        self.inner.unwrapped.np_random = self.dynamics  # the instance is drawn; from here on each member for itself
 
     def _act(self, action):
         if not self.inner.action_space.contains(action):
@@ -423,6 +440,11 @@ class Bandit(TextEnv):
     UNSEEN = (("Receptionist", "Explorer"), ("Archivist", "Filmmaker"), ("Bookkeeper", "Consultant"),
               ("SocialWorker", "Photographer"), ("Mechanic", "GameDesigner"), ("Secretary", "Entrepreneur"),
               ("Cashier", "DataScientist"), ("CivilServant", "StartupAccelerator"))
+
+    def __init__(self, split="train", budget=None, **options):
+        super().__init__(split, budget, **options)
+        if not 0 <= self.options["high_prob"] <= 1:
+            raise ValueError(f"option high_prob of Bandit: got {self.options['high_prob']}, expected 0 to 1.")
 
     def _reset(self, rng):
         pairs = self.KNOWN + self.UNSEEN
@@ -500,9 +522,11 @@ class FrozenLake(TextEnv):
         o = self.options
         if o["view"] not in ("coord", "grid", "grid_coord"):
             raise ValueError(f"option view of FrozenLake: got {o['view']!r}, expected coord, grid or grid_coord.")
-        if o["size"] < 2 or not 0 < o["frozen"] <= 1 or not 0 <= o["slip"] <= 1 or len(set(o["symbols"])) != 6:
+        six_symbols = len(o["symbols"]) == len(set(o["symbols"])) == 6
+        if o["size"] < 2 or not 0 < o["frozen"] <= 1 or not 0 <= o["slip"] <= 1 or not six_symbols:
             raise ValueError(f"bad options of FrozenLake: {o}; expected size of at least 2, 0 < frozen <= 1, "
                              f"0 <= slip <= 1 and six different symbols.")
+        self.observation_space = spaces.Text(max_length=16_384, min_length=0, charset=CHARSET | set(o["symbols"]))
 
     @property
     def instruction(self):
@@ -601,12 +625,10 @@ class FrozenLake(TextEnv):
         arrive = []  # arrive[a](values): value of the cell that a step in direction a leads to
         for dr, dc in self.MOVES:
             arrive.append((np.clip(rows + dr, 0, n - 1), np.clip(cols + dc, 0, n - 1)))
-        open_water = self.holes.copy()
-        open_water[self.goal] = True  # nothing is to be won after the end
         values, policy = np.zeros((n, n)), {}
         for k in range(1, self.budget.max_actions + 1):
-            worth = np.where(open_water, 0.0, 0.999 * values)
-            worth[self.goal] = 1.0
+            worth = np.where(self.holes, 0.0, 0.999 * values)
+            worth[self.goal] = 1.0  # and nothing more: the episode ends there
             step = np.stack([worth[index] for index in arrive])  # (4, n, n)
             q = (1 - slip) * step + slip / 2 * (np.roll(step, 1, axis=0) + np.roll(step, -1, axis=0))
             policy[k], values = q.argmax(axis=0), q.max(axis=0)
@@ -630,7 +652,10 @@ def transcript(name, seed=0, split="train", **options):
 
 
 if __name__ == "__main__":
+    from minragen.envs import transcript  # a user's class derives from this module's TextEnv, not from __main__'s
+
     try:
-        print(transcript(*(sys.argv[1:] or ["frozenlake"])))
-    except (ValueError, ImportError) as problem:
+        name, seed = [*sys.argv[1:], *("frozenlake", "0")[len(sys.argv) - 1:]][:2]
+        print(transcript(name, int(seed)))
+    except (ValueError, ImportError, NotImplementedError) as problem:
         sys.exit(f"error: {problem}")

@@ -32,14 +32,14 @@ def filter_groups(scores, top_p=0.9, eps=0.01):
 
     scores: (P,) float, non-negative (the reward's standard deviation within each group)
     returns: (P,) bool; all False if no group has any spread
-    raises: ValueError if top_p <= 0 or a score is negative or nan
+    raises: ValueError if top_p <= eps or a score is negative, infinite or nan
 
     >>> filter_groups(torch.tensor([9.0, 1.0, 5.0]), top_p=0.9).tolist()
     [True, False, True]
     """
-    if top_p <= 0 or not bool((scores >= 0).all()):
-        raise ValueError(f"filter_groups: got top_p={top_p} and scores {scores.tolist()}, expected top_p > 0 "
-                         f"and scores >= 0.")
+    if not top_p > eps or not bool(((scores >= 0) & scores.isfinite()).all()):
+        raise ValueError(f"filter_groups: got top_p={top_p} and scores {scores.tolist()}, expected top_p > {eps} "
+                         f"and finite scores >= 0.")
     if top_p >= 1:
         return torch.ones_like(scores, dtype=torch.bool)
     ranked, order = scores.sort(descending=True, stable=True)
@@ -57,7 +57,8 @@ def group_spread(episode_returns, group_ids):
 
 
 def _std(x):
-    return x.std() if len(x) > 1 else torch.zeros((), dtype=x.dtype, device=x.device)
+    # From the first entry: sixteen times 0.9 has a float32 mean that is not 0.9, and a spread that is not 0.
+    return (x - x[0]).std() if len(x) > 1 else torch.zeros((), dtype=x.dtype, device=x.device)
 
 
 def group_advantages(episode_returns, group_ids, response_mask, by_std=True, eps=1e-6):
@@ -68,12 +69,13 @@ def group_advantages(episode_returns, group_ids, response_mask, by_std=True, eps
     2025). A group of one has nothing to be compared with: A = 0.
 
     episode_returns, group_ids: (B,)      response_mask: (B, T) bool
-    returns: (B, T) float32, exactly 0 where response_mask is False
+    returns: (B, T) of the returns' dtype, exactly 0 where response_mask is False
     """
     advantages = torch.zeros_like(episode_returns)
     for g in group_ids.unique():
         members = group_ids == g
-        centred = episode_returns[members] - episode_returns[members].mean()
+        centred = episode_returns[members] - episode_returns[members][0]  # exact zeros for equal returns
+        centred = centred - centred.mean()
         advantages[members] = centred / (_std(episode_returns[members]) + eps) if by_std else centred
     return advantages[:, None] * response_mask
 
@@ -101,26 +103,27 @@ def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
                          f"{tuple(response_mask.shape)}, expected three equal ones.")
     order = (~response_mask).to(torch.uint8).argsort(dim=1, stable=True)  # sampled tokens first, in order
     mask = response_mask.gather(1, order)
-    r, v = rewards.gather(1, order) * mask, values.gather(1, order) * mask
+    r, v = (x.gather(1, order).masked_fill(~mask, 0.0) for x in (rewards, values))  # not x * mask: 0 * nan is nan
     deltas = r + gamma * torch.nn.functional.pad(v[:, 1:], (0, 1)) - v
     advantages, last = torch.zeros_like(r), torch.zeros_like(r[:, 0])
     for k in range(int(mask.sum(dim=1).max()) - 1, -1, -1):
         last = (deltas[:, k] + gamma * lam * last) * mask[:, k]
         advantages[:, k] = last
     advantages = torch.zeros_like(advantages).scatter(1, order, advantages)
-    return advantages, (advantages + values) * response_mask
+    return advantages, (advantages + values).masked_fill(~response_mask, 0.0)
 
 
 def whiten(x, mask, eps=1e-8):
     """Mean 0 and sample variance 1 over the mask, exactly 0 outside it.
 
-    With fewer than two masked entries there is no variance: the mean alone is removed.
+    With fewer than two masked entries there is no variance, and nothing is left once the mean is removed.
     x: (B, T) float      mask: (B, T) bool      returns: (B, T)
     """
-    chosen = x[mask]
-    if chosen.numel() < 2:
-        return (x - chosen.sum()) * mask
-    return (x - chosen.mean()) * torch.rsqrt(chosen.var() + eps) * mask
+    if int(mask.sum()) < 2:
+        return torch.zeros_like(x)
+    chosen = x[mask] - x[mask][0]  # exact zeros where all entries are equal
+    white = (chosen - chosen.mean()) * torch.rsqrt(chosen.var() + eps)
+    return torch.zeros_like(x).masked_scatter(mask, white)
 
 
 def policy_loss(logprobs, old_logprobs, advantages, clip_low=0.2, clip_high=0.28, dual_clip=3.0):
@@ -132,7 +135,7 @@ def policy_loss(logprobs, old_logprobs, advantages, clip_low=0.2, clip_high=0.28
         L = min(L, -A * dual_clip)  where A < 0                            (dual clip, Ye et al. 2020, eq. 5)
     Without the last line a token that became likely although it was bad has an unbounded loss.
 
-    all inputs: (B, T) or (N,)      returns: loss, and clipped (bool: the bounded branch was taken)
+    all inputs: (B, T) or (N,)      returns: loss, and clipped (bool: the clipped branch was the larger one)
     raises: ValueError if dual_clip <= 1
     """
     if dual_clip <= 1:
@@ -161,16 +164,19 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
     """KL(pi || ref) per token from samples of pi (Schulman, "Approximating KL divergence", 2020).
 
         d  = ref_logprobs - logprobs
-        k2 = d^2 / 2             as a loss its gradient is that of the true KL on-policy
-        k3 = exp(d) - d - 1      unbiased and never negative
+        k2 = d^2 / 2             as a loss its gradient on-policy is that of KL(pi || ref)
+        k3 = exp(d) - d - 1      unbiased and never negative; as a loss its gradient is that of KL(ref || pi)
     all inputs: (B, T) or (N,)      returns: nats, same shape, never negative
     raises: ValueError for k1 (see Deltas) and for unknown names
     """
     if estimator not in KL_ESTIMATORS:
         why = "k1 as a loss has a gradient of expectation 0 and regularises nothing; " if estimator == "k1" else ""
         raise ValueError(f"unknown kl_estimator {estimator!r}: {why}expected one of {', '.join(KL_ESTIMATORS)}.")
-    d = (ref_logprobs - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return 0.5 * d**2 if estimator == "k2" else d.exp() - d - 1
+    d = ref_logprobs - logprobs
+    if estimator == "k2":
+        return 0.5 * d**2
+    d = d.clamp(max=LOG_RATIO_LIMIT)  # only exp can overflow; a clamp below would take the gradient away
+    return torch.expm1(d) - d
 
 
 def aggregate(x, mask, total):
@@ -179,4 +185,4 @@ def aggregate(x, mask, total):
         sum(x * mask) / total            summed over the micro-batches this is the mean over all tokens
     x: (B, T) float      mask: (B, T) bool      total: number of True in the masks of all micro-batches
     """
-    return torch.where(mask, x, 0.0).sum() / total
+    return torch.where(mask, x, 0.0).sum() / max(total, 1)
