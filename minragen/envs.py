@@ -422,11 +422,12 @@ class Bandit(TextEnv):
     `high_prob`, and `reversed`: the risky-sounding name pays like the safe arm and the other way round
     (V1's BanditRev), so that prior belief about names is wrong.
 
-        >>> Bandit("train"), seed 0
-        Two arms: Engineer and RealEstateAgent. Which pays more on average?
-        <answer> realestateagent </answer>
-        Reward: 0
-        RealEstateAgent paid 0
+    The solver at seed 2 (`python -m minragen.envs bandit 2`):
+
+        Two arms: Artist and Planner. Which pays more on average?
+        <answer> Artist </answer>
+        Reward: 1
+        Artist paid 1
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
@@ -507,7 +508,26 @@ class FrozenLake(TextEnv):
 
     Delta: RAGEN tells the model that the far corner is (5, 5) on a 4x4 board; here it is the board's own.
 
-        >>> FrozenLake("train"), seed 0
+    The solver at seed 3 (`python -m minragen.envs frozenlake 3`):
+
+        Start: (3, 1)
+        Goal: (1, 2)
+        Player: (3, 1)
+        Holes: (3, 3)
+        Turns left: 5, actions left: 10
+        <answer> Right || Up </answer>
+        Reward: 0
+        Start: (3, 1)
+        Goal: (1, 2)
+        Player: (2, 2)
+        Holes: (3, 3)
+        Turns left: 4, actions left: 8
+        <answer> Up </answer>
+        Reward: 1
+        Start: (3, 1)
+        Goal: (1, 2)
+        Player on the goal: (1, 2)
+        Holes: (3, 3)
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)

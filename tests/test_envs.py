@@ -4,8 +4,10 @@ test_env_contract.py, and `TestContract` below shows that it refuses environment
 
 import math
 import os
+import re
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from functools import cache
@@ -1128,3 +1130,20 @@ class TestTimeLimit:
         alone = Dial()
         alone.reset(seed=50)
         assert stuck.step([0], ["More"]) == [alone.step("More")]
+
+
+class TestDocstrings:
+    HEADINGS = ("Goal:", "Observation:", "Actions:", "Reward:", "Ends when:", "Solver:")
+
+    @pytest.mark.parametrize("name", sorted(envs.REGISTRY))
+    def test_every_environment_answers_the_same_questions(self, name):
+        lines = [line.strip() for line in envs.REGISTRY[name].__doc__.splitlines()]
+        for heading in self.HEADINGS:
+            assert any(line.startswith(heading) for line in lines), heading
+
+    @pytest.mark.parametrize("name", sorted(envs.REGISTRY))
+    def test_the_transcript_is_what_the_environment_says_today(self, name):
+        doc = envs.REGISTRY[name].__doc__
+        seed = int(re.search(rf"python -m minragen\.envs {name} (\d+)", doc)[1])
+        shown = textwrap.dedent(doc[doc.index("`):") + 3:]).strip()
+        assert envs.transcript(name, seed).endswith(shown) and "<answer>" in shown
