@@ -19,7 +19,7 @@ What favours `generate`:
 What favours `collect`:
   1. the members of a group share their prompt, as in training. The row "no shared prompt" takes that away;
   2. on a CPU, the C allocator. `generate` joins every layer's cache to its new key in fresh memory at every
-     token, `KVSlots` writes into memory that it has. Where the allocator hands large blocks back to the
+     token, `KVSlots` takes fresh memory once a turn. Where the allocator hands large blocks back to the
      kernel (glibc does), they are faulted in again page by page, and that is a good part of the difference:
      MALLOC_MMAP_THRESHOLD_=2000000000 MALLOC_TRIM_THRESHOLD_=4000000000 in front of the command takes it away.
 The row "generate, keeping its cache" is no plain user's: it hands the cache of one turn to the next, which

@@ -117,7 +117,7 @@ class Trajectory:
         return chat
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def collect(policy, frame, groups, first_seed, sampling, run_seed=0, max_new_tokens=64, max_context=1024,
             max_rows=256, progress=None):
     """Play one episode in every row of `groups` and return B = P*G trajectories, group-major.
@@ -224,10 +224,10 @@ class _Player:
         lengths = torch.tensor([len(self.trajectories[r].tokens) for r in start_row])
         room = self.max_context - lengths
         cap = room.clamp(max=self.max_new_tokens)
+        noise = uniforms(self.keys, lengths + torch.arange(self.max_new_tokens)[:, None])  # (max_new_tokens, B)
         replies = {}
         for t in range(self.max_new_tokens):
-            u = uniforms(self.keys[:n], lengths[:n] + t)
-            token, logprob = sample(logits, u.to(logits.device), self.sampling)
+            token, logprob = sample(logits, noise[t, who[:n]].to(logits.device), self.sampling)
             token, logprob = token.cpu(), logprob.cpu()
             ids[who[:n], t], logprobs[who[:n], t] = token, logprob
             ended, capped, closed = self.ends[token], t + 1 >= cap[:n], self.closes[token]
@@ -245,7 +245,7 @@ class _Player:
                 n = n - int(stopped.sum())
                 holes = stopped[:n].nonzero()[:, 0]
                 movers = n + (~stopped[n:]).nonzero()[:, 0]
-                for state in (who, self.slot_row, self.keys, lengths, room, cap, token):
+                for state in (who, self.slot_row, self.keys, room, cap, token):
                     swap(state, holes, movers)
                 self.slots.swap(holes, movers)
             if n == 0:
@@ -329,8 +329,8 @@ class KVSlots:
         return self._filled
 
     def keep(self, index, capacity):
-        """Make slot i what slot index[i] was, with room for `capacity` tokens. Allocated to what the turn
-        needs: attention reads whole rows, so a slot twice too long costs time in every step."""
+        """Make slot i what slot index[i] was, with room for `capacity` tokens: what the next turn needs, so
+        that memory follows the conversations and not `max_context`."""
         self.lengths = self.lengths[index]
         filled = int(self.lengths.max())
         for i, old in enumerate(self.layers):
@@ -421,7 +421,7 @@ def uniforms(keys, positions):
     """Counter-based uniforms in (0, 1): a function of (key, position) and of nothing else.
 
     Never exactly 0, which would draw the first token however improbable it is, and exact in float32.
-    keys, positions: (n,) int64      returns: (n,) float32, odd multiples of 2**-24
+    keys, positions: int64 of shapes that broadcast      returns: float32, odd multiples of 2**-24
     """
     bits = _shift(_mix(_mix(keys) + positions), 41)  # the upper 23 bits
     return (2 * bits + 1).float() / 2**24
