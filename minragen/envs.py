@@ -167,7 +167,8 @@ class TextEnv(gymnasium.Env):
 
     @property
     def actions_left(self):
-        return self.budget.max_actions - self._actions
+        """What can still be executed: the episode's rest, and no more than the turns left can hold."""
+        return min(self.budget.max_actions - self._actions, self.turns_left * self.budget.max_actions_per_turn)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -177,6 +178,7 @@ class TextEnv(gymnasium.Env):
         # Slips and payouts: one stream per member. From 1 on, because [seed, 0, 1] is the second attempt's below,
         # and member 0 would slip by the very numbers that placed its holes.
         self.dynamics = np.random.default_rng([seed, member + 1, 1])
+        self._turns = self._actions = 0
         for attempt in range(MAX_REDRAWS):
             self._reset(np.random.default_rng([seed, 0, attempt]))
             if self.instance_split() == self.split:
@@ -184,7 +186,6 @@ class TextEnv(gymnasium.Env):
         else:
             raise RuntimeError(f"{type(self).__name__}: no instance of split {self.split!r} in {MAX_REDRAWS} "
                                f"draws; this world has too few instances, override instance_split().")
-        self._turns = self._actions = 0
         self._live = True
         return self._observe(), {"success": 0.0, "valid": 1.0, "effective": 0.0}
 
@@ -642,7 +643,7 @@ class FrozenLake(TextEnv):
         """
         n, slip = self.options["size"], self.options["slip"]
         rows, cols = np.indices((n, n))
-        arrive = []  # arrive[a](values): value of the cell that a step in direction a leads to
+        arrive = []  # values[arrive[a]]: for every cell, the value of the cell that direction a leads to
         for dr, dc in self.MOVES:
             arrive.append((np.clip(rows + dr, 0, n - 1), np.clip(cols + dc, 0, n - 1)))
         values, policy = np.zeros((n, n)), {}

@@ -10,6 +10,7 @@ Instances are drawn with their natural frequency, so a small world repeats some:
 """
 
 import argparse
+import dataclasses
 import math
 import sys
 
@@ -19,7 +20,6 @@ import transformers
 from minragen import train
 from minragen.envs import SPLITS
 from minragen.models import ChatFrame
-from minragen.rollout import Sampling, collect
 
 
 def wilson(successes, n, z=1.959964):
@@ -37,22 +37,30 @@ def wilson(successes, n, z=1.959964):
 
 
 def evaluate(config, split, size):
-    """Rows of (player, successes, n, mean return) on `size` instances of `split`, the checkpoint first."""
+    """How the checkpoint and the scripted players do on `size` instances of `split`.
+
+    returns: {environment: (rows, distinct)}, rows of (player, successes, n, mean return), the checkpoint first
+    raises: ValueError if the run has no whole checkpoint
+    """
     policy = train.build_policy(config, train.find_checkpoint(train.RUNS / config.run))
     frame = ChatFrame(policy.tokenizer, config.response_format)
-    groups, rows = train.build_groups(config, split, size, 1), []
-    for name, temperature in (("checkpoint", config.val_temperature), ("checkpoint, greedy", 0.0)):
-        played = collect(policy, frame, groups, 0, Sampling(temperature), 0, config.max_new_tokens,
-                         config.max_context, config.max_rows)
-        rows.append((name, sum(t.success for t in played), len(played), np.mean([t.episode_return for t in played])))
+    groups = train.build_groups(config, split, size, 1)
+    played = train.play_held_out(policy, frame, groups, config)
+    results = {"checkpoint": [(t.success, t.episode_return) for t in played[""]],
+               "checkpoint, greedy": [(t.success, t.episode_return) for t in played["_greedy"]]}
     for name, player in (("random policy", random_player), ("solver", solver_player)):
         try:
-            results = scripted(groups, player)
+            results[name] = scripted(groups, player)
         except NotImplementedError:  # a user's environment need not have a solver
             continue
-        rows.append((name, sum(s for s, _ in results), len(results), np.mean([r for _, r in results])))
     groups.reset(0)
-    return rows, len({env.instance() for env in groups.envs})
+    tables = {}
+    for env in train.env_names(config):
+        mine = [row for row, name in enumerate(groups.names) if name == env]
+        rows = [(player, sum(outcomes[row][0] for row in mine), len(mine), np.mean([outcomes[row][1] for row in mine]))
+                for player, outcomes in results.items()]
+        tables[env] = rows, len({groups.envs[row].instance() for row in mine})
+    return tables
 
 
 def random_player(env, rng):
@@ -81,21 +89,23 @@ def main(argv=None):
     parser.add_argument("--run", required=True, help="name of a folder under runs/")
     parser.add_argument("--split", default="test", choices=SPLITS, help="which instances [test]")
     parser.add_argument("--size", type=int, default=256, help="how many [256]")
+    parser.add_argument("--device", default="", help="cpu, cuda, ... [cuda if there is one]")
     args = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     try:
         if args.size < 1:
             raise ValueError(f"--size: got {args.size}, expected at least 1.")
-        config = train.resumed_config({"run": args.run})
-        rows, distinct = evaluate(config, args.split, args.size)
-    except (ValueError, ImportError, RuntimeError) as problem:
+        config = dataclasses.replace(train.load_config(args.run), device=args.device)
+        tables = evaluate(config, args.split, args.size)
+    except (ValueError, ImportError, RuntimeError, OSError) as problem:
         sys.exit(f"error: {problem}")
-    print(f"{config.env}, split {args.split}: {args.size} episodes, {distinct} distinct instances; run {args.run}, "
-          f"sampled at temperature {config.val_temperature}")
-    print(f"{'player':<20} {'success':>8}   95 % interval    {'return':>7}")
-    for name, successes, n, mean_return in rows:
-        low, high = wilson(successes, n)
-        print(f"{name:<20} {successes / n:8.3f}   [{low:.3f}, {high:.3f}]   {mean_return:7.3f}")
+    for env, (rows, distinct) in tables.items():
+        print(f"{env}, split {args.split}: {rows[0][2]} episodes, {distinct} distinct instances; run {args.run}, "
+              f"sampled at temperature {config.val_temperature}")
+        print(f"{'player':<20} {'success':>8}   95 % interval    {'return':>7}")
+        for name, successes, n, mean_return in rows:
+            low, high = wilson(successes, n)
+            print(f"{name:<20} {successes / n:8.3f}   [{low:.3f}, {high:.3f}]   {mean_return:7.3f}")
 
 
 if __name__ == "__main__":

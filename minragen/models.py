@@ -26,6 +26,7 @@ import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ def choose(model="", device=""):
     """Model, device and the reason for both, from what the user asked and what the machine has.
 
     returns: (model name, torch.device, one sentence)
-    raises: ValueError if CUDA is asked for and absent, or the model name is neither known, a folder nor an id
+    raises: ValueError if CUDA is asked for and absent
     """
     cuda = torch.cuda.is_available()
     if device.startswith("cuda") and not cuda:
@@ -213,7 +214,7 @@ class ChatFrame:
         self._head, self._to_user, self._to_reply, self._after_reply, _ = parts
         self._forced = "" if self._to_reply.rstrip().endswith(self.prefix) else self.prefix
         after = self.encode(self._after_reply)
-        self.end_of_turn = after[0] if after else None
+        self.end_of_turn = after[0] if after and after[0] in self.tokenizer.all_special_ids else None
         eos = self.tokenizer.eos_token_id
         self.end_ids = {i for i in (self.end_of_turn, eos) if i is not None}
 
@@ -350,15 +351,15 @@ class AdamW:
         self.masters = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
                         for p in self.parameters]
         self.inner = torch.optim.AdamW(self.masters, lr=lr, weight_decay=weight_decay, fused=True)
+        for parameter, master in zip(self.parameters, self.masters):
+            if master is not parameter:
+                parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
 
     def step(self, max_grad_norm):
         """Clip the global gradient norm, step, clear the gradients. Returns the norm before clipping.
 
         A non-finite norm skips the step: one bad micro-batch must not destroy the weights.
         """
-        for parameter, master in zip(self.parameters, self.masters):
-            if master is not parameter:
-                master.grad = None if parameter.grad is None else parameter.grad.float()
         norm = torch.nn.utils.clip_grad_norm_(self.masters, max_grad_norm)
         if torch.isfinite(norm):
             self.inner.step()
@@ -384,6 +385,13 @@ class AdamW:
             for master, saved in zip(self.masters, state["masters"]):
                 if saved is not None:
                     master.copy_(saved)
+
+
+def _add_to_master(master, parameter):
+    """Sum the micro-batches' gradients in float32: in bfloat16 the later, smaller shares would be rounded away."""
+    gradient = parameter.grad.float()
+    master.grad = gradient if master.grad is None else master.grad + gradient
+    parameter.grad = None
 
 
 # ==================================================================================================

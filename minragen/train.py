@@ -9,8 +9,9 @@ then what keeps a run on disk. One console line a step; the same names in runs/N
 Deltas (from RAGEN V2's trainer):
   1. Every optimizer step is normalised over its own tokens, whatever the micro-batch size.
   2. Mini-batches are random draws, not neighbours in length, and are never filled up with duplicates.
-  3. old_logprobs are the sampler's own. Sampler and learner are one set of weights and one forward
-     function here; `logprob_gap` measures every step that they agree.
+  3. In float32 old_logprobs are the sampler's own: sampler and learner are one set of weights and one
+     function, and `logprob_gap` measures every step that they agree. In bfloat16 the kernels of a cached
+     and of a full pass round differently, so old_logprobs are computed again before the update.
   4. The reference model exists only while `kl_coef` is above 0, and the critic only for `gae`.
 """
 
@@ -41,7 +42,8 @@ from minragen.warmup import default_steps, warm_start
 
 RUNS = Path("runs")
 EMPTY_STEPS = 5  # consecutive updates without a single informative group after which a run stops
-TRAIN_SEED_STRIDE = 2**32  # instance seeds of run seed s begin at (s + 1) * stride; validation's at 0
+# Instance seeds of run seed s begin at TRAIN_SEED + s * TRAIN_SEED_STRIDE; validation's at 0.
+TRAIN_SEED, TRAIN_SEED_STRIDE = 2**41, 2**24
 
 
 # ==================================================================================================
@@ -94,7 +96,7 @@ class Config:
     value_clip: float = opt(0.5, "largest trusted move of a value in one update")
     entropy_coef: float = opt(0.001, "weight of the entropy bonus")
     kl_coef: float = opt(0.0, "weight of the KL to the model before RL; 0: no reference model is loaded")
-    kl_estimator: str = opt("k3", "how the KL is estimated", starpo.KL_ESTIMATORS)
+    kl_estimator: str = opt("k3", "how the KL is estimated, k2 or k3")
     filter_top_p: float = opt(0.9, "keep the groups that hold this share of the reward spread; 1: all groups")
     epochs: int = opt(1, "passes over a batch")
     mini_batch: int = opt(64, "trajectories per optimizer step")
@@ -118,7 +120,7 @@ ALGOS = {
 }
 # What changes for a pretrained model: RAGEN V2's rates, shorter batches, room for longer replies.
 PRETRAINED = dict(lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32, max_new_tokens=128, max_context=2048,
-                  token_budget=8192, filter_top_p=0.9)
+                  token_budget=8192)
 
 
 def preset(env="frozenlake", algo="grpo", model="tiny"):
@@ -153,16 +155,22 @@ def parse(argv):
         known = ["--" + f.name.replace("_", "-") for f in fields] + ["--resume"]
         raise ValueError(nearest("option", unknown[0].partition("=")[0], known))
     given = vars(given)
-    resume = given.pop("resume")
-    if resume:
-        return resumed_config(given), True, {}, "as the run began"
+    if "env_arg" in given:
+        given["env_arg"] = tuple(given["env_arg"])
+    if given.pop("resume"):
+        config = resumed_config(given)
+        base = preset(config.env, config.algo, config.model)
+        return config, True, differences(config, base), f"model {config.model} as the run began"
     model, _, why = choose(given.get("model", ""), given.get("device", ""))
     base = preset(given.get("env", Config.env), given.get("algo", Config.algo), model)
-    given["env_arg"] = tuple(given.get("env_arg", ()))
     config = dataclasses.replace(base, **{**given, "model": model})
     check(config)
-    changed = {k: v for k, v in given.items() if v != getattr(base, k) and k not in ("run", "seed", "device")}
-    return config, False, changed, why
+    return config, False, differences(config, base), why
+
+
+def differences(config, base):
+    """{field: value} where two Configs differ, but for what only names a run."""
+    return {k: v for k, v in vars(config).items() if v != getattr(base, k) and k not in ("run", "seed", "device")}
 
 
 def _usage_error(message):
@@ -184,20 +192,29 @@ def check(config):
     least = dict(steps=1, num_groups=1, group_size=1, max_new_tokens=1, max_context=2, max_rows=1, epochs=1,
                  mini_batch=1, token_budget=1, val_size=1, val_every=1, save_every=1, seed=0, warmup_steps=-1,
                  max_turns=0, max_actions_per_turn=0, max_actions=0, threads=0, lr=0, critic_lr=0,
-                 kl_coef=0, entropy_coef=0, val_temperature=0)
+                 kl_coef=0, entropy_coef=0, val_temperature=0, clip_low=0, clip_high=0, value_clip=0, lr_final=0,
+                 gamma=0, lam=0)
     for name, bound in least.items():
         if getattr(config, name) < bound:
             raise ValueError(f"{name}: got {getattr(config, name)}, expected at least {bound}.")
     for name in ("temperature", "filter_top_p", "max_grad_norm"):
         if getattr(config, name) <= 0:
             raise ValueError(f"{name}: got {getattr(config, name)}, expected more than 0.")
+    most = dict(seed=2**20 - 1, gamma=1, lam=1, steps=TRAIN_SEED_STRIDE // config.num_groups)
+    for name, bound in most.items():
+        if getattr(config, name) > bound:
+            raise ValueError(f"{name}: got {getattr(config, name)}, expected at most {bound}.")
     if config.run and not re.fullmatch(r"[\w+=-][\w.+=-]*", config.run):
         raise ValueError(f"bad run name {config.run!r}: expected letters, digits and -_.+= only.")
     if config.advantages == "grpo" and config.group_size < 2:
         raise ValueError("grpo compares the members of a group: got group_size 1, expected at least 2.")
     Sampling(config.temperature, config.top_k, config.top_p)
-    starpo.kl_estimate(torch.zeros(1), torch.zeros(1), config.kl_estimator)
-    build_groups(config, "train", config.num_groups, 1)
+    nothing = torch.zeros(1)  # the functions themselves say what they refuse
+    starpo.kl_estimate(nothing, nothing, config.kl_estimator)
+    starpo.policy_loss(nothing, nothing, nothing, dual_clip=config.dual_clip)
+    starpo.filter_groups(nothing, config.filter_top_p)
+    for split, groups in (("train", config.num_groups), ("val", config.val_size)):
+        build_groups(config, split, groups, 1)
 
 
 def env_options(config):
@@ -220,8 +237,9 @@ def budgets(config):
 
 
 def build_groups(config, split, num_groups, group_size):
-    """The run's environments as `num_groups` groups. Validation splits its groups evenly over a mixture."""
-    spec = config.env if split == "train" and num_groups == config.num_groups else ",".join(env_names(config))
+    """The run's environments as groups: in the mixture's shares for training, evenly for everything else."""
+    as_given = split == "train" and num_groups == config.num_groups
+    spec = config.env if as_given else ",".join(env_names(config))
     return EnvGroups(spec, num_groups, group_size, split, env_options(config), budgets(config))
 
 
@@ -244,19 +262,23 @@ class Learner:
 
 
 def train(config, resume=False, say=print):
-    """Run `config.steps` steps of StarPO in runs/NAME. Returns the metrics of the last line."""
+    """Run `config.steps` steps of StarPO in runs/NAME. Returns the metrics of the last line.
+
+    raises: ValueError for a run name that is taken, a damaged checkpoint, a prompt that fills the context
+    """
     folder = run_folder(config, resume)
     learner = build(config, folder if resume else None, say)
     folder.mkdir(parents=True, exist_ok=resume)
-    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n")
+    write_whole(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1) + "\n")
+    start = time.time()
     log = Log(folder, learner.step)
     say(f"run       {folder}: metrics.jsonl, trajectories.jsonl, checkpoint/")
     groups = build_groups(config, "train", config.num_groups, config.group_size)
     if learner.step == 0:
         log.write({"step": 0, **validate(learner, config, "val", log)}, config)
     while learner.step < config.steps:
-        step, start = learner.step + 1, time.time()
-        bar = Bar(f"step {step}", config)
+        step, began = learner.step + 1, time.time()
+        bar = Bar(f"step {step}")
         trajectories = roll_out(learner, config, groups, bar)
         rolled = time.time()
         metrics = {"step": step, **describe(trajectories)}
@@ -270,19 +292,20 @@ def train(config, resume=False, say=print):
             metrics |= update(learner, batch.take(rows).to(learner.policy.device), config, step, bar)
         bar.close()
         learner.step = step
-        metrics |= {"seconds": time.time() - start, "rollout_seconds": rolled - start,
-                    "tokens_per_second": metrics["response_tokens"] * len(trajectories) / (rolled - start)}
-        if step % config.val_every == 0 or step == config.steps:
+        metrics |= {"seconds": time.time() - began, "rollout_seconds": rolled - began,
+                    "tokens_per_second": metrics["response_tokens"] * len(trajectories) / (rolled - began)}
+        nothing_left = learner.empty_steps >= EMPTY_STEPS
+        last = step == config.steps or nothing_left
+        if step % config.val_every == 0 or last:
             metrics |= validate(learner, config, "val", log)
         log.write(metrics, config)
-        if step % config.save_every == 0 or step == config.steps:
-            save_checkpoint(folder, learner, config)
-        if learner.empty_steps >= EMPTY_STEPS:
+        if step % config.save_every == 0 or last:
+            save_checkpoint(folder, learner)
+        if nothing_left:
             say(f"stopped: in {EMPTY_STEPS} steps in a row no group had any spread of reward, so there is nothing "
                 f"to learn from. Is the task solved, or never solved? Read {folder}/trajectories.jsonl.")
-            save_checkpoint(folder, learner, config)
             break
-    final = {"step": learner.step, **validate(learner, config, "test", log)}
+    final = {"step": learner.step, **validate(learner, config, "test", log), "elapsed": time.time() - start}
     log.write(final, config)
     say(f"done      {folder}; measure it again with: make eval RUN={folder.name}")
     return final
@@ -292,10 +315,11 @@ def build(config, checkpoint_of, say):
     """Policy, frame, critic, reference and optimizers; from a checkpoint if there is one."""
     on_one_core = config.model == "tiny" and choose(config.model, config.device)[1].type == "cpu"
     torch.set_num_threads(config.threads or (1 if on_one_core else os.cpu_count()))
-    policy = build_policy(config, checkpoint_of and find_checkpoint(checkpoint_of))
+    checkpoint = checkpoint_of and find_checkpoint(checkpoint_of)
+    policy = build_policy(config, checkpoint)
     frame = ChatFrame(policy.tokenizer, config.response_format)
     check_context(frame, config)
-    if not checkpoint_of:
+    if not checkpoint:
         steps = default_steps(config.model) if config.warmup_steps < 0 else config.warmup_steps
         warm_start(policy, frame, ",".join(env_names(config)), steps, env_options(config), budgets(config), say)
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr))
@@ -304,8 +328,8 @@ def build(config, checkpoint_of, say):
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
     if config.kl_coef > 0:
         learner.reference = copy.deepcopy(policy.model).requires_grad_(False)
-    if checkpoint_of:
-        load_trainer_state(checkpoint_of, learner)
+    if checkpoint:
+        load_trainer_state(checkpoint, learner)
         say(f"resumed   after step {learner.step}")
     say(forecast(learner, config))
     return learner
@@ -334,7 +358,7 @@ def env_names(config):
 
 def roll_out(learner, config, groups, bar):
     """One batch of fresh instances: step t of run seed s plays seeds that no other step or run plays."""
-    first_seed = (config.seed + 1) * TRAIN_SEED_STRIDE + learner.step * config.num_groups
+    first_seed = TRAIN_SEED + config.seed * TRAIN_SEED_STRIDE + learner.step * config.num_groups
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
     return collect(learner.policy, learner.frame, groups, first_seed, sampling, config.seed, config.max_new_tokens,
                    config.max_context, config.max_rows, bar.sampled)
@@ -382,8 +406,8 @@ def update(learner, batch, config, step, bar=None):
             mini = batch.take(index)
             total = int(mini.loss_mask.sum())
             for rows in micro_batches(mini.lengths, config.token_budget):
-                part = losses(learner, mini.take(rows), config, total, first=not norms)
-                for name, value in part.items():
+                shares = backward(learner, mini.take(rows), config, total, first=not norms)
+                for name, value in shares.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
                 if bar:
                     bar.trained(len(rows))
@@ -404,6 +428,9 @@ def update(learner, batch, config, step, bar=None):
 def prepare(learner, batch, config):
     """Fill in what the losses compare with: old and reference logprobs, values, advantages, returns."""
     batch.old_logprobs = batch.sample_logprobs
+    if next(learner.policy.model.parameters()).dtype != torch.float32:
+        batch.old_logprobs = _in_micro_batches(batch, config, lambda part: token_logprobs(
+            learner.policy.model, part.tokens, part.response_mask, config.temperature)[0])
     if learner.reference is not None:
         batch.ref_logprobs = _in_micro_batches(batch, config, lambda part: token_logprobs(
             learner.reference, part.tokens, part.response_mask, config.temperature)[0])
@@ -426,8 +453,11 @@ def _in_micro_batches(batch, config, function):
     return result
 
 
-def losses(learner, part, config, total, first=False):
-    """Backpropagate one micro-batch. `total`: loss tokens of the whole mini-batch. Returns its shares."""
+def backward(learner, part, config, total, first=False):
+    """Backpropagate one micro-batch. `total`: loss tokens of the whole mini-batch.
+
+    returns: {metric: this micro-batch's share of the mini-batch's token mean}
+    """
     logprobs, entropy = token_logprobs(learner.policy.model, part.tokens, part.response_mask, config.temperature)
     mask = part.loss_mask
     loss, clipped = starpo.policy_loss(logprobs, part.old_logprobs, part.advantages, config.clip_low,
@@ -477,15 +507,23 @@ def validate(learner, config, split, log=None):
     "val/ENV/success" and "val/ENV/success_greedy"
     """
     groups, metrics = build_groups(config, split, config.val_size, 1), {}
-    for suffix, temperature in (("", config.val_temperature), ("_greedy", 0.0)):
-        played = collect(learner.policy, learner.frame, groups, 0, Sampling(temperature), 0, config.max_new_tokens,
-                         config.max_context, config.max_rows)
+    for suffix, played in play_held_out(learner.policy, learner.frame, groups, config).items():
         stats = describe(played)
         wanted = [n for n in stats if n.rpartition("/")[2] in ("success", "episode_return", "valid")]
         metrics |= {f"{split}/{name}{suffix}": stats[name] for name in wanted}
         if log and not suffix:
             log.trajectories(learner.step, split, played[:4])
     return metrics
+
+
+def play_held_out(policy, frame, groups, config):
+    """{"": trajectories sampled at val_temperature, "_greedy": greedy ones}, the same noise every time."""
+    bar = Bar(f"validation on {groups.split}")
+    played = {suffix: collect(policy, frame, groups, 0, Sampling(temperature), 0, config.max_new_tokens,
+                              config.max_context, config.max_rows, bar.sampled)
+              for suffix, temperature in (("", config.val_temperature), ("_greedy", 0.0))}
+    bar.close()
+    return played
 
 
 def forecast(learner, config):
@@ -509,17 +547,22 @@ def forecast(learner, config):
 class Bar:
     """The progress inside a step: tokens sampled, then trajectories trained on. Gone when the step is done."""
 
-    def __init__(self, title, config):
-        self.config = config
-        self.bar = tqdm(desc=f"{title} rollout", unit="tok", leave=False, disable=None)
+    def __init__(self, title):
+        self.title, self.unit = title, "tokens sampled"
+        self.bar = tqdm(desc=title, unit="", leave=False, disable=None)
 
     def sampled(self, tokens):
-        self.bar.update(tokens)
+        self._advance(tokens, "tokens sampled")
 
     def trained(self, trajectories):
-        self.bar.set_description("update", refresh=False)
-        self.bar.unit = "traj"
-        self.bar.update(trajectories)
+        self._advance(trajectories, "trajectories trained on")
+
+    def _advance(self, amount, unit):
+        if unit != self.unit:
+            self.unit = unit
+            self.bar.reset()
+        self.bar.set_postfix_str(unit, refresh=False)
+        self.bar.update(amount)
 
     def close(self):
         self.bar.close()
@@ -533,7 +576,7 @@ class Log:
         for name in ("metrics.jsonl", "trajectories.jsonl"):  # a resumed run forgets what came after its checkpoint
             path = folder / name
             lines = path.read_text().splitlines() if path.exists() else []
-            path.write_text("".join(line + "\n" for line in lines if _before(step, line)))
+            write_whole(path, "".join(line + "\n" for line in lines if _before(step, line)))
 
     def write(self, metrics, config):
         rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v for k, v in metrics.items()}
@@ -595,22 +638,31 @@ def run_folder(config, resume):
 
 
 def resumed_config(given):
-    """The run's own config; only the number of steps may be raised, everything else would be another run."""
+    """The run's own config. Only `steps` may be raised: anything else would be another run."""
     if not given.get("run"):
         raise ValueError("--resume needs --run NAME.")
-    path = RUNS / given["run"] / "config.json"
-    if not path.exists():
-        known = sorted(p.parent.name for p in RUNS.glob("*/config.json"))
-        raise ValueError(nearest("run", given["run"], known))
-    config = read_config(path.parent)
+    stored = load_config(given["run"])
     for name, value in given.items():
-        if name not in ("run", "steps", "device", "threads") and value != getattr(config, name):
-            raise ValueError(f"--resume goes on with the run's own settings: {name} was {getattr(config, name)!r}, "
+        if name not in ("run", "steps", "device", "threads") and value != getattr(stored, name):
+            raise ValueError(f"--resume goes on with the run's own settings: {name} was {getattr(stored, name)!r}, "
                              f"got {value!r}. Start a new run for that.")
-    return dataclasses.replace(config, **given)
+    config = dataclasses.replace(stored, **given)
+    if config.steps < stored.steps:
+        raise ValueError(f"--resume cannot take steps back: the run was set to {stored.steps}, got {config.steps}.")
+    check(config)
+    return config
+
+
+def load_config(run):
+    """The Config of runs/RUN under the name it has now. Raises ValueError if there is none or it is unreadable."""
+    folder = RUNS / run
+    if not (folder / "config.json").exists():
+        raise ValueError(nearest("run", run, sorted(p.parent.name for p in RUNS.glob("*/config.json"))))
+    return dataclasses.replace(read_config(folder), run=run)
 
 
 def read_config(folder):
+    """The Config in folder/config.json. Raises ValueError if it is not one."""
     try:
         stored = json.loads((folder / "config.json").read_text())
         return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
@@ -618,24 +670,33 @@ def read_config(folder):
         raise ValueError(f"{folder}/config.json cannot be read: {error}.") from None
 
 
-def save_checkpoint(folder, learner, config):
+def write_whole(path, text):
+    """Write beside and rename, so that a kill leaves the old file or the new one."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def save_checkpoint(folder, learner):
     """A plain Hugging Face folder plus trainer state: written beside, then renamed into place.
 
-    A kill at any instant leaves a whole checkpoint: the old one until the new one is complete, and
-    `find_checkpoint` takes the new one if the kill falls between the two renames.
+    A kill at any instant leaves a whole checkpoint: the manifest is written last, the old checkpoint stays
+    until the new one has it, and a kill between the two renames is made good by the next reader.
     """
-    new, old = folder / "checkpoint.new", folder / "checkpoint.old"
+    current, new, old = (folder / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
+    if not current.exists() and (new / "manifest.json").exists():  # finish the renames of a save that was killed
+        new.rename(current)
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     learner.policy.model.save_pretrained(new)
     learner.policy.tokenizer.save_pretrained(new)
-    critic = learner.critic and {"model": learner.critic.state_dict(), "optimizer": learner.critic_optimizer.state_dict()}
+    critic = learner.critic and {"model": learner.critic.state_dict(),
+                                 "optimizer": learner.critic_optimizer.state_dict()}
     reference = learner.reference and learner.reference.state_dict()
     torch.save({"step": learner.step, "empty_steps": learner.empty_steps, "optimizer": learner.optimizer.state_dict(),
                 "critic": critic, "reference": reference}, new / "trainer.pt")
     files = {p.name: [p.stat().st_size, zlib.crc32(p.read_bytes())] for p in sorted(new.iterdir())}
-    (new / "manifest.json").write_text(json.dumps({"step": learner.step, "files": files}, indent=1))
-    current = folder / "checkpoint"
+    write_whole(new / "manifest.json", json.dumps({"step": learner.step, "files": files}, indent=1))
     if current.exists():
         current.rename(old)
     new.rename(current)
@@ -647,7 +708,8 @@ def find_checkpoint(folder):
 
     raises: ValueError if there is none, or it is damaged
     """
-    for name in ("checkpoint", "checkpoint.new", "checkpoint.old"):
+    # Without `checkpoint`, a save was killed between its two renames, and `checkpoint.new` is whole.
+    for name in ("checkpoint", "checkpoint.new"):
         if (folder / name / "manifest.json").exists():
             break
     else:
@@ -665,9 +727,9 @@ def find_checkpoint(folder):
     return path
 
 
-def load_trainer_state(folder, learner):
+def load_trainer_state(checkpoint, learner):
     """Optimizers, critic, reference and counters, in place. The policy's weights are loaded already."""
-    state = torch.load(find_checkpoint(folder) / "trainer.pt", map_location=learner.policy.device, weights_only=True)
+    state = torch.load(checkpoint / "trainer.pt", map_location=learner.policy.device, weights_only=True)
     learner.step, learner.empty_steps = state["step"], state["empty_steps"]
     learner.optimizer.load_state_dict(state["optimizer"])
     if learner.critic:
@@ -686,7 +748,7 @@ def main(argv=None):
         print(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}")
         print(f"settings  differ from the preset of {config.env}, {config.algo}, {config.model} in: {differs}")
         train(config, resume)
-    except (ValueError, ImportError, RuntimeError) as problem:
+    except (ValueError, ImportError, RuntimeError, OSError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
         sys.exit("\nstopped. Go on from the last checkpoint with --resume.")

@@ -17,6 +17,7 @@ carried in the package, so that learning starts at once. Remake all of it: `make
 """
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -32,7 +33,7 @@ from minragen.rollout import Trajectory, make_batch
 
 EXPERT = 0.3  # probability that a turn is the solver's
 HABIT = 0.5  # of the other turns' actions, the share that is the habit
-DEMONSTRATION_SEED = 2**40  # far from the seeds that training uses, although the instances are of one split
+DEMONSTRATION_SEED = 2**40  # below the seeds that training uses; the instances are of one split all the same
 VERSION = 1  # raise it when this file changes what comes out
 BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step
 LEARNING_RATE = {"tiny": 3e-3, "pretrained": 1e-4}  # peak, after a tenth of the steps; then linearly to 0
@@ -54,11 +55,15 @@ def warm_start(policy, frame, spec, steps, options=None, budgets=None, say=print
     """
     if steps == 0:
         return
-    key = warm_key(policy, frame, spec, steps, options, budgets)
+    try:
+        key = warm_key(policy, frame, spec, steps, options, budgets)
+    except NotImplementedError as problem:
+        raise ValueError(f"the warm-up of {spec} imitates its solve() and random_answer(), but: {problem} Write them, "
+                         f"or take a pretrained model with --warmup-steps 0.") from None
     for folder, origin in ((ASSETS, "carried in the package"), (cache_folder() / "warmup", "from the cache")):
         path = folder / f"{asset_name(policy, spec)}-{key}.safetensors"
         if path.exists():
-            policy.model.load_state_dict(load_file(path, device=str(policy.device)), strict=False)
+            load_warm(policy, path)
             say(f"warm-up   {steps} steps of weak play, {origin} ({path.name})")
             return
     say(f"warm-up   {steps} steps of weak play, made now and kept in {path.parent}")
@@ -73,7 +78,7 @@ def warm_up(policy, frame, spec, steps, options=None, budgets=None, stop_after=N
     returns: {"loss": [...], "probe": [...]}, the loss in nats per reply token and the probe of the weights
         after PIECE_STEPS steps
     """
-    kind = "tiny" if policy.name == "tiny" else "pretrained"
+    kind = _kind(policy)
     optimizer, record = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0), {"loss": []}
     for step in tqdm(range(stop_after or steps), desc="warm-up", leave=False, disable=None):
         optimizer.set_lr(LEARNING_RATE[kind] * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
@@ -121,6 +126,10 @@ def demonstrate(frame, spec, count, step, options=None, budgets=None):
     return trajectories
 
 
+def _kind(policy):
+    return "tiny" if policy.name == "tiny" else "pretrained"
+
+
 def weak_answer(env, rng):
     """With probability EXPERT the solver's answer; otherwise HABIT and chance, one action at a time."""
     if rng.random() < EXPERT:
@@ -131,11 +140,12 @@ def weak_answer(env, rng):
 
 
 def warm_key(policy, frame, spec, steps, options=None, budgets=None):
-    kind = "tiny" if policy.name == "tiny" else "pretrained"
+    kind = _kind(policy)
     first = [t.tokens for t in demonstrate(frame, spec, BATCH[kind], 0, options, budgets)]
+    weights = probe(policy.model) if kind == "pretrained" else []  # a folder may come to hold another model
     return fingerprint(VERSION, policy.name, policy.model.config.to_json_string(use_diff=False), frame.prefix,
                        sorted(policy.tokenizer.get_vocab().items()), first, steps, BATCH[kind], LEARNING_RATE[kind],
-                       EXPERT, HABIT)
+                       EXPERT, HABIT, *weights)
 
 
 def asset_name(policy, spec):
@@ -146,15 +156,23 @@ def save_warm(policy, path, record):
     """Weights once each (tied ones are not repeated) with the record of how they came about."""
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {name: p.detach().cpu().contiguous() for name, p in policy.model.named_parameters()}
-    part = path.with_suffix(".part")
+    part = path.with_suffix(f".{os.getpid()}.part")  # two runs may make the same weights at the same time
     save_file(state, part, metadata={name: json.dumps(value) for name, value in record.items()})
-    part.rename(path)
+    part.replace(path)
+
+
+def load_warm(policy, path):
+    """Copy the weights of `save_warm` into the policy; every parameter must be there."""
+    stored = load_file(path, device=str(policy.device))
+    with torch.no_grad():
+        for name, p in policy.model.named_parameters():
+            p.copy_(stored[name])
 
 
 def probe(model):
     """One number per weight tensor that changes when any of its entries does: its sum against a cosine."""
-    return [float((p.detach().double().flatten() * torch.cos(torch.arange(p.numel(), dtype=torch.float64))).sum())
-            for p in model.parameters()]
+    flat = [p.detach().cpu().double().flatten() for p in model.parameters()]
+    return [float((w * torch.cos(torch.arange(len(w), dtype=torch.float64))).sum()) for w in flat]
 
 
 def make_assets():

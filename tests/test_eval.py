@@ -58,7 +58,7 @@ class TestCommand:
     def test_it_agrees_with_the_runs_own_validation(self, run, capsys):
         import json
         last = [json.loads(x) for x in (trainer.RUNS / "b" / "metrics.jsonl").read_text().splitlines()][-1]
-        rows, _ = evaluation.evaluate(trainer.resumed_config({"run": "b"}), "test", 8)
+        rows, _ = evaluation.evaluate(trainer.load_config("b"), "test", 8)["bandit"]
         assert rows[0][1] / 8 == last["test/success"] and rows[1][1] / 8 == last["test/success_greedy"]
 
     @pytest.mark.parametrize("argv, said", [

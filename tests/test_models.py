@@ -193,7 +193,7 @@ class TestOptimizer:
         p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
         optimizer = AdamW([p], lr=1e-6, weight_decay=0.0)
         for _ in range(5000):
-            p.grad = torch.ones_like(p)
+            p.sum().backward()
             optimizer.step(10.0)
         assert p.dtype == torch.bfloat16 and torch.allclose(p.float(), torch.full((4,), 0.995), atol=2e-3)
         naive = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
@@ -212,6 +212,13 @@ class TestOptimizer:
             b.step()
         assert torch.allclose(ours, theirs, atol=1e-7)
 
+    def test_micro_batches_of_bfloat16_weights_are_summed_in_float32(self):
+        p = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+        optimizer = AdamW([p], lr=0.0)
+        for _ in range(1000):  # in bfloat16 the sum would stop growing at 256
+            (p * 1.0).sum().backward()
+        assert float(optimizer.step(1e9)) == 1000.0
+
     def test_it_returns_the_norm_before_clipping_and_clips(self):
         p = torch.nn.Parameter(torch.zeros(4))
         p.grad = torch.full((4,), 3.0)
@@ -227,12 +234,13 @@ class TestOptimizer:
     def test_its_state_restores_it_exactly(self, dtype):
         def run(optimizer, p, steps):
             for step in steps:
-                p.grad = torch.full_like(p, 0.1 * (step + 1))
+                (0.1 * (step + 1) * p.float()).sum().backward()
                 optimizer.step(1.0)
         p, q = (torch.nn.Parameter(torch.ones(3, dtype=dtype)) for _ in range(2))
         straight, first = AdamW([p], lr=1e-3), AdamW([q], lr=1e-3)
         run(straight, p, range(6))
         run(first, q, range(3))
+        q = torch.nn.Parameter(q.detach().clone())
         again = AdamW([q], lr=1e-3)
         again.load_state_dict(first.state_dict())
         run(again, q, range(3, 6))

@@ -11,10 +11,11 @@ from minragen import train as trainer
 from minragen.envs import REGISTRY, EnvGroups
 from minragen.rollout import collect, make_batch
 from minragen.train import ALGOS, PRESETS, Config, main, parse, preset
+from minragen.warmup import DEMONSTRATION_SEED
 
 SMALL = ["--num-groups", "2", "--group-size", "4", "--val-size", "4", "--val-every", "2", "--save-every", "2",
          "--mini-batch", "4", "--max-new-tokens", "14"]
-TIMES = {"seconds", "rollout_seconds", "tokens_per_second"}
+TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed"}
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ class TestSettings:
         for f in dataclasses.fields(Config):
             value = {"env": "bandit", "algo": "ppo", "model": "tiny", "device": "cpu", "env_arg": "high_prob=0.5",
                      "response_format": "no_think", "advantages": "gae", "kl_estimator": "k2",
-                     "norm_by_std": "false"}.get(f.name, "3" if f.type is int else "0.5" if f.type is float else "x")
+                     "norm_by_std": "false", "dual_clip": "1.5"}.get(f.name, "3" if f.type is int else "0.5" if f.type is float else "x")
             argv = ["--env", "bandit"] if f.name == "env_arg" else []
             got = getattr(settings(*argv, "--" + f.name.replace("_", "-"), value), f.name)
             assert got == (("high_prob=0.5",) if f.name == "env_arg" else False if value == "false" else f.type(value))
@@ -91,7 +92,13 @@ class TestSettings:
         (["--env-arg", "slip=2"], "bad options of FrozenLake"),
         (["--env", "frozenlake=3,bandit=4"], "expected 16 in all"),
         (["--env", "no.such.module:Env"], "No module named 'no'"),
-        (["--kl-estimator", "k1"], "unknown kl_estimator 'k1'"),
+        (["--kl-estimator", "k1"], "k1 as a loss has a gradient of expectation 0"),
+        (["--dual-clip", "0.5"], "got dual_clip=0.5, expected more than 1"),
+        (["--filter-top-p", "0.005"], "got top_p=0.005"),
+        (["--clip-low", "-1"], "clip_low: got -1.0, expected at least 0"),
+        (["--lam", "1.5"], "lam: got 1.5, expected at most 1"),
+        (["--seed", "99999999"], "seed: got 99999999, expected at most"),
+        (["--env", "frozenlake,bandit", "--val-size", "1"], "expected 1 in all and at least one each"),
         (["--max-context", "50"], "max_context is 50: no room for a reply"),
         (["--resume"], "--resume needs --run NAME"),
         (["--run", "nothing", "--resume"], "unknown run 'nothing'"),
@@ -124,7 +131,7 @@ class TestUpdate:
             trainer.prepare(learner, batch, config)
             total, count = int(batch.loss_mask.sum()), 0
             for rows in trainer.micro_batches(batch.lengths, token_budget):
-                trainer.losses(learner, batch.take(rows), config, total)
+                trainer.backward(learner, batch.take(rows), config, total)
                 count += 1
             trained = [*learner.policy.model.parameters(), *(learner.critic.parameters() if learner.critic else ())]
             gradients.append((count, [p.grad.clone() for p in trained]))
@@ -141,6 +148,15 @@ class TestUpdate:
     def test_on_cpu_the_learner_agrees_with_the_sampler_to_1e_5(self):
         config, learner, batch = learner_and_batch()
         assert trainer.update(learner, batch, config, 1)["logprob_gap"] < 1e-5
+
+    def test_in_bfloat16_old_logprobs_are_computed_again_and_in_float32_they_are_the_samplers(self):
+        config, learner, batch = learner_and_batch()
+        trainer.prepare(learner, batch, config)
+        assert batch.old_logprobs is batch.sample_logprobs
+        learner.policy.model.to(torch.bfloat16)
+        trainer.prepare(learner, batch, config)
+        again, _ = trainer.token_logprobs(learner.policy.model, batch.tokens, batch.response_mask)
+        assert torch.allclose(batch.old_logprobs, again, atol=1e-2) and not batch.old_logprobs.equal(batch.sample_logprobs)
 
     def test_the_first_step_is_on_policy(self):
         config, learner, batch = learner_and_batch("--mini-batch", "100")
@@ -229,6 +245,13 @@ class TestRuns:
         run("--run", "a", "--steps", "1", *SMALL)
         assert "lr was 0.0005, got 0.5" in message("--run", "a", "--resume", "--lr", "0.5")
 
+    def test_a_run_goes_on_with_its_own_options_repeated_and_never_takes_steps_back(self, runs):
+        slip = ["--env-arg", "slip=0.2", "--warmup-steps", "0"]
+        run("--run", "a", "--steps", "2", *SMALL, *slip)
+        run("--run", "a", "--resume", "--steps", "3", *slip)
+        assert "set to 3, got 2" in message("--run", "a", "--resume", "--steps", "2")
+        assert "set to 3, got -1" in message("--run", "a", "--resume", "--steps", "-1")
+
     def test_a_run_name_must_be_one_plain_folder(self):
         for name in ("../x", "a/b", ".", "a b"):
             assert "run" in message("--run", name, *SMALL)
@@ -254,8 +277,19 @@ class TestRuns:
     def test_a_kill_between_the_two_renames_leaves_a_whole_checkpoint(self, runs):
         run("--run", "a", "--steps", "2", *SMALL)
         (runs / "a" / "checkpoint").rename(runs / "a" / "checkpoint.new")
-        run("--run", "a", "--resume", "--steps", "3")
+        run("--run", "a", "--resume", "--steps", "3", "--device", "cpu")
         assert metrics(runs / "a")[-1]["step"] == 3 and (runs / "a" / "checkpoint").exists()
+
+    def test_a_kill_while_the_save_after_that_is_written_leaves_a_whole_one_too(self, runs, monkeypatch):
+        run("--run", "a", "--steps", "2", *SMALL)
+        (runs / "a" / "checkpoint").rename(runs / "a" / "checkpoint.new")
+        monkeypatch.setattr(trainer.torch, "save", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(SystemExit, match="stopped"):
+            main(["--run", "a", "--resume", "--steps", "4"])
+        monkeypatch.undo()
+        monkeypatch.setattr(trainer, "RUNS", runs)
+        run("--run", "a", "--resume")
+        assert metrics(runs / "a")[-1]["step"] == 4
 
     def test_a_checkpoint_that_was_never_finished_is_not_taken(self, runs):
         run("--run", "a", "--steps", "1", *SMALL)
@@ -280,7 +314,7 @@ class TestValidation:
     @pytest.mark.parametrize("env", sorted(REGISTRY))
     def test_training_and_validation_share_no_instance(self, env):
         seen = {}
-        for split, first in (("train", trainer.TRAIN_SEED_STRIDE), ("val", 0), ("test", 0)):
+        for split, first in (("train", trainer.TRAIN_SEED), ("val", 0), ("test", 0)):
             groups = EnvGroups(env, 200, 1, split)
             groups.reset(first)
             seen[split] = {e.instance() for e in groups.envs}
@@ -293,8 +327,11 @@ class TestValidation:
         assert {"frozenlake/success", "bandit/episode_return"} <= set(step)
 
     def test_steps_and_seeds_never_play_the_same_training_seed(self):
-        firsts = [(seed + 1) * trainer.TRAIN_SEED_STRIDE + step * 16 for seed in range(3) for step in range(1000)]
-        assert len(set(firsts)) == 3000 and min(firsts) > 10**9  # and none of validation's, which begin at 0
+        most = settings("--steps", str(trainer.TRAIN_SEED_STRIDE // 16))
+        firsts = [trainer.TRAIN_SEED + seed * trainer.TRAIN_SEED_STRIDE for seed in range(3)]
+        ends = [first + most.steps * most.num_groups for first in firsts]
+        assert ends[0] <= firsts[1] and ends[1] <= firsts[2]
+        assert most.val_size < DEMONSTRATION_SEED and DEMONSTRATION_SEED + 400 * 64 < firsts[0]
 
 
 class TestLearning:
