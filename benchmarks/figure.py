@@ -3,8 +3,8 @@
     python -m benchmarks.figure      (or: make figure)
 
 Reads runs/*/metrics.jsonl of the committed runs, draws docs/learning.png and rewrites what stands
-between `<!-- begin NAME -->` and `<!-- end NAME -->` in README.md. tests/test_readme.py checks that the
-README says what this script would write.
+between `<!-- begin NAME -->` and `<!-- end NAME -->` in README.md. tests/test_readme.py checks that
+the README says what this script would write.
 """
 
 import json
@@ -40,9 +40,12 @@ def draw(path):
     for axis, algo in zip(axes, ("grpo", "ppo")):
         for seed, colour in zip(SEEDS, COLOURS):
             metrics = read(f"frozenlake-{algo}-tiny-s{seed}")
-            for key, style, label in (("val/success", "-", "sampled"), ("val/success_greedy", "--", "greedy")):
-                axis.plot(*zip(*curve(metrics, key)), style, color=colour, label=f"seed {seed}, {label}", marker=".")
-        axis.set_title(f"FrozenLake, {algo.upper()}, tiny (0.2M parameters), one CPU core", fontsize=9)
+            for key, style, label in (("val/success", "-", "sampled"),
+                                      ("val/success_greedy", "--", "greedy")):
+                axis.plot(*zip(*curve(metrics, key)), style, color=colour,
+                          label=f"seed {seed}, {label}", marker=".")
+        axis.set_title(f"FrozenLake, {algo.upper()}, tiny (0.2M parameters), one CPU core",
+                       fontsize=9)
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("success on 256 held-out maps")
@@ -55,20 +58,24 @@ def draw(path):
 
 def results_table():
     """One row per run: before RL, at the preset's last step, on the test split; 95 % intervals."""
-    rows = ["| run | before RL: sampled / greedy | last step: sampled | last step: greedy | test: sampled / greedy "
-            "| minutes |", "|---|---|---|---|---|---|"]
+    rows = ["| run | before RL: sampled / greedy | last step: sampled | last step: greedy "
+            "| test: sampled / greedy | minutes |", "|---|---|---|---|---|---|"]
     for env, algo in (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("bandit", "grpo")):
         for seed in SEEDS:
             metrics = read(f"{env}-{algo}-tiny-s{seed}")
-            size = json.loads((ROOT / "runs" / f"{env}-{algo}-tiny-s{seed}" / "config.json").read_text())["val_size"]
+            size = json.loads((ROOT / "runs" / f"{env}-{algo}-tiny-s{seed}"
+                               / "config.json").read_text())["val_size"]
             first = metrics[0]
             last = [line for line in metrics if "val/success" in line][-1]
             test = metrics[-1]
-            minutes = sum(line.get("seconds", 0.0) for line in metrics) / 60
+            minutes = test["elapsed"] / 60
             rows.append(
-                f"| {env} {algo} seed {seed} | {first['val/success']:.2f} / {first['val/success_greedy']:.2f} "
-                f"| {with_interval(last['val/success'], size)} | {with_interval(last['val/success_greedy'], size)} "
-                f"| {test['test/success']:.2f} / {test['test/success_greedy']:.2f} | {minutes:.1f} |")
+                f"| {env} {algo} seed {seed} "
+                f"| {first['val/success']:.2f} / {first['val/success_greedy']:.2f} "
+                f"| {with_interval(last['val/success'], size)} "
+                f"| {with_interval(last['val/success_greedy'], size)} "
+                f"| {test['test/success']:.2f} / {test['test/success_greedy']:.2f} "
+                f"| {minutes:.1f} |")
     return "\n".join(rows)
 
 
@@ -78,21 +85,24 @@ def with_interval(rate, n):
 
 
 def written_into(readme, blocks):
-    """The README's text with every named block replaced. Raises ValueError for a block that is not there."""
+    """The README's text with every named block replaced. Raises ValueError for a block that is not
+    there."""
     for name, text in blocks.items():
         pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
         if not re.search(pattern, readme, re.DOTALL):
             raise ValueError(f"README.md has no block called {name!r}.")
-        readme = re.sub(pattern, lambda m, text=text: m[1] + text + "\n" + m[2], readme, flags=re.DOTALL)
+        readme = re.sub(pattern, lambda m, text=text: m[1] + text + "\n" + m[2], readme,
+                        flags=re.DOTALL)
     return readme
 
 
 def log_lines():
-    """Console lines of the first GRPO run, printed again from its metrics by the function that printed them."""
+    """Console lines of the first GRPO run, printed again from its metrics by the function that
+    printed them."""
     run = "frozenlake-grpo-tiny-s0"
     config, metrics = read_config(ROOT / "runs" / run), read(run)
     last = config.steps
-    chosen = [metrics[0], metrics[1], metrics[2], *metrics[last // 2:last // 2 + 2], *metrics[last:]]
+    chosen = [*metrics[:3], metrics[last // 2], *metrics[last:]]
     return "\n".join(["```text", *(console_line(line, config) for line in chosen), "```"])
 
 

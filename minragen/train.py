@@ -3,15 +3,18 @@
     python -m minragen.train --env frozenlake            (or: make train ENV=frozenlake)
     python -m minragen.train --run my-run --resume       (go on where a run was stopped)
 
-Reading order: `Config` and the presets, `train` (the loop), `update` (one StarPO update), `validate`,
-then what keeps a run on disk. One console line a step; the same names in runs/NAME/metrics.jsonl.
+Reading order: `Config` and the presets, `train` (the loop), `update` (one StarPO update),
+`validate`, then what keeps a run on disk. One console line a step; the same names in
+runs/NAME/metrics.jsonl.
 
 Deltas (from RAGEN V2's trainer):
   1. Every optimizer step is normalised over its own tokens, whatever the micro-batch size.
-  2. Mini-batches are random draws, not neighbours in length, and are never filled up with duplicates.
-  3. In float32 old_logprobs are the sampler's own: sampler and learner are one set of weights and one
-     function, and `logprob_gap` measures every step that they agree. In bfloat16 the kernels of a cached
-     and of a full pass round differently, so old_logprobs are computed again before the update.
+  2. Mini-batches are random draws, not neighbours in length, and are never filled up with
+     duplicates.
+  3. In float32 old_logprobs are the sampler's own: sampler and learner are one set of weights and
+     one function, and `logprob_gap` measures every step that they agree. In bfloat16 the kernels of
+     a cached and of a full pass round differently, so old_logprobs are computed again before the
+     update.
   4. The reference model exists only while `kl_coef` is above 0, and the critic only for `gae`.
 """
 
@@ -36,7 +39,15 @@ from tqdm import tqdm
 from minragen import starpo
 from minragen.envs import SPLITS, EnvGroups, nearest, parse_mixture
 from minragen.models import (
-    RESPONSE_FORMATS, AdamW, ChatFrame, Critic, choose, kv_shape, load_policy, token_logprobs)
+    RESPONSE_FORMATS,
+    AdamW,
+    ChatFrame,
+    Critic,
+    choose,
+    kv_shape,
+    load_policy,
+    token_logprobs,
+)
 from minragen.rollout import Sampling, StopReason, collect, first_prompt, make_batch
 from minragen.warmup import default_steps, warm_start
 
@@ -58,17 +69,22 @@ def opt(default, text, choices=None):
 class Config:
     """Every field is an option: `max_new_tokens` is `--max-new-tokens`. 0 or -1 marks 'derived'."""
 
-    env: str = opt("frozenlake", "environment, mixture (a,b or a=12,b=4), package.module:Class or Gymnasium id")
-    run: str = opt("", "name of the folder under runs/; empty: derived from env, algo, model and seed")
+    env: str = opt("frozenlake", "environment, mixture (a,b or a=12,b=4), package.module:Class or "
+                                 "Gymnasium id")
+    run: str = opt("", "name of the folder under runs/; empty: derived from env, algo, model and "
+                       "seed")
     seed: int = opt(0, "everything random in the run follows from it")
-    algo: str = opt("grpo", "preset of the algorithm: which estimator and what goes with it", ("grpo", "ppo"))
+    algo: str = opt("grpo", "preset of the algorithm: which estimator and what goes with it",
+                    ("grpo", "ppo"))
     model: str = opt("", "tiny, smollm2, a folder or a Hugging Face id; empty: by the machine")
     device: str = opt("", "cpu, cuda, ...; empty: cuda if there is one")
     threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny, else all")
     steps: int = opt(100, "updates of the policy")
-    warmup_steps: int = opt(-1, "supervised steps on weak play before RL; -1: by the model, 0: none")
+    warmup_steps: int = opt(-1, "supervised steps on weak play before RL; -1: by the model, "
+                                "0: none")
     # -- environment
-    env_arg: tuple = opt((), "option of the environment, name=value or env.name=value; may be repeated")
+    env_arg: tuple = opt((), "option of the environment, name=value or env.name=value; may be "
+                             "repeated")
     max_turns: int = opt(0, "replies per episode; 0: the environment's own")
     max_actions_per_turn: int = opt(0, "actions executed from one reply; 0: the environment's own")
     max_actions: int = opt(0, "actions per episode; 0: the environment's own")
@@ -84,7 +100,8 @@ class Config:
     max_rows: int = opt(256, "conversations in one batch of generation")
     # -- learning
     lr: float = opt(3e-4, "learning rate of the policy")
-    lr_final: float = opt(1.0, "share of the learning rates left at the last step, linearly reached")
+    lr_final: float = opt(1.0, "share of the learning rates left at the last step, linearly "
+                               "reached")
     critic_lr: float = opt(1e-3, "learning rate of the critic (gae only)")
     advantages: str = opt("grpo", "estimator of the advantages", ("grpo", "gae"))
     norm_by_std: bool = opt(True, "grpo: divide by the group's standard deviation")
@@ -95,12 +112,15 @@ class Config:
     dual_clip: float = opt(3.0, "bound on the loss of bad tokens; >1")
     value_clip: float = opt(0.5, "largest trusted move of a value in one update")
     entropy_coef: float = opt(0.001, "weight of the entropy bonus")
-    kl_coef: float = opt(0.0, "weight of the KL to the model before RL; 0: no reference model is loaded")
+    kl_coef: float = opt(0.0, "weight of the KL to the model before RL; 0: no reference model is "
+                              "loaded")
     kl_estimator: str = opt("k3", "how the KL is estimated, k2 or k3")
-    filter_top_p: float = opt(0.9, "keep the groups that hold this share of the reward spread; 1: all groups")
+    filter_top_p: float = opt(0.9, "keep the groups that hold this share of the reward spread; "
+                                   "1: all groups")
     epochs: int = opt(1, "passes over a batch")
     mini_batch: int = opt(64, "trajectories per optimizer step")
-    token_budget: int = opt(2400, "padded tokens per forward pass of the learner; changes speed and memory only")
+    token_budget: int = opt(2400, "padded tokens per forward pass of the learner; changes speed "
+                                  "and memory only")
     max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm")
     # -- measuring
     val_size: int = opt(256, "held-out instances per validation")
@@ -109,7 +129,8 @@ class Config:
     save_every: int = opt(20, "steps between checkpoints; also after the last")
 
 
-# An environment's preset is complete: `--env NAME` alone is enough. Values are for the model in the box.
+# An environment's preset is complete: `--env NAME` alone is enough. Values are for the model in the
+# box.
 PRESETS = {
     "bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256),
     "frozenlake": dict(steps=70, lr=5e-4, lr_final=0.1, max_new_tokens=24, max_context=512),
@@ -119,15 +140,17 @@ ALGOS = {
     "ppo": dict(advantages="gae", lam=0.95, lr=3e-4),
 }
 # What changes for a pretrained model: RAGEN V2's rates, shorter batches, room for longer replies.
-PRETRAINED = dict(lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32, max_new_tokens=128, max_context=2048,
-                  token_budget=8192)
+PRETRAINED = dict(lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32, max_new_tokens=128,
+                  max_context=2048, token_budget=8192)
 
 
 def preset(env="frozenlake", algo="grpo", model="tiny"):
-    """The complete Config of an environment, an algorithm and a model, before any option of the user's."""
+    """The complete Config of an environment, an algorithm and a model, before any option of the
+    user's."""
     layers = {}
     for name in (part.partition("=")[0].strip() for part in env.split(",")):
-        for key, value in PRESETS.get(name, {}).items():  # a mixture takes the larger of each number
+        # A mixture takes the larger of each number.
+        for key, value in PRESETS.get(name, {}).items():
             layers[key] = max(value, layers.get(key, value))
     if algo not in ALGOS:
         raise ValueError(nearest("algo", algo, list(ALGOS)))
@@ -140,16 +163,21 @@ def preset(env="frozenlake", algo="grpo", model="tiny"):
 def parse(argv):
     """Command line -> (Config, resume, the options that differ from the preset, why this model).
 
-    raises: ValueError with the nearest known name for an unknown option, environment, algorithm or model
+    raises: ValueError with the nearest known name for an unknown option, environment, algorithm or
+        model
     """
-    parser = argparse.ArgumentParser(prog="minragen.train", allow_abbrev=False, argument_default=argparse.SUPPRESS,
-                                     description="Train a language-model agent. Defaults depend on --env.")
+    parser = argparse.ArgumentParser(
+        prog="minragen.train", allow_abbrev=False, argument_default=argparse.SUPPRESS,
+        description="Train a language-model agent. Defaults depend on --env.")
     parser.error = _usage_error
-    parser.add_argument("--resume", action="store_true", default=False, help="go on from runs/NAME/checkpoint")
+    parser.add_argument("--resume", action="store_true", default=False,
+                        help="go on from runs/NAME/checkpoint")
     fields = dataclasses.fields(Config)
     for f in fields:
-        kind = dict(action="append") if f.type is tuple else dict(type=_boolean if f.type is bool else f.type)
-        parser.add_argument("--" + f.name.replace("_", "-"), help=f"{f.metadata['help']} [{f.default}]", **kind)
+        kind = (dict(action="append") if f.type is tuple else
+                dict(type=_boolean if f.type is bool else f.type))
+        parser.add_argument("--" + f.name.replace("_", "-"),
+                            help=f"{f.metadata['help']} [{f.default}]", **kind)
     given, unknown = parser.parse_known_args(argv)
     if unknown:
         known = ["--" + f.name.replace("_", "-") for f in fields] + ["--resume"]
@@ -170,7 +198,8 @@ def parse(argv):
 
 def differences(config, base):
     """{field: value} where two Configs differ, but for what only names a run."""
-    return {k: v for k, v in vars(config).items() if v != getattr(base, k) and k not in ("run", "seed", "device")}
+    return {k: v for k, v in vars(config).items()
+            if v != getattr(base, k) and k not in ("run", "seed", "device")}
 
 
 def _usage_error(message):
@@ -189,11 +218,11 @@ def check(config):
         value, choices = getattr(config, f.name), f.metadata["choices"]
         if choices and value not in choices:
             raise ValueError(nearest(f.name, str(value), list(choices)))
-    least = dict(steps=1, num_groups=1, group_size=1, max_new_tokens=1, max_context=2, max_rows=1, epochs=1,
-                 mini_batch=1, token_budget=1, val_size=1, val_every=1, save_every=1, seed=0, warmup_steps=-1,
-                 max_turns=0, max_actions_per_turn=0, max_actions=0, threads=0, lr=0, critic_lr=0,
-                 kl_coef=0, entropy_coef=0, val_temperature=0, clip_low=0, clip_high=0, value_clip=0, lr_final=0,
-                 gamma=0, lam=0)
+    least = dict(steps=1, num_groups=1, group_size=1, max_new_tokens=1, max_context=2, max_rows=1,
+                 epochs=1, mini_batch=1, token_budget=1, val_size=1, val_every=1, save_every=1,
+                 seed=0, warmup_steps=-1, max_turns=0, max_actions_per_turn=0, max_actions=0,
+                 threads=0, lr=0, critic_lr=0, kl_coef=0, entropy_coef=0, val_temperature=0,
+                 clip_low=0, clip_high=0, value_clip=0, lr_final=0, gamma=0, lam=0)
     for name, bound in least.items():
         if getattr(config, name) < bound:
             raise ValueError(f"{name}: got {getattr(config, name)}, expected at least {bound}.")
@@ -207,7 +236,8 @@ def check(config):
     if config.run and not re.fullmatch(r"[\w+=-][\w.+=-]*", config.run):
         raise ValueError(f"bad run name {config.run!r}: expected letters, digits and -_.+= only.")
     if config.advantages == "grpo" and config.group_size < 2:
-        raise ValueError("grpo compares the members of a group: got group_size 1, expected at least 2.")
+        raise ValueError("grpo compares the members of a group: got group_size 1, expected at "
+                         "least 2.")
     Sampling(config.temperature, config.top_k, config.top_p)
     nothing = torch.zeros(1)  # the functions themselves say what they refuse
     starpo.kl_estimate(nothing, nothing, config.kl_estimator)
@@ -225,7 +255,8 @@ def env_options(config):
         if not equals:
             raise ValueError(f"bad env_arg {text!r}: expected name=value.")
         try:
-            options[name] = ast.literal_eval(value.capitalize() if value in ("true", "false") else value)
+            options[name] = ast.literal_eval(
+                value.capitalize() if value in ("true", "false") else value)
         except (ValueError, SyntaxError):
             options[name] = value
     return options
@@ -237,7 +268,8 @@ def budgets(config):
 
 
 def build_groups(config, split, num_groups, group_size):
-    """The run's environments as groups: in the mixture's shares for training, evenly for everything else."""
+    """The run's environments as groups: in the mixture's shares for training, evenly for everything
+    else."""
     as_given = split == "train" and num_groups == config.num_groups
     spec = config.env if as_given else ",".join(env_names(config))
     return EnvGroups(spec, num_groups, group_size, split, env_options(config), budgets(config))
@@ -264,7 +296,8 @@ class Learner:
 def train(config, resume=False, say=print):
     """Run `config.steps` steps of StarPO in runs/NAME. Returns the metrics of the last line.
 
-    raises: ValueError for a run name that is taken, a damaged checkpoint, a prompt that fills the context
+    raises: ValueError for a run name that is taken, a damaged checkpoint, a prompt that fills the
+        context
     """
     folder = run_folder(config, resume)
     learner = build(config, folder if resume else None, say)
@@ -289,11 +322,13 @@ def train(config, resume=False, say=print):
         learner.empty_steps = 0 if kept.any() else learner.empty_steps + 1
         if kept.any():
             rows = kept[batch.group_ids].nonzero()[:, 0]
-            metrics |= update(learner, batch.take(rows).to(learner.policy.device), config, step, bar)
+            metrics |= update(learner, batch.take(rows).to(learner.policy.device), config, step,
+                              bar)
         bar.close()
         learner.step = step
         metrics |= {"seconds": time.time() - began, "rollout_seconds": rolled - began,
-                    "tokens_per_second": metrics["response_tokens"] * len(trajectories) / (rolled - began)}
+                    "tokens_per_second":
+                        metrics["response_tokens"] * len(trajectories) / (rolled - began)}
         nothing_left = learner.empty_steps >= EMPTY_STEPS
         last = step == config.steps or nothing_left
         if step % config.val_every == 0 or last:
@@ -302,10 +337,12 @@ def train(config, resume=False, say=print):
         if step % config.save_every == 0 or last:
             save_checkpoint(folder, learner)
         if nothing_left:
-            say(f"stopped: in {EMPTY_STEPS} steps in a row no group had any spread of reward, so there is nothing "
-                f"to learn from. Is the task solved, or never solved? Read {folder}/trajectories.jsonl.")
+            say(f"stopped: in {EMPTY_STEPS} steps in a row no group had any spread of reward, so "
+                f"there is nothing to learn from. Is the task solved, or never solved? Read "
+                f"{folder}/trajectories.jsonl.")
             break
-    final = {"step": learner.step, **validate(learner, config, "test", log), "elapsed": time.time() - start}
+    final = {"step": learner.step, **validate(learner, config, "test", log),
+             "elapsed": time.time() - start}
     log.write(final, config)
     say(f"done      {folder}; measure it again with: make eval RUN={folder.name}")
     return final
@@ -321,7 +358,8 @@ def build(config, checkpoint_of, say):
     check_context(frame, config)
     if not checkpoint:
         steps = default_steps(config.model) if config.warmup_steps < 0 else config.warmup_steps
-        warm_start(policy, frame, ",".join(env_names(config)), steps, env_options(config), budgets(config), say)
+        warm_start(policy, frame, ",".join(env_names(config)), steps, env_options(config),
+                   budgets(config), say)
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr))
     if config.advantages == "gae":
         learner.critic = Critic(policy)
@@ -336,11 +374,14 @@ def build(config, checkpoint_of, say):
 
 
 def build_policy(config, checkpoint=None):
-    """The policy of a run: fresh (tiny is built for the words of its environments) or from a checkpoint folder."""
+    """The policy of a run: fresh (tiny is built for the words of its environments) or from a
+    checkpoint folder."""
     _, device, _ = choose(config.model, config.device)
     if checkpoint:
-        return dataclasses.replace(load_policy(str(checkpoint), device, stored_dtype=True), name=config.model)
-    samples = [env for split in SPLITS for env in build_groups(config, split, len(env_names(config)), 1).envs]
+        return dataclasses.replace(load_policy(str(checkpoint), device, stored_dtype=True),
+                                   name=config.model)
+    samples = [env for split in SPLITS
+               for env in build_groups(config, split, len(env_names(config)), 1).envs]
     return load_policy(config.model, device, samples)
 
 
@@ -357,15 +398,17 @@ def env_names(config):
 
 
 def roll_out(learner, config, groups, bar):
-    """One batch of fresh instances: step t of run seed s plays seeds that no other step or run plays."""
+    """One batch of fresh instances: step t of run seed s plays seeds that no other step or run
+    plays."""
     first_seed = TRAIN_SEED + config.seed * TRAIN_SEED_STRIDE + learner.step * config.num_groups
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
-    return collect(learner.policy, learner.frame, groups, first_seed, sampling, config.seed, config.max_new_tokens,
-                   config.max_context, config.max_rows, bar.sampled)
+    return collect(learner.policy, learner.frame, groups, first_seed, sampling, config.seed,
+                   config.max_new_tokens, config.max_context, config.max_rows, bar.sampled)
 
 
 def describe(trajectories):
-    """What happened in the episodes, before any filter. Mixtures also get every metric per environment."""
+    """What happened in the episodes, before any filter. Mixtures also get every metric per
+    environment."""
     def means(chosen, prefix=""):
         n = len(chosen)
         stats = {"success": sum(t.success for t in chosen) / n,
@@ -414,19 +457,22 @@ def update(learner, batch, config, step, bar=None):
             norms.append([float(learner.optimizer.step(config.max_grad_norm))])
             if learner.critic:
                 norms[-1].append(float(learner.critic_optimizer.step(config.max_grad_norm)))
-    gap = sums.pop("logprob_gap")  # of the first mini-batch only: later ones have been moved by their updates
+    # Of the first mini-batch only: later ones have been moved by their updates.
+    gap = sums.pop("logprob_gap")
     metrics = {name: value / len(norms) for name, value in sums.items()} | {"logprob_gap": gap}
     metrics["grad_norm"] = sum(n[0] for n in norms) / len(norms)
     if learner.critic:
         metrics["critic_grad_norm"] = sum(n[1] for n in norms) / len(norms)
-        residual, target = (batch.returns - batch.values)[batch.loss_mask], batch.returns[batch.loss_mask]
+        residual, target = ((batch.returns - batch.values)[batch.loss_mask],
+                            batch.returns[batch.loss_mask])
         metrics["explained_variance"] = 1 - float(residual.var() / (target.var() + 1e-8))
     return metrics
 
 
 @torch.no_grad()
 def prepare(learner, batch, config):
-    """Fill in what the losses compare with: old and reference logprobs, values, advantages, returns."""
+    """Fill in what the losses compare with: old and reference logprobs, values, advantages,
+    returns."""
     batch.old_logprobs = batch.sample_logprobs
     if next(learner.policy.model.parameters()).dtype != torch.float32:
         batch.old_logprobs = _in_micro_batches(batch, config, lambda part: token_logprobs(
@@ -435,10 +481,11 @@ def prepare(learner, batch, config):
         batch.ref_logprobs = _in_micro_batches(batch, config, lambda part: token_logprobs(
             learner.reference, part.tokens, part.response_mask, config.temperature)[0])
     if config.advantages == "grpo":
-        batch.advantages = starpo.group_advantages(batch.episode_returns, batch.group_ids, batch.response_mask,
-                                                   config.norm_by_std)
+        batch.advantages = starpo.group_advantages(batch.episode_returns, batch.group_ids,
+                                                   batch.response_mask, config.norm_by_std)
         return
-    batch.values = _in_micro_batches(batch, config, lambda part: learner.critic(part.tokens, part.response_mask))
+    batch.values = _in_micro_batches(
+        batch, config, lambda part: learner.critic(part.tokens, part.response_mask))
     advantages, batch.returns = starpo.masked_gae(batch.rewards, batch.values, batch.response_mask,
                                                   config.gamma, config.lam)
     batch.advantages = starpo.whiten(advantages, batch.response_mask)
@@ -458,11 +505,13 @@ def backward(learner, part, config, total, first=False):
 
     returns: {metric: this micro-batch's share of the mini-batch's token mean}
     """
-    logprobs, entropy = token_logprobs(learner.policy.model, part.tokens, part.response_mask, config.temperature)
+    logprobs, entropy = token_logprobs(learner.policy.model, part.tokens, part.response_mask,
+                                       config.temperature)
     mask = part.loss_mask
-    loss, clipped = starpo.policy_loss(logprobs, part.old_logprobs, part.advantages, config.clip_low,
-                                       config.clip_high, config.dual_clip)
-    shares = {"policy_loss": starpo.aggregate(loss, mask, total), "entropy": starpo.aggregate(entropy, mask, total)}
+    loss, clipped = starpo.policy_loss(logprobs, part.old_logprobs, part.advantages,
+                                       config.clip_low, config.clip_high, config.dual_clip)
+    shares = {"policy_loss": starpo.aggregate(loss, mask, total),
+              "entropy": starpo.aggregate(entropy, mask, total)}
     objective = shares["policy_loss"] - config.entropy_coef * shares["entropy"]
     if part.ref_logprobs is not None:
         shares["kl_ref"] = starpo.aggregate(
@@ -476,14 +525,17 @@ def backward(learner, part, config, total, first=False):
         shares["value_loss"].backward()
     with torch.no_grad():
         shares["clip_fraction"] = starpo.aggregate(clipped.float(), mask, total)
-        shares["approx_kl"] = starpo.aggregate(starpo.kl_estimate(part.old_logprobs, logprobs), mask, total)
+        shares["approx_kl"] = starpo.aggregate(
+            starpo.kl_estimate(part.old_logprobs, logprobs), mask, total)
         if first:
-            shares["logprob_gap"] = starpo.aggregate((logprobs - part.sample_logprobs).abs(), mask, total)
+            shares["logprob_gap"] = starpo.aggregate(
+                (logprobs - part.sample_logprobs).abs(), mask, total)
     return {name: value.detach() for name, value in shares.items()}
 
 
 def micro_batches(lengths, token_budget):
-    """Row indices, sorted by length and cut so that rows * longest <= token_budget; at least one row each."""
+    """Row indices, sorted by length and cut so that rows * longest <= token_budget; at least one
+    row each."""
     order = lengths.argsort(descending=True, stable=True)
     start = 0
     while start < len(order):
@@ -501,15 +553,17 @@ def hash_seed(*parts):
 
 
 def validate(learner, config, split, log=None):
-    """Success on `val_size` fixed instances of a split that training never plays, sampled and greedy.
+    """Success on `val_size` fixed instances of a split that training never plays, sampled and
+    greedy.
 
-    returns: {"val/success", "val/success_greedy", "val/episode_return", "val/valid", ...}; in a mixture also
-    "val/ENV/success" and "val/ENV/success_greedy"
+    returns: {"val/success", "val/success_greedy", "val/episode_return", "val/valid", ...}; in a
+        mixture also "val/ENV/success" and "val/ENV/success_greedy"
     """
     groups, metrics = build_groups(config, split, config.val_size, 1), {}
     for suffix, played in play_held_out(learner.policy, learner.frame, groups, config).items():
         stats = describe(played)
-        wanted = [n for n in stats if n.rpartition("/")[2] in ("success", "episode_return", "valid")]
+        wanted = [n for n in stats
+                  if n.rpartition("/")[2] in ("success", "episode_return", "valid")]
         metrics |= {f"{split}/{name}{suffix}": stats[name] for name in wanted}
         if log and not suffix:
             log.trajectories(learner.step, split, played[:4])
@@ -517,35 +571,41 @@ def validate(learner, config, split, log=None):
 
 
 def play_held_out(policy, frame, groups, config):
-    """{"": trajectories sampled at val_temperature, "_greedy": greedy ones}, the same noise every time."""
+    """{"": trajectories sampled at val_temperature, "_greedy": greedy ones}, the same noise every
+    time."""
     bar = Bar(f"validation on {groups.split}")
-    played = {suffix: collect(policy, frame, groups, 0, Sampling(temperature), 0, config.max_new_tokens,
-                              config.max_context, config.max_rows, bar.sampled)
+    played = {suffix: collect(policy, frame, groups, 0, Sampling(temperature), 0,
+                              config.max_new_tokens, config.max_context, config.max_rows,
+                              bar.sampled)
               for suffix, temperature in (("", config.val_temperature), ("_greedy", 0.0))}
     bar.close()
     return played
 
 
 def forecast(learner, config):
-    """One line: where the memory will go, from the sizes of things; activations are a rule of thumb."""
+    """One line: where the memory will go, from the sizes of things; activations are a rule of
+    thumb."""
     model = learner.policy.model
     c, n = model.config.get_text_config(), learner.policy.num_parameters
     width = next(model.parameters()).element_size()
     trained = 1 + (learner.critic is not None)
     weights = n * width * (trained + (learner.reference is not None))
-    state = n * (8 + width + (4 if width < 4 else 0)) * trained  # Adam's moments, gradients, masters
+    # Adam's moments, gradients, masters.
+    state = n * (8 + width + (4 if width < 4 else 0)) * trained
     layers, heads, head_dim = kv_shape(model)
     rows = min(config.max_rows, config.num_groups * config.group_size)
     cache = 2 * layers * rows * config.max_context * heads * head_dim * width
     per_token = c.num_hidden_layers * (16 * c.hidden_size + 4 * c.intermediate_size) * width
     activations = trained * per_token * config.token_budget
-    gib = {"weights": weights, "optimizer": state, "KV slots (at most)": cache, "activations": activations}
+    gib = {"weights": weights, "optimizer": state, "KV slots (at most)": cache,
+           "activations": activations}
     parts = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in gib.items())
     return f"memory    about {sum(gib.values()) / 2**30:.2f} GiB: {parts}"
 
 
 class Bar:
-    """The progress inside a step: tokens sampled, then trajectories trained on. Gone when the step is done."""
+    """The progress inside a step: tokens sampled, then trajectories trained on. Gone when the step
+    is done."""
 
     def __init__(self, title):
         self.title, self.unit = title, "tokens sampled"
@@ -573,13 +633,15 @@ class Log:
 
     def __init__(self, folder, step):
         self.folder = folder
-        for name in ("metrics.jsonl", "trajectories.jsonl"):  # a resumed run forgets what came after its checkpoint
+        # A resumed run forgets what came after its checkpoint.
+        for name in ("metrics.jsonl", "trajectories.jsonl"):
             path = folder / name
             lines = path.read_text().splitlines() if path.exists() else []
             write_whole(path, "".join(line + "\n" for line in lines if _before(step, line)))
 
     def write(self, metrics, config):
-        rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v for k, v in metrics.items()}
+        rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v
+                   for k, v in metrics.items()}
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(rounded) + "\n")
         tqdm.write(console_line(metrics, config))
@@ -589,7 +651,8 @@ class Log:
         with open(self.folder / "trajectories.jsonl", "a") as file:
             for t in played:
                 file.write(json.dumps({"step": step, "split": split, "env": t.env, "seed": t.seed,
-                                       "success": t.success, "stop": t.stop.value, "turn_rewards": t.turn_rewards,
+                                       "success": t.success, "stop": t.stop.value,
+                                       "turn_rewards": t.turn_rewards,
                                        "messages": t.messages()}) + "\n")
 
 
@@ -608,14 +671,16 @@ def console_line(metrics, config):
     def part(name, label, form):
         return f"{label} {metrics[name]:{form}}" if name in metrics else ""
 
-    val = [f"{split} {metrics[f'{split}/success']:.3f} greedy {metrics[f'{split}/success_greedy']:.3f}"
+    val = [f"{split} {metrics[f'{split}/success']:.3f} "
+           f"greedy {metrics[f'{split}/success_greedy']:.3f}"
            for split in ("val", "test") if f"{split}/success" in metrics]
-    kept = f"kept {metrics['groups_kept']:2d}/{config.num_groups}" if "groups_kept" in metrics else ""
+    kept = (f"kept {metrics['groups_kept']:2d}/{config.num_groups}" if "groups_kept" in metrics
+            else "")
     parts = [f"step {metrics['step']:4d}/{config.steps}", part("success", "success", ".3f"),
              part("episode_return", "return", "6.3f"), part("valid", "valid", ".2f"), kept,
-             part("entropy", "entropy", ".3f"), part("kl_ref", "kl_ref", ".4f"), part("grad_norm", "grad", "6.3f"),
-             part("logprob_gap", "gap", ".0e"), part("tokens_per_second", "tok/s", "6.0f"),
-             part("seconds", "sec", "5.2f"), *val]
+             part("entropy", "entropy", ".3f"), part("kl_ref", "kl_ref", ".4f"),
+             part("grad_norm", "grad", "6.3f"), part("logprob_gap", "gap", ".0e"),
+             part("tokens_per_second", "tok/s", "6.0f"), part("seconds", "sec", "5.2f"), *val]
     return " | ".join(p for p in parts if p)
 
 
@@ -624,14 +689,16 @@ def console_line(metrics, config):
 
 
 def run_folder(config, resume):
-    """Where the run lives. Without a name it gets one that is free; a name that is taken is refused."""
+    """Where the run lives. Without a name it gets one that is free; a name that is taken is
+    refused."""
     if config.run:
         folder = RUNS / config.run
         if folder.exists() and not resume:
-            raise ValueError(f"run {config.run!r} exists already. Go on with --run {config.run} --resume, choose "
-                             f"another name, or delete {folder}.")
+            raise ValueError(f"run {config.run!r} exists already. Go on with --run {config.run} "
+                             f"--resume, choose another name, or delete {folder}.")
         return folder
-    stem = "-".join([config.env.replace(",", "+"), config.algo, Path(config.model).name, f"s{config.seed}"])
+    stem = "-".join([config.env.replace(",", "+"), config.algo, Path(config.model).name,
+                     f"s{config.seed}"])
     stem = re.sub(r"[^\w.+=-]+", ".", stem)
     names = (stem if i == 1 else f"{stem}-{i}" for i in range(1, 10**6))
     return next(RUNS / n for n in names if not (RUNS / n).exists())
@@ -644,20 +711,24 @@ def resumed_config(given):
     stored = load_config(given["run"])
     for name, value in given.items():
         if name not in ("run", "steps", "device", "threads") and value != getattr(stored, name):
-            raise ValueError(f"--resume goes on with the run's own settings: {name} was {getattr(stored, name)!r}, "
-                             f"got {value!r}. Start a new run for that.")
+            raise ValueError(f"--resume goes on with the run's own settings: {name} was "
+                             f"{getattr(stored, name)!r}, got {value!r}. Start a new run for "
+                             f"that.")
     config = dataclasses.replace(stored, **given)
     if config.steps < stored.steps:
-        raise ValueError(f"--resume cannot take steps back: the run was set to {stored.steps}, got {config.steps}.")
+        raise ValueError(f"--resume cannot take steps back: the run was set to {stored.steps}, got "
+                         f"{config.steps}.")
     check(config)
     return config
 
 
 def load_config(run):
-    """The Config of runs/RUN under the name it has now. Raises ValueError if there is none or it is unreadable."""
+    """The Config of runs/RUN under the name it has now. Raises ValueError if there is none or it is
+    unreadable."""
     folder = RUNS / run
     if not (folder / "config.json").exists():
-        raise ValueError(nearest("run", run, sorted(p.parent.name for p in RUNS.glob("*/config.json"))))
+        raise ValueError(nearest("run", run,
+                                 sorted(p.parent.name for p in RUNS.glob("*/config.json"))))
     return dataclasses.replace(read_config(folder), run=run)
 
 
@@ -680,11 +751,14 @@ def write_whole(path, text):
 def save_checkpoint(folder, learner):
     """A plain Hugging Face folder plus trainer state: written beside, then renamed into place.
 
-    A kill at any instant leaves a whole checkpoint: the manifest is written last, the old checkpoint stays
-    until the new one has it, and a kill between the two renames is made good by the next reader.
+    A kill at any instant leaves a whole checkpoint: the manifest is written last, the old
+    checkpoint stays until the new one has it, and a kill between the two renames is made good by
+    the next reader.
     """
-    current, new, old = (folder / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
-    if not current.exists() and (new / "manifest.json").exists():  # finish the renames of a save that was killed
+    current, new, old = (folder / name
+                         for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
+    # Finish the renames of a save that was killed.
+    if not current.exists() and (new / "manifest.json").exists():
         new.rename(current)
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -693,7 +767,8 @@ def save_checkpoint(folder, learner):
     critic = learner.critic and {"model": learner.critic.state_dict(),
                                  "optimizer": learner.critic_optimizer.state_dict()}
     reference = learner.reference and learner.reference.state_dict()
-    torch.save({"step": learner.step, "empty_steps": learner.empty_steps, "optimizer": learner.optimizer.state_dict(),
+    torch.save({"step": learner.step, "empty_steps": learner.empty_steps,
+                "optimizer": learner.optimizer.state_dict(),
                 "critic": critic, "reference": reference}, new / "trainer.pt")
     files = {p.name: [p.stat().st_size, zlib.crc32(p.read_bytes())] for p in sorted(new.iterdir())}
     write_whole(new / "manifest.json", json.dumps({"step": learner.step, "files": files}, indent=1))
@@ -704,16 +779,19 @@ def save_checkpoint(folder, learner):
 
 
 def find_checkpoint(folder):
-    """The newest whole checkpoint of a run, each file compared with its size and CRC in the manifest.
+    """The newest whole checkpoint of a run, each file compared with its size and CRC in the
+    manifest.
 
     raises: ValueError if there is none, or it is damaged
     """
-    # Without `checkpoint`, a save was killed between its two renames, and `checkpoint.new` is whole.
+    # Without `checkpoint`, a save was killed between its two renames, and `checkpoint.new` is
+    # whole.
     for name in ("checkpoint", "checkpoint.new"):
         if (folder / name / "manifest.json").exists():
             break
     else:
-        raise ValueError(f"{folder} has no checkpoint: it was stopped before its first one. Delete it and start again.")
+        raise ValueError(f"{folder} has no checkpoint: it was stopped before its first one. Delete "
+                         f"it and start again.")
     path = folder / name
     try:
         files = json.loads((path / "manifest.json").read_text())["files"]
@@ -722,14 +800,17 @@ def find_checkpoint(folder):
     for file, (size, crc) in files.items():
         data = (path / file).read_bytes() if (path / file).exists() else b""
         if len(data) != size or zlib.crc32(data) != crc:
-            raise ValueError(f"checkpoint {path} is damaged: {file} has {len(data)} bytes and is not what was "
-                             f"written. Restore it, or delete {folder} and start again.")
+            raise ValueError(f"checkpoint {path} is damaged: {file} has {len(data)} bytes and is "
+                             f"not what was written. Restore it, or delete {folder} and start "
+                             f"again.")
     return path
 
 
 def load_trainer_state(checkpoint, learner):
-    """Optimizers, critic, reference and counters, in place. The policy's weights are loaded already."""
-    state = torch.load(checkpoint / "trainer.pt", map_location=learner.policy.device, weights_only=True)
+    """Optimizers, critic, reference and counters, in place. The policy's weights are loaded
+    already."""
+    state = torch.load(checkpoint / "trainer.pt", map_location=learner.policy.device,
+                       weights_only=True)
     learner.step, learner.empty_steps = state["step"], state["empty_steps"]
     learner.optimizer.load_state_dict(state["optimizer"])
     if learner.critic:
@@ -746,7 +827,8 @@ def main(argv=None):
         config, resume, changed, why = parse(argv if argv is not None else sys.argv[1:])
         differs = ", ".join(f"{k}={v}" for k, v in changed.items()) or "nothing"
         print(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}")
-        print(f"settings  differ from the preset of {config.env}, {config.algo}, {config.model} in: {differs}")
+        print(f"settings  differ from the preset of {config.env}, {config.algo}, {config.model} "
+              f"in: {differs}")
         train(config, resume)
     except (ValueError, ImportError, RuntimeError, OSError) as problem:
         sys.exit(f"error: {problem}")

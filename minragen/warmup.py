@@ -1,19 +1,21 @@
 """How the model in the box got its base: imitation of weak play in the response format.
 
-Reinforcement learning can only reinforce what is sometimes done. A model of random weights never closes
-a tag, so it first imitates a scripted player that knows the *form* and plays badly on purpose:
+Reinforcement learning can only reinforce what is sometimes done. A model of random weights never
+closes a tag, so it first imitates a scripted player that knows the *form* and plays badly on
+purpose:
 
     reasoning   the environment's own truthful note (FrozenLake: where player and goal are)
-    answer      with probability EXPERT the solver's, otherwise each action is the environment's habit
-                (FrozenLake: Right) with probability HABIT, else uniform over the actions
+    answer      with probability EXPERT the solver's, otherwise each action is the environment's
+                habit (FrozenLake: Right) with probability HABIT, else uniform over the actions
 
-The habit matters. The mode of a merely noisy expert *is* the expert's action, so that greedy play would
-be good before any reinforcement; with a habit the mode is wrong and there is something to learn. Demonstrations
-come from the training split only. The loss is on the replies only: on every token, a model of this
-size spends itself on predicting observations and never learns to name positions (LOG.md).
+The habit matters. The mode of a merely noisy expert *is* the expert's action, so that greedy play
+would be good before any reinforcement; with a habit the mode is wrong and there is something to
+learn. Demonstrations come from the training split only. The loss is on the replies only: on every
+token, a model of this size spends itself on predicting observations and never learns to name
+positions (LOG.md).
 
-The result is deterministic, is kept under a key of everything that shaped it, and for the presets is
-carried in the package, so that learning starts at once. Remake all of it: `make warmup`.
+The result is deterministic, is kept under a key of everything that shaped it, and for the presets
+is carried in the package, so that learning starts at once. Remake all of it: `make warmup`.
 """
 
 import json
@@ -33,34 +35,42 @@ from minragen.rollout import Trajectory, make_batch
 
 EXPERT = 0.3  # probability that a turn is the solver's
 HABIT = 0.5  # of the other turns' actions, the share that is the habit
-DEMONSTRATION_SEED = 2**40  # below the seeds that training uses; the instances are of one split all the same
+# Below the seeds that training uses; the instances are of one split all the same.
+DEMONSTRATION_SEED = 2**40
 VERSION = 1  # raise it when this file changes what comes out
 BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step
-LEARNING_RATE = {"tiny": 3e-3, "pretrained": 1e-4}  # peak, after a tenth of the steps; then linearly to 0
-STEPS = {"tiny": 400, "pretrained": 20}  # what `--warmup-steps -1` means; a hub model or folder gets none
+# Peak, after a tenth of the steps; then linearly to 0.
+LEARNING_RATE = {"tiny": 3e-3, "pretrained": 1e-4}
+# What `--warmup-steps -1` means; a hub model or folder gets none.
+STEPS = {"tiny": 400, "pretrained": 20}
 PIECE_STEPS = 5  # a test redoes this many steps and compares their probe with the carried one
 ASSETS = Path(__file__).parent / "assets"
 
 
 def default_steps(model_name):
-    """tiny and smollm2 need a warm-up (neither ever closes a tag by itself); a user's model decides for itself."""
-    return STEPS["tiny"] if model_name == "tiny" else STEPS["pretrained"] if model_name == "smollm2" else 0
+    """tiny and smollm2 need a warm-up (neither ever closes a tag by itself); a user's model decides
+    for itself."""
+    return (STEPS["tiny"] if model_name == "tiny" else
+            STEPS["pretrained"] if model_name == "smollm2" else 0)
 
 
 def warm_start(policy, frame, spec, steps, options=None, budgets=None, say=print):
-    """Give `policy` the weights after `steps` of warm-up: carried, cached, or made now (and then cached).
+    """Give `policy` the weights after `steps` of warm-up: carried, cached, or made now (and then
+    cached).
 
-    The key covers the model, the tokenizer, the first batch of demonstrations (prompts, budgets, format,
-    environment options and solver all show in it) and the recipe.
+    The key covers the model, the tokenizer, the first batch of demonstrations (prompts, budgets,
+    format, environment options and solver all show in it) and the recipe.
     """
     if steps == 0:
         return
     try:
         key = warm_key(policy, frame, spec, steps, options, budgets)
     except NotImplementedError as problem:
-        raise ValueError(f"the warm-up of {spec} imitates its solve() and random_answer(), but: {problem} Write them, "
-                         f"or take a pretrained model with --warmup-steps 0.") from None
-    for folder, origin in ((ASSETS, "carried in the package"), (cache_folder() / "warmup", "from the cache")):
+        raise ValueError(f"the warm-up of {spec} imitates its solve() and random_answer(), but: "
+                         f"{problem} Write them, or take a pretrained model with "
+                         f"--warmup-steps 0.") from None
+    for folder, origin in ((ASSETS, "carried in the package"),
+                           (cache_folder() / "warmup", "from the cache")):
         path = folder / f"{asset_name(policy, spec)}-{key}.safetensors"
         if path.exists():
             load_warm(policy, path)
@@ -72,19 +82,23 @@ def warm_start(policy, frame, spec, steps, options=None, budgets=None, say=print
 
 
 def warm_up(policy, frame, spec, steps, options=None, budgets=None, stop_after=None):
-    """Imitate weak play for `steps` steps, in place. Deterministic: the same machine gives the same bits.
+    """Imitate weak play for `steps` steps, in place. Deterministic: the same machine gives the same
+    bits.
 
     stop_after: do only so many of them, with the schedule of all (for the test that redoes a piece)
-    returns: {"loss": [...], "probe": [...]}, the loss in nats per reply token and the probe of the weights
-        after PIECE_STEPS steps
+    returns: {"loss": [...], "probe": [...]}, the loss in nats per reply token and the probe of the
+        weights after PIECE_STEPS steps
     """
     kind = _kind(policy)
     optimizer, record = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0), {"loss": []}
     for step in tqdm(range(stop_after or steps), desc="warm-up", leave=False, disable=None):
-        optimizer.set_lr(LEARNING_RATE[kind] * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
-        batch = make_batch(demonstrate(frame, spec, BATCH[kind], step, options, budgets)).to(policy.device)
+        optimizer.set_lr(LEARNING_RATE[kind]
+                         * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
+        batch = make_batch(
+            demonstrate(frame, spec, BATCH[kind], step, options, budgets)).to(policy.device)
         total, loss_sum = int(batch.response_mask.sum()), 0.0
-        for rows in torch.arange(len(batch), device=policy.device).split(8):  # small: the caches of one core
+        # Small: the caches of one core.
+        for rows in torch.arange(len(batch), device=policy.device).split(8):
             part = batch.take(rows)
             logprobs, _ = token_logprobs(policy.model, part.tokens, part.response_mask)
             loss = -logprobs.sum() / total
@@ -131,10 +145,12 @@ def _kind(policy):
 
 
 def weak_answer(env, rng):
-    """With probability EXPERT the solver's answer; otherwise HABIT and chance, one action at a time."""
+    """With probability EXPERT the solver's answer; otherwise HABIT and chance, one action at a
+    time."""
     if rng.random() < EXPERT:
         return env.solve()[0]
-    actions = env.random_answer(rng).split(SEPARATOR) if env.multi_action else [env.random_answer(rng)]
+    actions = (env.random_answer(rng).split(SEPARATOR) if env.multi_action
+               else [env.random_answer(rng)])
     chosen = [env.habit if env.habit and rng.random() < HABIT else a.strip() for a in actions]
     return f" {SEPARATOR} ".join(chosen)
 
@@ -142,10 +158,11 @@ def weak_answer(env, rng):
 def warm_key(policy, frame, spec, steps, options=None, budgets=None):
     kind = _kind(policy)
     first = [t.tokens for t in demonstrate(frame, spec, BATCH[kind], 0, options, budgets)]
-    weights = probe(policy.model) if kind == "pretrained" else []  # a folder may come to hold another model
-    return fingerprint(VERSION, policy.name, policy.model.config.to_json_string(use_diff=False), frame.prefix,
-                       sorted(policy.tokenizer.get_vocab().items()), first, steps, BATCH[kind], LEARNING_RATE[kind],
-                       EXPERT, HABIT, *weights)
+    # A folder may come to hold another model.
+    weights = probe(policy.model) if kind == "pretrained" else []
+    return fingerprint(VERSION, policy.name, policy.model.config.to_json_string(use_diff=False),
+                       frame.prefix, sorted(policy.tokenizer.get_vocab().items()), first, steps,
+                       BATCH[kind], LEARNING_RATE[kind], EXPERT, HABIT, *weights)
 
 
 def asset_name(policy, spec):
@@ -156,7 +173,8 @@ def save_warm(policy, path, record):
     """Weights once each (tied ones are not repeated) with the record of how they came about."""
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {name: p.detach().cpu().contiguous() for name, p in policy.model.named_parameters()}
-    part = path.with_suffix(f".{os.getpid()}.part")  # two runs may make the same weights at the same time
+    # Two runs may make the same weights at the same time.
+    part = path.with_suffix(f".{os.getpid()}.part")
     save_file(state, part, metadata={name: json.dumps(value) for name, value in record.items()})
     part.replace(path)
 
@@ -170,7 +188,8 @@ def load_warm(policy, path):
 
 
 def probe(model):
-    """One number per weight tensor that changes when any of its entries does: its sum against a cosine."""
+    """One number per weight tensor that changes when any of its entries does: its sum against a
+    cosine."""
     flat = [p.detach().cpu().double().flatten() for p in model.parameters()]
     return [float((w * torch.cos(torch.arange(len(w), dtype=torch.float64))).sum()) for w in flat]
 
@@ -185,8 +204,8 @@ def make_assets():
         key = warm_key(policy, frame, name, STEPS["tiny"])
         record = warm_up(policy, frame, name, STEPS["tiny"])
         save_warm(policy, ASSETS / f"{asset_name(policy, name)}-{key}.safetensors", record)
-        print(f"{name}: loss {record['loss'][0]:.3f} -> {np.mean(record['loss'][-20:]):.3f} nats a token, "
-              f"{policy.num_parameters:,} parameters, {time.time() - start:.0f} s")
+        print(f"{name}: loss {record['loss'][0]:.3f} -> {np.mean(record['loss'][-20:]):.3f} nats "
+              f"a token, {policy.num_parameters:,} parameters, {time.time() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -9,21 +9,23 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-# `pytest` alone, unlike `python -m pytest`, looks neither into the checkout nor into the current folder.
+# `pytest` alone, unlike `python -m pytest`, looks neither into the checkout nor into the current
+# folder.
 for folder in (str(Path(__file__).parent.parent), ""):
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
 from minragen.envs import REGISTRY  # noqa: E402  the line above finds it
 
-torch.set_num_threads(1)  # tests run beside training, and sums must not depend on the number of cores
+# Tests run beside training, and sums must not depend on the number of cores.
+torch.set_num_threads(1)
 logging.disable_progress_bar()
 
 
 def pytest_addoption(parser):
     parser.addoption("--env", action="append", metavar="NAME",
-                     help="environment for the contract tests, as envs.make takes it; may be repeated "
-                          "[every registered one]")
+                     help="environment for the contract tests, as envs.make takes it; may be "
+                          "repeated [every registered one]")
 
 
 def pytest_generate_tests(metafunc):

@@ -1,5 +1,5 @@
-"""What each environment is about, the registry, and the groups; what all environments share stands in
-test_env_contract.py, and `TestContract` below shows that it refuses environments that break it.
+"""What each environment is about, the registry, and the groups; what all environments share stands
+in test_env_contract.py, and `TestContract` below shows that it refuses environments that break it.
 """
 
 import math
@@ -23,7 +23,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minragen import envs
-from minragen.envs import FORMAT_PENALTY, Bandit, Budget, EnvGroups, FrozenLake, Outcome, TextEnv, make, parse_mixture
+from minragen.envs import (
+    FORMAT_PENALTY,
+    Bandit,
+    Budget,
+    EnvGroups,
+    FrozenLake,
+    Outcome,
+    TextEnv,
+    make,
+    parse_mixture,
+)
 
 ACTIONS = FrozenLake.actions
 STEP = dict(zip(ACTIONS, ((0, -1), (1, 0), (0, 1), (-1, 0))))
@@ -43,8 +53,8 @@ def lake(*rows, **options):
 def drawing(env):
     """The map as Gymnasium's FrozenLake takes it."""
     n = env.options["size"]
-    return ["".join("S" if (r, c) == env.start else "G" if (r, c) == env.goal else "H" if env.holes[r, c] else "F"
-                    for c in range(n)) for r in range(n)]
+    return ["".join("S" if (r, c) == env.start else "G" if (r, c) == env.goal else
+                    "H" if env.holes[r, c] else "F" for c in range(n)) for r in range(n)]
 
 
 def gymnasium_outcomes(oracle, cell, action):
@@ -78,18 +88,21 @@ def shortest_path_length(env):
             return steps
         for down, right in STEP.values():
             r, c = cell[0] + down, cell[1] + right
-            if 0 <= r < len(chart) and 0 <= c < len(chart) and chart[r][c] != "H" and (r, c) not in seen:
+            if (0 <= r < len(chart) and 0 <= c < len(chart) and chart[r][c] != "H"
+                    and (r, c) not in seen):
                 seen.add((r, c))
                 queue.append(((r, c), steps + 1))
     return math.inf
 
 
 def best_values(env, discount):
-    """A slow dynamic program over Gymnasium's table: (V, Q), functions of the actions left and a cell.
+    """A slow dynamic program over Gymnasium's table: (V, Q), functions of the actions left and a
+    cell.
 
         Q_k(s, a) = sum_s' p(s'|s,a) (r + discount * V_{k-1}(s') [s' is no end])
     """
-    oracle = FrozenLakeEnv(desc=drawing(env), is_slippery=True, success_rate=1 - env.options["slip"])
+    oracle = FrozenLakeEnv(desc=drawing(env), is_slippery=True,
+                           success_rate=1 - env.options["slip"])
 
     @cache
     def q(k, cell, action):
@@ -111,11 +124,13 @@ class TestFrozenLakeDynamics:
             env.reset(seed=seed)
             oracle = FrozenLakeEnv(desc=drawing(env), is_slippery=False)
             for cell, action in product(walkable(env), ACTIONS):
-                assert gymnasium_outcomes(oracle, cell, action) == {our_outcome(env, cell, action): 1.0}
+                assert gymnasium_outcomes(oracle, cell, action) == {
+                    our_outcome(env, cell, action): 1.0}
 
     @pytest.mark.parametrize("slip", [0.2, 2 / 3])
     def test_with_slip_every_cell_and_action_has_gymnasiums_probabilities(self, slip):
-        """Pearson's chi-square over all cells and actions, five standard deviations above its mean at most."""
+        """Pearson's chi-square over all cells and actions, five standard deviations above its mean
+        at most."""
         env, draws, chi_square, degrees = FrozenLake(frozen=0.7, slip=slip), 500, 0.0, 0
         env.reset(seed=1)
         oracle = FrozenLakeEnv(desc=drawing(env), is_slippery=True, success_rate=1 - slip)
@@ -123,8 +138,10 @@ class TestFrozenLakeDynamics:
             expected = gymnasium_outcomes(oracle, cell, action)
             counts = dict.fromkeys(expected, 0)
             for _ in range(draws):
-                counts[our_outcome(env, cell, action)] += 1  # KeyError: what cannot happen has happened
-            chi_square += sum((counts[key] - draws * p) ** 2 / (draws * p) for key, p in expected.items())
+                # KeyError: what cannot happen has happened.
+                counts[our_outcome(env, cell, action)] += 1
+            chi_square += sum((counts[key] - draws * p) ** 2 / (draws * p)
+                              for key, p in expected.items())
             degrees += len(expected) - 1
         assert degrees > 50
         assert abs(chi_square - degrees) < 5 * math.sqrt(2 * degrees)
@@ -137,7 +154,8 @@ class TestFrozenLakeDynamics:
         assert contract.next_draws(env) == before
 
     def test_slips_do_not_depend_on_the_map(self):
-        """With one stream for both, a hole in the corner means that the first step of member 0 never slips."""
+        """With one stream for both, a hole in the corner means that the first step of member 0
+        never slips."""
         env, slipped = FrozenLake(slip=0.5, frozen=0.6), []
         for seed in range(4000):
             env.reset(seed=seed)
@@ -176,10 +194,12 @@ class TestFrozenLakeInstances:
             assert not env.holes[env.start] and not env.holes[env.goal]
             assert shortest_path_length(env) <= env.budget.max_actions
 
-    @pytest.mark.parametrize("budget", [Budget(2, 2, 10), Budget(5, 1, 10), Budget(1, 3, 10)], ids=str)
+    @pytest.mark.parametrize("budget", [Budget(2, 2, 10), Budget(5, 1, 10), Budget(1, 3, 10)],
+                             ids=str)
     def test_every_map_can_be_solved_where_the_turns_and_not_the_actions_are_scarce(self, budget):
         env = FrozenLake(budget=budget)
-        unsolved = [seed for seed in range(100) if not contract.play(env, seed, contract.next_step).success]
+        unsolved = [seed for seed in range(100)
+                    if not contract.play(env, seed, contract.next_step).success]
         assert unsolved == []
 
     def test_start_goal_and_holes_are_drawn_everywhere(self):
@@ -192,7 +212,8 @@ class TestFrozenLakeInstances:
         assert len(starts) == len(goals) == holes.sum() == 16
 
     def test_frozen_is_the_share_of_ice(self):
-        """Before a start, a goal and a path are asked for, a tile is a hole with probability 1 - frozen."""
+        """Before a start, a goal and a path are asked for, a tile is a hole with probability 1 -
+        frozen."""
         env = FrozenLake(size=16, frozen=0.7)
         share = np.mean([env.reset(seed=seed) and env.holes.mean() for seed in range(30)])
         assert share == pytest.approx(0.3, abs=0.03)
@@ -205,8 +226,9 @@ class TestFrozenLakeInstances:
             assert len({(env.instance(), env.instance_split()) for env in views}) == 1
             assert len(observations) == 4  # slip is told in the instruction
 
-    @pytest.mark.parametrize("options", [{"size": 1}, {"frozen": 0.0}, {"frozen": 1.5}, {"slip": -0.1}, {"slip": 1.1},
-                                         {"slip": math.nan}, {"view": "text"}, {"symbols": "P_OGX"},
+    @pytest.mark.parametrize("options", [{"size": 1}, {"frozen": 0.0}, {"frozen": 1.5},
+                                         {"slip": -0.1}, {"slip": 1.1}, {"slip": math.nan},
+                                         {"view": "text"}, {"symbols": "P_OGX"},
                                          {"symbols": "PPOGX√"}, {"symbols": "P_OGX√√"}], ids=str)
     def test_an_option_that_makes_no_sense_is_refused_when_the_lake_is_built(self, options):
         with pytest.raises(ValueError, match=f"{next(iter(options))}.*expected"):
@@ -221,7 +243,8 @@ class TestFrozenLakeViews:
             "Start: (0, 0)", "Goal: (2, 1)", "Player: (0, 0)", "Holes: (0, 2) (2, 0)"]
 
     def test_a_lake_without_holes_has_no_line_for_them(self):
-        assert lake("P_", "_G").render().splitlines() == ["Start: (0, 0)", "Goal: (1, 1)", "Player: (0, 0)"]
+        assert lake("P_", "_G").render().splitlines() == [
+            "Start: (0, 0)", "Goal: (1, 1)", "Player: (0, 0)"]
 
     def test_grid(self):
         assert lake(*self.ROWS, view="grid").render() == "\n".join(self.ROWS)
@@ -252,7 +275,8 @@ class TestFrozenLakeViews:
     @pytest.mark.parametrize("view", ["grid", "grid_coord"])
     def test_the_instruction_explains_every_symbol_of_a_grid(self, view):
         told = FrozenLake(view=view, symbols="@.#*!+").instruction
-        for meaning in ("@ player", ". ice", "# hole", "* goal", "! player in a hole", "+ player on the goal"):
+        for meaning in ("@ player", ". ice", "# hole", "* goal", "! player in a hole",
+                        "+ player on the goal"):
             assert meaning in told
 
     def test_the_instruction_of_coordinates_has_no_symbols(self):
@@ -265,11 +289,13 @@ class TestFrozenLakeViews:
 
     @pytest.mark.parametrize("size", [2, 4, 8])
     def test_the_corner_in_the_instruction_is_the_boards_own(self, size):
-        """RAGEN says (5, 5) whatever the board; the model then looks for a corner that is not there."""
+        """RAGEN says (5, 5) whatever the board; the model then looks for a corner that is not
+        there."""
         corners = contract.numbers(r"\((\d+), \d+\)", FrozenLake(size=size).instruction)
         assert corners == {0, size - 1}
 
-    @pytest.mark.parametrize(("slip", "told"), [(0.2, "probability 0.2 "), (2 / 3, "probability 0.667 ")])
+    @pytest.mark.parametrize(("slip", "told"), [(0.2, "probability 0.2 "),
+                                                (2 / 3, "probability 0.667 ")])
     def test_the_instruction_says_how_slippery_the_ice_is(self, slip, told):
         assert told in FrozenLake(slip=slip).instruction
         assert "slip" not in FrozenLake().instruction
@@ -291,7 +317,8 @@ class TestFrozenLakeSolver:
 
     @pytest.mark.parametrize("slip", [0.2, 2 / 3, 0.9])
     def test_with_slip_its_next_action_is_optimal_for_the_actions_left(self, slip):
-        """Value iteration against a slow dynamic program over Gymnasium's table, for every cell and time."""
+        """Value iteration against a slow dynamic program over Gymnasium's table, for every cell and
+        time."""
         env = FrozenLake(slip=slip, frozen=0.7)
         for seed in range(4):
             env.reset(seed=seed)
@@ -302,7 +329,8 @@ class TestFrozenLakeSolver:
                 assert q(k, cell, action) == pytest.approx(v(k, cell), abs=1e-12)
 
     def test_with_slip_and_one_action_a_turn_it_succeeds_as_often_as_is_possible(self):
-        """The chance itself, not the plan: wins against the exact value of the starts that were played."""
+        """The chance itself, not the plan: wins against the exact value of the starts that were
+        played."""
         env, possible, wins = FrozenLake(slip=0.5, frozen=0.7, budget=Budget(10, 1, 10)), [], []
         for seed in range(300):
             env.reset(seed=seed)
@@ -345,14 +373,16 @@ class TestMultiActionTurns:
         env.step("Down||Right")
         assert env.player == (1, 1)
 
-    @pytest.mark.parametrize("answer", ["down || RIGHT", "  Down  ||\nrIGHT\t", "|| Down |||| Right ||"])
+    @pytest.mark.parametrize("answer", ["down || RIGHT", "  Down  ||\nrIGHT\t",
+                                        "|| Down |||| Right ||"])
     def test_case_and_space_and_empty_pieces_do_not_matter(self, answer):
         env = lake(*self.OPEN)
         *_, info = env.step(answer)
         assert env.player == (1, 1)
         assert info["valid"] == 1.0
 
-    @pytest.mark.parametrize("answer", ["Down, Right", "Down | Right", "Down Right", "Go Down", "Down.", "D"])
+    @pytest.mark.parametrize("answer", ["Down, Right", "Down | Right", "Down Right", "Go Down",
+                                        "Down.", "D"])
     def test_nothing_is_guessed(self, answer):
         env = lake(*self.OPEN)
         _, reward, *_, info = env.step(answer)
@@ -401,9 +431,10 @@ class TestMultiActionTurns:
         assert (reward, info["valid"]) == (1.0, 1.0)
 
     @settings(max_examples=150, deadline=None, derandomize=True)
-    @given(answers=st.lists(st.lists(st.sampled_from([*ACTIONS, "left", "UP", "jump", "", " "]), max_size=5),
-                            min_size=1, max_size=6),
-           seed=st.integers(0, 20), budget=st.sampled_from([Budget(), Budget(5, 2, 10), Budget(4, 3, 5)]))
+    @given(answers=st.lists(st.lists(st.sampled_from([*ACTIONS, "left", "UP", "jump", "", " "]),
+                                     max_size=5), min_size=1, max_size=6),
+           seed=st.integers(0, 20),
+           budget=st.sampled_from([Budget(), Budget(5, 2, 10), Budget(4, 3, 5)]))
     def test_a_turn_is_what_its_rules_say(self, answers, seed, budget):
         """Against `slow_turn`, over random answers of good, bad, empty and surplus pieces."""
         env = FrozenLake(budget=budget, frozen=0.7)
@@ -429,7 +460,8 @@ class TestMultiActionTurns:
         env = FrozenLake(budget=Budget(2, 2, 10))
         observation, _ = env.reset(seed=0)
         told = f"{env.system_prompt}\n{observation}"
-        assert contract.numbers(r"(\d+) actions\b", told) | contract.numbers(r"actions left: (\d+)", told) == {4}
+        assert (contract.numbers(r"(\d+) actions\b", told)
+                | contract.numbers(r"actions left: (\d+)", told)) == {4}
 
 
 class TestBanditArms:
@@ -514,7 +546,8 @@ class TestBanditPayouts:
     @pytest.mark.parametrize("reversed_names", [False, True])
     def test_the_better_arm_follows_from_the_payouts(self, reversed_names):
         """0.25 * 1 = 0.25 on average: worse than a sure 0.3, better than a sure 0.2."""
-        for low, better in ((0.3, "risky" if reversed_names else "safe"), (0.2, "safe" if reversed_names else "risky")):
+        for low, better in ((0.3, "risky" if reversed_names else "safe"),
+                            (0.2, "safe" if reversed_names else "risky")):
             env = Bandit(low_reward=low, reversed=reversed_names)
             env.reset(seed=0)
             assert env.solve() == [getattr(env, better)]
@@ -537,7 +570,8 @@ class TestBanditPayouts:
 
 
 class Dial(TextEnv):
-    """Turn a dial to its mark. A user's environment: nothing but what the docstring of TextEnv asks for."""
+    """Turn a dial to its mark. A user's environment: nothing but what the docstring of TextEnv asks
+    for."""
 
     instruction = "Turn the dial to its mark."
     budget = Budget(max_turns=6, max_actions_per_turn=1, max_actions=6)
@@ -549,7 +583,8 @@ class Dial(TextEnv):
 
     def _act(self, action):
         self.at += 1 if action == "More" else -1
-        return Outcome(float(self.at == self.mark), terminated=self.at == self.mark, success=self.at == self.mark)
+        return Outcome(float(self.at == self.mark), terminated=self.at == self.mark,
+                       success=self.at == self.mark)
 
     def render(self):
         return f"Dial at {self.at}, mark at {self.mark}"
@@ -568,7 +603,8 @@ class Question(TextEnv):
         self.number = int(rng.integers(1000))
 
     def _act(self, action):
-        return Outcome(1.0, True, True) if action == str(self.number) else Outcome(0.0, effective=False)
+        return (Outcome(1.0, True, True) if action == str(self.number) else
+                Outcome(0.0, effective=False))
 
     def render(self):
         return f"The number is {self.number}."
@@ -588,7 +624,8 @@ class FlakyElsewhere(Flaky):
 
 
 class Stuck(Dial):
-    """Less waits for `release`, as a server does that never answers (here it does, lest a failure hang the tests)."""
+    """Less waits for `release`, as a server does that never answers (here it does, lest a failure
+    hang the tests)."""
 
     parallel = True
     release = threading.Event()
@@ -600,7 +637,8 @@ class Stuck(Dial):
 
 
 class EchoText(gymnasium.Env):
-    """A Gymnasium environment with Text spaces: repeat the word. A fifth of the time it mishears."""
+    """A Gymnasium environment with Text spaces: repeat the word. A fifth of the time it
+    mishears."""
 
     LETTERS = "abcdef"
     observation_space = action_space = spaces.Text(max_length=8, charset=LETTERS)
@@ -612,7 +650,8 @@ class EchoText(gymnasium.Env):
 
     def step(self, action):
         heard = self.np_random.random() > 0.2
-        return self.word, float(heard and action == self.word), False, True, {"success": action == self.word}
+        return (self.word, float(heard and action == self.word), False, True,
+                {"success": action == self.word})
 
 
 def name_of(cls):
@@ -621,11 +660,11 @@ def name_of(cls):
 
 def run_python(*arguments):
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    return subprocess.run([sys.executable, *arguments], env={**os.environ, "PYTHONPATH": path}, text=True,
-                          capture_output=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, *arguments], env={**os.environ, "PYTHONPATH": path},
+                          text=True, capture_output=True, timeout=120, check=False)
 
 
-# -- and what they might get wrong: the contract's test that must notice ------------------------------
+# -- and what they might get wrong: the contract's test that must notice --------------------------
 
 
 class UsesGlobalNoise(Dial):
@@ -664,7 +703,8 @@ class ChangesWhenLookedAt(Dial):
 
 
 class DrawsTheInstanceFromTheDynamics(Dial):
-    caught_by = contract.TestGroups.test_all_members_of_a_group_share_the_first_observation_and_the_system_prompt
+    caught_by = (contract.TestGroups
+                 .test_all_members_of_a_group_share_the_first_observation_and_the_system_prompt)
 
     def _reset(self, rng):
         super()._reset(self.dynamics)
@@ -772,24 +812,28 @@ class ReportsWords(Dial):
 
 
 class AnnouncesItsOwnNumber(Dial):
-    caught_by = contract.TestBudget.test_every_number_of_turns_and_actions_in_the_prompt_is_the_budgets
+    caught_by = (contract.TestBudget
+                 .test_every_number_of_turns_and_actions_in_the_prompt_is_the_budgets)
     instruction = "Turn the dial to its mark in 6 turns."
 
 
-BROKEN = [UsesGlobalNoise, UsesHash, Remembers, ChangesWhenLookedAt, DrawsTheInstanceFromTheDynamics, SharesItsDynamics,
-          IgnoresItsSplit, CannotBeSolved, SolvesItself, PaysForStalling, RaisesOnNonsense, PaysForNonsense,
-          RepeatsNonsense, PunishesEveryPiece, EndsTwice, NeverEnds, LivesOn, ReportsWords, AnnouncesItsOwnNumber]
+BROKEN = [UsesGlobalNoise, UsesHash, Remembers, ChangesWhenLookedAt,
+          DrawsTheInstanceFromTheDynamics, SharesItsDynamics, IgnoresItsSplit, CannotBeSolved,
+          SolvesItself, PaysForStalling, RaisesOnNonsense, PaysForNonsense, RepeatsNonsense,
+          PunishesEveryPiece, EndsTwice, NeverEnds, LivesOn, ReportsWords, AnnouncesItsOwnNumber]
 PARAMETERS = {CannotBeSolved: {"split": "train"}, NeverEnds: {"budget": None},
               AnnouncesItsOwnNumber: {"budget": contract.BUDGETS[0]}}
 
 
 class TestContract:
-    """The contract is itself tested: each class above breaks it in one way, and one test has to say so."""
+    """The contract is itself tested: each class above breaks it in one way, and one test has to say
+    so."""
 
     @pytest.mark.parametrize("broken", BROKEN)
     def test_an_environment_that_breaks_it_is_caught(self, broken):
         owner = getattr(contract, broken.caught_by.__qualname__.partition(".")[0])
-        with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):  # the last: a raises() that did not
+        # The last: a raises() that did not.
+        with pytest.raises((AssertionError, ValueError, pytest.fail.Exception)):
             broken.caught_by(owner(), name_of(broken), **PARAMETERS.get(broken, {}))
 
     def test_a_users_environments_pass_from_the_command_line(self):
@@ -801,8 +845,9 @@ class TestContract:
 
 
 class TestRegistry:
-    @pytest.mark.parametrize(("name", "meant"), [("frozen_lake", "frozenlake"), ("FrozenLake", "frozenlake"),
-                                                 ("bandits", "bandit"), ("bandid", "bandit")])
+    @pytest.mark.parametrize(("name", "meant"), [
+        ("frozen_lake", "frozenlake"), ("FrozenLake", "frozenlake"), ("bandits", "bandit"),
+        ("bandid", "bandit")])
     def test_an_unknown_name_gets_the_nearest_known_one(self, name, meant):
         with pytest.raises(ValueError, match=f"unknown env '{name}': did you mean '{meant}'"):
             make(name)
@@ -814,13 +859,15 @@ class TestRegistry:
         assert "did you mean" not in str(refused.value)
 
     def test_an_unknown_option_gets_the_nearest_known_one(self):
-        with pytest.raises(ValueError, match=r"unknown option of FrozenLake 'slipp': did you mean 'slip'\?"):
+        with pytest.raises(ValueError, match=r"unknown option of FrozenLake 'slipp': "
+                                             r"did you mean 'slip'\?"):
             make("frozenlake", slipp=0.2)
 
-    @pytest.mark.parametrize(("name", "option"), [("frozenlake", {"size": "8"}), ("frozenlake", {"size": 8.0}),
-                                                  ("frozenlake", {"size": True}), ("frozenlake", {"slip": "0.2"}),
-                                                  ("frozenlake", {"view": None}), ("bandit", {"reversed": 1}),
-                                                  ("bandit", {"low_reward": False})])
+    @pytest.mark.parametrize(("name", "option"), [
+        ("frozenlake", {"size": "8"}), ("frozenlake", {"size": 8.0}),
+        ("frozenlake", {"size": True}), ("frozenlake", {"slip": "0.2"}),
+        ("frozenlake", {"view": None}), ("bandit", {"reversed": 1}),
+        ("bandit", {"low_reward": False})])
     def test_an_option_of_the_wrong_type_is_refused_with_an_example(self, name, option):
         key, = option
         with pytest.raises(ValueError, match=rf"option {key} of \w+: got .*, expected \w+ such as"):
@@ -838,11 +885,12 @@ class TestRegistry:
         env = make("frozenlake", "val", Budget(3, 1, 3))
         assert (env.split, env.budget) == ("val", Budget(3, 1, 3))
 
-    @pytest.mark.parametrize("wrong", [{"max_turns": 0}, {"max_actions": -1}, {"max_actions_per_turn": 1.5},
-                                       {"max_turns": "5"}])
+    @pytest.mark.parametrize("wrong", [{"max_turns": 0}, {"max_actions": -1},
+                                       {"max_actions_per_turn": 1.5}, {"max_turns": "5"}])
     def test_a_budget_of_no_use_is_refused(self, wrong):
         field, = wrong
-        with pytest.raises(ValueError, match=f"bad budget: {field} is .*, expected an integer of at least 1"):
+        with pytest.raises(ValueError, match=f"bad budget: {field} is .*, expected an integer "
+                                             f"of at least 1"):
             Budget(**wrong)
 
     def test_a_users_class_is_found_by_module_and_name(self):
@@ -850,9 +898,11 @@ class TestRegistry:
         assert (type(env), env.split, env.budget.max_turns) == (Dial, "test", 9)
 
     def test_a_users_module_is_found_in_the_current_folder(self, tmp_path, monkeypatch):
-        (tmp_path / "my_dial.py").write_text(f"from {__name__} import Dial\nclass MyDial(Dial):\n    pass\n")
+        (tmp_path / "my_dial.py").write_text(
+            f"from {__name__} import Dial\nclass MyDial(Dial):\n    pass\n")
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "path", [p for p in sys.path if p])  # as a console entry point begins
+        # As a console entry point begins.
+        monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
         assert type(make("my_dial:MyDial")).__name__ == "MyDial"
 
     def test_a_missing_module_is_named(self):
@@ -893,18 +943,22 @@ class TestRegistry:
 
 class TestPrompt:
     def test_a_single_action_environment_names_its_actions_and_turns(self):
-        assert make(name_of(Dial)).system_prompt == ("Turn the dial to its mark.\n"
-                                                     "Actions: Less, More. One action a turn, 6 turns.")
+        assert make(name_of(Dial)).system_prompt == (
+            "Turn the dial to its mark.\n"
+            "Actions: Less, More. One action a turn, 6 turns.")
 
     def test_a_multi_action_environment_shows_both_limits(self):
         assert FrozenLake(budget=Budget(7, 3, 13)).system_prompt.splitlines()[-1] == (
-            "Actions: Left, Down, Right, Up. Up to 3 a turn, such as Left || Up . You have 7 turns and 13 actions.")
+            "Actions: Left, Down, Right, Up. Up to 3 a turn, such as Left || Up . "
+            "You have 7 turns and 13 actions.")
 
     def test_actions_that_run_out_before_the_turns_do_are_announced(self):
-        """One action a turn and 9 turns, but the episode ends after 5 actions: then 5 must be told."""
+        """One action a turn and 9 turns, but the episode ends after 5 actions: then 5 must be
+        told."""
         env = make(name_of(Dial), budget=Budget(9, 1, 5))
         observation, _ = env.reset(seed=0)
-        assert 5 in contract.numbers(r"(\d+)", f"{env.system_prompt}\n{observation}".replace(env.render(), ""))
+        assert 5 in contract.numbers(
+            r"(\d+)", f"{env.system_prompt}\n{observation}".replace(env.render(), ""))
 
 
 @pytest.fixture
@@ -945,9 +999,11 @@ class TestGymnasiumIds:
             same += len(rewards) == 1
         assert same < 20  # by chance each group agrees with probability 0.8^8 + 0.2^8 = 0.17
 
-    @pytest.mark.parametrize(("env_id", "space"), [("CartPole-v1", "Box"), ("FrozenLake-v1", "Discrete")])
+    @pytest.mark.parametrize(("env_id", "space"), [("CartPole-v1", "Box"),
+                                                   ("FrozenLake-v1", "Discrete")])
     def test_an_id_with_other_spaces_is_refused_with_a_sentence(self, env_id, space):
-        with pytest.raises(ValueError, match=f"env '{env_id}' has a {space} space, expected Text spaces"):
+        with pytest.raises(ValueError,
+                           match=f"env '{env_id}' has a {space} space, expected Text spaces"):
             make(env_id)
 
 
@@ -981,7 +1037,8 @@ class TestMixtures:
         ("", 4, "empty env"), (" , ", 4, "empty env"),
         ("frozenlake=3,bandit", 4, "to every environment or to none"),
         ("frozenlake=x,bandit=1", 4, "to every environment or to none"),
-        ("frozenlake=-1,bandit=5", 4, "bad mixture"), ("frozenlake=1.5,bandit=2.5", 4, "bad mixture"),
+        ("frozenlake=-1,bandit=5", 4, "bad mixture"),
+        ("frozenlake=1.5,bandit=2.5", 4, "bad mixture"),
         ("frozenlake=3,bandit=2", 4, r"\[3, 2\] groups, expected 4"),
         ("frozenlake=4,bandit=0", 4, "at least one each"),
         ("frozenlake,bandit", 1, "at least one each"),
@@ -999,7 +1056,8 @@ class TestEnvGroups:
         assert [type(env) for env in groups.envs] == [FrozenLake] * 8 + [Bandit] * 4
 
     def test_group_g_plays_the_instance_of_the_first_seed_plus_g(self):
-        groups, alone = EnvGroups("frozenlake,bandit", 4, 3, "val"), [make(n, "val") for n in ("frozenlake", "bandit")]
+        groups, alone = (EnvGroups("frozenlake,bandit", 4, 3, "val"),
+                         [make(n, "val") for n in ("frozenlake", "bandit")])
         observations = groups.reset(100)
         for row, observation in enumerate(observations):
             env = alone[row // 6]
@@ -1014,22 +1072,25 @@ class TestEnvGroups:
             assert contract.next_draws(env) == contract.next_draws(alone)
 
     def test_options_reach_every_environment_or_the_one_they_name(self):
-        groups = EnvGroups("frozenlake,bandit", 2, 1, options={"frozenlake.slip": 0.2, "bandit.reversed": True})
+        groups = EnvGroups("frozenlake,bandit", 2, 1,
+                           options={"frozenlake.slip": 0.2, "bandit.reversed": True})
         assert groups.envs[0].options["slip"] == 0.2
         assert groups.envs[1].options["reversed"] is True
         assert EnvGroups("frozenlake", 1, 1, options={"slip": 0.2}).envs[0].options["slip"] == 0.2
 
     def test_an_option_of_a_users_class_is_named_by_its_whole_path(self):
-        groups = EnvGroups(f"{name_of(FrozenLake)},bandit", 2, 1, options={f"{name_of(FrozenLake)}.size": 5})
+        groups = EnvGroups(f"{name_of(FrozenLake)},bandit", 2, 1,
+                           options={f"{name_of(FrozenLake)}.size": 5})
         assert groups.envs[0].options["size"] == 5
 
-    @pytest.mark.parametrize("options", [{"frozenlake.slip": 0.5, "slip": 0.1}, {"slip": 0.1, "frozenlake.slip": 0.5}],
-                             ids=str)
+    @pytest.mark.parametrize("options", [{"frozenlake.slip": 0.5, "slip": 0.1},
+                                         {"slip": 0.1, "frozenlake.slip": 0.5}], ids=str)
     def test_an_option_that_names_its_environment_wins_over_one_that_does_not(self, options):
         assert EnvGroups("frozenlake", 1, 1, options=options).envs[0].options["slip"] == 0.5
 
     @pytest.mark.parametrize(("options", "complaint"), [
-        ({"frozenlak.slip": 0.2}, "unknown env in an option 'frozenlak': did you mean 'frozenlake'"),
+        ({"frozenlak.slip": 0.2},
+         "unknown env in an option 'frozenlak': did you mean 'frozenlake'"),
         ({"frozenlake.slipp": 0.2}, "unknown option of FrozenLake 'slipp': did you mean 'slip'"),
         ({"slip": 0.2}, "unknown option of Bandit 'slip'"),
     ])
@@ -1051,8 +1112,8 @@ class TestEnvGroups:
         before = [env.at for env in groups.envs]
         results = groups.step([2, 0], ["More", "Less"])
         assert [env.at - b for env, b in zip(groups.envs, before)] == [-1, 0, 1]
-        assert [f"Dial at {env.at}" in result[0] for env, result in zip((groups.envs[2], groups.envs[0]), results)] == [
-            True, True]
+        assert [f"Dial at {env.at}" in result[0]
+                for env, result in zip((groups.envs[2], groups.envs[0]), results)] == [True, True]
 
     @pytest.mark.parametrize("broken", [Flaky, FlakyElsewhere])
     def test_an_environment_that_raises_yields_its_exception_in_its_own_row(self, broken):
@@ -1083,7 +1144,8 @@ class TestEnvGroups:
 
 @pytest.fixture
 def stuck(monkeypatch):
-    """Groups of environments that hang on Less, a short time limit, and a release of every thread at the end."""
+    """Groups of environments that hang on Less, a short time limit, and a release of every thread
+    at the end."""
     monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.3)
     monkeypatch.setattr(Stuck, "release", threading.Event())
     groups = EnvGroups(name_of(Stuck), 6, 1)
@@ -1117,7 +1179,8 @@ class TestTimeLimit:
         """The interpreter joins every thread that is no daemon before it exits."""
         known = set(threading.enumerate())
         stuck.step([0], ["Less"])
-        assert [thread.name for thread in set(threading.enumerate()) - known if not thread.daemon] == []
+        assert [thread.name for thread in set(threading.enumerate()) - known
+                if not thread.daemon] == []
 
     def test_a_step_that_comes_back_late_does_not_reach_into_the_next_episode(self, stuck):
         known = set(threading.enumerate())

@@ -13,7 +13,8 @@ from minragen.eval import random_player, scripted, solver_player, wilson
 
 class TestWilson:
     @pytest.mark.parametrize("successes, n, low, high", [
-        (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (206, 256, 0.7518, 0.8486)])
+        (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634),
+        (206, 256, 0.7518, 0.8486)])
     def test_it_gives_the_textbook_values(self, successes, n, low, high):
         assert wilson(successes, n) == pytest.approx((low, high), abs=1e-4)
 
@@ -44,22 +45,26 @@ class TestCommand:
     @pytest.fixture
     def run(self, tmp_path, monkeypatch):
         monkeypatch.setattr(trainer, "RUNS", tmp_path / "runs")
-        trainer.main("--env bandit --run b --steps 1 --num-groups 2 --group-size 4 --val-size 8".split())
+        trainer.main(["--env", "bandit", "--run", "b", "--steps", "1", "--num-groups", "2",
+                      "--group-size", "4", "--val-size", "8"])
 
     def test_it_prints_checkpoint_random_policy_and_solver_with_intervals(self, run, capsys):
         capsys.readouterr()
         evaluation.main(["--run", "b", "--split", "val", "--size", "24"])
         printed = capsys.readouterr().out.splitlines()
         assert "24 episodes" in printed[0] and "distinct instances" in printed[0]
-        for line, player in zip(printed[2:], ("checkpoint", "checkpoint, greedy", "random policy", "solver")):
+        for line, player in zip(printed[2:], ("checkpoint", "checkpoint, greedy", "random policy",
+                                              "solver")):
             assert line.startswith(player + " ") and line.count("[") == 1
         assert "1.000" in printed[-1]
 
     def test_it_agrees_with_the_runs_own_validation(self, run, capsys):
         import json
-        last = [json.loads(x) for x in (trainer.RUNS / "b" / "metrics.jsonl").read_text().splitlines()][-1]
+        last = [json.loads(x) for x in
+                (trainer.RUNS / "b" / "metrics.jsonl").read_text().splitlines()][-1]
         rows, _ = evaluation.evaluate(trainer.load_config("b"), "test", 8)["bandit"]
-        assert rows[0][1] / 8 == last["test/success"] and rows[1][1] / 8 == last["test/success_greedy"]
+        assert (rows[0][1] / 8 == last["test/success"]
+                and rows[1][1] / 8 == last["test/success_greedy"])
 
     @pytest.mark.parametrize("argv, said", [
         (["--run", "c"], "unknown run 'c': Known: b"),

@@ -9,12 +9,22 @@ from toys import puppet, tiny
 from minragen import envs, rollout
 from minragen.envs import EnvGroups, Outcome, TextEnv
 from minragen.models import Policy, token_logprobs
-from minragen.rollout import KVSlots, Sampling, StopReason, collect, make_batch, sample, truncate, uniforms
+from minragen.rollout import (
+    KVSlots,
+    Sampling,
+    StopReason,
+    collect,
+    make_batch,
+    sample,
+    truncate,
+    uniforms,
+)
 
 LIMITS = dict(max_new_tokens=12, max_context=400)
+WHOLE = Sampling()
 
 
-def play(policy, frame, groups, first_seed=0, sampling=Sampling(), **options):
+def play(policy, frame, groups, first_seed=0, sampling=WHOLE, **options):
     return collect(policy, frame, groups, first_seed, sampling, **{**LIMITS, **options})
 
 
@@ -23,7 +33,8 @@ def reply_ids(frame, text):
 
 
 class TestTokens:
-    """One FrozenLake episode of two turns, spoken by a puppet; every id of it is known beforehand."""
+    """One FrozenLake episode of two turns, spoken by a puppet; every id of it is known
+    beforehand."""
 
     REPLIES = (" player</think><answer> Left</answer>", " goal</think><answer> Up</answer>")
 
@@ -56,7 +67,8 @@ class TestTokens:
 
     def test_logprobs_are_zero_where_nothing_was_sampled(self, episode):
         trajectory, _ = episode
-        assert all(lp == 0.0 for lp, m in zip(trajectory.sample_logprobs, trajectory.response_mask) if not m)
+        assert all(lp == 0.0 for lp, m in zip(trajectory.sample_logprobs, trajectory.response_mask)
+                   if not m)
 
     def test_each_turns_reward_lies_on_its_last_sampled_token(self, episode):
         trajectory, expected = episode
@@ -121,11 +133,13 @@ class TestStops:
         for room in (1, 5, 14, 60, 100):
             for t in play(policy, frame, groups, max_context=start + room, max_new_tokens=12):
                 assert len(t.tokens) <= start + room
-                assert t.stop is StopReason.CONTEXT or len(t.turns) == 5 or t.success or t.stop is StopReason.TERMINATED
+                assert (t.stop is StopReason.CONTEXT or len(t.turns) == 5 or t.success
+                        or t.stop is StopReason.TERMINATED)
 
     def test_a_first_prompt_that_overflows_the_context_is_refused_with_both_numbers(self):
         policy, frame = tiny()
-        with pytest.raises(ValueError, match=r"has \d+ tokens and max_context is 50.*Raise --max-context"):
+        with pytest.raises(ValueError, match=r"has \d+ tokens and max_context is 50"
+                                             r".*Raise --max-context"):
             play(policy, frame, EnvGroups("frozenlake", 1, 1), max_context=50)
 
     def test_running_out_of_turns_is_truncated_and_reaching_an_end_is_terminated(self):
@@ -173,7 +187,8 @@ class TestEnvironmentErrors:
         groups = EnvGroups("frozenlake", 2, 2)
         monkeypatch.setattr(groups.envs[1], "step", lambda answer: 1 / 0)
         played = play(policy, frame, groups)
-        assert played[1].stop is StopReason.ENV_ERROR and len(played[1].turns) == len(played[1].turn_rewards) == 1
+        assert (played[1].stop is StopReason.ENV_ERROR
+                and len(played[1].turns) == len(played[1].turn_rewards) == 1)
         assert all(t.stop is not StopReason.ENV_ERROR for i, t in enumerate(played) if i != 1)
         make_batch(played)
 
@@ -196,7 +211,8 @@ class TestCaching:
         groups = EnvGroups("frozenlake", 3, 4)
         played = play(policy, frame, groups)
         prompts = [t.response_mask.index(True) for t in played]
-        after_prompt = sum(len(t.tokens) - p - 1 for t, p in zip(played, prompts))  # the last id needs no forward
+        # The last id needs no forward.
+        after_prompt = sum(len(t.tokens) - p - 1 for t, p in zip(played, prompts))
         assert sum(fed) == sum(prompts[::4]) + after_prompt
 
     def test_slots_are_allocated_to_what_the_turn_needs(self, monkeypatch):
@@ -206,7 +222,8 @@ class TestCaching:
             capacities.append(capacity), original(self, index, capacity))[1])
         played = play(policy, frame, EnvGroups("frozenlake", 2, 2), max_context=4000)
         longest = max(len(t.tokens) for t in played)
-        assert capacities == sorted(capacities) and capacities[-1] <= longest + 2 * LIMITS["max_new_tokens"]
+        assert (capacities == sorted(capacities)
+                and capacities[-1] <= longest + 2 * LIMITS["max_new_tokens"])
 
     def test_what_a_slot_holds_beyond_its_length_is_never_seen(self):
         policy, _ = tiny()
@@ -215,9 +232,10 @@ class TestCaching:
         for junk in (0.0, 1e4):
             slots = KVSlots(policy.model, 2, 30)
             for layer in slots.layers:
-                layer += junk
+                layer.fill_(junk)
             rollout.forward_slots(policy.model, slots, tokens, torch.tensor([9, 4]))
-            logits.append(rollout.forward_slots(policy.model, slots, tokens[:, :3], torch.tensor([3, 3])))
+            logits.append(rollout.forward_slots(policy.model, slots, tokens[:, :3],
+                                                torch.tensor([3, 3])))
         assert torch.allclose(*logits, atol=1e-5)
 
     def test_rows_of_different_lengths_get_what_each_would_get_alone(self):
@@ -242,15 +260,17 @@ class TestCaching:
 
 def architecture_policy(name):
     policy, frame = tiny()
-    common = dict(vocab_size=len(policy.tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                  num_attention_heads=4, max_position_embeddings=1024)
+    common = dict(vocab_size=len(policy.tokenizer), hidden_size=32, intermediate_size=48,
+                  num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=1024)
     config = {"llama": lambda: transformers.LlamaConfig(num_key_value_heads=2, **common),
               "llama_mha": lambda: transformers.LlamaConfig(num_key_value_heads=4, **common),
               "qwen2": lambda: transformers.Qwen2Config(num_key_value_heads=2, **common),
-              "qwen3": lambda: transformers.Qwen3Config(num_key_value_heads=2, head_dim=16, **common),
+              "qwen3": lambda: transformers.Qwen3Config(num_key_value_heads=2, head_dim=16,
+                                                        **common),
               "gpt_neox": lambda: transformers.GPTNeoXConfig(**common)}[name]()
     torch.manual_seed(0)
-    return Policy(name, transformers.AutoModelForCausalLM.from_config(config).eval(), policy.tokenizer), frame
+    return Policy(name, transformers.AutoModelForCausalLM.from_config(config).eval(),
+                  policy.tokenizer), frame
 
 
 class TestIndependence:
@@ -261,11 +281,13 @@ class TestIndependence:
         large = play(policy, frame, EnvGroups("frozenlake", 6, 3), first_seed=50)
         for group in range(6):
             alone = play(policy, frame, EnvGroups("frozenlake", 1, 1), first_seed=50 + group)[0]
-            assert alone.tokens == large[3 * group].tokens and alone.response_mask == large[3 * group].response_mask
+            assert (alone.tokens == large[3 * group].tokens
+                    and alone.response_mask == large[3 * group].response_mask)
 
     def test_the_number_of_rows_per_batch_changes_nothing(self):
         policy, frame = tiny()
-        one, many = (play(policy, frame, EnvGroups("frozenlake", 4, 2), max_rows=rows) for rows in (3, 256))
+        one, many = (play(policy, frame, EnvGroups("frozenlake", 4, 2), max_rows=rows)
+                     for rows in (3, 256))
         assert [t.tokens for t in one] == [t.tokens for t in many]
 
     def test_members_of_a_group_share_the_prompt_and_differ_in_what_they_say(self):
@@ -282,7 +304,8 @@ class TestIndependence:
 
     def test_greedy_play_ignores_the_run_seed(self):
         policy, frame = tiny()
-        a, b = (play(policy, frame, EnvGroups("frozenlake", 1, 2), sampling=Sampling(0.0), run_seed=s) for s in (0, 1))
+        a, b = (play(policy, frame, EnvGroups("frozenlake", 1, 2), sampling=Sampling(0.0),
+                     run_seed=s) for s in (0, 1))
         assert [t.tokens for t in a] == [t.tokens for t in b]
 
 
@@ -297,7 +320,8 @@ class TestSampling:
     def test_logprobs_are_those_of_the_temperature_before_truncation(self):
         logits = torch.randn(50, 9)
         tokens, logprobs = sample(logits, torch.rand(50), Sampling(0.7, top_k=2, top_p=0.8))
-        assert torch.allclose(logprobs, (logits / 0.7).log_softmax(-1).gather(1, tokens[:, None])[:, 0])
+        assert torch.allclose(logprobs,
+                              (logits / 0.7).log_softmax(-1).gather(1, tokens[:, None])[:, 0])
 
     def test_temperature_zero_takes_the_most_probable_token(self):
         logits = torch.randn(50, 9)
@@ -311,7 +335,8 @@ class TestSampling:
             assert (tokens[:, None] == ranked[:, :3]).any(1).all()
         probs = logits.softmax(-1)
         kept = truncate(probs, 0, 0.6)
-        for row, original in zip(kept, probs):  # the smallest set with at least this mass, and no smaller one
+        # The smallest set with at least this mass, and no smaller one.
+        for row, original in zip(kept, probs):
             mass, smallest = original[row > 0].sum(), original[row > 0].min()
             assert mass >= 0.6 - 1e-6 and mass - smallest < 0.6
 
@@ -344,8 +369,8 @@ class TestNoise:
     def test_keys_differ_by_run_seed_environment_split_instance_and_member(self):
         def key(run=0, split="train", env="frozenlake", seed=1, member=2):
             return rollout.trajectory_key(run, split, rollout.Trajectory(env, seed, 0, member))
-        variants = [key(), key(run=1), key(split="val"), key(env="bandit"), key(seed=2), key(member=1),
-                    key(seed=2, member=1), key(seed=2**33 + 1)]
+        variants = [key(), key(run=1), key(split="val"), key(env="bandit"), key(seed=2),
+                    key(member=1), key(seed=2, member=1), key(seed=2**33 + 1)]
         assert len(set(variants)) == len(variants)
 
 
@@ -356,7 +381,8 @@ class TestBatch:
         batch = make_batch(played)
         for row, t in enumerate(played):
             n = len(t.tokens)
-            assert batch.tokens[row, :n].tolist() == t.tokens and batch.attention_mask[row].sum() == n
+            assert (batch.tokens[row, :n].tolist() == t.tokens
+                    and batch.attention_mask[row].sum() == n)
             assert not batch.response_mask[row, n:].any() and (batch.turn_ids[row, n:] == -1).all()
 
     def test_rewards_sum_to_the_episode_return(self):

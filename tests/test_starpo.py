@@ -1,7 +1,9 @@
-"""What StarPO computes, as sentences: filter, advantages, losses. Every fast function meets a slow one.
+"""What StarPO computes, as sentences: filter, advantages, losses. Every fast function meets a slow
+one.
 
-Reading order: the slow definitions, one class per noun, then `TestMuseum`: famous bugs of this field in
-miniature, each with the assertion that it is not here. Numbers without a comment are worked by hand.
+Reading order: the slow definitions, one class per noun, then `TestMuseum`: famous bugs of this
+field in miniature, each with the assertion that it is not here. Numbers without a comment are
+worked by hand.
 
     pytest -v tests/test_starpo.py
 """
@@ -37,20 +39,24 @@ cases = settings(max_examples=60, deadline=None, derandomize=True, database=None
 
 
 def conversation(rows, padding):
-    """[(observation tokens, sampled tokens) of every turn] of every row -> response mask, right-padded."""
+    """[(observation tokens, sampled tokens) of every turn] of every row -> response mask,
+    right-padded."""
     rows = [[flag for seen, said in row for flag in [False] * seen + [True] * said] for row in rows]
     width = max(1, padding + max(len(row) for row in rows))
     return torch.tensor([row + [False] * (width - len(row)) for row in rows])
 
 
-TURNS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=4)  # no turns: an empty row
+# No turns: an empty row.
+TURNS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=4)
 MASKS = st.builds(conversation, st.lists(TURNS, min_size=1, max_size=4), st.integers(0, 2))
 SEEDS = st.integers(0, 2**31)
 DISCOUNTS = st.sampled_from([0.0, 0.5, 0.95, 1.0])
-# Eighths have exact sums and means, so that equal returns are equal whatever order they are added in.
-EPISODES = st.lists(st.tuples(st.sampled_from([5, 0, 2]), st.integers(-16, 16).map(lambda n: n / 8)),
-                    min_size=1, max_size=12)
-SCORES = st.lists(st.integers(0, 6), min_size=1, max_size=8)  # whole numbers: ties are frequent, sums exact
+# Eighths have exact sums and means, so that equal returns are equal whatever order they are added
+# in.
+EPISODES = st.lists(st.tuples(st.sampled_from([5, 0, 2]),
+                              st.integers(-16, 16).map(lambda n: n / 8)), min_size=1, max_size=12)
+# Whole numbers: ties are frequent, sums exact.
+SCORES = st.lists(st.integers(0, 6), min_size=1, max_size=8)
 TOP_PS = st.integers(2, 120).map(lambda n: n / 100)
 
 
@@ -101,14 +107,16 @@ def slow_group_advantages(episodes, mask, by_std, eps=1e-6):
 
 
 def slow_gae(rewards, values, mask, gamma, lam):
-    """Schulman et al. 2016, eq. 16 as the sum it abbreviates: A_k = sum_j (gamma lam)^(j-k) delta_j."""
+    """Schulman et al. 2016, eq. 16 as the sum it abbreviates:
+    A_k = sum_j (gamma lam)^(j-k) delta_j."""
     advantages, returns = torch.zeros_like(rewards), torch.zeros_like(rewards)
     for b in range(len(mask)):
         steps = [t for t in range(mask.shape[1]) if mask[b, t]]
         r, v = [float(rewards[b, t]) for t in steps], [float(values[b, t]) for t in steps] + [0.0]
         deltas = [r[k] + gamma * v[k + 1] - v[k] for k in range(len(steps))]
         for k, t in enumerate(steps):
-            advantages[b, t] = sum((gamma * lam) ** (j - k) * deltas[j] for j in range(k, len(steps)))
+            advantages[b, t] = sum((gamma * lam) ** (j - k) * deltas[j]
+                                   for j in range(k, len(steps)))
             returns[b, t] = advantages[b, t] + v[k]
     return advantages, returns
 
@@ -187,16 +195,19 @@ class TestFilter:
 
     @cases
     @given(SCORES, st.integers(2, 99))
-    def test_groups_without_spread_are_dropped_and_change_nothing_for_the_others(self, scores, percent):
+    def test_groups_without_spread_are_dropped_and_change_nothing_for_the_others(
+            self, scores, percent):
         scores = torch.tensor(scores, dtype=torch.float64)
         kept = filter_groups(scores, percent / 100)
-        with_zeros = filter_groups(torch.cat([scores, torch.zeros(3, dtype=torch.float64)]), percent / 100)
+        with_zeros = filter_groups(torch.cat([scores, torch.zeros(3, dtype=torch.float64)]),
+                                   percent / 100)
         assert with_zeros.tolist() == kept.tolist() + [False] * 3
         assert not kept[scores == 0].any()
 
     def test_of_tied_groups_the_first_are_kept(self):
         assert filter_groups(torch.ones(4), 0.5).tolist() == [True, True, False, False]
-        assert filter_groups(torch.tensor([1.0, 2.0, 1.0, 2.0]), 0.5).tolist() == [False, True, False, True]
+        assert filter_groups(torch.tensor([1.0, 2.0, 1.0, 2.0]), 0.5).tolist() == [
+            False, True, False, True]
 
     def test_ties_go_by_index_among_more_groups_than_an_unstable_sort_keeps_in_order(self):
         assert filter_groups(torch.ones(200), 0.5, eps=0.0).tolist() == [True] * 100 + [False] * 100
@@ -213,7 +224,8 @@ class TestFilter:
         assert filter_groups(torch.zeros(0)).tolist() == []
 
     def test_eps_keeps_rounding_from_taking_one_group_too_many(self):
-        """One of three equal groups holds a third, but added up in float32 three times .1 is too large."""
+        """One of three equal groups holds a third, but added up in float32 three times .1 is too
+        large."""
         scores = torch.full((3,), 0.1)
         assert filter_groups(scores, 1 / 3).tolist() == [True, False, False]
         assert filter_groups(scores, 1 / 3, eps=0.0).tolist() == [True, True, False]
@@ -221,7 +233,8 @@ class TestFilter:
     @pytest.mark.parametrize("top_p", [0.9, 1.0])
     @pytest.mark.parametrize("bad", [-0.5, math.nan])
     def test_refuses_negative_and_nan_scores(self, bad, top_p):
-        with pytest.raises(ValueError, match=r"scores \[1\.0, (-0\.5|nan)\], expected .*scores >= 0"):
+        with pytest.raises(ValueError,
+                           match=r"scores \[1\.0, (-0\.5|nan)\], expected .*scores >= 0"):
             filter_groups(torch.tensor([1.0, bad]), top_p)
 
     @pytest.mark.parametrize("top_p", [0.0, -1.0])
@@ -233,7 +246,8 @@ class TestFilter:
 class TestGroupSpread:
     @cases
     @given(EPISODES)
-    def test_is_the_sample_standard_deviation_of_each_group_in_the_order_of_group_id(self, episodes):
+    def test_is_the_sample_standard_deviation_of_each_group_in_the_order_of_group_id(
+            self, episodes):
         ids, returns = zip(*episodes)
         groups = {g: [r for i, r in episodes if i == g] for g in sorted(set(ids))}
         close(group_spread(torch.tensor(returns, dtype=torch.float64), torch.tensor(ids)),
@@ -258,8 +272,10 @@ class TestGroupSpread:
 
 class TestGroupAdvantages:
     def test_hand_worked_example(self):
-        """Returns 1, 0, 0, 1: mean 1/2, sample variance 4 * (1/4) / 3, so A = (1/2) sqrt(3) = 0.8660."""
-        returns, ids = torch.tensor([1.0, 0, 0, 1], dtype=torch.float64), torch.zeros(4, dtype=torch.long)
+        """Returns 1, 0, 0, 1: mean 1/2, sample variance 4 * (1/4) / 3,
+        so A = (1/2) sqrt(3) = 0.8660."""
+        returns, ids = (torch.tensor([1.0, 0, 0, 1], dtype=torch.float64),
+                        torch.zeros(4, dtype=torch.long))
         mask = torch.tensor([[1, 0, 1]] * 4).bool()
         half_root_3 = 3**0.5 / 2
         close(group_advantages(returns, ids, mask),
@@ -272,7 +288,8 @@ class TestGroupAdvantages:
     def test_equals_the_slow_loop(self, episodes, by_std, seed):
         ids, returns = zip(*episodes)
         mask = normal((len(episodes), 5), seed) > 0
-        got = group_advantages(torch.tensor(returns, dtype=torch.float64), torch.tensor(ids), mask, by_std)
+        got = group_advantages(torch.tensor(returns, dtype=torch.float64), torch.tensor(ids), mask,
+                               by_std)
         close(got, slow_group_advantages(episodes, mask, by_std))
 
     @cases
@@ -292,8 +309,10 @@ class TestGroupAdvantages:
             close(got[ids == g].var(), 1.0, tol=1e-5)
 
     def test_the_reward_scale_and_shift_vanish_by_std_and_only_the_shift_without(self):
-        returns, ids, mask = normal(8, 2), torch.arange(2).repeat(4), torch.ones(8, 3, dtype=torch.bool)
-        close(group_advantages(returns * 40 + 3, ids, mask), group_advantages(returns, ids, mask), tol=1e-4)
+        returns, ids, mask = (normal(8, 2), torch.arange(2).repeat(4),
+                              torch.ones(8, 3, dtype=torch.bool))
+        close(group_advantages(returns * 40 + 3, ids, mask), group_advantages(returns, ids, mask),
+              tol=1e-4)
         close(group_advantages(returns * 40 + 3, ids, mask, by_std=False),
               group_advantages(returns, ids, mask, by_std=False) * 40)
 
@@ -335,16 +354,20 @@ class TestMaskedGAE:
 
     def test_hand_worked_example(self):
         """gamma = 1, lambda = .9. From the back: delta = 2 - .5, .1, .1, .6, .1 and
-        A = 1.5;  .1 + .9*1.5 = 1.45;  .1 + .9*1.45 = 1.405;  .6 + .9*1.405 = 1.8645;  .1 + .9*1.8645.
-        The same row and numbers as VAGEN's masked_gae, whose raw advantages are also 0 outside the mask.
+        A = 1.5;  .1 + .9*1.5 = 1.45;  .1 + .9*1.45 = 1.405;  .6 + .9*1.405 = 1.8645;
+        .1 + .9*1.8645.
+        The same row and numbers as VAGEN's masked_gae, whose raw advantages are also 0 outside the
+        mask.
         """
-        advantages, returns = masked_gae(self.REWARDS, self.VALUES, bits(self.MASK), gamma=1.0, lam=0.9)
+        advantages, returns = masked_gae(self.REWARDS, self.VALUES, bits(self.MASK), gamma=1.0,
+                                         lam=0.9)
         close(advantages, row(0, 1.77805, 1.8645, 0, 0, 1.405, 1.45, 1.5))
         close(returns, row(0, 1.87805, 2.0645, 0, 0, 1.705, 1.85, 2.0))
 
     def test_gamma_discounts_the_next_value_and_lambda_does_not(self):
         """Values 1, 2 and a reward of 1 at the end, so delta_1 = 1 - 2 = -1.
-        gamma .5, lambda 1: delta_0 = .5*2 - 1 = 0, A_0 = 0 - .5.   gamma 1, lambda .5: delta_0 = 1, A_0 = 1 - .5.
+        gamma .5, lambda 1: delta_0 = .5*2 - 1 = 0, A_0 = 0 - .5.
+        gamma 1, lambda .5: delta_0 = 1, A_0 = 1 - .5.
         """
         rewards, values, mask = row(0, 1), row(1, 2), bits("11")
         close(masked_gae(rewards, values, mask, gamma=0.5, lam=1.0)[0], row(-0.5, -1))
@@ -373,7 +396,8 @@ class TestMaskedGAE:
         rewards, values = normal(mask.shape, seed), normal(mask.shape, seed + 1)
         noise = normal(mask.shape, seed + 2) * ~mask * 100
         clean = masked_gae(rewards, values, mask, 0.9, 0.8)
-        for got, expected in zip(masked_gae(rewards + noise, values - noise, mask, 0.9, 0.8), clean):
+        for got, expected in zip(masked_gae(rewards + noise, values - noise, mask, 0.9, 0.8),
+                                 clean):
             assert got.equal(expected)
             assert (got[~mask] == 0).all()
 
@@ -390,14 +414,16 @@ class TestMaskedGAE:
             close(alone, together[b:b + 1])
 
     def test_a_missing_mask_cannot_be_noticed_at_gamma_and_lambda_one_but_can_at_99_and_95(self):
-        """At gamma = lambda = 1 the deltas telescope: A_t = the rewards from t on - V_t, however many
-        observation tokens lie between. RAGEN's defaults are exactly there. The review of pull request 235
-        of redai-studio/Relax measured both: a difference of 2e-7 at 1 / 1 and of 0.36 at .99 / .95.
+        """At gamma = lambda = 1 the deltas telescope: A_t = the rewards from t on - V_t, however
+        many observation tokens lie between. RAGEN's defaults are exactly there. The review of pull
+        request 235 of redai-studio/Relax measured both: a difference of 2e-7 at 1 / 1 and of 0.36
+        at .99 / .95.
         """
         mask = conversation([[(3, 5), (6, 4), (2, 5)], [(4, 3), (9, 6)]], padding=2)
         values = normal(mask.shape, 0)
         rewards = torch.zeros_like(values)
-        rewards[0, [7, 17, 24]] = torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)  # ends of the turns
+        # Ends of the turns.
+        rewards[0, [7, 17, 24]] = torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)
         rewards[1, 21] = 1.0
 
         def gap(gamma, lam):
@@ -459,7 +485,8 @@ class TestMaskedGAE:
     def test_agrees_with_numeric_gradients(self):
         mask = bits("0110 01")
         rewards, values = normal((1, 6), 0).requires_grad_(), normal((1, 6), 1).requires_grad_()
-        assert torch.autograd.gradcheck(lambda r, v: masked_gae(r, v, mask, 0.9, 0.8), (rewards, values))
+        assert torch.autograd.gradcheck(lambda r, v: masked_gae(r, v, mask, 0.9, 0.8),
+                                        (rewards, values))
 
     def test_turns_of_one_token_are_single_time_steps(self):
         """Values 0, gamma * lambda = .5: A = 4;  .5*4 = 2;  1 + .5*2 = 2."""
@@ -474,7 +501,8 @@ class TestMaskedGAE:
         assert returns.tolist() == [[0, 0, 0], [0, 1.5, 1]]
 
     def test_an_empty_mask_gives_zeros(self):
-        advantages, returns = masked_gae(torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2, 3).bool())
+        advantages, returns = masked_gae(torch.ones(2, 3), torch.ones(2, 3),
+                                         torch.zeros(2, 3).bool())
         assert not advantages.any()
         assert not returns.any()
 
@@ -496,14 +524,16 @@ class TestMaskedGAE:
     def test_refuses_three_shapes_that_are_not_equal(self, odd):
         parts = [torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(2, 3).bool()]
         parts[odd] = parts[odd][:1]  # (1, 3) would broadcast
-        with pytest.raises(ValueError, match=r"masked_gae: got shapes .*\(1, 3\).*expected three equal ones"):
+        with pytest.raises(ValueError, match=r"masked_gae: got shapes .*\(1, 3\)"
+                                             r".*expected three equal ones"):
             masked_gae(*parts)
 
 
 class TestWhiten:
     @cases
     @given(MASKS.filter(lambda m: m.sum() > 1), SEEDS, st.sampled_from([0.1, 1.0, 50.0]))
-    def test_has_mean_zero_and_variance_one_on_the_mask_and_is_zero_outside(self, mask, seed, scale):
+    def test_has_mean_zero_and_variance_one_on_the_mask_and_is_zero_outside(
+            self, mask, seed, scale):
         white = whiten(normal(mask.shape, seed) * scale + 3, mask)
         assert abs(white[mask].mean()) < 1e-9
         assert abs(white[mask].var() - 1) < 1e-4  # eps = 1e-8 costs eps / var of it
@@ -514,8 +544,9 @@ class TestWhiten:
     def test_equals_the_slow_definition_and_is_blind_to_what_stands_outside(self, mask, seed):
         x = normal(mask.shape, seed)
         mean, var = statistics.fmean(x[mask].tolist()), statistics.variance(x[mask].tolist())
-        expected = torch.tensor([[(float(x[b, t]) - mean) / math.sqrt(var + 1e-8) if mask[b, t] else 0.0
-                                  for t in range(mask.shape[1])] for b in range(len(mask))])
+        expected = torch.tensor([[(float(x[b, t]) - mean) / math.sqrt(var + 1e-8) if mask[b, t]
+                                  else 0.0 for t in range(mask.shape[1])]
+                                 for b in range(len(mask))])
         close(whiten(x, mask), expected.double(), tol=1e-6)
         close(whiten(torch.where(mask, x, 1e6), mask), whiten(x, mask))
 
@@ -578,9 +609,11 @@ class TestPolicyLoss:
         assert clipped.tolist() == [expected_clipped]
 
     @cases
-    @given(SEEDS, st.sampled_from([(0.2, 0.2, 3.0), (0.2, 0.28, 3.0), (0.1, 0.5, 1.2), (0.0, 0.0, 10.0)]))
+    @given(SEEDS, st.sampled_from([(0.2, 0.2, 3.0), (0.2, 0.28, 3.0), (0.1, 0.5, 1.2),
+                                   (0.0, 0.0, 10.0)]))
     def test_equals_the_slow_loop(self, seed, bounds):
-        new, old, advantages = normal((3, 4), seed), normal((3, 4), seed + 1), normal((3, 4), seed + 2)
+        new, old, advantages = (normal((3, 4), seed), normal((3, 4), seed + 1),
+                                normal((3, 4), seed + 2))
         loss, clipped = policy_loss(new, old, advantages, *bounds)
         for b in range(3):
             for t in range(4):
@@ -602,14 +635,16 @@ class TestPolicyLoss:
 
     def test_agrees_with_numeric_gradients_away_from_the_corners(self):
         """Corners of the log ratio: log .8 = -.22, log 1.28 = .25, log 3 = 1.10."""
-        logprobs = torch.tensor([-1.0, -0.1, 0.1, 0.8, 2.0], dtype=torch.float64).repeat(2).requires_grad_()
+        logprobs = torch.tensor([-1.0, -0.1, 0.1, 0.8, 2.0],
+                                dtype=torch.float64).repeat(2).requires_grad_()
         advantages = torch.tensor([1.5] * 5 + [-0.7] * 5, dtype=torch.float64)
         old = torch.zeros(10, dtype=torch.float64)
         assert torch.autograd.gradcheck(lambda x: policy_loss(x, old, advantages)[0], (logprobs,))
 
     @cases
     @given(SEEDS)
-    def test_is_never_below_the_free_loss_for_good_tokens_and_never_above_the_floor_for_bad_ones(self, seed):
+    def test_is_never_below_the_free_loss_for_good_tokens_and_never_above_the_floor_for_bad_ones(
+            self, seed):
         logprobs, old, advantages = (normal((50,), seed + i) * 2 for i in range(3))
         loss, _ = policy_loss(logprobs, old, advantages, dual_clip=3.0)
         free, good, bad = -advantages * (logprobs - old).exp(), advantages > 0, advantages < 0
@@ -617,7 +652,8 @@ class TestPolicyLoss:
         assert (loss <= -3 * advantages)[bad].all()
 
     def test_the_upper_bound_is_separate_from_the_lower_one(self):
-        """Clip-higher (DAPO): at ratio 1.25 a good token still learns; at the symmetric 0.2 it would not."""
+        """Clip-higher (DAPO): at ratio 1.25 a good token still learns; at the symmetric 0.2 it
+        would not."""
         logprobs = torch.tensor([math.log(1.25)], dtype=torch.float64)
         zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
         assert not policy_loss(logprobs, zero, one)[1]
@@ -649,7 +685,8 @@ class TestValueLoss:
     def test_hand_worked_value_and_gradient(self, value, expected, slope):
         """V_old = 0, R = 2, and the default value_clip of .5."""
         values = torch.tensor([value], dtype=torch.float64, requires_grad=True)
-        old, returns = torch.zeros(1, dtype=torch.float64), torch.full((1,), 2.0, dtype=torch.float64)
+        old, returns = (torch.zeros(1, dtype=torch.float64),
+                        torch.full((1,), 2.0, dtype=torch.float64))
         loss = value_loss(values, old, returns)
         loss.sum().backward()
         close(loss.detach(), [expected])
@@ -668,7 +705,8 @@ class TestValueLoss:
 
     @cases
     @given(SEEDS)
-    def test_is_never_below_half_the_squared_error_and_equal_to_it_before_the_first_update(self, seed):
+    def test_is_never_below_half_the_squared_error_and_equal_to_it_before_the_first_update(
+            self, seed):
         values, old, returns = (normal((40,), seed + i) for i in range(3))
         plain = 0.5 * (values - returns) ** 2
         assert (value_loss(values, old, returns) >= plain).all()
@@ -676,7 +714,8 @@ class TestValueLoss:
 
     def test_agrees_with_numeric_gradients_away_from_the_corners(self):
         values = torch.tensor([0.25, 1.0, -1.0, 4.0], dtype=torch.float64, requires_grad=True)
-        old, returns = torch.zeros(4, dtype=torch.float64), torch.full((4,), 2.0, dtype=torch.float64)
+        old, returns = (torch.zeros(4, dtype=torch.float64),
+                        torch.full((4,), 2.0, dtype=torch.float64))
         assert torch.autograd.gradcheck(lambda v: value_loss(v, old, returns), (values,))
 
 
@@ -687,7 +726,8 @@ class TestKL:
     REF = torch.tensor([-0.2, 0.4, 1.0, 0.9, -2.0], dtype=torch.float64).log_softmax(0)
 
     def gradient(self, function):
-        """d/dlogits of E_pi[f(log pi, log ref)], the outcomes held as if they had been sampled from pi."""
+        """d/dlogits of E_pi[f(log pi, log ref)], the outcomes held as if they had been sampled from
+        pi."""
         logits = self.LOGITS.clone().requires_grad_()
         logprobs = logits.log_softmax(0)
         (logprobs.exp().detach() * function(logprobs, self.REF)).sum().backward()
@@ -706,7 +746,8 @@ class TestKL:
 
     def test_hand_worked_example(self):
         """d = log 2: k2 = .480453 / 2, k3 = 2 - .693147 - 1.  d = -log 2: k3 = .5 + .693147 - 1."""
-        two, zero = torch.tensor([math.log(2)], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+        two, zero = (torch.tensor([math.log(2)], dtype=torch.float64),
+                     torch.zeros(1, dtype=torch.float64))
         close(kl_estimate(zero, two, "k2"), [0.2402265], tol=1e-7)
         close(kl_estimate(zero, two, "k3"), [0.3068528], tol=1e-7)
         close(kl_estimate(two, zero, "k3"), [0.1931472], tol=1e-7)
@@ -717,12 +758,15 @@ class TestKL:
         close(self.gradient(lambda x, ref: kl_estimate(x, ref, "k2")), truth)
 
     def test_the_expected_gradient_of_k3_is_that_of_the_kl_the_other_way_round(self):
-        """E_pi[(1 - ref/pi) grad log pi] = -E_ref[grad log pi] = grad KL(ref || pi): also a regulariser."""
-        close(self.gradient(lambda x, ref: kl_estimate(x, ref, "k3")), self.true_gradient(self.forward))
+        """E_pi[(1 - ref/pi) grad log pi] = -E_ref[grad log pi] = grad KL(ref || pi): also a
+        regulariser."""
+        close(self.gradient(lambda x, ref: kl_estimate(x, ref, "k3")),
+              self.true_gradient(self.forward))
 
     def test_k3_is_unbiased_and_k2_is_not(self):
         logprobs = self.LOGITS.log_softmax(0)
-        k2, k3 = ((logprobs.exp() * kl_estimate(logprobs, self.REF, name)).sum() for name in ("k2", "k3"))
+        k2, k3 = ((logprobs.exp() * kl_estimate(logprobs, self.REF, name)).sum()
+                  for name in ("k2", "k3"))
         close(k3, self.reverse(logprobs))
         assert abs(k2 - self.reverse(logprobs)) > 0.01
 
@@ -751,10 +795,13 @@ class TestKL:
         assert logprobs.grad.isfinite().all()
 
     @pytest.mark.parametrize(("estimator", "slope"), [("k2", 29.0), ("k3", 1.0)])
-    def test_a_token_that_the_reference_finds_impossible_is_still_pulled_back(self, estimator, slope):
-        """log pi = -1, log ref = -30: d k2 = log pi - log ref, d k3 = 1 - exp(d). Where KL is needed most."""
+    def test_a_token_that_the_reference_finds_impossible_is_still_pulled_back(
+            self, estimator, slope):
+        """log pi = -1, log ref = -30: d k2 = log pi - log ref, d k3 = 1 - exp(d). Where KL is
+        needed most."""
         logprobs = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
-        kl_estimate(logprobs, torch.tensor([-30.0], dtype=torch.float64), estimator).sum().backward()
+        kl_estimate(logprobs, torch.tensor([-30.0], dtype=torch.float64),
+                    estimator).sum().backward()
         close(logprobs.grad, [slope])
 
     @pytest.mark.parametrize("estimator", ["k2", "k3"])
@@ -763,18 +810,21 @@ class TestKL:
         assert torch.autograd.gradcheck(lambda x: kl_estimate(x, ref, estimator), (logprobs,))
 
     def test_refuses_k1_and_says_why(self):
-        with pytest.raises(ValueError, match="'k1': k1 as a loss has a gradient of expectation 0.*k2, k3"):
+        with pytest.raises(ValueError, match="'k1': k1 as a loss has a gradient of expectation 0"
+                                             ".*k2, k3"):
             kl_estimate(torch.zeros(1), torch.zeros(1), "k1")
 
     @pytest.mark.parametrize("name", ["low-var-kl", "", "K3"])
     def test_refuses_unknown_names_and_lists_the_known_ones(self, name):
-        with pytest.raises(ValueError, match=f"unknown kl_estimator '{name}': expected one of k2, k3"):
+        with pytest.raises(ValueError,
+                           match=f"unknown kl_estimator '{name}': expected one of k2, k3"):
             kl_estimate(torch.zeros(1), torch.zeros(1), name)
 
 
 class TestAggregate:
     @cases
-    @given(MASKS.filter(lambda m: m.any()), SEEDS, st.lists(st.integers(1, 3), min_size=4, max_size=4))
+    @given(MASKS.filter(lambda m: m.any()), SEEDS,
+           st.lists(st.integers(1, 3), min_size=4, max_size=4))
     def test_sums_to_the_mean_over_all_tokens_however_the_batch_is_split(self, mask, seed, sizes):
         x, total = normal(mask.shape, seed), int(mask.sum())
         parts, start = [], 0
@@ -784,7 +834,8 @@ class TestAggregate:
         close(sum(parts), float(x[mask].mean()))
 
     def test_hand_worked_example(self):
-        """Tokens 1, 2, 6 in three rows of one update: 1/3 + 2/3 + 6/3; the masked 9 is not there."""
+        """Tokens 1, 2, 6 in three rows of one update: 1/3 + 2/3 + 6/3; the masked 9 is not
+        there."""
         x = torch.tensor([[1.0, 9.0], [2.0, 9.0], [9.0, 6.0]])
         mask = torch.tensor([[1, 0], [1, 0], [0, 1]]).bool()
         assert aggregate(x, mask, 3) == 3.0
@@ -829,8 +880,9 @@ class TestInputs:
 
     @pytest.mark.parametrize("name", CALLS)
     def test_are_never_written_to(self, name):
-        """nano-aha-moment's `compute_token_log_probs` wrote into a view of its labels (utils.py), and the
-        count of response tokens that followed was wrong. So: nothing writes into what it was given.
+        """nano-aha-moment's `compute_token_log_probs` wrote into a view of its labels (utils.py),
+        and the count of response tokens that followed was wrong. So: nothing writes into what it
+        was given.
         """
         inputs = [self.MASK.clone(), *(normal((2, 4), seed) for seed in range(3))]
         before = [x.clone() for x in inputs]
@@ -841,7 +893,8 @@ class TestInputs:
     @pytest.mark.parametrize("name", [name for name in CALLS if name != "filter_groups"])
     def test_keep_their_precision(self, name, dtype):
         result = self.CALLS[name](self.MASK, *(normal((2, 4), seed).to(dtype) for seed in range(3)))
-        floats = [x for x in (result if isinstance(result, tuple) else (result,)) if x.dtype != torch.bool]
+        floats = [x for x in (result if isinstance(result, tuple) else (result,))
+                  if x.dtype != torch.bool]
         assert floats
         assert all(x.dtype == dtype for x in floats)
 
@@ -855,20 +908,23 @@ class TestMuseum:
     """Famous bugs in miniature. Each docstring names where the original stands."""
 
     def test_a_turn_without_reward_keeps_its_place_in_time(self):
-        """RAGEN ragen/trainer/core_algos.py, compute_bi_level_gae_advantage_return: a turn ends where the
-        reward is not zero. A turn that earned nothing is then no turn: it loses its discount, and if it
-        is the last one there is an IndexError. masked_gae never asks a reward where a turn ends.
+        """RAGEN ragen/trainer/core_algos.py, compute_bi_level_gae_advantage_return: a turn ends
+        where the reward is not zero. A turn that earned nothing is then no turn: it loses its
+        discount, and if it is the last one there is an IndexError. masked_gae never asks a reward
+        where a turn ends.
         """
         mask, values = bits("11 0 11"), torch.zeros(1, 5, dtype=torch.float64)
         first_earns_nothing, last_earns_nothing = row(0, 0, 0, 0, 1), row(0, 1, 0, 0, 0)
         for rewards in (first_earns_nothing, last_earns_nothing):
             assert int(rewards.bool().sum()) == 1  # the original sees one turn of the two
-        close(masked_gae(first_earns_nothing, values, mask, 0.9, 1.0)[0], row(0.729, 0.81, 0, 0.9, 1))
+        close(masked_gae(first_earns_nothing, values, mask, 0.9, 1.0)[0],
+              row(0.729, 0.81, 0, 0.9, 1))
         close(masked_gae(last_earns_nothing, values, mask, 0.9, 1.0)[0], row(0.9, 1, 0, 0, 0))
 
     def test_observation_tokens_do_not_carry_the_next_advantage(self):
-        """verl's masked GAE (verl/trainer/ppo/core_algos.py, as RAGEN V2 calls it) carries the running
-        advantage through the gaps, so observations hold the advantage of the next sampled token.
+        """verl's masked GAE (verl/trainer/ppo/core_algos.py, as RAGEN V2 calls it) carries the
+        running advantage through the gaps, so observations hold the advantage of the next sampled
+        token.
         """
         mask, values = bits("1001"), row(0, 5, 5, 0)
         carried, last = torch.zeros_like(values), 0.0
@@ -879,16 +935,17 @@ class TestMuseum:
         close(masked_gae(row(0, 0, 0, 1), values, mask, 0.5, 1.0)[0], row(0.5, 0, 0, 1))
 
     def test_whitening_equal_advantages_does_not_blow_up_outside_the_mask(self):
-        """verl's masked_whiten maps every position: with variance 0 on the mask, 1 / sqrt(1e-8) = 1e4."""
+        """verl's masked_whiten maps every position: with variance 0 on the mask,
+        1 / sqrt(1e-8) = 1e4."""
         x, mask = torch.tensor([[2.0, 2.0, 3.0]]), bits("110")
         everywhere = (x - x[mask].mean()) * torch.rsqrt(x[mask].var() + 1e-8)
         assert everywhere[0, 2] > 9999
         assert whiten(x, mask).tolist() == [[0.0, 0.0, 0.0]]
 
     def test_whitening_removes_the_mean(self):
-        """torchtune rlhf whiten (torchtune/rlhf/rewards.py): `shift_mean=True` adds the mean back, the
-        opposite of the TRL function it was taken from, so its PPO advantages are not centred. Its unit
-        test asserts the formula of the code; the property is that the mean is 0.
+        """torchtune rlhf whiten (torchtune/rlhf/rewards.py): `shift_mean=True` adds the mean back,
+        the opposite of the TRL function it was taken from, so its PPO advantages are not centred.
+        Its unit test asserts the formula of the code; the property is that the mean is 0.
         """
         x, mask = row(1, 2, 3, 10), bits("1111")
         torchtune = (x - x.mean()) * torch.rsqrt(x.var() + 1e-8) + x.mean()
@@ -896,8 +953,8 @@ class TestMuseum:
         assert abs(whiten(x, mask).mean()) < 1e-9
 
     def test_a_group_of_one_has_no_advantage_instead_of_its_raw_return(self):
-        """RAGEN ragen/trainer/core_algos.py, compute_grpo_outcome_advantage: a group of one gets mean 0
-        and std 1, so its raw return becomes its advantage.
+        """RAGEN ragen/trainer/core_algos.py, compute_grpo_outcome_advantage: a group of one gets
+        mean 0 and std 1, so its raw return becomes its advantage.
         """
         returns, ids = torch.tensor([11.0, 3.0, 1.0]), torch.tensor([0, 1, 1])
         for by_std in (True, False):
@@ -906,26 +963,29 @@ class TestMuseum:
             assert got[1] > 0 > got[2]
 
     def test_rewards_on_a_small_scale_are_not_filtered_away(self):
-        """RAGEN ragen/trainer/rollout_filter.py, linear top_p: the eps of .01 is subtracted from the sum of
-        scores, so where every score is .004 and top_p * sum < eps nothing is ever selected.
+        """RAGEN ragen/trainer/rollout_filter.py, linear top_p: the eps of .01 is subtracted from
+        the sum of scores, so where every score is .004 and top_p * sum < eps nothing is ever
+        selected.
         """
         scores = torch.tensor([0.004, 0.004])
-        assert 0.9 * float(scores.sum()) - 0.01 < 0  # the original's threshold: reached by the empty set
+        # The original's threshold: reached by the empty set.
+        assert 0.9 * float(scores.sum()) - 0.01 < 0
         assert filter_groups(scores, 0.9).tolist() == [True, True]
         big = torch.tensor([4.0, 3.0, 2.0, 1.0])
         assert filter_groups(big / 1000, 0.6).equal(filter_groups(big, 0.6))
 
     def test_groups_without_spread_are_not_kept_by_a_softmax(self):
-        """RAGEN ragen/trainer/rollout_filter.py, softmax top_p: of eight groups with spreads .5 x 4 and
-        0 x 4, top_p = .9 keeps seven, three of them with nothing to learn from.
+        """RAGEN ragen/trainer/rollout_filter.py, softmax top_p: of eight groups with spreads .5 x 4
+        and 0 x 4, top_p = .9 keeps seven, three of them with nothing to learn from.
         """
         scores = torch.tensor([0.5] * 4 + [0.0] * 4)
         assert int((scores.softmax(0).cumsum(0) < 0.9).sum()) + 1 == 7
         assert filter_groups(scores, 0.9).tolist() == [True] * 4 + [False] * 4
 
     def test_the_micro_batch_size_does_not_weigh_tokens(self):
-        """verl's agg_loss as RAGEN V2 uses it: "token-mean" is taken in each micro-batch and averaged over
-        them, so with one row each a token of a short reply weighs more than one of a long reply.
+        """verl's agg_loss as RAGEN V2 uses it: "token-mean" is taken in each micro-batch and
+        averaged over them, so with one row each a token of a short reply weighs more than one of a
+        long reply.
         """
         x = torch.tensor([[8.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
         mask = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1]]).bool()
@@ -938,16 +998,19 @@ class TestMuseum:
 
     @pytest.mark.parametrize("prompt", [0, 1, 5, 50])
     def test_prompt_tokens_do_not_dilute_the_loss(self, prompt):
-        """nano-aha-moment nano_r1_script.py: by the time response tokens are counted their labels have been
-        overwritten, so in a toy batch with 3 response tokens the normaliser was 8, prompt included.
+        """nano-aha-moment nano_r1_script.py: by the time response tokens are counted their labels
+        have been overwritten, so in a toy batch with 3 response tokens the normaliser was 8, prompt
+        included.
         """
-        x = torch.cat([torch.full((2, prompt), 100.0), torch.tensor([[1.0, 2.0], [3.0, 50.0]])], dim=1)
-        mask = torch.cat([torch.zeros(2, prompt).bool(), torch.tensor([[1, 1], [1, 0]]).bool()], dim=1)
+        x = torch.cat([torch.full((2, prompt), 100.0), torch.tensor([[1.0, 2.0], [3.0, 50.0]])],
+                      dim=1)
+        mask = torch.cat([torch.zeros(2, prompt).bool(), torch.tensor([[1, 1], [1, 0]]).bool()],
+                         dim=1)
         assert aggregate(x, mask, mask.sum()) == 2.0  # (1 + 2 + 3) / 3
 
     def test_k1_regularises_nothing_and_is_refused(self):
-        """RAGEN's config/base.yaml: `kl_loss_type: kl` is k1 = log pi - log ref. As a loss its gradient is
-        E[grad log pi] = 0, whatever the reference: it does not even appear.
+        """RAGEN's config/base.yaml: `kl_loss_type: kl` is k1 = log pi - log ref. As a loss its
+        gradient is E[grad log pi] = 0, whatever the reference: it does not even appear.
         """
         pull = TestKL().gradient(lambda logprobs, ref: logprobs - ref)
         assert pull.abs().max() < 1e-15
@@ -956,8 +1019,8 @@ class TestMuseum:
             kl_estimate(torch.zeros(1), torch.zeros(1), "k1")
 
     def test_a_bad_token_that_became_likely_does_not_dominate_the_update(self):
-        """PPO as in Schulman et al. 2017 has no bound for A < 0: ratio e^5 is a loss of 148 for one token.
-        Dual clip (Ye et al. 2020) holds it at 3 and gives it no gradient.
+        """PPO as in Schulman et al. 2017 has no bound for A < 0: ratio e^5 is a loss of 148 for one
+        token. Dual clip (Ye et al. 2020) holds it at 3 and gives it no gradient.
         """
         logprobs = torch.tensor([5.0], requires_grad=True)
         loss, _ = policy_loss(logprobs, torch.zeros(1), torch.tensor([-1.0]), dual_clip=3.0)

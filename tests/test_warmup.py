@@ -1,4 +1,5 @@
-"""The base of the model in the box: weak on purpose, the same everywhere, and never remade in secret."""
+"""The base of the model in the box: weak on purpose, the same everywhere, and never remade in
+secret."""
 
 import json
 
@@ -10,7 +11,17 @@ from safetensors import safe_open
 from minragen import warmup
 from minragen.envs import REGISTRY, SPLITS, make
 from minragen.models import ChatFrame, load_policy
-from minragen.warmup import ASSETS, EXPERT, HABIT, PIECE_STEPS, STEPS, demonstrate, warm_key, warm_start, warm_up
+from minragen.warmup import (
+    ASSETS,
+    EXPERT,
+    HABIT,
+    PIECE_STEPS,
+    STEPS,
+    demonstrate,
+    warm_key,
+    warm_start,
+    warm_up,
+)
 
 
 def fresh(env):
@@ -55,7 +66,8 @@ class TestDemonstrations:
     def test_the_expert_and_the_habit_have_their_stated_shares(self):
         env, rng = make("frozenlake"), np.random.default_rng(0)
         env.reset(seed=1)
-        env.goal, env.player, env._policy = (0, 0), (3, 0), None  # best is Up: neither habit nor first in the list
+        # Best is Up: neither habit nor first in the list.
+        env.goal, env.player, env._policy = (0, 0), (3, 0), None
         env.holes[:] = False
         firsts = [warmup.weak_answer(env, rng).split(" || ")[0] for _ in range(20_000)]
         share = {a: firsts.count(a) / len(firsts) for a in env.actions}
@@ -90,18 +102,23 @@ class TestCarriedWeights:
             results.append([p.detach().clone() for p in policy.model.parameters()])
         assert all(torch.equal(a, b) for a, b in zip(*results))
 
-    @pytest.mark.parametrize("change", [dict(steps=3), dict(options={"slip": 0.5}), dict(budgets={"max_turns": 2})])
-    def test_other_settings_have_another_key_and_are_made_and_cached(self, change, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("change", [dict(steps=3), dict(options={"slip": 0.5}),
+                                        dict(budgets={"max_turns": 2})])
+    def test_other_settings_have_another_key_and_are_made_and_cached(self, change, tmp_path,
+                                                                     monkeypatch):
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
         policy, frame = fresh("frozenlake")
         arguments = dict(steps=2, options=None, budgets=None) | change
-        keys = {warm_key(policy, frame, "frozenlake", 2), warm_key(policy, frame, "frozenlake", **arguments)}
+        keys = {warm_key(policy, frame, "frozenlake", 2),
+                warm_key(policy, frame, "frozenlake", **arguments)}
         assert len(keys) == 2
         said = []
-        warm_start(policy, frame, "frozenlake", say=said.append, **{**arguments, "steps": min(3, arguments["steps"])})
+        warm_start(policy, frame, "frozenlake", say=said.append,
+                   **{**arguments, "steps": min(3, arguments["steps"])})
         made = [p.detach().clone() for p in policy.model.parameters()]
         again, frame = fresh("frozenlake")
-        warm_start(again, frame, "frozenlake", say=said.append, **{**arguments, "steps": min(3, arguments["steps"])})
+        warm_start(again, frame, "frozenlake", say=said.append,
+                   **{**arguments, "steps": min(3, arguments["steps"])})
         assert "made now" in said[0] and "from the cache" in said[1]
         assert all(torch.equal(a, b) for a, b in zip(made, again.model.parameters()))
 

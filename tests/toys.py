@@ -1,4 +1,5 @@
-"""What several test files share: the untrained tiny policy and a model that says what it is told."""
+"""What several test files share: the untrained tiny policy and a model that says what it is
+told."""
 
 import functools
 from types import SimpleNamespace
@@ -18,14 +19,16 @@ def tiny(env="frozenlake"):
 
 
 class Puppet(nn.Module):
-    """A 'decoder' that, after the token at position p, gives all probability to the id script[p + 1]."""
+    """A 'decoder' that, after the token at position p, gives all probability to the id
+    script[p + 1]."""
 
     def __init__(self, vocab_size):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
         self.script = {}
-        self.config = SimpleNamespace(vocab_size=vocab_size, num_hidden_layers=1, num_attention_heads=1,
-                                      num_key_value_heads=1, hidden_size=1, head_dim=1)
+        self.config = SimpleNamespace(vocab_size=vocab_size, num_hidden_layers=1,
+                                      num_attention_heads=1, num_key_value_heads=1, hidden_size=1,
+                                      head_dim=1)
         self.config.get_text_config = lambda: self.config
 
     def base_model(self, input_ids, position_ids, **kwargs):
