@@ -2,7 +2,7 @@
 
     python -m benchmarks.figure      (or: make figure)
 
-Reads runs/*/metrics.jsonl of the committed runs, draws docs/learning.png and rewrites what stands
+Reads runs/readme-*/metrics.jsonl, the committed runs, draws docs/learning.png and rewrites what stands
 between `<!-- begin NAME -->` and `<!-- end NAME -->` in README.md. tests/test_readme.py checks that
 the README says what this script would write.
 """
@@ -39,7 +39,7 @@ def draw(path):
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)
     for axis, algo in zip(axes, ("grpo", "ppo")):
         for seed, colour in zip(SEEDS, COLOURS):
-            metrics = read(f"frozenlake-{algo}-tiny-s{seed}")
+            metrics = read(f"readme-frozenlake-{algo}-s{seed}")
             for key, style, label in (("val/success", "-", "sampled"),
                                       ("val/success_greedy", "--", "greedy")):
                 axis.plot(*zip(*curve(metrics, key)), style, color=colour,
@@ -62,8 +62,8 @@ def results_table():
             "| test: sampled / greedy | minutes |", "|---|---|---|---|---|---|"]
     for env, algo in (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("bandit", "grpo")):
         for seed in SEEDS:
-            metrics = read(f"{env}-{algo}-tiny-s{seed}")
-            size = json.loads((ROOT / "runs" / f"{env}-{algo}-tiny-s{seed}"
+            metrics = read(f"readme-{env}-{algo}-s{seed}")
+            size = json.loads((ROOT / "runs" / f"readme-{env}-{algo}-s{seed}"
                                / "config.json").read_text())["val_size"]
             first = metrics[0]
             last = [line for line in metrics if "val/success" in line][-1]
@@ -99,7 +99,7 @@ def written_into(readme, blocks):
 def log_lines():
     """Console lines of the first GRPO run, printed again from its metrics by the function that
     printed them."""
-    run = "frozenlake-grpo-tiny-s0"
+    run = "readme-frozenlake-grpo-s0"
     config, metrics = read_config(ROOT / "runs" / run), read(run)
     last = config.steps
     chosen = [*metrics[:3], metrics[last // 2], *metrics[last:]]
