@@ -344,9 +344,10 @@ class TestFrozenLakeSolver:
 def slow_turn(env, answer):
     """The rules of a turn, spelt out. Returns (player, reward, valid, actions left)."""
     player, left, reward, valid = env.player, env.actions_left, 0.0, True
+    room = (env.turns_left - 1) * env.budget.max_actions_per_turn  # what the later turns can hold
     pieces = [piece.strip() for piece in answer.split("||") if piece.strip() != ""]
     if len(pieces) == 0:
-        return player, FORMAT_PENALTY, False, left
+        return player, FORMAT_PENALTY, False, min(left, room)
     for number, piece in enumerate(pieces):
         if number in (env.budget.max_actions_per_turn, env.actions_left):
             break
@@ -362,7 +363,7 @@ def slow_turn(env, answer):
             reward = 1.0
         if env.holes[player] or reward:
             break
-    return player, reward + (0.0 if valid else FORMAT_PENALTY), valid, left
+    return player, reward + (0.0 if valid else FORMAT_PENALTY), valid, min(left, room)
 
 
 class TestMultiActionTurns:
@@ -423,8 +424,13 @@ class TestMultiActionTurns:
     def test_a_turn_stops_at_the_first_action_that_ends_the_episode(self, rows, reward):
         env = lake(*rows)
         _, earned, terminated, _, info = env.step("Right || Left")
-        assert (env.player, earned, terminated, env.actions_left) == ((0, 1), reward, True, 9)
+        assert (env.player, earned, terminated, env.actions_left) == ((0, 1), reward, True, 8)
         assert info["effective"] == 1.0
+
+    def test_no_more_actions_are_promised_than_the_turns_left_can_hold(self):
+        env = lake(*self.OPEN)
+        for left in (8, 6, 4, 2):
+            assert f"actions left: {left}" in env.step("Left")[0]
 
     def test_what_follows_the_end_is_not_judged(self):
         _, reward, *_, info = lake("PG", "__").step("Right || jump")
@@ -444,7 +450,7 @@ class TestMultiActionTurns:
             expected = slow_turn(env, answer)
             _, reward, terminated, truncated, info = env.step(answer)
             assert (env.player, reward, bool(info["valid"])) == expected[:3]
-            assert env.budget.max_actions - env._actions == expected[3]
+            assert env.actions_left == expected[3]
             assert terminated == (env.player == env.goal or bool(env.holes[env.player]))
             assert truncated == (not terminated and (turn == budget.max_turns or expected[3] == 0))
             if terminated or truncated:

@@ -42,8 +42,13 @@ class MyEnv(TextEnv):
 
 def commands():
     """The lines of the README's unlabelled code blocks, without their comments."""
-    code = "\n".join(re.findall(r"^```\n(.*?)^```", README, re.DOTALL | re.MULTILINE))
-    return [line.split(" #")[0].strip() for line in code.splitlines() if line.strip()]
+    blocks, label = [], None
+    for line in README.splitlines():
+        if line.startswith("```"):
+            label = None if label is not None else line[3:]
+        elif label == "" and line.strip():
+            blocks.append(line.split(" #")[0].strip())
+    return blocks
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +61,14 @@ def checkout(tmp_path_factory):
     (folder / "my_package").mkdir()
     (folder / "my_package" / "my_module.py").write_text(USERS_ENV)
     return folder
+
+
+def run(words, checkout):
+    """Without what an outer make hands to inner ones: its flags, and its ARGS."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    environment |= {"OMP_NUM_THREADS": "1", "MINRAGEN_CACHE": str(checkout / "cache")}
+    return subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True,
+                          check=False)
 
 
 def shortened(command):
@@ -79,21 +92,17 @@ class TestCommands:
         assert {"make train ENV=frozenlake", "make test"} <= set(commands())
 
     @pytest.mark.parametrize("command", commands())
-    def test_it_runs_as_written(self, checkout, command, tmp_path_factory):
+    def test_it_runs_as_written(self, checkout, command):
         if "smollm2" in command and not os.environ.get("MINRAGEN_TEST_SMOLLM2"):
             pytest.skip("downloads 93 MB: set MINRAGEN_TEST_SMOLLM2=1 to run it")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1",
-                       "MINRAGEN_CACHE": str(checkout / "cache")}
-        done = subprocess.run(shortened(command), cwd=checkout, env=environment,
-                              capture_output=True, text=True, check=False)
+        done = run(shortened(command), checkout)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
 
     def test_every_make_target_is_in_the_help_and_the_help_names_no_other(self, checkout):
         makefile = (checkout / "Makefile").read_text()
         targets = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
-        helped = subprocess.run(["make"], cwd=checkout, capture_output=True, text=True,
-                                check=True).stdout
+        helped = run(["make"], checkout).stdout
         assert {line.split()[1] for line in helped.splitlines()} == targets
         assert {"help", "train", "eval", "test", "smoke", "smollm2", "clean"} <= targets
 
