@@ -19,10 +19,10 @@ train: .venv/ready       ## train an agent: ENV=frozenlake [MODEL= RUN= SEED= AR
 	@$(PY) -m minragen.train $(OPTIONS)
 
 resume: .venv/ready      ## go on with a stopped run: RUN=name
-	@$(PY) -m minragen.train --run $(RUN) --resume $(ARGS)
+	@$(if $(RUN),,$(error give the name of a run: make resume RUN=name))$(PY) -m minragen.train --run $(RUN) --resume $(ARGS)
 
 eval: .venv/ready        ## success with 95 % interval beside random policy and solver: RUN=name [SPLIT=test]
-	@$(PY) -m minragen.eval --run $(RUN) --split $(SPLIT) $(ARGS)
+	@$(if $(RUN),,$(error give the name of a run: make eval RUN=name))$(PY) -m minragen.eval --run $(RUN) --split $(SPLIT) $(ARGS)
 
 test: .venv/ready        ## the specification
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q $(ARGS)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.figure      (or: make figure)
 
-Reads runs/readme-*/metrics.jsonl, the committed runs, draws docs/learning.png and rewrites what stands
-between `<!-- begin NAME -->` and `<!-- end NAME -->` in README.md. tests/test_readme.py checks that
-the README says what this script would write.
+Reads runs/readme-*/metrics.jsonl, the committed runs, draws docs/learning.png and rewrites what
+stands between `<!-- begin NAME -->` and `<!-- end NAME -->` in README.md. tests/test_readme.py
+checks that the README says what this script would write.
 """
 
 import json

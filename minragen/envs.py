@@ -122,10 +122,10 @@ class TextEnv(gymnasium.Env):
     # -- what an environment writes --------------------------------------------------------------
 
     def _reset(self, rng):
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not write _reset(rng).")
 
     def _act(self, action):
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not write _act(action).")
 
     def solve(self):
         """The answers, one per turn from the current state on, that reach the maximum reward."""
@@ -265,7 +265,7 @@ def check_options(owner, defaults, options):
             raise ValueError(nearest(f"option of {owner}", name, sorted(defaults)))
         want = type(defaults[name])
         checked[name] = float(value) if want is float and type(value) is int else value
-        if type(checked[name]) is not want:
+        if type(checked[name]) is not want or (want is float and not abs(checked[name]) < 1e9):
             raise ValueError(f"option {name} of {owner}: got {value!r}, expected {want.__name__} "
                              f"such as {defaults[name]!r}.")
     return checked
@@ -281,12 +281,16 @@ def make(name, split="train", budget=None, **options):
         return REGISTRY[name](split=split, budget=budget, **options)
     if ":" not in name and name not in gymnasium.registry:
         raise ValueError(nearest("env", name, sorted(REGISTRY)) + " Or give package.module:Class.")
-    module_name, _, attribute = name.rpartition(":")
+    module_name, colon, attribute = name.rpartition(":")
+    if colon and (not module_name.strip(".") or module_name.startswith(".") or not attribute):
+        raise ValueError(f"bad env {name!r}: expected package.module:Class.")
     if module_name:
         if "" not in sys.path:  # unlike `-m`, a console entry point skips the current folder
             sys.path.insert(0, "")
         module = importlib.import_module(module_name)
         cls = getattr(module, attribute, None)
+        if cls in (TextEnv, GymnasiumText):
+            raise ValueError(f"env {name!r} is the base of environments, not one itself.")
         if isinstance(cls, type) and issubclass(cls, TextEnv):
             return cls(split=split, budget=budget, **options)
         if attribute not in gymnasium.registry:
@@ -375,7 +379,7 @@ def parse_mixture(spec, num_groups):
     if not any(counts):
         base, extra = divmod(num_groups, len(parts))
         numbers = [base + (i < extra) for i in range(len(parts))]
-    elif all(c.isdigit() for c in counts):
+    elif all(c.isdecimal() for c in counts):
         numbers = [int(c) for c in counts]
     else:
         raise ValueError(f"bad mixture {spec!r}: give a number of groups to every environment or "
@@ -394,6 +398,8 @@ def _options_of(name, options, names):
         owner, dot, option = key.rpartition(".")
         if dot and owner not in names:
             raise ValueError(nearest("env in an option", owner, sorted(names)))
+        if option in ("self", "name", "split", "budget"):
+            raise ValueError(f"{option!r} is not an option of an environment.")
         if not dot or owner == name:
             mine[option] = value
     return mine
@@ -403,7 +409,10 @@ class GymnasiumText(TextEnv):
     """Adapter: a registered Gymnasium environment whose observation and action spaces are Text."""
 
     def __init__(self, env_id, split="train", budget=None, **options):
-        self.inner = gymnasium.make(env_id, **options)
+        try:
+            self.inner = gymnasium.make(env_id, **options)
+        except TypeError as error:
+            raise ValueError(f"env {env_id!r} does not take these options: {error}.") from None
         for space in (self.inner.observation_space, self.inner.action_space):
             if not isinstance(space, spaces.Text):
                 raise ValueError(f"env {env_id!r} has a {type(space).__name__} space, expected "
@@ -580,9 +589,10 @@ class FrozenLake(TextEnv):
         if o["view"] not in ("coord", "grid", "grid_coord"):
             raise ValueError(f"option view of FrozenLake: got {o['view']!r}, expected coord, grid "
                              f"or grid_coord.")
-        six_symbols = len(o["symbols"]) == len(set(o["symbols"])) == 6
-        if o["size"] < 2 or not 0 < o["frozen"] <= 1 or not 0 <= o["slip"] <= 1 or not six_symbols:
-            raise ValueError(f"bad options of FrozenLake: {o}; expected size of at least 2, "
+        signs = o["symbols"]
+        six_signs = len(signs) == len(set(signs)) == 6 and signs.isprintable()
+        if not (2 <= o["size"] <= 64 and 0 < o["frozen"] <= 1 and 0 <= o["slip"] <= 1 and six_signs):
+            raise ValueError(f"bad options of FrozenLake: {o}; expected size of 2 to 64, "
                              f"0 < frozen <= 1, 0 <= slip <= 1 and six different symbols.")
         self.observation_space = spaces.Text(max_length=16_384, min_length=0,
                                              charset=CHARSET | set(o["symbols"]))
@@ -608,7 +618,8 @@ class FrozenLake(TextEnv):
             start, goal = rng.integers(n, size=2), rng.integers(n, size=2)
             self.start, self.goal = (int(start[0]), int(start[1])), (int(goal[0]), int(goal[1]))
             self.holes[self.start] = self.holes[self.goal] = False
-            if self.start != self.goal and self._distance() <= self.budget.max_actions:
+            apart = abs(start - goal).sum()
+            if 0 < apart <= self.budget.max_actions and self._distance() <= self.budget.max_actions:
                 break
         self.player = self.start
         self._policy = None
@@ -721,8 +732,10 @@ if __name__ == "__main__":
     # A user's class derives from this module's TextEnv, not from __main__'s.
     from minragen.envs import transcript
 
+    arguments = [*sys.argv[1:], *("frozenlake", "0")[len(sys.argv) - 1:]]
+    if len(arguments) != 2 or not arguments[1].isdecimal():
+        sys.exit("usage: python -m minragen.envs [ENV [SEED]]")
     try:
-        name, seed = [*sys.argv[1:], *("frozenlake", "0")[len(sys.argv) - 1:]][:2]
-        print(transcript(name, int(seed)))
+        print(transcript(arguments[0], int(arguments[1])))
     except (ValueError, ImportError, NotImplementedError) as problem:
         sys.exit(f"error: {problem}")

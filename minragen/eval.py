@@ -98,12 +98,14 @@ def main(argv=None):
     args = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     try:
-        if args.size < 1:
-            raise ValueError(f"--size: got {args.size}, expected at least 1.")
+        if not 1 <= args.size <= 2**16:
+            raise ValueError(f"--size: got {args.size}, expected 1 to {2**16}.")
         config = dataclasses.replace(train.load_config(args.run), device=args.device)
         tables = evaluate(config, args.split, args.size)
     except (ValueError, ImportError, RuntimeError, OSError) as problem:
         sys.exit(f"error: {problem}")
+    except KeyboardInterrupt:
+        sys.exit("\nstopped.")
     for env, (rows, distinct) in tables.items():
         print(f"{env}, split {args.split}: {rows[0][2]} episodes, {distinct} distinct instances; "
               f"run {args.run}, sampled at temperature {config.val_temperature}")

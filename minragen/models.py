@@ -34,6 +34,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -80,6 +81,9 @@ def choose(model="", device=""):
     cuda = torch.cuda.is_available()
     if device.startswith("cuda") and not cuda:
         raise ValueError("device 'cuda' was asked for, but PyTorch sees no GPU. Use --device cpu.")
+    known = ["cpu", "cuda", "mps"]
+    if device and device.partition(":")[0] not in known:
+        raise ValueError(nearest("device", device, known))
     where = torch.device(device or ("cuda" if cuda else "cpu"))
     seen = "no GPU found" if not cuda else torch.cuda.get_device_name()
     if model:
@@ -116,7 +120,7 @@ def load_policy(name, device="cpu", envs=(), stored_dtype=False):
             model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype,
                                                          attn_implementation="sdpa")
             tokenizer = AutoTokenizer.from_pretrained(source)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             first = str(error).strip().splitlines()[0]
             raise ValueError(f"cannot load model {name!r}: {first} Known in the box: "
                              f"{', '.join(MODELS_IN_THE_BOX)}; or give a local folder or a Hugging "
@@ -479,8 +483,9 @@ def _env_texts(envs):
         for seed in range(64):
             yield env.reset(seed=seed)[0]
             yield f" {env.note()}"
-            over = False
-            while not over:
+            over, turn = False, 0
+            while not over and turn < 20:
+                turn += 1
                 answer = env.random_answer(np.random.default_rng(seed))
                 yield f" {answer}"
                 observation, _, terminated, truncated, _ = env.step(answer)

@@ -411,10 +411,14 @@ def sample(logits, u, sampling):
 
     One uniform a token, so the draw is a function of (logits, u) alone.
     logits: (n, V)      u: (n,) in (0, 1)
+    raises: RuntimeError if the logits are not finite
     returns: tokens (n,) int64, logprobs (n,) float32 in nats at the sampling temperature, before
         truncation
     """
     log_p = (logits.float() / (sampling.temperature or 1.0)).log_softmax(dim=-1)
+    if not log_p[:, 0].isfinite().all():  # nan in one logit makes the whole row nan
+        raise RuntimeError("the policy's logits are not finite: the policy has diverged. Is the "
+                           "learning rate too large?")
     if sampling.temperature == 0:
         token = log_p.argmax(dim=-1)
     else:

@@ -23,6 +23,7 @@ import ast
 import copy
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -61,8 +62,9 @@ TRAIN_SEED, TRAIN_SEED_STRIDE = 2**41, 2**24
 # What can be set
 
 
-def opt(default, text, choices=None):
-    return field(default=default, metadata={"help": text, "choices": choices})
+def opt(default, text, choices=None, least=0, most=2**31):
+    """A field with its help, the values it may have, or the bounds of a number."""
+    return field(default=default, metadata=dict(help=text, choices=choices, least=least, most=most))
 
 
 @dataclass(frozen=True)
@@ -73,15 +75,15 @@ class Config:
                                  "Gymnasium id")
     run: str = opt("", "name of the folder under runs/; empty: derived from env, algo, model and "
                        "seed")
-    seed: int = opt(0, "everything random in the run follows from it")
+    seed: int = opt(0, "everything random in the run follows from it", most=2**20 - 1)
     algo: str = opt("grpo", "preset of the algorithm: which estimator and what goes with it",
                     ("grpo", "ppo"))
     model: str = opt("", "tiny, smollm2, a folder or a Hugging Face id; empty: by the machine")
     device: str = opt("", "cpu, cuda, ...; empty: cuda if there is one")
-    threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny, else all")
-    steps: int = opt(100, "updates of the policy")
+    threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny, else all", most=1024)
+    steps: int = opt(100, "updates of the policy", least=1)
     warmup_steps: int = opt(-1, "supervised steps on weak play before RL; -1: by the model, "
-                                "0: none")
+                                "0: none", least=-1)
     # -- environment
     env_arg: tuple = opt((), "option of the environment, name=value or env.name=value; may be "
                              "repeated")
@@ -90,14 +92,14 @@ class Config:
     max_actions: int = opt(0, "actions per episode; 0: the environment's own")
     response_format: str = opt("free_think", "what a reply looks like", RESPONSE_FORMATS)
     # -- rollout
-    num_groups: int = opt(16, "P: prompts (instances) per step")
-    group_size: int = opt(16, "G: trajectories per prompt")
-    temperature: float = opt(1.0, "of sampling while training; >0")
+    num_groups: int = opt(16, "P: prompts (instances) per step", least=1, most=2**16)
+    group_size: int = opt(16, "G: trajectories per prompt", least=1, most=2**16)
+    temperature: float = opt(1.0, "of sampling while training; >0", least=1e-4)
     top_k: int = opt(0, "sample among the k most probable tokens; 0: all")
     top_p: float = opt(1.0, "sample among the most probable tokens that hold this mass")
-    max_new_tokens: int = opt(24, "tokens per reply")
-    max_context: int = opt(512, "tokens per conversation")
-    max_rows: int = opt(256, "conversations in one batch of generation")
+    max_new_tokens: int = opt(24, "tokens per reply", least=1, most=2**16)
+    max_context: int = opt(512, "tokens per conversation", least=2, most=2**24)
+    max_rows: int = opt(256, "conversations in one batch of generation", least=1)
     # -- learning
     lr: float = opt(3e-4, "learning rate of the policy")
     lr_final: float = opt(1.0, "share of the learning rates left at the last step, linearly "
@@ -105,8 +107,8 @@ class Config:
     critic_lr: float = opt(1e-3, "learning rate of the critic (gae only)")
     advantages: str = opt("grpo", "estimator of the advantages", ("grpo", "gae"))
     norm_by_std: bool = opt(True, "grpo: divide by the group's standard deviation")
-    gamma: float = opt(1.0, "gae: discount per sampled token")
-    lam: float = opt(1.0, "gae: lambda per sampled token")
+    gamma: float = opt(1.0, "gae: discount per sampled token", most=1)
+    lam: float = opt(1.0, "gae: lambda per sampled token", most=1)
     clip_low: float = opt(0.2, "ratio is clipped to [1 - low, 1 + high]")
     clip_high: float = opt(0.28, "ratio is clipped to [1 - low, 1 + high]")
     dual_clip: float = opt(3.0, "bound on the loss of bad tokens; >1")
@@ -117,16 +119,17 @@ class Config:
     kl_estimator: str = opt("k3", "how the KL is estimated, k2 or k3")
     filter_top_p: float = opt(0.9, "keep the groups that hold this share of the reward spread; "
                                    "1: all groups")
-    epochs: int = opt(1, "passes over a batch")
-    mini_batch: int = opt(64, "trajectories per optimizer step")
+    epochs: int = opt(1, "passes over a batch", least=1)
+    mini_batch: int = opt(64, "trajectories per optimizer step", least=1)
     token_budget: int = opt(2400, "padded tokens per forward pass of the learner; changes speed "
-                                  "and memory only")
-    max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm")
+                                  "and memory only", least=1)
+    max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm", least=1e-4)
     # -- measuring
-    val_size: int = opt(256, "held-out instances per validation")
+    val_size: int = opt(256, "held-out instances per validation", least=1, most=2**16)
     val_temperature: float = opt(0.5, "of sampled validation; greedy is always measured too")
-    val_every: int = opt(20, "steps between validations; also before the first and after the last")
-    save_every: int = opt(20, "steps between checkpoints; also after the last")
+    val_every: int = opt(20, "steps between validations; also before the first and after the last",
+                         least=1)
+    save_every: int = opt(20, "steps between checkpoints; also after the last", least=1)
 
 
 # An environment's preset is complete: `--env NAME` alone is enough. Values are for the model in the
@@ -215,26 +218,13 @@ def _boolean(text):
 def check(config):
     """Refuse what cannot work, before anything is built. Raises ValueError with one sentence."""
     for f in dataclasses.fields(config):
-        value, choices = getattr(config, f.name), f.metadata["choices"]
-        if choices and value not in choices:
-            raise ValueError(nearest(f.name, str(value), list(choices)))
-    least = dict(steps=1, num_groups=1, group_size=1, max_new_tokens=1, max_context=2, max_rows=1,
-                 epochs=1, mini_batch=1, token_budget=1, val_size=1, val_every=1, save_every=1,
-                 seed=0, warmup_steps=-1, max_turns=0, max_actions_per_turn=0, max_actions=0,
-                 threads=0, lr=0, critic_lr=0, kl_coef=0, entropy_coef=0, val_temperature=0,
-                 clip_low=0, clip_high=0, value_clip=0, lr_final=0, gamma=0, lam=0)
-    for name, bound in least.items():
-        if getattr(config, name) < bound:
-            raise ValueError(f"{name}: got {getattr(config, name)}, expected at least {bound}.")
-    for name in ("temperature", "filter_top_p", "max_grad_norm"):
-        if getattr(config, name) <= 0:
-            raise ValueError(f"{name}: got {getattr(config, name)}, expected more than 0.")
-    most = dict(seed=2**20 - 1, gamma=1, lam=1, steps=TRAIN_SEED_STRIDE // config.num_groups)
-    for name, bound in most.items():
-        if getattr(config, name) > bound:
-            raise ValueError(f"{name}: got {getattr(config, name)}, expected at most {bound}.")
-    if config.run and not re.fullmatch(r"[\w+=-][\w.+=-]*", config.run):
-        raise ValueError(f"bad run name {config.run!r}: expected letters, digits and -_.+= only.")
+        check_field(f, getattr(config, f.name))
+    if config.steps * config.num_groups > TRAIN_SEED_STRIDE:
+        raise ValueError(f"steps * num_groups: got {config.steps * config.num_groups}, expected at "
+                         f"most {TRAIN_SEED_STRIDE}, the instances that a seed has.")
+    if config.run and not re.fullmatch(r"[\w+=-][\w.+=-]{0,99}", config.run):
+        raise ValueError(f"bad run name {config.run!r}: expected up to 100 letters, digits and "
+                         f"-_.+= only.")
     if config.advantages == "grpo" and config.group_size < 2:
         raise ValueError("grpo compares the members of a group: got group_size 1, expected at "
                          "least 2.")
@@ -245,6 +235,19 @@ def check(config):
     starpo.filter_groups(nothing, config.filter_top_p)
     for split, groups in (("train", config.num_groups), ("val", config.val_size)):
         build_groups(config, split, groups, 1)
+
+
+def check_field(f, value):
+    """Refuse a value outside the choices or the bounds of its field."""
+    choices, least, most = (f.metadata[key] for key in ("choices", "least", "most"))
+    if choices and value not in choices:
+        raise ValueError(nearest(f.name, str(value), list(choices)))
+    if f.type in (int, float) and not math.isfinite(value):
+        raise ValueError(f"{f.name}: got {value}, expected a finite number.")
+    if f.type in (int, float) and value < least:
+        raise ValueError(f"{f.name}: got {value}, expected at least {least}.")
+    if f.type in (int, float) and value > most:
+        raise ValueError(f"{f.name}: got {value}, expected at most {most}.")
 
 
 def env_options(config):
@@ -301,7 +304,8 @@ def train(config, resume=False, say=print):
     """
     folder = run_folder(config, resume)
     learner = build(config, folder if resume else None, say)
-    folder.mkdir(parents=True, exist_ok=resume)
+    if not resume:
+        make_folder(folder)
     write_whole(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1) + "\n")
     start = time.time()
     log = Log(folder, learner.step)
@@ -309,7 +313,7 @@ def train(config, resume=False, say=print):
     groups = build_groups(config, "train", config.num_groups, config.group_size)
     if learner.step == 0:
         log.write({"step": 0, **validate(learner, config, "val", log)}, config)
-    while learner.step < config.steps:
+    while learner.step < config.steps and learner.empty_steps < EMPTY_STEPS:
         step, began = learner.step + 1, time.time()
         bar = Bar(f"step {step}")
         trajectories = roll_out(learner, config, groups, bar)
@@ -329,18 +333,16 @@ def train(config, resume=False, say=print):
         metrics |= {"seconds": time.time() - began, "rollout_seconds": rolled - began,
                     "tokens_per_second":
                         metrics["response_tokens"] * len(trajectories) / (rolled - began)}
-        nothing_left = learner.empty_steps >= EMPTY_STEPS
-        last = step == config.steps or nothing_left
+        last = step == config.steps or learner.empty_steps >= EMPTY_STEPS
         if step % config.val_every == 0 or last:
             metrics |= validate(learner, config, "val", log)
         log.write(metrics, config)
         if step % config.save_every == 0 or last:
             save_checkpoint(folder, learner)
-        if nothing_left:
-            say(f"stopped: in {EMPTY_STEPS} steps in a row no group had any spread of reward, so "
-                f"there is nothing to learn from. Is the task solved, or never solved? Read "
-                f"{folder}/trajectories.jsonl.")
-            break
+    if learner.empty_steps >= EMPTY_STEPS:
+        say(f"stopped: in {EMPTY_STEPS} steps in a row no group had any spread of reward, so there "
+            f"is nothing to learn from. Is the task solved, or never solved? Read "
+            f"{folder}/trajectories.jsonl.")
     final = {"step": learner.step, **validate(learner, config, "test", log),
              "elapsed": time.time() - start}
     log.write(final, config)
@@ -386,10 +388,12 @@ def build_policy(config, checkpoint=None):
 
 
 def check_context(frame, config):
-    """Refuse a context that the first prompt already fills, before a run folder is made for it."""
-    groups = build_groups(config, "train", len(env_names(config)), 1)
-    for env, name, observation in zip(groups.envs, groups.names, groups.reset(0)):
-        first_prompt(frame, env, name, observation, config.max_context)
+    """Refuse a context that a first prompt already fills, before a run folder is made for it."""
+    for split in SPLITS:
+        groups = build_groups(config, split, config.val_size, 1)
+        observations = groups.reset(TRAIN_SEED if split == "train" else 0)
+        for env, name, observation in zip(groups.envs, groups.names, observations):
+            first_prompt(frame, env, name, observation, config.max_context)
 
 
 def env_names(config):
@@ -461,6 +465,10 @@ def update(learner, batch, config, step, bar=None):
     gap = sums.pop("logprob_gap")
     metrics = {name: value / len(norms) for name, value in sums.items()} | {"logprob_gap": gap}
     metrics["grad_norm"] = sum(n[0] for n in norms) / len(norms)
+    metrics["updates_skipped"] = sum(not math.isfinite(n[0]) for n in norms)
+    if metrics["updates_skipped"] == len(norms):
+        raise RuntimeError(f"no gradient of step {step} was finite: the policy has diverged. Is "
+                           f"the learning rate too large? See the last lines of metrics.jsonl.")
     if learner.critic:
         metrics["critic_grad_norm"] = sum(n[1] for n in norms) / len(norms)
         residual, target = ((batch.returns - batch.values)[batch.loss_mask],
@@ -640,6 +648,8 @@ class Log:
             write_whole(path, "".join(line + "\n" for line in lines if _before(step, line)))
 
     def write(self, metrics, config):
+        # JSON has no nan and no infinity.
+        metrics = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
         rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v
                    for k, v in metrics.items()}
         with open(self.folder / "metrics.jsonl", "a") as file:
@@ -661,6 +671,8 @@ def _before(step, line):
     try:
         entry = json.loads(line)
     except json.JSONDecodeError:  # the last line of a killed run may be cut off
+        return False
+    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
         return False
     final = entry.get("split") == "test" or any(name.startswith("test/") for name in entry)
     return entry["step"] <= step and not final
@@ -704,17 +716,30 @@ def run_folder(config, resume):
     return next(RUNS / n for n in names if not (RUNS / n).exists())
 
 
+def make_folder(folder):
+    """Claim the name; another process may have been faster since `run_folder` looked."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ValueError(f"another process has just begun {folder}. Choose another "
+                         f"--run.") from None
+
+
 def resumed_config(given):
-    """The run's own config. Only `steps` may be raised: anything else would be another run."""
+    """The run's own config. Only `steps` and `max_context` may be raised: the rest is the run."""
     if not given.get("run"):
         raise ValueError("--resume needs --run NAME.")
     stored = load_config(given["run"])
     for name, value in given.items():
-        if name not in ("run", "steps", "device", "threads") and value != getattr(stored, name):
+        free = ("run", "steps", "max_context", "device", "threads")
+        if name not in free and value != getattr(stored, name):
             raise ValueError(f"--resume goes on with the run's own settings: {name} was "
                              f"{getattr(stored, name)!r}, got {value!r}. Start a new run for "
                              f"that.")
     config = dataclasses.replace(stored, **given)
+    if config.max_context < stored.max_context:
+        raise ValueError(f"--resume cannot shrink max_context: it was {stored.max_context}, "
+                         f"got {config.max_context}.")
     if config.steps < stored.steps:
         raise ValueError(f"--resume cannot take steps back: the run was set to {stored.steps}, got "
                          f"{config.steps}.")
@@ -736,9 +761,14 @@ def read_config(folder):
     """The Config in folder/config.json. Raises ValueError if it is not one."""
     try:
         stored = json.loads((folder / "config.json").read_text())
-        return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
-    except (json.JSONDecodeError, TypeError) as error:
+        config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
+        for f in dataclasses.fields(config):
+            value = getattr(config, f.name)
+            if not isinstance(value, (int, float) if f.type is float else f.type):
+                raise TypeError(f"{f.name} is {value!r}")
+    except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder}/config.json cannot be read: {error}.") from None
+    return config
 
 
 def write_whole(path, text):
@@ -793,16 +823,17 @@ def find_checkpoint(folder):
         raise ValueError(f"{folder} has no checkpoint: it was stopped before its first one. Delete "
                          f"it and start again.")
     path = folder / name
+    damaged = (f"checkpoint {path} is damaged: {{}} is not what was written. Restore it, or "
+               f"delete {folder} and start again.")
     try:
-        files = json.loads((path / "manifest.json").read_text())["files"]
-    except (json.JSONDecodeError, KeyError):
-        files = {"manifest.json": [-1, 0]}
-    for file, (size, crc) in files.items():
-        data = (path / file).read_bytes() if (path / file).exists() else b""
-        if len(data) != size or zlib.crc32(data) != crc:
-            raise ValueError(f"checkpoint {path} is damaged: {file} has {len(data)} bytes and is "
-                             f"not what was written. Restore it, or delete {folder} and start "
-                             f"again.")
+        files = dict(json.loads((path / "manifest.json").read_text())["files"])
+        expected = {file: (int(size), int(crc)) for file, (size, crc) in files.items()}
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(damaged.format("manifest.json")) from None
+    for file in {"config.json", "model.safetensors", "trainer.pt", *expected}:
+        data = (path / file).read_bytes() if (path / file).is_file() else b""
+        if (len(data), zlib.crc32(data)) != expected.get(file):
+            raise ValueError(damaged.format(file))
     return path
 
 
@@ -833,7 +864,7 @@ def main(argv=None):
     except (ValueError, ImportError, RuntimeError, OSError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
-        sys.exit("\nstopped. Go on from the last checkpoint with --resume.")
+        sys.exit("\nstopped. If the run has a checkpoint, --run NAME --resume goes on from it.")
 
 
 if __name__ == "__main__":

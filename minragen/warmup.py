@@ -26,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
@@ -72,8 +73,7 @@ def warm_start(policy, frame, spec, steps, options=None, budgets=None, say=print
     for folder, origin in ((ASSETS, "carried in the package"),
                            (cache_folder() / "warmup", "from the cache")):
         path = folder / f"{asset_name(policy, spec)}-{key}.safetensors"
-        if path.exists():
-            load_warm(policy, path)
+        if path.exists() and load_warm(policy, path):
             say(f"warm-up   {steps} steps of weak play, {origin} ({path.name})")
             return
     say(f"warm-up   {steps} steps of weak play, made now and kept in {path.parent}")
@@ -180,11 +180,15 @@ def save_warm(policy, path, record):
 
 
 def load_warm(policy, path):
-    """Copy the weights of `save_warm` into the policy; every parameter must be there."""
-    stored = load_file(path, device=str(policy.device))
+    """Copy the weights of `save_warm` into the policy. A damaged file changes nothing: False."""
+    try:
+        stored = load_file(path, device=str(policy.device))
+    except SafetensorError:
+        return False
     with torch.no_grad():
         for name, p in policy.model.named_parameters():
             p.copy_(stored[name])
+    return True
 
 
 def probe(model):

@@ -68,7 +68,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("argv, said", [
         (["--run", "c"], "unknown run 'c': Known: b"),
-        (["--run", "b", "--size", "0"], "expected at least 1")])
+        (["--run", "b", "--size", "0"], "expected 1 to 65536")])
     def test_bad_input_gets_one_sentence(self, run, argv, said):
         with pytest.raises(SystemExit) as stop:
             evaluation.main(argv)

@@ -346,6 +346,13 @@ class TestSampling:
         for u in (2**-24, 0.5, 1 - 2**-24):
             assert sample(logits, torch.tensor([u]), Sampling())[0].item() == 7
 
+    def test_logits_that_are_not_finite_are_an_error_and_not_a_token(self):
+        logits = torch.zeros(2, 5)
+        logits[1, 3] = float("nan")
+        for sampling in (Sampling(), Sampling(0.0)):
+            with pytest.raises(RuntimeError, match="the policy has diverged"):
+                sample(logits, torch.rand(2), sampling)
+
     def test_bad_settings_are_refused(self):
         for bad in (dict(temperature=-1), dict(top_k=-1), dict(top_p=0.0), dict(top_p=1.5)):
             with pytest.raises(ValueError, match="bad sampling"):

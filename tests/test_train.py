@@ -89,7 +89,20 @@ class TestSettings:
         (["--norm-by-std", "maybe"], "expected true or false"),
         (["--steps", "0"], "steps: got 0, expected at least 1"),
         (["--group-size", "1"], "grpo compares the members of a group"),
-        (["--temperature", "0"], "temperature: got 0.0, expected more than 0"),
+        (["--temperature", "0"], "temperature: got 0.0, expected at least 0.0001"),
+        (["--temperature", "nan"], "temperature: got nan, expected a finite number"),
+        (["--entropy-coef", "inf"], "entropy_coef: got inf, expected a finite number"),
+        (["--threads", "100000"], "threads: got 100000, expected at most"),
+        (["--max-context", "99999999999999999999"], "expected at most"),
+        (["--device", "xpu"], "unknown device 'xpu'"),
+        (["--env", ":x"], "bad env ':x': expected package.module:Class"),
+        (["--env", "minragen.envs:TextEnv"], "is the base of environments"),
+        (["--env", "frozenlake=²"], "give a number of groups to every environment"),
+        (["--env-arg", "split=val"], "'split' is not an option of an environment"),
+        (["--env", "bandit", "--env-arg", "low_reward=1e400"], "expected float"),
+        (["--env-arg", "size=100000"], "expected size of 2 to 64"),
+        (["--max-context", "120"], "has 12"),
+        (["--run", "x" * 300], "up to 100 letters"),
         (["--env-arg", "slip"], "expected name=value"),
         (["--env-arg", "slipp=0.1"], "did you mean 'slip'"),
         (["--env-arg", "slip=wet"], "expected float"),
@@ -318,6 +331,34 @@ class TestRuns:
             file.write('{"step": 3, "success": 1.0}\n{"step": 4, "succ')
         run("--run", "a", "--resume", "--steps", "3")
         assert [line["step"] for line in metrics(runs / "a")] == [0, 1, 2, 3, 3]
+
+    @pytest.mark.parametrize("text", ["[1]", "null", '{"steps": "a"}', '{"env": 5}', "{",
+                                      '{"stepz": 1}'])
+    def test_a_config_that_is_none_is_refused_by_name(self, runs, text):
+        (runs / "a").mkdir(parents=True)
+        (runs / "a" / "config.json").write_text(text)
+        assert "a/config.json cannot be read" in message("--run", "a", "--resume")
+
+    @pytest.mark.parametrize("text", ["[]", "null", '{"files": []}', '{"files": {"a": 1}}', "{}"])
+    def test_a_manifest_that_is_none_is_refused(self, runs, text):
+        (runs / "a" / "checkpoint").mkdir(parents=True)
+        (runs / "a" / "checkpoint" / "manifest.json").write_text(text)
+        with pytest.raises(ValueError, match="is damaged"):
+            trainer.find_checkpoint(runs / "a")
+
+    def test_an_update_without_a_finite_gradient_stops_the_run(self):
+        config, learner, batch = learner_and_batch("--lr", "1e6", "--mini-batch", "100")
+        with pytest.raises(RuntimeError, match="the policy has diverged"):
+            for step in range(1, 30):
+                trainer.update(learner, batch, config, step)
+
+    def test_resuming_a_run_that_stopped_early_plays_no_further_step(self, runs):
+        argv = ["--env", "frozenlake", "--run", "a", "--steps", "9", *SMALL, "--env-arg",
+                "frozen=1.0", "--max-turns", "1", "--warmup-steps", "0"]
+        run(*argv)
+        before = metrics(runs / "a")
+        run("--run", "a", "--resume")
+        assert metrics(runs / "a") == before
 
     def test_a_run_whose_filter_stays_empty_stops_and_says_why(self, runs, capsys):
         run("--env", "frozenlake", "--run", "a", "--steps", "9", *SMALL, "--env-arg", "frozen=1.0",
