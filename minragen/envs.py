@@ -589,9 +589,8 @@ class FrozenLake(TextEnv):
         if o["view"] not in ("coord", "grid", "grid_coord"):
             raise ValueError(f"option view of FrozenLake: got {o['view']!r}, expected coord, grid "
                              f"or grid_coord.")
-        signs = o["symbols"]
-        six_signs = len(signs) == len(set(signs)) == 6 and signs.isprintable()
-        if not (2 <= o["size"] <= 64 and 0 < o["frozen"] <= 1 and 0 <= o["slip"] <= 1 and six_signs):
+        six = len(o["symbols"]) == len(set(o["symbols"])) == 6 and o["symbols"].isprintable()
+        if not (2 <= o["size"] <= 64 and 0 < o["frozen"] <= 1 and 0 <= o["slip"] <= 1 and six):
             raise ValueError(f"bad options of FrozenLake: {o}; expected size of 2 to 64, "
                              f"0 < frozen <= 1, 0 <= slip <= 1 and six different symbols.")
         self.observation_space = spaces.Text(max_length=16_384, min_length=0,
