@@ -14,7 +14,7 @@ from benchmarks.figure import ROOT, blocks, written_into
 
 README = (ROOT / "README.md").read_text()
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
-         "--warmup-steps 1 --save-every 1")
+         "--warmup-steps 0 --save-every 1")
 SHORT_BENCH = "--trajectories 4 --turns 1 --new-tokens 2 --repeats 1 --group-size 2"
 USERS_ENV = '''
 from minragen.envs import Outcome, TextEnv
@@ -77,8 +77,8 @@ def shortened(command):
     if words[0] != "make":
         return words + ["-q", "-k", "same_seed or budget"]
     target = next((w for w in words[1:] if "=" not in w), "help")
-    extra = {"train": SHORT, "smoke": "--warmup-steps 1", "bench": SHORT_BENCH,
-             "test": "--collect-only"}.get(target, "")
+    extra = {"train": SHORT, "smoke": "--warmup-steps 0", "bench": SHORT_BENCH,
+             "test": "--collect-only tests/test_starpo.py"}.get(target, "")
     if "MODEL=smollm2" in words:
         extra += " --num-groups 1 --val-size 1"
     given = next((w.partition("=")[2] for w in words if w.startswith("ARGS=")), "")
