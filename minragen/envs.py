@@ -184,6 +184,7 @@ class TextEnv(gymnasium.Env):
                    self.turns_left * self.budget.max_actions_per_turn)
 
     def reset(self, *, seed=None, options=None):
+        """Draw the instance of `seed` that belongs to the split. Returns (observation, info)."""
         super().reset(seed=seed)
         if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
@@ -204,6 +205,7 @@ class TextEnv(gymnasium.Env):
         return self._observe(), {"success": 0.0, "valid": 1.0, "effective": 0.0}
 
     def step(self, answer):
+        """Play one turn. Returns (observation, reward, terminated, truncated, info)."""
         if not self._live:
             raise RuntimeError("step() without a live episode: it has ended or never began. "
                                "Call reset() first.")
@@ -498,6 +500,7 @@ class Bandit(TextEnv):
         self.paid = ""
 
     def instance_split(self):
+        """Known pairs: one order is train, the other val. Unseen pairs: test."""
         if (self.safe, self.risky) in self.UNSEEN:
             return "test"
         # A CRC bit of the pair says which order is trained on, so that position tells nothing over

@@ -89,6 +89,7 @@ def scripted(groups, player):
 
 
 def main(argv=None):
+    """The command: print one table per environment, or one sentence if it cannot."""
     parser = argparse.ArgumentParser(prog="minragen.eval", allow_abbrev=False,
                                      description=__doc__.splitlines()[0])
     parser.add_argument("--run", required=True, help="name of a folder under runs/")

@@ -180,6 +180,7 @@ class _Player:
         self.closes[:len(frame.may_close)] = frame.may_close
 
     def play(self):
+        """Turn after turn until no conversation is left."""
         logits = self._prefill_prompts()
         turn = 0
         while True:

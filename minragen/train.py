@@ -852,6 +852,7 @@ def load_trainer_state(checkpoint, learner):
 
 
 def main(argv=None):
+    """The command: train, or say in one sentence why not."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:

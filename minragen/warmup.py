@@ -156,6 +156,7 @@ def weak_answer(env, rng):
 
 
 def warm_key(policy, frame, spec, steps, options=None, budgets=None):
+    """Twelve hex digits of all that shapes the weights; other settings give another key."""
     kind = _kind(policy)
     first = [t.tokens for t in demonstrate(frame, spec, BATCH[kind], 0, options, budgets)]
     # A folder may come to hold another model.
