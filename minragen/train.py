@@ -648,6 +648,7 @@ class Log:
             write_whole(path, "".join(line + "\n" for line in lines if _before(step, line)))
 
     def write(self, metrics, config):
+        """One line to metrics.jsonl and one to the console."""
         # JSON has no nan and no infinity.
         metrics = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
         rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v
@@ -658,6 +659,7 @@ class Log:
         sys.stdout.flush()
 
     def trajectories(self, step, split, played):
+        """The conversations as chat messages, one JSON object a line."""
         with open(self.folder / "trajectories.jsonl", "a") as file:
             for t in played:
                 file.write(json.dumps({"step": step, "split": split, "env": t.env, "seed": t.seed,
