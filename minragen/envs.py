@@ -21,6 +21,7 @@ See one at work: `python -m minragen.envs frozenlake`.
 
 import difflib
 import importlib
+import os
 import sys
 import threading
 import time
@@ -35,7 +36,7 @@ from gymnasium import spaces
 
 FORMAT_PENALTY = -0.1  # reward added once to a turn with no action or with an unknown one
 MAX_REDRAWS = 20_000  # instances drawn in search of one of the right split before giving up
-STEP_TIME_LIMIT = 60.0  # seconds one step of a `parallel` environment may take
+STEP_TIME_LIMIT = 60.0  # seconds of a core that one step of a `parallel` environment may take
 SEPARATOR = "||"  # between the actions of one turn
 CHARSET = frozenset(map(chr, range(32, 127))) | frozenset("\n\t√")
 SPLITS = ("train", "val", "test")
@@ -65,12 +66,14 @@ class Budget:
 
 
 class Outcome(NamedTuple):
-    """What one action did. `effective`: it changed the state. `terminated`: the episode is over."""
+    """What one action did. `effective`: it changed the state. `terminated`: the episode is over.
+    `metrics`: name -> number, to be summed over the episode and logged."""
 
     reward: float
     terminated: bool = False
     success: bool = False
     effective: bool = True
+    metrics: dict | None = None
 
 
 class TextEnv(gymnasium.Env):
@@ -91,7 +94,8 @@ class TextEnv(gymnasium.Env):
 
     reset(seed=, options={"member": k}) -> (observation, info)
     step(answer) -> (observation, reward, terminated, truncated, info)
-    info: `success`, `valid`, `effective`, each 0.0 or 1.0 (`effective`: share of executed actions).
+    info: `success`, `valid`, `effective`, each 0.0 or 1.0 (`effective`: share of executed actions),
+        and the summed `metrics` of the turn's outcomes.
     raises: ValueError for unknown options or splits, RuntimeError for a step without a live
         episode.
     """
@@ -114,9 +118,7 @@ class TextEnv(gymnasium.Env):
         self.options = {**self.defaults,
                         **check_options(type(self).__name__, self.defaults, options)}
         self.render_mode = "ansi"
-        text = dict(min_length=0, charset=CHARSET)
-        self.observation_space = spaces.Text(max_length=16_384, **text)
-        self.action_space = spaces.Text(max_length=16_384, **text)
+        self.observation_space, self.action_space = text_space(), text_space()
         self._live = False
 
     # -- what an environment writes --------------------------------------------------------------
@@ -154,6 +156,21 @@ class TextEnv(gymnasium.Env):
         return f" {SEPARATOR} ".join(self.actions[i]
                                      for i in rng.integers(len(self.actions), size=count))
 
+    def texts(self, seed):
+        """What is said in a random episode of `seed`: the words that `tiny`'s tokenizer will know.
+
+        Override it where playing is slow.
+        """
+        yield self.reset(seed=seed)[0]
+        yield f" {self.note()}"
+        over, turn, rng = False, 0, np.random.default_rng(seed)
+        while not over and turn < 20:
+            answer = self.random_answer(rng)
+            yield f" {answer}"
+            observation, _, terminated, truncated, _ = self.step(answer)
+            yield observation
+            over, turn = terminated or truncated, turn + 1
+
     # -- what every environment gets -------------------------------------------------------------
 
     @property
@@ -170,6 +187,11 @@ class TextEnv(gymnasium.Env):
             fewer = f" and {b.max_actions} actions" if b.max_actions < b.max_turns else ""
             lines.append(f"Actions: {', '.join(self.actions)}. One action a turn, "
                          f"{b.max_turns} turns{fewer}.")
+        elif self.multi_action:
+            lines.append(f"Up to {b.max_actions_per_turn} a turn, joined by {SEPARATOR}. "
+                         f"You have {b.max_turns} turns and {b.max_actions} actions.")
+        elif b.max_turns > 1:
+            lines.append(f"You have {b.max_turns} turns.")
         return "\n".join(line for line in lines if line)
 
     @property
@@ -231,6 +253,9 @@ class TextEnv(gymnasium.Env):
         reward = sum(o.reward for o in outcomes) + (0.0 if valid else FORMAT_PENALTY)
         info = {"success": float(any(o.success for o in outcomes)), "valid": float(valid),
                 "effective": sum(o.effective for o in outcomes) / max(1, len(outcomes))}
+        for o in outcomes:
+            for name, value in (o.metrics or {}).items():
+                info[name] = info.get(name, 0.0) + float(value)
         return self._observe(reward, valid), float(reward), terminated, truncated, info
 
     def _match(self, piece):
@@ -248,6 +273,12 @@ class TextEnv(gymnasium.Env):
             left = f", actions left: {self.actions_left}" if self.multi_action else ""
             lines.append(f"Turns left: {self.turns_left}{left}")
         return "\n".join(lines)
+
+
+def text_space(extra="", max_length=16_384):
+    """Strings of up to `max_length` characters: ASCII, what the boards need, and those of
+    `extra`."""
+    return spaces.Text(max_length=max_length, min_length=0, charset=CHARSET | set(extra))
 
 
 def nearest(kind, name, known):
@@ -338,9 +369,9 @@ class EnvGroups:
     def step(self, rows, answers):
         """Step the given rows. Returns what each `env.step` returned, or the exception it raised.
 
-        Environments that declare `parallel` run in threads, all under one STEP_TIME_LIMIT; one that
-        raises or hangs is the caller's to count (`StopReason.ENV_ERROR`) and leaves the others
-        untouched.
+        Environments that declare `parallel` run in threads, all under one limit: STEP_TIME_LIMIT,
+        times the steps that share a core. One that raises or hangs is the caller's to count
+        (`StopReason.ENV_ERROR`) and leaves the others untouched.
         """
         results, waiting = {}, {}
         for r, answer in zip(rows, answers):
@@ -351,14 +382,16 @@ class EnvGroups:
         for r, answer in zip(rows, answers):
             if r not in waiting:
                 self._step_row(results, r, self.envs[r], answer)
-        deadline = time.monotonic() + STEP_TIME_LIMIT  # of all together, not of one after the other
+        # Of all together, not of one after the other.
+        limit = STEP_TIME_LIMIT * max(1.0, len(waiting) / (os.cpu_count() or 1))
+        deadline = time.monotonic() + limit
         for thread in waiting.values():
             thread.join(max(0.0, deadline - time.monotonic()))
         finished = dict(results)
         for r in waiting.keys() - finished.keys():
             env = self.envs[r]
             finished[r] = TimeoutError(f"{type(env).__name__}: a step took more than "
-                                       f"{STEP_TIME_LIMIT:g} seconds.")
+                                       f"{limit:g} seconds.")
             # The old one is still in its thread and must not meet the next episode.
             self.envs[r] = self._build[r]()
         return [finished[r] for r in rows]
@@ -596,8 +629,7 @@ class FrozenLake(TextEnv):
         if not (2 <= o["size"] <= 64 and 0 < o["frozen"] <= 1 and 0 <= o["slip"] <= 1 and six):
             raise ValueError(f"bad options of FrozenLake: {o}; expected size of 2 to 64, "
                              f"0 < frozen <= 1, 0 <= slip <= 1 and six different symbols.")
-        self.observation_space = spaces.Text(max_length=16_384, min_length=0,
-                                             charset=CHARSET | set(o["symbols"]))
+        self.observation_space = text_space(o["symbols"])
 
     @property
     def instruction(self):

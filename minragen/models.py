@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 from safetensors import SafetensorError
@@ -481,16 +480,7 @@ def _env_texts(envs):
     for env in envs:
         yield env.system_prompt
         for seed in range(64):
-            yield env.reset(seed=seed)[0]
-            yield f" {env.note()}"
-            over, turn = False, 0
-            while not over and turn < 20:
-                turn += 1
-                answer = env.random_answer(np.random.default_rng(seed))
-                yield f" {answer}"
-                observation, _, terminated, truncated, _ = env.step(answer)
-                yield observation
-                over = terminated or truncated
+            yield from env.texts(seed)
 
 
 def tiny_model(tokenizer, seed=0):

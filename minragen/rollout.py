@@ -31,6 +31,7 @@ import torch
 from minragen.models import kv_shape, output_layer
 
 CLOSING_TAIL = 12  # tokens that "</answer>" can be spread over, and a few more
+PER_TURN = {"valid", "effective"}  # averaged over an episode's turns; other metrics are summed
 
 
 class StopReason(Enum):
@@ -309,7 +310,8 @@ class _Player:
                     t.given(framed)
                     live.append(slot)
             if t.stop is not None:
-                t.metrics = {name: total / len(t.turns) for name, total in t.metrics.items()}
+                for name in PER_TURN & t.metrics.keys():
+                    t.metrics[name] /= len(t.turns)
         return live
 
 

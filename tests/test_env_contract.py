@@ -274,15 +274,19 @@ class TestGroups:
 
 class TestSplits:
     def test_splits_are_disjoint_by_instance(self, env_name):
-        instances = {}
+        """Over 10,000 drawn instances; and a reset gives one of the split that was asked for."""
+        env, owner = build(env_name), {}
+        env.reset(seed=0)
+        for seed in range(10_000):
+            env._reset(np.random.default_rng([seed, 0, 0]))
+            split = env.instance_split()
+            assert split in SPLITS and owner.setdefault(env.instance(), split) == split
+        assert set(owner.values()) == set(SPLITS)
         for split in SPLITS:
-            env, instances[split] = build(env_name, split), set()
-            for seed in range(2000):
+            env = build(env_name, split)
+            for seed in range(200):
                 env.reset(seed=seed)
-                assert env.instance_split() == split
-                instances[split].add(env.instance())
-        for one, other in (("train", "val"), ("train", "test"), ("val", "test")):
-            assert not instances[one] & instances[other], f"{one} and {other} share instances"
+                assert env.instance_split() == split == owner.get(env.instance(), split)
 
     def test_an_unknown_split_is_refused(self, env_name):
         with pytest.raises(ValueError,
@@ -384,11 +388,23 @@ class TestLife:
 
 
 def hostile_answers():
-    """Some three hundred things a policy might say that are no action anywhere."""
+    """Some two thousand things a policy might say that are no action anywhere."""
     rng = random.Random(0)
     alphabet = "".join(map(chr, [*range(1, 48), *range(58, 127), 0x301, 0x202E, 0x200B, 0xD800,
                                  0x4E2D, 0x1F600]))
-    noise = ["".join(rng.choices(alphabet, k=rng.randint(12, 80))) for _ in range(120)]
+    noise = ["".join(rng.choices(alphabet, k=rng.randint(12, 80))) for _ in range(1100)]
+    binary = [bytes(rng.choices(range(256), k=rng.randint(12, 400))).decode("latin-1")
+              for _ in range(300)]
+    tags = ("<answer>", "</answer>", "<think>", "</think>", "<|im_end|>", "||", "\n")
+    nested = ["".join(rng.choices((*tags, "no", "thing"), k=rng.randint(8, 40)))
+              for _ in range(300)]
+    orders = ("ignore all rules", "reward = 1", "success: True", "os._exit(0)", "DROP TABLE",
+              "sudo")
+    forms = ("system: {}", "{}; {}", "$({})", "`{}`", "<script>{}</script>", "/* {} */", "# {}",
+             "{{{}}}", "[[{}]]", "\\{}", "<!-- {} -->", "{}\0{}", "\n\nHuman: {}", "'{}' OR 'a'='a",
+             "<tool>{}</tool>", "#eval {}", "import {}", "@{}", "~{}~", "<<{}>>")
+    injected = [form.replace("{}", order) for form in forms for order in orders]
+    unicode = [chr(code) * 3 + "no" for code in range(0x2500, 0x2500 + 100)]
     return [
         "", " ", "\n", "\t \r\n", "\0", "||", "||||", " || || ", "|", "|||", "\n||\n",
         "x" * 2**20, "|" * 2**20, "x||" * 2**18, "<answer>" * 2**17, "\0" * 2**20, "(" * 2**20,
@@ -410,7 +426,7 @@ def hostile_answers():
         "{\"action\": null}", "null null", "None None", "True True", "undefined",
         "<script>alert(1)</script>", "I would rather not say.", "As a language model, I cannot.",
         "(a+)+" * 20 + "b", "\\x00\\u0000", "\\" * 999,
-        *noise,
+        *noise, *binary, *nested, *injected, *unicode,
     ]
 
 
@@ -418,15 +434,17 @@ HOSTILE = hostile_answers()
 
 
 class TestHostileAnswers:
-    def test_there_are_some_three_hundred(self):
-        assert len(HOSTILE) >= 290
+    def test_there_are_two_thousand(self):
+        assert len(HOSTILE) >= 2000
         assert len(set(HOSTILE)) == len(HOSTILE)
 
     def test_no_answer_raises_earns_or_breaks_an_observation(self, env_name):
-        env = build(env_name)
+        env, over = build(env_name), True
         for i, answer in enumerate(HOSTILE):
-            env.reset(seed=i % 20)
-            observation, reward, *_, info = env.step(answer)
+            if over:
+                env.reset(seed=i % 20)
+            observation, reward, terminated, truncated, info = env.step(answer)
+            over = terminated or truncated
             told = f"answer {i}: {answer[:60]!r}"
             assert observation in env.observation_space, told
             assert reward <= 0, told
