@@ -10,7 +10,7 @@ PY     = .venv/bin/python
 OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval test smoke warmup smollm2 bench figure clean
+.PHONY: help train resume eval play envs test smoke warmup smollm2 bench figure clean
 
 help:             ## this list
 	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
@@ -23,6 +23,12 @@ resume: .venv/ready      ## go on with a stopped run: RUN=name
 
 eval: .venv/ready        ## success with 95 % interval beside random policy and solver: RUN=name [SPLIT=test]
 	@$(if $(RUN),,$(error give the name of a run: make eval RUN=name))$(PY) -m minragen.eval --run $(RUN) --split $(SPLIT) $(ARGS)
+
+play: .venv/ready        ## be the policy yourself, in the terminal: ENV=sokoban [SPLIT= SEED=]
+	@$(PY) -m minragen.eval --play $(ENV) --split $(SPLIT) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+envs: .venv/ready        ## the table of the environments: turns, data, random policy, solver, speed
+	@$(PY) -m benchmarks.environments $(ARGS)
 
 test: .venv/ready        ## the specification
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q $(ARGS)

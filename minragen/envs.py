@@ -108,6 +108,7 @@ class TextEnv(gymnasium.Env):
     multi_action = False  # whether an answer may hold several actions joined by ||
     parallel = False  # whether a step waits on something (sandbox, server) and belongs in a thread
     defaults: dict = {}  # option name -> default; the type of the default is the type of the option
+    data_in_the_box = "generated"  # where its instances come from, for the table of environments
     instruction = ""
 
     def __init__(self, split="train", budget=None, **options):
@@ -504,6 +505,7 @@ class Bandit(TextEnv):
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
+    data_in_the_box = "20 pairs of names"
     defaults = {"low_reward": 0.1, "high_reward": 1.0, "high_miss": 0.0, "high_prob": 0.25,
                 "reversed": False}
     instruction = ("You play a bandit with two arms. What an arm pays is related to its name: "
@@ -616,6 +618,7 @@ class FrozenLake(TextEnv):
     actions = ("Left", "Down", "Right", "Up")
     habit = "Right"
     multi_action = True
+    data_in_the_box = "generated maps"
     defaults = {"size": 4, "frozen": 0.9, "slip": 0.0, "view": "coord", "symbols": "P_OGX√"}
     MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 

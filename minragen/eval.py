@@ -1,7 +1,9 @@
-"""Success with its confidence interval: the checkpoint beside the random policy and the solver.
+"""Success with its confidence interval: the checkpoint beside the random policy and the solver; and
+a person in the policy's place.
 
     python -m minragen.eval --run my-run                 (or: make eval RUN=my-run)
     python -m minragen.eval --run my-run --split val --size 1000
+    python -m minragen.eval --play sokoban --seed 3      (or: make play ENV=sokoban)
 
 A success rate means nothing alone. The random policy says what knowing only the rules is worth, the
 solver what is possible within the budget; both play the same instances. The interval is Wilson's
@@ -12,6 +14,7 @@ them.
 
 import argparse
 import dataclasses
+import itertools
 import math
 import sys
 
@@ -19,7 +22,7 @@ import numpy as np
 import transformers
 
 from minragen import train
-from minragen.envs import SPLITS
+from minragen.envs import SPLITS, make
 from minragen.models import ChatFrame
 
 
@@ -88,28 +91,71 @@ def scripted(groups, player):
     return results
 
 
+def play(name, split, seed, options, ask=input, say=print):
+    """A person is the policy: same prompts, same rewards. Plays seed, seed + 1, ... until the input
+    ends.
+
+    ask: reads one line      say: prints
+    A line that ends in a backslash goes on in the next one; `?` alone shows the solver's answer.
+    """
+    env = make(name, split, **options)
+    say("Type what would stand inside <answer>. A line ending in \\ goes on; ? shows the solver's "
+        "answer; end with Ctrl-D.\n")
+    for instance in itertools.count(seed):
+        observation, _ = env.reset(seed=instance)
+        say(f"--- {name}, {split} seed {instance}\n{env.system_prompt}\n\n{observation}")
+        total, over = 0.0, False
+        while not over:
+            try:
+                answer = ask("> ")
+                while answer.endswith("\\"):
+                    answer = answer[:-1] + "\n" + ask("  ")
+            except EOFError:
+                return
+            if answer.strip() == "?":
+                say(env.solve()[0])
+                continue
+            observation, reward, terminated, truncated, info = env.step(answer)
+            total, over = total + reward, terminated or truncated
+            say(f"\n{observation}")
+        say(f"--- {'success' if info['success'] else 'no success'}, return {total:.4g}\n")
+
+
 def main(argv=None):
-    """The command: print one table per environment, or one sentence if it cannot."""
+    """The command: print one table per environment or let a person play; one sentence if it
+    cannot."""
     parser = argparse.ArgumentParser(prog="minragen.eval", allow_abbrev=False,
                                      description=__doc__.splitlines()[0])
-    parser.add_argument("--run", required=True, help="name of a folder under runs/")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--run", help="measure a run: name of a folder under runs/")
+    what.add_argument("--play", metavar="ENV", help="play an environment in the terminal")
     parser.add_argument("--split", default="test", choices=SPLITS, help="which instances [test]")
-    parser.add_argument("--size", type=int, default=256, help="how many [256]")
-    parser.add_argument("--device", default="", help="cpu, cuda, ... [cuda if there is one]")
+    parser.add_argument("--size", type=int, default=256, help="of a run: how many [256]")
+    parser.add_argument("--device", default="", help="of a run: cpu, cuda, ... [cuda if there]")
+    parser.add_argument("--seed", type=int, default=0, help="of play: the first instance [0]")
+    parser.add_argument("--env-arg", action="append", default=[],
+                        help="of play: option of the environment, name=value; may be repeated")
     args = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     try:
+        if args.play:
+            options = train.env_options(train.Config(env=args.play, env_arg=tuple(args.env_arg)))
+            return play(args.play, args.split, args.seed, options)
         if not 1 <= args.size <= 2**16:
             raise ValueError(f"--size: got {args.size}, expected 1 to {2**16}.")
         config = dataclasses.replace(train.load_config(args.run), device=args.device)
-        tables = evaluate(config, args.split, args.size)
+        show(evaluate(config, args.split, args.size), args.run, args.split,
+             config.val_temperature)
     except (ValueError, ImportError, RuntimeError, OSError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
         sys.exit("\nstopped.")
+
+
+def show(tables, run, split, temperature):
     for env, (rows, distinct) in tables.items():
-        print(f"{env}, split {args.split}: {rows[0][2]} episodes, {distinct} distinct instances; "
-              f"run {args.run}, sampled at temperature {config.val_temperature}")
+        print(f"{env}, split {split}: {rows[0][2]} episodes, {distinct} distinct instances; "
+              f"run {run}, sampled at temperature {temperature}")
         print(f"{'player':<20} {'success':>8}   95 % interval    {'return':>7}")
         for name, successes, n, mean_return in rows:
             low, high = wilson(successes, n)

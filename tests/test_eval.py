@@ -7,8 +7,8 @@ import pytest
 
 from minragen import eval as evaluation
 from minragen import train as trainer
-from minragen.envs import EnvGroups
-from minragen.eval import random_player, scripted, solver_player, wilson
+from minragen.envs import EnvGroups, make
+from minragen.eval import play, random_player, scripted, solver_player, wilson
 
 
 class TestWilson:
@@ -73,3 +73,41 @@ class TestCommand:
         with pytest.raises(SystemExit) as stop:
             evaluation.main(argv)
         assert said in str(stop.value)
+
+
+class TestPlay:
+    def play(self, *lines, **options):
+        said, typed = [], iter(lines)
+
+        def ask(prompt):
+            try:
+                return next(typed)
+            except StopIteration:
+                raise EOFError from None
+
+        play("frozenlake", "train", 3, options, ask, said.append)
+        return "\n".join(said)
+
+    def test_a_person_gets_the_prompts_and_rewards_of_the_policy(self):
+        env = make("frozenlake", "train")
+        first, _ = env.reset(seed=3)
+        second, *_ = env.step("Right || Up")
+        said = self.play("Right || Up", "Up")
+        assert all(part in said for part in (env.system_prompt, first, second))
+        assert "--- success, return 1" in said and "train seed 4" in said
+
+    def test_a_question_mark_shows_the_solvers_answer_and_costs_nothing(self):
+        said = self.play("?", "Right || Up", "Up")
+        assert "Right || Up" in said and "--- success, return 1" in said
+
+    def test_nonsense_costs_what_it_costs_the_policy(self):
+        assert "Reward: -0.1" in self.play("nonsense")
+
+    def test_a_line_that_ends_in_a_backslash_goes_on(self):
+        assert "--- success, return 1" in self.play("Right ||\\", "Up", "Up")
+
+    def test_the_command_says_what_it_does_not_know(self, monkeypatch):
+        for words, told in ((["--play", "frozen_lake"], "did you mean 'frozenlake'"),
+                            (["--play", "frozenlake", "--env-arg", "sice=3"], "size")):
+            with pytest.raises(SystemExit, match=told):
+                evaluation.main(words)

@@ -13,42 +13,22 @@ import pytest
 from benchmarks.figure import ROOT, blocks, written_into
 
 README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "add-an-environment.md").read_text()
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
          "--warmup-steps 0 --save-every 1")
 SHORT_BENCH = "--trajectories 4 --turns 1 --new-tokens 2 --repeats 1 --group-size 2"
-USERS_ENV = '''
-from minragen.envs import Outcome, TextEnv
 
 
-class MyEnv(TextEnv):
-    instruction = "Say the number."
-
-    def _reset(self, rng):
-        self.number = str(rng.integers(1000))
-
-    def _act(self, action):
-        return Outcome(float(action == self.number), terminated=True, success=action == self.number)
-
-    def render(self):
-        return f"Number: {self.number}"
-
-    def solve(self):
-        return [self.number]
-
-    def random_answer(self, rng):
-        return str(rng.integers(1000))
-'''
+def code_blocks(text):
+    """[(label, lines), ...] of the fenced blocks of a Markdown text."""
+    return [(label, body.splitlines())
+            for label, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
 
 
-def commands():
-    """The lines of the README's unlabelled code blocks, without their comments."""
-    blocks, label = [], None
-    for line in README.splitlines():
-        if line.startswith("```"):
-            label = None if label is not None else line[3:]
-        elif label == "" and line.strip():
-            blocks.append(line.split(" #")[0].strip())
-    return blocks
+def commands(text):
+    """The lines of the unlabelled code blocks, without their comments."""
+    return [line.split(" #")[0].strip() for label, lines in code_blocks(text) if not label
+            for line in lines if line.strip()]
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +38,8 @@ def checkout(tmp_path_factory):
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(
         ".git", ".venv", "runs", "__pycache__", ".*_cache"))
     (folder / ".venv").symlink_to(sys.prefix)
-    (folder / "my_package").mkdir()
-    (folder / "my_package" / "my_module.py").write_text(USERS_ENV)
+    (users_env,) = [lines for label, lines in code_blocks(GUIDE) if label == "python"]
+    (folder / "reach.py").write_text("\n".join(users_env) + "\n")
     return folder
 
 
@@ -68,16 +48,17 @@ def run(words, checkout):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
     environment |= {"OMP_NUM_THREADS": "1", "MINRAGEN_CACHE": str(checkout / "cache")}
     return subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True,
-                          check=False)
+                          stdin=subprocess.DEVNULL, check=False)
 
 
 def shortened(command):
     """The command as written, made small by more ARGS; nothing is installed (-o .venv/ready)."""
     words = shlex.split(command)
     if words[0] != "make":
-        return words + ["-q", "-k", "same_seed or budget"]
+        return words + (["-q", "-x"] if "pytest" in words else [])
     target = next((w for w in words[1:] if "=" not in w), "help")
     extra = {"train": SHORT, "smoke": "--warmup-steps 0", "bench": SHORT_BENCH,
+             "envs": "bandit --size 2",
              "test": "--collect-only tests/test_starpo.py"}.get(target, "")
     if "MODEL=smollm2" in words:
         extra += " --num-groups 1 --val-size 1"
@@ -89,9 +70,9 @@ def shortened(command):
 
 class TestCommands:
     def test_there_are_the_two_that_matter(self):
-        assert {"make train ENV=frozenlake", "make test"} <= set(commands())
+        assert {"make train ENV=frozenlake", "make test"} <= set(commands(README))
 
-    @pytest.mark.parametrize("command", commands())
+    @pytest.mark.parametrize("command", [*commands(README), *commands(GUIDE)])
     def test_it_runs_as_written(self, checkout, command):
         if "smollm2" in command and not os.environ.get("MINRAGEN_TEST_SMOLLM2"):
             pytest.skip("downloads 93 MB: set MINRAGEN_TEST_SMOLLM2=1 to run it")
@@ -105,6 +86,10 @@ class TestCommands:
         helped = run(["make"], checkout).stdout
         assert {line.split()[1] for line in helped.splitlines()} == targets
         assert {"help", "train", "eval", "test", "smoke", "smollm2", "clean"} <= targets
+
+    def test_a_whole_environment_takes_about_forty_lines(self):
+        (lines,) = [lines for label, lines in code_blocks(GUIDE) if label == "python"]
+        assert sum(bool(line.strip()) for line in lines) <= 48
 
 
 class TestNumbers:

@@ -1,0 +1,87 @@
+"""The table of the environments: what they ask, what chance and the solver get, how fast they are.
+
+    python -m benchmarks.environments            (or: make envs)
+    python -m benchmarks.environments --write    also into runs/readme-envs.json, for the README
+
+Both players play the same 200 validation instances. `resets/s` and `turns/s` are one process on one
+core with the random policy, so that nothing but the environment is timed; environments that wait
+on something outside (`parallel`) play all their rows at once, as they do in training.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from minragen.envs import REGISTRY, EnvGroups
+from minragen.eval import random_player, scripted, solver_player, wilson
+
+SIZE = 200
+STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-envs.json"
+HEADER = ("| env | turns x actions | data in the box | random policy | solver "
+          "| resets/s | turns/s |", "|---|---|---|---|---|---|---|")
+
+
+def measure(name, size=SIZE):
+    """One row of the table as a dict; rates are of episodes with success."""
+    groups = EnvGroups(name, size, 1, "val")
+    began = time.perf_counter()
+    groups.reset(0)
+    reset_seconds = time.perf_counter() - began
+    env = groups.envs[0]
+    return {"env": name, "turns": env.budget.max_turns,
+            "actions": env.budget.max_actions_per_turn, "data": env.data_in_the_box,
+            "size": size, "random": sum(s for s, _ in scripted(groups, random_player)),
+            "solver": sum(s for s, _ in scripted(groups, solver_player)),
+            "resets_per_second": size / reset_seconds, "turns_per_second": turn_rate(groups)}
+
+
+def turn_rate(groups):
+    """Turns of the random policy per second, all rows stepped together, over one episode each."""
+    groups.reset(0)
+    rng, live, turns, spent = np.random.default_rng(0), list(range(len(groups))), 0, 0.0
+    while live:
+        answers = [groups.envs[row].random_answer(rng) for row in live]
+        began = time.perf_counter()
+        results = groups.step(live, answers)
+        spent, turns = spent + time.perf_counter() - began, turns + len(live)
+        live = [row for row, result in zip(live, results)
+                if not isinstance(result, Exception) and not (result[2] or result[3])]
+    return turns / spent
+
+
+def line(row):
+    low, high = wilson(row["random"], row["size"])
+    low_solver, high_solver = wilson(row["solver"], row["size"])
+    return (f"| {row['env']} | {row['turns']} x {row['actions']} | {row['data']} "
+            f"| {row['random'] / row['size']:.2f} [{low:.2f}, {high:.2f}] "
+            f"| {row['solver'] / row['size']:.2f} [{low_solver:.2f}, {high_solver:.2f}] "
+            f"| {row['resets_per_second']:,.0f} | {row['turns_per_second']:,.0f} |")
+
+
+def table(rows):
+    return "\n".join([*HEADER, *map(line, rows)])
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help=f"also write {STORED.name}")
+    parser.add_argument("--size", type=int, default=SIZE, help=f"instances [{SIZE}]")
+    parser.add_argument("names", nargs="*", metavar="ENV", help="which ones [all]")
+    args = parser.parse_args(argv)
+    rows = []
+    print("\n".join(HEADER), flush=True)
+    for name in args.names or REGISTRY:
+        try:
+            rows.append(measure(name, args.size))
+            print(line(rows[-1]), flush=True)
+        except (ImportError, ValueError, RuntimeError) as problem:
+            print(f"| {name} | {problem} |", flush=True)
+    if args.write:
+        STORED.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
