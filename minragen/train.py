@@ -143,8 +143,8 @@ ALGOS = {
     "ppo": dict(advantages="gae", lam=0.95, lr=3e-4),
 }
 # What changes for a pretrained model: RAGEN V2's rates, shorter batches, room for longer replies.
-PRETRAINED = dict(lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32, max_new_tokens=128,
-                  max_context=2048, token_budget=8192)
+PRETRAINED = dict(warmup_steps=-1, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
+                  max_new_tokens=128, max_context=2048, token_budget=8192)
 
 
 def preset(env="frozenlake", algo="grpo", model="tiny"):
@@ -359,9 +359,8 @@ def build(config, checkpoint_of, say):
     frame = ChatFrame(policy.tokenizer, config.response_format)
     check_context(frame, config)
     if not checkpoint:
-        steps = default_steps(config.model) if config.warmup_steps < 0 else config.warmup_steps
-        warm_start(policy, frame, ",".join(env_names(config)), steps, env_options(config),
-                   budgets(config), say)
+        warm_start(policy, frame, ",".join(env_names(config)), warmup_steps(config),
+                   env_options(config), budgets(config), say)
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr))
     if config.advantages == "gae":
         learner.critic = Critic(policy)
@@ -373,6 +372,10 @@ def build(config, checkpoint_of, say):
         say(f"resumed   after step {learner.step}")
     say(forecast(learner, config))
     return learner
+
+
+def warmup_steps(config):
+    return default_steps(config.model) if config.warmup_steps < 0 else config.warmup_steps
 
 
 def build_policy(config, checkpoint=None):

@@ -15,12 +15,14 @@ token, a model of this size spends itself on predicting observations and never l
 positions (LOG.md).
 
 The result is deterministic, is kept under a key of everything that shaped it, and for the presets
-is carried in the package, so that learning starts at once. Remake all of it: `make warmup`.
+is carried in the package, so that learning starts at once. Remake all of it: `make warmup`; some of
+it: `python -m minragen.warmup bandit sokoban`.
 """
 
 import json
 import os
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -44,7 +46,7 @@ BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step
 LEARNING_RATE = {"tiny": 3e-3, "pretrained": 1e-4}
 # What `--warmup-steps -1` means; a hub model or folder gets none.
 STEPS = {"tiny": 400, "pretrained": 20}
-PIECE_STEPS = 5  # a test redoes this many steps and compares their probe with the carried one
+PIECE_STEPS = 2  # a test redoes this many steps and compares their probe with the carried one
 ASSETS = Path(__file__).parent / "assets"
 
 
@@ -199,20 +201,26 @@ def probe(model):
     return [float((w * torch.cos(torch.arange(len(w), dtype=torch.float64))).sum()) for w in flat]
 
 
-def make_assets():
-    """Make the carried weights of every preset's environment anew, replacing the old ones."""
-    for name in REGISTRY:
+def make_assets(names, steps):
+    """Make the carried weights of the named environments anew, replacing the old ones.
+
+    steps: environment -> number of supervised steps
+    """
+    for name in names:
         for stale in ASSETS.glob(f"tiny-{name}-*.safetensors"):
             stale.unlink()
         policy = load_policy("tiny", envs=[make(name, split) for split in SPLITS])
         frame, start = ChatFrame(policy.tokenizer), time.time()
-        key = warm_key(policy, frame, name, STEPS["tiny"])
-        record = warm_up(policy, frame, name, STEPS["tiny"])
+        key = warm_key(policy, frame, name, steps[name])
+        record = warm_up(policy, frame, name, steps[name])
         save_warm(policy, ASSETS / f"{asset_name(policy, name)}-{key}.safetensors", record)
         print(f"{name}: loss {record['loss'][0]:.3f} -> {np.mean(record['loss'][-20:]):.3f} nats "
               f"a token, {policy.num_parameters:,} parameters, {time.time() - start:.0f} s")
 
 
 if __name__ == "__main__":
+    from minragen.train import preset, warmup_steps  # which imports this module
+
     torch.set_num_threads(1)
-    make_assets()
+    chosen = sys.argv[1:] or list(REGISTRY)
+    make_assets(chosen, {name: warmup_steps(preset(name, model="tiny")) for name in chosen})

@@ -11,12 +11,12 @@ from safetensors import safe_open
 from minragen import warmup
 from minragen.envs import REGISTRY, SPLITS, make
 from minragen.models import ChatFrame, load_policy
+from minragen.train import PRESETS, preset, warmup_steps
 from minragen.warmup import (
     ASSETS,
     EXPERT,
     HABIT,
     PIECE_STEPS,
-    STEPS,
     demonstrate,
     warm_key,
     warm_start,
@@ -57,7 +57,6 @@ class TestDemonstrations:
 
     @pytest.mark.parametrize("env", sorted(REGISTRY))
     def test_a_reply_fits_into_the_presets_tokens(self, env):
-        from minragen.train import PRESETS
         _, frame = fresh(env)
         longest = max(np.bincount(np.array(t.turn_ids)[np.array(t.response_mask)]).max()
                       for t in demonstrate(frame, env, 64, step=0))
@@ -81,13 +80,14 @@ class TestCarriedWeights:
     @pytest.mark.parametrize("env", sorted(REGISTRY))
     def test_the_presets_weights_are_carried_under_their_key(self, env):
         policy, frame = fresh(env)
-        key = warm_key(policy, frame, env, STEPS["tiny"])
+        key = warm_key(policy, frame, env, warmup_steps(preset(env, model="tiny")))
         assert [p.name for p in ASSETS.glob(f"tiny-{env}-*")] == [f"tiny-{env}-{key}.safetensors"]
 
     @pytest.mark.parametrize("env", sorted(REGISTRY))
     def test_redoing_a_piece_of_the_warm_up_gives_the_same_weights(self, env):
         policy, frame = fresh(env)
-        record = warm_up(policy, frame, env, STEPS["tiny"], stop_after=PIECE_STEPS)
+        steps = warmup_steps(preset(env, model="tiny"))
+        record = warm_up(policy, frame, env, steps, stop_after=PIECE_STEPS)
         with safe_open(next(ASSETS.glob(f"tiny-{env}-*")), "pt") as file:
             carried = {name: json.loads(text) for name, text in file.metadata().items()}
         assert record["loss"] == pytest.approx(carried["loss"][:PIECE_STEPS], rel=1e-4)
