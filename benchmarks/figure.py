@@ -16,11 +16,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from benchmarks import environments
 from minragen.eval import wilson
 from minragen.train import console_line, read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)
+RUNS = (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("bandit", "grpo"))
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 
 
@@ -57,26 +59,29 @@ def draw(path):
 
 
 def results_table():
-    """One row per run: before RL, at the preset's last step, on the test split; 95 % intervals."""
-    rows = ["| run | before RL: sampled / greedy | last step: sampled | last step: greedy "
-            "| test: sampled / greedy | minutes |", "|---|---|---|---|---|---|"]
-    for env, algo in (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("bandit", "grpo")):
-        for seed in SEEDS:
-            metrics = read(f"readme-{env}-{algo}-s{seed}")
-            size = json.loads((ROOT / "runs" / f"readme-{env}-{algo}-s{seed}"
-                               / "config.json").read_text())["val_size"]
-            first = metrics[0]
-            last = [line for line in metrics if "val/success" in line][-1]
-            test = metrics[-1]
-            minutes = test["elapsed"] / 60
-            rows.append(
-                f"| {env} {algo} seed {seed} "
-                f"| {first['val/success']:.2f} / {first['val/success_greedy']:.2f} "
-                f"| {with_interval(last['val/success'], size)} "
-                f"| {with_interval(last['val/success_greedy'], size)} "
-                f"| {test['test/success']:.2f} / {test['test/success_greedy']:.2f} "
-                f"| {minutes:.1f} |")
+    """One row per environment and algorithm: before RL, and what three seeds have at the preset's
+    last step, with the 95 % interval of the lowest."""
+    rows = ["| run | before RL: sampled | greedy | after, seeds 0, 1, 2: sampled | greedy "
+            "| test: sampled | minutes |", "|---|---|---|---|---|---|---|"]
+    for env, algo in RUNS:
+        runs = [read(f"readme-{env}-{algo}-s{seed}") for seed in SEEDS]
+        config = json.loads((ROOT / "runs" / f"readme-{env}-{algo}-s0" / "config.json").read_text())
+        last = [[line for line in run if "val/success" in line][-1] for run in runs]
+        first, size = runs[0][0], config["val_size"]
+        minutes = [run[-1]["elapsed"] / 60 for run in runs]
+        rows.append("| " + " | ".join([
+            f"{env} {algo}", with_interval(first["val/success"], size),
+            with_interval(first["val/success_greedy"], size),
+            of_seeds([line["val/success"] for line in last], size),
+            of_seeds([line["val/success_greedy"] for line in last], size),
+            ", ".join(f"{run[-1]['test/success']:.2f}" for run in runs),
+            f"{min(minutes):.1f} to {max(minutes):.1f}"]) + " |")
     return "\n".join(rows)
+
+
+def of_seeds(rates, n):
+    low, high = wilson(round(min(rates) * n), n)
+    return f"{', '.join(f'{rate:.2f}' for rate in rates)} [{low:.2f}, {high:.2f}]"
 
 
 def with_interval(rate, n):
@@ -107,7 +112,9 @@ def log_lines():
 
 
 def blocks():
-    return {"log": log_lines(), "results": results_table()}
+    rows = json.loads(environments.STORED.read_text())
+    return {"log": log_lines(), "results": results_table(),
+            "environments": environments.table(rows)}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What a text environment is, and the environments.
+"""What a text environment is, and the two smallest ones.
 
 Reading order: `Budget` and `TextEnv` (the contract), `make` (the registry), `EnvGroups` (what RAGEN
-calls the environment state manager), then one class per environment.
+calls the environment state manager), then Bandit and FrozenLake. The other eight: games.py (boards
+and numbers), tasks.py (questions, programs, shops and proofs).
 
 Axes: P groups, G members of a group (same instance, own dynamics), K turns.
 
@@ -109,6 +110,7 @@ class TextEnv(gymnasium.Env):
     parallel = False  # whether a step waits on something (sandbox, server) and belongs in a thread
     defaults: dict = {}  # option name -> default; the type of the default is the type of the option
     data_in_the_box = "generated"  # where its instances come from, for the table of environments
+    backend = ""  # what outside of this process decides, if anything: named in a run's first line
     instruction = ""
 
     def __init__(self, split="train", budget=None, **options):
@@ -143,9 +145,8 @@ class TextEnv(gymnasium.Env):
         return self.render()
 
     def instance_split(self):
-        """Which split the current instance belongs to: six tenths train, two val, two test."""
-        bucket = zlib.crc32(self.instance().encode()) % 10
-        return "train" if bucket < 6 else "val" if bucket < 8 else "test"
+        """Which split the current instance belongs to."""
+        return split_of(self.instance())
 
     def random_answer(self, rng):
         """A well-formed answer of uniformly drawn actions: the baseline of knowing only the
@@ -162,15 +163,14 @@ class TextEnv(gymnasium.Env):
 
         Override it where playing is slow.
         """
-        yield self.reset(seed=seed)[0]
-        yield f" {self.note()}"
-        over, turn, rng = False, 0, np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
+        observation, over, turn = self.reset(seed=seed)[0], False, 0
         while not over and turn < 20:
             answer = self.random_answer(rng)
-            yield f" {answer}"
+            yield from (observation, f" {self.note()}", f" {answer}")
             observation, _, terminated, truncated, _ = self.step(answer)
-            yield observation
             over, turn = terminated or truncated, turn + 1
+        yield observation
 
     # -- what every environment gets -------------------------------------------------------------
 
@@ -276,6 +276,12 @@ class TextEnv(gymnasium.Env):
         return "\n".join(lines)
 
 
+def split_of(instance):
+    """The split of an instance's canonical text: six tenths train, two val, two test."""
+    bucket = zlib.crc32(instance.encode(errors="replace")) % 10
+    return "train" if bucket < 6 else "val" if bucket < 8 else "test"
+
+
 def text_space(extra="", max_length=16_384):
     """Strings of up to `max_length` characters: ASCII, what the boards need, and those of
     `extra`."""
@@ -305,17 +311,24 @@ def check_options(owner, defaults, options):
     return checked
 
 
+# name -> where the class is; games and tasks are imported when one of theirs is asked for.
+REGISTRY = {"bandit": "minragen.envs:Bandit", "frozenlake": "minragen.envs:FrozenLake",
+            "sokoban": "minragen.games:Sokoban", "metamathqa": "minragen.tasks:MetaMathQA",
+            "searchqa": "minragen.tasks:SearchQA", "webshop": "minragen.tasks:WebShop",
+            "sudoku": "minragen.games:Sudoku", "countdown": "minragen.games:Countdown",
+            "deepcoder": "minragen.tasks:DeepCoder", "lean": "minragen.tasks:Lean"}
+
+
 def make(name, split="train", budget=None, **options):
     """Build an environment: a name from `REGISTRY`, `package.module:Class`, or a Gymnasium id
     with Text spaces.
 
     raises: ValueError with the nearest known name, ImportError naming the missing module or class.
     """
-    if name in REGISTRY:
-        return REGISTRY[name](split=split, budget=budget, **options)
-    if ":" not in name and name not in gymnasium.registry:
+    spec = REGISTRY.get(name, name)
+    if ":" not in spec and spec not in gymnasium.registry:
         raise ValueError(nearest("env", name, sorted(REGISTRY)) + " Or give package.module:Class.")
-    module_name, colon, attribute = name.rpartition(":")
+    module_name, colon, attribute = spec.rpartition(":")
     if colon and (not module_name.strip(".") or module_name.startswith(".") or not attribute):
         raise ValueError(f"bad env {name!r}: expected package.module:Class.")
     if module_name:
@@ -476,7 +489,7 @@ class GymnasiumText(TextEnv):
 
 
 # ==================================================================================================
-# The environments
+# Two environments
 
 
 class Bandit(TextEnv):
@@ -748,8 +761,6 @@ class FrozenLake(TextEnv):
             policy[k], values = q.argmax(axis=0), q.max(axis=0)
         return policy
 
-
-REGISTRY = {"bandit": Bandit, "frozenlake": FrozenLake}
 
 
 def transcript(name, seed=0, split="train", **options):

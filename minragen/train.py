@@ -137,6 +137,20 @@ class Config:
 PRESETS = {
     "bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256),
     "frozenlake": dict(steps=70, lr=5e-4, lr_final=0.1, max_new_tokens=24, max_context=512),
+    "sokoban": dict(steps=70, lr=5e-4, lr_final=0.1, max_new_tokens=24, max_context=640),
+    "sudoku": dict(steps=60, warmup_steps=250, lr=5e-4, lr_final=0.1, num_groups=8,
+                   max_new_tokens=24, max_context=768),
+    "countdown": dict(steps=200, lr=5e-4, lr_final=0.1, max_new_tokens=32, max_context=128),
+    "webshop": dict(steps=40, warmup_steps=250, lr=5e-4, lr_final=0.1, num_groups=8,
+                    max_new_tokens=32, max_context=1152),
+    "searchqa": dict(steps=60, warmup_steps=500, lr=5e-4, lr_final=0.1, max_new_tokens=24,
+                     max_context=512),
+    "lean": dict(steps=40, warmup_steps=150, lr=5e-4, lr_final=0.1, num_groups=8,
+                 max_new_tokens=72, max_context=1024),
+    "deepcoder": dict(steps=40, warmup_steps=200, lr=5e-4, lr_final=0.1, num_groups=8,
+                      max_new_tokens=48, max_context=256),
+    "metamathqa": dict(steps=40, warmup_steps=300, lr=5e-4, lr_final=0.1, max_new_tokens=64,
+                       max_context=768),
 }
 ALGOS = {
     "grpo": dict(advantages="grpo"),
@@ -276,6 +290,13 @@ def build_groups(config, split, num_groups, group_size):
     as_given = split == "train" and num_groups == config.num_groups
     spec = config.env if as_given else ",".join(env_names(config))
     return EnvGroups(spec, num_groups, group_size, split, env_options(config), budgets(config))
+
+
+def backends(config):
+    """For the first line: what outside of this process the environments lean on."""
+    groups = build_groups(config, "train", len(env_names(config)), 1)
+    return "".join(f"; {name} leans on {env.backend}"
+                   for name, env in zip(groups.names, groups.envs) if env.backend)
 
 
 # ==================================================================================================
@@ -863,7 +884,8 @@ def main(argv=None):
     try:
         config, resume, changed, why = parse(argv if argv is not None else sys.argv[1:])
         differs = ", ".join(f"{k}={v}" for k, v in changed.items()) or "nothing"
-        print(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}")
+        print(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
+              f"{backends(config)}")
         print(f"settings  differ from the preset of {config.env}, {config.algo}, {config.model} "
               f"in: {differs}")
         train(config, resume)

@@ -99,8 +99,8 @@ def warm_up(policy, frame, spec, steps, options=None, budgets=None, stop_after=N
         batch = make_batch(
             demonstrate(frame, spec, BATCH[kind], step, options, budgets)).to(policy.device)
         total, loss_sum = int(batch.response_mask.sum()), 0.0
-        # Small: the caches of one core.
-        for rows in torch.arange(len(batch), device=policy.device).split(8):
+        # Eight of about one length at a time: little padding, and what the caches of a core hold.
+        for rows in batch.lengths.argsort(stable=True).split(8):
             part = batch.take(rows)
             logprobs, _ = token_logprobs(policy.model, part.tokens, part.response_mask)
             loss = -logprobs.sum() / total

@@ -52,7 +52,7 @@ def run(words, checkout):
 
 
 def shortened(command):
-    """The command as written, made small by more ARGS; nothing is installed (-o .venv/ready)."""
+    """The command as written, made small by more ARGS; nothing is installed (-o)."""
     words = shlex.split(command)
     if words[0] != "make":
         return words + (["-q", "-x"] if "pytest" in words else [])
@@ -64,8 +64,8 @@ def shortened(command):
         extra += " --num-groups 1 --val-size 1"
     given = next((w.partition("=")[2] for w in words if w.startswith("ARGS=")), "")
     given = re.sub(r"--steps \d+", "--steps 2", given)
-    return ["make", "-o", ".venv/ready", *(w for w in words[1:] if not w.startswith("ARGS=")),
-            f"ARGS={given} {extra}"]
+    given_words = [w for w in words[1:] if not w.startswith("ARGS=")]
+    return ["make", "-o", ".venv/ready", "-o", ".venv/lean", *given_words, f"ARGS={given} {extra}"]
 
 
 class TestCommands:
