@@ -91,7 +91,8 @@ class TextEnv(gymnasium.Env):
         solve()            list of answers, one per remaining turn, that reach the maximum reward
 
     and, optionally, `note()` (one truthful line about the state: the thought a good player would
-    have), `instance()` (canonical text whose CRC decides the split) and `random_answer(rng)`.
+    have), `instance()` (canonical text whose CRC decides the split), `random_answer(rng)` and
+    `texts(seed)` (what tiny's tokenizer is built from).
 
     reset(seed=, options={"member": k}) -> (observation, info)
     step(answer) -> (observation, reward, terminated, truncated, info)
@@ -222,8 +223,8 @@ class TextEnv(gymnasium.Env):
                 break
         else:
             raise RuntimeError(f"{type(self).__name__}: no instance of split {self.split!r} in "
-                               f"{MAX_REDRAWS} draws; this world has too few instances, override "
-                               f"instance_split().")
+                               f"{MAX_REDRAWS} draws. Give a larger file of data; in an "
+                               f"environment of your own, override instance_split().")
         self._live = True
         return self._observe(), {"success": 0.0, "valid": 1.0, "effective": 0.0}
 
@@ -263,6 +264,17 @@ class TextEnv(gymnasium.Env):
         if not self.actions:
             return piece
         return next((a for a in self.actions if a.lower() == piece.lower()), None)
+
+    def _in_turns(self, plan):
+        """A list of actions as answers, each with as many as a turn may hold."""
+        k = self.budget.max_actions_per_turn
+        return [f" {SEPARATOR} ".join(plan[i:i + k]) for i in range(0, len(plan), k)]
+
+    def _fitted(self, text, most):
+        """`text` cut at `most` characters, with a ? for those that no observation may hold."""
+        text = text if len(text) <= most else f"{text[:most]}..."
+        allowed = self.observation_space.character_set
+        return "".join(c if c in allowed else "?" for c in text)
 
     def _observe(self, reward=None, valid=True):
         """The last turn's reward, the state, and what is left of the budget."""
@@ -737,8 +749,7 @@ class FrozenLake(TextEnv):
             a = int(self._policy[self.actions_left - len(plan)][cell])
             plan.append(self.actions[a])
             cell = self._move(cell, self.MOVES[a])
-        k = self.budget.max_actions_per_turn
-        return [f" {SEPARATOR} ".join(plan[i:i + k]) for i in range(0, len(plan), k)]
+        return self._in_turns(plan)
 
     def _value_iteration(self):
         """policy[k][cell]: the best action with k actions left.
@@ -761,6 +772,9 @@ class FrozenLake(TextEnv):
             policy[k], values = q.argmax(axis=0), q.max(axis=0)
         return policy
 
+
+# ==================================================================================================
+# Looking at one
 
 
 def transcript(name, seed=0, split="train", **options):

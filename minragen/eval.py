@@ -153,6 +153,7 @@ def main(argv=None):
 
 
 def show(tables, run, split, temperature):
+    """Print a table per environment: success with its 95 % interval, and the mean return."""
     for env, (rows, distinct) in tables.items():
         print(f"{env}, split {split}: {rows[0][2]} episodes, {distinct} distinct instances; "
               f"run {run}, sampled at temperature {temperature}")

@@ -36,9 +36,10 @@ class Sokoban(TextEnv):
     Solver: A* over player and boxes, optimal in the number of actions.
 
     Options: `rows`, `cols`, `boxes`; `walls`, the probability that an inner cell is a wall;
-    `pulls`, the most pulls per box that set up an instance; `view`, one of coord, grid, grid_coord;
-    `symbols`, the seven characters for wall, floor, target, box on a target, box, player, player on
-    a target (RAGEN's other set is W.GCBA@, its larger board rows=8, cols=8, boxes=2).
+    `pulls`, the most pulls that set up an instance, times the boxes; `view`, one of coord, grid,
+    grid_coord; `symbols`, the seven characters for wall, floor, target, box on a target, box,
+    player, player on a target (RAGEN's other set is W.GCBA@, its larger board rows=8, cols=8,
+    boxes=2).
     An instance is played backwards from its solution, in no more moves than the budget has actions,
     so that it can be solved in them. A box that can no longer be brought home does not end the
     episode: the other boxes still count, and to see it coming is the player's business.
@@ -220,7 +221,8 @@ class Sokoban(TextEnv):
     # -- the solver ------------------------------------------------------------------------------
 
     def note(self):
-        """The next push: of which box to which target, from where, and the next cell on the way."""
+        """The next push: of which box to which target, from where, and the next cell on the way.
+        Out of reach is a box that is lost, or too far for the budget."""
         plan, way = self._plan(), [self.player]
         player = self._named(self.player)
         if not plan:
@@ -238,10 +240,8 @@ class Sokoban(TextEnv):
                 f"push {plan[first - 1]} from {self._named(way[first - 1])}{via}")
 
     def solve(self):
-        """A shortest plan, cut to the actions left. Where none fits the budget, one idle action."""
-        plan = (self._plan() or [self.habit])[:self.actions_left]
-        k = self.budget.max_actions_per_turn
-        return [f" {SEPARATOR} ".join(plan[i:i + k]) for i in range(0, len(plan), k)]
+        """A shortest plan, cut to the actions left. Where none fits the budget, the habit."""
+        return self._in_turns((self._plan() or [self.habit])[:self.actions_left])
 
     def _plan(self):
         """A shortest list of actions that brings all boxes home; empty if it would take more than
@@ -537,9 +537,8 @@ class Sudoku(TextEnv):
         return ", ".join(self._spell(*move) for move in turn)
 
     def solve(self):
-        said = [self._spell(*move) for move in self._plan()[:max(1, self.actions_left)]]
-        k = self.budget.max_actions_per_turn
-        return [f" {SEPARATOR} ".join(said[i:i + k]) for i in range(0, len(said), k)]
+        return self._in_turns([self._spell(*move)
+                               for move in self._plan()[:max(1, self.actions_left)]])
 
     def _plan(self):
         """The (cell, number) still to be played, 0 to clear, each legal when its turn comes."""
@@ -747,7 +746,7 @@ class Countdown(TextEnv):
         self.worth, self.value = 0.0, None  # the best attempt's worth, the last attempt's value
 
     def _generated(self, rng):
-        """The numbers and the value of a random expression, in whole numbers all the way."""
+        """The numbers and the value of a random expression, with a value in TARGETS."""
         while True:
             count = self.counts[rng.integers(len(self.counts))]
             numbers = (rng.integers(self.options["largest"], size=count) + 1).tolist()

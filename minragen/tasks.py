@@ -39,10 +39,11 @@ from minragen.tools import (
     lean_checker,
     load_corpus,
     money,
-    query,
     read_records,
+    sayable,
     shop,
     wiki_articles,
+    words_of,
 )
 
 # A model's "\d" outside a raw string is a warning of the parser; it is not ours to print.
@@ -204,15 +205,15 @@ def word_problems():
     for t in data["templates"]:
         t["money"] = set(re.findall(r"\$\{(\w+)\}", t["facts"]))
         t["values"] = {name: value_range(spec) for name, spec in t["values"].items()}
-        t["require"] = [parse_formula(text) for text in t.get("require", [])]
-        t["tree"] = parse_formula(t["answer"])
+        t["require"] = [parse_arithmetic(text) for text in t.get("require", [])]
+        t["tree"] = parse_arithmetic(t["answer"])
         nodes = list(ast.walk(t["tree"]))
         t["used"] = sorted({n.id for n in nodes if isinstance(n, ast.Name)})
         t["steps"] = sum(isinstance(n, ast.BinOp) for n in nodes)
     return data["names"], data["templates"]
 
 
-def parse_formula(expression):
+def parse_arithmetic(expression):
     return ast.parse(expression, mode="eval").body
 
 
@@ -221,7 +222,7 @@ def value_range(spec):
     range."""
     if isinstance(spec, str):
         choices = [Fraction(number) for number in spec.split()] if spec[0] != "=" else None
-        return choices or parse_formula(spec[1:].strip())
+        return choices or parse_arithmetic(spec[1:].strip())
     low, high, step = (Fraction(number) for number in [*spec, 1][:3])
     return [low + k * step for k in range(int((high - low) / step) + 1)]
 
@@ -231,12 +232,12 @@ def draw_values(template, rng):
         values = {}
         for name, choices in template["values"].items():
             values[name] = (choices[rng.integers(len(choices))] if isinstance(choices, list)
-                            else formula_value(choices, values))
-        if all(formula_value(condition, values) for condition in template["require"]):
+                            else arithmetic_value(choices, values))
+        if all(arithmetic_value(condition, values) for condition in template["require"]):
             return values
 
 
-def formula_value(node, values):
+def arithmetic_value(node, values):
     """The exact value of an expression of the data file: + - * / % and comparisons, nothing else.
 
     returns: a Fraction, or a bool for a comparison      raises: ValueError for anything else
@@ -248,7 +249,8 @@ def formula_value(node, values):
             return values[name]
         case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if (
                 type(op) in OPERATORS):
-            return OPERATORS[type(op)](formula_value(left, values), formula_value(right, values))
+            return OPERATORS[type(op)](arithmetic_value(left, values),
+                                       arithmetic_value(right, values))
     raise ValueError(f"word_problems.json: {ast.unparse(node)!r} is not arithmetic.")
 
 
@@ -259,7 +261,7 @@ def pose(template, values, people, distract):
     parts = [template["facts"], *[template["distractor"]] * distract, template["question"]]
     question = re.sub(r"\{(\w+)\}", lambda m: shown[m[1]], " ".join(parts))
     note = re.sub(r"[a-z]", lambda m: shown[m[0]], template["answer"])
-    gold, kind = formula_value(template["tree"], values), template["kind"]
+    gold, kind = arithmetic_value(template["tree"], values), template["kind"]
     answer = str(gold) if kind == "fraction" else spell_number(gold) + "%" * (kind == "percent")
     # Sorted: numbers that only change places must not tell one split about another.
     numbers = " ".join(map(str, sorted(values[name] for name in template["used"])))
@@ -429,23 +431,23 @@ class SearchQA(TextEnv):
     is counted, not an observation. Success is an exact match, not F1 >= 0.3. There are held-out
     questions. The observation repeats the question and not the query.
 
-    The solver at seed 2 (`python -m minragen.envs searchqa 2`):
+    The solver at seed 3 (`python -m minragen.envs searchqa 3`):
 
-        Question: Which dish is eaten in the town where Olga Busch was born?
+        Question: Ada Fuchs works for a company that makes which product?
         Turns left: 5
-        <answer> search[ Olga Busch ] </answer>
+        <answer> search[ Ada Fuchs ] </answer>
         Reward: 0
-        Question: Which dish is eaten in the town where Olga Busch was born?
-        - Olga Busch: born in the town Flekke, works for the company Fjord, has the hobby rowing.
+        Question: Ada Fuchs works for a company that makes which product?
+        - Ada Fuchs: born in the town Norby, works for the company Lantern, has the hobby archery.
         Turns left: 4
-        <answer> search[ Flekke ] </answer>
+        <answer> search[ Lantern ] </answer>
         Reward: 0
-        Question: Which dish is eaten in the town where Olga Busch was born?
-        - Flekke: lies on the river Mira, eats the dish chowder.
+        Question: Ada Fuchs works for a company that makes which product?
+        - Lantern: sits in the town Rakvag, makes the product bicycles.
         Turns left: 3
-        <answer> finish[ chowder ] </answer>
+        <answer> finish[ bicycles ] </answer>
         Reward: 1
-        Correct answer: chowder
+        Correct answer: bicycles
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
@@ -456,15 +458,16 @@ class SearchQA(TextEnv):
                 "timeout": 20.0}
     instruction = ("Answer the question. A search shows what the encyclopaedia says on the query. "
                    "Finish with the answer alone: a name or a few words.")
-    # Relations from a person to the answer -> the question.
+    # Relations from a person to the answer -> the question. It begins with the name, so that a
+    # small model knows where to find it.
     TEMPLATES = {
-        ("town",): "In which town was {} born?",
-        ("company",): "For which company does {} work?",
-        ("hobby",): "Which hobby does {} have?",
-        ("town", "river"): "Which river flows through the town where {} was born?",
-        ("town", "dish"): "Which dish is eaten in the town where {} was born?",
-        ("company", "product"): "Which product is made by the company where {} works?",
-        ("company", "town"): "In which town is the company where {} works?",
+        ("town",): "{} was born in which town?",
+        ("company",): "{} works for which company?",
+        ("hobby",): "{} has which hobby?",
+        ("town", "river"): "{} was born in a town on which river?",
+        ("town", "dish"): "{} was born in a town that eats which dish?",
+        ("company", "product"): "{} works for a company that makes which product?",
+        ("company", "town"): "{} works for a company in which town?",
     }
     # What passages from outside may show beside ASCII; the rest becomes "?".
     LETTERS = frozenset(c for c in map(chr, range(161, 0x3000)) if c.isprintable())
@@ -505,8 +508,7 @@ class SearchQA(TextEnv):
         for relation in path:
             # A name comes right behind the word that it follows in its passage: such a copy is what
             # a small model learns first, and "town is Torvik" is not one.
-            need = f"{known} {title}, need {relation}" if known else f"need {relation} of {title}"
-            steps.append(Step(title, title, need))
+            steps.append(Step(title, title, f"{known} {title} need {relation}".lstrip()))
             known, title = relation, encyclopaedia()[title].facts[relation]
         return Question(self.TEMPLATES[path].format(person), (title,), tuple(steps), path[-1],
                         person)
@@ -515,7 +517,7 @@ class SearchQA(TextEnv):
         """(search or finish, argument), or None. One pass over the text: no pattern to blow up."""
         name, _, argument = piece.partition("[")
         name, argument = name.lower(), argument[:-1].strip() if argument.endswith("]") else ""
-        fine = (name in ("search", "finish") and argument == _sayable(argument)
+        fine = (name in ("search", "finish") and argument == sayable(argument)
                 and 0 < len(argument) <= MAX_ARGUMENT)
         return (name, argument) if fine else None
 
@@ -524,7 +526,7 @@ class SearchQA(TextEnv):
         if name == "search":
             before = self.shown
             found = self.index.search(argument, self.options["results"])
-            self.shown = [self._clean(r["content"], MAX_SHOWN) for r in found]
+            self.shown = [self._line(r["content"], MAX_SHOWN) for r in found]
             self.seen += [r["content"] for r in found]
             return Outcome(0.0, effective=self.shown != before)
         self.finished = True
@@ -534,18 +536,14 @@ class SearchQA(TextEnv):
 
     def render(self):
         if self.finished:
-            return f"Correct answer: {self._clean(self.question.answers[0])}"
-        lines = [f"Question: {self._clean(self.question.text)}"]
+            return f"Correct answer: {self._line(self.question.answers[0])}"
+        lines = [f"Question: {self._line(self.question.text)}"]
         if self.shown is not None:
             lines += [f"- {passage}" for passage in self.shown] or ["Nothing was found."]
         return "\n".join(lines)
 
-    def _clean(self, text, most=1000):
-        """One line of characters that an observation may hold, cut at `most`."""
-        text = " ".join(text.split())
-        text = text if len(text) <= most else f"{text[:most]}..."
-        known = self.observation_space.character_set
-        return "".join(c if c in known else "?" for c in text)
+    def _line(self, text, most=1000):
+        return self._fitted(" ".join(text.split()), most)
 
     def _missing(self):
         """The hops whose passage has not been shown yet."""
@@ -555,7 +553,7 @@ class SearchQA(TextEnv):
     def note(self):
         missing = self._missing()
         return (missing[0].thought if missing else
-                f"{self.question.asked} {self._clean(self.question.answers[0])}")
+                f"{self.question.asked} {self._line(self.question.answers[0])}")
 
     def instance(self):
         return f"{self.question.asked}: {self.question.text}"
@@ -644,11 +642,6 @@ def _f1(said, right):
     return 2 * precision * recall / (precision + recall)
 
 
-def _sayable(text):
-    """A text as the argument of an action: one line, without the brackets that would end it."""
-    return " ".join("".join(c if c.isprintable() and c not in "[]" else " " for c in text).split())
-
-
 def _is_about(content, title):
     """Whether a retrieved text is the passage of a title ("": of any): it begins with the title
     and a colon, or, as Search-R1 has it, with the title in quotes."""
@@ -704,11 +697,11 @@ def _wiki_questions(articles):
     times = Counter(description.lower() for _, description, _ in articles)
     return tuple(
         Question(f"Which article is described as: {description}?", (title,),
-                 (Step(_sayable(description)[:MAX_ARGUMENT], title,
+                 (Step(sayable(description)[:MAX_ARGUMENT], title,
                        "need the article so described"),), "title", title)
         for title, description, _ in articles
         if times[description.lower()] == 1 and title.lower() not in description.lower()
-        and title == _sayable(title))
+        and title == sayable(title))
 
 
 def _hotpot_question(record, path):
@@ -731,14 +724,14 @@ def _hotpot_question(record, path):
         passages = [Passage(title, " ".join(" ".join(sentences).split()))
                     for title, sentences in context]
         support = support["title"] if isinstance(support, dict) else [fact[0] for fact in support]
-        steps = [Step(_sayable(title)[:MAX_ARGUMENT], title, "need to read more")
+        steps = [Step(sayable(title)[:MAX_ARGUMENT], title, "need to read more")
                  for title in dict.fromkeys(support)]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise ValueError(f"bad record in {path}: context or supporting_facts of {text[:60]!r} are "
                          f"not HotpotQA's titles with sentences.") from None
     answers = tuple(a.strip() for a in answers
-                    if a.strip() == _sayable(a) and 0 < len(a.strip()) <= MAX_ARGUMENT)
-    steps = steps or [Step(_sayable(text)[:MAX_ARGUMENT].strip(), "", "need to read more")]
+                    if a.strip() == sayable(a) and 0 < len(a.strip()) <= MAX_ARGUMENT)
+    steps = steps or [Step(sayable(text)[:MAX_ARGUMENT].strip(), "", "need to read more")]
     return Question(text, answers, tuple(steps), "answer", " ".join(_bare(text))), passages
 
 
@@ -772,7 +765,8 @@ class WebShop(TextEnv):
       2. Both sides of an option are brought to their base colour, by whole words. There it is one
          side only, so that goals of an unusual spelling cannot be reached. Nor is anything asked
          for that the product itself has not.
-      3. A search where there is no search box is refused. There it is called invalid and done.
+      3. A search where there is no search box is refused. There it is called invalid and is
+         executed all the same.
       4. No nine lines of advice in every observation, one of them with a wrong budget.
       5. `next >` is shown only if there is a next page.
       6. A session is this object. There a server keeps every one for ever.
@@ -860,7 +854,7 @@ class WebShop(TextEnv):
 
     def _searches(self):
         """What the solver looks for: the words of the goal, or else the very title."""
-        return self.goal.words, query(self.goal.product.title)
+        return self.goal.words, sayable(self.goal.product.title, 200)
 
     def instance(self):
         return f"{self._kind()}; {sorted(self.goal.options)}; {self.goal.cap}"
@@ -1015,8 +1009,9 @@ class WebShop(TextEnv):
         """Whether title and price of product i are what is wanted, as far as a title can tell."""
         product, title = self.shop.products[i], self.shop.products[i].title.lower()
         named = sum(attribute.lower() in title for attribute in self.goal.attributes)
-        return (product.query == self.goal.product.query and product.price <= self.goal.cap
-                and named >= min(2, len(self.goal.attributes)))
+        kind = set(words_of(self.goal.product.query)) <= set(words_of(title))
+        return kind and product.price <= self.goal.cap and named >= min(2,
+                                                                        len(self.goal.attributes))
 
     def note(self):
         if self.page == "search":
@@ -1074,7 +1069,7 @@ class DeepCoder(TextEnv):
     Reward: the fraction of hidden tests passed, less the best fraction so far: the first try earns
         its fraction, a repair what it adds, and saying the same again nothing. At most 1 in all.
     Ends when: all hidden tests are passed.
-    Solver: the reference solution.
+    Solver: the reference solution; of a record that has none, a program that fails.
 
     Default problems are generated: a phrase over numbers, lists or texts whose meaning is a short
     expression. Their hidden tests are drawn until neither a constant passes more than a quarter of
@@ -1109,7 +1104,7 @@ class DeepCoder(TextEnv):
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
     parallel = True
-    data_in_the_box = "generated functions; HumanEval"
+    data_in_the_box = "generated functions; HumanEval (164)"
     defaults = {"data": "", "kinds": "number,list,text", "tests": 8, "seconds": 2}
     instruction = ("Write the Python code that is asked for. It is run on hidden tests. "
                    "Answer with code only.")
@@ -1246,20 +1241,37 @@ def names_bound(code):
     return names | {"()" for n in nodes if isinstance(n, ast.Call)}
 
 
-@functools.lru_cache(maxsize=4096)
+VERDICTS, MAX_VERDICTS = {}, 4096  # what `verdict` remembers, and how much of it
+
+
 def verdict(problem, code, examples, seconds):
     """(hidden tests passed, hidden tests, results of the first `examples` public ones).
 
     Remembered: members of a group often write the same program, and it deserves the same verdict.
+    But for one that ran out of time: on a busy machine that may have been bad luck.
     """
+    key = problem, code, examples, seconds
+    if key not in VERDICTS:
+        found, in_time = judged(*key)
+        if not in_time:
+            return found
+        if len(VERDICTS) >= MAX_VERDICTS:
+            VERDICTS.clear()
+        VERDICTS[key] = found
+    return VERDICTS[key]
+
+
+def judged(problem, code, examples, seconds):
+    """What `verdict` says, and whether no test ran out of time."""
     limits = tools.Limits(seconds)
     if problem.check:
         passed, total = tools.judge_check(code, problem.name, problem.check, limits)
-        return passed, max(1, total), []
+        return (passed, max(1, total), []), passed == total
     cases = (*problem.public[:examples], *problem.hidden)
     results = tools.judge(code, cases, problem.name, limits)
     hidden = results[examples:]
-    return sum(r.passed for r in hidden), len(hidden), results[:examples]
+    return ((sum(r.passed for r in hidden), len(hidden), results[:examples]),
+            all(r.word not in ("time", "skipped") for r in results))
 
 
 def describe_case(problem, case):
@@ -1445,9 +1457,9 @@ def humaneval_problem(record):
     solution = prompt + record["canonical_solution"]
     # Some checks use helpers of the prompt, and one compares with the function itself: the
     # reference.
-    return CodeProblem(key=record["prompt"], text=prompt.strip("\n"), meaning=one_line(prompt),
-                   name=record["entry_point"], check=f"{solution}\n{record['test']}",
-                   preamble=prompt, solution=solution)
+    return CodeProblem(key=record["prompt"], text=prompt.strip("\n"),
+                       meaning=" ".join(prompt.split()), name=record["entry_point"],
+                       check=f"{solution}\n{record['test']}", preamble=prompt, solution=solution)
 
 
 def record_problem(record, tests):
@@ -1470,7 +1482,7 @@ def record_problem(record, tests):
     lines += [f"Starter code:\n{starter.rstrip()}"] if starter.strip() else []
     hidden = tuple(case for _, case in hidden)[:tests or None]
     text = "".join(c for c in "\n".join(lines) if c.isprintable() or c in "\n\t")
-    return CodeProblem(f"{text} {hidden}", text, one_line(lines[0]), name, hidden,
+    return CodeProblem(f"{text} {hidden}", text, " ".join(lines[0].split()), name, hidden,
                    tuple(case for _, case in public), reference_solution(record, name))
 
 
@@ -1502,13 +1514,13 @@ def call_case(given, expected):
     if isinstance(given, str):
         return tools.Case([from_json(line, line) for line in given.splitlines() if line.strip()],
                           from_json(expected, expected))
-    return tools.Case(plain_value(given), plain_value(expected), either=True)
+    return tools.Case(given, expected, either=True)
 
 
 def from_json(value, otherwise=...):
     """JSON (or a Python literal) in a text -> its value; what is no text stays as it is."""
     if not isinstance(value, str):
-        return plain_value(value)
+        return value
     if not value.strip():
         return None
     for read in (json.loads, ast.literal_eval):
@@ -1521,17 +1533,7 @@ def from_json(value, otherwise=...):
     return otherwise
 
 
-def plain_value(value):
-    """Parquet's arrays as lists, also inside others."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, list):
-        return [plain_value(v) for v in value]
-    return {k: plain_value(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-
 def lines_of(value):
-    value = plain_value(value)
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -1540,17 +1542,13 @@ def first_of(record, *names):
     return next((record[n] for n in names if record.get(n) is not None), None)
 
 
-def one_line(text):
-    return " ".join(text.split())
-
-
 def reference_solution(record, name):
     """The record's solution, or else a program that is well-formed and wrong."""
     given = first_of(record, "canonical_solution", "solution", "solutions")
-    with_list = given if isinstance(given, str) else (plain_value(given) or [None])[0]
-    if isinstance(with_list, str) and with_list.lstrip()[:1] == "[":
-        with_list = (from_json(with_list, [None]) or [None])[0]
-    return with_list or (f"def {name}(*given): return None" if name else "print(input())")
+    solution = given if isinstance(given, str) else (given or [None])[0]
+    if isinstance(solution, str) and solution.lstrip()[:1] == "[":
+        solution = (from_json(solution, [None]) or [None])[0]
+    return solution or (f"def {name}(*given): return None" if name else "print(input())")
 
 
 class Lean(TextEnv):
@@ -1561,7 +1559,8 @@ class Lean(TextEnv):
         first open case, and the goals of the others.
     Actions: one tactic (several may be joined by `;` or lines), or `undo`, which takes back the
         last one that changed something.
-    Reward: 1 for the proof; every tactic and every undo costs `step_cost`, accepted or not.
+    Reward: 1 for the proof; every tactic, also one of several joined, and every undo costs
+        `step_cost`, accepted or not.
     Ends when: the theorem is proved.
     Solver: undoes what is not on the way of the stored proof, and plays the rest, joined where
         turns are short. A cleverer proof in fewer steps saves their cost.
@@ -1572,8 +1571,9 @@ class Lean(TextEnv):
     nothing.
 
     Options: `server`, the address of a Kimina server (else `lean` on PATH, else the packaged Lean
-    is asked); `data`, a JSONL or JSON file of miniF2F records, for a server or a `lean` with
-    Mathlib; `step_cost`; `seconds` of CPU that one check may take.
+    is asked); `data`, a file of miniF2F records, for a server or a `lean` with Mathlib;
+    `step_cost`; `seconds` of CPU for one check of the packaged Lean (`lean` on PATH and a server
+    get three times as many on the clock).
 
     Deltas (from RAGEN's lean):
       1. Stalling costs. There every accepted tactic pays 0.9, so 29 times `skip` and then a proof
@@ -1674,6 +1674,7 @@ class Lean(TextEnv):
         if problem:
             self._say(problem)
             return None
+        cost *= 1 + len(re.findall(r"[;\n]", tactic))  # joining tactics saves turns, not the cost
         verdict = self.checker.check(self.theorem, (*self.accepted, tactic))
         if verdict.error:
             self._say(first_words(verdict.error))
@@ -1703,16 +1704,12 @@ class Lean(TextEnv):
         lines += [f"then ⊢ {other}" for other in others[:SHOWN_GOALS]]
         if len(others) > SHOWN_GOALS:
             lines.append(f"and {len(others) - SHOWN_GOALS} more")
-        return self._clean("\n".join(lines))
-
-    def _clean(self, text):
-        allowed = self.observation_space.character_set
-        text = "".join(c if c in allowed else "?" for c in text)
-        return text if len(text) <= SHOWN_TEXT else text[:SHOWN_TEXT] + " ..."
+        return self._fitted("\n".join(lines), SHOWN_TEXT)
 
     def note(self):
         known = ", ".join(f"{name} : {what}" for name, what in self._shown()[0][-3:])
-        return self._clean(f"goal {parse_goals(self._goals())[1]}{known and ' from '}{known}")
+        goal = parse_goals(self._goals())[1]
+        return self._fitted(f"goal {goal}{known and ' from '}{known}", SHOWN_TEXT)
 
     def solve(self):
         """Back to where the stored proof was left, then the rest of it."""
@@ -1752,8 +1749,8 @@ class Lean(TextEnv):
             yield from (f" {tactic}" for tactic in theorem.proof)
         yield from (f" {form.format('h')}" for form, _ in FACT_TACTICS)
         yield from (f" {form}" for form in PLAIN_TACTICS)
-        yield self._clean(f"{LEAN_SAYS}\n-{self.options['step_cost']:.4g} "
-                          f"{1 - self.options['step_cost']:.4g}")
+        yield self._fitted(f"{LEAN_SAYS}\n-{self.options['step_cost']:.4g} "
+                           f"{1 - self.options['step_cost']:.4g}", SHOWN_TEXT)
         yield f"Turns left: {seed % self.budget.max_turns + 1}"
 
 
@@ -1858,8 +1855,8 @@ def own_theorems():
 
 @functools.cache
 def load_minif2f(path):
-    """miniF2F records: JSON lines or a JSON list of objects with `formal_statement`, ending in
-    `:= by`, with the header before the theorem or in a field `header`.
+    """miniF2F records: objects with `formal_statement`, ending in `:= by`, with the header before
+    the theorem or in a field `header`.
 
     raises: ValueError if the file or a record is not of that form
     """

@@ -1,7 +1,14 @@
 """The outside world that the tasks lean on. Nothing here knows what an environment is.
 
-Reading order: `read_records` (files of the user); search: `BM25`, the generated encyclopaedia,
-corpora, the retriever over HTTP.
+Reading order: `read_records` (files of the user); search (`BM25`, the generated encyclopaedia,
+corpora, the retriever over HTTP); `Shop` (catalogue, search, score); the sandbox (`judge`,
+`judge_check`, `Wardens`; its inside is warden.py); Lean (`lean_checker` and its three backends).
+
+Deltas from RAGEN:
+  1. The judge of a program is another process than the program.
+  2. A retriever or a Lean server that does not answer raises; RAGEN tells the model the error, or
+     punishes it for it.
+  3. Prices and price caps of the shop come from the seed; RAGEN's from the global stream.
 
 Serve a corpus to other processes: `python -m minragen.tools serve-search --corpus encyclopaedia`.
 """
@@ -104,9 +111,15 @@ def _text(file):
 # Search: BM25
 
 
-def words(text):
-    """The lower-case words [a-z0-9]+ of a text: what a query and a passage are compared by."""
-    return re.findall(r"[a-z0-9]+", text.lower())
+def words_of(text):
+    """The lower-case words of a text, letters and digits: what texts are compared by."""
+    return re.findall(r"[^\W_]+", text.lower())
+
+
+def sayable(text, most=None):
+    """A text as the argument of an action: one line, without the brackets that would end it."""
+    line = "".join(c if c.isprintable() and c not in "[]" else " " for c in text[:most])
+    return " ".join(line.split())
 
 
 class BM25:
@@ -123,7 +136,7 @@ class BM25:
     """
 
     def __init__(self, texts, k1=1.5, b=0.75):
-        counts = [Counter(words(text)) for text in texts]
+        counts = [Counter(words_of(text)) for text in texts]
         lengths = np.array([sum(c.values()) for c in counts], dtype=np.float64)
         longness = 1 - b + b * lengths / (lengths.mean() or 1.0) if counts else lengths
         found = {}  # word -> ([indices of texts], [times in each])
@@ -145,7 +158,7 @@ class BM25:
         out rather than returned with score 0.
         """
         scores = np.zeros(self.size)
-        for word, times in Counter(words(query)).items():
+        for word, times in Counter(words_of(query)).items():
             if word in self.postings:
                 where, weight = self.postings[word]
                 scores[where] += times * weight
@@ -190,36 +203,22 @@ class SearchIndex:
 WORLD = {  # the words that the encyclopaedia is made of
     "first_names":
         "Ada Bruno Clara David Edith Felix Greta Hugo Ida Jonas Karin Leo Mara Nils Olga "
-        "Paul Rosa Simon Tilda Ulf Vera Walter Xenia Yann Zoe Anton Berta Cyril Dora Emil",
+        "Paul Rosa Simon Tilda Ulf",
     "last_names":
         "Holm Berg Lind Falk Strand Vogel Kern Moser Brandt Keller Winter Sommer Adler "
-        "Fuchs Hahn Jansen Kuhn Lorenz Maurer Nolte Otto Pohl Reuter Sander Thal Ulrich "
-        "Vogt Weiss Zeller Busch",
+        "Fuchs Hahn Jansen Kuhn Lorenz Maurer Nolte",
     "towns":
         "Torvik Norby Sandum Elmstad Brekke Dalen Fossum Granvin Hovden Istad Jarlsby "
-        "Kolsund Lomstad Mosvik Nesbo Odden Porsby Rakvag Solund Tynset Uvdal Varden "
-        "Yttervik Askim Bodal Drobak Ervik Flekke Gjerstad Hamre Kvinlo Larvo Molde Narbo "
-        "Orsta Rendal Skaun Trondal Vinje Alnes",
+        "Kolsund Lomstad Mosvik Nesbo Odden Porsby Rakvag Solund Tynset",
     "companies":
         "Acorn Beacon Cobalt Dynamo Ember Falcon Granite Harbor Indigo Jasper Kestrel "
-        "Lantern Meridian Nimbus Onyx Pinnacle Quartz Raven Summit Talon Umbra Vertex "
-        "Willow Zenith Argon Bison Cedar Delta Everest Fjord",
-    "rivers":
-        "Lune Arve Brena Dova Elva Frysa Glomma Hekla Isla Jolka Kelda Lagen Mira Nidda "
-        "Orla Parna Rauma Sava Tova Ulva",
-    "dishes":
-        "dumplings goulash pancakes waffles noodles porridge omelette sausages meatballs "
-        "risotto lasagne stew pickles cheesecake herring trout salad chowder pretzels "
-        "gingerbread",
-    "products":
-        "lamps bicycles clocks chairs kettles pianos umbrellas candles mirrors carpets "
-        "skates tents drums pencils ladders",
-    "hobbies":
-        "chess archery sailing pottery fencing knitting painting juggling gardening "
-        "skiing dancing fishing rowing climbing surfing cooking origami karate tennis "
-        "cycling",
+        "Lantern Meridian Nimbus Onyx Pinnacle Quartz Raven Summit Talon",
+    "rivers": "Lune Arve Brena Dova Elva Frysa Glomma Hekla Isla Jolka",
+    "dishes": "dumplings goulash pancakes waffles noodles porridge omelette risotto lasagne stew",
+    "products": "lamps bicycles clocks chairs kettles pianos umbrellas candles mirrors carpets",
+    "hobbies": "chess archery sailing pottery fencing knitting painting juggling skiing rowing",
 }
-NUM_PEOPLE = 480
+NUM_PEOPLE = 320
 ENCYCLOPAEDIA_SEED = 1
 
 
@@ -463,7 +462,7 @@ def serve_search(argv):
 # ==================================================================================================
 # The shop: a catalogue, its search, and what a purchase is worth
 
-MAX_RESULTS = 50  # products that one search returns, as WebShop
+LISTED = 50  # products that one search lists, as in WebShop
 ALIKE = 0.85  # token-set ratio above which two descriptions mean the same
 NO_CAP = float("inf")
 SHELF_LIFE = 4096  # searches whose results are remembered; a bound, so that nothing grows
@@ -566,8 +565,8 @@ class Shop:
         self.search = lru_cache(maxsize=SHELF_LIFE)(self._search)
 
     def _search(self, query):
-        """Indices of the at most MAX_RESULTS products that fit the words best, best first."""
-        return tuple(i for i, _ in self._index.top(query, MAX_RESULTS))
+        """Indices of the at most LISTED products that fit the words best, best first."""
+        return tuple(i for i, _ in self._index.top(query, LISTED))
 
     def score(self, goal, product, chosen):
         """The score of buying `product` with the option values `chosen`, in [0, 1], and its parts.
@@ -614,7 +613,7 @@ class Shop:
             parts = [f"{name}: {value}" for name, value in options]
             parts += [f"price at most {money(cap)}"] if cap < NO_CAP else []
             text = product.instruction.rstrip(". ") + (" with " if parts else "")
-            return Goal(text + ", and ".join(parts), query(product.instruction), product,
+            return Goal(text + ", and ".join(parts), sayable(product.instruction, 200), product,
                         product.wanted, options, cap)
         wanted = product.wanted[:attributes]
         words = " ".join((*wanted, product.query))
@@ -640,18 +639,13 @@ def money(price):
     return f"{price:.2f}".removesuffix(".00") + " dollars"
 
 
-def query(text):
-    """A text as one may type it into the search box."""
-    return " ".join(re.sub(r"[\[\]]", " ", text)[:200].split())
-
-
 def _type_score(wanted, product):
     """1, 0.5, 0.1 or 0: how far the bought product is the kind of thing that was wanted.
 
     The later line wins, also over an equal query: so it is in WebShop.
     """
     nouns = _nouns(wanted)
-    named = len(nouns & set(_words(product.title))) / len(nouns) if nouns else 0.2
+    named = len(nouns & set(words_of(product.title))) / len(nouns) if nouns else 0.2
     related = (wanted.query == product.query or named > 0.2
                or len(set(wanted.category) & set(product.category)) >= 2)
     score = 1.0 if related else 0.5
@@ -661,8 +655,8 @@ def _type_score(wanted, product):
 
 def _nouns(product):
     """The words of a title that name the thing: no stop words, no numbers, no attributes."""
-    attributes = {word for a in (*product.attributes, *product.wanted) for word in _words(a)}
-    return {w for w in _words(product.title) if w.isalpha()} - STOP - attributes
+    attributes = {word for a in (*product.attributes, *product.wanted) for word in words_of(a)}
+    return {w for w in words_of(product.title) if w.isalpha()} - STOP - attributes
 
 
 def _has(product, attribute):
@@ -672,10 +666,6 @@ def _has(product, attribute):
     return wanted in text or any(alike(wanted, a.lower()) for a in product.attributes)
 
 
-def _words(text):
-    return re.findall(r"[^\W_]+", text.lower())
-
-
 @lru_cache(maxsize=2**16)
 def alike(a, b):
     """Whether the token-set ratio of two texts is above ALIKE.
@@ -683,7 +673,7 @@ def alike(a, b):
     Words are compared as sets: what both have against what each has, by the best similarity of
     strings. All words of one among those of the other is a ratio of 1: `red` is `dark red`.
     """
-    x, y = set(_words(a)), set(_words(b))
+    x, y = set(words_of(a)), set(words_of(b))
     if not x or not y:
         return a == b
     if x <= y or y <= x:
@@ -1314,6 +1304,7 @@ LEAN_MEMORY = 16 * 2**30
 # every machine.
 LEAN_OPTIONS = ("-DmaxHeartbeats=5000", "-DmaxRecDepth=1000", "-j1", "-M1024")  # thread, MB in use
 KIMINA_TRIES = 3
+MEMORY = 2**16  # verdicts remembered; a bound, so that nothing grows for ever
 # What Mathlib's own proofs rest on. `sorry` and `native_decide` show up as other axioms.
 AXIOMS = {"propext", "Quot.sound", "Classical.choice"}
 NAMES_OFF = "set_option autoImplicit false\nset_option tactic.hygienic false\nopen N List\n"
@@ -1415,6 +1406,8 @@ class LeanChecker:
                 messages = self._ask(code)
             if messages is None:  # not remembered: on a busy machine it may have been bad luck
                 return Verdict(False, error="Lean ran out of time or memory.")
+            if len(self._memo) >= MEMORY:
+                self._memo.clear()
             self._memo[code] = verdict_on(messages, theorem, tactics)
         return self._memo[code]
 
@@ -1485,6 +1478,8 @@ def _conclude(errors, axioms):
 
 def limit_resources(pid, seconds, memory, file_bytes=0):
     """Limits of a process (0: this one) that it cannot lift again: CPU, memory, files, no core."""
+    if not hasattr(resource, "prlimit"):
+        return  # macOS: there the clock is the only limit
     cpu = max(1, int(seconds + 1))
     for kind, limit in ((resource.RLIMIT_CPU, cpu), (resource.RLIMIT_AS, memory),
                         (resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_NOFILE, 64),
@@ -1660,6 +1655,8 @@ class KiminaLean(LeanChecker):
             raise ValueError(f"option server of Lean: got {server!r}, expected an address such as "
                              f"http://127.0.0.1:8000.")
         self.server, self.name = server, f"the Kimina server {server}"
+        # Straight there: a proxy for the web knows nothing of a server on this machine.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def _ask(self, code):
         snippet = {"id": uuid.uuid4().hex, "code": code}
@@ -1685,14 +1682,14 @@ class KiminaLean(LeanChecker):
         request = urllib.request.Request(f"{self.server}/api/check", body, headers)
         for attempt in range(KIMINA_TRIES):
             try:
-                with urllib.request.urlopen(request, timeout=3 * self.seconds + 15) as answer:
+                with self._opener.open(request, timeout=3 * self.seconds + 15) as answer:
                     return json.loads(answer.read())
             except (urllib.error.URLError, OSError) as problem:
                 if attempt + 1 == KIMINA_TRIES or 400 <= getattr(problem, "code", 0) < 500:
                     raise RuntimeError(f"{self.name} cannot be reached: {problem}. Start it, or "
                                        f"leave out option server.") from None
                 time.sleep(0.2 * 2**attempt)
-        return None
+        raise AssertionError("the last attempt returns or raises")
 
 
 def _packaged_library():

@@ -41,7 +41,8 @@ HABIT = 0.5  # of the other turns' actions, the share that is the habit
 # Below the seeds that training uses; the instances are of one split all the same.
 DEMONSTRATION_SEED = 2**40
 VERSION = 1  # raise it when this file changes what comes out
-BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step
+BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step, half as many
+LONG = 6  # where an episode may have more turns than this: it is steps that teach to copy
 # Peak, after a tenth of the steps; then linearly to 0.
 LEARNING_RATE = {"tiny": 3e-3, "pretrained": 1e-4}
 # What `--warmup-steps -1` means; a hub model or folder gets none.
@@ -91,13 +92,13 @@ def warm_up(policy, frame, spec, steps, options=None, budgets=None, stop_after=N
     returns: {"loss": [...], "probe": [...]}, the loss in nats per reply token and the probe of the
         weights after PIECE_STEPS steps
     """
-    kind = _kind(policy)
+    kind, count = _kind(policy), batch_size(policy, spec, options, budgets)
     optimizer, record = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0), {"loss": []}
     for step in tqdm(range(stop_after or steps), desc="warm-up", leave=False, disable=None):
         optimizer.set_lr(LEARNING_RATE[kind]
                          * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
         batch = make_batch(
-            demonstrate(frame, spec, BATCH[kind], step, options, budgets)).to(policy.device)
+            demonstrate(frame, spec, count, step, options, budgets)).to(policy.device)
         total, loss_sum = int(batch.response_mask.sum()), 0.0
         # Eight of about one length at a time: little padding, and what the caches of a core hold.
         for rows in batch.lengths.argsort(stable=True).split(8):
@@ -142,6 +143,13 @@ def demonstrate(frame, spec, count, step, options=None, budgets=None):
     return trajectories
 
 
+def batch_size(policy, spec, options=None, budgets=None):
+    """Demonstrations a step."""
+    count = BATCH[_kind(policy)]
+    envs = EnvGroups(spec, count, 1, "train", options, budgets).envs
+    return count // 2 if max(env.budget.max_turns for env in envs) > LONG else count
+
+
 def _kind(policy):
     return "tiny" if policy.name == "tiny" else "pretrained"
 
@@ -159,13 +167,13 @@ def weak_answer(env, rng):
 
 def warm_key(policy, frame, spec, steps, options=None, budgets=None):
     """Twelve hex digits of all that shapes the weights; other settings give another key."""
-    kind = _kind(policy)
-    first = [t.tokens for t in demonstrate(frame, spec, BATCH[kind], 0, options, budgets)]
+    kind, count = _kind(policy), batch_size(policy, spec, options, budgets)
+    first = [t.tokens for t in demonstrate(frame, spec, count, 0, options, budgets)]
     # A folder may come to hold another model.
     weights = probe(policy.model) if kind == "pretrained" else []
     return fingerprint(VERSION, policy.name, policy.model.config.to_json_string(use_diff=False),
                        frame.prefix, sorted(policy.tokenizer.get_vocab().items()), first, steps,
-                       BATCH[kind], LEARNING_RATE[kind], EXPERT, HABIT, *weights)
+                       count, LEARNING_RATE[kind], EXPERT, HABIT, *weights)
 
 
 def asset_name(policy, spec):

@@ -19,8 +19,8 @@ from minragen import tasks
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, split_of
 from minragen.tasks import (
     MetaMathQA,
+    arithmetic_value,
     draw_values,
-    formula_value,
     load_problems,
     pose,
     problem_of,
@@ -350,7 +350,7 @@ class TestTemplates:
         problem = pose(TEMPLATES[name], values, PEOPLE, True)
         assert (problem.answer, problem.read(result)) == (result, problem.gold)
         for condition in TEMPLATES[name]["require"]:
-            assert formula_value(condition, values) is True
+            assert arithmetic_value(condition, values) is True
 
     @pytest.mark.parametrize("name", TEMPLATES)
     def test_the_note_computes_the_result_from_numbers_of_the_question(self, name):
@@ -410,7 +410,7 @@ class TestTemplates:
     def test_the_evaluator_knows_arithmetic_only(self, text):
         values = {"a": Fraction(1), "b": Fraction(2)}
         with pytest.raises(ValueError, match="is not arithmetic"):
-            formula_value(ast.parse(text, mode="eval").body, values)
+            arithmetic_value(ast.parse(text, mode="eval").body, values)
 
 
 class TestTasks:

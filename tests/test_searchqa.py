@@ -62,12 +62,12 @@ def asked(text, answers, passages=()):
 
 def slow_bm25(texts, query, k1, b):
     """Every score by the formula as it is written, one text and one word at a time."""
-    docs = [re.findall("[a-z0-9]+", t.lower()) for t in texts]
+    docs = [re.findall("[a-z0-9é]+", t.lower()) for t in texts]
     average = sum(map(len, docs)) / max(len(docs), 1) or 1.0
     scores = []
     for doc in docs:
         score = 0.0
-        for word in re.findall("[a-z0-9]+", query.lower()):
+        for word in re.findall("[a-z0-9é]+", query.lower()):
             n, f = sum(word in d for d in docs), doc.count(word)
             if f == 0:
                 continue  # adds 0 (and may be 0 / 0 in an empty text)
@@ -118,12 +118,12 @@ class TestBM25:
 class TestEncyclopaedia:
     def test_it_is_the_same_on_every_machine(self):
         text = "\n".join(p.content for p in encyclopaedia().values())
-        assert zlib.crc32(text.encode()) == 1131324565
+        assert zlib.crc32(text.encode()) == 1325855864
 
     def test_the_words_are_a_closed_list_without_repetition(self):
         listed = [w for line in WORLD.values() for w in line.split()]
         assert len(set(map(str.lower, listed))) == len(listed)
-        assert 150 <= len(listed) <= 300
+        assert 100 <= len(listed) <= 300
         used = Counter(w for p in encyclopaedia().values() for w in re.findall(r"\w+", p.content))
         assert set(listed) <= set(used)
         assert " ".join(sorted(set(used) - set(listed))) == (
@@ -152,11 +152,12 @@ def true_answer(question):
         text = next(p.content for p in load_corpus("encyclopaedia") if p.title == title)
         return re.search(rf"\b{relation} (\w+)", text).group(1)
 
-    person = next(t for t in encyclopaedia() if " " in t and f" {t} " in question.replace("?", " "))
-    rules = (("Which river", ("town", "river")), ("Which dish", ("town", "dish")),
-             ("Which product", ("company", "product")), ("is the company", ("company", "town")),
-             ("Which hobby", ("hobby",)), ("For which company", ("company",)),
-             ("In which town was", ("town",)))
+    person = next(t for t in encyclopaedia() if " " in t and question.startswith(f"{t} "))
+    rules = (("which river", ("town", "river")), ("which dish", ("town", "dish")),
+             ("which product", ("company", "product")),
+             ("company in which town", ("company", "town")),
+             ("which hobby", ("hobby",)), ("for which company", ("company",)),
+             ("born in which town", ("town",)))
     title = person
     for relation in next(path for words_, path in rules if words_ in question):
         title = after(title, relation)
@@ -294,11 +295,11 @@ class TestNote:
     def test_it_names_the_next_need_from_what_was_seen_and_at_last_the_answer(self):
         env = next(e for e in map(started, range(99)) if e.question.asked == "river")
         person, town = (s.title for s in env.question.steps)
-        assert env.note() == f"need town of {person}"
+        assert env.note() == f"{person} need town"
         env.step("search[zebra]")
-        assert env.note() == f"need town of {person}"
+        assert env.note() == f"{person} need town"
         env.step(f"search[{person}]")
-        assert env.note() == f"town {town}, need river"
+        assert env.note() == f"town {town} need river"
         env.step(f"search[{town}]")
         assert env.note() == f"river {env.question.answers[0]}"
 
@@ -707,7 +708,7 @@ class TestServer:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{retriever}/health", timeout=5) as response:
             health = json.loads(response.read())
-        assert health == {"status": "healthy", "corpus_size": 550, "index_type": "bm25",
+        assert health == {"status": "healthy", "corpus_size": 360, "index_type": "bm25",
                           "index_loaded": True}
 
     def test_retrieve_returns_the_passages_in_the_apis_form(self, retriever):
