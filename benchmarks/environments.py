@@ -11,6 +11,7 @@ on all cores; the others use one.
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -73,6 +74,11 @@ def main(argv=None):
     parser.add_argument("--size", type=int, default=SIZE, help=f"instances [{SIZE}]")
     parser.add_argument("names", nargs="*", metavar="ENV", help="which ones [all]")
     args = parser.parse_args(argv)
+    unknown = [name for name in args.names if name not in REGISTRY]
+    if args.size < 1 or unknown or (args.write and args.names):
+        sys.exit(f"error: got size {args.size} and {unknown or args.names or 'all'}; expected a "
+                 f"size of at least 1 and names among {', '.join(REGISTRY)}, all of them with "
+                 f"--write.")
     rows = []
     print("\n".join(HEADER), flush=True)
     for name in args.names or REGISTRY:
@@ -80,7 +86,7 @@ def main(argv=None):
             rows.append(measure(name, args.size))
             print(line(rows[-1]), flush=True)
         except (ImportError, ValueError, RuntimeError) as problem:
-            print(f"| {name} | {problem} |", flush=True)
+            sys.exit(f"error: {name}: {problem}")
     if args.write:
         STORED.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -223,8 +223,8 @@ class TextEnv(gymnasium.Env):
                 break
         else:
             raise RuntimeError(f"{type(self).__name__}: no instance of split {self.split!r} in "
-                               f"{MAX_REDRAWS} draws. Give a larger file of data; in an "
-                               f"environment of your own, override instance_split().")
+                               f"{MAX_REDRAWS} draws. Give more data or other options; in "
+                               f"an environment of your own, override instance_split().")
         self._live = True
         return self._observe(), {"success": 0.0, "valid": 1.0, "effective": 0.0}
 

@@ -138,7 +138,9 @@ def main(argv=None):
     args = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     try:
-        if args.play:
+        if args.seed < 0:
+            raise ValueError(f"--seed: got {args.seed}, expected at least 0.")
+        if args.play is not None:
             options = train.env_options(train.Config(env=args.play, env_arg=tuple(args.env_arg)))
             return play(args.play, args.split, args.seed, options)
         if not 1 <= args.size <= 2**16:

@@ -747,12 +747,15 @@ class Countdown(TextEnv):
 
     def _generated(self, rng):
         """The numbers and the value of a random expression, with a value in TARGETS."""
-        while True:
+        for _ in range(10 * self.MISSES):
             count = self.counts[rng.integers(len(self.counts))]
             numbers = (rng.integers(self.options["largest"], size=count) + 1).tolist()
             value = self._random_term(numbers, rng).value
             if type(value) is int and value in self.TARGETS:
                 return tuple(sorted(numbers)), value
+        raise ValueError(f"options operators, largest and count of Countdown: got {self.options}, "
+                         f"and none of {10 * self.MISSES} draws has a value of 1 to 99. Allow more "
+                         f"operators or smaller numbers.")
 
     def _drawn_row(self, rng):
         for _ in range(self.MISSES):

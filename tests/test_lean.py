@@ -398,6 +398,13 @@ class TestEpisode:
         rewards = [env.step(t)[1] for t in env.theorem.proof]
         assert rewards == pytest.approx([-COST] * 3 + [1 - COST])
 
+    def test_joining_tactics_in_one_answer_saves_turns_but_not_their_cost(self):
+        for joint in ("; ", "\n"):
+            env = at("and_swap")
+            _, reward, terminated, _, info = env.step(joint.join(env.theorem.proof))
+            assert terminated and info["success"]
+            assert reward == pytest.approx(1 - len(env.theorem.proof) * COST)
+
     def test_delaying_a_proof_costs(self):
         env = at("and_swap")
         rewards = [env.step(t)[1] for t in ("skip", "skip", *env.theorem.proof)]

@@ -250,7 +250,7 @@ class TestEquality:
         ("1", 1), (1, "1"), (0.3001, 0.3), ([1, 2], [1]), ([1], [1, 2]), ([1, 2], [2, 1]),
         (None, 0.0), (None, []), ("", []), ({}, []), ({"a": 1}, {"a": 2}), ({"a": 1}, {"b": 1}),
         (float("nan"), 1.0), (float("nan"), float("nan")), (10**400, 1.5), (10**15 + 1, 10**15),
-        (float("inf"), 1e308), ("Abc", "abc"), ([[]], [[[]]])])
+        (float("inf"), 1e308), ("Abc", "abc"), ([[]], [[[]]]), (1e9 - 493.0, 10**9 + 7)])
     def test_different(self, got, want):
         assert not same_value(got, want)
 
@@ -262,7 +262,9 @@ class TestEquality:
 
     @pytest.mark.parametrize("got, want", [
         ("1\n2", "1 2"), ("12", "1 2"), ("007", "7"), ("yes", "YES"), ("", "0"), ("nan", "1.0"),
-        ("inf", "1e999"), ("1e999", "5.0"), ("0.34", "0.33"), ("7 7", "7"), ("passed", "7")])
+        ("inf", "1e999"), ("1e999", "5.0"), ("0.34", "0.33"),
+        ("123456700.0", "123456789"), ("1e9", "1000000007"), ("1_000.0", "1000"), ("٣.0", "3"),
+        ("7 7", "7"), ("passed", "7")])
     def test_different_as_output(self, got, want):
         assert not same_output(got, want)
 
