@@ -417,8 +417,8 @@ class SearchQA(TextEnv):
     Solver: searches what its hops need and has not been shown yet, then finishes.
 
     The world is a generated encyclopaedia of people, towns and companies. A question takes one hop
-    (in which town was somebody born?) or two (which river flows through that town?) and starts from
-    a person, who belongs to one split: held-out questions are about people never asked about.
+    (where was somebody born?) or two (which river is there?) and starts from a person, who belongs
+    to one split: held-out questions are about people never asked about.
 
     Options: `hops`, 1 or 2, or 0 for both; `results`, passages of one search (RAGEN: 5); `reward`,
     em or f1 (F1 itself from 0.3 on, as in RAGEN; success remains the exact match); `data`, wiki
@@ -433,16 +433,16 @@ class SearchQA(TextEnv):
 
     The solver at seed 3 (`python -m minragen.envs searchqa 3`):
 
-        Question: Ada Fuchs works for a company that makes which product?
+        Question: Ada Fuchs works for a maker of what?
         Turns left: 5
         <answer> search[ Ada Fuchs ] </answer>
         Reward: 0
-        Question: Ada Fuchs works for a company that makes which product?
+        Question: Ada Fuchs works for a maker of what?
         - Ada Fuchs: born in the town Norby, works for the company Lantern, has the hobby archery.
         Turns left: 4
         <answer> search[ Lantern ] </answer>
         Reward: 0
-        Question: Ada Fuchs works for a company that makes which product?
+        Question: Ada Fuchs works for a maker of what?
         - Lantern: sits in the town Rakvag, makes the product bicycles.
         Turns left: 3
         <answer> finish[ bicycles ] </answer>
@@ -452,22 +452,21 @@ class SearchQA(TextEnv):
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
     actions = ("search[query]", "finish[answer]")
-    habit = "search[ town ]"
     data_in_the_box = "generated encyclopaedia"
     defaults = {"hops": 0, "results": 1, "reward": "em", "data": "", "corpus": "", "url": "",
                 "timeout": 20.0}
     instruction = ("Answer the question. A search shows what the encyclopaedia says on the query. "
                    "Finish with the answer alone: a name or a few words.")
-    # Relations from a person to the answer -> the question. It begins with the name, so that a
-    # small model knows where to find it.
+    # Relations from a person to the answer -> the question. It begins with the name, and holds none
+    # of the words that stand before the facts in a passage: so a small model knows where to look.
     TEMPLATES = {
-        ("town",): "{} was born in which town?",
-        ("company",): "{} works for which company?",
-        ("hobby",): "{} has which hobby?",
-        ("town", "river"): "{} was born in a town on which river?",
-        ("town", "dish"): "{} was born in a town that eats which dish?",
-        ("company", "product"): "{} works for a company that makes which product?",
-        ("company", "town"): "{} works for a company in which town?",
+        ("town",): "{} was born where?",
+        ("company",): "{} works for whom?",
+        ("hobby",): "{} does what for fun?",
+        ("town", "river"): "{} was born by which water?",
+        ("town", "dish"): "{} was born where people eat what?",
+        ("company", "product"): "{} works for a maker of what?",
+        ("company", "town"): "{} works at which place?",
     }
     # What passages from outside may show beside ASCII; the rest becomes "?".
     LETTERS = frozenset(c for c in map(chr, range(161, 0x3000)) if c.isprintable())
@@ -508,7 +507,7 @@ class SearchQA(TextEnv):
         for relation in path:
             # A name comes right behind the word that it follows in its passage: such a copy is what
             # a small model learns first, and "town is Torvik" is not one.
-            steps.append(Step(title, title, f"{known} {title} need {relation}".lstrip()))
+            steps.append(Step(title, title, f"then {known} {title}" if known else f"ask {title}"))
             known, title = relation, encyclopaedia()[title].facts[relation]
         return Question(self.TEMPLATES[path].format(person), (title,), tuple(steps), path[-1],
                         person)
@@ -553,7 +552,7 @@ class SearchQA(TextEnv):
     def note(self):
         missing = self._missing()
         return (missing[0].thought if missing else
-                f"{self.question.asked} {self._line(self.question.answers[0])}")
+                f"answer {self.question.asked} {self._line(self.question.answers[0])}")
 
     def instance(self):
         return f"{self.question.asked}: {self.question.text}"
@@ -569,11 +568,16 @@ class SearchQA(TextEnv):
             f"finish[ {self.question.answers[0]} ]"]
 
     def random_answer(self, rng):
-        """Three times in four a search for any title, else any word in sight as the answer."""
+        """Three times in four a search, mostly for a title in sight; else any word in sight as the
+        answer."""
+        sight = " ".join([self.question.text, *(self.shown or [])])
         if rng.random() < 0.75:
-            return f"search[ {self._any_query(rng)} ]"
-        sight = re.findall(r"[A-Za-z]+", " ".join([self.question.text, *(self.shown or [])]))
-        return f"finish[ {sight[rng.integers(len(sight))] if sight else 'yes'} ]"
+            titles = [] if self.questions else [t for t in encyclopaedia() if t in sight]
+            any_one = not titles or rng.random() < 0.25
+            query = self._any_query(rng) if any_one else titles[rng.integers(len(titles))]
+            return f"search[ {query} ]"
+        words = re.findall(r"[A-Za-z]+", sight)
+        return f"finish[ {words[rng.integers(len(words))] if words else 'yes'} ]"
 
     def texts(self, seed):
         """A random episode, and the world's own words: of 550 articles it meets but a few."""
