@@ -285,7 +285,8 @@ class Sudoku(TextEnv):
 
     Goal: every row, column and box holds each number once.
     Observation: the grid, a dot per empty cell; what was refused in the last turn; and for the ten
-        empty cells with the least choice the numbers that fit, least choice first.
+        empty cells with the least choice the numbers that fit, least choice last: where a small
+        model looks.
     Actions: `N at (R, C)` puts a number into a cell and may overwrite one of the player's own,
         `clear (R, C)` takes it back; up to 2 a turn. Also understood, and nothing else: `place N at
         row R col C`, `place N at (R, C)`, `place N at R, C`, `N at R, C`, `(R, C, N)`, `R, C, N`.
@@ -315,7 +316,7 @@ class Sudoku(TextEnv):
         . . 3 2
         3 2 . .
         . 1 2 3
-        Fits: 4 at (1, 3); 4 at (2, 2); 4 at (3, 4); 4 at (4, 1); 1 4 at (2, 1); 1 4 at (3, 3)
+        Fits: 1 4 at (3, 3); 1 4 at (2, 1); 4 at (4, 1); 4 at (3, 4); 4 at (2, 2); 4 at (1, 3)
         Turns left: 5, actions left: 10
         <answer> 4 at (1, 3) || 4 at (2, 2) </answer>
         Reward: 2
@@ -323,7 +324,7 @@ class Sudoku(TextEnv):
         . 4 3 2
         3 2 . .
         . 1 2 3
-        Fits: 1 at (2, 1); 1 at (3, 3); 4 at (3, 4); 4 at (4, 1)
+        Fits: 4 at (4, 1); 4 at (3, 4); 1 at (3, 3); 1 at (2, 1)
         Turns left: 4, actions left: 8
         <answer> 1 at (2, 1) || 1 at (3, 3) </answer>
         Reward: 2
@@ -331,7 +332,7 @@ class Sudoku(TextEnv):
         1 4 3 2
         3 2 1 .
         . 1 2 3
-        Fits: 4 at (3, 4); 4 at (4, 1)
+        Fits: 4 at (4, 1); 4 at (3, 4)
         Turns left: 3, actions left: 6
         <answer> 4 at (3, 4) || 4 at (4, 1) </answer>
         Reward: 12
@@ -378,7 +379,7 @@ class Sudoku(TextEnv):
                  f"Cells are (row, column), from (1, 1) at the top left to ({n}, {n}). Write 3 at "
                  f"(1, 2) to put a 3 there, clear (1, 2) to take back your own."]
         if self.options["hints"]:
-            lines.append("Fits lists empty cells with the numbers that fit, least choice first.")
+            lines.append("Fits lists empty cells with the numbers that fit, least choice last.")
         return "\n".join(lines)
 
     # -- the puzzle ------------------------------------------------------------------------------
@@ -504,7 +505,7 @@ class Sudoku(TextEnv):
         if self.options["hints"] and self._free():
             lines.append("Fits: " + "; ".join(
                 f"{' '.join(map(str, self._fitting(c))) or 'nothing'} at {self._name(c)}"
-                for c in self._free()[:self.SHOWN_HINTS]))
+                for c in self._free()[:self.SHOWN_HINTS][::-1]))
         return "\n".join(lines)
 
     def _grid(self, view, clashing):

@@ -416,9 +416,10 @@ class SearchQA(TextEnv):
     Ends when: finish has been said.
     Solver: searches what its hops need and has not been shown yet, then finishes.
 
-    The world is a generated encyclopaedia of people, towns and companies. A question takes one hop
-    (where was somebody born?) or two (which river is there?) and starts from a person, who belongs
-    to one split: held-out questions are about people never asked about.
+    The world is a generated encyclopaedia of people, towns and companies, a sentence a fact. A
+    question takes one hop (where does somebody come from?) or two (which river is there?) and
+    starts from a person, who belongs to one split: held-out questions are about people never asked
+    about.
 
     Options: `hops`, 1 or 2, or 0 for both; `results`, passages of one search (RAGEN: 5); `reward`,
     em or f1 (F1 itself from 0.3 on, as in RAGEN; success remains the exact match); `data`, wiki
@@ -431,23 +432,23 @@ class SearchQA(TextEnv):
     is counted, not an observation. Success is an exact match, not F1 >= 0.3. There are held-out
     questions. The observation repeats the question and not the query.
 
-    The solver at seed 3 (`python -m minragen.envs searchqa 3`):
+    The solver at seed 0 (`python -m minragen.envs searchqa 0`):
 
-        Question: Ada Fuchs works for a maker of what?
+        Question: Bruno Keller comes from a place that dines on what?
         Turns left: 5
-        <answer> search[ Ada Fuchs ] </answer>
+        <answer> search[ Bruno Keller comes ] </answer>
         Reward: 0
-        Question: Ada Fuchs works for a maker of what?
-        - Ada Fuchs: born in the town Norby, works for the company Lantern, has the hobby archery.
+        Question: Bruno Keller comes from a place that dines on what?
+        - Bruno Keller comes from Solund
         Turns left: 4
-        <answer> search[ Lantern ] </answer>
+        <answer> search[ Solund dines ] </answer>
         Reward: 0
-        Question: Ada Fuchs works for a maker of what?
-        - Lantern: sits in the town Rakvag, makes the product bicycles.
+        Question: Bruno Keller comes from a place that dines on what?
+        - Solund dines on goulash
         Turns left: 3
-        <answer> finish[ bicycles ] </answer>
+        <answer> finish[ goulash ] </answer>
         Reward: 1
-        Correct answer: bicycles
+        Correct answer: goulash
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
@@ -457,15 +458,15 @@ class SearchQA(TextEnv):
                 "timeout": 20.0}
     instruction = ("Answer the question. A search shows what the encyclopaedia says on the query. "
                    "Finish with the answer alone: a name or a few words.")
-    # Relations from a person to the answer -> the question. It begins with the name, and holds none
-    # of the words that stand before the facts in a passage: so a small model knows where to look.
+    # Relations from a person to the answer -> the question. It begins with the name and a passage
+    # ends with its fact: so a small model knows where to look.
     TEMPLATES = {
-        ("town",): "{} was born where?",
+        ("town",): "{} comes from where?",
         ("company",): "{} works for whom?",
-        ("hobby",): "{} does what for fun?",
-        ("town", "river"): "{} was born by which water?",
-        ("town", "dish"): "{} was born where people eat what?",
-        ("company", "product"): "{} works for a maker of what?",
+        ("hobby",): "{} is into what?",
+        ("town", "river"): "{} comes from a place on which water?",
+        ("town", "dish"): "{} comes from a place that dines on what?",
+        ("company", "product"): "{} works for a dealer in what?",
         ("company", "town"): "{} works at which place?",
     }
     # What passages from outside may show beside ASCII; the rest becomes "?".
@@ -503,12 +504,13 @@ class SearchQA(TextEnv):
         paths = [path for path in self.TEMPLATES if len(path) == hops]
         path, people = paths[rng.integers(len(paths))], _titles_by_kind()[0]
         person = title = people[rng.integers(len(people))]
-        steps, known = [], ""
+        steps = []
         for relation in path:
-            # A name comes right behind the word that it follows in its passage: such a copy is what
-            # a small model learns first, and "town is Torvik" is not one.
-            steps.append(Step(title, title, f"then {known} {title}" if known else f"ask {title}"))
-            known, title = relation, encyclopaedia()[title].facts[relation]
+            article = encyclopaedia()[title]
+            query = f"{title} {article.keys[relation]}"
+            steps.append(Step(query, "", f"{'then' if steps else 'ask'} {query}",
+                              article.said[relation]))
+            title = article.facts[relation]
         return Question(self.TEMPLATES[path].format(person), (title,), tuple(steps), path[-1],
                         person)
 
@@ -547,12 +549,13 @@ class SearchQA(TextEnv):
     def _missing(self):
         """The hops whose passage has not been shown yet."""
         return [step for step in self.question.steps
-                if not any(_is_about(content, step.title) for content in self.seen)]
+                if not any(content.startswith(f"{step.sentence} ") if step.sentence else
+                           _is_about(content, step.title) for content in self.seen)]
 
     def note(self):
         missing = self._missing()
         return (missing[0].thought if missing else
-                f"answer {self.question.asked} {self._line(self.question.answers[0])}")
+                f"answer {self._line(self.question.answers[0])}")
 
     def instance(self):
         return f"{self.question.asked}: {self.question.text}"
@@ -573,9 +576,9 @@ class SearchQA(TextEnv):
         sight = " ".join([self.question.text, *(self.shown or [])])
         if rng.random() < 0.75:
             titles = [] if self.questions else [t for t in encyclopaedia() if t in sight]
-            any_one = not titles or rng.random() < 0.25
-            query = self._any_query(rng) if any_one else titles[rng.integers(len(titles))]
-            return f"search[ {query} ]"
+            if not titles or rng.random() < 0.25:
+                return f"search[ {self._any_query(rng)} ]"
+            return f"search[ {self._about(titles[rng.integers(len(titles))], rng)} ]"
         words = re.findall(r"[A-Za-z]+", sight)
         return f"finish[ {words[rng.integers(len(words))] if words else 'yes'} ]"
 
@@ -584,6 +587,7 @@ class SearchQA(TextEnv):
         yield from super().texts(seed)
         if not self.questions:
             yield from (f" {line}" for line in WORLD.values())
+            yield "".join(f" {sentence}" for sentence in encyclopaedia()["Torvik"].sentences)
 
     def _any_query(self, rng):
         if self.questions:
@@ -591,7 +595,12 @@ class SearchQA(TextEnv):
             return steps[rng.integers(len(steps))].query
         kinds = _titles_by_kind()
         titles = kinds[rng.integers(len(kinds))]
-        return titles[rng.integers(len(titles))]
+        return self._about(titles[rng.integers(len(titles))], rng)
+
+    @staticmethod
+    def _about(title, rng):
+        keys = list(encyclopaedia()[title].keys.values())
+        return f"{title} {keys[rng.integers(len(keys))]}"
 
 
 # -- SearchQA: what is asked, and how an answer is scored ------------------------------------------
@@ -601,12 +610,13 @@ MAX_SHOWN = 400  # characters of a passage in an observation
 
 
 class Step(NamedTuple):
-    """One hop: the query that finds the passage of this title ("": any), and the thought behind
-    it."""
+    """One hop: the query, the title of the passage that it is to find ("": any), the thought behind
+    it; and, where a title has many passages, how the right one begins."""
 
     query: str
     title: str
     thought: str
+    sentence: str = ""
 
 
 class Question(NamedTuple):

@@ -174,11 +174,10 @@ class BM25:
 
 
 class Passage(NamedTuple):
-    """What is indexed and shown. `facts`: relation -> value, known for generated articles only."""
+    """What is indexed and shown."""
 
     title: str
     text: str
-    facts: dict | None = None
 
     @property
     def content(self):
@@ -225,37 +224,57 @@ NUM_PEOPLE = 320
 ENCYCLOPAEDIA_SEED = 1
 
 
+# What is said of people, towns and companies: relation -> (the words before the value, their key).
+# All as long as each other: BM25 would find the shorter ones first, whatever is asked.
+SAYINGS = {
+    "people": {"town": ("comes from", "comes"), "company": ("works for", "works"),
+               "hobby": ("is into", "into")},
+    "towns": {"river": ("lies on", "lies"), "dish": ("dines on", "dines")},
+    "companies": {"town": ("sits in", "sits"), "product": ("deals in", "deals")},
+}
+LISTS = {"town": "towns", "company": "companies", "hobby": "hobbies", "river": "rivers",
+         "dish": "dishes", "product": "products"}
+
+
+class Article(NamedTuple):
+    """What is known of one title. `facts`: relation -> value; `said`: relation -> its sentence up
+    to the value; `keys`: relation -> the word that finds it."""
+
+    title: str
+    facts: dict
+    said: dict
+    keys: dict
+
+    @property
+    def sentences(self):
+        return [f"{self.said[relation]} {value}" for relation, value in self.facts.items()]
+
+
 @lru_cache(maxsize=1)
 def encyclopaedia():
-    """The generated world: people, towns and companies as short articles. The same on every
-    machine.
+    """The generated world: people, towns and companies. The same on every machine.
 
     Each word comes from a list above and stands in several articles, so that a name says nothing
-    by itself; values are dealt evenly, so that no guess is better than another. An article names
-    the relation right before its value.
+    by itself; values are dealt evenly, so that no guess is better than another.
 
-    returns: dict title -> Passage with its facts; people first, then towns, then companies
+    returns: dict title -> Article; people first, then towns, then companies
     """
     rng = np.random.default_rng(ENCYCLOPAEDIA_SEED)
     names = {kind: line.split() for kind, line in WORLD.items()}
     first, last = names["first_names"], names["last_names"]
-    people = [f"{first[i // len(last)]} {last[i % len(last)]}"
-              for i in rng.permutation(len(first) * len(last))[:NUM_PEOPLE]]
-    articles = []
-
-    def write(titles, sentence, **facts):
-        hands = [[names[kind][i] for i in rng.permutation(np.arange(len(titles))
-                                                          % len(names[kind]))]
-                 for kind in facts.values()]
-        for title, *values in zip(titles, *hands):
-            articles.append(Passage(title, sentence.format(*values), dict(zip(facts, values))))
-
-    write(people, "born in the town {}, works for the company {}, has the hobby {}.",
-          town="towns", company="companies", hobby="hobbies")
-    write(names["towns"], "lies on the river {}, eats the dish {}.", river="rivers", dish="dishes")
-    write(names["companies"], "sits in the town {}, makes the product {}.",
-          town="towns", product="products")
-    return {article.title: article for article in articles}
+    names["people"] = [f"{first[i // len(last)]} {last[i % len(last)]}"
+                       for i in rng.permutation(len(first) * len(last))[:NUM_PEOPLE]]
+    articles = {}
+    for kind, sayings in SAYINGS.items():
+        titles = names[kind]
+        dealt = {relation: rng.permutation(np.arange(len(titles)) % len(names[LISTS[relation]]))
+                 for relation in sayings}
+        for n, title in enumerate(titles):
+            articles[title] = Article(
+                title, {r: names[LISTS[r]][dealt[r][n]] for r in sayings},
+                {r: f"{title} {words}" for r, (words, _) in sayings.items()},
+                {r: key for r, (_, key) in sayings.items()})
+    return articles
 
 
 def load_corpus(name):
@@ -264,7 +283,8 @@ def load_corpus(name):
     A record is a text, or has `title` and `text`, or `contents` or `content`.
     """
     if name == "encyclopaedia":
-        return list(encyclopaedia().values())
+        return [Passage("", sentence) for article in encyclopaedia().values()
+                for sentence in article.sentences]
     if name == "wiki":
         return [Passage(title, f"{description}. {extract}")
                 for title, description, extract in wiki_articles()]
