@@ -61,10 +61,12 @@ def draw(path):
 def results_table():
     """One row per environment and algorithm: before RL, and what three seeds have at the preset's
     last step, with the 95 % interval of the lowest."""
-    rows = ["| run | before RL: sampled | greedy | after, seeds 0, 1, 2: sampled | greedy "
-            "| test: sampled | minutes |", "|---|---|---|---|---|---|---|"]
+    rows = ["| run | success before RL: sampled | greedy | after, seeds 0, 1, 2: sampled | greedy "
+            "| return: before, after | test: success | minutes |", "|---|---|---|---|---|---|---|---|"]
     for env, algo in RUNS:
-        runs = [read(f"readme-{env}-{algo}-s{seed}") for seed in SEEDS]
+        seeds = [seed for seed in SEEDS
+                 if (ROOT / "runs" / f"readme-{env}-{algo}-s{seed}").exists()]
+        runs = [read(f"readme-{env}-{algo}-s{seed}") for seed in seeds]
         config = json.loads((ROOT / "runs" / f"readme-{env}-{algo}-s0" / "config.json").read_text())
         last = [[line for line in run if "val/success" in line][-1] for run in runs]
         first, size = runs[0][0], config["val_size"]
@@ -74,6 +76,8 @@ def results_table():
             with_interval(first["val/success_greedy"], size),
             of_seeds([line["val/success"] for line in last], size),
             of_seeds([line["val/success_greedy"] for line in last], size),
+            f"{first['val/episode_return']:.2f}, "
+            + " ".join(f"{line['val/episode_return']:.2f}" for line in last),
             ", ".join(f"{run[-1]['test/success']:.2f}" for run in runs),
             f"{min(minutes):.1f} to {max(minutes):.1f}"]) + " |")
     return "\n".join(rows)

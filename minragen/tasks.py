@@ -495,7 +495,7 @@ class SearchQA(TextEnv):
     def _reset(self, rng):
         self.question = (self.questions[rng.integers(len(self.questions))] if self.questions else
                          self._ask(rng))
-        self.shown, self.seen, self.finished = None, [], False
+        self.shown, self.screen, self.finished = None, [], False
 
     def _ask(self, rng):
         """A generated question: the number of hops, then relations, then a person, drawn evenly."""
@@ -528,7 +528,7 @@ class SearchQA(TextEnv):
             before = self.shown
             found = self.index.search(argument, self.options["results"])
             self.shown = [self._line(r["content"], MAX_SHOWN) for r in found]
-            self.seen += [r["content"] for r in found]
+            self.screen = [r["content"] for r in found]
             return Outcome(0.0, effective=self.shown != before)
         self.finished = True
         em, f1 = score_answer(argument, self.question.answers)
@@ -547,10 +547,13 @@ class SearchQA(TextEnv):
         return self._fitted(" ".join(text.split()), most)
 
     def _missing(self):
-        """The hops whose passage has not been shown yet."""
-        return [step for step in self.question.steps
-                if not any(content.startswith(f"{step.sentence} ") if step.sentence else
-                           _is_about(content, step.title) for content in self.seen)]
+        """The hops after the last one whose passage is on the screen: what an earlier screen showed
+        is looked up again, so that a thought depends on one observation and not on a memory."""
+        steps = self.question.steps
+        found = [n for n, step in enumerate(steps, 1) for content in self.screen
+                 if (content.startswith(f"{step.sentence} ") if step.sentence else
+                     _is_about(content, step.title))]
+        return steps[max(found, default=0):]
 
     def note(self):
         missing = self._missing()
