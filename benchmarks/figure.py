@@ -62,7 +62,8 @@ def results_table():
     """One row per environment and algorithm: before RL, and what three seeds have at the preset's
     last step, with the 95 % interval of the lowest."""
     rows = ["| run | success before RL: sampled | greedy | after, seeds 0, 1, 2: sampled | greedy "
-            "| return: before, after | test: success | minutes |", "|---|---|---|---|---|---|---|---|"]
+            "| return: before, after | test: success | minutes |",
+            "|---|---|---|---|---|---|---|---|"]
     for env, algo in RUNS:
         seeds = [seed for seed in SEEDS
                  if (ROOT / "runs" / f"readme-{env}-{algo}-s{seed}").exists()]

@@ -107,6 +107,9 @@ class TextEnv(gymnasium.Env):
     actions: tuple = ()  # names of the actions; empty means that any text is passed to _act
     # What a thoughtless player always does (the warm-up's demonstrator falls back on it).
     habit: str = ""
+    # Probability that a turn of the warm-up's demonstrator is the solver's. Where one needs to see
+    # the fruit of a good turn to learn what to make of it, weak play must not be too weak.
+    expert = 0.3
     multi_action = False  # whether an answer may hold several actions joined by ||
     parallel = False  # whether a step waits on something (sandbox, server) and belongs in a thread
     defaults: dict = {}  # option name -> default; the type of the default is the type of the option

@@ -287,9 +287,10 @@ class Sudoku(TextEnv):
     Observation: the grid, a dot per empty cell; what was refused in the last turn; and for the ten
         empty cells with the least choice the numbers that fit, least choice last: where a small
         model looks.
-    Actions: `N at (R, C)` puts a number into a cell and may overwrite one of the player's own,
+    Actions: `(R, C) N` puts a number into a cell and may overwrite one of the player's own,
         `clear (R, C)` takes it back; up to 2 a turn. Also understood, and nothing else: `place N at
-        row R col C`, `place N at (R, C)`, `place N at R, C`, `N at R, C`, `(R, C, N)`, `R, C, N`.
+        row R col C`, `place N at (R, C)`, `place N at R, C`, `N at (R, C)`, `N at R, C`,
+        `(R, C, N)`, `R, C, N`.
     Reward: 1 for the first time that a cell gets its number, 10 more for the last of them, -0.1
         for a clue cell or a broken rule, 0 for a number that fits but is wrong.
     Ends when: the grid is solved.
@@ -316,25 +317,25 @@ class Sudoku(TextEnv):
         . . 3 2
         3 2 . .
         . 1 2 3
-        Fits: 1 4 at (3, 3); 1 4 at (2, 1); 4 at (4, 1); 4 at (3, 4); 4 at (2, 2); 4 at (1, 3)
+        Fits: (3, 3) 1 4; (2, 1) 1 4; (4, 1) 4; (3, 4) 4; (2, 2) 4; (1, 3) 4
         Turns left: 5, actions left: 10
-        <answer> 4 at (1, 3) || 4 at (2, 2) </answer>
+        <answer> (1, 3) 4 || (2, 2) 4 </answer>
         Reward: 2
         2 3 4 1
         . 4 3 2
         3 2 . .
         . 1 2 3
-        Fits: 4 at (4, 1); 4 at (3, 4); 1 at (3, 3); 1 at (2, 1)
+        Fits: (4, 1) 4; (3, 4) 4; (3, 3) 1; (2, 1) 1
         Turns left: 4, actions left: 8
-        <answer> 1 at (2, 1) || 1 at (3, 3) </answer>
+        <answer> (2, 1) 1 || (3, 3) 1 </answer>
         Reward: 2
         2 3 4 1
         1 4 3 2
         3 2 1 .
         . 1 2 3
-        Fits: 4 at (4, 1); 4 at (3, 4)
+        Fits: (4, 1) 4; (3, 4) 4
         Turns left: 3, actions left: 6
-        <answer> 4 at (3, 4) || 4 at (4, 1) </answer>
+        <answer> (3, 4) 4 || (4, 1) 4 </answer>
         Reward: 12
         2 3 4 1
         1 4 3 2
@@ -376,8 +377,8 @@ class Sudoku(TextEnv):
         n, b = self.n, self.box
         lines = [f"Fill the grid: each row, column and {b}x{b} box holds every number from 1 to "
                  f"{n} once. A dot is an empty cell.",
-                 f"Cells are (row, column), from (1, 1) at the top left to ({n}, {n}). Write 3 at "
-                 f"(1, 2) to put a 3 there, clear (1, 2) to take back your own."]
+                 f"Cells are (row, column), from (1, 1) at the top left to ({n}, {n}). "
+                 f"Write (1, 2) 3 to put a 3 there, clear (1, 2) to take back your own."]
         if self.options["hints"]:
             lines.append("Fits lists empty cells with the numbers that fit, least choice last.")
         return "\n".join(lines)
@@ -475,7 +476,7 @@ class Sudoku(TextEnv):
         return (spelt["R"] - 1) * self.n + spelt["C"] - 1, spelt.get("N", 0)
 
     def _spell(self, cell, number):
-        return f"{number} at {self._name(cell)}" if number else f"clear {self._name(cell)}"
+        return f"{self._name(cell)} {number}" if number else f"clear {self._name(cell)}"
 
     def _name(self, cell):
         return f"({cell // self.n + 1}, {cell % self.n + 1})"
@@ -504,7 +505,7 @@ class Sudoku(TextEnv):
             lines.append(f"Conflicts: {' '.join(map(self._name, clashing))}")
         if self.options["hints"] and self._free():
             lines.append("Fits: " + "; ".join(
-                f"{' '.join(map(str, self._fitting(c))) or 'nothing'} at {self._name(c)}"
+                f"{self._name(c)} {' '.join(map(str, self._fitting(c))) or 'none'}"
                 for c in self._free()[:self.SHOWN_HINTS][::-1]))
         return "\n".join(lines)
 
@@ -575,7 +576,7 @@ class Sudoku(TextEnv):
         """Any number in a random empty cell, or over an own one where none is empty."""
         cells = self._free() or [c for c, clue in enumerate(self.clues) if not clue]
         count = min(self.budget.max_actions_per_turn, self.actions_left)
-        return f" {SEPARATOR} ".join(f"{rng.integers(self.n) + 1} at {self._name(c)}"
+        return f" {SEPARATOR} ".join(f"{self._name(c)} {rng.integers(self.n) + 1}"
                                      for c in rng.permutation(sorted(cells))[:count])
 
 
@@ -583,7 +584,7 @@ class Sudoku(TextEnv):
 def sudoku_forms():
     """Patterns of the spellings of an action; white space is free beside brackets and commas."""
     forms = ("N at (R, C)", "N at R, C", "place N at (R, C)", "place N at R, C",
-             "place N at row R col C", "(R, C, N)", "R, C, N", "clear (R, C)")
+             "place N at row R col C", "(R, C, N)", "R, C, N", "(R, C) N", "clear (R, C)")
     patterns = []
     for form in forms:
         spaced = (re.escape(form).replace(r",\ ", r"\s*,\s*").replace(r"\ \(", r"\s*\(")

@@ -454,6 +454,7 @@ class SearchQA(TextEnv):
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
     actions = ("search[query]", "finish[answer]")
     data_in_the_box = "generated encyclopaedia"
+    expert = 0.6
     defaults = {"hops": 0, "results": 1, "reward": "em", "data": "", "corpus": "", "url": "",
                 "timeout": 20.0}
     instruction = ("Answer the question. A search shows what the encyclopaedia says on the query. "

@@ -139,7 +139,7 @@ PRESETS = {
     "frozenlake": dict(steps=70, lr=5e-4, lr_final=0.1, max_new_tokens=24, max_context=512),
     "sokoban": dict(steps=50, lr=5e-4, lr_final=0.1, max_new_tokens=24, max_context=640,
                     val_every=25),
-    "sudoku": dict(steps=40, warmup_steps=250, lr=5e-4, lr_final=0.1, num_groups=8,
+    "sudoku": dict(steps=40, warmup_steps=220, lr=5e-4, lr_final=0.1, num_groups=8,
                    max_new_tokens=24, max_context=768),
     "countdown": dict(steps=160, lr=5e-4, lr_final=0.1, max_new_tokens=32, max_context=128,
                       val_every=40),

@@ -32,11 +32,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from minragen.envs import REGISTRY, SEPARATOR, SPLITS, EnvGroups, make
+from minragen.envs import REGISTRY, SEPARATOR, SPLITS, EnvGroups, TextEnv, make
 from minragen.models import AdamW, ChatFrame, cache_folder, fingerprint, load_policy, token_logprobs
 from minragen.rollout import Trajectory, make_batch
 
-EXPERT = 0.3  # probability that a turn is the solver's
+EXPERT = TextEnv.expert  # probability that a turn is the solver's, unless an environment says else
 HABIT = 0.5  # of the other turns' actions, the share that is the habit
 # Below the seeds that training uses; the instances are of one split all the same.
 DEMONSTRATION_SEED = 2**40
@@ -155,9 +155,9 @@ def _kind(policy):
 
 
 def weak_answer(env, rng):
-    """With probability EXPERT the solver's answer; otherwise HABIT and chance, one action at a
-    time."""
-    if rng.random() < EXPERT:
+    """With probability `env.expert` the solver's answer; otherwise HABIT and chance, one action at
+    a time."""
+    if rng.random() < env.expert:
         return env.solve()[0]
     actions = (env.random_answer(rng).split(SEPARATOR) if env.multi_action
                else [env.random_answer(rng)])
