@@ -22,7 +22,8 @@ from minragen.train import console_line, read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)
-RUNS = (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("bandit", "grpo"))
+RUNS = (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("bandit", "grpo"), ("sokoban", "grpo"),
+        ("countdown", "grpo"), ("searchqa", "grpo"))
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 
 
@@ -59,8 +60,8 @@ def draw(path):
 
 
 def results_table():
-    """One row per environment and algorithm: before RL, and what three seeds have at the preset's
-    last step, with the 95 % interval of the lowest."""
+    """One row per environment and algorithm: before RL, and what the seeds that were run have at
+    the preset's last step, with the 95 % interval of the lowest."""
     rows = ["| run | success before RL: sampled | greedy | after, seeds 0, 1, 2: sampled | greedy "
             "| return: before, after | test: success | minutes |",
             "|---|---|---|---|---|---|---|---|"]
@@ -73,7 +74,8 @@ def results_table():
         first, size = runs[0][0], config["val_size"]
         minutes = [run[-1]["elapsed"] / 60 for run in runs]
         rows.append("| " + " | ".join([
-            f"{env} {algo}", with_interval(first["val/success"], size),
+            f"{env} {algo}" + ("" if len(seeds) > 1 else f", seed {seeds[0]} only"),
+            with_interval(first["val/success"], size),
             with_interval(first["val/success_greedy"], size),
             of_seeds([line["val/success"] for line in last], size),
             of_seeds([line["val/success_greedy"] for line in last], size),
