@@ -80,7 +80,7 @@ class TestSettings:
 
     @pytest.mark.parametrize("argv, said", [
         (["--env", "frozenlak"],
-         "unknown env 'frozenlak': did you mean 'frozenlake'? Known: bandit, frozenlake"),
+         "unknown env 'frozenlak': did you mean 'frozenlake'? Known: bandit, countdown"),
         (["--model", "smolm2"], "unknown model 'smolm2': did you mean 'smollm2'"),
         (["--learning-rate", "1"], "unknown option '--learning-rate'"),
         (["--group-sise", "1"], "did you mean '--group-size'"),

@@ -92,7 +92,7 @@ class TestCarriedWeights:
             carried = {name: json.loads(text) for name, text in file.metadata().items()}
         assert record["loss"] == pytest.approx(carried["loss"][:PIECE_STEPS], rel=1e-4)
         assert record["probe"] == pytest.approx(carried["probe"], rel=1e-3, abs=1e-3)
-        assert carried["loss"][-1] < 0.1 * carried["loss"][0]
+        assert carried["loss"][-1] < 0.2 * carried["loss"][0]
 
     def test_the_warm_up_is_deterministic_to_the_bit(self):
         results = []
