@@ -297,7 +297,7 @@ def build_groups(config, split, num_groups, group_size):
 def backends(config):
     """For the first line: what outside of this process the environments lean on."""
     groups = build_groups(config, "train", len(env_names(config)), 1)
-    return "".join(f"; {name} leans on {env.backend}"
+    return "".join(f"; {name} relies on {env.backend}"
                    for name, env in zip(groups.names, groups.envs) if env.backend)
 
 
