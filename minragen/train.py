@@ -145,7 +145,7 @@ PRESETS = {
                       val_every=40),
     "webshop": dict(steps=30, warmup_steps=500, lr=2e-4, lr_final=0.2, num_groups=8,
                     max_new_tokens=32, max_context=1152, val_every=15),
-    "searchqa": dict(steps=50, warmup_steps=300, lr=5e-4, lr_final=0.1, max_new_tokens=24,
+    "searchqa": dict(steps=50, warmup_steps=600, lr=5e-4, lr_final=0.1, max_new_tokens=24,
                      max_context=512, val_every=25),
     "lean": dict(steps=20, warmup_steps=300, lr=5e-4, lr_final=0.1, num_groups=8,
                  max_new_tokens=72, max_context=1024),
