@@ -228,6 +228,7 @@ def value_range(spec):
 
 
 def draw_values(template, rng):
+    """Values of the template's variables, exact, drawn again until its conditions hold."""
     while True:
         values = {}
         for name, choices in template["values"].items():
@@ -1374,6 +1375,7 @@ class FormulaKind:
     inputs: tuple  # lists of arguments; the meaning of a function is its value on all of these
 
     def draw(self, rng):
+        """A random Formula of this kind."""
         names = [v.strip() for v in self.arguments.split(",")]
         variables = [names[i] for i in rng.permutation(len(names))] * 2
         parts = []
@@ -1833,6 +1835,7 @@ def tactic_refusal(tactic, known=None):
 
 
 def balanced(text):
+    """Whether every bracket is closed by its own kind, in order."""
     opened = []
     for c in text:
         if c in CLOSES.values():

@@ -1081,6 +1081,7 @@ def same_output(got, want):
 
 
 def same_word(got, want):
+    """Whether two printed words are the same text or the same number; see `same_value`."""
     if got == want:
         return True
     if max(len(got), len(want)) > 400 or not NUMERAL.fullmatch(got) or not NUMERAL.fullmatch(want):
@@ -1114,6 +1115,7 @@ class Wardens:
 
     @contextlib.contextmanager
     def borrow(self):
+        """Lend a warden for the time of a `with`; one that was left by an exception is ended."""
         with self.slots:
             with self.lock:
                 warden = self.idle.pop() if self.idle else self._start()
@@ -1193,6 +1195,7 @@ class Warden:
             raise RuntimeError(f"the sandbox's process has ended: {problem}.") from None
 
     def receive(self):
+        """The warden's next message. Raises RuntimeError if it has ended or is silent."""
         self.control.settimeout(60)
         try:
             message = inside.receive(self.control)

@@ -120,6 +120,7 @@ def receive(control):
 
 
 def read_exactly(control, count):
+    """`count` bytes of a socket. Raises EOFError if it ends before."""
     data = bytearray()
     while len(data) < count:
         piece = control.recv(count - len(data))

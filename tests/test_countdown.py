@@ -310,9 +310,9 @@ class TestData:
 
     def test_a_file_is_read_once(self, tmp_path, monkeypatch):
         path = written(tmp_path, ROWS)
-        Countdown(data=path)
-        monkeypatch.setattr(games, "read_records", None)
-        Countdown("val", data=path)
+        first = Countdown(data=path)
+        monkeypatch.setattr(games, "read_records", None)  # to call it again would raise
+        assert Countdown("val", data=path).rows == first.rows
 
     @pytest.mark.parametrize("bad", [
         '{"nums": [1, 2, 3]}', '{"numbers": [1, 2, 3], "target": 6}', "[1, 2, 3]", "7",
