@@ -351,7 +351,7 @@ def make(name, split="train", budget=None, **options):
             sys.path.insert(0, "")
         module = importlib.import_module(module_name)
         cls = getattr(module, attribute, None)
-        if cls in (TextEnv, GymnasiumText):
+        if cls in (TextEnv, Board, GymnasiumText):
             raise ValueError(f"env {name!r} is the base of environments, not one itself.")
         if isinstance(cls, type) and issubclass(cls, TextEnv):
             return cls(split=split, budget=budget, **options)
@@ -600,7 +600,40 @@ class Bandit(TextEnv):
         return [self._better()]
 
 
-class FrozenLake(TextEnv):
+class Board(TextEnv):
+    """A world on a grid, shown as coordinates, as a grid of its own symbols, or as both.
+
+    A board writes `_coordinates()` and `_grid()` (lists of lines), `meanings` of its symbols in
+    order, and has the options `view` and `symbols`.
+    """
+
+    meanings: tuple = ()
+
+    def __init__(self, split="train", budget=None, **options):
+        super().__init__(split, budget, **options)
+        view, symbols, name = self.options["view"], self.options["symbols"], type(self).__name__
+        if view not in ("coord", "grid", "grid_coord"):
+            raise ValueError(f"option view of {name}: got {view!r}, expected coord, grid or "
+                             f"grid_coord.")
+        if not (len(symbols) == len(set(symbols)) == len(self.meanings) and symbols.isprintable()):
+            raise ValueError(f"option symbols of {name}: got {symbols!r}, expected "
+                             f"{len(self.meanings)} different symbols.")
+        self.observation_space = text_space(symbols)
+
+    def _legend(self):
+        """The line that explains the symbols, where they are shown."""
+        pairs = zip(self.options["symbols"], self.meanings)
+        told = "Symbols: " + ", ".join(f"{s} {m}" for s, m in pairs) + "."
+        return [] if self.options["view"] == "coord" else [told]
+
+    def render(self):
+        """The board in its view."""
+        coord, grid = "\n".join(self._coordinates()), "\n".join(self._grid())
+        return {"coord": coord, "grid": grid,
+                "grid_coord": f"{coord}\n{grid}"}[self.options["view"]]
+
+
+class FrozenLake(Board):
     """Walk over ice from a start to a goal without entering a hole.
 
     Goal: reach the goal.
@@ -648,19 +681,15 @@ class FrozenLake(TextEnv):
     multi_action = True
     data_in_the_box = "generated maps"
     defaults = {"size": 4, "frozen": 0.9, "slip": 0.0, "view": "coord", "symbols": "P_OGX√"}
+    meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
     MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
-        if o["view"] not in ("coord", "grid", "grid_coord"):
-            raise ValueError(f"option view of FrozenLake: got {o['view']!r}, expected coord, grid "
-                             f"or grid_coord.")
-        six = len(o["symbols"]) == len(set(o["symbols"])) == 6 and o["symbols"].isprintable()
-        if not (2 <= o["size"] <= 64 and 0 < o["frozen"] <= 1 and 0 <= o["slip"] <= 1 and six):
+        if not (2 <= o["size"] <= 64 and 0 < o["frozen"] <= 1 and 0 <= o["slip"] <= 1):
             raise ValueError(f"bad options of FrozenLake: {o}; expected size of 2 to 64, "
-                             f"0 < frozen <= 1, 0 <= slip <= 1 and six different symbols.")
-        self.observation_space = text_space(o["symbols"])
+                             f"0 < frozen <= 1 and 0 <= slip <= 1.")
 
     @property
     def instruction(self):
@@ -670,11 +699,7 @@ class FrozenLake(TextEnv):
         if o["slip"]:
             lines.append(f"The ice is slippery: with probability {o['slip']:.3g} a step goes "
                          f"sideways.")
-        if o["view"] != "coord":
-            meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
-            lines.append("Symbols: " + ", ".join(f"{s} {m}"
-                                                 for s, m in zip(o["symbols"], meanings)) + ".")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._legend()])
 
     def _reset(self, rng):
         n = self.options["size"]
@@ -715,12 +740,9 @@ class FrozenLake(TextEnv):
         return Outcome(float(won), terminated=won or lost, success=won,
                        effective=self.player != before)
 
-    def render(self):
-        coord = "\n".join(self._coordinates())
-        grid = "\n".join("".join(self._symbol((r, c)) for c in range(self.options["size"]))
-                         for r in range(self.options["size"]))
-        return {"coord": coord, "grid": grid,
-                "grid_coord": f"{coord}\n{grid}"}[self.options["view"]]
+    def _grid(self):
+        n = range(self.options["size"])
+        return ["".join(self._symbol((r, c)) for c in n) for r in n]
 
     def _coordinates(self):
         place = ("Player on the goal" if self.player == self.goal else
