@@ -1,93 +1,349 @@
 """StarPO as equations: rewards -> advantages -> losses, and the filter over groups.
 
-Pure tensor functions.
+Pure tensor functions, vectorised over the batch; each has a slow, obvious twin in
+tests/test_starpo.py.
 
 StarPO (State-Thinking-Actions-Reward Policy Optimisation; Wang et al. 2025, arXiv 2504.20073)
 maximises the return of whole multi-turn trajectories. Only sampled tokens are actions; prompts and
 observations are the environment's, so every function here takes the mask of what was sampled.
 
-Reading order: `filter_groups`, `group_advantages` or `masked_gae`, `policy_loss`, `value_loss`.
+Reading order: which groups (`filter_groups`), which rewards (`normalise_rewards`, `kl_estimate`,
+`overlong_penalty`), which advantages (`group_advantages`, `masked_gae`, `bi_level_gae`, ...), how
+they are bent (`whiten`, `soft_reweight`, ...), which losses (`policy_loss`, `value_loss`), and how
+a loss per token becomes one number (`loss_weights`, `aggregate`).
 
-Axes: B trajectories, T tokens, P groups, G members. Masks are bool (B, T).
+Axes: B rows, T tokens, P groups, G members, K turns. A row is a trajectory, or one turn of it in
+the turn-wise context modes; the rows of one episode then share their `episode_ids` and count once
+in the statistics of their group. Masks are bool (B, T).
 
 Deltas (from RAGEN V2 and the verl it pins):
-  1. Means over tokens are sums divided by the token count of the *whole update* (`aggregate`), so
-     the micro-batch size cannot change the gradient. There, every micro-batch is averaged by
-     itself.
+  1. Means over tokens are normalised over the *whole update* (`loss_weights`), so the micro-batch
+     size cannot change the gradient. There, every micro-batch is averaged by itself.
   2. Values, advantages and losses are exactly 0 outside the mask. There, whitened advantages are
      not.
   3. The eps of the linear top_p filter is relative to the spread, so a reward scaled by 0.01
      filters alike.
   4. k1 as a loss is refused: its gradient has expectation 0 (E[grad log pi] = 0), it regularises
      nothing.
+  5. Turns end where `turn_ids` say. There, bi-level GAE takes the tokens whose reward is not 0 for
+     the ends of turns, so that a turn without reward vanishes.
+  6. REINFORCE++ passes later rewards on through observation tokens. There, the sum starts again at
+     each of them, and earlier turns never hear of later rewards.
+  7. A group of one has nothing to be compared with: advantage 0. There, its raw score.
 """
 
 import torch
+from torch.nn.functional import pad
 
-KL_ESTIMATORS = ("k2", "k3")
+KL_ESTIMATORS = ("k1", "k2", "k3")
+FILTERS = ("none", "top_p", "top_p_softmax", "top_k", "top_k_abs", "min_p")
+REWARD_NORMS = ("identity", "mean", "mean_std", "asym_clip")
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
+                "seq-mean-token-sum-norm")
+LOSS_SCALINGS = ("none", "linear", "sqrt")
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
+ZERO = 1e-10  # a group whose |score| is no larger has no score
+ASYMMETRIC = (-1.0, 3.0)  # where `asym_clip` ends: a bad episode counts less than a good one
 
 
-def filter_groups(scores, top_p=0.9, eps=0.01):
-    """SNR filter of RAGEN V2 (linear top-p): which groups carry enough reward spread to learn from.
+# ==================================================================================================
+# Which groups
 
-    Walk the groups from the largest score down and keep them until they hold `top_p` of the total:
-        keep the shortest prefix with  sum_kept >= (top_p - eps) * sum_all,   scores of 0 never
-    With top_p >= 1 every group is kept, whatever its score. eps keeps rounding from taking one
-    group too many. Ties are broken by group index.
 
-    scores: (P,) float, non-negative (the reward's standard deviation within each group)
-    returns: (P,) bool; all False if no group has any spread
-    raises: ValueError if top_p <= eps or a score is negative, infinite or nan
+def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include_zero=False,
+                  eps=0.01):
+    """SNR filter of RAGEN V2: which groups carry enough signal to learn from.
 
-    >>> filter_groups(torch.tensor([9.0, 1.0, 5.0]), top_p=0.9).tolist()
+    Candidates are the groups with |score| > 1e-10, or all with `include_zero`. Of the candidates,
+    from the largest score down (or from the smallest up):
+        top_p          the shortest prefix with  sum_kept >= (value - eps) * sum_all
+        top_p_softmax  the shortest prefix with  sum_kept softmax(+-score) >= value; it depends on
+                       the scale of the scores: where all are below 0.5 it keeps nearly everything
+        top_k          int(value * P) groups, at least one
+        top_k_abs      int(value) groups, at least one
+        min_p          all with score >= value * largest (or <= smallest / value)
+    and `none` keeps every group, candidate or not. The eps keeps rounding from taking one group too
+    many. Ties are broken by group index.
+
+    scores: (P,) float, e.g. the reward's standard deviation within each group (`group_scores`)
+    returns: (P,) bool; all False if there are no candidates
+    raises: ValueError for unknown names, a value outside the strategy's range, scores that are
+        not finite, and negative ones where top_p adds them up
+
+    >>> filter_groups(torch.tensor([9.0, 1.0, 5.0]), 0.9).tolist()
     [True, False, True]
     """
-    if not top_p > eps or not bool(((scores >= 0) & scores.isfinite()).all()):
-        raise ValueError(f"filter_groups: got top_p={top_p} and scores {scores.tolist()}, expected "
-                         f"top_p > {eps} and finite scores >= 0.")
-    if top_p >= 1:
+    _check_filter(scores, value, strategy, select, eps)
+    if strategy == "none":
         return torch.ones_like(scores, dtype=torch.bool)
-    ranked, order = scores.sort(descending=True, stable=True)
-    held_before = ranked.cumsum(0) - ranked
-    kept = (held_before < (top_p - eps) * scores.sum()) & (ranked > 0)
-    return torch.zeros_like(kept).scatter(0, order, kept)
+    candidate = (scores.abs() > ZERO) | include_zero
+    key = scores if select == "largest" else -scores
+    # Candidates first, best first.
+    ranked, order = key.masked_fill(~candidate, -torch.inf).sort(descending=True, stable=True)
+    n, (P,) = int(candidate.sum()), scores.shape
+    ranked, order = ranked[:n], order[:n]
+    if n == 0:
+        kept = torch.zeros(0, dtype=torch.bool, device=scores.device)
+    elif strategy == "top_p":
+        held_before = ranked.abs().cumsum(0) - ranked.abs()
+        kept = held_before < (value - eps) * ranked.abs().sum()
+    elif strategy == "top_p_softmax":
+        mass = ranked.softmax(0)
+        kept = mass.cumsum(0) - mass < value
+    elif strategy == "min_p":
+        kept = ranked >= (value * ranked[0] if select == "largest" else ranked[0] / value)
+    else:
+        k = int(value * P + 1e-9) if strategy == "top_k" else int(value)
+        kept = torch.arange(n, device=scores.device) < max(k, 1)
+    return torch.zeros(P, dtype=torch.bool, device=scores.device).scatter(0, order, kept)
 
 
-def group_spread(episode_returns, group_ids):
-    """Sample standard deviation of the return within each group; 0 for a group of one.
+def _check_filter(scores, value, strategy, select, eps):
+    if strategy not in FILTERS or select not in ("largest", "smallest"):
+        raise ValueError(f"unknown filter {strategy!r} of the {select!r}: expected one of "
+                         f"{', '.join(FILTERS)}, and largest or smallest.")
+    least, most = {"top_p": (eps, 1), "top_k_abs": (0, torch.inf)}.get(strategy, (0, 1))
+    if strategy != "none" and not least < value <= most:
+        raise ValueError(f"filter {strategy}: got a value of {value}, expected more than {least}"
+                         + (f" and at most {most}." if most == 1 else "."))
+    if not bool(scores.isfinite().all()) or (strategy == "top_p" and bool((scores < 0).any())):
+        raise ValueError(f"filter {strategy}: got scores {scores.tolist()}, expected finite "
+                         f"{'ones >= 0' if strategy == 'top_p' else 'ones'}.")
 
-    episode_returns: (B,) float      group_ids: (B,) int64
-    returns: (P,) in the order of group id
+
+def group_scores(x, group_ids, statistic="std", episode_ids=None):
+    """One number per group for `filter_groups`: the sample standard deviation or the mean of x.
+
+    A group of one has no spread: std 0.
+    x: (B,) float, one number an episode (its return, length or mean entropy)
+    group_ids: (B,) int64, 0..P-1      episode_ids: see the module's axes
+    returns: (P,)
     """
-    return torch.stack([_std(episode_returns[group_ids == g]) for g in group_ids.unique()])
+    mean, std, _, _ = _moments(x, group_ids, _once(episode_ids, x))
+    return std if statistic == "std" else mean
 
 
-def _std(x):
-    # From the first entry: sixteen times 0.9 has a float32 mean that is not 0.9, and a spread that
-    # is not 0.
-    return (x - x[0]).std() if len(x) > 1 else torch.zeros((), dtype=x.dtype, device=x.device)
+def _once(episode_ids, x):
+    """(B,) 1.0 on the first row of each episode, 0.0 on its other rows."""
+    if episode_ids is None:
+        return torch.ones_like(x)
+    rows = torch.arange(len(x), device=x.device)
+    first = torch.full((int(episode_ids.max()) + 1,), len(x), device=x.device)
+    first = first.scatter_reduce(0, episode_ids, rows, "amin")
+    return (first[episode_ids] == rows).to(x.dtype)
 
 
-def group_advantages(episode_returns, group_ids, response_mask, by_std=True, eps=1e-6):
+def _moments(x, group_ids, once):
+    """Mean, sample std and size (P,) of each group, and every row's distance (B,) from its mean.
+
+    Measured from the group's smallest member, so that equal entries have distance and spread of
+    exactly 0: sixteen times 0.9 has a float32 mean that is not 0.9.
+    """
+    P = int(group_ids.max()) + 1
+
+    def total(v):
+        return torch.zeros(P, dtype=x.dtype, device=x.device).index_add(0, group_ids, v * once)
+
+    size = total(torch.ones_like(x))
+    base = torch.full_like(size, torch.inf).scatter_reduce(0, group_ids, x, "amin")
+    above = x - base[group_ids]
+    mean = total(above) / size.clamp(min=1)
+    distance = above - mean[group_ids]
+    std = (total(distance**2) / (size - 1).clamp(min=1)).sqrt()
+    return base + mean, std, size, distance
+
+
+# ==================================================================================================
+# Which rewards
+
+
+def normalise_rewards(episode_returns, group_ids, method="identity", episode_ids=None, eps=1e-6):
+    """RAGEN's progressive normalisation: what an episode's return is compared with.
+
+        identity   R                              ARPO
+        mean       R - mean
+        mean_std   (R - mean) / (std + eps)       BRPO over the batch, GRPO over prompt groups;
+                                                  0 where std <= eps
+        asym_clip  mean_std within [-1, 3]
+    over the partition that `group_ids` names: all zeros for the batch, the prompt groups, the
+    environments of a mixture.
+
+    episode_returns, group_ids: (B,)      returns: (B,)
+    raises: ValueError for an unknown method
+    """
+    if method not in REWARD_NORMS:
+        raise ValueError(f"unknown reward normalisation {method!r}: expected one of "
+                         f"{', '.join(REWARD_NORMS)}.")
+    if method == "identity":
+        return episode_returns
+    _, std, _, distance = _moments(episode_returns, group_ids, _once(episode_ids, episode_returns))
+    if method == "mean":
+        return distance
+    std = std[group_ids]
+    scaled = torch.where(std > eps, distance / (std + eps), 0.0)
+    return scaled.clamp(*ASYMMETRIC) if method == "asym_clip" else scaled
+
+
+def episode_sums(x, episode_ids):
+    """Each row's x becomes the sum over the rows of its episode. x: (B,)      returns: (B,)"""
+    total = torch.zeros(int(episode_ids.max()) + 1, dtype=x.dtype, device=x.device)
+    return total.index_add(0, episode_ids, x)[episode_ids]
+
+
+def last_token_rewards(scores, response_mask):
+    """Credit per episode: the whole score on the last sampled token of its row.
+
+    scores: (B,)      returns: (B, T)
+    """
+    T = response_mask.shape[1]
+    last = (response_mask * torch.arange(1, T + 1, device=response_mask.device)).amax(dim=1) - 1
+    rewards = torch.zeros(response_mask.shape, dtype=scores.dtype, device=scores.device)
+    return rewards.scatter(1, last.clamp(min=0)[:, None], scores[:, None]) * response_mask
+
+
+def turn_returns(turn_rewards, episode_ids, turns, gamma=1.0):
+    """Credit per turn where each turn is a row: what came of this turn and all later ones.
+
+        G_k = r_k + gamma * G_{k+1}
+
+    turn_rewards: (B,), the reward of the row's turn      turns: (B,) int64, its number from 0
+    returns: (B,)
+    """
+    shape = int(episode_ids.max()) + 1, int(turns.max()) + 1
+    table = torch.zeros(shape, dtype=turn_rewards.dtype, device=turn_rewards.device)
+    table[episode_ids, turns] = turn_rewards
+    return _from_the_end(table, torch.full_like(table, gamma))[episode_ids, turns]
+
+
+def overlong_penalty(turn_ids, max_new_tokens, share):
+    """DAPO's soft punishment of replies that near their limit (Yu et al. 2025, eq. 13), per turn.
+
+        0                                 len <= free       free = max_new_tokens * (1 - share)
+        (free - len) / (max_new_tokens - free)              down to -1 at the limit
+    turn_ids: (B, T) int64, -1 where not sampled      returns: (B, T), on the last token of a turn
+    """
+    ends = turn_ends(turn_ids, turn_ids >= 0)
+    ones = torch.ones(turn_ids.shape, device=turn_ids.device)
+    length = turn_sums(ones, turn_ids)
+    free = max_new_tokens * (1 - share)
+    return -((length - free) / (max_new_tokens - free)).clamp(0, 1) * ends
+
+
+def turn_ends(turn_ids, mask):
+    """(B, T) bool: the last masked token of each turn. turn_ids: (B, T) int64, -1 outside turns."""
+    following = _next(mask)
+    after = pad(turn_ids, (0, 1), value=-1).gather(1, following)
+    return mask & (turn_ids >= 0) & (after != turn_ids)
+
+
+def turn_sums(x, turn_ids):
+    """At every sampled token the sum of x over its turn; 0 elsewhere. x: (B, T) float"""
+    inside = turn_ids >= 0
+    turn = turn_ids.clamp(min=0)
+    K = int(turn.max()) + 1
+    sums = torch.zeros(len(x), K, dtype=x.dtype, device=x.device)
+    return sums.scatter_add(1, turn, x.masked_fill(~inside, 0.0)).gather(1, turn) * inside
+
+
+def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
+    """KL(pi || ref) per token from samples of pi (Schulman, "Approximating KL divergence", 2020).
+
+        d  = ref_logprobs - logprobs
+        k1 = -d                for the reward: its expectation is the KL
+        k2 = d^2 / 2           as a loss its gradient on-policy is that of KL(pi || ref)
+        k3 = exp(d) - d - 1    unbiased and never negative; as a loss its gradient is that of
+                               KL(ref || pi)
+    all inputs: (B, T) or (N,)      returns: nats, same shape
+    raises: ValueError for unknown names
+    """
+    if estimator not in KL_ESTIMATORS:
+        raise ValueError(f"unknown kl_estimator {estimator!r}: expected one of "
+                         f"{', '.join(KL_ESTIMATORS)}.")
+    d = ref_logprobs - logprobs
+    if estimator == "k1":
+        return -d
+    if estimator == "k2":
+        return 0.5 * d**2
+    # Only exp can overflow; a clamp below would take the gradient away.
+    d = d.clamp(max=LOG_RATIO_LIMIT)
+    return torch.expm1(d) - d
+
+
+def kl_loss(logprobs, ref_logprobs, estimator="k3"):
+    """`kl_estimate` to be differentiated. Raises ValueError for k1, whose gradient means nothing.
+
+    E_pi[grad log pi] = 0, so k1 as a loss pushes in random directions of mean 0.
+    """
+    if estimator == "k1":
+        raise ValueError("kl_estimator k1 as a loss has a gradient of expectation 0 and "
+                         "regularises nothing: expected k2 or k3, or a KL in the reward "
+                         "(kl_reward_coef).")
+    return kl_estimate(logprobs, ref_logprobs, estimator)
+
+
+def adapt_kl_coef(coef, kl, target, trajectories, horizon):
+    """The controller of a KL in the reward (Ziegler et al. 2019, section 2.2).
+
+        coef <- coef * (1 + clip(kl / target - 1, -0.2, 0.2) * trajectories / horizon)
+    kl, target: nats per token, measured and wanted      returns: float
+    """
+    return coef * (1 + min(max(kl / target - 1, -0.2), 0.2) * trajectories / horizon)
+
+
+# ==================================================================================================
+# Which advantages
+
+
+def group_advantages(episode_returns, group_ids, response_mask, by_std=True, episode_ids=None,
+                     eps=1e-6):
     """GRPO (Shao et al. 2024, eq. 2-3): an episode is as good as it is better than its group.
 
         A_i = (R_i - mean_g) / (std_g + eps)        std over G - 1, as in RAGEN
-    on every sampled token of trajectory i. `by_std=False` leaves the division out (Dr. GRPO, Liu et
+    on every sampled token of row i. `by_std=False` leaves the division out (Dr. GRPO, Liu et
     al. 2025). A group of one has nothing to be compared with: A = 0.
 
     episode_returns, group_ids: (B,)      response_mask: (B, T) bool
     returns: (B, T) of the returns' dtype, exactly 0 where response_mask is False
     """
-    advantages = torch.zeros_like(episode_returns)
-    for g in group_ids.unique():
-        members = group_ids == g
-        # Exact zeros for equal returns.
-        centred = episode_returns[members] - episode_returns[members][0]
-        centred = centred - centred.mean()
-        advantages[members] = (centred / (_std(episode_returns[members]) + eps) if by_std
-                               else centred)
+    _, std, _, distance = _moments(episode_returns, group_ids, _once(episode_ids, episode_returns))
+    advantages = distance / (std[group_ids] + eps) if by_std else distance
     return advantages[:, None] * response_mask
+
+
+def rloo_advantages(episode_returns, group_ids, response_mask, episode_ids=None):
+    """Leave-one-out (Kool et al. 2019; Ahmadian et al. 2024): compared with the mean of the others.
+
+        A_i = R_i - mean of the G - 1 others = G / (G - 1) * (R_i - mean_g)
+    Arguments and result as in `group_advantages`.
+    """
+    _, _, size, distance = _moments(episode_returns, group_ids,
+                                    _once(episode_ids, episode_returns))
+    factor = size / (size - 1).clamp(min=1)
+    return (distance * factor[group_ids])[:, None] * response_mask
+
+
+def reinforce_advantages(rewards, response_mask, gamma=1.0):
+    """REINFORCE (Williams 1992): the discounted reward from this token on, without a baseline.
+
+        G_k = r_k + gamma * G_{k+1}                 k indexes sampled tokens only
+    rewards: (B, T) float      returns: (B, T), exactly 0 where response_mask is False
+    """
+    decay = torch.where(response_mask, gamma, 1.0).to(rewards.dtype)
+    return _from_the_end(rewards.masked_fill(~response_mask, 0.0), decay) * response_mask
+
+
+def reinforce_pp_advantages(rewards, response_mask, gamma=1.0):
+    """REINFORCE++ (Hu 2025): returns, whitened over the whole batch in place of a critic."""
+    return whiten(reinforce_advantages(rewards, response_mask, gamma), response_mask)
+
+
+def reinforce_pp_baseline_advantages(episode_returns, group_ids, response_mask, episode_ids=None):
+    """REINFORCE++ with the group's mean as baseline (Hu et al. 2025), whitened over the batch.
+
+    Arguments and result as in `group_advantages`.
+    """
+    return whiten(group_advantages(episode_returns, group_ids, response_mask, False, episode_ids),
+                  response_mask)
 
 
 def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
@@ -102,9 +358,6 @@ def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
         A_k     = delta_k + gamma * lam * A_{k+1}      (Schulman et al. 2016, eq. 16)
         returns = A + V
 
-    The sampled tokens of each row are moved to the front, the recursion runs over those columns,
-    and the result is moved back.
-
     rewards, values: (B, T) float      response_mask: (B, T) bool
     returns: advantages, returns, both (B, T), exactly 0 where response_mask is False
     raises: ValueError if the three shapes differ
@@ -112,35 +365,137 @@ def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
     if not rewards.shape == values.shape == response_mask.shape:
         raise ValueError(f"masked_gae: got shapes {tuple(rewards.shape)}, {tuple(values.shape)} "
                          f"and {tuple(response_mask.shape)}, expected three equal ones.")
-    # Sampled tokens first, in order.
-    order = (~response_mask).to(torch.uint8).argsort(dim=1, stable=True)
-    mask = response_mask.gather(1, order)
+    return _gae(rewards, values, response_mask, torch.full_like(rewards, gamma), lam)
+
+
+def bi_level_gae(rewards, values, response_mask, turn_ids, gamma=1.0, lam=1.0, gamma_turn=0.95):
+    """VAGEN's bi-level GAE (Wang et al. 2025): first turns are time steps, then tokens.
+
+    Turns, with e_k the last token of turn k:
+        delta_k = r[e_k] + gamma_turn * V[e_{k+1}] - V[e_k]
+        A_k     = delta_k + gamma_turn * lam * A_{k+1}
+    Tokens, within each turn by itself: GAE with gamma and lam, where the turn's last token gets
+    A_k + V[e_k] as its reward and nothing follows it. The discount of turns thus does not depend on
+    how many words a turn has, and a token is judged by what its own turn came to.
+
+    With one turn it is `masked_gae`; rewards inside a turn (a KL penalty on each token) stay on the
+    level of tokens.
+    response_mask: VAGEN's M_adv, the tokens that are time steps; turn_ids: (B, T) int64
+    returns: advantages, returns as in `masked_gae`
+    """
+    ends = turn_ends(turn_ids, response_mask)
+    _, of_turns = masked_gae(rewards, values, ends, gamma_turn, lam)
+    discount = torch.full_like(rewards, gamma).masked_fill(ends, 0.0)
+    return _gae(torch.where(ends, of_turns, rewards), values, response_mask, discount, lam)
+
+
+def turn_gae(rewards, values, response_mask, turn_ids, lam=1.0, gamma_turn=1.0):
+    """VAGEN's turn-wise GAE: turns are the only time steps; the tokens of one share its advantage.
+
+    The equations of the first level of `bi_level_gae`, with r the sum over the tokens of the turn.
+    Only the value of a turn's last token takes part, so the critic is trained on those alone
+    (`turn_ends`).
+
+    returns: advantages (B, T), returns (B, T) which are 0 but on the last token of each turn
+    """
+    ends = turn_ends(turn_ids, response_mask)
+    summed = turn_sums(rewards.masked_fill(~response_mask, 0.0), turn_ids)
+    advantages, returns = masked_gae(summed, values, ends, gamma_turn, lam)
+    return turn_sums(advantages, turn_ids).masked_fill(~response_mask, 0.0), returns
+
+
+def _gae(rewards, values, mask, discount, lam):
+    """GAE over the masked tokens; `discount` (B, T) says how much of what follows counts."""
     # Not x * mask: 0 * nan is nan.
-    r, v = (x.gather(1, order).masked_fill(~mask, 0.0) for x in (rewards, values))
-    deltas = r + gamma * torch.nn.functional.pad(v[:, 1:], (0, 1)) - v
-    advantages, last = torch.zeros_like(r), torch.zeros_like(r[:, 0])
-    for k in range(int(mask.sum(dim=1).max()) - 1, -1, -1):
-        last = (deltas[:, k] + gamma * lam * last) * mask[:, k]
-        advantages[:, k] = last
-    advantages = torch.zeros_like(advantages).scatter(1, order, advantages)
-    return advantages, (advantages + values).masked_fill(~response_mask, 0.0)
+    r, v = rewards.masked_fill(~mask, 0.0), values.masked_fill(~mask, 0.0)
+    next_values = pad(v, (0, 1)).gather(1, _next(mask))
+    deltas = (r + discount * next_values - v) * mask
+    advantages = _from_the_end(deltas, (discount * lam).masked_fill(~mask, 1.0)) * mask
+    return advantages, advantages + v
 
 
-def whiten(x, mask, eps=1e-8):
+def _next(mask):
+    """(B, T) int64: where the next masked token after t stands; T if there is none."""
+    T = mask.shape[1]
+    here = torch.where(mask, torch.arange(T, device=mask.device), T)
+    return pad(here, (0, 1), value=T).flip(1).cummin(dim=1).values.flip(1)[:, 1:]
+
+
+def _from_the_end(x, decay):
+    """y_t = x_t + decay_t * y_{t+1}, and nothing after the last: every recursion of this file.
+
+    By doubling: if y holds the sum over a window of w steps, and decay the product over it,
+        y_t <- y_t + decay_t * y_{t+w},    decay_t <- decay_t * decay_{t+w}
+    holds them over 2w. Ten passes over (B, T) instead of a loop over a thousand tokens.
+    """
+    y, decay, w = x.clone(), decay.clone(), 1
+    while w < x.shape[1]:
+        y[:, :-w] += decay[:, :-w] * y[:, w:]
+        decay[:, :-w] = decay[:, :-w] * decay[:, w:]
+        w *= 2
+    return y
+
+
+# ==================================================================================================
+# How advantages are bent
+
+
+def whiten(x, mask, statistics_mask=None, eps=1e-8):
     """Mean 0 and sample variance 1 over the mask, exactly 0 outside it.
 
     With fewer than two masked entries there is no variance, and nothing is left once the mean is
-    removed.
+    removed. `statistics_mask`: where mean and variance are taken instead (`turn_gae`: turn ends, so
+    that a turn of many words does not count for many turns).
     x: (B, T) float      mask: (B, T) bool      returns: (B, T)
     """
-    if int(mask.sum()) < 2:
+    measured = x[mask if statistics_mask is None else statistics_mask]
+    if len(measured) < 2:
         return torch.zeros_like(x)
-    chosen = x[mask] - x[mask][0]  # exact zeros where all entries are equal
-    white = (chosen - chosen.mean()) * torch.rsqrt(chosen.var() + eps)
-    return torch.zeros_like(x).masked_scatter(mask, white)
+    base = measured[0]  # exact zeros where all entries are equal
+    mean, scale = (measured - base).mean(), torch.rsqrt((measured - base).var() + eps)
+    return torch.zeros_like(x).masked_scatter(mask, (x[mask] - base - mean) * scale)
 
 
-def policy_loss(logprobs, old_logprobs, advantages, clip_low=0.2, clip_high=0.28, dual_clip=3.0):
+def soft_reweight(advantages, episode_returns, group_ids, episode_ids=None, eps=1e-6):
+    """RAGEN's soft alternative to a filter: a group counts by its share of the largest spread.
+
+        A_i <- A_i * std_g / (max_g std_g + eps)
+    advantages: (B, T)      returns: (B, T)
+    """
+    std = group_scores(episode_returns, group_ids, "std", episode_ids)
+    return advantages * (std / (std.max() + eps))[group_ids][:, None]
+
+
+def length_weight(advantages, lengths, episode_ids=None):
+    """Long episodes count less: A_i <- A_i * mean length / length_i.
+
+    lengths: (B,) sampled tokens of the row's episode      returns: (B, T)
+    """
+    lengths = lengths.to(advantages.dtype)
+    once = _once(episode_ids, lengths)
+    mean = (lengths * once).sum() / once.sum()
+    return advantages * (mean / lengths.clamp(min=1))[:, None]
+
+
+def loss_scale(kept, mode="none"):
+    """What the policy loss is multiplied by when a filter kept some of the groups.
+
+    kept: (P,) bool      mode: none 1, linear the share kept, sqrt its root      returns: float
+    raises: ValueError for an unknown mode
+    """
+    if mode not in LOSS_SCALINGS:
+        raise ValueError(f"unknown loss scaling {mode!r}: expected one of "
+                         f"{', '.join(LOSS_SCALINGS)}.")
+    share = float(kept.float().mean())
+    return {"none": 1.0, "linear": share, "sqrt": share**0.5}[mode]
+
+
+# ==================================================================================================
+# Which losses
+
+
+def policy_loss(logprobs, old_logprobs, advantages, clip_low=0.2, clip_high=0.28, dual_clip=3.0,
+                sequence_mask=None):
     """PPO's clipped loss for every token, with a separate upper bound and a floor for bad tokens.
 
         ratio = exp(logprobs - old_logprobs)
@@ -148,21 +503,30 @@ def policy_loss(logprobs, old_logprobs, advantages, clip_low=0.2, clip_high=0.28
                                      (Schulman et al. 2017, eq. 7;
                                       decoupled bounds: DAPO, Yu et al. 2025, eq. 10)
         L = min(L, -A * dual_clip)  where A < 0
-                                     (dual clip, Ye et al. 2020, eq. 5)
+                                     (dual clip, Ye et al. 2020, eq. 5); 0 leaves it out
     Without the last line a token that became likely although it was bad has an unbounded loss.
 
+    sequence_mask: (B, T) bool; if given, all tokens of a row share one ratio, the geometric mean
+        over its masked tokens (GSPO, Zheng et al. 2025, eq. 7): exp(mean_t (log ratio_t))
     all inputs: (B, T) or (N,)
     returns: loss, and clipped (bool: the clipped branch was the larger one)
-    raises: ValueError if dual_clip <= 1
+    raises: ValueError if dual_clip is neither 0 nor above 1
     """
-    if dual_clip <= 1:
-        raise ValueError(f"policy_loss: got dual_clip={dual_clip}, expected more than 1.")
-    ratio = (logprobs - old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    if dual_clip and dual_clip <= 1:
+        raise ValueError(f"policy_loss: got dual_clip={dual_clip}, expected more than 1, or 0 for "
+                         f"none.")
+    log_ratio = logprobs - old_logprobs
+    if sequence_mask is not None:
+        count = sequence_mask.sum(dim=1, keepdim=True).clamp(min=1)
+        mean = log_ratio.masked_fill(~sequence_mask, 0.0).sum(dim=1, keepdim=True) / count
+        log_ratio = mean.expand_as(log_ratio)
+    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     free = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(free, bounded)
-    floor = -advantages * dual_clip
-    loss = torch.where(advantages < 0, torch.minimum(loss, floor), loss)
+    if dual_clip:
+        floor = -advantages * dual_clip
+        loss = torch.where(advantages < 0, torch.minimum(loss, floor), loss)
     return loss, bounded > free
 
 
@@ -177,34 +541,37 @@ def value_loss(values, old_values, returns, value_clip=0.5):
     return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
 
 
-def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
-    """KL(pi || ref) per token from samples of pi (Schulman, "Approximating KL divergence", 2020).
+def entropy(log_p):
+    """H = -sum_v p_v log p_v of distributions given as log-probabilities. (..., V) -> (...) nats"""
+    return -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
 
-        d  = ref_logprobs - logprobs
-        k2 = d^2 / 2           as a loss its gradient on-policy is that of KL(pi || ref)
-        k3 = exp(d) - d - 1    unbiased and never negative; as a loss its gradient is that of
-                               KL(ref || pi)
-    all inputs: (B, T) or (N,)      returns: nats, same shape, never negative
-    raises: ValueError for k1 (see Deltas) and for unknown names
+
+def loss_weights(mask, mode="token-mean", horizon=1):
+    """What each token's loss is multiplied by, over a whole update; outside the mask 0.
+
+        token-mean               1 / N                 N: masked tokens of all rows
+        seq-mean-token-mean      1 / (S * n_i)         n_i: masked tokens of row i
+        seq-mean-token-sum       1 / S                 S: rows with n_i > 0
+        seq-mean-token-sum-norm  1 / (S * horizon)     Dr. GRPO: a constant number of tokens, which
+                                                       favours no length and knows of no padding
+    Made once for an update and cut into micro-batches, so that these cannot change the gradient.
+
+    mask: (B, T) bool      horizon: tokens that a row may have      returns: (B, T) float32
+    raises: ValueError for an unknown mode
     """
-    if estimator not in KL_ESTIMATORS:
-        why = ("k1 as a loss has a gradient of expectation 0 and regularises nothing; "
-               if estimator == "k1" else "")
-        raise ValueError(f"unknown kl_estimator {estimator!r}: {why}expected one of "
-                         f"{', '.join(KL_ESTIMATORS)}.")
-    d = ref_logprobs - logprobs
-    if estimator == "k2":
-        return 0.5 * d**2
-    # Only exp can overflow; a clamp below would take the gradient away.
-    d = d.clamp(max=LOG_RATIO_LIMIT)
-    return torch.expm1(d) - d
+    if mode not in AGGREGATIONS:
+        raise ValueError(f"unknown aggregation {mode!r}: expected one of "
+                         f"{', '.join(AGGREGATIONS)}.")
+    tokens = mask.sum(dim=1, keepdim=True).clamp(min=1)  # (B, 1)
+    rows = mask.any(dim=1).sum().clamp(min=1)
+    per = {"token-mean": mask.sum().clamp(min=1), "seq-mean-token-mean": rows * tokens,
+           "seq-mean-token-sum": rows, "seq-mean-token-sum-norm": rows * horizon}[mode]
+    return mask / per
 
 
-def aggregate(x, mask, total):
-    """Token mean over the whole update: this micro-batch's share of it.
+def aggregate(x, weights):
+    """A micro-batch's share of an update's loss; summed over the micro-batches it is the loss.
 
-        sum(x * mask) / total      summed over the micro-batches this is the mean over all tokens
-    x: (B, T) float      mask: (B, T) bool
-    total: number of True in the masks of all micro-batches
+    x: (B, T) float      weights: (B, T) from `loss_weights`      returns: scalar
     """
-    return torch.where(mask, x, 0.0).sum() / max(total, 1)
+    return (torch.where(weights > 0, x, 0.0) * weights).sum()
