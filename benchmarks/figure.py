@@ -17,8 +17,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks import environments
+from minragen.config import read_config
 from minragen.eval import wilson
-from minragen.train import console_line, read_config
+from minragen.train import console_line
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)

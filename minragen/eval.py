@@ -21,6 +21,7 @@ import sys
 import numpy as np
 import transformers
 
+from minragen import config as settings
 from minragen import train
 from minragen.envs import SPLITS, make
 from minragen.models import ChatFrame
@@ -47,9 +48,9 @@ def evaluate(config, split, size):
         checkpoint first
     raises: ValueError if the run has no whole checkpoint
     """
-    policy = train.build_policy(config, train.find_checkpoint(train.RUNS / config.run))
+    policy = train.build_policy(config, train.find_checkpoint(settings.RUNS / config.run))
     frame = ChatFrame(policy.tokenizer, config.response_format)
-    groups = train.build_groups(config, split, size, 1)
+    groups = settings.build_groups(config, split, size, 1)
     played = train.play_held_out(policy, frame, groups, config)
     results = {"checkpoint": [(t.success, t.episode_return) for t in played[""]],
                "checkpoint, greedy": [(t.success, t.episode_return) for t in played["_greedy"]]}
@@ -60,7 +61,7 @@ def evaluate(config, split, size):
             continue
     groups.reset(0)
     tables = {}
-    for env in train.env_names(config):
+    for env in settings.env_names(config):
         mine = [row for row, name in enumerate(groups.names) if name == env]
         rows = [(player, sum(outcomes[row][0] for row in mine), len(mine),
                  np.mean([outcomes[row][1] for row in mine]))
@@ -141,11 +142,12 @@ def main(argv=None):
         if args.seed < 0:
             raise ValueError(f"--seed: got {args.seed}, expected at least 0.")
         if args.play is not None:
-            options = train.env_options(train.Config(env=args.play, env_arg=tuple(args.env_arg)))
+            config = settings.Config(env=args.play, env_arg=tuple(args.env_arg))
+            options = settings.env_options(config)
             return play(args.play, args.split, args.seed, options)
         if not 1 <= args.size <= 2**16:
             raise ValueError(f"--size: got {args.size}, expected 1 to {2**16}.")
-        config = dataclasses.replace(train.load_config(args.run), device=args.device)
+        config = dataclasses.replace(settings.load_config(args.run), device=args.device)
         show(evaluate(config, args.split, args.size), args.run, args.split,
              config.val_temperature)
     except (ValueError, ImportError, RuntimeError, OSError) as problem:

@@ -1,11 +1,11 @@
 """Batched multi-turn generation: many conversations at once, each token computed once.
 
 Reading order: `Trajectory` (what comes out), `collect` (the loop over turns; RAGEN's agent proxy),
+`windowed_prompt` (what a turn sees in the context modes that do not show the whole history),
 `KVSlots` (why nothing is prefilled twice), `sample` and `uniforms` (where randomness comes from),
 `Batch` (what the learner takes).
 
-Axes: B trajectories, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of
-each.
+Axes: B rows, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of each.
 
 Three invariants, each a test:
   1. tokens in = tokens out: the ids that were sampled are the ids that are trained;
@@ -20,6 +20,8 @@ Deltas (from RAGEN's agent proxy on vLLM):
      trajectory does not depend on what else is in the batch, nor on how many processes share the
      work.
   3. A reply stops at `</answer>`: what would follow could not matter to the environment.
+  4. In the turn-wise context modes a turn sees the earlier replies as they were sampled; they are
+     context there, in the loss only of their own row.
 """
 
 import zlib
@@ -31,6 +33,7 @@ import torch
 from minragen.models import kv_shape, output_layer
 
 CLOSING_TAIL = 12  # tokens that "</answer>" can be spread over, and a few more
+CONTEXTS = ("full", "limited", "single_turn")
 PER_TURN = {"valid", "effective"}  # averaged over an episode's turns; other metrics are summed
 
 
@@ -74,33 +77,19 @@ class Turn:
 
 
 @dataclass
-class Trajectory:
-    """One episode. The four lists are parallel, one entry a token, appended to and never edited.
+class Sample:
+    """What the learner takes as one row: four parallel lists, appended to and never edited.
 
-    response_mask: True iff the id came out of our sampler
+    response_mask: True iff the id came out of our sampler, for this row
     turn_ids: turn of a sampled token, else -1
     sample_logprobs: nats, under the sampling temperature and before any truncation by top_k or
         top_p, so that the learner can compute the same quantity; 0.0 where not sampled
     """
 
-    env: str
-    seed: int
-    group_id: int
-    member: int
-    system: str = ""
     tokens: list = field(default_factory=list)
     response_mask: list = field(default_factory=list)
     turn_ids: list = field(default_factory=list)
     sample_logprobs: list = field(default_factory=list)
-    turn_rewards: list = field(default_factory=list)
-    turns: list = field(default_factory=list)
-    stop: StopReason | None = None
-    success: bool = False
-    metrics: dict = field(default_factory=dict)
-
-    @property
-    def episode_return(self):
-        return sum(self.turn_rewards)
 
     def given(self, ids):
         """Append ids that were not sampled: prompt, framing, observation."""
@@ -116,6 +105,49 @@ class Trajectory:
         self.response_mask += [mask] * len(ids)
         self.turn_ids += [turn] * len(ids)
 
+    @property
+    def reply(self):
+        """The sampled ids."""
+        return [i for i, sampled in zip(self.tokens, self.response_mask) if sampled]
+
+
+@dataclass
+class Trajectory:
+    """One episode. `samples`: the whole conversation, or in the turn-wise context modes one Sample
+    per turn, each with all that this turn saw; `tokens` and the other lists are the last one's."""
+
+    env: str
+    seed: int
+    group_id: int
+    member: int
+    system: str = ""
+    samples: list = field(default_factory=lambda: [Sample()])
+    turn_rewards: list = field(default_factory=list)
+    turns: list = field(default_factory=list)
+    stop: StopReason | None = None
+    success: bool = False
+    metrics: dict = field(default_factory=dict)
+
+    @property
+    def episode_return(self):
+        return sum(self.turn_rewards)
+
+    tokens = property(lambda self: self.samples[-1].tokens)
+    response_mask = property(lambda self: self.samples[-1].response_mask)
+    turn_ids = property(lambda self: self.samples[-1].turn_ids)
+    sample_logprobs = property(lambda self: self.samples[-1].sample_logprobs)
+
+    @property
+    def response_tokens(self):
+        """How many ids were sampled in the whole episode."""
+        return sum(sum(sample.response_mask) for sample in self.samples)
+
+    def given(self, ids):
+        self.samples[-1].given(ids)
+
+    def sampled(self, ids, logprobs, turn):
+        self.samples[-1].sampled(ids, logprobs, turn)
+
     def messages(self):
         """The conversation as chat messages, for people and for JSONL."""
         chat = [{"role": "system", "content": self.system}]
@@ -127,9 +159,11 @@ class Trajectory:
 
 @torch.inference_mode()
 def collect(policy, frame, groups, first_seed, sampling, run_seed=0, max_new_tokens=64,
-            max_context=1024, max_rows=256, progress=None):
+            max_context=1024, max_rows=256, progress=None, context="full", window=1):
     """Play one episode in every row of `groups` and return B = P*G trajectories, group-major.
 
+    context: what a turn sees. full: the whole conversation; limited: its last `window` turns, this
+        one included; single_turn: one message, with the window's earlier turns told in it as text
     progress: called with the number of tokens sampled since the last call
     raises: ValueError if a first prompt leaves no room for a reply in `max_context` tokens
     """
@@ -145,7 +179,7 @@ def collect(policy, frame, groups, first_seed, sampling, run_seed=0, max_new_tok
     for start in range(0, len(trajectories), max_rows):
         rows = range(start, min(start + max_rows, len(trajectories)))
         _Player(policy, frame, groups, rows, trajectories, observations, sampling, run_seed,
-                max_new_tokens, max_context, progress).play()
+                max_new_tokens, max_context, progress, context, window).play()
     return trajectories
 
 
@@ -166,10 +200,11 @@ class _Player:
     """
 
     def __init__(self, policy, frame, groups, rows, trajectories, observations, sampling, run_seed,
-                 max_new_tokens, max_context, progress):
+                 max_new_tokens, max_context, progress, context, window):
         self.policy, self.frame, self.groups, self.sampling = policy, frame, groups, sampling
         self.trajectories, self.observations = trajectories, observations
         self.max_new_tokens, self.max_context = max_new_tokens, max_context
+        self.context, self.window = context, window
         self.progress = progress or (lambda tokens: None)
         self.slot_row = torch.tensor(list(rows))
         self.keys = torch.tensor([trajectory_key(run_seed, groups.split, trajectories[r])
@@ -185,11 +220,16 @@ class _Player:
         logits = self._prefill_prompts()
         turn = 0
         while True:
-            replies = self._sample_replies(logits)
+            replies = self._sample_replies(logits, turn)
             live = self._step_environments(turn, replies)
             if not live:
                 return
-            logits = self._append_observations(live)
+            if self.context == "full":
+                logits = self._append_observations(live)
+            else:
+                index = torch.tensor(live)
+                self.slot_row, self.keys = self.slot_row[index], self.keys[index]
+                logits = self._prefill_prompts()
             turn += 1
 
     def _prefill_prompts(self):
@@ -224,7 +264,7 @@ class _Player:
             tokens[i, :len(ids)] = torch.tensor(ids)
         return forward_slots(self.policy.model, self.slots, tokens, counts)
 
-    def _sample_replies(self, logits):
+    def _sample_replies(self, logits, turn):
         """Sample until every row has stopped. Returns {row: (ids, logprobs, stop)}.
 
         A row that stops changes places with the last live one, so the live slots are always the
@@ -240,8 +280,11 @@ class _Player:
         lengths = torch.tensor([len(self.trajectories[r].tokens) for r in start_row])
         room = self.max_context - lengths
         cap = room.clamp(max=self.max_new_tokens)
+        # Where every turn is a row of its own, positions come again: turns have counters of their
+        # own.
+        counters = lengths + (0 if self.context == "full" else turn * self.max_context)
         noise = uniforms(self.keys,  # (max_new_tokens, B)
-                         lengths + torch.arange(self.max_new_tokens)[:, None])
+                         counters + torch.arange(self.max_new_tokens)[:, None])
         replies = {}
         for t in range(self.max_new_tokens):
             token, logprob = sample(logits, noise[t, who[:n]].to(logits.device), self.sampling)
@@ -303,16 +346,51 @@ class _Player:
                 t.metrics[name] = t.metrics.get(name, 0.0) + value
             self.observations[row] = observation
             if t.stop is None:
-                framed = self.frame.between(ids[-1], observation)
-                if len(t.tokens) + len(framed) >= self.max_context:
-                    t.stop = StopReason.CONTEXT
-                else:
-                    t.given(framed)
+                if self._goes_on(t, row, observation):
                     live.append(slot)
+                else:
+                    t.stop = StopReason.CONTEXT
             if t.stop is not None:
                 for name in PER_TURN & t.metrics.keys():
                     t.metrics[name] /= len(t.turns)
         return live
+
+
+    def _goes_on(self, t, row, observation):
+        """Give the trajectory the prompt of its next turn. False if the context has no room."""
+        if self.context == "full":
+            framed = self.frame.between(t.tokens[-1], observation)
+            fits = len(t.tokens) + len(framed) < self.max_context
+            if fits:
+                t.given(framed)
+            return fits
+        system = self.groups.envs[row].system_prompt
+        for window in range(self.window, 0, -1):  # what does not fit loses its oldest turns
+            ids = windowed_prompt(self.frame, system, t, observation, self.context, window)
+            if len(ids) < self.max_context:
+                t.samples.append(Sample())
+                t.given(ids)
+                return True
+        return False
+
+
+def windowed_prompt(frame, system, trajectory, observation, context, window):
+    """The ids of a prompt for `observation` that shows the last `window` turns, this one included.
+
+    limited: the earlier turns of the window as chat, their replies in the very ids that were
+    sampled. single_turn: one user message that tells the earlier turns as text.
+    """
+    earlier = range(max(0, len(trajectory.turns) - window + 1), len(trajectory.turns))
+    shown = [trajectory.turns[k].observation for k in earlier] + [observation]
+    if context == "single_turn":
+        told = [f"{seen}\nYou answered: {trajectory.turns[k].answer or 'nothing valid'}"
+                for k, seen in zip(earlier, shown)]
+        return frame.open(system, "\n".join([*told, observation]))
+    ids = frame.open(system, shown[0])
+    for k, following in zip(earlier, shown[1:]):
+        reply = trajectory.samples[k].reply
+        ids = ids + reply + frame.between(reply[-1], following)
+    return ids
 
 
 # ==================================================================================================
@@ -485,12 +563,12 @@ def _shift(x, bits):
 
 @dataclass
 class Batch:
-    """Trajectories as right-padded tensors.
+    """Samples as right-padded tensors; B rows, one for each trajectory or one for each turn.
 
     tokens (B, T) int64      response_mask, loss_mask, attention_mask (B, T) bool
     turn_ids (B, T) int64      sample_logprobs (B, T) float32
     rewards (B, T) float32: each turn's reward on its last sampled token
-    group_ids (B,) int64      episode_returns (B,) float32
+    group_ids, episode_ids (B,) int64      episode_returns (B,) float32, of the row's episode
     The fields below the line are the learner's: (B, T) float32, None until they are computed.
     """
 
@@ -502,6 +580,7 @@ class Batch:
     sample_logprobs: torch.Tensor
     rewards: torch.Tensor
     group_ids: torch.Tensor
+    episode_ids: torch.Tensor
     episode_returns: torch.Tensor
     # ---
     old_logprobs: torch.Tensor | None = None
@@ -509,6 +588,10 @@ class Batch:
     advantages: torch.Tensor | None = None
     values: torch.Tensor | None = None
     returns: torch.Tensor | None = None
+    value_mask: torch.Tensor | None = None  # bool: where the critic learns
+    loss_weights: torch.Tensor | None = None
+    mean_weights: torch.Tensor | None = None  # those of the token mean, for metrics
+    value_weights: torch.Tensor | None = None
 
     def __len__(self):
         return len(self.tokens)
@@ -530,20 +613,22 @@ class Batch:
 def make_batch(trajectories):
     """Pad to the longest. Padding is positional: no token id means padding, so no id is lost to
     it."""
-    longest = max(len(t.tokens) for t in trajectories)
+    rows = [(sample, e) for e, t in enumerate(trajectories) for sample in t.samples]
+    longest = max(len(sample.tokens) for sample, _ in rows)
 
     def pad(name, fill):
-        return torch.tensor([getattr(t, name) + [fill] * (longest - len(t.tokens))
-                             for t in trajectories])
+        return torch.tensor([getattr(sample, name) + [fill] * (longest - len(sample.tokens))
+                             for sample, _ in rows])
 
     turn_ids, response_mask = pad("turn_ids", -1), pad("response_mask", False)
     rewards = torch.zeros(turn_ids.shape)
-    for b, t in enumerate(trajectories):
-        last = {turn: position for position, turn in enumerate(t.turn_ids) if turn >= 0}
-        for turn, reward in enumerate(t.turn_rewards):
-            rewards[b, last[turn]] = reward
-    lengths = torch.tensor([len(t.tokens) for t in trajectories])
+    for b, (sample, e) in enumerate(rows):
+        last = {turn: position for position, turn in enumerate(sample.turn_ids) if turn >= 0}
+        for turn, position in last.items():
+            rewards[b, position] = trajectories[e].turn_rewards[turn]
+    lengths = torch.tensor([len(sample.tokens) for sample, _ in rows])
     return Batch(pad("tokens", 0), torch.arange(longest) < lengths[:, None], response_mask,
                  response_mask, turn_ids, pad("sample_logprobs", 0.0), rewards,
-                 torch.tensor([t.group_id for t in trajectories]),
-                 torch.tensor([t.episode_return for t in trajectories]))
+                 torch.tensor([trajectories[e].group_id for _, e in rows]),
+                 torch.tensor([e for _, e in rows]),
+                 torch.tensor([trajectories[e].episode_return for _, e in rows]))

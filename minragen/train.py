@@ -3,9 +3,10 @@
     python -m minragen.train --env frozenlake            (or: make train ENV=frozenlake)
     python -m minragen.train --run my-run --resume       (go on where a run was stopped)
 
-Reading order: `Config` and the presets, `train` (the loop), `update` (one StarPO update),
-`validate`, then what keeps a run on disk. One console line a step; the same names in
-runs/NAME/metrics.jsonl.
+Reading order: `train` (the loop), `roll_out` and `choose_groups` (what is trained on), `update`
+(one StarPO update), `prepare` (rewards and advantages of a batch), `losses`, `validate`, then what
+keeps a run on disk. What can be set is in config.py. One console line a step; the same names in
+runs/NAME/metrics.jsonl (docs/metrics.md).
 
 Deltas (from RAGEN V2's trainer):
   1. Every optimizer step is normalised over its own tokens, whatever the micro-batch size.
@@ -15,32 +16,43 @@ Deltas (from RAGEN V2's trainer):
      one function, and `logprob_gap` measures every step that they agree. In bfloat16 the kernels of
      a cached and of a full pass round differently, so old_logprobs are computed again before the
      update.
-  4. The reference model exists only while `kl_coef` is above 0, and the critic only for `gae`.
+  4. The reference model exists only while a KL is asked for, and the critic only for an estimator
+     with values.
 """
 
-import argparse
-import ast
 import copy
 import dataclasses
 import json
 import math
 import os
-import re
 import shutil
 import sys
 import time
 import zlib
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 import transformers
 from tqdm import tqdm
 
 from minragen import starpo
-from minragen.envs import SPLITS, EnvGroups, nearest, parse_mixture
+from minragen.config import (
+    CRITICAL,
+    FILTER_METRICS,
+    TRAIN_SEED,
+    TRAIN_SEED_STRIDE,
+    backends,
+    budgets,
+    build_groups,
+    env_names,
+    env_options,
+    make_folder,
+    parse,
+    run_folder,
+    warmup_steps,
+)
+from minragen.envs import SPLITS
 from minragen.models import (
-    RESPONSE_FORMATS,
     AdamW,
     ChatFrame,
     Critic,
@@ -50,255 +62,10 @@ from minragen.models import (
     token_logprobs,
 )
 from minragen.rollout import Sampling, StopReason, collect, first_prompt, make_batch
-from minragen.warmup import default_steps, warm_start
+from minragen.warmup import warm_start
 
-RUNS = Path("runs")
+COUNTERS = ("step", "empty_steps", "rounds", "kl_reward_coef")  # of a Learner, for checkpoints
 EMPTY_STEPS = 5  # consecutive updates without a single informative group after which a run stops
-# Instance seeds of run seed s begin at TRAIN_SEED + s * TRAIN_SEED_STRIDE; validation's at 0.
-TRAIN_SEED, TRAIN_SEED_STRIDE = 2**41, 2**24
-
-
-# ==================================================================================================
-# What can be set
-
-
-def opt(default, text, choices=None, least=0, most=2**31):
-    """A field with its help, the values it may have, or the bounds of a number."""
-    return field(default=default, metadata=dict(help=text, choices=choices, least=least, most=most))
-
-
-@dataclass(frozen=True)
-class Config:
-    """Every field is an option: `max_new_tokens` is `--max-new-tokens`. 0 or -1 marks 'derived'."""
-
-    env: str = opt("frozenlake", "environment, mixture (a,b or a=12,b=4), package.module:Class or "
-                                 "Gymnasium id")
-    run: str = opt("", "name of the folder under runs/; empty: derived from env, algo, model and "
-                       "seed")
-    seed: int = opt(0, "everything random in the run follows from it", most=2**20 - 1)
-    algo: str = opt("grpo", "preset of the algorithm: which estimator and what goes with it",
-                    ("grpo", "ppo"))
-    model: str = opt("", "tiny, smollm2, a folder or a Hugging Face id; empty: by the machine")
-    device: str = opt("", "cpu, cuda, ...; empty: cuda if there is one")
-    threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny, else all", most=1024)
-    steps: int = opt(100, "updates of the policy", least=1)
-    warmup_steps: int = opt(-1, "supervised steps on weak play before RL; -1: by the model, "
-                                "0: none", least=-1)
-    # -- environment
-    env_arg: tuple = opt((), "option of the environment, name=value or env.name=value; may be "
-                             "repeated")
-    max_turns: int = opt(0, "replies per episode; 0: the environment's own")
-    max_actions_per_turn: int = opt(0, "actions executed from one reply; 0: the environment's own")
-    max_actions: int = opt(0, "actions per episode; 0: the environment's own")
-    response_format: str = opt("free_think", "what a reply looks like", RESPONSE_FORMATS)
-    # -- rollout
-    num_groups: int = opt(16, "P: prompts (instances) per step", least=1, most=2**16)
-    group_size: int = opt(16, "G: trajectories per prompt", least=1, most=2**16)
-    temperature: float = opt(1.0, "of sampling while training; >0", least=1e-4)
-    top_k: int = opt(0, "sample among the k most probable tokens; 0: all")
-    top_p: float = opt(1.0, "sample among the most probable tokens that hold this mass")
-    max_new_tokens: int = opt(24, "tokens per reply", least=1, most=2**16)
-    max_context: int = opt(512, "tokens per conversation", least=2, most=2**24)
-    max_rows: int = opt(256, "conversations in one batch of generation", least=1)
-    # -- learning
-    lr: float = opt(3e-4, "learning rate of the policy")
-    lr_final: float = opt(1.0, "share of the learning rates left at the last step, linearly "
-                               "reached")
-    critic_lr: float = opt(1e-3, "learning rate of the critic (gae only)")
-    advantages: str = opt("grpo", "estimator of the advantages", ("grpo", "gae"))
-    norm_by_std: bool = opt(True, "grpo: divide by the group's standard deviation")
-    gamma: float = opt(1.0, "gae: discount per sampled token", most=1)
-    lam: float = opt(1.0, "gae: lambda per sampled token", most=1)
-    clip_low: float = opt(0.2, "ratio is clipped to [1 - low, 1 + high]")
-    clip_high: float = opt(0.28, "ratio is clipped to [1 - low, 1 + high]")
-    dual_clip: float = opt(3.0, "bound on the loss of bad tokens; >1")
-    value_clip: float = opt(0.5, "largest trusted move of a value in one update")
-    entropy_coef: float = opt(0.001, "weight of the entropy bonus")
-    kl_coef: float = opt(0.0, "weight of the KL to the model before RL; 0: no reference model is "
-                              "loaded")
-    kl_estimator: str = opt("k3", "how the KL is estimated, k2 or k3")
-    filter_top_p: float = opt(0.9, "keep the groups that hold this share of the reward spread; "
-                                   "1: all groups")
-    epochs: int = opt(1, "passes over a batch", least=1)
-    mini_batch: int = opt(64, "trajectories per optimizer step", least=1)
-    token_budget: int = opt(2400, "padded tokens per forward pass of the learner; changes speed "
-                                  "and memory only", least=1)
-    max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm", least=1e-4)
-    # -- measuring
-    val_size: int = opt(256, "held-out instances per validation", least=1, most=2**16)
-    val_temperature: float = opt(0.5, "of sampled validation; greedy is always measured too")
-    val_every: int = opt(20, "steps between validations; also before the first and after the last",
-                         least=1)
-    save_every: int = opt(20, "steps between checkpoints; also after the last", least=1)
-
-
-# An environment's preset is complete: `--env NAME` alone is enough. Values are for the model in the
-# box.
-PRESETS = {
-    "bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256),
-    "frozenlake": dict(steps=70, lr=5e-4, lr_final=0.1, max_new_tokens=24, max_context=512),
-    "sokoban": dict(steps=50, lr=5e-4, lr_final=0.1, max_new_tokens=24, max_context=640,
-                    val_every=25),
-    "sudoku": dict(steps=40, warmup_steps=220, lr=5e-4, lr_final=0.1, num_groups=8,
-                   max_new_tokens=24, max_context=768),
-    "countdown": dict(steps=160, lr=5e-4, lr_final=0.1, max_new_tokens=32, max_context=128,
-                      val_every=40),
-    "webshop": dict(steps=30, warmup_steps=500, lr=2e-4, lr_final=0.2, num_groups=8,
-                    max_new_tokens=32, max_context=1152, val_every=15),
-    "searchqa": dict(steps=50, warmup_steps=600, lr=5e-4, lr_final=0.1, max_new_tokens=24,
-                     max_context=512, val_every=25),
-    "lean": dict(steps=20, warmup_steps=300, lr=5e-4, lr_final=0.1, num_groups=8,
-                 max_new_tokens=72, max_context=1024),
-    "deepcoder": dict(steps=40, warmup_steps=200, lr=5e-4, lr_final=0.1, num_groups=8,
-                      max_new_tokens=48, max_context=256),
-    "metamathqa": dict(steps=40, warmup_steps=300, lr=5e-4, lr_final=0.1, num_groups=8,
-                       max_new_tokens=64, max_context=768),
-}
-ALGOS = {
-    "grpo": dict(advantages="grpo"),
-    "ppo": dict(advantages="gae", lam=0.95, lr=3e-4),
-}
-# What changes for a pretrained model: RAGEN V2's rates, shorter batches, room for longer replies.
-PRETRAINED = dict(warmup_steps=-1, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
-                  max_new_tokens=128, max_context=2048, token_budget=8192)
-
-
-def preset(env="frozenlake", algo="grpo", model="tiny"):
-    """The complete Config of an environment, an algorithm and a model, before any option of the
-    user's."""
-    layers = {}
-    for name in (part.partition("=")[0].strip() for part in env.split(",")):
-        # A mixture takes the larger of each number.
-        for key, value in PRESETS.get(name, {}).items():
-            layers[key] = max(value, layers.get(key, value))
-    if algo not in ALGOS:
-        raise ValueError(nearest("algo", algo, list(ALGOS)))
-    layers.update(ALGOS[algo])
-    if model != "tiny":
-        layers.update(PRETRAINED)
-    return Config(env=env, algo=algo, model=model, **layers)
-
-
-def parse(argv):
-    """Command line -> (Config, resume, the options that differ from the preset, why this model).
-
-    raises: ValueError with the nearest known name for an unknown option, environment, algorithm or
-        model
-    """
-    parser = argparse.ArgumentParser(
-        prog="minragen.train", allow_abbrev=False, argument_default=argparse.SUPPRESS,
-        description="Train a language-model agent. Defaults depend on --env.")
-    parser.error = _usage_error
-    parser.add_argument("--resume", action="store_true", default=False,
-                        help="go on from runs/NAME/checkpoint")
-    fields = dataclasses.fields(Config)
-    for f in fields:
-        kind = (dict(action="append") if f.type is tuple else
-                dict(type=_boolean if f.type is bool else f.type))
-        parser.add_argument("--" + f.name.replace("_", "-"),
-                            help=f"{f.metadata['help']} [{f.default}]", **kind)
-    given, unknown = parser.parse_known_args(argv)
-    if unknown:
-        known = ["--" + f.name.replace("_", "-") for f in fields] + ["--resume"]
-        raise ValueError(nearest("option", unknown[0].partition("=")[0], known))
-    given = vars(given)
-    if "env_arg" in given:
-        given["env_arg"] = tuple(given["env_arg"])
-    if given.pop("resume"):
-        config = resumed_config(given)
-        base = preset(config.env, config.algo, config.model)
-        return config, True, differences(config, base), f"model {config.model} as the run began"
-    model, _, why = choose(given.get("model", ""), given.get("device", ""))
-    base = preset(given.get("env", Config.env), given.get("algo", Config.algo), model)
-    config = dataclasses.replace(base, **{**given, "model": model})
-    check(config)
-    return config, False, differences(config, base), why
-
-
-def differences(config, base):
-    """{field: value} where two Configs differ, but for what only names a run."""
-    return {k: v for k, v in vars(config).items()
-            if v != getattr(base, k) and k not in ("run", "seed", "device")}
-
-
-def _usage_error(message):
-    raise ValueError(message[0].lower() + message[1:] + ". See --help.")
-
-
-def _boolean(text):
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected true or false")
-    return text.lower() == "true"
-
-
-def check(config):
-    """Refuse what cannot work, before anything is built. Raises ValueError with one sentence."""
-    for f in dataclasses.fields(config):
-        check_field(f, getattr(config, f.name))
-    if config.steps * config.num_groups > TRAIN_SEED_STRIDE:
-        raise ValueError(f"steps * num_groups: got {config.steps * config.num_groups}, expected at "
-                         f"most {TRAIN_SEED_STRIDE}, the instances that a seed has.")
-    if config.run and not re.fullmatch(r"[\w+=-][\w.+=-]{0,99}", config.run):
-        raise ValueError(f"bad run name {config.run!r}: expected up to 100 letters, digits and "
-                         f"-_.+= only.")
-    if config.advantages == "grpo" and config.group_size < 2:
-        raise ValueError("grpo compares the members of a group: got group_size 1, expected at "
-                         "least 2.")
-    Sampling(config.temperature, config.top_k, config.top_p)
-    nothing = torch.zeros(1)  # the functions themselves say what they refuse
-    starpo.kl_estimate(nothing, nothing, config.kl_estimator)
-    starpo.policy_loss(nothing, nothing, nothing, dual_clip=config.dual_clip)
-    starpo.filter_groups(nothing, config.filter_top_p)
-    for split, groups in (("train", config.num_groups), ("val", config.val_size)):
-        build_groups(config, split, groups, 1)
-
-
-def check_field(f, value):
-    """Refuse a value outside the choices or the bounds of its field."""
-    choices, least, most = (f.metadata[key] for key in ("choices", "least", "most"))
-    if choices and value not in choices:
-        raise ValueError(nearest(f.name, str(value), list(choices)))
-    if f.type in (int, float) and not math.isfinite(value):
-        raise ValueError(f"{f.name}: got {value}, expected a finite number.")
-    if f.type in (int, float) and value < least:
-        raise ValueError(f"{f.name}: got {value}, expected at least {least}.")
-    if f.type in (int, float) and value > most:
-        raise ValueError(f"{f.name}: got {value}, expected at most {most}.")
-
-
-def env_options(config):
-    """`--env-arg size=8 --env-arg frozenlake.slip=0.2` -> {"size": 8, "frozenlake.slip": 0.2}."""
-    options = {}
-    for text in config.env_arg:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"bad env_arg {text!r}: expected name=value.")
-        try:
-            options[name] = ast.literal_eval(
-                value.capitalize() if value in ("true", "false") else value)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            options[name] = value  # a text
-    return options
-
-
-def budgets(config):
-    names = ("max_turns", "max_actions_per_turn", "max_actions")
-    return {n: getattr(config, n) for n in names if getattr(config, n)}
-
-
-def build_groups(config, split, num_groups, group_size):
-    """The run's environments as groups: in the mixture's shares for training, evenly for everything
-    else."""
-    as_given = split == "train" and num_groups == config.num_groups
-    spec = config.env if as_given else ",".join(env_names(config))
-    return EnvGroups(spec, num_groups, group_size, split, env_options(config), budgets(config))
-
-
-def backends(config):
-    """For the first line: what outside of this process the environments lean on."""
-    groups = build_groups(config, "train", len(env_names(config)), 1)
-    return "".join(f"; {name} relies on {env.backend}"
-                   for name, env in zip(groups.names, groups.envs) if env.backend)
 
 
 # ==================================================================================================
@@ -316,6 +83,8 @@ class Learner:
     critic_optimizer: AdamW | None = None
     reference: torch.nn.Module | None = None
     step: int = 0  # finished steps
+    rounds: int = 0  # rollouts of fresh instances, more than steps where `resample` asked for more
+    kl_reward_coef: float = 0.0  # as adapted so far
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
 
 
@@ -341,16 +110,14 @@ def train(config, resume=False, say=print):
         bar = Bar(f"step {step}")
         trajectories = roll_out(learner, config, groups, bar)
         rolled = time.time()
-        metrics = {"step": step, **describe(trajectories)}
-        batch = make_batch(trajectories)
-        spread = starpo.group_spread(batch.episode_returns, batch.group_ids)
-        kept = starpo.filter_groups(spread, config.filter_top_p)
-        metrics |= {"reward_std": float(spread.mean()), "groups_kept": int(kept.sum())}
+        batch = make_batch(trajectories).to(learner.policy.device)
+        kept, chosen = choose_groups(learner, batch, config)
+        metrics = {"step": step, **describe(trajectories), **chosen}
         learner.empty_steps = 0 if kept.any() else learner.empty_steps + 1
         if kept.any():
             rows = kept[batch.group_ids].nonzero()[:, 0]
-            metrics |= update(learner, batch.take(rows).to(learner.policy.device), config, step,
-                              bar)
+            scale = starpo.loss_scale(kept, config.loss_scaling)
+            metrics |= update(learner, batch.take(rows), config, step, scale, bar)
         bar.close()
         learner.step = step
         metrics |= {"seconds": time.time() - began, "rollout_seconds": rolled - began,
@@ -384,21 +151,18 @@ def build(config, checkpoint_of, say):
     if not checkpoint:
         warm_start(policy, frame, ",".join(env_names(config)), warmup_steps(config),
                    env_options(config), budgets(config), say)
-    learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr))
-    if config.advantages == "gae":
+    learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
+                      kl_reward_coef=config.kl_reward_coef)
+    if config.advantages in CRITICAL:
         learner.critic = Critic(policy)
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
-    if config.kl_coef > 0:
+    if config.kl_coef > 0 or config.kl_reward_coef > 0:
         learner.reference = copy.deepcopy(policy.model).requires_grad_(False)
     if checkpoint:
         load_trainer_state(checkpoint, learner)
         say(f"resumed   after step {learner.step}")
     say(forecast(learner, config))
     return learner
-
-
-def warmup_steps(config):
-    return default_steps(config.model) if config.warmup_steps < 0 else config.warmup_steps
 
 
 def build_policy(config, checkpoint=None):
@@ -422,18 +186,53 @@ def check_context(frame, config):
             first_prompt(frame, env, name, observation, config.max_context)
 
 
-def env_names(config):
-    """The environments of the mixture, each once."""
-    return list(dict.fromkeys(name for name, _ in parse_mixture(config.env, config.num_groups)))
-
-
 def roll_out(learner, config, groups, bar):
-    """One batch of fresh instances: step t of run seed s plays seeds that no other step or run
-    plays."""
-    first_seed = TRAIN_SEED + config.seed * TRAIN_SEED_STRIDE + learner.step * config.num_groups
+    """Fresh instances, played: round r of run seed s plays seeds that no other round or run plays.
+
+    With `resample` (DAPO, Yu et al. 2025, section 3.2) further rounds follow until `num_groups`
+    groups have some spread of return, and at most so many.
+    """
+    trajectories, informative = [], 0
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
-    return collect(learner.policy, learner.frame, groups, first_seed, sampling, config.seed,
-                   config.max_new_tokens, config.max_context, config.max_rows, bar.sampled)
+    for attempt in range(1 + config.resample):
+        first_seed = (TRAIN_SEED + config.seed * TRAIN_SEED_STRIDE
+                      + learner.rounds * config.num_groups)
+        played = collect(learner.policy, learner.frame, groups, first_seed, sampling, config.seed,
+                         config.max_new_tokens, config.max_context, config.max_rows, bar.sampled,
+                         config.context, config.window)
+        learner.rounds += 1
+        for g in range(config.num_groups):
+            members = played[g * config.group_size:(g + 1) * config.group_size]
+            informative += len({t.episode_return for t in members}) > 1
+        for t in played:
+            t.group_id += attempt * config.num_groups
+        trajectories += played
+        if informative >= config.num_groups:
+            break
+    return trajectories
+
+
+def choose_groups(learner, batch, config):
+    """Which groups are trained on: (kept (P,) bool, metrics). At most `num_groups`, the first."""
+    spread = starpo.group_scores(batch.episode_returns, batch.group_ids, "std", batch.episode_ids)
+    what, statistic = FILTER_METRICS[config.filter_metric]
+    x = batch.episode_returns
+    if what != "returns":
+        x = lengths = starpo.episode_sums(batch.response_mask.sum(dim=1).float(),
+                                          batch.episode_ids)
+    if what == "entropy":
+        entropies = _in_micro_batches(batch, config, lambda part: token_logprobs(
+            learner.policy.model, part.tokens, part.response_mask, config.temperature)[1])
+        x = starpo.episode_sums(entropies.sum(dim=1), batch.episode_ids) / lengths
+    scores = starpo.group_scores(x, batch.group_ids, statistic, batch.episode_ids)
+    kept = starpo.filter_groups(scores, config.filter_value, config.filter, config.filter_select,
+                                config.filter_include_zero)
+    kept &= kept.cumsum(0) <= config.num_groups
+    metrics = {"reward_std": float(spread.mean()), "groups_kept": int(kept.sum()),
+               "groups_without_spread": int((spread <= starpo.ZERO).sum())}
+    if config.resample:
+        metrics["rollouts"] = len(spread) // config.num_groups
+    return kept, metrics
 
 
 def describe(trajectories):
@@ -444,7 +243,7 @@ def describe(trajectories):
         stats = {"success": sum(t.success for t in chosen) / n,
                  "episode_return": sum(t.episode_return for t in chosen) / n,
                  "turns": sum(len(t.turns) for t in chosen) / n,
-                 "response_tokens": sum(sum(t.response_mask) for t in chosen) / n,
+                 "response_tokens": sum(t.response_tokens for t in chosen) / n,
                  "context": sum(t.stop is StopReason.CONTEXT for t in chosen) / n,
                  "env_errors": sum(t.stop is StopReason.ENV_ERROR for t in chosen)}
         for name in sorted(set().union(*(t.metrics for t in chosen)) - {"success"}):
@@ -461,25 +260,25 @@ def describe(trajectories):
 # One update
 
 
-def update(learner, batch, config, step, bar=None):
-    """Advantages, then one optimizer step per mini-batch of trajectories. Returns metrics.
+def update(learner, batch, config, step, scale=1.0, bar=None):
+    """Advantages, then one optimizer step per mini-batch of rows. Returns metrics.
 
-    Token means are over the mini-batch; micro-batches only bound memory and keep the caches warm.
+    Means over tokens or rows are over the mini-batch; micro-batches only bound memory and keep the
+    caches warm. `scale` multiplies the policy loss.
     """
-    scale = 1 - (1 - config.lr_final) * (step - 1) / max(1, config.steps - 1)
-    learner.optimizer.set_lr(config.lr * scale)
+    progress = 1 - (1 - config.lr_final) * (step - 1) / max(1, config.steps - 1)
+    learner.optimizer.set_lr(config.lr * progress)
     if learner.critic:
-        learner.critic_optimizer.set_lr(config.critic_lr * scale)
-    prepare(learner, batch, config)
+        learner.critic_optimizer.set_lr(config.critic_lr * progress)
+    metrics = prepare(learner, batch, config, scale)
     sums, norms = {}, []
     for epoch in range(config.epochs):
         shuffle = torch.Generator().manual_seed(hash_seed(config.seed, step, epoch))
         order = torch.randperm(len(batch), generator=shuffle).to(batch.tokens.device)
         for index in order.split(config.mini_batch):
-            mini = batch.take(index)
-            total = int(mini.loss_mask.sum())
+            mini = weigh(batch.take(index), config)
             for rows in micro_batches(mini.lengths, config.token_budget):
-                shares = backward(learner, mini.take(rows), config, total, first=not norms)
+                shares = backward(learner, mini.take(rows), config, first=not norms)
                 for name, value in shares.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
                 if bar:
@@ -489,7 +288,7 @@ def update(learner, batch, config, step, bar=None):
                 norms[-1].append(float(learner.critic_optimizer.step(config.max_grad_norm)))
     # Of the first mini-batch only: later ones have been moved by their updates.
     gap = sums.pop("logprob_gap")
-    metrics = {name: value / len(norms) for name, value in sums.items()} | {"logprob_gap": gap}
+    metrics |= {name: value / len(norms) for name, value in sums.items()} | {"logprob_gap": gap}
     metrics["grad_norm"] = sum(n[0] for n in norms) / len(norms)
     metrics["updates_skipped"] = sum(not math.isfinite(n[0]) for n in norms)
     if metrics["updates_skipped"] == len(norms):
@@ -497,36 +296,129 @@ def update(learner, batch, config, step, bar=None):
                            f"the learning rate too large? See the last lines of metrics.jsonl.")
     if learner.critic:
         metrics["critic_grad_norm"] = sum(n[1] for n in norms) / len(norms)
-        residual, target = ((batch.returns - batch.values)[batch.loss_mask],
-                            batch.returns[batch.loss_mask])
-        metrics["explained_variance"] = 1 - float(residual.var() / (target.var() + 1e-8))
     return metrics
 
 
 @torch.no_grad()
-def prepare(learner, batch, config):
-    """Fill in what the losses compare with: old and reference logprobs, values, advantages,
-    returns."""
-    batch.old_logprobs = batch.sample_logprobs
-    if next(learner.policy.model.parameters()).dtype != torch.float32:
-        batch.old_logprobs = _in_micro_batches(batch, config, lambda part: token_logprobs(
-            learner.policy.model, part.tokens, part.response_mask, config.temperature)[0])
+def prepare(learner, batch, config, scale=1.0):
+    """Fill in what the losses compare with: old and reference logprobs, advantages, and for the
+    critic values and returns. Returns metrics."""
+    predictable = batch.attention_mask.clone()
+    predictable[:, 0] = False
+    batch.loss_mask = predictable if config.loss_mask == "all" else batch.response_mask
+    steps = predictable if config.advantage_mask == "all" else batch.response_mask
+
+    def logprobs_of(model):
+        return _in_micro_batches(batch, config, lambda part: token_logprobs(
+            model, part.tokens, part.loss_mask, config.temperature)[0])
+
+    exact = next(learner.policy.model.parameters()).dtype == torch.float32
+    batch.old_logprobs = (batch.sample_logprobs if exact and config.loss_mask == "response" else
+                          logprobs_of(learner.policy.model))
     if learner.reference is not None:
-        batch.ref_logprobs = _in_micro_batches(batch, config, lambda part: token_logprobs(
-            learner.reference, part.tokens, part.response_mask, config.temperature)[0])
+        batch.ref_logprobs = logprobs_of(learner.reference)
+    scores, rewards, metrics = credit(learner, batch, config)
+    if learner.critic:
+        batch.values = _in_micro_batches(
+            batch, config, lambda part: learner.critic(part.tokens, part.response_mask),
+            response_mask=steps)
+    batch.advantages = estimate(batch, config, scores, rewards, steps) * scale
+    if learner.critic:
+        target = batch.returns[batch.value_mask]
+        residual = target - batch.values[batch.value_mask]
+        metrics["explained_variance"] = 1 - float(residual.var() / (target.var() + 1e-8))
+    return metrics
+
+
+def credit(learner, batch, config):
+    """What is paid and where: scores of the rows' episodes (B,), rewards on tokens (B, T), metrics.
+
+    The environment's rewards with their format penalties and the punishment of overlong replies,
+    normalised, and last the KL, which is each token's own. Adapts the KL's coefficient for the next
+    step.
+    """
+    episode, metrics = batch.episode_ids, {}
+    turn_rewards = batch.rewards
+    scores = batch.episode_returns
+    if config.overlong:
+        penalty = starpo.overlong_penalty(batch.turn_ids, config.max_new_tokens, config.overlong)
+        turn_rewards = turn_rewards + penalty
+        scores = scores + starpo.episode_sums(penalty.sum(dim=1), episode)
+        metrics["overlong_penalty"] = float(penalty.sum() / len(episode.unique()))
+    ids = batch.group_ids if config.reward_norm_over == "group" else torch.zeros_like(episode)
+    scores = starpo.normalise_rewards(scores, ids, config.reward_norm, episode)
+    if config.credit == "episode":
+        rewards = starpo.last_token_rewards(scores, batch.response_mask)
+    elif config.context == "full":
+        rewards = turn_rewards
+    else:
+        rewards = starpo.last_token_rewards(
+            starpo.turn_returns(turn_rewards.sum(dim=1), episode, batch.turn_ids.amax(dim=1),
+                                config.gamma_turn), batch.response_mask)
+    if config.kl_reward_coef:
+        kl = starpo.kl_estimate(batch.old_logprobs, batch.ref_logprobs, "k1") * batch.response_mask
+        rewards = rewards - learner.kl_reward_coef * kl
+        scores = scores - learner.kl_reward_coef * starpo.episode_sums(kl.sum(dim=1), episode)
+        mean = float(kl.sum() / batch.response_mask.sum())
+        metrics |= {"kl_reward": mean, "kl_reward_coef": learner.kl_reward_coef}
+        if config.kl_target:
+            learner.kl_reward_coef = starpo.adapt_kl_coef(
+                learner.kl_reward_coef, mean, config.kl_target, len(episode.unique()),
+                config.kl_horizon)
+    return scores, rewards, metrics
+
+
+def estimate(batch, config, scores, rewards, steps):
+    """Advantages (B, T) by the estimator of the Config; with a critic also its `returns` and
+    `value_mask`."""
+    compared = scores, batch.group_ids, batch.response_mask
     if config.advantages == "grpo":
-        batch.advantages = starpo.group_advantages(batch.episode_returns, batch.group_ids,
-                                                   batch.response_mask, config.norm_by_std)
-        return
-    batch.values = _in_micro_batches(
-        batch, config, lambda part: learner.critic(part.tokens, part.response_mask))
-    advantages, batch.returns = starpo.masked_gae(batch.rewards, batch.values, batch.response_mask,
-                                                  config.gamma, config.lam)
-    batch.advantages = starpo.whiten(advantages, batch.response_mask)
+        advantages = starpo.group_advantages(*compared, config.norm_by_std, batch.episode_ids)
+    elif config.advantages == "rloo":
+        advantages = starpo.rloo_advantages(*compared, batch.episode_ids)
+    elif config.advantages == "reinforce_pp_baseline":
+        advantages = starpo.reinforce_pp_baseline_advantages(*compared, batch.episode_ids)
+    elif config.advantages == "reinforce":
+        advantages = starpo.reinforce_advantages(rewards, batch.response_mask, config.gamma)
+    elif config.advantages == "reinforce_pp":
+        advantages = starpo.reinforce_pp_advantages(rewards, batch.response_mask, config.gamma)
+    else:
+        batch.value_mask, given = steps, (rewards, batch.values, steps)
+        if config.advantages == "gae":
+            advantages, batch.returns = starpo.masked_gae(*given, config.gamma, config.lam)
+        elif config.advantages == "bi_level_gae":
+            advantages, batch.returns = starpo.bi_level_gae(
+                *given, batch.turn_ids, config.gamma, config.lam, config.gamma_turn)
+        else:
+            advantages, batch.returns = starpo.turn_gae(
+                *given, batch.turn_ids, config.lam, config.gamma_turn)
+            batch.value_mask = starpo.turn_ends(batch.turn_ids, steps)
+        advantages = starpo.whiten(advantages, steps, batch.value_mask)
+    if config.soft_reweight:
+        advantages = starpo.soft_reweight(advantages, batch.episode_returns, batch.group_ids,
+                                          batch.episode_ids)
+    if config.length_weight:
+        lengths = starpo.episode_sums(batch.response_mask.sum(dim=1), batch.episode_ids)
+        advantages = starpo.length_weight(advantages, lengths, batch.episode_ids)
+    return torch.zeros_like(advantages) if config.zero_task else advantages
 
 
-def _in_micro_batches(batch, config, function):
-    """function(part) -> (b, t) for every micro-batch, put together to (B, T)."""
+def weigh(mini, config):
+    """The mini-batch with what each of its tokens counts in the losses and in mean metrics."""
+    mini.loss_weights = starpo.loss_weights(mini.loss_mask, config.aggregation, config.max_context)
+    mini.mean_weights = starpo.loss_weights(mini.response_mask)
+    if mini.value_mask is not None:
+        mini.value_weights = starpo.loss_weights(mini.value_mask, config.aggregation,
+                                                 config.max_context)
+    return mini
+
+
+def _in_micro_batches(batch, config, function, **fields):
+    """function(part) -> (b, t) for every micro-batch, put together to (B, T).
+
+    fields: what the parts have in place of the batch's own
+    """
+    batch = dataclasses.replace(batch, **fields)
     result = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
     for rows in micro_batches(batch.lengths, config.token_budget):
         part = function(batch.take(rows))
@@ -534,37 +426,46 @@ def _in_micro_batches(batch, config, function):
     return result
 
 
-def backward(learner, part, config, total, first=False):
-    """Backpropagate one micro-batch. `total`: loss tokens of the whole mini-batch.
+def backward(learner, part, config, first=False):
+    """Backpropagate one micro-batch of a weighed mini-batch.
 
-    returns: {metric: this micro-batch's share of the mini-batch's token mean}
+    returns: {metric: this micro-batch's share of the mini-batch's mean}
     """
-    logprobs, entropy = token_logprobs(learner.policy.model, part.tokens, part.response_mask,
-                                       config.temperature)
-    mask = part.loss_mask
-    loss, clipped = starpo.policy_loss(logprobs, part.old_logprobs, part.advantages,
-                                       config.clip_low, config.clip_high, config.dual_clip)
-    shares = {"policy_loss": starpo.aggregate(loss, mask, total),
-              "entropy": starpo.aggregate(entropy, mask, total)}
-    objective = shares["policy_loss"] - config.entropy_coef * shares["entropy"]
-    if part.ref_logprobs is not None:
-        shares["kl_ref"] = starpo.aggregate(
-            starpo.kl_estimate(logprobs, part.ref_logprobs, config.kl_estimator), mask, total)
-        objective = objective + config.kl_coef * shares["kl_ref"]
+    objective, shares = losses(learner, part, config)
     objective.backward()
     if learner.critic:
-        values = learner.critic(part.tokens, part.response_mask)
+        values = learner.critic(part.tokens, part.value_mask)
         shares["value_loss"] = starpo.aggregate(
-            starpo.value_loss(values, part.values, part.returns, config.value_clip), mask, total)
+            starpo.value_loss(values, part.values, part.returns, config.value_clip),
+            part.value_weights)
         shares["value_loss"].backward()
-    with torch.no_grad():
-        shares["clip_fraction"] = starpo.aggregate(clipped.float(), mask, total)
-        shares["approx_kl"] = starpo.aggregate(
-            starpo.kl_estimate(part.old_logprobs, logprobs), mask, total)
-        if first:
-            shares["logprob_gap"] = starpo.aggregate(
-                (logprobs - part.sample_logprobs).abs(), mask, total)
+    if not first:
+        del shares["logprob_gap"]
     return {name: value.detach() for name, value in shares.items()}
+
+
+def losses(learner, part, config):
+    """(what is minimised, its parts and what is measured beside them: {metric: share})."""
+    logprobs, entropy = token_logprobs(learner.policy.model, part.tokens, part.loss_mask,
+                                       config.temperature)
+    loss, clipped = starpo.policy_loss(
+        logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high,
+        config.dual_clip, part.loss_mask if config.ratio == "sequence" else None)
+    shares = {"policy_loss": starpo.aggregate(loss, part.loss_weights),
+              "entropy": starpo.aggregate(entropy, part.mean_weights)}
+    objective = (shares["policy_loss"]
+                 - config.entropy_coef * starpo.aggregate(entropy, part.loss_weights))
+    if config.kl_coef:
+        kl = starpo.kl_loss(logprobs, part.ref_logprobs, config.kl_estimator)
+        shares["kl_ref"] = starpo.aggregate(kl, part.mean_weights)
+        objective = objective + config.kl_coef * starpo.aggregate(kl, part.loss_weights)
+    with torch.no_grad():
+        shares |= {"clip_fraction": starpo.aggregate(clipped.float(), part.mean_weights),
+                   "approx_kl": starpo.aggregate(
+                       starpo.kl_estimate(part.old_logprobs, logprobs), part.mean_weights),
+                   "logprob_gap": starpo.aggregate(
+                       (logprobs - part.sample_logprobs).abs(), part.mean_weights)}
+    return objective, shares
 
 
 def micro_batches(lengths, token_budget):
@@ -610,7 +511,7 @@ def play_held_out(policy, frame, groups, config):
     bar = Bar(f"validation on {groups.split}")
     played = {suffix: collect(policy, frame, groups, 0, Sampling(temperature), 0,
                               config.max_new_tokens, config.max_context, config.max_rows,
-                              bar.sampled)
+                              bar.sampled, config.context, config.window)
               for suffix, temperature in (("", config.val_temperature), ("_greedy", 0.0))}
     bar.close()
     return played
@@ -728,77 +629,6 @@ def console_line(metrics, config):
 # A run on disk
 
 
-def run_folder(config, resume):
-    """Where the run lives. Without a name it gets one that is free; a name that is taken is
-    refused."""
-    if config.run:
-        folder = RUNS / config.run
-        if folder.exists() and not resume:
-            raise ValueError(f"run {config.run!r} exists already. Go on with --run {config.run} "
-                             f"--resume, choose another name, or delete {folder}.")
-        return folder
-    stem = "-".join([config.env.replace(",", "+"), config.algo, Path(config.model).name,
-                     f"s{config.seed}"])
-    stem = re.sub(r"[^\w.+=-]+", ".", stem)
-    names = (stem if i == 1 else f"{stem}-{i}" for i in range(1, 10**6))
-    return next(RUNS / n for n in names if not (RUNS / n).exists())
-
-
-def make_folder(folder):
-    """Claim the name; another process may have been faster since `run_folder` looked."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise ValueError(f"another process has just begun {folder}. Choose another "
-                         f"--run.") from None
-
-
-def resumed_config(given):
-    """The run's own config. Only `steps` and `max_context` may be raised: the rest is the run."""
-    if not given.get("run"):
-        raise ValueError("--resume needs --run NAME.")
-    stored = load_config(given["run"])
-    for name, value in given.items():
-        free = ("run", "steps", "max_context", "device", "threads")
-        if name not in free and value != getattr(stored, name):
-            raise ValueError(f"--resume goes on with the run's own settings: {name} was "
-                             f"{getattr(stored, name)!r}, got {value!r}. Start a new run for "
-                             f"that.")
-    config = dataclasses.replace(stored, **given)
-    if config.max_context < stored.max_context:
-        raise ValueError(f"--resume cannot shrink max_context: it was {stored.max_context}, "
-                         f"got {config.max_context}.")
-    if config.steps < stored.steps:
-        raise ValueError(f"--resume cannot take steps back: the run was set to {stored.steps}, got "
-                         f"{config.steps}.")
-    check(config)
-    return config
-
-
-def load_config(run):
-    """The Config of runs/RUN under the name it has now. Raises ValueError if there is none or it is
-    unreadable."""
-    folder = RUNS / run
-    if not (folder / "config.json").exists():
-        raise ValueError(nearest("run", run,
-                                 sorted(p.parent.name for p in RUNS.glob("*/config.json"))))
-    return dataclasses.replace(read_config(folder), run=run)
-
-
-def read_config(folder):
-    """The Config in folder/config.json. Raises ValueError if it is not one."""
-    try:
-        stored = json.loads((folder / "config.json").read_text())
-        config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
-        for f in dataclasses.fields(config):
-            value = getattr(config, f.name)
-            if not isinstance(value, (int, float) if f.type is float else f.type):
-                raise TypeError(f"{f.name} is {value!r}")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder}/config.json cannot be read: {error}.") from None
-    return config
-
-
 def write_whole(path, text):
     """Write beside and rename, so that a kill leaves the old file or the new one."""
     part = path.with_name(path.name + ".part")
@@ -825,7 +655,7 @@ def save_checkpoint(folder, learner):
     critic = learner.critic and {"model": learner.critic.state_dict(),
                                  "optimizer": learner.critic_optimizer.state_dict()}
     reference = learner.reference and learner.reference.state_dict()
-    torch.save({"step": learner.step, "empty_steps": learner.empty_steps,
+    torch.save({**{name: getattr(learner, name) for name in COUNTERS},
                 "optimizer": learner.optimizer.state_dict(),
                 "critic": critic, "reference": reference}, new / "trainer.pt")
     files = {p.name: [p.stat().st_size, zlib.crc32(p.read_bytes())] for p in sorted(new.iterdir())}
@@ -870,7 +700,8 @@ def load_trainer_state(checkpoint, learner):
     already."""
     state = torch.load(checkpoint / "trainer.pt", map_location=learner.policy.device,
                        weights_only=True)
-    learner.step, learner.empty_steps = state["step"], state["empty_steps"]
+    for name in COUNTERS:
+        setattr(learner, name, state[name])
     learner.optimizer.load_state_dict(state["optimizer"])
     if learner.critic:
         learner.critic.load_state_dict(state["critic"]["model"])

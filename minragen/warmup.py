@@ -227,7 +227,7 @@ def make_assets(names, steps):
 
 
 if __name__ == "__main__":
-    from minragen.train import preset, warmup_steps  # which imports this module
+    from minragen.config import preset, warmup_steps  # which imports this module
 
     torch.set_num_threads(1)
     chosen = sys.argv[1:] or list(REGISTRY)

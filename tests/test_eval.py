@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from minragen import config as chosen
 from minragen import eval as evaluation
 from minragen import train as trainer
 from minragen.envs import EnvGroups, make
@@ -44,7 +45,7 @@ class TestBaselines:
 class TestCommand:
     @pytest.fixture
     def run(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(trainer, "RUNS", tmp_path / "runs")
+        monkeypatch.setattr(chosen, "RUNS", tmp_path / "runs")
         trainer.main(["--env", "bandit", "--run", "b", "--steps", "1", "--num-groups", "2",
                       "--group-size", "4", "--val-size", "8"])
 
@@ -61,8 +62,8 @@ class TestCommand:
     def test_it_agrees_with_the_runs_own_validation(self, run, capsys):
         import json
         last = [json.loads(x) for x in
-                (trainer.RUNS / "b" / "metrics.jsonl").read_text().splitlines()][-1]
-        rows, _ = evaluation.evaluate(trainer.load_config("b"), "test", 8)["bandit"]
+                (chosen.RUNS / "b" / "metrics.jsonl").read_text().splitlines()][-1]
+        rows, _ = evaluation.evaluate(chosen.load_config("b"), "test", 8)["bandit"]
         assert (rows[0][1] / 8 == last["test/success"]
                 and rows[1][1] / 8 == last["test/success_greedy"])
 

@@ -114,8 +114,8 @@ class TestNormalisation:
         batch = make_batch(episodes())
         before = [v.clone() for v in (batch.tokens, batch.response_mask, batch.sample_logprobs)]
         logprobs, _ = token_logprobs(tiny()[0].model, batch.tokens, batch.response_mask)
-        total = int(batch.loss_mask.sum())
-        assert torch.isclose(starpo.aggregate(torch.ones_like(logprobs), batch.loss_mask, total),
+        weights = starpo.loss_weights(batch.loss_mask)
+        assert torch.isclose(starpo.aggregate(torch.ones_like(logprobs), weights),
                              torch.tensor(1.0))
         assert all(torch.equal(a, b) for a, b in zip(
             before, (batch.tokens, batch.response_mask, batch.sample_logprobs)))
@@ -234,4 +234,4 @@ class TestOptions:
         """RAGEN's KL sweeps use k1 as a loss; its expected gradient is zero, so they measured
         noise."""
         with pytest.raises(ValueError, match="expectation 0"):
-            starpo.kl_estimate(torch.zeros(1), torch.zeros(1), "k1")
+            starpo.kl_loss(torch.zeros(1), torch.zeros(1), "k1")

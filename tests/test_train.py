@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import math
 import shutil
 
 import pytest
 import torch
 
+from minragen import config as chosen
 from minragen import train as trainer
+from minragen.config import ALGOS, PRESETS, Config, parse, preset
 from minragen.envs import REGISTRY, EnvGroups
 from minragen.rollout import collect, make_batch
-from minragen.train import ALGOS, PRESETS, Config, main, parse, preset
+from minragen.train import main
 from minragen.warmup import DEMONSTRATION_SEED
 
 SMALL = ["--num-groups", "2", "--group-size", "4", "--val-size", "4", "--val-every", "2",
@@ -21,7 +24,7 @@ TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed"}
 @pytest.fixture(autouse=True)
 def runs(tmp_path, monkeypatch):
     """Every test has a runs/ of its own."""
-    monkeypatch.setattr(trainer, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(chosen, "RUNS", tmp_path / "runs")
     return tmp_path / "runs"
 
 
@@ -48,16 +51,17 @@ def settings(*argv):
 
 class TestSettings:
     def test_every_field_is_an_option(self):
+        special = {"env": "bandit", "model": "tiny", "device": "cpu", "run": "x",
+                   "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k2",
+                   "kl_target": "0", "kl_horizon": "2", "credit": "episode"}
         for f in dataclasses.fields(Config):
-            value = {"env": "bandit", "algo": "ppo", "model": "tiny", "device": "cpu",
-                     "env_arg": "high_prob=0.5", "response_format": "no_think",
-                     "advantages": "gae", "kl_estimator": "k2", "norm_by_std": "false",
-                     "dual_clip": "1.5"}.get(
-                         f.name, "3" if f.type is int else "0.5" if f.type is float else "x")
+            value = special.get(f.name) or (
+                f.metadata["choices"][-1] if f.metadata["choices"] else
+                str(not f.default) if f.type is bool else "3" if f.type is int else "0.5")
             argv = ["--env", "bandit"] if f.name == "env_arg" else []
             got = getattr(settings(*argv, "--" + f.name.replace("_", "-"), value), f.name)
             assert got == (("high_prob=0.5",) if f.name == "env_arg" else
-                           False if value == "false" else f.type(value))
+                           value == "True" if f.type is bool else f.type(value))
 
     def test_every_field_says_what_it_is(self):
         assert all(len(f.metadata["help"]) > 10 for f in dataclasses.fields(Config))
@@ -68,7 +72,7 @@ class TestSettings:
     @pytest.mark.parametrize("env", sorted(PRESETS))
     @pytest.mark.parametrize("algo", sorted(ALGOS))
     def test_a_preset_is_valid_as_it_stands(self, env, algo):
-        trainer.check(preset(env, algo))
+        chosen.check(preset(env, algo))
 
     def test_a_mixture_takes_the_larger_of_each_presets_numbers(self):
         mixed = preset("frozenlake,bandit")
@@ -111,7 +115,14 @@ class TestSettings:
         (["--env", "no.such.module:Env"], "No module named 'no'"),
         (["--kl-estimator", "k1"], "k1 as a loss has a gradient of expectation 0"),
         (["--dual-clip", "0.5"], "got dual_clip=0.5, expected more than 1"),
-        (["--filter-top-p", "0.005"], "got top_p=0.005"),
+        (["--filter-value", "0.005"], "filter top_p: got a value of 0.005"),
+        (["--filter", "topk"], "unknown filter 'topk': did you mean 'top_k'"),
+        (["--filter-metric", "reward"], "rewards may be negative"),
+        (["--advantages", "rloo", "--group-size", "1"], "rloo compares the members of a group"),
+        (["--credit", "turn"], "grpo compares whole episodes"),
+        (["--algo", "ppo", "--reward-norm", "mean"], "reward_norm mean normalises the returns"),
+        (["--algo", "bi-level", "--context", "limited"], "expected full"),
+        (["--kl-target", "0.1"], "kl_target adapts kl_reward_coef, which is 0"),
         (["--clip-low", "-1"], "clip_low: got -1.0, expected at least 0"),
         (["--lam", "1.5"], "lam: got 1.5, expected at most 1"),
         (["--seed", "99999999"], "seed: got 99999999, expected at most"),
@@ -132,24 +143,150 @@ def learner_and_batch(*argv):
     config = settings(*SMALL, "--num-groups", "3", *argv)
     learner = trainer.build(config, None, lambda line: None)
     groups = trainer.build_groups(config, "train", 3, 4)
-    played = collect(learner.policy, learner.frame, groups, 5, trainer.Sampling(), 0, 14, 512)
+    played = collect(learner.policy, learner.frame, groups, 5, trainer.Sampling(), 0, 14, 512,
+                     context=config.context, window=config.window)
     batch = make_batch(played)
     batch.rewards[batch.rewards != 0] += 0.1  # make sure that there is something to learn
-    batch.episode_returns += torch.arange(12.0) % 3
+    batch.episode_returns += torch.arange(12.0)[batch.episode_ids] % 3
     return config, learner, batch
 
 
+class TestAlgorithms:
+    def test_each_is_a_difference_from_the_base_that_can_be_printed(self, capsys):
+        for name, choices in ALGOS.items():
+            with pytest.raises(SystemExit) as stop:
+                parse(["--env", "frozenlake", "--algo", name, "--print-config"])
+            above, below = capsys.readouterr().out.split("the rest is the base")
+            assert stop.value.code is None
+            for field, value in choices.items():
+                line = next((x for x in above.splitlines()
+                             if x.split(" ")[0] == field.replace("_", "-")), "")
+                assert (line.endswith(f"through algo {name}")
+                        or value == getattr(Config(), field) and not line)
+            assert ("\nadvantages" in above) == ("advantages" in choices)
+
+    def test_no_two_are_the_same(self):
+        made = [dataclasses.replace(preset("frozenlake", name), algo="") for name in ALGOS]
+        assert len(set(made)) == len(ALGOS)
+
+    @pytest.mark.parametrize("algo", ALGOS)
+    def test_each_gives_finite_gradients_and_advantages_on_sampled_tokens_only(self, algo):
+        config, learner, batch = learner_and_batch("--algo", algo)
+        result = trainer.update(learner, batch, config, 1)
+        assert all(map(math.isfinite, result.values())) and result["grad_norm"] > 0
+        trainer.prepare(learner, batch, config)
+        assert batch.advantages.isfinite().all() and batch.advantages.any()
+        assert not batch.advantages[~batch.response_mask].any()
+
+    def test_dynamic_sampling_plays_on_until_enough_groups_have_spread_or_the_cap(self):
+        config, learner, _ = learner_and_batch("--algo", "dapo", "--env", "bandit")
+        groups = trainer.build_groups(config, "train", 3, 4)
+        played = trainer.roll_out(learner, config, groups, trainer.Bar(""))
+        rounds = len(played) // 12
+        assert learner.rounds == rounds and {t.group_id for t in played} == set(range(3 * rounds))
+        assert len({t.seed for t in played}) == 3 * rounds
+        batch = make_batch(played)
+        kept, metrics = trainer.choose_groups(learner, batch, config)
+        spread = [len({t.episode_return for t in played if t.group_id == g}) > 1
+                  for g in range(3 * rounds)]
+        first = [g for g, s in enumerate(spread) if s][:3]
+        assert kept.nonzero()[:, 0].tolist() == first and metrics["rollouts"] == rounds
+        assert rounds == 1 + config.resample or sum(spread) >= 3
+        assert rounds == 1 or sum(spread[:3 * rounds - 3]) < 3
+
+    def test_an_adaptive_kl_coefficient_falls_while_the_policy_is_the_reference(self):
+        config, learner, batch = learner_and_batch(
+            "--kl-reward-coef", "0.1", "--kl-target", "1", "--kl-horizon", "12")
+        metrics = trainer.prepare(learner, batch, config)
+        assert metrics["kl_reward_coef"] == 0.1 and abs(metrics["kl_reward"]) < 1e-5
+        assert learner.kl_reward_coef == pytest.approx(0.1 * 0.8)
+
+    def test_a_kl_in_the_reward_costs_the_tokens_that_the_reference_finds_unlikely(self):
+        config, learner, batch = learner_and_batch("--algo", "reinforce-pp", "--reward-norm",
+                                                   "identity", "--kl-reward-coef", "0.5")
+        trainer.prepare(learner, batch, config)
+        mask, plain = batch.response_mask, trainer.credit(learner, batch, config)
+        batch.ref_logprobs = batch.ref_logprobs - 0.25 * mask
+        scores, rewards, _ = trainer.credit(learner, batch, config)
+        assert torch.allclose(rewards - plain[1], -0.125 * mask, atol=1e-6)
+        assert torch.allclose(scores - plain[0], -0.125 * mask.sum(dim=1), atol=1e-4)
+
+    def test_loss_and_advantages_can_be_taken_over_all_tokens(self):
+        config, learner, batch = learner_and_batch(
+            "--algo", "bi-level", "--loss-mask", "all", "--advantage-mask", "all")
+        result = trainer.update(learner, batch, config, 1)
+        trainer.prepare(learner, batch, config)
+        given = batch.attention_mask & ~batch.response_mask
+        given[:, 0] = False
+        assert batch.advantages[given].any() and batch.old_logprobs[given].all()
+        assert all(map(math.isfinite, result.values()))
+
+    @pytest.mark.parametrize("metric", ["reward", "length", "entropy", "entropy_std"])
+    def test_groups_can_be_chosen_by_other_scores(self, metric):
+        config, learner, batch = learner_and_batch("--filter", "top_k", "--filter-value", "0.4",
+                                                   "--filter-metric", metric)
+        kept, _ = trainer.choose_groups(learner, batch, config)
+        assert kept.sum() == 1
+
+
+class TestContexts:
+    @pytest.mark.parametrize("context", ["limited", "single_turn"])
+    @pytest.mark.parametrize("algo", ["grpo", "ppo", "reinforce-pp"])
+    def test_every_turn_is_a_row_and_every_episode_counts_once(self, context, algo):
+        config, learner, batch = learner_and_batch("--algo", algo, "--context", context,
+                                                   "--window", "2")
+        turns = batch.turn_ids.amax(dim=1)
+        assert len(batch) > 12 and (batch.turn_ids[batch.response_mask].unique() >= 0).all()
+        assert all(len(set(row[row >= 0].tolist())) == 1 for row in batch.turn_ids)
+        result = trainer.update(learner, batch, config, 1)
+        assert all(map(math.isfinite, result.values()))
+        trainer.prepare(learner, batch, config)
+        if algo == "grpo":  # an episode's turns share its advantage, which is that of full context
+            first = (turns == 0).nonzero()[:, 0]
+            alone = batch.take(first)
+            trainer.prepare(learner, alone, config)
+            of_episode = torch.stack([r[m][0] for r, m in zip(alone.advantages,
+                                                             alone.response_mask)])
+            for row, mask, episode in zip(batch.advantages, batch.response_mask,
+                                          batch.episode_ids):
+                assert torch.allclose(row[mask], of_episode[episode])
+
+    def test_credit_per_turn_pays_a_turn_for_itself_and_what_came_later(self):
+        config, learner, batch = learner_and_batch("--algo", "reinforce-pp", "--credit", "turn",
+                                                   "--context", "limited", "--gamma-turn", "0.5",
+                                                   "--kl-reward-coef", "0")
+        _, rewards, _ = trainer.credit(learner, batch, config)
+        own, turns = batch.rewards.sum(dim=1), batch.turn_ids.amax(dim=1)
+        for episode in batch.episode_ids.unique():
+            rows = (batch.episode_ids == episode).nonzero()[:, 0].tolist()
+            assert turns[rows].tolist() == list(range(len(rows)))
+            for k, row in enumerate(rows):
+                later = sum(0.5**j * float(own[r]) for j, r in enumerate(rows[k:]))
+                assert float(rewards[row].sum()) == pytest.approx(later, abs=1e-6)
+
+    def test_the_format_penalty_is_in_the_credit_of_either_kind(self):
+        for credit, algo in (("episode", "ppo"), ("turn", "ppo")):
+            config, learner, batch = learner_and_batch("--algo", algo, "--credit", credit)
+            batch.rewards = torch.zeros_like(batch.rewards)
+            ends = trainer.starpo.turn_ends(batch.turn_ids, batch.response_mask)
+            batch.rewards[ends] = -0.1  # every turn was malformed
+            batch.episode_returns = batch.rewards.sum(dim=1)
+            _, rewards, _ = trainer.credit(learner, batch, config)
+            assert torch.allclose(rewards.sum(dim=1), batch.episode_returns)
+            assert int((rewards != 0).sum()) == (12 if credit == "episode" else int(ends.sum()))
+
+
 class TestUpdate:
-    @pytest.mark.parametrize("algo", ["grpo", "ppo"])
+    @pytest.mark.parametrize("algo", ["grpo", "ppo", "gspo", "dr-grpo", "turn-ppo"])
     def test_the_micro_batch_size_does_not_change_the_gradient(self, algo):
         gradients = []
         for token_budget in (1, 700, 10**9):
             config, learner, batch = learner_and_batch("--algo", algo, "--kl-coef", "0.1",
                                                        "--token-budget", str(token_budget))
             trainer.prepare(learner, batch, config)
-            total, count = int(batch.loss_mask.sum()), 0
+            batch, count = trainer.weigh(batch, config), 0
             for rows in trainer.micro_batches(batch.lengths, token_budget):
-                trainer.backward(learner, batch.take(rows), config, total)
+                trainer.backward(learner, batch.take(rows), config)
                 count += 1
             trained = [*learner.policy.model.parameters(),
                        *(learner.critic.parameters() if learner.critic else ())]
@@ -316,7 +453,7 @@ class TestRuns:
         with pytest.raises(SystemExit, match="stopped"):
             main(["--run", "a", "--resume", "--steps", "4"])
         monkeypatch.undo()
-        monkeypatch.setattr(trainer, "RUNS", runs)
+        monkeypatch.setattr(chosen, "RUNS", runs)
         run("--run", "a", "--resume")
         assert metrics(runs / "a")[-1]["step"] == 4
 

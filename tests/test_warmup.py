@@ -9,9 +9,9 @@ import torch
 from safetensors import safe_open
 
 from minragen import warmup
+from minragen.config import PRESETS, preset, warmup_steps
 from minragen.envs import REGISTRY, SPLITS, make
 from minragen.models import ChatFrame, load_policy
-from minragen.train import PRESETS, preset, warmup_steps
 from minragen.warmup import (
     ASSETS,
     EXPERT,
