@@ -193,6 +193,92 @@ class TestEnvironmentErrors:
         make_batch(played)
 
 
+class TestContexts:
+    """What a turn sees where it does not see the whole conversation."""
+
+    def played(self, context, window, **options):
+        policy, frame = tiny()
+        groups = EnvGroups("frozenlake", 3, 4)
+        return policy, frame, groups, play(policy, frame, groups, context=context, window=window,
+                                           **options)
+
+    @pytest.mark.parametrize(("context", "window"), [("limited", 1), ("limited", 3),
+                                                     ("single_turn", 1), ("single_turn", 3)])
+    def test_every_turn_is_a_sample_whose_logprobs_are_those_of_one_full_forward_pass(
+            self, context, window):
+        policy, _, _, played = self.played(context, window)
+        assert all(len(t.samples) == len(t.turns) for t in played)
+        assert max(len(t.turns) for t in played) == 5
+        batch = make_batch(played)
+        assert len(batch) == sum(len(t.turns) for t in played)
+        logprobs, _ = token_logprobs(policy.model, batch.tokens, batch.response_mask)
+        assert torch.allclose(logprobs, batch.sample_logprobs, atol=1e-5)
+
+    @pytest.mark.parametrize("window", [1, 2, 5])
+    def test_limited_shows_the_last_turns_in_the_ids_that_were_sampled(self, window):
+        _, frame, groups, played = self.played("limited", window)
+        for t, env in zip(played, groups.envs):
+            for k, sample_ in enumerate(t.samples):
+                start = max(0, k - window + 1)
+                ids = frame.open(env.system_prompt, t.turns[start].observation)
+                for j in range(start, k):
+                    ids += t.samples[j].reply
+                    ids += frame.between(ids[-1], t.turns[j + 1].observation)
+                assert sample_.tokens == ids + sample_.reply
+                # Earlier replies are context here, and in the loss of their own row only.
+                assert sample_.response_mask.index(True) == len(ids)
+                assert set(sample_.turn_ids[len(ids):]) == {k}
+
+    def test_a_window_of_all_turns_shows_what_the_full_context_shows(self):
+        policy, frame = puppet()
+        replies = {context: play(policy, frame, EnvGroups("frozenlake", 1, 1), context=context,
+                                 window=9)[0] for context in ("full", "limited")}
+        whole, last = replies["full"], replies["limited"].samples[-1]
+        assert last.tokens == whole.tokens
+
+    def test_single_turn_is_one_message_that_tells_the_earlier_turns(self):
+        _, frame, _, played = self.played("single_turn", 2)
+        t = next(t for t in played if len(t.turns) > 2)
+        shown = frame.tokenizer.decode(t.samples[2].tokens)
+        assert shown.count("<|im_start|>user") == 1
+        assert t.turns[1].observation in shown and t.turns[2].observation in shown
+        assert "You answered:" in shown and shown.count("Turns left") == 2
+
+    def test_a_window_of_one_shows_nothing_but_the_observation(self):
+        _, frame, groups, played = self.played("single_turn", 1)
+        for t, env in zip(played, groups.envs):
+            for turn, sample_ in zip(t.turns, t.samples):
+                ids = frame.open(env.system_prompt, turn.observation)
+                assert sample_.tokens[:len(ids)] == ids
+
+    def test_what_does_not_fit_loses_its_oldest_turns(self):
+        _, _, _, free = self.played("limited", 5)
+        longest = max(len(s.tokens) for t in free for s in t.samples)
+        room = max(len(t.samples[0].tokens) for t in free) + 50
+        assert room < longest
+        _, frame, groups, played = self.played("limited", 5, max_context=room)
+        assert all(len(s.tokens) <= room for t in played for s in t.samples)
+        assert max(len(t.turns) for t in played) == 5
+        late = next(t for t in played if len(t.turns) == 5)
+        ids = frame.open(groups.envs[played.index(late)].system_prompt, late.turns[0].observation)
+        assert late.samples[4].tokens[:len(ids)] != ids
+
+    @pytest.mark.parametrize("context", ["limited", "single_turn"])
+    def test_a_trajectory_does_not_depend_on_the_batch_and_its_turns_have_noise_of_their_own(
+            self, context):
+        policy, frame = tiny()
+        together = play(policy, frame, EnvGroups("frozenlake", 3, 4), context=context, window=1)
+        alone = play(policy, frame, EnvGroups("frozenlake", 3, 4), context=context, window=1,
+                     max_rows=1)
+        for a, b in zip(together, alone):
+            assert [s.tokens for s in a.samples] == [s.tokens for s in b.samples]
+        # Under the same prompt at the same positions two turns still draw differently.
+        monotone = puppet()[0]
+        monotone.model.get_output_embeddings = lambda: lambda hidden: hidden * 0.0
+        t = play(monotone, frame, EnvGroups("frozenlake", 1, 1), context=context, window=1)[0]
+        assert len({tuple(s.reply) for s in t.samples}) == len(t.samples) > 1
+
+
 class TestCaching:
     @pytest.mark.parametrize("architecture", ["llama", "llama_mha", "qwen2", "qwen3", "gpt_neox"])
     def test_cached_turns_equal_one_full_forward_pass(self, architecture):

@@ -1,9 +1,8 @@
-"""What StarPO computes, as sentences: groups, rewards, advantages, losses. Every fast function meets
-a slow one.
+"""What StarPO computes, as sentences: groups, rewards, advantages, losses.
 
-Reading order: the slow definitions, one class per noun in the order of starpo.py, then `TestMuseum`:
-famous bugs of this field in miniature, each with the assertion that it is not here. Numbers without
-a comment are worked by hand.
+Every fast function meets a slow one. Reading order: the slow definitions, one class per noun in the
+order of starpo.py, then `TestMuseum`: famous bugs of this field in miniature, each with the
+assertion that it is not here. Numbers without a comment are worked by hand.
 
     pytest -v tests/test_starpo.py
 """
@@ -57,7 +56,7 @@ from minragen.starpo import (
 )
 
 # The same cases in every run, and no example database left on disk.
-cases = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+cases = settings(max_examples=16, deadline=None, derandomize=True, database=None)
 
 
 # ==================================================================================================
@@ -160,19 +159,18 @@ def slow_filter(scores, value, strategy, select, include_zero, eps=0.01):
     sign = 1 if select == "largest" else -1
     walk = [g for g in range(len(scores)) if include_zero or abs(scores[g]) > 1e-10]
     walk.sort(key=lambda g: (-sign * scores[g], g))
+    if strategy == "min_p":
+        best = scores[walk[0]] if walk else 0.0
+        return [g in walk and (s >= best * value if sign > 0 else s <= best / value)
+                for g, s in enumerate(scores)]
     if strategy == "top_p":
-        share, enough = scores, (value - eps) * sum(scores)
+        share, enough = scores, (value - eps) * sum(scores[g] for g in walk)
     elif strategy == "top_p_softmax":
-        total = sum(math.exp(sign * scores[g]) for g in walk)
-        share, enough = [math.exp(sign * s) / total for s in scores], value
-    elif strategy == "top_k":
-        share, enough = [1] * len(scores), max(1, math.floor(value * len(scores) + 1e-9))
-    elif strategy == "top_k_abs":
-        share, enough = [1] * len(scores), max(1, math.floor(value))
+        share = [math.exp(sign * score) for score in scores]
+        enough = value * sum(share[g] for g in walk)
     else:
-        bound = scores[walk[0]] * value if sign > 0 and walk else 0
-        bound = scores[walk[0]] / value if sign < 0 and walk else bound
-        return [g in walk and sign * scores[g] >= sign * bound for g in range(len(scores))]
+        share = [1] * len(scores)
+        enough = max(1, math.floor(value * len(scores) + 1e-9 if strategy == "top_k" else value))
     kept, held = [False] * len(scores), 0.0
     for g in walk:
         if held >= enough:
@@ -1094,7 +1092,8 @@ class TestReinforce:
     @given(MASKS, SEEDS, DISCOUNTS)
     def test_equals_the_slow_sum(self, mask, seed, gamma):
         rewards = normal(mask.shape, seed)
-        close(reinforce_advantages(rewards, mask, gamma), slow_reinforce(rewards, mask, gamma))
+        close(reinforce_advantages(rewards, mask, gamma), slow_reinforce(rewards, mask, gamma),
+              tol=1e-7)
 
     def test_hand_worked_example(self):
         """gamma = .5, from the back: 4;  0 + .5*4 = 2;  1 + .5*2 = 2. The 9 was not sampled."""
@@ -1106,7 +1105,7 @@ class TestReinforce:
     def test_is_gae_with_lambda_one_and_a_critic_that_says_zero(self, mask, seed, gamma):
         rewards = normal(mask.shape, seed)
         close(reinforce_advantages(rewards, mask, gamma),
-              masked_gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0)[0])
+              masked_gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0)[0], tol=1e-7)
 
     @cases
     @given(MASKS, SEEDS, DISCOUNTS)

@@ -1,0 +1,85 @@
+"""Every preset of config.ALGOS on two environments, three seeds, short runs, side by side.
+
+    python -m benchmarks.compare              (or: make compare)
+    python -m benchmarks.compare --workers 2 --algos gspo --write
+
+Trains in a scratch folder, with one thread a run. `--write` stores the rows in
+runs/readme-compare.json (those of the chosen algorithms are replaced) and the table in
+docs/algorithms.md; tests/test_readme.py checks that the page says what this script would write.
+"""
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import tempfile
+from pathlib import Path
+
+from benchmarks.figure import of_seeds, with_interval, written_into
+from minragen import config as settings
+from minragen.train import train
+
+ROOT = Path(__file__).resolve().parent.parent
+STORED = ROOT / "runs" / "readme-compare.json"
+PAGE = ROOT / "docs" / "algorithms.md"
+SEEDS = (0, 1, 2)
+STEPS = {"bandit": 15, "frozenlake": 12}
+VAL_SIZE = 256
+
+
+def measure(task):
+    """One short run. Returns its row: success before and after, seconds of the run's steps."""
+    env, algo, seed = task
+    steps = STEPS[env]
+    with tempfile.TemporaryDirectory() as scratch:
+        settings.RUNS = Path(scratch)
+        config = dataclasses.replace(
+            settings.preset(env, algo), run="x", seed=seed, model="tiny", device="cpu", threads=1,
+            steps=steps, val_every=steps, save_every=steps, val_size=VAL_SIZE)
+        settings.check(config)
+        train(config, say=lambda line: None)
+        lines = [json.loads(line) for line in
+                 (Path(scratch) / "x" / "metrics.jsonl").read_text().splitlines()]
+    val = [line["val/success"] for line in lines if "val/success" in line]
+    return dict(env=env, algo=algo, seed=seed, before=val[0], after=val[-1],
+                seconds=sum(line.get("seconds", 0.0) for line in lines))
+
+
+def table(rows):
+    """The rows as markdown: one line a preset."""
+    head = " | ".join(f"{env}, {steps} steps: success | seconds" for env, steps in STEPS.items())
+    before = {row["env"]: row["before"] for row in rows}
+    base = " | ".join(f"{with_interval(before[env], VAL_SIZE)} | " for env in STEPS)
+    lines = [f"| `--algo` | {head} |", "|---" * (1 + 2 * len(STEPS)) + "|",
+             f"| before RL | {base}|"]
+    for algo in settings.ALGOS:
+        cells = []
+        for env in STEPS:
+            mine = [row for row in rows if (row["env"], row["algo"]) == (env, algo)]
+            seconds = [row["seconds"] for row in mine]
+            cells += [of_seeds([row["after"] for row in mine], VAL_SIZE),
+                      f"{min(seconds):.0f} to {max(seconds):.0f}"]
+        lines.append(f"| `{algo}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="benchmarks.compare", description=__doc__.split("\n")[0])
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser.add_argument("--algos", nargs="+", choices=list(settings.ALGOS), metavar="ALGO",
+                        default=list(settings.ALGOS))
+    parser.add_argument("--write", action="store_true", help="store rows and table")
+    args = parser.parse_args()
+    tasks = [(env, algo, seed) for algo in args.algos for env in STEPS for seed in SEEDS]
+    with multiprocessing.get_context("spawn").Pool(args.workers, maxtasksperchild=6) as pool:
+        fresh = list(pool.imap(measure, tasks))
+    kept = json.loads(STORED.read_text()) if STORED.exists() else []
+    rows = [row for row in kept if row["algo"] not in args.algos] + fresh
+    if args.write:
+        STORED.write_text("[" + ",\n ".join(json.dumps(row) for row in rows) + "]\n")
+        PAGE.write_text(written_into(PAGE.read_text(), {"compare": table(rows)}))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
