@@ -102,6 +102,12 @@ class Trajectory:
     def episode_return(self):
         return sum(self.turn_rewards)
 
+    @property
+    def samples(self):
+        """The token sequences that were sampled from: one, since each turn is appended to the
+        last."""
+        return [self]
+
     def given(self, ids):
         """Append ids that were not sampled: prompt, framing, observation."""
         self._extend(ids, [0.0] * len(ids), False, -1)
