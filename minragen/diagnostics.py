@@ -88,7 +88,8 @@ TIE = 1e-5  # nats per token: scores this close are equal, float32 resolves no f
 RETRIEVAL_RANKS = (1, 2, 4, 8)
 NGRAM, NGRAM_DRAWS = 3, 256
 
-LOW_ENTROPY = 0.5  # H(Z|X) per token below this share of its first value is low
+LOW_ENTROPY = 0.5  # H(Z|X) per token below this share of its first value is low ...
+NO_ENTROPY = 0.05  # ... and so is one below this many nats per token, whatever it began with
 LOW_MI = 0.25  # I(X;Z) below this share of its first value is low ...
 CHANCE_ERRORS = 2  # ... and so is retrieval less than so many standard errors above chance
 LEAST_THINKING, LEAST_COLUMNS = 0.5, 4  # with less there is no regime
@@ -417,9 +418,10 @@ def regime(first, now, sampler="first_turn"):
                     high I(X;Z)   low I(X;Z)
         high H(Z|X) diverse       template collapse: wording varies, the prompt is ignored
         low H(Z|X)  compressed    low-entropy collapse: one text for every prompt
-    low H: conditional_entropy_per_token below LOW_ENTROPY of its first value. low I: mi below
-    LOW_MI of its first value, or retrieval less than CHANCE_ERRORS standard errors above chance.
-    RAGEN V2 names the four and gives no thresholds.
+    low H: conditional_entropy_per_token below LOW_ENTROPY of its first value or below NO_ENTROPY,
+    as the base of the model in the box is: half of nearly nothing is noise. low I: mi below LOW_MI
+    of its first value, or retrieval less than CHANCE_ERRORS standard errors above chance. RAGEN V2
+    names the four and gives no thresholds.
 
     first, now: metrics of two steps that measured, `valid_thinking` among them
     returns: one of the four, or "undetermined": not measured, too little reasoning, few prompts
@@ -436,7 +438,7 @@ def regime(first, now, sampler="first_turn"):
     error = math.sqrt(chance * (1 - chance) / value(now, "rows"))
     low_mi = (value(now, "mi") < LOW_MI * value(first, "mi")
               or value(now, "retrieval") < chance + CHANCE_ERRORS * error)
-    if entropies[1] < LOW_ENTROPY * entropies[0]:
+    if entropies[1] < max(LOW_ENTROPY * entropies[0], NO_ENTROPY):
         return "low-entropy collapse" if low_mi else "compressed"
     return "template collapse" if low_mi else "diverse"
 

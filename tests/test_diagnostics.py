@@ -382,6 +382,11 @@ class TestPolicies:
         assert ema["trajectory/marginal_std"] == found["trajectory/marginal_std"]
         assert json.loads(json.dumps(ema)) == ema
 
+    def test_the_numbers_in_the_modules_table_are_the_constants(self):
+        assert (diagnostics.NGRAM, diagnostics.NGRAM_DRAWS) == (3, 256)
+        assert (diagnostics.EMA, diagnostics.ZSCORE_EPS) == (0.9, 0.001)
+        assert diagnostics.RETRIEVAL_RANKS == (1, 2, 4, 8)
+
     def test_every_metric_is_in_the_modules_table(self):
         policy, frame = tiny()
         found = collapse_metrics(policy, frame, self.played(frame), {})
@@ -435,6 +440,12 @@ class TestRegimes:
         ({"valid_thinking": 1.0}, "undetermined")])
     def test_each_is_recognised(self, now, label):
         assert regime(self.FIRST, now) == label
+
+    def test_reasoning_that_was_deterministic_from_the_start_is_compressed_and_not_diverse(self):
+        first = measured(2.0, 0.01, 1.0)
+        assert regime(first, first) == regime(first, measured(2.0, 0.004, 1.0)) == "compressed"
+        assert regime(first, measured(0.1, 0.02, 0.1)) == "low-entropy collapse"
+        assert regime(first, measured(0.1, 0.3, 0.1)) == "template collapse"
 
     def test_the_first_measurement_of_a_policy_that_ignores_its_input_is_a_collapse_already(self):
         blind = measured(0.0, 0.4, 1 / 16)
