@@ -100,6 +100,7 @@ STD_CLIFF = 0.1  # share of the first window's reward_std
 ENTROPY_RISE, ENTROPY_COLLAPSE = 2.0, 0.2  # times the steps before; share of the first window's
 GRADIENT_SPIKE = 4.0  # times the median of the steps before
 REPETITION = 0.5  # share of the first window's distinct_3
+FORM_LOST = 0.5  # share of the largest `valid` so far
 RECENT, BEFORE = 3, 20  # steps: "now" and "the steps before" of rises and spikes
 REARM = 20  # steps of silence after which a warning may be given again
 
@@ -451,8 +452,8 @@ def warnings_of(history):
     true, and again only after REARM steps in which it was not.
 
     NOTE: a solved run also has no spread, little entropy and much repetition: all members of all
-    groups are right. So these three are silent while success is at least SOLVED. A gradient spike,
-    a rise of entropy and a regime are told at any success.
+    groups are right. So these three are silent while success is at least SOLVED; the others are
+    told at any success.
 
     history: the lines of metrics.jsonl so far; only those of training steps (`reward_std`) count
     """
@@ -496,6 +497,16 @@ def _gradient_spike(steps):
     return ""
 
 
+def _form_lost(steps):
+    """A run that dies within a step or two is over before any window is full."""
+    values = _series(steps, "valid")
+    if len(values) > RECENT and fmean(values[-RECENT:]) < FORM_LOST * max(values):
+        return (f"valid is {fmean(values[-RECENT:]):.3g} over the last {RECENT} steps, it was up "
+                f"to {max(values):.3g}: replies have lost the response format. Lower the learning "
+                f"rate.")
+    return ""
+
+
 def _repetition(steps):
     name = f"distinct_{NGRAM}"
     first, last = _ends(steps, name)
@@ -516,8 +527,8 @@ def _detached(steps):
     return ""
 
 
-CONDITIONS = (_spread_cliff, _entropy_collapse, _entropy_rise, _gradient_spike, _repetition,
-              _detached)
+CONDITIONS = (_spread_cliff, _entropy_collapse, _entropy_rise, _gradient_spike, _form_lost,
+              _repetition, _detached)
 
 
 def _series(steps, name):

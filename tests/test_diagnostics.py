@@ -456,8 +456,8 @@ def history(steps=60, **series):
     """A healthy run, in which the given metrics are functions of the step."""
     healthy = dict(success=lambda s: 0.3 + 0.008 * s, reward_std=lambda s: 0.4 - 0.003 * s,
                    entropy=lambda s: 0.4 * 0.985**s, grad_norm=lambda s: 0.5 + 0.3 * (s % 3),
-                   distinct_3=lambda s: 0.6 - 0.003 * s)
-    wobble = np.random.default_rng(0).uniform(0.9, 1.1, (steps + 1, 5))
+                   distinct_3=lambda s: 0.6 - 0.003 * s, valid=lambda s: 0.9)
+    wobble = np.random.default_rng(0).uniform(0.9, 1.1, (steps + 1, 6))
     return [{"step": s} | {name: f(s) * w for (name, f), w in
                            zip((healthy | series).items(), wobble[s].tolist())}
             for s in range(1, steps + 1)]
@@ -478,6 +478,7 @@ class TestWarnings:
         ("stopped exploring", dict(entropy=lambda s: 0.4 if s < 30 else 0.02)),
         ("incoherent", dict(entropy=lambda s: 0.4 if s < 30 else 2.0)),
         ("gradient norm", dict(grad_norm=lambda s: 0.5 if s < 30 else 5.0)),
+        ("lost the response format", dict(valid=lambda s: 0.9 if s < 30 else 0.2)),
         ("repeat each other", dict(distinct_3=lambda s: 0.6 if s < 30 else 0.1))])
     def test_each_is_given_once_when_its_condition_becomes_true(self, words, broken):
         found = told(history(**broken))
@@ -485,6 +486,10 @@ class TestWarnings:
         (step, sentences), = found.items()
         assert 30 <= step <= 40 and len(sentences) == 1 and words in sentences[0]
         assert sentences[0].endswith(".")
+
+    def test_a_run_that_dies_at_once_is_told_before_any_window_is_full(self):
+        (step, (sentence,)), = told(history(12, valid=lambda s: float(s < 2))).items()
+        assert step == 4 and "lost the response format" in sentence
 
     def test_a_solved_run_is_not_an_echo_trap(self):
         def after(before, then):
