@@ -646,7 +646,10 @@ def _described(prefix, gradients, tokens, spread, trajectories):
 
 
 def plot_gradients(metrics, path):
-    """One figure: norms of every bucket, and norms against the bucket's mean reward spread."""
+    """One figure: norms of every bucket, and norms against the bucket's mean reward spread.
+
+    On a logarithmic scale: a regulariser is often a thousandth of the task.
+    """
     from matplotlib.figure import Figure  # not pyplot: no window, no global state
 
     prefixes = sorted((name.removesuffix("/groups") for name in metrics
@@ -662,7 +665,7 @@ def plot_gradients(metrics, path):
         bars.bar(at, norms, 0.25, label=part)
         curve.plot(spread, norms, "o-", label=part)
     bars.set(xlabel="bucket, by reward spread", ylabel="gradient norm, per token",
-             xticks=range(1, len(prefixes) + 1))
+             xticks=range(1, len(prefixes) + 1), yscale="log")
     curve.set(xlabel="mean reward spread of the bucket")
     if parts:
         bars.legend()
