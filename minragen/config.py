@@ -166,6 +166,11 @@ class Config:
     val_temperature: float = opt(0.5, "of sampled validation; greedy is always measured too")
     val_every: int = opt(20, "steps between validations; also before the first and after the last",
                          least=1)
+    diagnose_every: int = opt(10, "steps between measurements of what reasoning says about its "
+                                  "prompt; also at the first; 0: never")
+    diagnose_samples: int = opt(64, "reasonings in such a measurement; 0: all", most=2**16)
+    gradients_every: int = opt(0, "steps between analyses of the gradient by reward spread; also "
+                                  "at the first; 0: never")
     save_every: int = opt(20, "steps between checkpoints; also after the last", least=1)
 
 

@@ -91,12 +91,6 @@ class Sample:
     turn_ids: list = field(default_factory=list)
     sample_logprobs: list = field(default_factory=list)
 
-    @property
-    def samples(self):
-        """The token sequences that were sampled from: one, since each turn is appended to the
-        last."""
-        return [self]
-
     def given(self, ids):
         """Append ids that were not sampled: prompt, framing, observation."""
         self._extend(ids, [0.0] * len(ids), False, -1)

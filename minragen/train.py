@@ -51,6 +51,14 @@ from minragen.config import (
     run_folder,
     warmup_steps,
 )
+from minragen.diagnostics import (
+    collapse_metrics,
+    gradient_metrics,
+    plot_gradients,
+    regime,
+    reply_metrics,
+    warnings_of,
+)
 from minragen.envs import SPLITS
 from minragen.models import (
     AdamW,
@@ -64,7 +72,8 @@ from minragen.models import (
 from minragen.rollout import Sampling, StopReason, collect, first_prompt, make_batch
 from minragen.warmup import warm_start
 
-COUNTERS = ("step", "empty_steps", "rounds", "kl_reward_coef")  # of a Learner, for checkpoints
+# Fields of a Learner that go into a checkpoint as they are.
+COUNTERS = ("step", "empty_steps", "rounds", "kl_reward_coef", "ema")
 EMPTY_STEPS = 5  # consecutive updates without a single informative group after which a run stops
 
 
@@ -85,6 +94,7 @@ class Learner:
     step: int = 0  # finished steps
     rounds: int = 0  # rollouts of fresh instances, more than steps where `resample` asked for more
     kl_reward_coef: float = 0.0  # as adapted so far
+    ema: dict = dataclasses.field(default_factory=dict)  # moving averages of the diagnostics
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
 
 
@@ -113,6 +123,7 @@ def train(config, resume=False, say=print):
         batch = make_batch(trajectories).to(learner.policy.device)
         kept, chosen = choose_groups(learner, batch, config)
         metrics = {"step": step, **describe(trajectories), **chosen}
+        metrics |= diagnose(learner, config, step, trajectories, log.history)
         learner.empty_steps = 0 if kept.any() else learner.empty_steps + 1
         if kept.any():
             rows = kept[batch.group_ids].nonzero()[:, 0]
@@ -127,6 +138,10 @@ def train(config, resume=False, say=print):
         if step % config.val_every == 0 or last:
             metrics |= validate(learner, config, "val", log)
         log.write(metrics, config)
+        for warning in warnings_of(log.history):
+            say(f"warning   {warning}")
+        if "gradient/all/groups" in metrics:
+            plot_gradients(metrics, folder / f"gradients-{step}.png")
         if step % config.save_every == 0 or last:
             save_checkpoint(folder, learner)
     if learner.empty_steps >= EMPTY_STEPS:
@@ -256,6 +271,25 @@ def describe(trajectories):
     return metrics
 
 
+def diagnose(learner, config, step, trajectories, history):
+    """How varied the replies are, every step; how much they depend on the prompt, now and then."""
+    if not learner.frame.thinks:
+        return {}
+    metrics = reply_metrics(learner.frame, trajectories)
+    if due(step, config.diagnose_every):
+        metrics |= collapse_metrics(learner.policy, learner.frame, trajectories, learner.ema,
+                                    hash_seed(config.seed, step), config.diagnose_samples,
+                                    config.temperature)
+        first = next((line for line in history if "first_turn/mi" in line), metrics)
+        metrics["regime"] = regime(first, metrics)
+    return metrics
+
+
+def due(step, every):
+    """Whether something that is done at the first step and every so many is done now; 0: never."""
+    return every > 0 and (step == 1 or step % every == 0)
+
+
 # ==================================================================================================
 # One update
 
@@ -271,6 +305,8 @@ def update(learner, batch, config, step, scale=1.0, bar=None):
     if learner.critic:
         learner.critic_optimizer.set_lr(config.critic_lr * progress)
     metrics = prepare(learner, batch, config, scale)
+    if due(step, config.gradients_every):
+        metrics |= analyse_gradients(learner, batch, config)
     sums, norms = {}, []
     for epoch in range(config.epochs):
         shuffle = torch.Generator().manual_seed(hash_seed(config.seed, step, epoch))
@@ -431,8 +467,8 @@ def backward(learner, part, config, first=False):
 
     returns: {metric: this micro-batch's share of the mini-batch's mean}
     """
-    objective, shares = losses(learner, part, config)
-    objective.backward()
+    parts, shares = losses(learner, part, config)
+    sum(parts.values()).backward()
     if learner.critic:
         values = learner.critic(part.tokens, part.value_mask)
         shares["value_loss"] = starpo.aggregate(
@@ -445,27 +481,45 @@ def backward(learner, part, config, first=False):
 
 
 def losses(learner, part, config):
-    """(what is minimised, its parts and what is measured beside them: {metric: share})."""
+    """The parts of what is minimised {name: share}, and what is measured beside {metric: share}."""
     logprobs, entropy = token_logprobs(learner.policy.model, part.tokens, part.loss_mask,
                                        config.temperature)
     loss, clipped = starpo.policy_loss(
         logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high,
         config.dual_clip, part.loss_mask if config.ratio == "sequence" else None)
-    shares = {"policy_loss": starpo.aggregate(loss, part.loss_weights),
+    parts = {"task": starpo.aggregate(loss, part.loss_weights),
+             "entropy": -config.entropy_coef * starpo.aggregate(entropy, part.loss_weights)}
+    shares = {"policy_loss": parts["task"],
               "entropy": starpo.aggregate(entropy, part.mean_weights)}
-    objective = (shares["policy_loss"]
-                 - config.entropy_coef * starpo.aggregate(entropy, part.loss_weights))
     if config.kl_coef:
         kl = starpo.kl_loss(logprobs, part.ref_logprobs, config.kl_estimator)
+        parts["kl"] = config.kl_coef * starpo.aggregate(kl, part.loss_weights)
         shares["kl_ref"] = starpo.aggregate(kl, part.mean_weights)
-        objective = objective + config.kl_coef * starpo.aggregate(kl, part.loss_weights)
     with torch.no_grad():
         shares |= {"clip_fraction": starpo.aggregate(clipped.float(), part.mean_weights),
                    "approx_kl": starpo.aggregate(
                        starpo.kl_estimate(part.old_logprobs, logprobs), part.mean_weights),
                    "logprob_gap": starpo.aggregate(
                        (logprobs - part.sample_logprobs).abs(), part.mean_weights)}
-    return objective, shares
+    return parts, shares
+
+
+def analyse_gradients(learner, batch, config):
+    """Gradient norms of each part of the objective by the reward spread of the groups."""
+    weighed = weigh(dataclasses.replace(batch), config)
+    # Sums over tokens, as if this were the token mean of whatever part of the batch is asked for.
+    weighed.loss_weights = weighed.loss_weights * int(batch.loss_mask.sum())
+
+    def components(rows):
+        part = weighed.take(rows)
+        return losses(learner, part, config)[0], int(part.loss_mask.sum())
+
+    def parts(rows):
+        return (rows[i] for i in micro_batches(batch.lengths[rows], config.token_budget))
+
+    _, ids = batch.group_ids.unique(return_inverse=True)
+    spread = starpo.group_scores(batch.episode_returns, ids, "std", batch.episode_ids)
+    return gradient_metrics(learner.policy.model.parameters(), components, spread, ids, parts)
 
 
 def micro_batches(lengths, token_budget):
@@ -572,16 +626,21 @@ class Log:
         for name in ("metrics.jsonl", "trajectories.jsonl"):
             path = folder / name
             lines = path.read_text().splitlines() if path.exists() else []
-            write_whole(path, "".join(line + "\n" for line in lines if _before(step, line)))
+            lines = [line for line in lines if _before(step, line)]
+            write_whole(path, "".join(line + "\n" for line in lines))
+            if name == "metrics.jsonl":
+                self.history = [json.loads(line) for line in lines]
 
     def write(self, metrics, config):
         """One line to metrics.jsonl and one to the console."""
         # JSON has no nan and no infinity.
-        metrics = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+        metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v
+                   for k, v in metrics.items()}
         rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v
                    for k, v in metrics.items()}
         with open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(rounded) + "\n")
+        self.history.append(rounded)
         tqdm.write(console_line(metrics, config))
         sys.stdout.flush()
 
@@ -621,7 +680,8 @@ def console_line(metrics, config):
              part("episode_return", "return", "6.3f"), part("valid", "valid", ".2f"), kept,
              part("entropy", "entropy", ".3f"), part("kl_ref", "kl_ref", ".4f"),
              part("grad_norm", "grad", "6.3f"), part("logprob_gap", "gap", ".0e"),
-             part("tokens_per_second", "tok/s", "6.0f"), part("seconds", "sec", "5.2f"), *val]
+             part("tokens_per_second", "tok/s", "6.0f"), part("seconds", "sec", "5.2f"), *val,
+             metrics.get("regime", "")]
     return " | ".join(p for p in parts if p)
 
 
