@@ -1,17 +1,21 @@
 """The loop: settings, one exact update, runs on disk, resuming, validation, learning."""
 
 import dataclasses
+import inspect
 import json
 import math
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from minragen import config as chosen
+from minragen import games, tasks
 from minragen import train as trainer
 from minragen.config import ALGOS, PRESETS, Config, parse, preset
-from minragen.envs import REGISTRY, EnvGroups
+from minragen.envs import REGISTRY, EnvGroups, make
 from minragen.rollout import collect, make_batch
 from minragen.train import main
 from minragen.warmup import DEMONSTRATION_SEED
@@ -537,3 +541,46 @@ class TestLearning:
             "--val-size", "64")
         lines = metrics(runs / "learns")
         assert lines[0]["val/success"] < 0.85 and lines[-2]["val/success"] > 0.93
+
+
+class TestMetrics:
+    def documented(self):
+        """The keys in the first columns of docs/metrics.md, SAMPLER and BUCKET spelt out."""
+        page = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
+        cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+        keys = {key for cell in cells for key in re.findall(r"`([^`]+)`", cell)}
+        for word, names in (("SAMPLER", ("first_turn", "trajectory")),
+                            ("BUCKET", ("all", "bucket_1", "bucket_2"))):
+            keys = {key.replace(word, name) for key in keys for name in names}
+        return keys
+
+    def pattern(self, key):
+        """The key as the page writes it."""
+        for found, written in ((r"(val|test)/(bandit|frozenlake)/", "SPLIT/ENV/"),
+                               (r"(val|test)/", "SPLIT/"), (r"(bandit|frozenlake)/.*", "ENV/METRIC"),
+                               (r"gradient/bucket_(?!1/)\d+/", "gradient/bucket_2/")):
+            key = re.sub(f"^{found}", written, key)
+        return key
+
+    def bought(self):
+        """What webshop reports of a purchase."""
+        env, over = make("webshop"), False
+        env.reset(seed=1)
+        while not over:
+            *_, over, _, info = env.step(env.solve()[0])
+        return set(info)
+
+    def test_the_documented_keys_are_the_logged_ones(self, runs):
+        small = ["--num-groups", "16", "--group-size", "2", "--val-size", "4", "--steps", "1",
+                 "--warmup-steps", "1", "--max-new-tokens", "24", "--filter", "none"]
+        run("--env", "frozenlake", "--run", "a", *small, "--algo", "ppo", "--kl-coef", "0.1",
+            "--kl-reward-coef", "0.1", "--overlong", "0.5", "--resample", "1",
+            "--gradients-every", "1", "--response-format", "grounding_worldmodeling")
+        run("--env", "bandit,frozenlake", "--run", "b", *small, "--diagnose-every", "0")
+        logged = {key for name in "ab" for line in metrics(runs / name) for key in line} | TIMES
+        for module in (games, tasks):  # what single environments report
+            logged |= set(re.findall(r'metrics=\{"(\w+)"', inspect.getsource(module)))
+        logged |= {"f1"} | self.bought()
+        seen = {self.pattern(key) for key in logged}
+        assert {key.partition("/")[2] for key in logged if key.startswith("bandit/")} <= logged
+        assert seen == self.documented()
