@@ -22,7 +22,7 @@ import torch
 
 from minragen import starpo
 from minragen.envs import EnvGroups, nearest, parse_mixture
-from minragen.models import RESPONSE_FORMATS, choose
+from minragen.models import RESPONSE_FORMATS, choose, descriptions, parts_of
 from minragen.rollout import CONTEXTS, Sampling
 from minragen.warmup import default_steps
 
@@ -87,6 +87,10 @@ class Config:
     max_actions_per_turn: int = opt(0, "actions executed from one reply; 0: the environment's own")
     max_actions: int = opt(0, "actions per episode; 0: the environment's own")
     response_format: str = opt("free_think", "what a reply looks like", RESPONSE_FORMATS)
+    grounding_reward: float = opt(0.0, "paid a turn for its observation, times F1 (VAGEN: 0.5); "
+                                       "validation never pays it")
+    worldmodeling_reward: float = opt(0.0, "paid a turn for its prediction, times F1 (VAGEN: 0.5); "
+                                           "validation never pays it")
     # -- rollout
     num_groups: int = opt(16, "P: prompts (instances) per step", least=1, most=2**16)
     group_size: int = opt(16, "G: trajectories per prompt", least=1, most=2**16)
@@ -199,11 +203,14 @@ PRESETS = {
 # What changes for a pretrained model: RAGEN V2's rates, shorter batches, room for longer replies.
 PRETRAINED = dict(warmup_steps=-1, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
                   max_new_tokens=128, max_context=2048, token_budget=8192)
+# What each part of a format that describes the state adds, in tokens: enough for the longest of the
+# ten environments, in all turns, together with what the prompt says of the language.
+DESCRIPTION = dict(max_new_tokens=48, max_context=768)
 
 
-def preset(env="frozenlake", algo="grpo", model="tiny"):
-    """The complete Config of an environment, an algorithm and a model, before any option of the
-    user's."""
+def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_think"):
+    """The complete Config of an environment, an algorithm, a model and a response format, before
+    any option of the user's."""
     layers = {}
     for name in (part.partition("=")[0].strip() for part in env.split(",")):
         # A mixture takes the larger of each number.
@@ -214,7 +221,10 @@ def preset(env="frozenlake", algo="grpo", model="tiny"):
     layers.update(ALGOS[algo])
     if model != "tiny":
         layers.update(PRETRAINED)
-    return Config(env=env, algo=algo, model=model, **layers)
+    for name, more in DESCRIPTION.items():
+        count = len(descriptions(response_format))
+        layers[name] = layers.get(name, getattr(Config, name)) + count * more
+    return Config(env=env, algo=algo, model=model, response_format=response_format, **layers)
 
 
 def parse(argv):
@@ -247,10 +257,11 @@ def parse(argv):
         given["env_arg"] = tuple(given["env_arg"])
     if given.pop("resume"):
         config = resumed_config(given)
-        base = preset(config.env, config.algo, config.model)
+        base = preset(config.env, config.algo, config.model, config.response_format)
         return config, True, differences(config, base), f"model {config.model} as the run began"
     model, _, why = choose(given.get("model", ""), given.get("device", ""))
-    base = preset(given.get("env", Config.env), given.get("algo", Config.algo), model)
+    base = preset(given.get("env", Config.env), given.get("algo", Config.algo), model,
+                  given.get("response_format", Config.response_format))
     config = dataclasses.replace(base, **{**given, "model": model})
     check(config)
     if show:
@@ -270,6 +281,8 @@ def explain(config, given):
         line = f"{f.name.replace('_', '-'):22} {value!r:14}"
         through = ("you" if f.name in given else f"model {config.model}" if f.name in model else
                    f"algo {config.algo}" if f.name in algo else f"env {config.env}")
+        if f.name in DESCRIPTION and descriptions(config.response_format) and f.name not in given:
+            through = f"env {config.env} and format {config.response_format}"
         if value == f.default:
             rest.append(line.rstrip())
         else:
@@ -309,6 +322,26 @@ def check(config):
     Sampling(config.temperature, config.top_k, config.top_p)
     for split, groups in (("train", config.num_groups), ("val", config.val_size)):
         build_groups(config, split, groups, 1)
+    check_state_reward(config)
+
+
+def check_state_reward(config):
+    """Refuse to pay for what the form has no part for, or an environment nothing to compare
+    with."""
+    for option, part in (("grounding_reward", "observation"),
+                         ("worldmodeling_reward", "prediction")):
+        if getattr(config, option) == 0:
+            continue
+        if part not in parts_of(config.response_format):
+            fitting = " or ".join(f for f in RESPONSE_FORMATS if part in parts_of(f))
+            raise ValueError(f"{option} pays for the {part}, which the response_format "
+                             f"{config.response_format} does not have. Use --response-format "
+                             f"{fitting}.")
+        groups = build_groups(config, "val", len(env_names(config)), 1)
+        for name, env in zip(groups.names, groups.envs):
+            if not env.relation_weights:
+                raise ValueError(f"{option}: the environment {name} has no relations that the "
+                                 f"{part} could be compared with. Leave it 0.")
 
 
 def check_algorithm(config):

@@ -16,6 +16,9 @@ Deltas (from RAGEN V2's environments and its `es_manager`):
      are shown. RAGEN announces budgets that its own caps make unreachable.
   4. The format penalty is part of the turn's reward, so it survives turn-level credit assignment.
   5. Running out of turns is `truncated`; reaching an end is `terminated`; never both.
+  6. VAGEN has another language model read what was said of a state; here it is said in a language
+     that a few lines can read (`read_relations`). VAGEN's Sokoban also takes 0.1 off for one of the
+     five most frequent descriptions so far; that state outlives the episode and is left out.
 
 See one at work: `python -m minragen.envs frozenlake`.
 """
@@ -23,12 +26,15 @@ See one at work: `python -m minragen.envs frozenlake`.
 import difflib
 import importlib
 import os
+import re
 import sys
 import threading
 import time
 import zlib
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, combinations
 from typing import NamedTuple
 
 import gymnasium
@@ -41,6 +47,11 @@ STEP_TIME_LIMIT = 60.0  # seconds of a core that one step of a `parallel` enviro
 SEPARATOR = "||"  # between the actions of one turn
 CHARSET = frozenset(map(chr, range(32, 127))) | frozenset("\n\t√")
 SPLITS = ("train", "val", "test")
+# Where a thing is from the player, by the sign of its row (column) minus the player's: 0, 1, -1.
+VERTICAL, HORIZONTAL = ("same row", "below", "above"), ("same column", "right", "left")
+RELATIONS_TOLD = ("In a world with places, say what you see as things and where they are from the "
+                  "player, such as: goal below right; hole same row left; box above same column; "
+                  "target above left.")
 
 
 @dataclass(frozen=True)
@@ -91,8 +102,9 @@ class TextEnv(gymnasium.Env):
         solve()            list of answers, one per remaining turn, that reach the maximum reward
 
     and, optionally, `note()` (one truthful line about the state: the thought a good player would
-    have), `instance()` (canonical text whose CRC decides the split), `random_answer(rng)` and
-    `texts(seed)` (what tiny's tokenizer is built from).
+    have), `instance()` (canonical text whose CRC decides the split), `random_answer(rng)`,
+    `texts(seed)` (what tiny's tokenizer is built from) and `relations()` with `relation_weights`
+    (what there is to be described, and graded).
 
     reset(seed=, options={"member": k}) -> (observation, info)
     step(answer) -> (observation, reward, terminated, truncated, info)
@@ -112,6 +124,9 @@ class TextEnv(gymnasium.Env):
     expert = 0.3
     multi_action = False  # whether an answer may hold several actions joined by ||
     parallel = False  # whether a step waits on something (sandbox, server) and belongs in a thread
+    # Kind of thing -> its share in the F1 of a description; without any, nothing can be graded.
+    relation_weights: dict = {}
+    relation_near = 0.5  # worth of a claim of which one of two relations is right; at most 0.5
     defaults: dict = {}  # option name -> default; the type of the default is the type of the option
     data_in_the_box = "generated"  # where its instances come from, for the table of environments
     backend = ""  # what outside of this process decides, if anything: named in a run's first line
@@ -143,6 +158,10 @@ class TextEnv(gymnasium.Env):
     def note(self):
         """One truthful line about the current state, or nothing."""
         return ""
+
+    def relations(self):
+        """What a perfect description of the current state would claim, [(kind, vertical,
+        horizontal), ...] as `read_relations` gives it, or None where nothing has a place."""
 
     def instance(self):
         """The canonical text of the fresh instance; its CRC decides which split it belongs to."""
@@ -262,6 +281,12 @@ class TextEnv(gymnasium.Env):
             for name, value in (o.metrics or {}).items():
                 info[name] = info.get(name, 0.0) + float(value)
         return self._observe(reward, valid), float(reward), terminated, truncated, info
+
+    def description_f1(self, text, relations):
+        """F1 in [0, 1] of what a text claims, against what `relations()` said of the state that it
+        is about."""
+        return relation_f1(read_relations(text), relations, self.relation_weights,
+                           self.relation_near)
 
     def _match(self, piece):
         if not self.actions:
@@ -504,6 +529,80 @@ class GymnasiumText(TextEnv):
 
 
 # ==================================================================================================
+# What was said of a state
+
+
+def relation(player, cell):
+    """(vertical, horizontal): where a cell is from the player's, both (row, column)."""
+    (r, c), (row, column) = player, cell
+    return VERTICAL[(row > r) - (row < r)], HORIZONTAL[(column > c) - (column < c)]
+
+
+def relations_text(relations):
+    """The description of a list of (kind, vertical, horizontal): `goal below right; hole same row
+    left`."""
+    return "; ".join(" ".join(claim) for claim in relations) or "none"
+
+
+CLAIM = re.compile(rf"(\w+) ({'|'.join(VERTICAL)}) ({'|'.join(HORIZONTAL)})")
+
+
+def read_relations(text):
+    """What a model claims: the clauses of a text that are in the language, in their order.
+
+    Clauses end at a semicolon, a full stop or a line; case and blanks do not matter. Any other
+    clause claims nothing. It is no false positive, since nobody can say of which kind: it finds no
+    true thing either, so it cannot pay, and a model may think aloud around its claims.
+    """
+    clauses = re.split(r"[;.\n]", text.lower())
+    found = (CLAIM.fullmatch(" ".join(clause.split())) for clause in clauses)
+    return [match.groups() for match in found if match]
+
+
+def relation_f1(claimed, true, weights, near=0.5):
+    """How well claims describe a state: VAGEN's F1 over a best matching of claims to true things.
+
+        score(kind) = max over one-to-one matchings of the sum of (1 where both relations agree,
+                      `near` where one of them does, else 0)
+        F1(kind)    = 2 score / (number claimed + number true)
+        returns       sum_k weight_k F1_k / sum_k weight_k, over the kinds that either list has;
+                      1 if there are none. Kinds without a weight are ignored.
+
+    claimed, true: lists of (kind, vertical, horizontal)      weights: kind -> positive number
+    near: at most 0.5 (VAGEN: 0.5 in FrozenLake, 0 in Sokoban)
+
+    Claiming everything does not pay: with one true thing, all nine claims have F1 0.2.
+    """
+    weighted = present = 0.0
+    for kind, weight in weights.items():
+        said, there = ([where for k, *where in claims if k == kind] for claims in (claimed, true))
+        if said or there:
+            score = _best_matching(map(tuple, said), map(tuple, there), near)
+            weighted += weight * 2 * score / (len(said) + len(there))
+            present += weight
+    return weighted / present if present else 1.0
+
+
+def _best_matching(claimed, true, near):
+    """The greatest sum of a one-to-one matching of pairs worth 1, `near` <= 0.5 or 0.
+
+    Exact pairs first loses nothing: giving one up makes room for two others at best, and those are
+    worth 2 * near <= 1. The rest is a maximum matching on "one relation agrees", found as a minimum
+    cut (Ford and Fulkerson 1956). Left-over claims and left-over things have no place in common, so
+    of the nine places the smaller side has at most four: sixteen subsets to try, however long the
+    lists are.
+    """
+    claimed, true = Counter(claimed), Counter(true)
+    exact = claimed & true
+    few, many = sorted((claimed - exact, true - exact), key=len)
+    subsets = chain.from_iterable(combinations(few, n) for n in range(len(few) + 1))
+    matched = min(few.total() - sum(few[a] for a in chosen)
+                  + sum(n for (v, h), n in many.items() if any(v == a or h == b for a, b in chosen))
+                  for chosen in subsets)
+    return exact.total() + near * matched
+
+
+# ==================================================================================================
 # Two environments
 
 
@@ -604,7 +703,8 @@ class Board(TextEnv):
     """A world on a grid, shown as coordinates, as a grid of its own symbols, or as both.
 
     A board writes `_coordinates()` and `_grid()` (lists of lines), `meanings` of its symbols in
-    order, and has the options `view` and `symbols`.
+    order, and has the options `view` and `symbols`; with `relation_weights` also `_things()`: the
+    player's cell and a list of (kind, cell), cells being (row, column).
     """
 
     meanings: tuple = ()
@@ -625,6 +725,12 @@ class Board(TextEnv):
         pairs = zip(self.options["symbols"], self.meanings)
         told = "Symbols: " + ", ".join(f"{s} {m}" for s, m in pairs) + "."
         return [] if self.options["view"] == "coord" else [told]
+
+    def relations(self):
+        if not self.relation_weights:
+            return None
+        player, things = self._things()
+        return [(kind, *relation(player, cell)) for kind, cell in things]
 
     def render(self):
         """The board in its view."""
@@ -682,6 +788,7 @@ class FrozenLake(Board):
     data_in_the_box = "generated maps"
     defaults = {"size": 4, "frozen": 0.9, "slip": 0.0, "view": "coord", "symbols": "P_OGX√"}
     meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
+    relation_weights = {"goal": 0.7, "hole": 0.3}
     MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 
     def __init__(self, split="train", budget=None, **options):
@@ -750,6 +857,10 @@ class FrozenLake(Board):
         lines = [f"Start: {self.start}", f"Goal: {self.goal}", f"{place}: {self.player}"]
         holes = [f"({r}, {c})" for r, c in np.argwhere(self.holes)]
         return lines + ([f"Holes: {' '.join(holes)}"] if holes else [])
+
+    def _things(self):
+        holes = [("hole", (int(r), int(c))) for r, c in np.argwhere(self.holes)]
+        return self.player, [("goal", self.goal), *holes]
 
     def _symbol(self, cell):
         player, ice, hole, goal, drowned, arrived = self.options["symbols"]

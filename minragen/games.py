@@ -79,6 +79,7 @@ class Sokoban(Board):
     defaults = {"rows": 6, "cols": 6, "boxes": 1, "walls": 0.2, "pulls": 4, "view": "coord",
                 "symbols": "#_O√XPS"}
     meanings = ("wall", "floor", "target", "box on a target", "box", "player", "player on a target")
+    relation_weights, relation_near = {"target": 0.5, "box": 0.5}, 0.0
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
@@ -184,6 +185,13 @@ class Sokoban(Board):
                   "Boxes": self.boxes - self.targets, "Boxes on target": self.boxes & self.targets,
                   player: {self.player}}
         return [f"{name}: {self._named(*cells)}" for name, cells in things.items() if cells]
+
+    def _things(self):
+        cols = self.options["cols"]
+        return divmod(self.player, cols), [
+            (kind, divmod(cell, cols)) for kind, cells in (("box", self.boxes),
+                                                           ("target", self.targets))
+            for cell in sorted(cells)]
 
     def _named(self, *cells):
         return " ".join(str(divmod(cell, self.options["cols"])) for cell in sorted(cells))

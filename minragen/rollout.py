@@ -22,6 +22,9 @@ Deltas (from RAGEN's agent proxy on vLLM):
   3. A reply stops at `</answer>`: what would follow could not matter to the environment.
   4. In the turn-wise context modes a turn sees the earlier replies as they were sampled; they are
      context there, in the loss only of their own row.
+  5. VAGEN pays its state reward in a batched server and adds 0.5 for each well-formed turn. Here it
+     is part of the turn's reward wherever a turn is played, and the form is a matter of the
+     environment's penalty.
 """
 
 import zlib
@@ -34,7 +37,8 @@ from minragen.models import kv_shape, output_layer
 
 CLOSING_TAIL = 12  # tokens that "</answer>" can be spread over, and a few more
 CONTEXTS = ("full", "limited", "single_turn")
-PER_TURN = {"valid", "effective"}  # averaged over an episode's turns; other metrics are summed
+# Averaged over an episode's turns; other metrics are summed.
+PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
 
 
 class StopReason(Enum):
@@ -61,6 +65,15 @@ class Sampling:
         if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"bad sampling: got {self}, expected temperature >= 0, top_k >= 0 and "
                              f"0 < top_p <= 1.")
+
+
+@dataclass(frozen=True)
+class StateReward:
+    """VAGEN's reward for what a reply says of the state: so much times the F1 of its observation
+    against the state before the answer, and of its prediction against the state after it."""
+
+    grounding: float = 0.0
+    worldmodeling: float = 0.0
 
 
 @dataclass
@@ -159,12 +172,14 @@ class Trajectory:
 
 @torch.inference_mode()
 def collect(policy, frame, groups, first_seed, sampling, run_seed=0, max_new_tokens=64,
-            max_context=1024, max_rows=256, progress=None, context="full", window=1):
+            max_context=1024, max_rows=256, progress=None, context="full", window=1,
+            state_reward=StateReward()):
     """Play one episode in every row of `groups` and return B = P*G trajectories, group-major.
 
     context: what a turn sees. full: the whole conversation; limited: its last `window` turns, this
         one included; single_turn: one message, with the window's earlier turns told in it as text
     progress: called with the number of tokens sampled since the last call
+    state_reward: what is added to a turn's reward for describing the state (see `graded`)
     raises: ValueError if a first prompt leaves no room for a reply in `max_context` tokens
     """
     observations = groups.reset(first_seed)
@@ -179,7 +194,7 @@ def collect(policy, frame, groups, first_seed, sampling, run_seed=0, max_new_tok
     for start in range(0, len(trajectories), max_rows):
         rows = range(start, min(start + max_rows, len(trajectories)))
         _Player(policy, frame, groups, rows, trajectories, observations, sampling, run_seed,
-                max_new_tokens, max_context, progress, context, window).play()
+                max_new_tokens, max_context, progress, context, window, state_reward).play()
     return trajectories
 
 
@@ -200,12 +215,13 @@ class _Player:
     """
 
     def __init__(self, policy, frame, groups, rows, trajectories, observations, sampling, run_seed,
-                 max_new_tokens, max_context, progress, context, window):
+                 max_new_tokens, max_context, progress, context, window, state_reward):
         self.policy, self.frame, self.groups, self.sampling = policy, frame, groups, sampling
         self.trajectories, self.observations = trajectories, observations
         self.max_new_tokens, self.max_context = max_new_tokens, max_context
         self.context, self.window = context, window
         self.progress = progress or (lambda tokens: None)
+        self.state_reward = state_reward
         self.slot_row = torch.tensor(list(rows))
         self.keys = torch.tensor([trajectory_key(run_seed, groups.split, trajectories[r])
                                   for r in rows])
@@ -324,6 +340,8 @@ class _Player:
             [ids[:-1] if stop is StopReason.END_OF_TURN else ids
              for ids, _, stop in (replies[r] for r in rows)])
         parsed = [self.frame.parse(text) for text in texts]
+        # Before the step, which changes what an observation was about.
+        before = [self.groups.envs[row].relations() for row in rows]
         results = self.groups.step(rows, [p.answer for p in parsed])
         live = []
         for slot, (row, text, reply, result) in enumerate(zip(rows, texts, parsed, results)):
@@ -335,6 +353,9 @@ class _Player:
                 t.stop = StopReason.ENV_ERROR
             else:
                 observation, reward, terminated, truncated, info = result
+                paid, described = graded(reply, self.frame.parts, self.groups.envs[row],
+                                         before[slot], result, self.state_reward)
+                reward, info = reward + paid, {**info, **described}
                 t.stop = (StopReason.TERMINATED if terminated else
                           StopReason.TRUNCATED if truncated else
                           StopReason.CONTEXT if stop is StopReason.CONTEXT else None)
@@ -391,6 +412,31 @@ def windowed_prompt(frame, system, trajectory, observation, context, window):
         reply = trajectory.samples[k].reply
         ids = ids + reply + frame.between(reply[-1], following)
     return ids
+def graded(reply, parts, env, before, result, state_reward):
+    """What a turn's description of the state is worth.
+
+        grounding      F1(observation, relations before the answer)
+        worldmodeling  F1(prediction, relations after it); a slip is the model's bad luck
+        paid           their sum, weighted by `state_reward`, if both the form of the reply and the
+                       actions in it were valid; otherwise 0
+
+    before: `env.relations()` before the step      result: what `env.step` returned
+    returns: paid, {"grounding", "worldmodeling": F1, "env_return": the environment's own reward}
+        with the parts that the form has; 0.0, {} where there is nothing to describe or no part for
+        it
+    """
+    _, reward, _, _, info = result
+    described = {}
+    if before is not None and "observation" in parts:
+        described["grounding"] = env.description_f1(reply.observation, before)
+    if before is not None and "prediction" in parts:
+        described["worldmodeling"] = env.description_f1(reply.prediction, env.relations())
+    if not described:
+        return 0.0, {}
+    # Text that is in no form describes nothing, not even an empty world.
+    described = {name: f1 * reply.valid for name, f1 in described.items()}
+    paid = sum(getattr(state_reward, name) * f1 for name, f1 in described.items())
+    return paid * bool(info["valid"]), {**described, "env_return": reward}
 
 
 # ==================================================================================================

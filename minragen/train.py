@@ -69,7 +69,7 @@ from minragen.models import (
     load_policy,
     token_logprobs,
 )
-from minragen.rollout import Sampling, StopReason, collect, first_prompt, make_batch
+from minragen.rollout import Sampling, StateReward, StopReason, collect, first_prompt, make_batch
 from minragen.warmup import warm_start
 
 # Fields of a Learner that go into a checkpoint as they are.
@@ -189,7 +189,7 @@ def build_policy(config, checkpoint=None):
                                    name=config.model)
     samples = [env for split in SPLITS
                for env in build_groups(config, split, len(env_names(config)), 1).envs]
-    return load_policy(config.model, device, samples)
+    return load_policy(config.model, device, samples, response_format=config.response_format)
 
 
 def check_context(frame, config):
@@ -214,7 +214,8 @@ def roll_out(learner, config, groups, bar):
                       + learner.rounds * config.num_groups)
         played = collect(learner.policy, learner.frame, groups, first_seed, sampling, config.seed,
                          config.max_new_tokens, config.max_context, config.max_rows, bar.sampled,
-                         config.context, config.window)
+                         config.context, config.window,
+                         StateReward(config.grounding_reward, config.worldmodeling_reward))
         learner.rounds += 1
         for g in range(config.num_groups):
             members = played[g * config.group_size:(g + 1) * config.group_size]
@@ -552,7 +553,8 @@ def validate(learner, config, split, log=None):
     for suffix, played in play_held_out(learner.policy, learner.frame, groups, config).items():
         stats = describe(played)
         wanted = [n for n in stats
-                  if n.rpartition("/")[2] in ("success", "episode_return", "valid")]
+                  if n.rpartition("/")[2] in ("success", "episode_return", "valid", "grounding",
+                                              "worldmodeling")]
         metrics |= {f"{split}/{name}{suffix}": stats[name] for name in wanted}
         if log and not suffix:
             log.trajectories(learner.step, split, played[:4])

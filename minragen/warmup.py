@@ -7,6 +7,8 @@ purpose:
     reasoning   the environment's own truthful note (FrozenLake: where player and goal are)
     answer      with probability EXPERT the solver's, otherwise each action is the environment's
                 habit (FrozenLake: Right) with probability HABIT, else uniform over the actions
+    observation, prediction (where the format has them)
+                the true relations before the answer and after it (`TextEnv.relations`)
 
 The habit matters. The mode of a merely noisy expert *is* the expert's action, so that greedy play
 would be good before any reinforcement; with a habit the mode is wrong and there is something to
@@ -32,7 +34,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from minragen.envs import REGISTRY, SEPARATOR, SPLITS, EnvGroups, TextEnv, make
+from minragen.envs import (
+    REGISTRY,
+    SEPARATOR,
+    SPLITS,
+    EnvGroups,
+    TextEnv,
+    make,
+    relations_text,
+)
 from minragen.models import AdamW, ChatFrame, cache_folder, fingerprint, load_policy, token_logprobs
 from minragen.rollout import Trajectory, make_batch
 
@@ -130,10 +140,16 @@ def demonstrate(frame, spec, count, step, options=None, budgets=None):
     while live:
         answers = [weak_answer(groups.envs[row], rng) for row in live]
         for row, answer in zip(list(live), answers):
-            note = f" {groups.envs[row].note()}</think><answer>" if frame.thinks else ""
-            ids = frame.encode(f"{note} {answer}</answer>")
+            env, parts = groups.envs[row], {"answer": f" {answer}"}
+            if frame.thinks:
+                parts["reasoning"] = f" {env.note()}"
+            if "observation" in frame.parts:
+                parts["observation"] = f" {description(env)}"
+            observation, reward, terminated, truncated, _ = env.step(answer)
+            if "prediction" in frame.parts:  # it knows the future: slips and all
+                parts["prediction"] = f" {description(env)}"
+            ids = frame.encode(frame.write(parts))
             trajectories[row].sampled(ids, [0.0] * len(ids), turn)
-            observation, reward, terminated, truncated, _ = groups.envs[row].step(answer)
             trajectories[row].turn_rewards.append(reward)
             if terminated or truncated:
                 live.remove(row)
@@ -141,6 +157,12 @@ def demonstrate(frame, spec, count, step, options=None, budgets=None):
                 trajectories[row].given(frame.between(ids[-1], observation))
         turn += 1
     return trajectories
+
+
+def description(env):
+    """The truth about the current state: its relations, or the note where nothing has a place."""
+    relations = env.relations()
+    return env.note() if relations is None else relations_text(relations)
 
 
 def batch_size(policy, spec, options=None, budgets=None):

@@ -1,6 +1,8 @@
 """How messages become tokens, how tokens become logprobs, and what the optimizer keeps."""
 
 import math
+import re
+import time
 
 import pytest
 import torch
@@ -56,6 +58,24 @@ class TestTinyTokenizer:
             ChatFrame(tokenizer).open(env.system_prompt, observation))
         assert [n for n in names if len(n) == 1 and n not in "aĊ.:,ĠI"] == []
 
+    @pytest.mark.parametrize("response_format", models.RESPONSE_FORMATS)
+    def test_every_tag_and_relation_of_a_format_is_one_token_each(self, response_format):
+        tokenizer = tiny_tokenizer([make("frozenlake")], response_format)
+        parts = {part: " Left" for part in models.parts_of(response_format)}
+        for part in models.descriptions(response_format):
+            parts[part] = " hole same row left; goal below same column"
+        reply = ChatFrame(tokenizer, response_format).write(parts)
+        # Tags, words and the semicolon: nothing is spelt in bytes.
+        pieces = re.findall(r"<[^>]+>| ?\w+|;", reply)
+        assert tokenizer.convert_ids_to_tokens(
+            tokenizer(reply, add_special_tokens=False)["input_ids"]) == [
+                piece.replace(" ", "Ġ") for piece in pieces]
+
+    def test_formats_without_descriptions_add_nothing_to_the_vocabulary(self, tokenizer):
+        """The carried weights are for this vocabulary."""
+        plain = tiny_tokenizer([make("frozenlake", s) for s in SPLITS], "no_think").get_vocab()
+        assert plain == tokenizer.get_vocab() and "<observation>" not in plain
+
     def test_it_is_the_same_in_every_build(self, tokenizer):
         assert tokenizer.get_vocab() == tiny_tokenizer(
             [make("frozenlake", s) for s in SPLITS]).get_vocab()
@@ -68,12 +88,12 @@ class TestChatFrame:
                                                           response_format):
         tokenizer.chat_template = TEMPLATES[template]
         frame = ChatFrame(tokenizer, response_format)
-        body = "</think><answer> b</answer>" if frame.thinks else " b</answer>"
+        body = frame.write(dict.fromkeys(frame.parts, " b"))
         appended = frame.open("rules", "one") + frame.encode(body) + frame.between(None, "two")
         text = tokenizer.decode(appended)
         assert text.index("rules") < text.index("one") < text.index(body) < text.index("two")
-        # Earlier thoughts stay where they were.
-        assert text.rstrip().endswith(frame.prefix) and body in text
+        # Earlier thoughts stay where they were. R1 has a line break behind its own <think>.
+        assert text.replace("\n", "").endswith(frame.prefix) and body in text
 
     def test_ids_of_the_default_template_are_exactly_these(self, tokenizer):
         frame = ChatFrame(tokenizer)
@@ -127,6 +147,50 @@ class TestParsing:
     def test_anything_else_has_no_answer_at_all(self, tokenizer, text):
         reply = ChatFrame(tokenizer).parse(text)
         assert (reply.reasoning, reply.answer, reply.valid) == ("", "", False)
+
+    @pytest.mark.parametrize("response_format, prefix, text, said", [
+        ("grounding", "<think><observation>",
+         " o</observation><reasoning> r</reasoning></think><answer> a</answer>", ("o", "r", "")),
+        ("worldmodeling", "<think><reasoning>",
+         " r</reasoning>\n<prediction>p</prediction> </think>\n<answer> a</answer>",
+         ("", "r", "p")),
+        ("grounding_worldmodeling", "<think><observation>",
+         " o</observation><reasoning> r</reasoning><prediction> p</prediction></think>"
+         "<answer> a</answer>", ("o", "r", "p")),
+    ])
+    def test_each_part_of_vagens_forms_is_read(self, tokenizer, response_format, prefix, text,
+                                               said):
+        frame = ChatFrame(tokenizer, response_format)
+        reply = frame.parse(text)
+        assert frame.prefix == prefix and (reply.valid, reply.answer) == (True, "a")
+        assert (reply.observation, reply.reasoning, reply.prediction) == said
+
+    @pytest.mark.parametrize("text", [
+        " r</think><answer> a</answer>",
+        " o</observation></think><answer> a</answer>",
+        " o</observation><reasoning> r</think><answer> a</answer>",
+        " o</observation><reasoning> r</reasoning></think> a",
+        " o</observation> and <reasoning> r</reasoning></think><answer> a</answer>",
+        " o</observation><reasoning> r</reasoning><prediction> p</prediction></think>"
+        "<answer> a</answer>"])
+    def test_a_form_with_a_missing_or_foreign_part_is_invalid(self, tokenizer, text):
+        assert ChatFrame(tokenizer, "grounding").parse(text) == models.Reply()
+
+    @pytest.mark.parametrize("response_format", models.RESPONSE_FORMATS)
+    def test_what_is_written_is_read_again_whatever_stands_in_it(self, tokenizer, response_format):
+        frame = ChatFrame(tokenizer, response_format)
+        parts = {part: f"{part} {{0}} < > </x> ;" for part in frame.parts}
+        reply = frame.parse(frame.write({"observation": "", "prediction": "", **parts}))
+        assert reply == models.Reply(**parts, valid=True)
+
+    def test_a_reply_full_of_closing_tags_is_read_in_no_time(self, tokenizer):
+        """With backtracking it costs the product of the numbers of tags."""
+        frame = ChatFrame(tokenizer, "grounding_worldmodeling")
+        text = "".join(f"{tags * 10_000}" for tags in re.findall(r"(?:<[^>]+>)+", frame.write(
+            dict.fromkeys(frame.parts, " b")))[:-1])
+        began = time.process_time()
+        assert not frame.parse(text).valid and len(text) > 10**6
+        assert time.process_time() - began < 1
 
     def test_without_thinking_the_answer_tag_is_the_forced_prefix(self, tokenizer):
         frame = ChatFrame(tokenizer, "no_think")

@@ -62,7 +62,9 @@ class TestSettings:
             value = special.get(f.name) or (
                 f.metadata["choices"][-1] if f.metadata["choices"] else
                 str(not f.default) if f.type is bool else "3" if f.type is int else "0.5")
-            argv = ["--env", "bandit"] if f.name == "env_arg" else []
+            argv = (["--env", "bandit"] if f.name == "env_arg" else
+                    ["--response-format", "grounding_worldmodeling"]
+                    if f.name in ("grounding_reward", "worldmodeling_reward") else [])
             got = getattr(settings(*argv, "--" + f.name.replace("_", "-"), value), f.name)
             assert got == (("high_prob=0.5",) if f.name == "env_arg" else
                            value == "True" if f.type is bool else f.type(value))
@@ -81,6 +83,13 @@ class TestSettings:
     def test_a_mixture_takes_the_larger_of_each_presets_numbers(self):
         mixed = preset("frozenlake,bandit")
         assert mixed.max_context == max(PRESETS[e]["max_context"] for e in ("frozenlake", "bandit"))
+
+    def test_a_format_that_describes_the_state_has_room_for_it(self):
+        plain, both = (settings("--response-format", name)
+                       for name in ("no_think", "grounding_worldmodeling"))
+        for name, more in trainer.DESCRIPTION.items():
+            assert getattr(both, name) == getattr(plain, name) + 2 * more
+        assert getattr(settings(), name) == getattr(plain, name) == PRESETS["frozenlake"][name]
 
     def test_what_differs_from_the_preset_is_known(self):
         _, _, changed, _ = parse(["--env", "bandit", "--lr", "0.5", "--seed", "3", "--algo", "ppo"])
@@ -112,6 +121,14 @@ class TestSettings:
         (["--max-context", "120"], "has 12"),
         (["--run", "x" * 300], "up to 100 letters"),
         (["--env-arg", "slip"], "expected name=value"),
+        (["--grounding-reward", "1"], "pays for the observation, which the response_format "
+                                      "free_think does not have. Use --response-format grounding "
+                                      "or grounding_worldmodeling."),
+        (["--response-format", "grounding", "--worldmodeling-reward", "1"],
+         "Use --response-format worldmodeling or grounding_worldmodeling."),
+        (["--env", "frozenlake,bandit", "--response-format", "grounding", "--grounding-reward",
+          "1"], "grounding_reward: the environment bandit has no relations"),
+        (["--response-format", "grounding", "--grounding-reward", "-1"], "expected at least 0"),
         (["--env-arg", "slipp=0.1"], "did you mean 'slip'"),
         (["--env-arg", "slip=wet"], "expected float"),
         (["--env-arg", "slip=2"], "bad options of FrozenLake"),

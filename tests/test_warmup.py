@@ -55,6 +55,34 @@ class TestDemonstrations:
                 assert env.step(reply.answer)[1] == t.turn_rewards[turn]
                 turn += 1
 
+    @pytest.mark.parametrize("env", ["frozenlake", "sokoban"])
+    def test_a_description_is_true_of_the_state_before_and_after_the_answer(self, env):
+        policy = load_policy("tiny", envs=[make(env)], response_format="grounding_worldmodeling")
+        frame = ChatFrame(policy.tokenizer, "grounding_worldmodeling")
+        for t in demonstrate(frame, env, 10, step=0):
+            world = make(env)
+            world.reset(seed=t.seed)
+            for turn in range(len(t.turn_rewards)):
+                ids = [i for i, k in zip(t.tokens, t.turn_ids) if k == turn]
+                reply = frame.parse(policy.tokenizer.decode(ids))
+                assert reply.valid and reply.reasoning == world.note()
+                assert world.description_f1(reply.observation, world.relations()) == 1.0
+                world.step(reply.answer)
+                assert world.description_f1(reply.prediction, world.relations()) == 1.0
+
+    @pytest.mark.parametrize("env", ["bandit", "countdown"])
+    def test_where_nothing_has_a_place_a_description_is_the_note(self, env):
+        policy = load_policy("tiny", envs=[make(env)], response_format="grounding_worldmodeling")
+        frame = ChatFrame(policy.tokenizer, "grounding_worldmodeling")
+        for t in demonstrate(frame, env, 10, step=0):
+            world = make(env)
+            world.reset(seed=t.seed)
+            reply = frame.parse(policy.tokenizer.decode(
+                [i for i, k in zip(t.tokens, t.turn_ids) if k == 0]))
+            assert reply.valid and reply.observation == reply.reasoning == world.note()
+            world.step(reply.answer)
+            assert reply.prediction == world.note()
+
     @pytest.mark.parametrize("env", sorted(REGISTRY))
     def test_a_reply_fits_into_the_presets_tokens(self, env):
         _, frame = fresh(env)
