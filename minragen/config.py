@@ -359,9 +359,9 @@ def check_algorithm(config):
         raise ValueError(f"{config.advantages} looks from turn to turn: got context "
                          f"{config.context}, in which every turn is a row by itself, expected "
                          f"full.")
-    if config.filter == "top_p" and config.filter_metric == "reward":
-        raise ValueError("filter top_p adds scores up, and rewards may be negative: take "
-                         "top_p_softmax, top_k or min_p with filter_metric reward.")
+    if config.filter in ("top_p", "min_p") and config.filter_metric == "reward":
+        raise ValueError(f"filter {config.filter} takes shares of scores, and rewards may be "
+                         f"negative: take top_p_softmax or top_k with filter_metric reward.")
     if config.kl_target > 0 and config.kl_reward_coef == 0:
         raise ValueError("kl_target adapts kl_reward_coef, which is 0: set where it starts.")
     nothing = torch.zeros(1)  # the functions themselves say what they refuse

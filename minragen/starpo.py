@@ -62,13 +62,13 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
         top_k          int(value * P) groups, at least one
         top_k_abs      int(value) groups, at least one
         min_p          all with score >= value * largest (or <= smallest / value)
-    and `none` keeps every group, candidate or not. The eps keeps rounding from taking one group too
-    many. Ties are broken by group index.
+    At value 1 the first two keep all candidates; `none` keeps every group, candidate or not. The eps
+    keeps rounding from taking one group too many. Ties are broken by group index.
 
     scores: (P,) float, e.g. the reward's standard deviation within each group (`group_scores`)
     returns: (P,) bool; all False if there are no candidates
     raises: ValueError for unknown names, a value outside the strategy's range, scores that are
-        not finite, and negative ones where top_p adds them up
+        not finite, and negative ones where they are added up (top_p) or shared (min_p)
 
     >>> filter_groups(torch.tensor([9.0, 1.0, 5.0]), 0.9).tolist()
     [True, False, True]
@@ -84,6 +84,8 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
     ranked, order = ranked[:n], order[:n]
     if n == 0:
         kept = torch.zeros(0, dtype=torch.bool, device=scores.device)
+    elif strategy.startswith("top_p") and value == 1:  # whatever eps and rounding say
+        kept = torch.ones(n, dtype=torch.bool, device=scores.device)
     elif strategy == "top_p":
         held_before = ranked.abs().cumsum(0) - ranked.abs()
         kept = held_before < (value - eps) * ranked.abs().sum()
@@ -103,12 +105,13 @@ def _check_filter(scores, value, strategy, select, eps):
         raise ValueError(f"unknown filter {strategy!r} of the {select!r}: expected one of "
                          f"{', '.join(FILTERS)}, and largest or smallest.")
     least, most = {"top_p": (eps, 1), "top_k_abs": (0, torch.inf)}.get(strategy, (0, 1))
-    if strategy != "none" and not least < value <= most:
+    if strategy != "none" and not (least < value <= most and value < torch.inf):
         raise ValueError(f"filter {strategy}: got a value of {value}, expected more than {least}"
                          + (f" and at most {most}." if most == 1 else "."))
-    if not bool(scores.isfinite().all()) or (strategy == "top_p" and bool((scores < 0).any())):
+    positive = strategy in ("top_p", "min_p")
+    if not bool(scores.isfinite().all()) or (positive and bool((scores < 0).any())):
         raise ValueError(f"filter {strategy}: got scores {scores.tolist()}, expected finite "
-                         f"{'ones >= 0' if strategy == 'top_p' else 'ones'}.")
+                         f"{'ones >= 0' if positive else 'ones'}.")
 
 
 def group_scores(x, group_ids, statistic="std", episode_ids=None):
@@ -118,7 +121,10 @@ def group_scores(x, group_ids, statistic="std", episode_ids=None):
     x: (B,) float, one number an episode (its return, length or mean entropy)
     group_ids: (B,) int64, 0..P-1      episode_ids: see the module's axes
     returns: (P,)
+    raises: ValueError for an unknown statistic
     """
+    if statistic not in ("std", "mean"):
+        raise ValueError(f"unknown statistic {statistic!r} of a group: expected std or mean.")
     mean, std, _, _ = _moments(x, group_ids, _once(episode_ids, x))
     return std if statistic == "std" else mean
 
@@ -150,7 +156,7 @@ def _moments(x, group_ids, once):
     mean = total(above) / size.clamp(min=1)
     distance = above - mean[group_ids]
     std = (total(distance**2) / (size - 1).clamp(min=1)).sqrt()
-    return base + mean, std, size, distance
+    return torch.where(size > 0, base + mean, 0.0), std, size, distance
 
 
 # ==================================================================================================
@@ -198,7 +204,8 @@ def last_token_rewards(scores, response_mask):
     T = response_mask.shape[1]
     last = (response_mask * torch.arange(1, T + 1, device=response_mask.device)).amax(dim=1) - 1
     rewards = torch.zeros(response_mask.shape, dtype=scores.dtype, device=scores.device)
-    return rewards.scatter(1, last.clamp(min=0)[:, None], scores[:, None]) * response_mask
+    rewards = rewards.scatter(1, last.clamp(min=0)[:, None], scores[:, None])
+    return rewards.masked_fill(~response_mask, 0.0)
 
 
 def turn_returns(turn_rewards, episode_ids, turns, gamma=1.0):
@@ -220,13 +227,14 @@ def overlong_penalty(turn_ids, max_new_tokens, share):
 
         0                                 len <= free       free = max_new_tokens * (1 - share)
         (free - len) / (max_new_tokens - free)              down to -1 at the limit
-    turn_ids: (B, T) int64, -1 where not sampled      returns: (B, T), on the last token of a turn
+    turn_ids: (B, T) int64, -1 where not sampled      share: 0 punishes nothing
+    returns: (B, T), on the last token of a turn
     """
     ends = turn_ends(turn_ids, turn_ids >= 0)
     ones = torch.ones(turn_ids.shape, device=turn_ids.device)
     length = turn_sums(ones, turn_ids)
-    free = max_new_tokens * (1 - share)
-    return -((length - free) / (max_new_tokens - free)).clamp(0, 1) * ends
+    zone = max_new_tokens * share
+    return -((length - max_new_tokens + zone) / max(zone, 1e-9)).clamp(0, 1) * ends * bool(share)
 
 
 def turn_ends(turn_ids, mask):
@@ -328,7 +336,7 @@ def reinforce_advantages(rewards, response_mask, gamma=1.0):
         G_k = r_k + gamma * G_{k+1}                 k indexes sampled tokens only
     rewards: (B, T) float      returns: (B, T), exactly 0 where response_mask is False
     """
-    decay = torch.where(response_mask, gamma, 1.0).to(rewards.dtype)
+    decay = torch.ones_like(rewards).masked_fill(response_mask, gamma)
     return _from_the_end(rewards.masked_fill(~response_mask, 0.0), decay) * response_mask
 
 
@@ -426,7 +434,8 @@ def _from_the_end(x, decay):
 
     By doubling: if y holds the sum over a window of w steps, and decay the product over it,
         y_t <- y_t + decay_t * y_{t+w},    decay_t <- decay_t * decay_{t+w}
-    holds them over 2w. Ten passes over (B, T) instead of a loop over a thousand tokens.
+    holds them over 2w. Ten passes over (B, T) instead of a loop over a thousand tokens. They work in
+    place, so no gradient flows through: advantages are constants.
     """
     y, decay, w = x.clone(), decay.clone(), 1
     while w < x.shape[1]:
