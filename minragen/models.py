@@ -516,9 +516,9 @@ def tiny_tokenizer(envs, response_format="free_think"):
     exactly. A tag of the format is one token.
     """
     tagged = dict.fromkeys([*TAGS, *re.findall(r"<(\w+)>", FORMS[response_format])])
-    tags, piece = [f"<{end}{name}>" for name in tagged for end in ("", "/")], _piece(tagged)
+    tags, pattern = [f"<{end}{name}>" for name in tagged for end in ("", "/")], _piece(tagged)
     texts = _env_texts(envs, response_format)
-    pieces = sorted(set().union(*(re.findall(piece, text) for text in texts)) - set(tags))
+    pieces = sorted(set().union(*(re.findall(pattern, text) for text in texts)) - set(tags))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words = ["".join(p for p, _ in byte_level.pre_tokenize_str(piece)) for piece in pieces]
@@ -528,7 +528,7 @@ def tiny_tokenizer(envs, response_format="free_think"):
     core = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[],
                                 ignore_merges=True))
     core.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(piece), behavior="isolated"), byte_level])
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated"), byte_level])
     core.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<|pad|>", eos_token="<|im_end|>",
