@@ -177,7 +177,10 @@ def _prove_head(policy):
 
 
 def parts_of(response_format):
-    """The names of a form's parts in order, such as ("reasoning", "answer")."""
+    """The names of a form's parts in order, such as ("reasoning", "answer"). Raises ValueError for
+    an unknown form."""
+    if response_format not in RESPONSE_FORMATS:
+        raise ValueError(nearest("response_format", response_format, RESPONSE_FORMATS))
     return tuple(re.findall(r"{(\w+)}", FORMS[response_format]))
 
 
@@ -224,12 +227,11 @@ class ChatFrame:
     """
 
     def __init__(self, tokenizer, response_format="free_think"):
-        if response_format not in RESPONSE_FORMATS:
-            raise ValueError(nearest("response_format", response_format, RESPONSE_FORMATS))
+        self.parts = parts_of(response_format)
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model.")
         self.tokenizer, self._form = tokenizer, FORMS[response_format]
-        self.parts, self.instruction = parts_of(response_format), told(response_format)
+        self.instruction = told(response_format)
         self.thinks = "reasoning" in self.parts
         self.prefix = self._form.partition("{")[0]
         self._pattern = _pattern(self._form)
