@@ -44,8 +44,9 @@ def wilson(successes, n, z=1.959964):
 def evaluate(config, split, size):
     """How the checkpoint and the scripted players do on `size` instances of `split`.
 
-    returns: {environment: (rows, distinct)}, rows of (player, successes, n, mean return), the
-        checkpoint first
+    returns: {environment: (rows, distinct, described)}, rows of (player, successes, n, mean
+        return), the checkpoint first; described: F1 of what it said of the states, if its format
+        says anything of them
     raises: ValueError if the run has no whole checkpoint
     """
     policy = train.build_policy(config, train.find_checkpoint(settings.RUNS / config.run))
@@ -66,7 +67,9 @@ def evaluate(config, split, size):
         rows = [(player, sum(outcomes[row][0] for row in mine), len(mine),
                  np.mean([outcomes[row][1] for row in mine]))
                 for player, outcomes in results.items()]
-        tables[env] = rows, len({groups.envs[row].instance() for row in mine})
+        stats = train.describe([played[""][row] for row in mine])
+        described = {name: stats[name] for name in ("grounding", "worldmodeling") if name in stats}
+        tables[env] = rows, len({groups.envs[row].instance() for row in mine}), described
     return tables
 
 
@@ -157,14 +160,18 @@ def main(argv=None):
 
 
 def show(tables, run, split, temperature):
-    """Print a table per environment: success with its 95 % interval, and the mean return."""
-    for env, (rows, distinct) in tables.items():
+    """Print a table per environment: success with its 95 % interval, and the mean return; then
+    the F1 of the checkpoint's descriptions, sampled."""
+    for env, (rows, distinct, described) in tables.items():
         print(f"{env}, split {split}: {rows[0][2]} episodes, {distinct} distinct instances; "
               f"run {run}, sampled at temperature {temperature}")
         print(f"{'player':<20} {'success':>8}   95 % interval    {'return':>7}")
         for name, successes, n, mean_return in rows:
             low, high = wilson(successes, n)
             print(f"{name:<20} {successes / n:8.3f}   [{low:.3f}, {high:.3f}]   {mean_return:7.3f}")
+        if described:
+            print("F1 of descriptions: " + ", ".join(f"{name} {f1:.3f}"
+                                                     for name, f1 in described.items()))
 
 
 if __name__ == "__main__":

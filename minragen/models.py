@@ -177,7 +177,10 @@ def _prove_head(policy):
 
 
 def parts_of(response_format):
-    """The names of a form's parts in order, such as ("reasoning", "answer")."""
+    """The names of a form's parts in order, such as ("reasoning", "answer"). Raises ValueError for
+    an unknown form."""
+    if response_format not in RESPONSE_FORMATS:
+        raise ValueError(nearest("response_format", response_format, RESPONSE_FORMATS))
     return tuple(re.findall(r"{(\w+)}", FORMS[response_format]))
 
 
@@ -224,12 +227,11 @@ class ChatFrame:
     """
 
     def __init__(self, tokenizer, response_format="free_think"):
-        if response_format not in RESPONSE_FORMATS:
-            raise ValueError(nearest("response_format", response_format, RESPONSE_FORMATS))
+        self.parts = parts_of(response_format)
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model.")
         self.tokenizer, self._form = tokenizer, FORMS[response_format]
-        self.parts, self.instruction = parts_of(response_format), told(response_format)
+        self.instruction = told(response_format)
         self.thinks = "reasoning" in self.parts
         self.prefix = self._form.partition("{")[0]
         self._pattern = _pattern(self._form)
@@ -516,9 +518,9 @@ def tiny_tokenizer(envs, response_format="free_think"):
     exactly. A tag of the format is one token.
     """
     tagged = dict.fromkeys([*TAGS, *re.findall(r"<(\w+)>", FORMS[response_format])])
-    tags, piece = [f"<{end}{name}>" for name in tagged for end in ("", "/")], _piece(tagged)
+    tags, pattern = [f"<{end}{name}>" for name in tagged for end in ("", "/")], _piece(tagged)
     texts = _env_texts(envs, response_format)
-    pieces = sorted(set().union(*(re.findall(piece, text) for text in texts)) - set(tags))
+    pieces = sorted(set().union(*(re.findall(pattern, text) for text in texts)) - set(tags))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words = ["".join(p for p, _ in byte_level.pre_tokenize_str(piece)) for piece in pieces]
@@ -528,7 +530,7 @@ def tiny_tokenizer(envs, response_format="free_think"):
     core = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[],
                                 ignore_merges=True))
     core.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(piece), behavior="isolated"), byte_level])
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated"), byte_level])
     core.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<|pad|>", eos_token="<|im_end|>",

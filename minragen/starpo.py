@@ -62,8 +62,8 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
         top_k          int(value * P) groups, at least one
         top_k_abs      int(value) groups, at least one
         min_p          all with score >= value * largest (or <= smallest / value)
-    At value 1 the first two keep all candidates; `none` keeps every group, candidate or not. The eps
-    keeps rounding from taking one group too many. Ties are broken by group index.
+    At value 1 the first two keep all candidates; `none` keeps every group, candidate or not. The
+    eps keeps rounding from taking one group too many. Ties are broken by group index.
 
     scores: (P,) float, e.g. the reward's standard deviation within each group (`group_scores`)
     returns: (P,) bool; all False if there are no candidates
@@ -434,8 +434,8 @@ def _from_the_end(x, decay):
 
     By doubling: if y holds the sum over a window of w steps, and decay the product over it,
         y_t <- y_t + decay_t * y_{t+w},    decay_t <- decay_t * decay_{t+w}
-    holds them over 2w. Ten passes over (B, T) instead of a loop over a thousand tokens. They work in
-    place, so no gradient flows through: advantages are constants.
+    holds them over 2w. Ten passes over (B, T) instead of a loop over a thousand tokens. They work
+    in place, so no gradient flows through: advantages are constants.
     """
     y, decay, w = x.clone(), decay.clone(), 1
     while w < x.shape[1]:

@@ -781,8 +781,8 @@ def main(argv=None):
         differs = ", ".join(f"{k}={v}" for k, v in changed.items()) or "nothing"
         print(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
               f"{backends(config)}")
-        print(f"settings  differ from the preset of {config.env}, {config.algo}, {config.model} "
-              f"in: {differs}")
+        print(f"settings  differ from the preset of {config.env}, {config.algo}, {config.model}, "
+              f"{config.response_format} in: {differs}")
         train(config, resume)
     except (ValueError, ImportError, RuntimeError, OSError) as problem:
         sys.exit(f"error: {problem}")

@@ -49,6 +49,12 @@ class TestCommand:
         trainer.main(["--env", "bandit", "--run", "b", "--steps", "1", "--num-groups", "2",
                       "--group-size", "4", "--val-size", "8"])
 
+    def test_it_prints_how_true_the_descriptions_of_the_checkpoint_are(self, capsys):
+        rows, described = [("checkpoint", 1, 2, 0.5)], {"grounding": 0.25, "worldmodeling": 0.75}
+        evaluation.show({"sokoban": (rows, 2, described)}, "r", "test", 0.5)
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last == "F1 of descriptions: grounding 0.250, worldmodeling 0.750"
+
     def test_it_prints_checkpoint_random_policy_and_solver_with_intervals(self, run, capsys):
         capsys.readouterr()
         evaluation.main(["--run", "b", "--split", "val", "--size", "24"])
@@ -63,7 +69,7 @@ class TestCommand:
         import json
         last = [json.loads(x) for x in
                 (chosen.RUNS / "b" / "metrics.jsonl").read_text().splitlines()][-1]
-        rows, _ = evaluation.evaluate(chosen.load_config("b"), "test", 8)["bandit"]
+        rows, *_ = evaluation.evaluate(chosen.load_config("b"), "test", 8)["bandit"]
         assert (rows[0][1] / 8 == last["test/success"]
                 and rows[1][1] / 8 == last["test/success_greedy"])
 

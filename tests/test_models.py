@@ -1,5 +1,7 @@
 """How messages become tokens, how tokens become logprobs, and what the optimizer keeps."""
 
+import copy
+import functools
 import math
 import re
 import time
@@ -35,9 +37,15 @@ TEMPLATES = {
 }
 
 
+@functools.cache
+def built():
+    return tiny_tokenizer([make("frozenlake", split) for split in SPLITS])
+
+
 @pytest.fixture
 def tokenizer():
-    return tiny_tokenizer([make("frozenlake", split) for split in SPLITS])
+    """A copy for each test: some give it another template."""
+    return copy.deepcopy(built())
 
 
 class TestTinyTokenizer:
@@ -186,7 +194,7 @@ class TestParsing:
     def test_a_reply_full_of_closing_tags_is_read_in_no_time(self, tokenizer):
         """With backtracking it costs the product of the numbers of tags."""
         frame = ChatFrame(tokenizer, "grounding_worldmodeling")
-        text = "".join(f"{tags * 10_000}" for tags in re.findall(r"(?:<[^>]+>)+", frame.write(
+        text = "".join(f"{tags * 15_000}" for tags in re.findall(r"(?:<[^>]+>)+", frame.write(
             dict.fromkeys(frame.parts, " b")))[:-1])
         began = time.process_time()
         assert not frame.parse(text).valid and len(text) > 10**6

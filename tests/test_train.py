@@ -121,6 +121,8 @@ class TestSettings:
         (["--max-context", "120"], "has 12"),
         (["--run", "x" * 300], "up to 100 letters"),
         (["--env-arg", "slip"], "expected name=value"),
+        (["--response-format", "worldmodelling"],
+         "unknown response_format 'worldmodelling': did you mean 'worldmodeling'"),
         (["--grounding-reward", "1"], "pays for the observation, which the response_format "
                                       "free_think does not have. Use --response-format grounding "
                                       "or grounding_worldmodeling."),
