@@ -432,11 +432,11 @@ def _add_to_master(master, parameter):
 # The models in the box: tiny
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-# A piece is a tag, a coordinate pair, a word, a number, a run of signs or of blanks; each but the
+# A piece is a tag, two or three coordinates, a word, a number, a run of signs or of blanks; each but the
 # tags may carry one leading space. Whole pairs matter: a model of this size does not learn to read
 # "(", "1", ",", "3", ")" as a place, and what it cannot name it cannot reinforce (LOG.md).
 # Signs end where a tag begins: "]</answer>" is two pieces, whatever "]</" is.
-PIECE = (r"</?(?:think|answer)>| ?\(\d+, \d+\)| ?[A-Za-z]+| ?\d+"
+PIECE = (r"</?(?:think|answer)>| ?\(\d+, \d+(?:, \d+)?\)| ?[A-Za-z]+| ?\d+"
          r"| ?(?:(?!</?(?:think|answer)>)[^\sA-Za-z\d])+|\n| |\s")
 CHAT_TEMPLATE = ("{% for m in messages %}"
                  "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
