@@ -279,12 +279,12 @@ class Sudoku(TextEnv):
 
     Goal: every row, column and box holds each number once.
     Observation: the grid, a dot per empty cell; what was refused in the last turn; and for the ten
-        empty cells with the least choice the numbers that fit, least choice last: where a small
-        model looks.
-    Actions: `(R, C) N` puts a number into a cell and may overwrite one of the player's own,
+        empty cells with the least choice the numbers that fit, least choice last (where a small
+        model looks), a single one spelt as the move that it is.
+    Actions: `(R, C, N)` puts a number into a cell and may overwrite one of the player's own,
         `clear (R, C)` takes it back; up to 2 a turn. Also understood, and nothing else: `place N at
         row R col C`, `place N at (R, C)`, `place N at R, C`, `N at (R, C)`, `N at R, C`,
-        `(R, C, N)`, `R, C, N`.
+        `(R, C) N`, `R, C, N`.
     Reward: 1 for the first time that a cell gets its number, 10 more for the last of them, -0.1
         for a clue cell or a broken rule, 0 for a number that fits but is wrong.
     Ends when: the grid is solved.
@@ -311,25 +311,25 @@ class Sudoku(TextEnv):
         . . 3 2
         3 2 . .
         . 1 2 3
-        Fits: (3, 3) 1 4; (2, 1) 1 4; (4, 1) 4; (3, 4) 4; (2, 2) 4; (1, 3) 4
+        Fits: (3, 3) 1 4; (2, 1) 1 4; (4, 1, 4); (3, 4, 4); (2, 2, 4); (1, 3, 4)
         Turns left: 5, actions left: 10
-        <answer> (1, 3) 4 || (2, 2) 4 </answer>
+        <answer> (1, 3, 4) || (2, 2, 4) </answer>
         Reward: 2
         2 3 4 1
         . 4 3 2
         3 2 . .
         . 1 2 3
-        Fits: (4, 1) 4; (3, 4) 4; (3, 3) 1; (2, 1) 1
+        Fits: (4, 1, 4); (3, 4, 4); (3, 3, 1); (2, 1, 1)
         Turns left: 4, actions left: 8
-        <answer> (2, 1) 1 || (3, 3) 1 </answer>
+        <answer> (2, 1, 1) || (3, 3, 1) </answer>
         Reward: 2
         2 3 4 1
         1 4 3 2
         3 2 1 .
         . 1 2 3
-        Fits: (4, 1) 4; (3, 4) 4
+        Fits: (4, 1, 4); (3, 4, 4)
         Turns left: 3, actions left: 6
-        <answer> (3, 4) 4 || (4, 1) 4 </answer>
+        <answer> (3, 4, 4) || (4, 1, 4) </answer>
         Reward: 12
         2 3 4 1
         1 4 3 2
@@ -372,7 +372,7 @@ class Sudoku(TextEnv):
         lines = [f"Fill the grid: each row, column and {b}x{b} box holds every number from 1 to "
                  f"{n} once. A dot is an empty cell.",
                  f"Cells are (row, column), from (1, 1) at the top left to ({n}, {n}). "
-                 f"Write (1, 2) 3 to put a 3 there, clear (1, 2) to take back your own."]
+                 f"Write (1, 2, 3) to put a 3 into (1, 2), clear (1, 2) to take back your own."]
         if self.options["hints"]:
             lines.append("Fits lists empty cells with the numbers that fit, least choice last.")
         return "\n".join(lines)
@@ -470,7 +470,8 @@ class Sudoku(TextEnv):
         return (spelt["R"] - 1) * self.n + spelt["C"] - 1, spelt.get("N", 0)
 
     def _spell(self, cell, number):
-        return f"{self._name(cell)} {number}" if number else f"clear {self._name(cell)}"
+        name = self._name(cell)
+        return f"{name[:-1]}, {number})" if number else f"clear {name}"
 
     def _name(self, cell):
         return f"({cell // self.n + 1}, {cell % self.n + 1})"
@@ -498,10 +499,15 @@ class Sudoku(TextEnv):
         if clashing:
             lines.append(f"Conflicts: {' '.join(map(self._name, clashing))}")
         if self.options["hints"] and self._free():
-            lines.append("Fits: " + "; ".join(
-                f"{self._name(c)} {' '.join(map(str, self._fitting(c))) or 'none'}"
-                for c in self._free()[:self.SHOWN_HINTS][::-1]))
+            shown = self._free()[:self.SHOWN_HINTS][::-1]
+            lines.append("Fits: " + "; ".join(map(self._hint, shown)))
         return "\n".join(lines)
+
+    def _hint(self, cell):
+        """The numbers that fit; a single one as the move that it is."""
+        fitting = self._fitting(cell)
+        return (self._spell(cell, *fitting) if len(fitting) == 1 else
+                f"{self._name(cell)} {' '.join(map(str, fitting)) or 'none'}")
 
     def _grid(self, view, clashing):
         n, b, width = self.n, self.box, len(str(self.n))

@@ -493,15 +493,15 @@ TAGS = ("think", "answer")  # in every vocabulary; those of VAGEN's forms only w
 
 
 def _piece(tags):
-    """A piece is a tag, a coordinate pair, a word, a number, a run of signs or of blanks; each but
-    the tags may carry one leading space.
+    """A piece is a tag, two or three coordinates, a word, a number, a run of signs or of blanks;
+    each but the tags may carry one leading space.
 
     Whole pairs matter: a model of this size does not learn to read "(", "1", ",", "3", ")" as a
     place, and what it cannot name it cannot reinforce (LOG.md). Signs end where a tag begins:
     "]</answer>" is two pieces, whatever "]</" is.
     """
     tag = rf"</?(?:{'|'.join(tags)})>"
-    return (rf"{tag}| ?\(\d+, \d+\)| ?[A-Za-z]+| ?\d+"
+    return (rf"{tag}| ?\(\d+, \d+(?:, \d+)?\)| ?[A-Za-z]+| ?\d+"
             rf"| ?(?:(?!{tag})[^\sA-Za-z\d])+|\n| |\s")
 
 

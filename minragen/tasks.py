@@ -770,8 +770,8 @@ class WebShop(TextEnv):
     of 1. The parts of the score are metrics: r_type, r_att, r_option, r_price, and whether
     something was `bought`.
 
-    Splits are by kind and attributes alone: neither a product that somebody is sent for nor its
-    goal with another colour or price cap appears in two of them.
+    Splits are by what is asked for, whatever the price cap: no kind with the same attributes and
+    options appears in two of them. The shop is the same in all three, as in WebShop.
 
     Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size` (10
     in WebShop); `attributes`, how many a goal names: 1 to 3, the third stands only among an item's
@@ -831,6 +831,7 @@ class WebShop(TextEnv):
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
     data_in_the_box = "generated shop of 1,000 products"
+    expert = 0.6
     defaults = {"reward": "score", "page_size": 5, "attributes": 2, "products": "",
                 "instructions": ""}
     BUTTONS = ("next >", "< prev", "buy now", "description", "features", "back to search")
@@ -877,13 +878,14 @@ class WebShop(TextEnv):
         return self.goal.words, sayable(self.goal.product.title, 200)
 
     def instance(self):
-        return f"{self._kind()}; {sorted(self.goal.options)}; {self.goal.cap}"
+        return f"{self._wish()}; {self.goal.cap}"
 
     def instance_split(self):
-        return split_of(self._kind())
+        return split_of(self._wish())
 
-    def _kind(self):
-        return f"{self.goal.product.query}; {sorted(self.goal.attributes)}"
+    def _wish(self):
+        goal = self.goal
+        return f"{goal.product.query}; {sorted(goal.attributes)}; {sorted(goal.options)}"
 
     # -- pages -----------------------------------------------------------------------------------
 
