@@ -12,7 +12,7 @@ LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
 OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval play envs test smoke warmup smollm2 bench figure clean
+.PHONY: help train resume eval play envs test smoke warmup smollm2 bench compare figure clean
 
 help:             ## this list
 	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
@@ -49,6 +49,9 @@ smollm2: .venv/ready     ## fetch and convert SmolLM2-135M-Instruct, the pretrai
 
 bench: .venv/ready       ## rollout speed against model.generate
 	@$(PY) -m benchmarks.rollout $(ARGS)
+
+compare: .venv/ready     ## all algorithms on two environments, three seeds, short runs: the table of docs/algorithms.md
+	@OMP_NUM_THREADS=1 $(PY) -m benchmarks.compare --write $(ARGS)
 
 figure: .venv/ready      ## the README's figure and tables from the files in runs/
 	@$(PY) -m benchmarks.figure

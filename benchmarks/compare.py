@@ -29,37 +29,38 @@ VAL_SIZE = 256
 
 def measure(task):
     """One short run. Returns its row: success before and after, seconds of the run's steps."""
-    env, algo, seed = task
-    steps = STEPS[env]
+    env, algo, seed, steps, size = task
     with tempfile.TemporaryDirectory() as scratch:
         settings.RUNS = Path(scratch)
         config = dataclasses.replace(
             settings.preset(env, algo), run="x", seed=seed, model="tiny", device="cpu", threads=1,
-            steps=steps, val_every=steps, save_every=steps, val_size=VAL_SIZE)
+            steps=steps, val_every=steps, save_every=steps, val_size=size)
         settings.check(config)
         train(config, say=lambda line: None)
         lines = [json.loads(line) for line in
                  (Path(scratch) / "x" / "metrics.jsonl").read_text().splitlines()]
     val = [line["val/success"] for line in lines if "val/success" in line]
-    return dict(env=env, algo=algo, seed=seed, before=val[0], after=val[-1],
-                seconds=sum(line.get("seconds", 0.0) for line in lines))
+    return dict(env=env, algo=algo, seed=seed, steps=steps, size=size, before=val[0], after=val[-1],
+                seconds=round(sum(line.get("seconds", 0.0) for line in lines), 1))
 
 
 def table(rows):
     """The rows as markdown: one line a preset."""
-    head = " | ".join(f"{env}, {steps} steps: success | seconds" for env, steps in STEPS.items())
-    before = {row["env"]: row["before"] for row in rows}
-    base = " | ".join(f"{with_interval(before[env], VAL_SIZE)} | " for env in STEPS)
-    lines = [f"| `--algo` | {head} |", "|---" * (1 + 2 * len(STEPS)) + "|",
-             f"| before RL | {base}|"]
+    of = {env: [row for row in rows if row["env"] == env] for env in STEPS}
+    firsts = [mine[0] for mine in of.values()]
+    head = " | ".join(f"{row['env']}, {row['steps']} steps: success | seconds" for row in firsts)
+    base = "".join(f" {with_interval(row['before'], row['size'])} | |" for row in firsts)
+    lines = [f"| `--algo` | {head} |", "|---" * (1 + 2 * len(of)) + "|", f"| before RL |{base}"]
     for algo in settings.ALGOS:
         cells = []
-        for env in STEPS:
-            mine = [row for row in rows if (row["env"], row["algo"]) == (env, algo)]
-            seconds = [row["seconds"] for row in mine]
-            cells += [of_seeds([row["after"] for row in mine], VAL_SIZE),
-                      f"{min(seconds):.0f} to {max(seconds):.0f}"]
-        lines.append(f"| `{algo}` | " + " | ".join(cells) + " |")
+        for runs in of.values():
+            mine = [row for row in runs if row["algo"] == algo]
+            if mine:
+                seconds = [row["seconds"] for row in mine]
+                cells += [of_seeds([row["after"] for row in mine], mine[0]["size"]),
+                          f"{min(seconds):.0f} to {max(seconds):.0f}"]
+        if cells:
+            lines.append(f"| `{algo}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -68,14 +69,19 @@ def main():
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--algos", nargs="+", choices=list(settings.ALGOS), metavar="ALGO",
                         default=list(settings.ALGOS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--steps", type=int, help=f"of each run [{STEPS}]")
+    parser.add_argument("--val-size", type=int, default=VAL_SIZE)
     parser.add_argument("--write", action="store_true", help="store rows and table")
     args = parser.parse_args()
-    tasks = [(env, algo, seed) for algo in args.algos for env in STEPS for seed in SEEDS]
+    tasks = [(env, algo, seed, args.steps or steps, args.val_size)
+             for algo in args.algos for env, steps in STEPS.items() for seed in args.seeds]
     with multiprocessing.get_context("spawn").Pool(args.workers, maxtasksperchild=6) as pool:
         fresh = list(pool.imap(measure, tasks))
     kept = json.loads(STORED.read_text()) if STORED.exists() else []
     rows = [row for row in kept if row["algo"] not in args.algos] + fresh
     if args.write:
+        STORED.parent.mkdir(exist_ok=True)
         STORED.write_text("[" + ",\n ".join(json.dumps(row) for row in rows) + "]\n")
         PAGE.write_text(written_into(PAGE.read_text(), {"compare": table(rows)}))
     print(table(rows))

@@ -103,7 +103,7 @@ def written_into(readme, blocks):
     for name, text in blocks.items():
         pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
         if not re.search(pattern, readme, re.DOTALL):
-            raise ValueError(f"README.md has no block called {name!r}.")
+            raise ValueError(f"there is no block called {name!r}.")
         readme = re.sub(pattern, lambda m, text=text: m[1] + text + "\n" + m[2], readme,
                         flags=re.DOTALL)
     return readme

@@ -1,5 +1,7 @@
 """The README is true: its numbers come from the files, and every one of its commands runs."""
 
+import itertools
+import json
 import os
 import re
 import shlex
@@ -10,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import compare
 from benchmarks.figure import ROOT, blocks, written_into
+from minragen.config import ALGOS
 
 README = (ROOT / "README.md").read_text()
+ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
 GUIDE = (ROOT / "docs" / "add-an-environment.md").read_text()
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
          "--warmup-steps 0 --save-every 1")
@@ -59,6 +64,7 @@ def shortened(command):
     target = next((w for w in words[1:] if "=" not in w), "help")
     extra = {"train": SHORT, "smoke": "--warmup-steps 0", "bench": SHORT_BENCH,
              "envs": "bandit --size 2",
+             "compare": "--algos grpo --seeds 0 --steps 1 --val-size 2",
              "test": "--collect-only tests/test_starpo.py"}.get(target, "")
     if "MODEL=smollm2" in words:
         extra += " --num-groups 1 --val-size 1"
@@ -72,7 +78,8 @@ class TestCommands:
     def test_there_are_the_two_that_matter(self):
         assert {"make train ENV=frozenlake", "make test"} <= set(commands(README))
 
-    @pytest.mark.parametrize("command", [*commands(README), *commands(GUIDE)])
+    @pytest.mark.parametrize("command", dict.fromkeys(
+        commands(README) + commands(GUIDE) + commands(ALGORITHMS)))
     def test_it_runs_as_written(self, checkout, command):
         if "smollm2" in command and not os.environ.get("MINRAGEN_TEST_SMOLLM2"):
             pytest.skip("downloads 93 MB: set MINRAGEN_TEST_SMOLLM2=1 to run it")
@@ -95,6 +102,18 @@ class TestCommands:
 class TestNumbers:
     def test_figure_and_tables_are_what_the_runs_say(self):
         assert written_into(README, blocks()) == README
+
+    def test_the_table_of_algorithms_is_what_the_short_runs_say(self):
+        rows = json.loads(compare.STORED.read_text())
+        assert {(row["env"], row["algo"], row["seed"]) for row in rows} == set(
+            itertools.product(compare.STEPS, ALGOS, compare.SEEDS))
+        assert written_into(ALGORITHMS, {"compare": compare.table(rows)}) == ALGORITHMS
+
+    @pytest.mark.parametrize("algo", ALGOS)
+    def test_each_algorithm_is_told_with_all_that_it_changes(self, algo):
+        (line,) = re.findall(rf"^\| `{algo}` \|(?!.* to ).*$", ALGORITHMS, re.MULTILINE)
+        assert set(re.findall(r"`(\w+=[^`]+)`", line)) == {
+            f"{name}={value}" for name, value in ALGOS[algo].items()}
 
     def test_the_log_lines_have_the_parts_that_the_text_explains(self):
         log = blocks()["log"]
