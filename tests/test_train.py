@@ -22,7 +22,8 @@ from minragen.warmup import DEMONSTRATION_SEED
 
 SMALL = ["--num-groups", "2", "--group-size", "4", "--val-size", "4", "--val-every", "2",
          "--save-every", "2", "--mini-batch", "4", "--max-new-tokens", "14"]
-TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed"}
+TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed", "first_turn/seconds",
+         "trajectory/seconds"}
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +88,7 @@ class TestSettings:
     def test_a_format_that_describes_the_state_has_room_for_it(self):
         plain, both = (settings("--response-format", name)
                        for name in ("no_think", "grounding_worldmodeling"))
-        for name, more in trainer.DESCRIPTION.items():
+        for name, more in chosen.DESCRIPTION.items():
             assert getattr(both, name) == getattr(plain, name) + 2 * more
         assert getattr(settings(), name) == getattr(plain, name) == PRESETS["frozenlake"][name]
 
