@@ -1,16 +1,18 @@
 """The base of the model in the box: weak on purpose, the same everywhere, and never remade in
 secret."""
 
+import copy
 import json
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from toys import tiny
 
 from minragen import warmup
-from minragen.envs import REGISTRY, SPLITS, make
-from minragen.models import ChatFrame, load_policy
+from minragen.envs import REGISTRY, make
+from minragen.models import Policy
 from minragen.train import PRESETS, preset, warmup_steps
 from minragen.warmup import (
     ASSETS,
@@ -25,8 +27,10 @@ from minragen.warmup import (
 
 
 def fresh(env):
-    policy = load_policy("tiny", envs=[make(env, split) for split in SPLITS])
-    return policy, ChatFrame(policy.tokenizer)
+    """Untrained weights of one's own; the tokenizer, which takes much longer to make, is
+    everybody's."""
+    policy, frame = tiny(env)
+    return Policy(policy.name, copy.deepcopy(policy.model), policy.tokenizer), frame
 
 
 class TestDemonstrations:
