@@ -86,7 +86,7 @@ def shortened(command):
     target = next((w for w in words[1:] if "=" not in w), "help")
     extra = {"train": SHORT, "smoke": "--warmup-steps 0", "bench": SHORT_BENCH,
              "envs": "bandit --size 2",
-             "test": "--collect-only tests/test_starpo.py"}.get(target, "")
+             "test": "--collect-only tests/test_env_contract.py"}.get(target, "")
     if "MODEL=smollm2" in words:
         extra += " --num-groups 1 --val-size 1"
     given = next((w.partition("=")[2] for w in words if w.startswith("ARGS=")), "")
