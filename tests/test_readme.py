@@ -84,7 +84,7 @@ def shortened(command):
     if words[0] != "make":
         return words + (["-q", "-x"] if "pytest" in words else [])
     target = next((w for w in words[1:] if "=" not in w), "help")
-    extra = {"train": SHORT, "smoke": "--warmup-steps 0", "bench": SHORT_BENCH,
+    extra = {"train": SHORT, "bench": SHORT_BENCH,
              "envs": "bandit --size 2",
              "test": "--collect-only tests/test_env_contract.py"}.get(target, "")
     if "MODEL=smollm2" in words:
