@@ -81,6 +81,14 @@ def script(answers):
     return lambda env: next(answers)
 
 
+def heard(player, answers):
+    """The player, whose answers are also put into the list."""
+    def say(env):
+        answers.append(player(env))
+        return answers[-1]
+    return say
+
+
 def silent(env):
     return ""
 
@@ -222,14 +230,14 @@ class TestGroups:
 
         An environment is stochastic if an episode draws from its dynamics, and then every pair of
         members has to differ in some episode. A stream shared by the group fails for every pair.
+        The answers are the random player's to the first member, then its last one again.
         """
         env, drawn, same = (build(env_name, stochastic=True), False,
                             {(i, j) for i in range(3) for j in range(i)})
         for seed in range(60):
-            env.reset(seed=seed)
-            rng = np.random.default_rng([seed, 99])
-            answers = [any_answer(env, rng) for _ in range(env.budget.max_turns)]
-            episodes = []
+            answers, episodes = [], []
+            play(env, seed, heard(random_player(seed), answers))
+            answers += answers[-1:] * (env.budget.max_turns - len(answers))
             for member in range(3):
                 env.reset(seed=seed, options={"member": member})
                 before = next_draws(env)

@@ -111,7 +111,7 @@ class TestCarriedWeights:
             results.append([p.detach().clone() for p in policy.model.parameters()])
         assert all(torch.equal(a, b) for a, b in zip(*results))
 
-    @pytest.mark.parametrize("change", [dict(steps=3), dict(options={"high_prob": 0.5}),
+    @pytest.mark.parametrize("change", [dict(steps=3), dict(options={"reversed": True}),
                                         dict(budgets={"max_turns": 2})])
     def test_other_settings_have_another_key_and_are_made_and_cached(self, change, tmp_path,
                                                                      monkeypatch):
