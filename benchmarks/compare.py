@@ -76,8 +76,11 @@ def main():
     args = parser.parse_args()
     tasks = [(env, algo, seed, args.steps or steps, args.val_size)
              for algo in args.algos for env, steps in STEPS.items() for seed in args.seeds]
-    with multiprocessing.get_context("spawn").Pool(args.workers, maxtasksperchild=6) as pool:
-        fresh = list(pool.imap(measure, tasks))
+    if args.workers == 1:
+        fresh = [measure(task) for task in tasks]
+    else:
+        with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
+            fresh = pool.map(measure, tasks, chunksize=1)
     kept = json.loads(STORED.read_text()) if STORED.exists() else []
     rows = [row for row in kept if row["algo"] not in args.algos] + fresh
     if args.write:

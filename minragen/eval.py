@@ -19,12 +19,11 @@ import math
 import sys
 
 import numpy as np
-import transformers
 
-from minragen import config as settings
-from minragen import train
 from minragen.envs import SPLITS, make
-from minragen.models import ChatFrame
+
+# What needs a model imports torch and transformers where it begins: who only wants an interval or a
+# scripted player (`make envs`) need not wait for them.
 
 
 def wilson(successes, n, z=1.959964):
@@ -49,6 +48,10 @@ def evaluate(config, split, size):
         says anything of them
     raises: ValueError if the run has no whole checkpoint
     """
+    from minragen import config as settings
+    from minragen import train
+    from minragen.models import ChatFrame
+
     policy = train.build_policy(config, train.find_checkpoint(settings.RUNS / config.run))
     frame = ChatFrame(policy.tokenizer, config.response_format)
     groups = settings.build_groups(config, split, size, 1)
@@ -128,6 +131,10 @@ def play(name, split, seed, options, ask=input, say=print):
 def main(argv=None):
     """The command: print one table per environment or let a person play; one sentence if it
     cannot."""
+    import transformers
+
+    from minragen import config as settings
+
     parser = argparse.ArgumentParser(prog="minragen.eval", allow_abbrev=False,
                                      description=__doc__.splitlines()[0])
     what = parser.add_mutually_exclusive_group(required=True)

@@ -3,11 +3,14 @@
     python -m pytest tests/test_env_contract.py --env package.module:Class
 """
 
+import os
 import sys
 from pathlib import Path
 
-import torch
-from transformers.utils import logging
+# Tests run beside training, and sums must not depend on the number of cores. By the environment,
+# which torch and transformers read when they are imported: importing them here would cost whoever
+# checks an environment, which needs neither, several times what the check does.
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 # `pytest` alone, unlike `python -m pytest`, looks neither into the checkout nor into the current
 # folder.
@@ -16,10 +19,6 @@ for folder in (str(Path(__file__).parent.parent), ""):
         sys.path.insert(0, folder)
 
 from minragen.envs import REGISTRY  # noqa: E402  the line above finds it
-
-# Tests run beside training, and sums must not depend on the number of cores.
-torch.set_num_threads(1)
-logging.disable_progress_bar()
 
 
 def pytest_addoption(parser):

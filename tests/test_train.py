@@ -22,6 +22,8 @@ from minragen.warmup import DEMONSTRATION_SEED
 
 SMALL = ["--num-groups", "2", "--group-size", "4", "--val-size", "4", "--val-every", "2",
          "--save-every", "2", "--mini-batch", "4", "--max-new-tokens", "14"]
+# Episodes of one turn, where it does not matter what is played.
+BRIEF = ["--env", "bandit", *SMALL]
 TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed", "first_turn/seconds",
          "trajectory/seconds"}
 
@@ -40,6 +42,27 @@ def run(*argv):
 def metrics(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folders with a run `a`, by what it was made with: made once, for all tests that begin with
+    it."""
+    return tmp_path_factory.mktemp("made"), {}
+
+
+@pytest.fixture
+def begin(made, runs):
+    """begin(options...) leaves a finished run `a` in runs/, as `run("--run", "a", ...)` would."""
+    def copied(*argv):
+        folder, known = made
+        if argv not in known:
+            run("--run", "a", *argv)
+            known[argv] = folder / str(len(known))
+            shutil.copytree(runs / "a", known[argv])
+        else:
+            shutil.copytree(known[argv], runs / "a")
+    return copied
 
 
 def message(*argv):
@@ -304,9 +327,9 @@ class TestUpdate:
     @pytest.mark.parametrize("algo", ["grpo", "ppo", "gspo", "dr-grpo", "turn-ppo"])
     def test_the_micro_batch_size_does_not_change_the_gradient(self, algo):
         gradients = []
+        given, learner, batch = learner_and_batch("--algo", algo, "--kl-coef", "0.1")
         for token_budget in (1, 700, 10**9):
-            config, learner, batch = learner_and_batch("--algo", algo, "--kl-coef", "0.1",
-                                                       "--token-budget", str(token_budget))
+            config = dataclasses.replace(given, token_budget=token_budget)
             trainer.prepare(learner, batch, config)
             batch, count = trainer.weigh(batch, config), 0
             for rows in trainer.micro_batches(batch.lengths, token_budget):
@@ -314,7 +337,9 @@ class TestUpdate:
                 count += 1
             trained = [*learner.policy.model.parameters(),
                        *(learner.critic.parameters() if learner.critic else ())]
-            gradients.append((count, [p.grad.clone() for p in trained]))
+            gradients.append((count, [p.grad for p in trained]))
+            for p in trained:
+                p.grad = None
         assert gradients[0][0] == 12 and gradients[1][0] > 2 and gradients[2][0] == 1
         for _, other in gradients[1:]:
             assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients[0][1], other))
@@ -376,8 +401,8 @@ class TestUpdate:
 
 
 class TestRuns:
-    def test_a_run_leaves_config_metrics_trajectories_and_a_checkpoint(self, runs):
-        run("--run", "a", "--steps", "2", *SMALL)
+    def test_a_run_leaves_config_metrics_trajectories_and_a_checkpoint(self, runs, begin):
+        begin("--steps", "2", *BRIEF)
         assert {p.name for p in (runs / "a").iterdir()} == {
             "config.json", "metrics.jsonl", "trajectories.jsonl", "checkpoint"}
         lines = metrics(runs / "a")
@@ -387,7 +412,7 @@ class TestRuns:
         assert [m["role"] for m in first["messages"][:3]] == ["system", "user", "assistant"]
 
     def test_metrics_are_json_numbers_with_the_consoles_names(self, runs, capsys):
-        run("--run", "a", "--steps", "1", *SMALL)
+        run("--run", "a", "--steps", "1", *BRIEF)
         assert all(isinstance(v, (int, float))
                    for line in metrics(runs / "a") for name, v in line.items() if name != "regime")
         printed = capsys.readouterr().out
@@ -412,30 +437,30 @@ class TestRuns:
 
     def test_the_same_seed_gives_the_same_run_and_another_one_another(self, runs):
         for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
-            run("--run", name, "--seed", seed, "--steps", "1", *SMALL)
+            run("--run", name, "--seed", seed, "--steps", "1", *BRIEF)
         a, b, c = (metrics(runs / n) for n in "abc")
         assert a == b and a[1:] != c[1:]
 
-    def test_an_existing_run_is_not_overwritten(self, runs):
-        run("--run", "a", "--steps", "1", *SMALL)
+    def test_an_existing_run_is_not_overwritten(self, runs, begin):
+        begin("--steps", "1", *BRIEF)
         before = (runs / "a" / "metrics.jsonl").read_text()
         assert ("run 'a' exists already. Go on with --run a --resume"
-                in message("--run", "a", *SMALL))
+                in message("--run", "a", *BRIEF))
         assert (runs / "a" / "metrics.jsonl").read_text() == before
 
     def test_a_run_without_a_name_gets_a_new_one_each_time(self, runs):
         for _ in range(2):
-            run("--env", "bandit", "--steps", "1", *SMALL)
+            run("--steps", "1", *BRIEF)
         assert {p.name for p in runs.iterdir()} == {"bandit-grpo-tiny-s0", "bandit-grpo-tiny-s0-2"}
 
-    def test_resuming_with_other_settings_is_refused(self, runs):
-        run("--run", "a", "--steps", "1", *SMALL)
-        assert "lr was 0.0005, got 0.5" in message("--run", "a", "--resume", "--lr", "0.5")
+    def test_resuming_with_other_settings_is_refused(self, begin):
+        begin("--steps", "1", *BRIEF)
+        assert "lr was 0.0003, got 0.5" in message("--run", "a", "--resume", "--lr", "0.5")
 
     def test_a_run_goes_on_with_its_own_options_repeated_and_never_takes_steps_back(self, runs):
-        slip = ["--env-arg", "slip=0.2", "--warmup-steps", "0"]
-        run("--run", "a", "--steps", "2", *SMALL, *slip)
-        run("--run", "a", "--resume", "--steps", "3", *slip)
+        own = ["--env-arg", "high_prob=0.5", "--warmup-steps", "0"]
+        run("--run", "a", "--steps", "2", *BRIEF, *own)
+        run("--run", "a", "--resume", "--steps", "3", *own)
         assert "set to 3, got 2" in message("--run", "a", "--resume", "--steps", "2")
         assert "set to 3, got -1" in message("--run", "a", "--resume", "--steps", "-1")
 
@@ -446,12 +471,8 @@ class TestRuns:
     @pytest.mark.parametrize("file", ["model.safetensors", "trainer.pt", "tokenizer.json",
                                       "manifest.json"])
     @pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
-    def test_a_damaged_checkpoint_is_refused_by_name(self, runs, file, how):
-        if not hasattr(TestRuns, "whole"):
-            run("--run", "a", "--steps", "1", *SMALL)
-            TestRuns.whole = runs.parent / "whole"
-            shutil.copytree(runs, TestRuns.whole)
-        shutil.copytree(TestRuns.whole, runs, dirs_exist_ok=True)
+    def test_a_damaged_checkpoint_is_refused_by_name(self, runs, begin, file, how):
+        begin("--steps", "1", *BRIEF)
         path = runs / "a" / "checkpoint" / file
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
@@ -462,15 +483,15 @@ class TestRuns:
         said = message("--run", "a", "--resume", "--steps", "2")
         assert "damaged" in said or "no checkpoint" in said
 
-    def test_a_kill_between_the_two_renames_leaves_a_whole_checkpoint(self, runs):
-        run("--run", "a", "--steps", "2", *SMALL)
+    def test_a_kill_between_the_two_renames_leaves_a_whole_checkpoint(self, runs, begin):
+        begin("--steps", "2", *BRIEF)
         (runs / "a" / "checkpoint").rename(runs / "a" / "checkpoint.new")
         run("--run", "a", "--resume", "--steps", "3", "--device", "cpu")
         assert metrics(runs / "a")[-1]["step"] == 3 and (runs / "a" / "checkpoint").exists()
 
     def test_a_kill_while_the_save_after_that_is_written_leaves_a_whole_one_too(
-            self, runs, monkeypatch):
-        run("--run", "a", "--steps", "2", *SMALL)
+            self, runs, begin, monkeypatch):
+        begin("--steps", "2", *BRIEF)
         (runs / "a" / "checkpoint").rename(runs / "a" / "checkpoint.new")
         monkeypatch.setattr(trainer.torch, "save",
                             lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -481,13 +502,14 @@ class TestRuns:
         run("--run", "a", "--resume")
         assert metrics(runs / "a")[-1]["step"] == 4
 
-    def test_a_checkpoint_that_was_never_finished_is_not_taken(self, runs):
-        run("--run", "a", "--steps", "1", *SMALL)
+    def test_a_checkpoint_that_was_never_finished_is_not_taken(self, runs, begin):
+        begin("--steps", "1", *BRIEF)
         (runs / "a" / "checkpoint" / "manifest.json").unlink()
         assert "has no checkpoint" in message("--run", "a", "--resume")
 
-    def test_lines_after_the_checkpoint_and_cut_off_lines_are_forgotten_on_resume(self, runs):
-        run("--run", "a", "--steps", "2", *SMALL)
+    def test_lines_after_the_checkpoint_and_cut_off_lines_are_forgotten_on_resume(
+            self, runs, begin):
+        begin("--steps", "2", *BRIEF)
         with open(runs / "a" / "metrics.jsonl", "a") as file:
             file.write('{"step": 3, "success": 1.0}\n{"step": 4, "succ')
         run("--run", "a", "--resume", "--steps", "3")
@@ -513,19 +535,15 @@ class TestRuns:
             for step in range(1, 30):
                 trainer.update(learner, batch, config, step)
 
-    def test_resuming_a_run_that_stopped_early_plays_no_further_step(self, runs):
-        argv = ["--env", "frozenlake", "--run", "a", "--steps", "9", *SMALL, "--env-arg",
-                "frozen=1.0", "--max-turns", "1", "--warmup-steps", "0"]
-        run(*argv)
-        before = metrics(runs / "a")
-        run("--run", "a", "--resume")
-        assert metrics(runs / "a") == before
-
-    def test_a_run_whose_filter_stays_empty_stops_and_says_why(self, runs, capsys):
+    def test_a_run_whose_filter_stays_empty_stops_says_why_and_plays_no_step_when_resumed(
+            self, runs, capsys):
         run("--env", "frozenlake", "--run", "a", "--steps", "9", *SMALL, "--env-arg", "frozen=1.0",
             "--max-turns", "1", "--warmup-steps", "0")
         assert "no group had any spread of reward" in capsys.readouterr().out
-        assert [line["step"] for line in metrics(runs / "a")][:-1] == [0, 1, 2, 3, 4, 5]
+        before = metrics(runs / "a")
+        assert [line["step"] for line in before][:-1] == [0, 1, 2, 3, 4, 5]
+        run("--run", "a", "--resume")
+        assert metrics(runs / "a") == before
 
 
 class TestValidation:
