@@ -30,18 +30,20 @@ VAL_SIZE = 256
 def measure(task):
     """One short run. Returns its row: success before and after, seconds of the run's steps."""
     env, algo, seed, steps, size = task
+    said = []
     with tempfile.TemporaryDirectory() as scratch:
         settings.RUNS = Path(scratch)
         config = dataclasses.replace(
             settings.preset(env, algo), run="x", seed=seed, model="tiny", device="cpu", threads=1,
             steps=steps, val_every=steps, save_every=steps, val_size=size)
         settings.check(config)
-        train(config, say=lambda line: None)
+        train(config, say=said.append)
         lines = [json.loads(line) for line in
                  (Path(scratch) / "x" / "metrics.jsonl").read_text().splitlines()]
     val = [line["val/success"] for line in lines if "val/success" in line]
     return dict(env=env, algo=algo, seed=seed, steps=steps, size=size, before=val[0], after=val[-1],
-                seconds=round(sum(line.get("seconds", 0.0) for line in lines), 1))
+                seconds=round(sum(line.get("seconds", 0.0) for line in lines), 1),
+                warnings=[line for line in said if line.startswith(("warning", "stopped"))])
 
 
 def table(rows):
@@ -83,6 +85,9 @@ def main():
             fresh = pool.map(measure, tasks, chunksize=1)
     kept = json.loads(STORED.read_text()) if STORED.exists() else []
     rows = [row for row in kept if row["algo"] not in args.algos] + fresh
+    if args.write and len({(row["env"], row["steps"], row["size"]) for row in rows}) > len(STEPS):
+        raise SystemExit("error: the stored rows of other algorithms have other steps or another "
+                         "val-size. Make all of them again, or leave --write out.")
     if args.write:
         STORED.parent.mkdir(exist_ok=True)
         STORED.write_text("[" + ",\n ".join(json.dumps(row) for row in rows) + "]\n")

@@ -33,8 +33,8 @@ TRAIN_SEED, TRAIN_SEED_STRIDE = 2**41, 2**24
 
 # Advantages from returns compared within groups, from returns summed up, and with a critic.
 GROUPED = ("grpo", "rloo", "reinforce_pp_baseline")
-SUMMED = ("reinforce", "reinforce_pp")
-CRITICAL = ("gae", "bi_level_gae", "turn_gae")
+REINFORCE = ("reinforce", "reinforce_pp")
+WITH_CRITIC = ("gae", "bi_level_gae", "turn_gae")
 # What is measured of each episode, and what of it is a group's score.
 FILTER_METRICS = {"reward_std": ("returns", "std"), "reward": ("returns", "mean"),
                   "length": ("lengths", "mean"), "entropy": ("entropy", "mean"),
@@ -132,7 +132,8 @@ class Config:
     lr_final: float = opt(1.0, "share of the learning rates left at the last step, linearly "
                                "reached")
     critic_lr: float = opt(1e-3, "learning rate of the critic (the estimators with gae only)")
-    advantages: str = opt("grpo", "estimator of the advantages", (*GROUPED, *SUMMED, *CRITICAL))
+    advantages: str = opt("grpo", "estimator of the advantages",
+                          (*GROUPED, *REINFORCE, *WITH_CRITIC))
     norm_by_std: bool = opt(True, "grpo: divide by the group's standard deviation")
     gamma: float = opt(1.0, "discount per sampled token", most=1)
     lam: float = opt(1.0, "gae: lambda per time step", most=1)
@@ -258,6 +259,9 @@ def parse(argv):
     if given.pop("resume"):
         config = resumed_config(given)
         base = preset(config.env, config.algo, config.model, config.response_format)
+        if show:
+            print(explain(config, given))
+            sys.exit()
         return config, True, differences(config, base), f"model {config.model} as the run began"
     model, _, why = choose(given.get("model", ""), given.get("device", ""))
     base = preset(given.get("env", Config.env), given.get("algo", Config.algo), model,
@@ -346,12 +350,18 @@ def check_state_reward(config):
 
 def check_algorithm(config):
     """Refuse choices that contradict each other. Raises ValueError with one sentence."""
+    check_takes_part(config)
     if config.advantages in GROUPED and config.group_size < 2:
         raise ValueError(f"{config.advantages} compares the members of a group: got group_size 1, "
                          f"expected at least 2.")
+    compares = (config.filter != "none" and config.filter_metric.endswith("std")
+                or config.soft_reweight)
+    if compares and config.group_size < 2:
+        raise ValueError("the spread within a group chooses or weighs it: got group_size 1, "
+                         "expected at least 2, or --filter none without soft_reweight.")
     if config.advantages in GROUPED and config.credit == "turn":
         raise ValueError(f"{config.advantages} compares whole episodes: got credit turn, expected "
-                         f"episode, or one of {', '.join(SUMMED + CRITICAL)}.")
+                         f"episode, or one of {', '.join(REINFORCE + WITH_CRITIC)}.")
     if config.reward_norm != "identity" and config.credit == "turn":
         raise ValueError(f"reward_norm {config.reward_norm} normalises the returns of episodes: "
                          f"got credit turn, expected episode.")
@@ -362,12 +372,51 @@ def check_algorithm(config):
     if config.filter in ("top_p", "min_p") and config.filter_metric == "reward":
         raise ValueError(f"filter {config.filter} takes shares of scores, and rewards may be "
                          f"negative: take top_p_softmax or top_k with filter_metric reward.")
-    if config.kl_target > 0 and config.kl_reward_coef == 0:
-        raise ValueError("kl_target adapts kl_reward_coef, which is 0: set where it starts.")
+    if config.filter == "top_k_abs" and config.filter_value != int(config.filter_value):
+        raise ValueError(f"filter top_k_abs: got filter_value {config.filter_value}, expected a "
+                         f"whole number of groups.")
+    if config.resample and (config.filter, config.filter_value, config.filter_metric,
+                            config.filter_include_zero) != ("top_p", 1.0, "reward_std", False):
+        raise ValueError("resample plays on for groups with spread: expected the filter that keeps "
+                         "just those, filter top_p with filter_value 1 of reward_std.")
+    if config.ratio == "sequence" and config.advantages not in GROUPED:
+        raise ValueError(f"ratio sequence goes with one advantage per row: got {config.advantages},"
+                         f" expected one of {', '.join(GROUPED)}.")
     nothing = torch.zeros(1)  # the functions themselves say what they refuse
     starpo.kl_loss(nothing, nothing, config.kl_estimator)
     starpo.policy_loss(nothing, nothing, nothing, dual_clip=config.dual_clip)
     starpo.filter_groups(nothing, config.filter_value, config.filter)
+
+
+def check_takes_part(config):
+    """Refuse an option that would change nothing. Raises ValueError with what it needs."""
+    a, turnwise = config.advantages, config.context != "full"
+    critic = a in WITH_CRITIC
+    needs = {
+        "norm_by_std": (a == "grpo", "advantages grpo"),
+        "gamma": (a in REINFORCE or a in ("gae", "bi_level_gae"),
+                  "advantages gae, bi_level_gae or a REINFORCE"),
+        "lam": (critic, "an estimator with a critic"),
+        "gamma_turn": (a in ("bi_level_gae", "turn_gae") or turnwise and config.credit == "turn",
+                       "advantages bi_level_gae or turn_gae, or credit turn and rows of one turn"),
+        "critic_lr": (critic, "an estimator with a critic"),
+        "value_clip": (critic, "an estimator with a critic"),
+        "advantage_mask": (critic, "an estimator with a critic"),
+        "loss_mask": (critic, "an estimator with a critic: others have no advantages elsewhere"),
+        "reward_norm_over": (config.reward_norm != "identity", "a reward_norm"),
+        "window": (turnwise, "context limited or single_turn"),
+        "kl_target": (config.kl_reward_coef > 0, "a kl_reward_coef to start from"),
+        "kl_horizon": (config.kl_target > 0, "a kl_target"),
+        "kl_estimator": (config.kl_coef > 0, "a kl_coef"),
+        "diagnose_samples": (config.diagnose_every > 0, "a diagnose_every"),
+    }
+    for name in ("filter_value", "filter_select", "filter_metric", "filter_include_zero"):
+        needs[name] = config.filter != "none", "a filter"
+    base = preset(config.env, config.algo, config.model, config.response_format)
+    for name, (takes_part, needed) in needs.items():
+        value = getattr(config, name)
+        if not takes_part and value not in (getattr(base, name), getattr(Config(), name)):
+            raise ValueError(f"{name}: got {value}, but it takes no part here. It needs {needed}.")
 
 
 def check_field(f, value):

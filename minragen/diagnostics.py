@@ -44,7 +44,7 @@ them most probable per token; left out where k >= N |
 | `gradient/B/task`, `/entropy`, `/kl` | per token | L2 norm, before clipping, of the gradient of \
 that part of the objective, token mean of B |
 | `gradient/B/reward_std`, `_min`, `_max` | reward | spread within the groups of B: mean and range |
-| `gradient/B/groups`, `/trajectories`, `/tokens` | count | size of B; B: `bucket_1`, ..., `all` |
+| `gradient/B/groups`, `/rows`, `/tokens` | count | size of B; B: `bucket_1`, ..., `all` |
 
 Deltas (from RAGEN V2's CollapseDetector and gradient analysis):
   1. Z is the sampled ids, in front of the tokens that `</think>` touches. There the text is
@@ -634,8 +634,8 @@ def _added(total, pieces):
     return list(pieces) if total is None else [a + b for a, b in zip(total, pieces)]
 
 
-def _described(prefix, gradients, tokens, spread, trajectories):
-    metrics = {"groups": len(spread), "trajectories": trajectories, "tokens": tokens}
+def _described(prefix, gradients, tokens, spread, rows):
+    metrics = {"groups": len(spread), "rows": rows, "tokens": tokens}
     if len(spread):
         metrics |= {"reward_std": float(spread.mean()), "reward_std_min": float(spread.min()),
                     "reward_std_max": float(spread.max())}

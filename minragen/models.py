@@ -44,6 +44,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from minragen import starpo
 from minragen.envs import HORIZONTAL, RELATIONS_TOLD, VERTICAL, nearest, relations_text
 from minragen.tools import cache_folder
 
@@ -233,6 +234,7 @@ class ChatFrame:
         self.tokenizer, self._form = tokenizer, FORMS[response_format]
         self.instruction = told(response_format)
         self.thinks = "reasoning" in self.parts
+        self.describes = bool(descriptions(response_format))
         self.prefix = self._form.partition("{")[0]
         self._pattern = _pattern(self._form)
         self._specials = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
@@ -388,7 +390,7 @@ def token_logprobs(model, tokens, response_mask, temperature=1.0):
     def chunk(hidden, target):
         logits = output_layer(model, hidden).float() / (temperature or 1.0)
         log_p = logits.log_softmax(dim=-1)
-        return log_p.gather(-1, target[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+        return log_p.gather(-1, target[:, None])[:, 0], starpo.entropy(log_p)
 
     pieces = list(zip(predicts.split(rows), targets.split(rows)))
     if len(pieces) > 1 and torch.is_grad_enabled():

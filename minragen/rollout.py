@@ -76,6 +76,17 @@ class StateReward:
     worldmodeling: float = 0.0
 
 
+@dataclass(frozen=True)
+class Rules:
+    """How a conversation is held; see `collect`."""
+
+    max_new_tokens: int
+    max_context: int
+    context: str
+    window: int
+    state_reward: StateReward
+
+
 @dataclass
 class Turn:
     """One reply and what came of it. `text` is what was sampled, decoded for people only."""
@@ -191,10 +202,11 @@ def collect(policy, frame, groups, first_seed, sampling, run_seed=0, max_new_tok
                        f"{env.system_prompt}\n{frame.instruction}")
         t.given(first_prompt(frame, env, name, observation, max_context))
         trajectories.append(t)
+    rules = Rules(max_new_tokens, max_context, context, window, state_reward)
     for start in range(0, len(trajectories), max_rows):
         rows = range(start, min(start + max_rows, len(trajectories)))
-        _Player(policy, frame, groups, rows, trajectories, observations, sampling, run_seed,
-                max_new_tokens, max_context, progress, context, window, state_reward).play()
+        _Player(policy, frame, groups, rows, trajectories, observations, sampling, run_seed, rules,
+                progress).play()
     return trajectories
 
 
@@ -215,13 +227,11 @@ class _Player:
     """
 
     def __init__(self, policy, frame, groups, rows, trajectories, observations, sampling, run_seed,
-                 max_new_tokens, max_context, progress, context, window, state_reward):
+                 rules, progress):
         self.policy, self.frame, self.groups, self.sampling = policy, frame, groups, sampling
         self.trajectories, self.observations = trajectories, observations
-        self.max_new_tokens, self.max_context = max_new_tokens, max_context
-        self.context, self.window = context, window
+        self.rules = rules
         self.progress = progress or (lambda tokens: None)
-        self.state_reward = state_reward
         self.slot_row = torch.tensor(list(rows))
         self.keys = torch.tensor([trajectory_key(run_seed, groups.split, trajectories[r])
                                   for r in rows])
@@ -240,7 +250,7 @@ class _Player:
             live = self._step_environments(turn, replies)
             if not live:
                 return
-            if self.context == "full":
+            if self.rules.context == "full":
                 logits = self._append_observations(live)
             else:
                 index = torch.tensor(live)
@@ -256,7 +266,7 @@ class _Player:
         self.slots = KVSlots(self.policy.model, len(distinct), longest)
         logits = self._forward(list(distinct))
         index = torch.tensor([distinct[p] for p in prompts])
-        self.slots.keep(index, longest + self.max_new_tokens)
+        self.slots.keep(index, longest + self.rules.max_new_tokens)
         return logits[index]
 
     def _append_observations(self, live):
@@ -269,7 +279,7 @@ class _Player:
         longest = max(c + len(f) for c, f in zip(cached, fresh))
         # The padding of a short row may reach beyond the longest.
         padded = max(cached) + max(map(len, fresh))
-        self.slots.keep(index, max(longest + self.max_new_tokens, padded))
+        self.slots.keep(index, max(longest + self.rules.max_new_tokens, padded))
         return self._forward(fresh)
 
     def _forward(self, fresh):
@@ -289,20 +299,20 @@ class _Player:
         """
         B, n = len(self.slot_row), len(self.slot_row)
         # Row i: reply in slot order of the start.
-        ids = torch.zeros(B, self.max_new_tokens, dtype=torch.int64)
-        logprobs = torch.zeros(B, self.max_new_tokens)
+        ids = torch.zeros(B, self.rules.max_new_tokens, dtype=torch.int64)
+        logprobs = torch.zeros(B, self.rules.max_new_tokens)
         who = torch.arange(B)  # slot -> row of `ids`
         start_row = self.slot_row.tolist()
         lengths = torch.tensor([len(self.trajectories[r].tokens) for r in start_row])
-        room = self.max_context - lengths
-        cap = room.clamp(max=self.max_new_tokens)
+        room = self.rules.max_context - lengths
+        cap = room.clamp(max=self.rules.max_new_tokens)
         # Where every turn is a row of its own, positions come again: turns have counters of their
         # own.
-        counters = lengths + (0 if self.context == "full" else turn * self.max_context)
+        counters = lengths + (0 if self.rules.context == "full" else turn * self.rules.max_context)
         noise = uniforms(self.keys,  # (max_new_tokens, B)
-                         counters + torch.arange(self.max_new_tokens)[:, None])
+                         counters + torch.arange(self.rules.max_new_tokens)[:, None])
         replies = {}
-        for t in range(self.max_new_tokens):
+        for t in range(self.rules.max_new_tokens):
             token, logprob = sample(logits, noise[t, who[:n]].to(logits.device), self.sampling)
             token, logprob = token.cpu(), logprob.cpu()
             ids[who[:n], t], logprobs[who[:n], t] = token, logprob
@@ -313,7 +323,7 @@ class _Player:
             stopped = ended | closed | capped
             for i in stopped.nonzero()[:, 0].tolist():
                 stop = (StopReason.ANSWER if closed[i] else StopReason.END_OF_TURN if ended[i] else
-                        StopReason.CONTEXT if room[i] <= self.max_new_tokens else
+                        StopReason.CONTEXT if room[i] <= self.rules.max_new_tokens else
                         StopReason.MAX_NEW_TOKENS)
                 k = int(who[i])
                 replies[start_row[k]] = (ids[k, :t + 1].tolist(), logprobs[k, :t + 1].tolist(),
@@ -341,7 +351,8 @@ class _Player:
              for ids, _, stop in (replies[r] for r in rows)])
         parsed = [self.frame.parse(text) for text in texts]
         # Before the step, which changes what an observation was about.
-        before = [self.groups.envs[row].relations() for row in rows]
+        before = [self.groups.envs[row].relations() if self.frame.describes else None
+                  for row in rows]
         results = self.groups.step(rows, [p.answer for p in parsed])
         live = []
         for slot, (row, text, reply, result) in enumerate(zip(rows, texts, parsed, results)):
@@ -354,11 +365,12 @@ class _Player:
             else:
                 observation, reward, terminated, truncated, info = result
                 paid, described = graded(reply, self.frame.parts, self.groups.envs[row],
-                                         before[slot], result, self.state_reward)
+                                         before[slot], result, self.rules.state_reward)
                 reward, info = reward + paid, {**info, **described}
                 t.stop = (StopReason.TERMINATED if terminated else
                           StopReason.TRUNCATED if truncated else
-                          StopReason.CONTEXT if stop is StopReason.CONTEXT else None)
+                          StopReason.CONTEXT if stop is StopReason.CONTEXT
+                          and self.rules.context == "full" else None)
             t.turns.append(Turn(self.observations[row], text, reply.reasoning, reply.answer,
                                 bool(info["valid"]), reward, stop))
             t.turn_rewards.append(reward)
@@ -376,19 +388,21 @@ class _Player:
                     t.metrics[name] /= len(t.turns)
         return live
 
-
     def _goes_on(self, t, row, observation):
         """Give the trajectory the prompt of its next turn. False if the context has no room."""
-        if self.context == "full":
+        rules = self.rules
+        if rules.context == "full":
             framed = self.frame.between(t.tokens[-1], observation)
-            fits = len(t.tokens) + len(framed) < self.max_context
+            fits = len(t.tokens) + len(framed) < rules.max_context
             if fits:
                 t.given(framed)
             return fits
         system = self.groups.envs[row].system_prompt
-        for window in range(self.window, 0, -1):  # what does not fit loses its oldest turns
-            ids = windowed_prompt(self.frame, system, t, observation, self.context, window)
-            if len(ids) < self.max_context:
+        # What leaves no room for a whole reply loses its oldest turns.
+        for window in range(rules.window, 0, -1):
+            ids = windowed_prompt(self.frame, system, t, observation, rules.context, window)
+            room = rules.max_context - len(ids)
+            if room >= (rules.max_new_tokens if window > 1 else 1):
                 t.samples.append(Sample())
                 t.given(ids)
                 return True
@@ -412,6 +426,8 @@ def windowed_prompt(frame, system, trajectory, observation, context, window):
         reply = trajectory.samples[k].reply
         ids = ids + reply + frame.between(reply[-1], following)
     return ids
+
+
 def graded(reply, parts, env, before, result, state_reward):
     """What a turn's description of the state is worth.
 

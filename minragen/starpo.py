@@ -171,8 +171,7 @@ def normalise_rewards(episode_returns, group_ids, method="identity", episode_ids
         mean_std   (R - mean) / (std + eps)       BRPO over the batch, GRPO over prompt groups;
                                                   0 where std <= eps
         asym_clip  mean_std within [-1, 3]
-    over the partition that `group_ids` names: all zeros for the batch, the prompt groups, the
-    environments of a mixture.
+    over the partition that `group_ids` names: all zeros for the batch, or the prompt groups.
 
     episode_returns, group_ids: (B,)      returns: (B,)
     raises: ValueError for an unknown method

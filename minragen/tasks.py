@@ -758,8 +758,10 @@ class WebShop(TextEnv):
     """Find and buy what a customer wants in a shop of pages.
 
     Goal: buy a product of the right kind, with the wanted attributes and options, within the price.
-    Observation: the goal, the page, and in brackets what can be clicked.
-    Actions: search[words] on the search page; click[target] for any target in brackets there is.
+    Observation: the goal, the page, and in brackets what can be clicked; with a space on either
+        side, so that a word is the same token wherever it stands.
+    Actions: search[ words ] on the search page; click[ target ] for any target in brackets there
+        is. The spaces may be left out.
     Reward: on buying, WebShop's score in [0, 1] (`tools.Shop`); nothing before.
     Ends when: something is bought.
     Solver: searches the goal's words, walks to the nearest product that scores 1, chooses, buys;
@@ -796,37 +798,37 @@ class WebShop(TextEnv):
     The solver at seed 3 (`python -m minragen.envs webshop 3`):
 
         Goal: portable foldable camera, blue, at most 120 dollars
-        Search page: search[words]
+        Search page: search[ words ]
         Turns left: 9
-        <answer> search[portable foldable camera] </answer>
+        <answer> search[ portable foldable camera ] </answer>
         Reward: 0
         Goal: portable foldable camera, blue, at most 120 dollars
-        [h52] portable foldable camera, 59 dollars
-        [h68] portable foldable camera, 81 dollars
-        [h40] portable digital camera, 101 dollars
-        [h48] portable digital camera, 63 dollars
-        [h27] portable foldable charger, 93 dollars
+        [ h52 ] portable foldable camera, 59 dollars
+        [ h68 ] portable foldable camera, 81 dollars
+        [ h40 ] portable digital camera, 101 dollars
+        [ h48 ] portable digital camera, 63 dollars
+        [ h27 ] portable foldable charger, 93 dollars
         Results, page 1
-        [next >] [back to search]
+        [ next > ] [ back to search ]
         Turns left: 8
-        <answer> click[h52] </answer>
+        <answer> click[ h52 ] </answer>
         Reward: 0
         Goal: portable foldable camera, blue, at most 120 dollars
-        h52: portable foldable camera, 59 dollars
-        color: [blue] [white] [pink]
-        [buy now] [description] [features] [< prev] [back to search]
+        Item h52: portable foldable camera, 59 dollars
+        color: [ blue ] [ white ] [ pink ]
+        [ buy now ] [ description ] [ features ] [ < prev ] [ back to search ]
         Turns left: 7
-        <answer> click[blue] </answer>
+        <answer> click[ blue ] </answer>
         Reward: 0
         Goal: portable foldable camera, blue, at most 120 dollars
-        h52: portable foldable camera, 59 dollars
-        color: [blue] [white] [pink]
+        Item h52: portable foldable camera, 59 dollars
+        color: [ blue ] [ white ] [ pink ]
         Chosen: blue
-        [buy now] [description] [features] [< prev] [back to search]
+        [ buy now ] [ description ] [ features ] [ < prev ] [ back to search ]
         Turns left: 6
-        <answer> click[buy now] </answer>
+        <answer> click[ buy now ] </answer>
         Reward: 1
-        Bought h52: portable foldable camera, 59 dollars. Score: 1
+        Item h52: portable foldable camera, 59 dollars. Bought, score: 1
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
@@ -836,10 +838,10 @@ class WebShop(TextEnv):
                 "instructions": ""}
     BUTTONS = ("next >", "< prev", "buy now", "description", "features", "back to search")
     instruction = ("You are in a web shop. Buy what the goal asks for: the right kind of thing, "
-                   "its attributes, its options and its price. search[words] looks for products "
-                   "and works on the search page only. click[target] clicks a target shown in "
-                   "brackets. Options are chosen on the page of an item; click[buy now] ends the "
-                   "episode.")
+                   "its attributes, its options and its price. search[ words ] looks for "
+                   "products and works on the search page only. click[ target ] clicks a target "
+                   "shown in brackets. Options are chosen on the page of an item; "
+                   "click[ buy now ] ends the episode.")
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
@@ -890,12 +892,12 @@ class WebShop(TextEnv):
     # -- pages -----------------------------------------------------------------------------------
 
     def _act(self, action):
-        match = re.fullmatch(r"search\[([^][\n]{1,200})\]|click\[(.+)\]", action,
+        match = re.fullmatch(r"search\[ ?([^][\n]{1,200}) ?\]|click\[(.+)\]", action,
                              re.IGNORECASE | re.ASCII)
         words, target = match.groups(default="") if match else ("", "")
         if words.strip() and self.page == "search":
-            return self._go("results", found=self.shop.search(words.lower()), at=0)
-        click = self._clicks().get(target.lower())
+            return self._go("results", found=self.shop.search(words.strip().lower()), at=0)
+        click = self._clicks().get(target.strip().lower())
         return click() if click else None
 
     def _clicks(self):
@@ -938,25 +940,25 @@ class WebShop(TextEnv):
 
     def render(self):
         if self.sold:
-            return f"Bought {self._name(self.item)}. Score: {self.sold['score']:.3g}"
+            return f"{self._name(self.item)}. Bought, score: {self.sold['score']:.3g}"
         product = None if self.item is None else self.shop.products[self.item]
         lines = [f"Goal: {self.goal.text}"]
         if self.page == "search":
-            return "\n".join([*lines, "Search page: search[words]"])
+            return "\n".join([*lines, "Search page: search[ words ]"])
         if self.page == "results":
-            lines += [f"[{self.shop.products[i].id}] {self._title(i)}" for i in self._listed()]
+            lines += [f"[ {self.shop.products[i].id} ] {self._title(i)}" for i in self._listed()]
             lines += [f"Results, page {self.at + 1}"] if self.found else ["Nothing found."]
         elif self.page == "item":
             lines.append(self._name(self.item))
             for name in product.options:
                 labels = [k for k, pair in self._labels(self.item).items() if pair[0] == name]
-                lines.append(f"{name}: [{'] ['.join(labels)}]")
+                lines.append(f"{name}: [ {' ] [ '.join(labels)} ]")
             if self.chosen:
                 lines.append(f"Chosen: {', '.join(self.chosen.values())}")
         else:
             text = {"description": product.description, "features": ", ".join(product.features)}
             lines.append(f"{self._name(self.item)}. {self.page}: {text[self.page][:1000]}")
-        buttons = " ".join(f"[{label}]" for label in self._clicks() if label in self.BUTTONS)
+        buttons = " ".join(f"[ {label} ]" for label in self._clicks() if label in self.BUTTONS)
         return "\n".join([*lines, buttons])
 
     def _labels(self, i):
@@ -975,7 +977,7 @@ class WebShop(TextEnv):
         return f"{product.title[:120]}, {money(product.price)}"
 
     def _name(self, i):
-        return f"{self.shop.products[i].id}: {self._title(i)}"
+        return f"Item {self.shop.products[i].id}: {self._title(i)}"
 
     # -- players ---------------------------------------------------------------------------------
 
@@ -990,33 +992,33 @@ class WebShop(TextEnv):
                             default=([self.habit], []))
         if self.page == "item" and len(walk + choices) >= left:
             walk, choices = [], self._choices(self.item, self.chosen)
-        return [*walk, *choices[:max(0, left - len(walk) - 1)], "click[buy now]"][:left]
+        return [*walk, *choices[:max(0, left - len(walk) - 1)], "click[ buy now ]"][:left]
 
     def _ways(self):
         """Ways to purchases that score 1: (answers up to the item's page, answers that choose)."""
         back = []
         if self.page not in ("search", "results"):
-            back = ["click[< prev]"] * (self.page != "item")
+            back = ["click[ < prev ]"] * (self.page != "item")
             if self._perfect(self.item):
                 yield back, self._choices(self.item, self.chosen)
-            back = [*back, "click[< prev]"]
+            back = [*back, "click[ < prev ]"]
         if self.page != "search":
             yield from self._walks(back, self.found, self.at)
-        anew = [] if self.page == "search" else ["click[back to search]"]
+        anew = [] if self.page == "search" else ["click[ back to search ]"]
         for words in self._searches():
-            yield from self._walks([*anew, f"search[{words}]"], self.shop.search(words), 0)
+            yield from self._walks([*anew, f"search[ {words} ]"], self.shop.search(words), 0)
 
     def _walks(self, steps, found, at):
         for rank, i in enumerate(found):
             if self._perfect(i):
                 ahead = rank // self.options["page_size"] - at
-                turn = ["click[next >]" if ahead > 0 else "click[< prev]"] * abs(ahead)
-                yield [*steps, *turn, f"click[{self.shop.products[i].id}]"], self._choices(i, {})
+                turn = ["click[ next > ]" if ahead > 0 else "click[ < prev ]"] * abs(ahead)
+                yield [*steps, *turn, f"click[ {self.shop.products[i].id} ]"], self._choices(i, {})
 
     def _choices(self, i, chosen):
         """The clicks on product i's page that choose what is wanted and not chosen yet."""
         wanted = self.shop.choices(self.goal, self.shop.products[i])
-        return [f"click[{label}]" for label, pair in self._labels(i).items()
+        return [f"click[ {label} ]" for label, pair in self._labels(i).items()
                 if pair in wanted and pair not in chosen.items()]
 
     def _perfect(self, i):
@@ -1049,22 +1051,22 @@ class WebShop(TextEnv):
         offered = self.shop.choices(self.goal, self.shop.products[self.item])
         if not self._looks_right(self.item) or len(offered) < len(self.goal.options):
             return f"{name} looks wrong"
-        left = [click[6:-1] for click in self._choices(self.item, self.chosen)]
+        left = [click[7:-2] for click in self._choices(self.item, self.chosen)]
         return f"{name} looks right: {'choose ' + ', '.join(left) if left else 'buy now'}"
 
     @property
     def habit(self):
         """An impulsive customer takes the first thing there is and buys it as it comes."""
         if self.page == "search":
-            return f"search[{self.goal.words}]"
-        return f"click[{'buy now' if self.page == 'item' else next(iter(self._clicks()))}]"
+            return f"search[ {self.goal.words} ]"
+        return f"click[ {'buy now' if self.page == 'item' else next(iter(self._clicks()))} ]"
 
     def random_answer(self, rng):
         """Types what is wanted into the search box, and elsewhere clicks on anything."""
         if self.page == "search":
-            return f"search[{self.goal.words}]"
+            return f"search[ {self.goal.words} ]"
         clicks = list(self._clicks())
-        return f"click[{clicks[rng.integers(len(clicks))]}]"
+        return f"click[ {clicks[rng.integers(len(clicks))]} ]"
 
     def texts(self, seed):
         """A random and a good episode with all that is thought in them, and a share of the titles:

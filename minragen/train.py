@@ -37,10 +37,10 @@ from tqdm import tqdm
 
 from minragen import starpo
 from minragen.config import (
-    CRITICAL,
     FILTER_METRICS,
     TRAIN_SEED,
     TRAIN_SEED_STRIDE,
+    WITH_CRITIC,
     backends,
     budgets,
     build_groups,
@@ -145,9 +145,9 @@ def train(config, resume=False, say=print):
         if step % config.save_every == 0 or last:
             save_checkpoint(folder, learner)
     if learner.empty_steps >= EMPTY_STEPS:
-        say(f"stopped: in {EMPTY_STEPS} steps in a row no group had any spread of reward, so there "
-            f"is nothing to learn from. Is the task solved, or never solved? Read "
-            f"{folder}/trajectories.jsonl.")
+        say(f"stopped: in {EMPTY_STEPS} steps in a row the filter ({config.filter} of "
+            f"{config.filter_metric}) kept no group, so there is nothing to learn from. Is the "
+            f"task solved, or never solved? Read {folder}/trajectories.jsonl.")
     final = {"step": learner.step, **validate(learner, config, "test", log),
              "elapsed": time.time() - start}
     log.write(final, config)
@@ -168,7 +168,7 @@ def build(config, checkpoint_of, say):
                    env_options(config), budgets(config), say)
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
                       kl_reward_coef=config.kl_reward_coef)
-    if config.advantages in CRITICAL:
+    if config.advantages in WITH_CRITIC:
         learner.critic = Critic(policy)
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
     if config.kl_coef > 0 or config.kl_reward_coef > 0:
@@ -217,9 +217,9 @@ def roll_out(learner, config, groups, bar):
                          config.context, config.window,
                          StateReward(config.grounding_reward, config.worldmodeling_reward))
         learner.rounds += 1
-        for g in range(config.num_groups):
-            members = played[g * config.group_size:(g + 1) * config.group_size]
-            informative += len({t.episode_return for t in members}) > 1
+        spread = starpo.group_scores(torch.tensor([t.episode_return for t in played]),
+                                     torch.tensor([t.group_id for t in played]))
+        informative += int((spread > starpo.ZERO).sum())
         for t in played:
             t.group_id += attempt * config.num_groups
         trajectories += played
@@ -262,7 +262,10 @@ def describe(trajectories):
                  "response_tokens": sum(t.response_tokens for t in chosen) / n,
                  "context": sum(t.stop is StopReason.CONTEXT for t in chosen) / n,
                  "env_errors": sum(t.stop is StopReason.ENV_ERROR for t in chosen)}
-        for name in sorted(set().union(*(t.metrics for t in chosen)) - {"success"}):
+        # What not every environment of a mixture reports is told for those that do.
+        reported = [set().union(*(t.metrics for t in chosen if t.env == env))
+                    for env in {t.env for t in chosen}]
+        for name in sorted(set.intersection(*reported) - {"success"}):
             stats[name] = sum(t.metrics.get(name, 0.0) for t in chosen) / n
         return {prefix + name: value for name, value in stats.items()}
 
@@ -280,7 +283,7 @@ def diagnose(learner, config, step, trajectories, history):
     if due(step, config.diagnose_every):
         metrics |= collapse_metrics(learner.policy, learner.frame, trajectories, learner.ema,
                                     hash_seed(config.seed, step), config.diagnose_samples,
-                                    config.temperature)
+                                    config.temperature, config.token_budget)
         first = next((line for line in history if "first_turn/mi" in line), metrics)
         metrics["regime"] = regime(first, metrics)
     return metrics
@@ -306,6 +309,10 @@ def update(learner, batch, config, step, scale=1.0, bar=None):
     if learner.critic:
         learner.critic_optimizer.set_lr(config.critic_lr * progress)
     metrics = prepare(learner, batch, config, scale)
+    if config.kl_target:
+        learner.kl_reward_coef = starpo.adapt_kl_coef(
+            learner.kl_reward_coef, metrics["kl_reward"], config.kl_target,
+            len(batch.episode_ids.unique()), config.kl_horizon)
     if due(step, config.gradients_every):
         metrics |= analyse_gradients(learner, batch, config)
     sums, norms = {}, []
@@ -371,8 +378,7 @@ def credit(learner, batch, config):
     """What is paid and where: scores of the rows' episodes (B,), rewards on tokens (B, T), metrics.
 
     The environment's rewards with their format penalties and the punishment of overlong replies,
-    normalised, and last the KL, which is each token's own. Adapts the KL's coefficient for the next
-    step.
+    normalised, and last the KL, which is each token's own.
     """
     episode, metrics = batch.episode_ids, {}
     turn_rewards = batch.rewards
@@ -396,12 +402,8 @@ def credit(learner, batch, config):
         kl = starpo.kl_estimate(batch.old_logprobs, batch.ref_logprobs, "k1") * batch.response_mask
         rewards = rewards - learner.kl_reward_coef * kl
         scores = scores - learner.kl_reward_coef * starpo.episode_sums(kl.sum(dim=1), episode)
-        mean = float(kl.sum() / batch.response_mask.sum())
-        metrics |= {"kl_reward": mean, "kl_reward_coef": learner.kl_reward_coef}
-        if config.kl_target:
-            learner.kl_reward_coef = starpo.adapt_kl_coef(
-                learner.kl_reward_coef, mean, config.kl_target, len(episode.unique()),
-                config.kl_horizon)
+        metrics |= {"kl_reward": float(kl.sum() / batch.response_mask.sum()),
+                    "kl_reward_coef": learner.kl_reward_coef}
     return scores, rewards, metrics
 
 
@@ -450,6 +452,7 @@ def weigh(mini, config):
     return mini
 
 
+@torch.no_grad()
 def _in_micro_batches(batch, config, function, **fields):
     """function(part) -> (b, t) for every micro-batch, put together to (B, T).
 
@@ -488,8 +491,9 @@ def losses(learner, part, config):
     loss, clipped = starpo.policy_loss(
         logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high,
         config.dual_clip, part.loss_mask if config.ratio == "sequence" else None)
-    parts = {"task": starpo.aggregate(loss, part.loss_weights),
-             "entropy": -config.entropy_coef * starpo.aggregate(entropy, part.loss_weights)}
+    parts = {"task": starpo.aggregate(loss, part.loss_weights)}
+    if config.entropy_coef:
+        parts["entropy"] = -config.entropy_coef * starpo.aggregate(entropy, part.loss_weights)
     shares = {"policy_loss": parts["task"],
               "entropy": starpo.aggregate(entropy, part.mean_weights)}
     if config.kl_coef:
@@ -595,7 +599,7 @@ def forecast(learner, config):
 
 
 class Bar:
-    """The progress inside a step: tokens sampled, then trajectories trained on. Gone when the step
+    """The progress inside a step: tokens sampled, then rows trained on. Gone when the step
     is done."""
 
     def __init__(self, title):
@@ -605,8 +609,8 @@ class Bar:
     def sampled(self, tokens):
         self._advance(tokens, "tokens sampled")
 
-    def trained(self, trajectories):
-        self._advance(trajectories, "trajectories trained on")
+    def trained(self, rows):
+        self._advance(rows, "rows trained on")
 
     def _advance(self, amount, unit):
         if unit != self.unit:

@@ -573,7 +573,7 @@ class TestGradients:
         metrics, bowl = bucket_metrics()
         for bucket, rows in self.ROWS.items():
             assert metrics[f"gradient/{bucket}/tokens"] == bowl.tokens[list(rows)].sum()
-            assert metrics[f"gradient/{bucket}/trajectories"] == len(rows)
+            assert metrics[f"gradient/{bucket}/rows"] == len(rows)
             for part in ("task", "entropy"):
                 expected = float(self.slow(bowl, rows, part).norm())
                 assert math.isclose(metrics[f"gradient/{bucket}/{part}"], expected, rel_tol=1e-5)
@@ -608,11 +608,11 @@ class TestGradients:
         assert metrics["gradient/bucket_1/task"] == metrics["gradient/all/task"] > 0
         silent = gradient_metrics(bowl.parameters(), lambda rows: ({}, 0), torch.tensor([0.4]), one,
                                   lambda rows: [rows])
-        assert silent["gradient/bucket_1/trajectories"] == 2
+        assert silent["gradient/bucket_1/rows"] == 2
         assert "gradient/bucket_1/task" not in silent
         none = gradient_metrics(bowl.parameters(), bowl.components, torch.zeros(0),
                                 torch.zeros(0, dtype=torch.int64), lambda rows: [rows])
-        assert none == {"gradient/all/groups": 0, "gradient/all/trajectories": 0,
+        assert none == {"gradient/all/groups": 0, "gradient/all/rows": 0,
                         "gradient/all/tokens": 0}
 
     def test_a_spread_for_other_groups_is_refused(self):

@@ -138,6 +138,7 @@ class TestNumbers:
         assert {(row["env"], row["algo"], row["seed"]) for row in rows} == set(
             itertools.product(compare.STEPS, ALGOS, compare.SEEDS))
         assert written_into(ALGORITHMS, {"compare": compare.table(rows)}) == ALGORITHMS
+        assert not any(row["warnings"] for row in rows)
 
     @pytest.mark.parametrize("algo", ALGOS)
     def test_each_algorithm_is_told_with_all_that_it_changes(self, algo):

@@ -78,17 +78,27 @@ def settings(*argv):
 
 
 class TestSettings:
+    PREREQUISITES = {
+        "env_arg": ["--env", "bandit"], "gamma": ["--algo", "ppo"], "lam": ["--algo", "ppo"],
+        **dict.fromkeys(["grounding_reward", "worldmodeling_reward"],
+                        ["--response-format", "grounding_worldmodeling"]),
+        **dict.fromkeys(["critic_lr", "value_clip", "advantage_mask", "loss_mask"],
+                        ["--algo", "ppo"]),
+        "gamma_turn": ["--algo", "bi-level"], "window": ["--context", "limited"],
+        "reward_norm_over": ["--reward-norm", "mean"], "kl_estimator": ["--kl-coef", "0.1"],
+        "kl_target": ["--kl-reward-coef", "0.1"],
+        "kl_horizon": ["--kl-reward-coef", "0.1", "--kl-target", "0.1"],
+        "resample": ["--filter-value", "1"]}
+
     def test_every_field_is_an_option(self):
         special = {"env": "bandit", "model": "tiny", "device": "cpu", "run": "x",
                    "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k2",
-                   "kl_target": "0", "kl_horizon": "2", "credit": "episode"}
+                   "kl_target": "0.1", "kl_horizon": "2", "credit": "episode"}
         for f in dataclasses.fields(Config):
             value = special.get(f.name) or (
                 f.metadata["choices"][-1] if f.metadata["choices"] else
                 str(not f.default) if f.type is bool else "3" if f.type is int else "0.5")
-            argv = (["--env", "bandit"] if f.name == "env_arg" else
-                    ["--response-format", "grounding_worldmodeling"]
-                    if f.name in ("grounding_reward", "worldmodeling_reward") else [])
+            argv = self.PREREQUISITES.get(f.name, [])
             got = getattr(settings(*argv, "--" + f.name.replace("_", "-"), value), f.name)
             assert got == (("high_prob=0.5",) if f.name == "env_arg" else
                            value == "True" if f.type is bool else f.type(value))
@@ -160,7 +170,7 @@ class TestSettings:
         (["--env-arg", "slip=2"], "bad options of FrozenLake"),
         (["--env", "frozenlake=3,bandit=4"], "expected 16 in all"),
         (["--env", "no.such.module:Env"], "No module named 'no'"),
-        (["--kl-estimator", "k1"], "k1 as a loss has a gradient of expectation 0"),
+        (["--kl-coef", "1", "--kl-estimator", "k1"], "k1 as a loss has a gradient of expectation"),
         (["--dual-clip", "0.5"], "got dual_clip=0.5, expected more than 1"),
         (["--filter-value", "0.005"], "filter top_p: got a value of 0.005"),
         (["--filter", "topk"], "unknown filter 'topk': did you mean 'top_k'"),
@@ -169,7 +179,15 @@ class TestSettings:
         (["--credit", "turn"], "grpo compares whole episodes"),
         (["--algo", "ppo", "--reward-norm", "mean"], "reward_norm mean normalises the returns"),
         (["--algo", "bi-level", "--context", "limited"], "expected full"),
-        (["--kl-target", "0.1"], "kl_target adapts kl_reward_coef, which is 0"),
+        (["--kl-target", "0.1"], "kl_target: got 0.1, but it takes no part here"),
+        (["--gamma", "0.9"], "It needs advantages gae, bi_level_gae or a REINFORCE"),
+        (["--loss-mask", "all"], "loss_mask: got all, but it takes no part here"),
+        (["--filter", "none", "--filter-metric", "length"], "It needs a filter"),
+        (["--algo", "ppo", "--group-size", "1"], "the spread within a group"),
+        (["--resample", "2"], "filter top_p with filter_value 1"),
+        (["--algo", "gspo", "--advantages", "rloo", "--ratio", "sequence",
+          "--filter", "top_k_abs", "--filter-value", "2.5"], "expected a whole number"),
+        (["--algo", "ppo", "--ratio", "sequence"], "one advantage per row"),
         (["--clip-low", "-1"], "clip_low: got -1.0, expected at least 0"),
         (["--lam", "1.5"], "lam: got 1.5, expected at most 1"),
         (["--seed", "99999999"], "seed: got 99999999, expected at most"),
@@ -212,6 +230,12 @@ class TestAlgorithms:
                         or value == getattr(Config(), field) and not line)
             assert ("\nadvantages" in above) == ("advantages" in choices)
 
+    def test_a_run_says_too_what_it_would_go_on_with(self, runs, capsys):
+        run("--run", "a", "--steps", "1", *BRIEF)
+        with pytest.raises(SystemExit):
+            parse(["--run", "a", "--resume", "--print-config"])
+        assert "num-groups             2 " in capsys.readouterr().out
+
     def test_no_two_are_the_same(self):
         made = [dataclasses.replace(preset("frozenlake", name), algo="") for name in ALGOS]
         assert len(set(made)) == len(ALGOS)
@@ -244,7 +268,7 @@ class TestAlgorithms:
     def test_an_adaptive_kl_coefficient_falls_while_the_policy_is_the_reference(self):
         config, learner, batch = learner_and_batch(
             "--kl-reward-coef", "0.1", "--kl-target", "1", "--kl-horizon", "12")
-        metrics = trainer.prepare(learner, batch, config)
+        metrics = trainer.update(learner, batch, config, 1)
         assert metrics["kl_reward_coef"] == 0.1 and abs(metrics["kl_reward"]) < 1e-5
         assert learner.kl_reward_coef == pytest.approx(0.1 * 0.8)
 
@@ -539,7 +563,7 @@ class TestRuns:
             self, runs, capsys):
         run("--env", "frozenlake", "--run", "a", "--steps", "9", *SMALL, "--env-arg", "frozen=1.0",
             "--max-turns", "1", "--warmup-steps", "0")
-        assert "no group had any spread of reward" in capsys.readouterr().out
+        assert "the filter (top_p of reward_std) kept no group" in capsys.readouterr().out
         before = metrics(runs / "a")
         assert [line["step"] for line in before][:-1] == [0, 1, 2, 3, 4, 5]
         run("--run", "a", "--resume")
@@ -611,12 +635,15 @@ class TestMetrics:
 
     def test_the_documented_keys_are_the_logged_ones(self, runs):
         small = ["--num-groups", "16", "--group-size", "2", "--val-size", "4", "--steps", "1",
-                 "--warmup-steps", "1", "--max-new-tokens", "24", "--filter", "none"]
+                 "--max-new-tokens", "24"]
+        run("--env", "frozenlake", "--run", "c", *small)
+        small += ["--warmup-steps", "1", "--diagnose-every", "0"]
         run("--env", "frozenlake", "--run", "a", *small, "--algo", "ppo", "--kl-coef", "0.1",
-            "--kl-reward-coef", "0.1", "--overlong", "0.5", "--resample", "1",
-            "--gradients-every", "1", "--response-format", "grounding_worldmodeling")
-        run("--env", "bandit,frozenlake", "--run", "b", *small, "--diagnose-every", "0")
-        logged = {key for name in "ab" for line in metrics(runs / name) for key in line} | TIMES
+            "--kl-reward-coef", "0.1", "--overlong", "0.5", "--gradients-every", "1",
+            "--response-format", "grounding_worldmodeling", "--filter", "none")
+        run("--env", "bandit,frozenlake", "--run", "b", *small, "--resample", "1",
+            "--filter-value", "1")
+        logged = {key for name in "abc" for line in metrics(runs / name) for key in line} | TIMES
         for module in (games, tasks):  # what single environments report
             logged |= set(re.findall(r'metrics=\{"(\w+)"', inspect.getsource(module)))
         logged |= {"f1"} | self.bought()

@@ -66,7 +66,8 @@ def put(env, saved):
 
 def shown(observation):
     """Everything in brackets that an observation shows, but for the words to be searched."""
-    return [label for label in re.findall(r"\[([^]]*)\]", observation) if label != "words"]
+    labels = [label.strip() for label in re.findall(r"\[([^]]*)\]", observation)]
+    return [label for label in labels if label != "words"]
 
 
 def at_item(**options):
@@ -331,12 +332,38 @@ class TestPages:
     @pytest.mark.parametrize("answer", [
         "search[]", "search[ ]", "search[a][b]", "search [a]", "search[a] ", "I search[a]", "a",
         "search[a", "search a", "search[a\nb]", "ſearch[a]", "click[search]", "click[]",
-        "search[" + "a" * 201 + "]", "search[a] || search[b]"])
+        "search[" + "a" * 201 + "]", "search[a] || search[b]", "search[  ]", "search [ a ]",
+        "search[ a ] ", "click[ ]", "click[ search ]", "search[ " + "a" * 201 + " ]"])
     def test_anything_but_exactly_an_action_is_refused(self, answer):
         env = make(NAME)
         env.reset(seed=0)
         before = state(env)
         assert env._act(answer) is None and state(env) == before
+
+    def test_blanks_beside_a_target_do_not_matter_and_every_word_shown_has_one_before_it(self):
+        """`click[k3]` is `click[ k3 ]`; and a word is one token, wherever it stands."""
+        env, pages = make(NAME), set()
+        for seed in range(30):
+            env.reset(seed=seed)
+            player, over = wanderer(seed, solving=0.5), False
+            while not over:
+                answer, before, after = player(env), state(env), []
+                verb, target = re.fullmatch(r"(\w+)\[ (\S.*\S) \]", answer).groups()
+                for said in (answer, f"{verb}[{target}]"):
+                    after.append((env._act(said), state(env), env.render()))
+                    put(env, before)
+                assert after[0] == after[1] and after[0][0] is not None
+                # In a reply a note stands behind a blank; what opens a line is none of these.
+                page, note = env.render(), f" {env.note()}"
+                words = set(re.findall(r"\w+", f"{env.goal.text} {env.note()} {target}"))
+                for text in (page, note, answer, after[0][2]):
+                    assert not re.search(r"\[[^ ]|[^ ]\]", text)
+                    assert all(text[m.start() - 1] == " " for m in re.finditer(r"\w+", text)
+                               if m[0] in words)
+                pages.add(env.page)
+                _, _, terminated, truncated, _ = env.step(answer)
+                over = terminated or truncated
+        assert pages == {"search", "results", "item", "description", "features"}
 
     def test_case_does_not_matter(self):
         env = at_item()
@@ -478,7 +505,7 @@ class TestSolver:
                 if env._live:
                     env.step(player(env))
             plan, left, here = env.solve(), env.actions_left, state(env)
-            if env._live and plan[-1] == "click[buy now]" and len(plan) <= 5:
+            if env._live and plan[-1] == "click[ buy now ]" and len(plan) <= 5:
                 best = shortest(env, len(plan))
                 put(env, here)
                 assert best == len(plan) or (best is None and len(plan) == left)
@@ -501,7 +528,7 @@ class TestSolver:
         env = at_item(budget=Budget(6, 1, 6))
         for _ in range(3):
             env.step("nothing")
-        assert env.solve() == ["click[buy now]"]
+        assert env.solve() == ["click[ buy now ]"]
         assert env.step(env.solve()[0])[1] == 3 / 5
 
     def test_it_always_has_an_answer(self):
@@ -532,7 +559,7 @@ class TestPlayers:
         assert won < 20
         env = at_item()
         env._act("click[features]")
-        assert env.habit == "click[< prev]"
+        assert env.habit == "click[ < prev ]"
 
     def test_the_note_names_what_the_solver_clicks_next(self):
         """On every page of its own way."""
@@ -542,7 +569,7 @@ class TestPlayers:
             over = False
             while not over:
                 answer = solver(env)
-                target = re.fullmatch(r"\w+\[(.*)\]", answer)[1]
+                target = re.fullmatch(r"\w+\[ (.*) \]", answer)[1]
                 note = env.note()
                 agreed += target in note or (target == "next >" and "none looks" in note)
                 all_of_them += 1
