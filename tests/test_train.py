@@ -1,12 +1,15 @@
 """The loop: settings, one exact update, runs on disk, resuming, validation, learning."""
 
+import copy
 import dataclasses
+import functools
 import inspect
 import json
 import math
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -204,13 +207,29 @@ class TestSettings:
         assert said in message(*argv)
 
 
+@functools.cache
+def base(env):
+    """The policy and frame that a run of the environment begins with; nobody may change them."""
+    learner = trainer.build(settings(*SMALL, "--env", env), None, lambda line: None)
+    return learner.policy, learner.frame
+
+
+@functools.cache
+def episodes(env, context, window):
+    """Three groups of four, played by the base."""
+    policy, frame = base(env)
+    return collect(policy, frame, EnvGroups(env, 3, 4), 5, trainer.Sampling(), 0, 14, 512,
+                   context=context, window=window)
+
+
 def learner_and_batch(*argv):
     config = settings(*SMALL, "--num-groups", "3", *argv)
-    learner = trainer.build(config, None, lambda line: None)
-    groups = trainer.build_groups(config, "train", 3, 4)
-    played = collect(learner.policy, learner.frame, groups, 5, trainer.Sampling(), 0, 14, 512,
-                     context=config.context, window=config.window)
-    batch = make_batch(played)
+    policy, _ = base(config.env)
+    with (mock.patch.object(trainer, "build_policy", lambda *_: dataclasses.replace(
+            policy, model=copy.deepcopy(policy.model))),
+          mock.patch.object(trainer, "warm_start", lambda *_: None)):
+        learner = trainer.build(config, None, lambda line: None)
+    batch = make_batch(episodes(config.env, config.context, config.window))
     batch.rewards[batch.rewards != 0] += 0.1  # make sure that there is something to learn
     batch.episode_returns += torch.arange(12.0)[batch.episode_ids] % 3
     return config, learner, batch
