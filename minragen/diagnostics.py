@@ -21,30 +21,9 @@ on the prompt. The chain rule H(Z) = I(X;Z) + H(Z|X) separates the two (RAGEN V2
 The event of which p is the probability is "the reply begins with z". The estimate is exact in the
 prompts and samples only the reasonings; it may be negative by chance and never exceeds H(w).
 
-Metrics; `*` is `first_turn` (first turns) or `trajectory` (turns of all depths). With the suffix
-`_per_token` the same of S[i,j] / |z_i|: comparable between lengths, but a proxy, not information.
-
-| name | unit | definition |
-|---|---|---|
-| `valid_thinking` | share | turns with a closed, non-blank reasoning / turns |
-| `distinct_3` | share | distinct token trigrams among 256 drawn from all reasonings, expected |
-| `*/mi` | nats | I(X;Z) as above; about `mi_upper_bound`: Z identifies its prompt; 0: ignores it |
-| `*/mi_upper_bound` | nats | H(w) = -sum w log w; log N where all prompts have equally many rows |
-| `*/conditional_entropy` | nats | H(Z given X): how much reasoning varies under one prompt |
-| `*/reasoning_entropy` | nats | H(Z): how much it varies in all |
-| `*/marginal_std` | nats | population standard deviation of b, the spread between reasonings |
-| `*/marginal_std_ema` | nats | its average over the past measurements, weight 0.9 on the past |
-| `*/mi_zscore` | - | mi / (marginal_std + 0.001) |
-| `*/mi_zscore_ema` | - | mi / (marginal_std_ema + 0.001) |
-| `*/retrieval`, `@2`, `@4`, `@8` | share | rows whose own prompt is among the k columns that make \
-them most probable per token; left out where k >= N |
-| `*/retrieval_chance`, `@2`, ... | share | k / N |
-| `*/rows`, `*/columns` | count | M, N |
-| `*/tokens`, `*/seconds` | count, s | what the measurement cost: tokens through the model, time |
-| `gradient/B/task`, `/entropy`, `/kl` | per token | L2 norm, before clipping, of the gradient of \
-that part of the objective, token mean of B |
-| `gradient/B/reward_std`, `_min`, `_max` | reward | spread within the groups of B: mean and range |
-| `gradient/B/groups`, `/rows`, `/tokens` | count | size of B; B: `bucket_1`, ..., `all` |
+The metrics are `first_turn/...` (first turns) and `trajectory/...` (turns of all depths); with the
+suffix `_per_token` the same of S[i,j] / |z_i|: comparable between lengths, but a proxy, not
+information. docs/metrics.md defines them all, with units and healthy ranges.
 
 Deltas (from RAGEN V2's CollapseDetector and gradient analysis):
   1. Z is the sampled ids, in front of the tokens that `</think>` touches. There the text is
