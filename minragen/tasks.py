@@ -803,32 +803,32 @@ class WebShop(TextEnv):
         <answer> search[ portable foldable camera ] </answer>
         Reward: 0
         Goal: portable foldable camera, blue, at most 120 dollars
-        [ hne ] portable foldable camera, 59 dollars
-        [ hri ] portable foldable camera, 81 dollars
-        [ hku ] portable digital camera, 101 dollars
-        [ hmi ] portable digital camera, 63 dollars
-        [ hhe ] portable foldable charger, 93 dollars
+        [ h52 ] portable foldable camera, 59 dollars
+        [ h68 ] portable foldable camera, 81 dollars
+        [ h40 ] portable digital camera, 101 dollars
+        [ h48 ] portable digital camera, 63 dollars
+        [ h27 ] portable foldable charger, 93 dollars
         Results, page 1
         [ next > ] [ back to search ]
         Turns left: 8
-        <answer> click[ hne ] </answer>
+        <answer> click[ h52 ] </answer>
         Reward: 0
         Goal: portable foldable camera, blue, at most 120 dollars
-        Item hne: portable foldable camera, 59 dollars
+        Item h52: portable foldable camera, 59 dollars
         color: [ blue ] [ white ] [ pink ]
         [ buy now ] [ description ] [ features ] [ < prev ] [ back to search ]
         Turns left: 7
         <answer> click[ blue ] </answer>
         Reward: 0
         Goal: portable foldable camera, blue, at most 120 dollars
-        Item hne: portable foldable camera, 59 dollars
+        Item h52: portable foldable camera, 59 dollars
         color: [ blue ] [ white ] [ pink ]
         Chosen: blue
         [ buy now ] [ description ] [ features ] [ < prev ] [ back to search ]
         Turns left: 6
         <answer> click[ buy now ] </answer>
         Reward: 1
-        Item hne: portable foldable camera, 59 dollars. Bought, score: 1
+        Item h52: portable foldable camera, 59 dollars. Bought, score: 1
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
@@ -1069,9 +1069,9 @@ class WebShop(TextEnv):
         return f"click[ {clicks[rng.integers(len(clicks))]} ]"
 
     def texts(self, seed):
-        """A random and a good episode with all that is thought in them, and a share of the shop: 64
-        seeds know every word and id of it."""
-        yield " ".join(f"[ {p.id} ] {p.title}" for p in self.shop.products[seed % 64::64])
+        """A random and a good episode with all that is thought in them, and a share of the titles:
+        64 seeds know every word of the shop."""
+        yield " ".join(f"[{p.title}]" for p in self.shop.products[seed % 64::64])
         rng = np.random.default_rng(seed)
         for answer in (lambda: self.random_answer(rng), lambda: self.solve()[0]):
             observation, over = self.reset(seed=seed)[0], False

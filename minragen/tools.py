@@ -736,8 +736,8 @@ def generate_products(count=1000, seed=7):
     """`count` products over the shelves, the same on every machine and under every version.
 
     Two attributes stand in the title, the third among the features only. Products with the same
-    title (a line) share their options and differ in price, which is what tells them apart. An id is
-    three letters, a word of its own: what is to be copied should be one token.
+    title (a line) share their options and differ in price, which is what tells them apart. Ids are
+    a letter and a number, so that a model can copy them.
     """
     # Of all generators only Random(int).random() is promised to stay what it is for ever.
     draw, lines, products = random.Random(seed).random, {}, []
@@ -758,9 +758,8 @@ def generate_products(count=1000, seed=7):
         shown, choices = lines[line]
         features = shown + pick([a for a in attributes if a not in shown], 1)
         title, price = " ".join((*shown, kind)), float(low + int(draw() * (high - low + 1)))
-        code = chr(ord("a") + shelf) + "bcdfghjklmnpqrstv"[number // 5] + "aeiou"[number % 5]
         products.append(Product(
-            code, title, kind, (category, kind), price, features,
+            f"{chr(ord('a') + shelf)}{number + 1}", title, kind, (category, kind), price, features,
             choices, f"this {title} belongs to {category}.", features, wanted=features))
     return products
 

@@ -31,7 +31,7 @@ from minragen.tools import (
 )
 
 NAME = "webshop"
-CATALOGUE = 857787402  # CRC of the generated catalogue, on every machine
+CATALOGUE = 2029910272  # CRC of the generated catalogue, on every machine
 
 
 def episode(env, seed, player):
@@ -110,8 +110,7 @@ class TestCatalogue:
 
     def test_its_words_are_few_and_none_stands_inside_another_attribute(self):
         """The model in the box learns every word; and `in` is how an attribute is looked for."""
-        words = set(re.findall("[a-z]+", repr([tuple(p._replace(id="")) for p in
-                                               generate_products()])))
+        words = set(re.findall("[a-z]+", repr([tuple(p) for p in generate_products()])))
         assert len(words) < 250
         for _, attributes, _, _ in SHELVES.values():
             for a in attributes:
