@@ -24,7 +24,7 @@ from minragen.train import console_line
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)
 RUNS = (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("bandit", "grpo"), ("sokoban", "grpo"),
-        ("countdown", "grpo"), ("sudoku", "grpo"), ("searchqa", "grpo"))
+        ("countdown", "grpo"), ("sudoku", "grpo"), ("searchqa", "grpo"), ("webshop", "grpo"))
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 
 
