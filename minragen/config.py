@@ -190,7 +190,7 @@ PRESETS = {
                    max_new_tokens=24, max_context=768),
     "countdown": dict(steps=160, lr=5e-4, lr_final=0.1, max_new_tokens=32, max_context=128,
                       val_every=40),
-    "webshop": dict(steps=40, warmup_steps=600, lr=2e-4, lr_final=0.2, group_size=8,
+    "webshop": dict(steps=30, warmup_steps=600, lr=2e-4, lr_final=0.2, group_size=8,
                     max_new_tokens=32, max_context=1152),
     "searchqa": dict(steps=50, warmup_steps=600, lr=5e-4, lr_final=0.1, max_new_tokens=24,
                      max_context=512, val_every=25),
