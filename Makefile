@@ -51,7 +51,7 @@ bench: .venv/ready       ## rollout speed against model.generate
 	@$(PY) -m benchmarks.rollout $(ARGS)
 
 compare: .venv/ready     ## all algorithms on two environments, three seeds, short runs: the table of docs/algorithms.md
-	@OMP_NUM_THREADS=1 $(PY) -m benchmarks.compare --write $(ARGS)
+	@$(PY) -m benchmarks.compare --write $(ARGS)
 
 figure: .venv/ready      ## the README's figure and tables from the files in runs/
 	@$(PY) -m benchmarks.figure

@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 from benchmarks.figure import of_seeds, with_interval, written_into
 from minragen import config as settings
@@ -31,8 +32,8 @@ def measure(task):
     """One short run. Returns its row: success before and after, seconds of the run's steps."""
     env, algo, seed, steps, size = task
     said = []
-    with tempfile.TemporaryDirectory() as scratch:
-        settings.RUNS = Path(scratch)
+    with (tempfile.TemporaryDirectory() as scratch,
+          mock.patch.object(settings, "RUNS", Path(scratch))):
         config = dataclasses.replace(
             settings.preset(env, algo), run="x", seed=seed, model="tiny", device="cpu", threads=1,
             steps=steps, val_every=steps, save_every=steps, val_size=size)
