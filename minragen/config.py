@@ -415,7 +415,7 @@ def check_takes_part(config):
     base = preset(config.env, config.algo, config.model, config.response_format)
     for name, (takes_part, needed) in needs.items():
         value = getattr(config, name)
-        if not takes_part and value not in (getattr(base, name), getattr(Config(), name)):
+        if not takes_part and value not in (getattr(base, name), getattr(Config, name)):
             raise ValueError(f"{name}: got {value}, but it takes no part here. It needs {needed}.")
 
 

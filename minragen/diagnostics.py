@@ -596,7 +596,7 @@ def _summed_gradients(parameters, components, parts):
     for rows in parts:
         sums, count = components(rows)
         tokens += count
-        # A component that is constant (a bonus of weight 0) has no graph and no gradient.
+        # A component that does not depend on the parameters has no graph and no gradient.
         live = [name for name, value in sums.items() if value.requires_grad]
         for name in live:
             pieces = torch.autograd.grad(sums[name], parameters, retain_graph=name != live[-1],
