@@ -29,7 +29,6 @@ import numpy as np
 from minragen import tools
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 from minragen.tools import (
-    NO_CAP,
     WORLD,
     Passage,
     RemoteIndex,
@@ -779,6 +778,7 @@ class WebShop(TextEnv):
     in WebShop); `attributes`, how many a goal names: 1 to 3, the third stands only among an item's
     features; `products` and `instructions`, paths of WebShop's items_shuffle and items_ins_v2 JSON
     files, instead of the generated shop. RAGEN's run over all of WebShop has a budget of 15 turns.
+    Longer pages, or titles, need a larger `--max-context`.
 
     Deltas from RAGEN:
       1. Caps come from the seed, and a range of prices is its middle. There both are drawn from
@@ -803,39 +803,39 @@ class WebShop(TextEnv):
         <answer> search[ portable foldable camera ] </answer>
         Reward: 0
         Goal: portable foldable camera, blue, at most 120 dollars
-        [ h52 ] portable foldable camera, 59 dollars
-        [ h68 ] portable foldable camera, 81 dollars
-        [ h40 ] portable digital camera, 101 dollars
-        [ h48 ] portable digital camera, 63 dollars
-        [ h27 ] portable foldable charger, 93 dollars
+        - portable foldable camera, 59 dollars [ camera m ]
+        - portable foldable camera, 81 dollars [ camera q ]
+        - portable digital camera, 101 dollars [ camera j ]
+        - portable digital camera, 63 dollars [ camera l ]
+        - portable foldable charger, 93 dollars [ charger g ]
         Results, page 1
         [ next > ] [ back to search ]
         Turns left: 8
-        <answer> click[ h52 ] </answer>
+        <answer> click[ camera m ] </answer>
         Reward: 0
         Goal: portable foldable camera, blue, at most 120 dollars
-        Item h52: portable foldable camera, 59 dollars
+        Item camera m: portable foldable camera, 59 dollars
         color: [ blue ] [ white ] [ pink ]
         [ buy now ] [ description ] [ features ] [ < prev ] [ back to search ]
         Turns left: 7
         <answer> click[ blue ] </answer>
         Reward: 0
         Goal: portable foldable camera, blue, at most 120 dollars
-        Item h52: portable foldable camera, 59 dollars
+        Item camera m: portable foldable camera, 59 dollars
         color: [ blue ] [ white ] [ pink ]
         Chosen: blue
         [ buy now ] [ description ] [ features ] [ < prev ] [ back to search ]
         Turns left: 6
         <answer> click[ buy now ] </answer>
         Reward: 1
-        Item h52: portable foldable camera, 59 dollars. Bought, score: 1
+        Item camera m: portable foldable camera, 59 dollars. Bought, score: 1
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
     data_in_the_box = "generated shop of 1,000 products"
-    expert = 0.6
     defaults = {"reward": "score", "page_size": 5, "attributes": 2, "products": "",
                 "instructions": ""}
+    SHOWN, REMARKS = 120, 6  # characters of a title; what a note says of a page, at most
     BUTTONS = ("next >", "< prev", "buy now", "description", "features", "back to search")
     instruction = ("You are in a web shop. Buy what the goal asks for: the right kind of thing, "
                    "its attributes, its options and its price. search[ words ] looks for "
@@ -946,7 +946,9 @@ class WebShop(TextEnv):
         if self.page == "search":
             return "\n".join([*lines, "Search page: search[ words ]"])
         if self.page == "results":
-            lines += [f"[ {self.shop.products[i].id} ] {self._title(i)}" for i in self._listed()]
+            # Behind a dash a first word is the token that it is in the goal; and an id stands where
+            # a model can already have compared its line with the goal.
+            lines += [f"- {self._title(i)} [ {self.shop.products[i].id} ]" for i in self._listed()]
             lines += [f"Results, page {self.at + 1}"] if self.found else ["Nothing found."]
         elif self.page == "item":
             lines.append(self._name(self.item))
@@ -974,7 +976,7 @@ class WebShop(TextEnv):
 
     def _title(self, i):
         product = self.shop.products[i]
-        return f"{product.title[:120]}, {money(product.price)}"
+        return f"{product.title[:self.SHOWN]}, {money(product.price)}"
 
     def _name(self, i):
         return f"Item {self.shop.products[i].id}: {self._title(i)}"
@@ -1029,30 +1031,43 @@ class WebShop(TextEnv):
             self._best[i] = self.shop.score(self.goal, product, values)["score"] == 1.0
         return self._best[i]
 
-    def _looks_right(self, i):
-        """Whether title and price of product i are what is wanted, as far as a title can tell."""
-        product, title = self.shop.products[i], self.shop.products[i].title.lower()
-        named = sum(attribute.lower() in title for attribute in self.goal.attributes)
-        kind = set(words_of(self.goal.product.query)) <= set(words_of(title))
-        return kind and product.price <= self.goal.cap and named >= min(2,
-                                                                        len(self.goal.attributes))
+    def _looks(self, i):
+        """What a customer says of product i, who sees its title and price and knows what of the
+        goal the right title shows."""
+        product, wanted = self.shop.products[i], self.goal.product
+        title, right = (p.title[:self.SHOWN].lower() for p in (product, wanted))
+        signs = set(words_of(right))
+        signs = signs & set(words_of(wanted.query)) or signs
+        named = all(a.lower() in title for a in self.goal.attributes if a.lower() in right)
+        if not named or not signs <= set(words_of(title)):
+            return "looks wrong"
+        return "looks right" if product.price <= self.goal.cap else "too dear"
+
+    def _remarks(self):
+        """What is said of the listed products of the right kind, up to the first right one."""
+        said = []
+        for i in self._listed():
+            looks = self._looks(i)
+            if looks != "looks wrong":
+                said.append(f"{self.shop.products[i].id} {looks}")
+            if looks == "looks right":
+                return said
+        return [*said, "none looks right"]
 
     def note(self):
+        """By titles and prices, as an impulsive customer sees them; but nothing is called right on
+        its own page that is not."""
         if self.page == "search":
             return f"want {self.goal.words}"
         if self.page == "results":
-            right = next((i for i in self._listed() if self._looks_right(i)), None)
-            found = "none" if right is None else self.shop.products[right].id
-            cap = f" at most {money(self.goal.cap)}" if self.goal.cap < NO_CAP else ""
-            return f"want {self.goal.words}{cap}: {found} looks right"
-        name = self.shop.products[self.item].id
+            return f"want {self.goal.words}: {', '.join(self._remarks()[-self.REMARKS:])}"
         if self.page != "item":
-            return f"{name}: read"
-        offered = self.shop.choices(self.goal, self.shop.products[self.item])
-        if not self._looks_right(self.item) or len(offered) < len(self.goal.options):
-            return f"{name} looks wrong"
+            return "read"
+        looks = self._looks(self.item)
+        if looks != "looks right" or not self._perfect(self.item):
+            return "too dear" if looks == "too dear" else "looks wrong"
         left = [click[7:-2] for click in self._choices(self.item, self.chosen)]
-        return f"{name} looks right: {'choose ' + ', '.join(left) if left else 'buy now'}"
+        return f"looks right: {'choose ' + ', '.join(left) if left else 'buy now'}"
 
     @property
     def habit(self):

@@ -31,6 +31,7 @@ import select
 import shutil
 import signal
 import socket
+import string
 import subprocess
 import sys
 import tempfile
@@ -490,6 +491,7 @@ ALIKE = 0.85  # token-set ratio above which two descriptions mean the same
 NO_CAP = float("inf")
 SHELF_LIFE = 4096  # searches whose results are remembered; a bound, so that nothing grows
 
+STOCK = 1000  # products
 LINES = 8  # of products with the same title and options, per kind of thing
 # category: (what it sells, attributes, {option: values}, lowest and highest price)
 COLORS, SIZES = ("red", "blue", "green", "black", "white", "pink"), ("small", "medium", "large")
@@ -732,20 +734,20 @@ def shop(products="", instructions=""):
     return Shop(*load_products(products, instructions))
 
 
-def generate_products(count=1000, seed=7):
-    """`count` products over the shelves, the same on every machine and under every version.
+def generate_products():
+    """STOCK products over the shelves, the same on every machine and under every version.
 
     Two attributes stand in the title, the third among the features only. Products with the same
-    title (a line) share their options and differ in price, which is what tells them apart. Ids are
-    a letter and a number, so that a model can copy them.
+    title (a line) share their options and differ in price, which is what tells them apart. An id is
+    a kind and a letter (`camera b`), which even a small model can copy: numbers it guesses.
     """
     # Of all generators only Random(int).random() is promised to stay what it is for ever.
-    draw, lines, products = random.Random(seed).random, {}, []
+    draw, lines, products = random.Random(7).random, {}, []
 
     def pick(things, k):
         return tuple(sorted(sorted(things, key=lambda _: draw())[:k], key=things.index))
 
-    for i in range(count):
+    for i in range(STOCK):
         shelf, number = i % len(SHELVES), i // len(SHELVES)
         category, (kinds, attributes, options, (low, high)) = list(SHELVES.items())[shelf]
         kind = kinds[number % len(kinds)]
@@ -758,9 +760,9 @@ def generate_products(count=1000, seed=7):
         shown, choices = lines[line]
         features = shown + pick([a for a in attributes if a not in shown], 1)
         title, price = " ".join((*shown, kind)), float(low + int(draw() * (high - low + 1)))
-        products.append(Product(
-            f"{chr(ord('a') + shelf)}{number + 1}", title, kind, (category, kind), price, features,
-            choices, f"this {title} belongs to {category}.", features, wanted=features))
+        named = f"{kind} {string.ascii_lowercase[number // len(kinds)]}"
+        products.append(Product(named, title, kind, (category, kind), price, features, choices,
+                                f"this {title} belongs to {category}.", features, wanted=features))
     return products
 
 

@@ -120,6 +120,10 @@ class TestSettings:
     def test_a_mixture_takes_the_larger_of_each_presets_numbers(self):
         mixed = preset("frozenlake,bandit")
         assert mixed.max_context == max(PRESETS[e]["max_context"] for e in ("frozenlake", "bandit"))
+        # What only one of them prefers is not forced upon the others, nor upon an algorithm.
+        assert preset("webshop").aggregation == "seq-mean-token-mean"
+        assert preset("webshop,frozenlake").aggregation == Config().aggregation == "token-mean"
+        assert preset("webshop", "dapo").aggregation == "token-mean"
 
     def test_a_format_that_describes_the_state_has_room_for_it(self):
         plain, both = (settings("--response-format", name)
