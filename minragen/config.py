@@ -191,7 +191,7 @@ PRESETS = {
                    max_new_tokens=24, max_context=768),
     "countdown": dict(steps=160, lr=5e-4, lr_final=0.1, max_new_tokens=32, max_context=128,
                       val_every=40),
-    # What earns nothing is longest: a mean over tokens pushes down what is sampled, on average.
+    # What earns least is longest: a mean over tokens pushes down what is sampled, on average.
     "webshop": dict(steps=60, warmup_steps=1200, lr=5e-4, lr_final=0.1, group_size=8,
                     aggregation="seq-mean-token-mean", max_new_tokens=40, max_context=1280,
                     val_every=30),
@@ -217,8 +217,8 @@ def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_th
     any option of the user's."""
     layers, names = {}, [part.partition("=")[0].strip() for part in env.split(",")]
     for name in names:
-        # A mixture takes the larger of each number, and what only one of its environments prefers
-        # from none.
+        # A mixture takes the larger of each number. A choice (a string) is for its own environment
+        # alone.
         for key, value in PRESETS.get(name, {}).items():
             if len(names) == 1 or not isinstance(value, str):
                 layers[key] = max(value, layers.get(key, value))

@@ -1036,7 +1036,7 @@ class WebShop(TextEnv):
         goal the right title shows."""
         product, wanted = self.shop.products[i], self.goal.product
         title, right = (p.title[:self.SHOWN].lower() for p in (product, wanted))
-        signs = set(words_of(right))
+        signs = set(words_of(right))  # of the right kind; all words where no query is told
         signs = signs & set(words_of(wanted.query)) or signs
         named = all(a.lower() in title for a in self.goal.attributes if a.lower() in right)
         if not named or not signs <= set(words_of(title)):

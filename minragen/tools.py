@@ -356,6 +356,7 @@ class RemoteIndex:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def search(self, query, k):
+        """The best k passages, as `SearchIndex.search` gives them; or RuntimeError."""
         body = json.dumps({"query": query, "top_k": k}).encode()
         deadline = time.monotonic() + self.timeout
         for attempt in range(self.TRIES):
@@ -491,7 +492,7 @@ ALIKE = 0.85  # token-set ratio above which two descriptions mean the same
 NO_CAP = float("inf")
 SHELF_LIFE = 4096  # searches whose results are remembered; a bound, so that nothing grows
 
-STOCK = 1000  # products
+STOCK = 1000  # products in the generated shop
 LINES = 8  # of products with the same title and options, per kind of thing
 # category: (what it sells, attributes, {option: values}, lowest and highest price)
 COLORS, SIZES = ("red", "blue", "green", "black", "white", "pink"), ("small", "medium", "large")
@@ -760,9 +761,10 @@ def generate_products():
         shown, choices = lines[line]
         features = shown + pick([a for a in attributes if a not in shown], 1)
         title, price = " ".join((*shown, kind)), float(low + int(draw() * (high - low + 1)))
-        named = f"{kind} {string.ascii_lowercase[number // len(kinds)]}"
-        products.append(Product(named, title, kind, (category, kind), price, features, choices,
-                                f"this {title} belongs to {category}.", features, wanted=features))
+        product_id = f"{kind} {string.ascii_lowercase[number // len(kinds)]}"
+        products.append(Product(
+            product_id, title, kind, (category, kind), price, features, choices,
+            f"this {title} belongs to {category}.", features, wanted=features))
     return products
 
 

@@ -24,9 +24,8 @@ GUIDE = (ROOT / "docs" / "add-an-environment.md").read_text()
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
          "--warmup-steps 0 --save-every 1")
 SHORT_BENCH = "--trajectories 4 --turns 1 --new-tokens 2 --repeats 1 --group-size 2"
-# Targets that run a module as nothing but `python -m`. That these start as
-# processes of their own is `make smoke`'s to show; here an import of torch would be most of the
-# time.
+# Targets that run a module as nothing but `python -m`. That these start as processes of their own is
+# `make smoke`'s to show; here an import of torch would be most of the time.
 IN_PROCESS = ("train", "resume", "eval", "play")
 
 

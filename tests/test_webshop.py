@@ -597,7 +597,7 @@ class TestPlayers:
             while not over:
                 words = re.findall(r"\w+", env.note())
                 assert set(words) - plain <= set(re.findall(r"\w+", env.render()))
-                assert len(words) <= 24
+                assert len(words) <= 4 + 4 * env.options["page_size"]
                 _, _, terminated, truncated, _ = env.step(player(env))
                 over = terminated or truncated
 
