@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from minragen.envs import SPLITS, make
+from minragen.envs import SPLITS, Budget, TextEnv, make
 from minragen.models import ChatFrame, Policy, load_policy
 
 
@@ -45,3 +45,39 @@ class Puppet(nn.Module):
 def puppet(env="frozenlake"):
     policy, frame = tiny(env)
     return Policy("puppet", Puppet(len(policy.tokenizer)), policy.tokenizer), frame
+
+
+class Lottery(TextEnv):
+    """Pays at random and ends at random, whatever is said; in every fourth instance all members
+    fare alike. So an untrained network gets ragged turns, rewards, and a group without any std."""
+
+    instruction = "Say a word."
+    budget = Budget(max_turns=3, max_actions_per_turn=1, max_actions=3)
+    defaults = {"prize": 1.0}
+
+    def _reset(self, rng):
+        self.number = int(rng.integers(100))
+        self.luck = rng if self.number % 4 == 0 else self.dynamics
+
+    def instance_split(self):
+        return self.split
+
+    def render(self):
+        return f"Ticket {self.number}"
+
+    def step(self, answer):
+        self._turns += 1
+        reward = float(self.luck.choice([-0.1, 0.0, 0.3, self.options["prize"]]))
+        terminated = bool(self.luck.random() < 0.3)
+        truncated = not terminated and self.turns_left == 0
+        info = {"success": float(reward == 1.0), "valid": float(bool(answer)), "effective": 1.0}
+        return f"Drawn {self.luck.integers(9)}", reward, terminated, truncated, info
+
+    def texts(self, seed):
+        yield f"Say a word. Ticket {seed} Drawn {seed % 9} You have 3 turns."
+
+
+class Raffle(Lottery):
+    """Another such environment, for mixtures."""
+
+    instruction = "Buy a ticket."

@@ -1,0 +1,462 @@
+"""The algorithm without the speed: one step of StarPO in plain loops, from prompts to new weights.
+
+`collect` plays one episode after the other and runs the whole conversation through the network for
+every token. `update` visits one row after the other. Nothing is batched, cached, padded or masked,
+and nothing is shared with minragen/ but the environments, the chat frame and the network. So this
+file is the shortest description of the algorithm, and the oracle of test_step.py, which compares
+minragen with it token by token and gradient by gradient.
+
+A row is what the network learns from at once: a whole conversation, or one turn in the windowed
+contexts. Its vectors have one entry per token. Read `train_step` first: it is the outline.
+"""
+
+import math
+import zlib
+from collections import defaultdict
+from statistics import fmean, mean
+from types import SimpleNamespace
+
+import torch
+
+ZERO = 1e-10  # a standard deviation that is no larger is none
+
+
+def train_step(learner, frame, groups, config, step, play=None):
+    """Play P groups of G episodes, keep the groups that teach something, update the weights.
+
+    learner: policy, reference, critic, their optimizers, `rounds` and `kl_reward_coef`
+    returns: the gradients of every optimizer step (critic after policy), and the metrics
+    """
+    episodes, P = [], config.num_groups
+    for attempt in range(1 + config.resample):
+        first_seed = 2**41 + config.seed * 2**24 + learner.rounds * P  # instances never repeat
+        learner.rounds += 1
+        for episode in (play or collect)(learner, frame, groups, first_seed, config):
+            episode.group_id += attempt * P
+            episodes.append(episode)
+        stds = [std(map(total, group)) for group in by_group(episodes).values()]
+        if sum(s > ZERO for s in stds) >= P:
+            break
+    kept = sorted(kept_groups(learner, episodes, config))[:P]
+    share = len(kept) / len(stds)
+    scale = {"none": 1.0, "linear": share, "sqrt": math.sqrt(share)}[config.loss_scaling]
+    gradients, metrics = update(learner, [e for e in episodes if e.group_id in kept], config, step,
+                                scale)
+    return gradients, metrics | {"reward_std": fmean(stds), "groups_kept": len(kept),
+                                 "groups_without_spread": sum(s <= ZERO for s in stds)}
+
+
+def by_group(episodes):
+    groups = defaultdict(list)
+    for episode in episodes:
+        groups[episode.group_id].append(episode)
+    return groups
+
+
+def total(episode):
+    return sum(episode.turn_rewards)
+
+
+def std(x):
+    """Sample standard deviation; 0 for a single number."""
+    x = list(x)
+    middle = mean(x)  # of fractions: where all are equal, nothing is left of the differences
+    return math.sqrt(sum((v - middle)**2 for v in x) / (len(x) - 1)) if len(x) > 1 else 0.0
+
+
+# -- playing ---------------------------------------------------------------------------------------
+
+
+def collect(learner, frame, groups, first_seed, config):
+    """Play one episode in every environment of `groups`, one after the other."""
+    observations = groups.reset(first_seed)
+    return [play_episode(learner, frame, groups, i, observations[i], config)
+            for i in range(len(observations))]
+
+
+def play_episode(learner, frame, groups, i, observation, config):
+    """Reply, step, observe, until the environment or the context ends the episode."""
+    env, (group, member) = groups.envs[i], divmod(i, groups.group_size)
+    luck = (config.seed, f"{groups.split} {groups.names[group]}", groups.seeds[group], member)
+    episode = SimpleNamespace(group_id=group, samples=[], turn_rewards=[])
+    prompt, turns, over = frame.open(env.system_prompt, observation), [], False
+    while not over:
+        # Positions repeat in the windowed contexts, so there every turn counts from another number.
+        offset = 0 if config.context == "full" else len(turns) * config.max_context
+        said, logprobs, ended = reply(learner, frame, prompt, config, luck, offset)
+        if config.context != "full" or not turns:
+            row = SimpleNamespace(tokens=[], turn_ids=[], sample_logprobs=[])
+            episode.samples.append(row)
+        given = len(prompt) - len(row.tokens)
+        row.tokens = prompt + said
+        row.turn_ids += [-1] * given + [len(turns)] * len(said)
+        row.sample_logprobs += [0.0] * given + logprobs
+        answer = frame.parse(learner.policy.tokenizer.decode(said[:-1] if ended else said)).answer
+        turns.append((observation, answer, said))
+        observation, reward, terminated, truncated, _ = env.step(answer)
+        episode.turn_rewards.append(reward)
+        prompt = next_prompt(frame, env, config, row.tokens, turns, observation)
+        over = terminated or truncated or prompt is None
+    return episode
+
+
+@torch.no_grad()
+def reply(learner, frame, prompt, config, luck, offset):
+    """Sample ids until the answer is closed, the model ends its turn, or no token is left.
+
+    returns: ids, their logprobs, whether the last id is the model's own end of turn
+    """
+    said, logprobs, closed, ended = [], [], False, False
+    room = min(config.max_new_tokens, config.max_context - len(prompt))
+    while not (closed or ended or len(said) == room):
+        logits = learner.policy.model(torch.tensor([prompt + said])).logits[0, -1]
+        log_p = (logits / (config.temperature or 1.0)).log_softmax(-1).tolist()
+        u = uniform(*luck, offset + len(prompt) + len(said))
+        said.append(draw(log_p, u, config))
+        logprobs.append(log_p[said[-1]])  # in the whole distribution, before top-k and top-p
+        closed = "</answer>" in learner.policy.tokenizer.decode(said)
+        ended = said[-1] in frame.end_ids and not closed
+    return said, logprobs, ended
+
+
+def draw(log_p, u, config):
+    """Pass the ids in order until their probability exceeds u; temperature 0: the likeliest id."""
+    p = [math.exp(x) for x in log_p]
+    likeliest_first = sorted(range(len(p)), key=lambda v: -p[v])
+    if config.temperature == 0:
+        return likeliest_first[0]
+    allowed = likeliest_first[:config.top_k or len(p)]
+    nucleus, held = [], 0.0
+    while held < config.top_p * sum(p[v] for v in allowed) and len(nucleus) < len(allowed):
+        nucleus.append(allowed[len(nucleus)])
+        held += p[nucleus[-1]]
+    for v in sorted(nucleus):
+        u -= p[v] / held
+        if u < 0:
+            break
+    return v
+
+
+def uniform(run_seed, world, seed, member, position):
+    """A number in (0, 1) that depends on nothing but its arguments (SplitMix64)."""
+    key = zlib.crc32(world.encode())
+    for part in (run_seed, seed, member):
+        key = mix(key ^ part) % 2**63
+    return (2 * (mix((mix(key) + position) % 2**64) >> 41) + 1) / 2**24
+
+
+def mix(x):
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+
+def next_prompt(frame, env, config, conversation, turns, observation):
+    """All ids before the next reply, or None if the context has no room for one."""
+    if config.context == "full":
+        ids = conversation + frame.between(conversation[-1], observation)
+        return ids if len(ids) < config.max_context else None
+    for window in range(config.window, 0, -1):  # fewer turns if a whole reply would not fit
+        shown = turns[max(0, len(turns) - window + 1):]
+        seen = [s for s, _, _ in shown] + [observation]
+        if config.context == "single_turn":
+            told = [f"{s}\nYou answered: {answer or 'nothing valid'}" for s, answer, _ in shown]
+            ids = frame.open(env.system_prompt, "\n".join([*told, observation]))
+        else:
+            ids = frame.open(env.system_prompt, seen[0])
+            for (_, _, said), following in zip(shown, seen[1:]):
+                ids = ids + said + frame.between(said[-1], following)
+        if len(ids) + (config.max_new_tokens if window > 1 else 1) <= config.max_context:
+            return ids
+    return None
+
+
+# -- which groups ----------------------------------------------------------------------------------
+
+
+def kept_groups(learner, episodes, config):
+    """The groups whose score is high (or low) enough: the SNR filter of RAGEN V2."""
+    def measured(episode):
+        if config.filter_metric.startswith("reward"):
+            return total(episode)
+        if config.filter_metric == "length":
+            return sum(len(sampled(row)) for row in episode.samples)
+        with torch.no_grad():
+            return fmean(x for row in episode.samples for x in predict(
+                learner.policy.model, row.tokens, config.temperature)[1][sampled(row)].tolist())
+
+    statistic = std if config.filter_metric.endswith("std") else fmean
+    score = {g: statistic(map(measured, group)) for g, group in by_group(episodes).items()}
+    value, sign = config.filter_value, 1 if config.filter_select == "largest" else -1
+    best_first = sorted((g for g in score if abs(score[g]) > ZERO or config.filter_include_zero),
+                        key=lambda g: -sign * score[g])
+    if config.filter == "none":
+        return list(score)
+    if config.filter in ("top_k", "top_k_abs"):
+        count = value * len(score) + 1e-9 if config.filter == "top_k" else value
+        return best_first[:max(1, int(count))]
+    if config.filter == "min_p":
+        best = score[best_first[0]]
+        return [g for g in best_first
+                if (score[g] >= value * best if sign > 0 else score[g] <= best / value)]
+    mass = {g: abs(score[g]) if config.filter == "top_p" else math.exp(sign * score[g])
+            for g in best_first}
+    needed = (value - (0.01 if config.filter == "top_p" else 0)) * sum(mass.values())
+    kept, held = [], 0.0
+    for g in best_first:  # top_p and top_p_softmax: the shortest prefix that holds enough
+        if held < needed or value == 1:
+            kept.append(g)
+            held += mass[g]
+    return kept
+
+
+def sampled(row):
+    """The positions of the tokens that the policy chose."""
+    return [t for t, turn in enumerate(row.turn_ids) if turn >= 0]
+
+
+def predict(model, tokens, temperature):
+    """Logprob of each token given those before it, and entropy of what it was drawn from: (T,)."""
+    log_p = (model(torch.tensor([tokens])).logits[0] / temperature).log_softmax(-1)[:-1]
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    chosen = log_p[range(len(log_p)), tokens[1:]]  # the logits that predict t stand at t - 1
+    nothing = torch.zeros(1)
+    return torch.cat([nothing, chosen]), torch.cat([nothing, entropy])
+
+
+# -- learning --------------------------------------------------------------------------------------
+
+
+def update(learner, episodes, config, step, scale):
+    """Rewards, advantages, then an optimizer step for each mini-batch of rows in each epoch."""
+    critic = config.advantages in ("gae", "bi_level_gae", "turn_gae")
+    for e in episodes:
+        e.rows = [prepare(learner, e, sample, config) for sample in e.samples]
+    rows, metrics = [row for e in episodes for row in e.rows], {}
+    pay(learner, episodes, config, metrics)
+    estimate(episodes, rows, config, critic)
+    for row in rows:
+        row.advantages *= scale
+    if critic:
+        returns = [r for row in rows for r in row.returns[row.valued].tolist()]
+        errors = [x for row in rows for x in (row.returns - row.values)[row.valued].tolist()]
+        metrics["explained_variance"] = 1 - std(errors)**2 / (std(returns)**2 + 1e-8)
+    if config.kl_target:  # Ziegler et al. 2019
+        error = min(max(metrics["kl_reward"] / config.kl_target - 1, -0.2), 0.2)
+        learner.kl_reward_coef *= 1 + error * len(episodes) / config.kl_horizon
+    rate = 1 - (1 - config.lr_final) * (step - 1) / max(1, config.steps - 1)
+    gradients, log = [], defaultdict(list)
+    for epoch in range(config.epochs):
+        seed = zlib.crc32(repr((config.seed, step, epoch)).encode())
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
+        for start in range(0, len(rows), config.mini_batch):
+            mini = [rows[i] for i in order[start:start + config.mini_batch]]
+            policy_loss(learner, mini, config, log).backward()
+            gradients.append(optimize(learner.optimizer, config.lr * rate, config))
+            log["grad_norm"].append(norm(gradients[-1]))
+            if critic:
+                value_loss(learner, mini, config, log).backward()
+                gradients.append(optimize(learner.critic_optimizer, config.critic_lr * rate,
+                                          config))
+                log["critic_grad_norm"].append(norm(gradients[-1]))
+    del log["logprob_gap"][1:]  # measured before the first optimizer step
+    return gradients, metrics | {name: fmean(values) for name, values in log.items()}
+
+
+@torch.no_grad()
+def prepare(learner, episode, sample, config):
+    """A row: which positions take part in what, and logprobs and values before the update."""
+    row = SimpleNamespace(episode=episode, tokens=sample.tokens, turn_ids=sample.turn_ids)
+    row.sampled, every = sampled(sample), list(range(1, len(sample.tokens)))
+    row.learned = every if config.loss_mask == "all" else row.sampled
+    row.steps = row.valued = every if config.advantage_mask == "all" else row.sampled
+    row.turns = [[t for t in row.sampled if sample.turn_ids[t] == k]
+                 for k in sorted({sample.turn_ids[t] for t in row.sampled})]
+    row.sample_logprobs = torch.tensor(sample.sample_logprobs)
+    row.old = predict(learner.policy.model, row.tokens, config.temperature)[0]
+    if learner.reference:
+        row.ref = predict(learner.reference, row.tokens, config.temperature)[0]
+    if learner.critic:
+        row.values = values_of(learner, row.tokens)
+    return row
+
+
+def values_of(learner, tokens):
+    """V_t, read from the state in which token t is chosen: (T,)."""
+    hidden = learner.critic.trunk(torch.tensor([tokens])).last_hidden_state[0, :-1]
+    return torch.cat([torch.zeros(1), learner.critic.head(hidden)[:, 0]])
+
+
+def pay(learner, episodes, config, metrics):
+    """A score for each episode and a reward for each token; an estimator reads one of the two."""
+    for e in episodes:
+        paid = list(e.turn_rewards)
+        for row in e.rows if config.overlong else ():  # DAPO: replies that near their limit
+            for tokens in row.turns:
+                zone = config.overlong * config.max_new_tokens
+                late = min(max(len(tokens) - config.max_new_tokens + zone, 0) / zone, 1)
+                paid[row.turn_ids[tokens[0]]] -= late
+        e.paid, e.score = paid, sum(paid)
+    if config.overlong:
+        metrics["overlong_penalty"] = fmean(e.score - total(e) for e in episodes)
+    partition = by_group(episodes) if config.reward_norm_over == "group" else {0: episodes}
+    for members in partition.values():
+        middle, deviation = mean(e.score for e in members), std(e.score for e in members)
+        for e in members if config.reward_norm != "identity" else ():
+            e.score -= middle
+            if config.reward_norm != "mean":
+                e.score = e.score / (deviation + 1e-6) if deviation > 1e-6 else 0.0
+            if config.reward_norm == "asym_clip":
+                e.score = min(max(e.score, -1.0), 3.0)
+    for e in episodes:
+        future = 0.0
+        for row in reversed(e.rows):
+            row.rewards = torch.zeros(len(row.tokens))
+            for tokens in row.turns if config.credit == "turn" else ():
+                row.rewards[tokens[-1]] = e.paid[row.turn_ids[tokens[-1]]]
+            if config.credit == "episode":
+                row.rewards[row.sampled[-1]] = e.score
+            elif config.context != "full":  # later turns are other rows
+                row.rewards[row.sampled[-1]] += config.gamma_turn * future
+                future = row.rewards[row.sampled[-1]].clone()
+    if config.kl_reward_coef:
+        measured = []
+        for row in (row for e in episodes for row in e.rows):
+            kl = (row.old - row.ref)[row.sampled]
+            row.rewards[row.sampled] -= learner.kl_reward_coef * kl
+            row.episode.score -= learner.kl_reward_coef * float(kl.sum())
+            measured += kl.tolist()
+        metrics |= {"kl_reward": fmean(measured), "kl_reward_coef": learner.kl_reward_coef}
+
+
+def estimate(episodes, rows, config, critic):
+    """Advantages of every row by the estimator of the config, and returns for the critic."""
+    groups, kind = by_group(episodes), config.advantages
+    for row in rows:
+        scores = [e.score for e in groups[row.episode.group_id]]
+        row.advantages = torch.zeros(len(row.tokens))
+        if critic:
+            estimate_with_critic(row, config)
+        elif kind in ("reinforce", "reinforce_pp"):
+            row.advantages = gae(row.sampled, row.rewards, torch.zeros(len(row.tokens)), 1.0,
+                                 lambda t: config.gamma)
+        else:
+            others = mean(scores) if kind != "rloo" else (
+                (sum(scores) - row.episode.score) / (len(scores) - 1))
+            divisor = std(scores) + 1e-6 if kind == "grpo" and config.norm_by_std else 1.0
+            row.advantages[row.sampled] = (row.episode.score - others) / divisor
+    if critic or kind.startswith("reinforce_pp"):  # whitening over all tokens of the update
+        measured = [a for row in rows for a in row.advantages[row.valued].tolist()]
+        middle, deviation = fmean(measured), math.sqrt(std(measured)**2 + 1e-8)
+        for row in rows:
+            row.advantages[row.steps] = (row.advantages[row.steps] - middle) / deviation
+    stds = {g: std(map(total, group)) for g, group in groups.items()}
+    lengths = {id(e): sum(len(row.sampled) for row in e.rows) for e in episodes}
+    for row in rows:
+        if config.soft_reweight:
+            row.advantages *= stds[row.episode.group_id] / (max(stds.values()) + 1e-6)
+        if config.length_weight:
+            row.advantages *= fmean(lengths.values()) / lengths[id(row.episode)]
+        if config.zero_task:
+            row.advantages *= 0
+
+
+def gae(positions, rewards, values, lam, discount):
+    """A_t = r_t + d_t V_next - V_t + d_t lam A_next, from the last position to the first: (T,)."""
+    advantages, next_value, next_advantage = torch.zeros(len(values)), 0.0, 0.0
+    for t in reversed(positions):
+        delta = rewards[t] + discount(t) * next_value - values[t]
+        next_value, next_advantage = values[t], delta + discount(t) * lam * next_advantage
+        advantages[t] = next_advantage
+    return advantages
+
+
+def estimate_with_critic(row, config):
+    """GAE over tokens, over turns (VAGEN's turn-wise GAE), or over turns and then within them."""
+    rewards, ends = row.rewards.clone(), [tokens[-1] for tokens in row.turns]
+    if config.advantages == "gae":
+        row.advantages = gae(row.steps, rewards, row.values, config.lam, lambda t: config.gamma)
+    if config.advantages == "turn_gae":
+        for tokens in row.turns:
+            rewards[tokens[-1]] = row.rewards[tokens].sum()
+    if config.advantages != "gae":
+        of_turns = gae(ends, rewards, row.values, config.lam, lambda t: config.gamma_turn)
+        row.returns = of_turns + row.values
+    if config.advantages == "turn_gae":
+        row.valued = ends
+        for tokens in row.turns:
+            row.advantages[tokens] = of_turns[tokens[-1]]
+        return
+    if config.advantages == "bi_level_gae":
+        rewards[ends] = row.returns[ends]  # the last token of a turn is paid what the turn came to
+        row.advantages = gae(row.steps, rewards, row.values, config.lam,
+                             lambda t: 0.0 if t in ends else config.gamma)
+    row.returns = row.advantages + row.values
+
+
+def policy_loss(learner, mini, config, log):
+    """PPO's clipped loss, minus the entropy bonus, plus the KL to the reference."""
+    loss, task, measured = 0.0, 0.0, defaultdict(list)
+    for row in mini:
+        t = row.learned
+        logprobs, entropy = predict(learner.policy.model, row.tokens, config.temperature)
+        log_ratio = logprobs - row.old
+        if config.ratio == "sequence":  # GSPO: one ratio for all tokens of a row
+            log_ratio = log_ratio[t].mean().expand(len(row.tokens))
+        a, ratio = row.advantages, log_ratio.exp()
+        free, bounded = -a * ratio, -a * ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+        clipped = torch.maximum(free, bounded)
+        if config.dual_clip:
+            clipped = torch.where(a < 0, clipped.minimum(-a * config.dual_clip), clipped)
+        d = (row.ref if config.kl_coef else logprobs) - logprobs
+        kl = d**2 / 2 if config.kl_estimator == "k2" else d.exp() - d - 1
+        share = weight(mini, row, "learned", config)
+        task = task + share * clipped[t].sum()
+        loss = loss + share * (config.kl_coef * kl - config.entropy_coef * entropy)[t].sum()
+        moved = logprobs - row.old
+        for name, x in (("entropy", entropy), ("kl_ref", kl), ("clip_fraction", bounded > free),
+                        ("approx_kl", moved.exp() - moved - 1),
+                        ("logprob_gap", (logprobs - row.sample_logprobs).abs())):
+            measured[name] += x[row.sampled].tolist()
+    log["policy_loss"].append(float(task.detach()))
+    for name, values in measured.items():
+        log[name].append(fmean(values))
+    return loss + task
+
+
+def value_loss(learner, mini, config, log):
+    """Half the squared error of the critic; moving a value beyond value_clip gains nothing."""
+    loss = 0.0
+    for row in mini:
+        values, old, target = values_of(learner, row.tokens), row.values, row.returns
+        near = old + (values - old).clamp(-config.value_clip, config.value_clip)
+        error = torch.maximum((values - target)**2, (near - target)**2)[row.valued] / 2
+        loss = loss + weight(mini, row, "valued", config) * error.sum()
+    log["value_loss"].append(float(loss.detach()))
+    return loss
+
+
+def weight(mini, row, positions, config):
+    """What one token of a row counts in its mini-batch."""
+    sizes = [len(getattr(r, positions)) for r in mini]
+    return {"token-mean": 1 / sum(sizes),
+            "seq-mean-token-mean": 1 / (len(mini) * len(getattr(row, positions))),
+            "seq-mean-token-sum": 1 / len(mini),
+            "seq-mean-token-sum-norm": 1 / (len(mini) * config.max_context)}[config.aggregation]
+
+
+def optimize(optimizer, lr, config):
+    """Clip the gradient to its largest norm and step. Returns the gradient before clipping."""
+    (group,) = optimizer.param_groups
+    gradient = [p.grad.clone() for p in group["params"]]
+    for p in group["params"]:
+        p.grad *= min(1.0, config.max_grad_norm / (norm(gradient) + 1e-6))
+    group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad()
+    return gradient
+
+
+def norm(gradient):
+    return math.sqrt(sum(float((g**2).sum()) for g in gradient))

@@ -1,0 +1,346 @@
+"""One training step equals the slow one: tokens, gradients, metrics and weights.
+
+The oracle is slow.py. The real `train` runs in float64 and every optimizer step is compared; only
+the network is small and the environment a lottery.
+"""
+
+import copy
+import dataclasses
+import itertools
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import slow
+import torch
+from toys import Lottery, Raffle
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from minragen import config as settings
+from minragen import train as trainer
+from minragen.config import ALGOS, WITH_CRITIC, Config, build_groups, preset
+from minragen.envs import SPLITS, make
+from minragen.models import ChatFrame, Policy, load_policy, tiny_tokenizer
+from minragen.rollout import Sampling, StateReward, collect
+from minragen.warmup import default_steps, warm_start
+
+# Several optimizer steps that move the weights far enough for every clip to matter.
+BASE = dict(num_groups=5, group_size=3, max_new_tokens=6, max_context=109, mini_batch=4, lr=0.04,
+            temperature=0.7, entropy_coef=0.05, diagnose_every=0, val_size=1, steps=1, seed=18,
+            warmup_steps=0)
+real_build, real_optimizer_step = trainer.build, trainer.AdamW.step
+
+
+def configured(env="toys:Lottery", algo="grpo", **options):
+    """The Config of a preset with some options. Raises ValueError where `check` refuses it."""
+    base = preset(env, algo, "tiny", options.get("response_format", "free_think"))
+    config = dataclasses.replace(base, **{**BASE, **options})
+    settings.check(config)
+    return config
+
+
+@cache
+def small_model(vocabulary, seed=0):
+    """An untrained decoder whose distributions are far from uniform."""
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=vocabulary, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, initializer_range=0.4,
+        max_position_embeddings=512)).double().eval()
+
+
+@cache
+def small_tokenizer(response_format):
+    return tiny_tokenizer([Lottery(), Raffle()], response_format)
+
+
+def small_policy(config):
+    tokenizer = small_tokenizer(config.response_format)
+    return Policy("tiny", copy.deepcopy(small_model(len(tokenizer))), tokenizer)
+
+
+def reference(config):
+    """Another network: with the policy's own weights the KL would have no gradient at first."""
+    return copy.deepcopy(small_model(len(small_tokenizer(config.response_format)), 1))
+
+
+@cache
+def warm_policy():
+    """The bundled model after its warm-up on FrozenLake, which closes its tags."""
+    policy = load_policy("tiny", envs=[make("frozenlake", split) for split in SPLITS])
+    frame = ChatFrame(policy.tokenizer)
+    warm_start(policy, frame, "frozenlake", default_steps("tiny"), say=lambda line: None)
+    policy.model.double()
+    return policy, frame
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    """Everything in float64, where minragen says `.float()` too."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+EPISODES = {}
+
+
+def collect_once(policy, frame, groups, first_seed, *arguments):
+    """`collect`, remembered: at the first step all tests have the same policy."""
+    key = (*groups.names, len(groups), first_seed, str(groups.envs[0].options),
+           str(groups.envs[0].budget), frame.instruction,
+           *(a for a in arguments if not callable(a)))
+    if key not in EPISODES:
+        EPISODES[key] = collect(policy, frame, groups, first_seed, *arguments)
+    return copy.deepcopy(EPISODES[key])
+
+
+@pytest.fixture
+def real(monkeypatch, tmp_path):
+    """real(config): gradients, metrics and learner of one step of the real `train`."""
+    def run(config, first_step=1, play=collect_once):
+        built, gradients, lines = [], [], []
+
+        def build(*arguments):
+            learner = real_build(*arguments)
+            learner.step = first_step - 1
+            if learner.reference is not None:
+                learner.reference = reference(config)
+            built.append(learner)
+            return learner
+
+        def optimizer_step(optimizer, max_grad_norm):
+            gradients.append([m.grad.clone() for m in optimizer.masters])
+            return real_optimizer_step(optimizer, max_grad_norm)
+
+        monkeypatch.setattr(settings, "RUNS", tmp_path / str(len(list(tmp_path.iterdir()))))
+        for name, stub in (("build", build), ("build_policy", lambda *_: small_policy(config)),
+                           ("collect", play), ("validate", lambda *_: {}),
+                           ("save_checkpoint", lambda *_: None)):
+            monkeypatch.setattr(trainer, name, stub)
+        monkeypatch.setattr(trainer.AdamW, "step", optimizer_step)
+        monkeypatch.setattr(trainer.Log, "write", lambda log, line, _: lines.append(line))
+        trainer.train(config, say=lambda line: None)
+        return gradients, next(line for line in lines if "groups_kept" in line), built[0]
+    return run
+
+
+def slow_learner(config, policy=None):
+    policy = policy or small_policy(config)
+    critic = SimpleNamespace(trunk=copy.deepcopy(policy.model.base_model),
+                             head=torch.nn.Linear(policy.model.config.hidden_size, 1))
+    torch.nn.init.zeros_(critic.head.weight)
+    torch.nn.init.zeros_(critic.head.bias)
+    return SimpleNamespace(
+        policy=policy, rounds=0, critic=critic if config.advantages in WITH_CRITIC else None,
+        reference=reference(config) if config.kl_coef or config.kl_reward_coef else None,
+        kl_reward_coef=config.kl_reward_coef,
+        optimizer=torch.optim.AdamW(policy.model.parameters(), weight_decay=0.01),
+        critic_optimizer=torch.optim.AdamW([*critic.trunk.parameters(), *critic.head.parameters()],
+                                           weight_decay=0.01))
+
+
+@cache
+def slow_step(config, first_step=1):
+    """The same of the slow step, on the same episodes."""
+    learner = slow_learner(config)
+    frame = ChatFrame(learner.policy.tokenizer, config.response_format)
+    groups = build_groups(config, "train", config.num_groups, config.group_size)
+
+    def play(learner, frame, groups, first_seed, config):
+        return collect_once(
+            learner.policy, frame, groups, first_seed,
+            Sampling(config.temperature, config.top_k, config.top_p), config.seed,
+            config.max_new_tokens, config.max_context, config.max_rows, None, config.context,
+            config.window, StateReward(config.grounding_reward, config.worldmodeling_reward))
+
+    return *slow.train_step(learner, frame, groups, config, first_step, play), learner
+
+
+def assert_equal(real, config, first_step=1):
+    """Gradients of all optimizer steps, metrics, and the weights that result."""
+    (ours, metrics, learner), (exact, expected, oracle) = (
+        real(config, first_step), slow_step(config, first_step))
+    assert len(ours) == len(exact)
+    for one, other in zip(ours, exact):
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+    for name, value in expected.items():
+        if name != "kl_ref" or config.kl_coef:
+            assert metrics[name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
+    for a, b in zip(learner.policy.model.parameters(), oracle.policy.model.parameters()):
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-6, atol=1e-9)
+    assert learner.kl_reward_coef == pytest.approx(oracle.kl_reward_coef, rel=1e-9)
+    return ours
+
+
+def differ(one, other):
+    """Whether two lists of gradients differ anywhere."""
+    return len(one) != len(other) or any(
+        not torch.allclose(a, b, rtol=1e-6, atol=1e-12)
+        for x, y in zip(one, other) for a, b in zip(x, y))
+
+
+class TestAlgorithms:
+    @pytest.mark.parametrize("algo", ALGOS)
+    def test_every_algorithm_has_the_gradients_of_the_slow_step(self, real, algo):
+        assert_equal(real, configured(algo=algo))
+        assert_equal(real, configured(algo=algo, kl_coef=0.1, kl_reward_coef=0.2))
+
+    def test_the_episodes_compared_are_ragged_cut_off_and_of_some_groups_without_std(self):
+        EPISODES.clear()
+        gradients, metrics, _ = slow_step.__wrapped__(configured())
+        (played,) = EPISODES.values()
+        assert len(gradients) == 3  # mini-batches of 4, 4 and 1 rows
+        assert metrics["groups_kept"] == 3 and metrics["groups_without_spread"] == 1
+        assert {len(t.turns) for t in played} == {1, 2, 3}
+        assert {t.stop.value for t in played} == {"terminated", "truncated", "context"}
+
+
+# option -> (the base of the comparison, another value of the option), ...
+PPO, BI_LEVEL, TURNS = dict(algo="ppo"), dict(algo="bi-level"), dict(algo="turn-ppo")
+ARPO, KEEP_ALL = dict(algo="arpo"), dict(filter_value=1.0)
+FLIPS = {
+    "env": [(dict(val_size=2), "toys:Lottery=1,toys:Raffle=4")], "seed": [({}, 4)],
+    "env_arg": [({}, ("prize=2.0",))], "max_turns": [({}, 2)],
+    "response_format": [({}, "no_think")], "num_groups": [({}, 6)], "group_size": [({}, 4)],
+    "temperature": [({}, 1.0)], "top_k": [({}, 5)], "top_p": [({}, 0.8)],
+    "max_new_tokens": [({}, 5)], "max_context": [({}, 80)],
+    "context": [({}, "limited"), ({}, "single_turn")],
+    "window": [(dict(context="single_turn"), 1), (dict(context="limited"), 1)],
+    "filter": [({}, "none"), ({}, "top_k"), ({}, "top_p_softmax"),
+               (dict(filter_value=0.6), "min_p"), (dict(filter_value=1.0), "top_k_abs")],
+    "filter_value": [({}, 0.5)],
+    "filter_select": [({}, "smallest"), (dict(filter="min_p", filter_value=0.5), "smallest"),
+                      (dict(filter="top_p_softmax", filter_value=0.5), "smallest")],
+    "filter_metric": [({}, "length"), (dict(filter="top_k", filter_value=0.6), "entropy_std"),
+                      (dict(filter="top_k", filter_value=0.4), "entropy"),
+                      (dict(filter="top_k", filter_value=0.4), "reward")],
+    "filter_include_zero": [(KEEP_ALL, True)], "resample": [(KEEP_ALL, 2)],
+    "credit": [(ARPO, "turn"), (ARPO | dict(context="limited"), "turn")],
+    "reward_norm": [({}, "asym_clip"), (ARPO, "mean"), (ARPO, "mean_std")],
+    "reward_norm_over": [(ARPO | dict(reward_norm="mean_std"), "batch")], "overlong": [({}, 0.5)],
+    "kl_reward_coef": [({}, 0.1), (PPO, 0.1)], "lr": [({}, 0.01)], "critic_lr": [(PPO, 0.02)],
+    "advantages": [({}, "reinforce_pp_baseline"), ({}, "rloo"), ({}, "reinforce_pp")],
+    "norm_by_std": [({}, False)], "gamma": [(PPO, 0.9), (ARPO, 0.9), (BI_LEVEL, 0.9)],
+    "lam": [(PPO, 0.5), (BI_LEVEL, 0.5), (TURNS, 0.5)],
+    "gamma_turn": [(BI_LEVEL, 0.5), (TURNS, 0.5),
+                   (ARPO | dict(context="limited", credit="turn"), 0.5)],
+    "advantage_mask": [(PPO, "all"), (BI_LEVEL, "all")], "soft_reweight": [({}, True)],
+    "length_weight": [({}, True)], "loss_scaling": [({}, "sqrt"), ({}, "linear")],
+    "zero_task": [({}, True)], "ratio": [({}, "sequence")], "clip_low": [({}, 0.9)],
+    "clip_high": [({}, 0.01)], "dual_clip": [({}, 1.1)],
+    "aggregation": [({}, "seq-mean-token-sum"), ({}, "seq-mean-token-mean"),
+                    ({}, "seq-mean-token-sum-norm"), (PPO, "seq-mean-token-mean")],
+    "loss_mask": [(PPO, "all"), (TURNS, "all"), (PPO | dict(advantage_mask="all"), "all")],
+    "value_clip": [(PPO | dict(critic_lr=0.05), 0.01)], "entropy_coef": [({}, 0.0)],
+    "kl_coef": [({}, 0.1)], "kl_estimator": [(dict(kl_coef=0.1), "k2")], "epochs": [({}, 2)],
+    "mini_batch": [({}, 5)], "max_grad_norm": [({}, 0.1)],
+}
+ELSEWHERE = {
+    # They cannot change an update,
+    "run", "model", "device", "threads", "warmup_steps", "val_size", "val_temperature",
+    "val_every", "diagnose_every", "diagnose_samples", "gradients_every", "save_every",
+    # are compared below,
+    "algo", "max_rows", "token_budget", "steps", "lr_final", "kl_target", "kl_horizon",
+    # or belong to other files: worlds/test_relations.py and test_envs.py.
+    "grounding_reward", "worldmodeling_reward", "max_actions_per_turn", "max_actions"}
+
+
+class TestOptions:
+    def test_every_option_is_compared_or_changes_no_update(self):
+        assert FLIPS.keys() | ELSEWHERE == {f.name for f in dataclasses.fields(Config)}
+        assert not FLIPS.keys() & ELSEWHERE
+
+    @pytest.mark.parametrize("option", FLIPS)
+    def test_an_option_changes_the_gradients_as_it_does_in_the_slow_step(self, real, option):
+        for base, value in FLIPS[option]:
+            ours = assert_equal(real, configured(**{**base, option: value}))
+            assert differ(ours, slow_step(configured(**base))[0]), (base, value)
+
+    def test_the_learning_rate_of_the_last_step_is_the_final_share(self, real):
+        constant, falling = (assert_equal(real, configured(steps=2, lr_final=final), first_step=2)
+                             for final in (1.0, 0.1))
+        assert differ(constant, falling)
+
+    def test_the_kl_coefficient_adapts_as_in_the_slow_step(self, real):
+        config = configured(kl_reward_coef=0.1, kl_target=0.01, kl_horizon=50.0)
+        assert_equal(real, config)
+        assert slow_step(config)[2].kl_reward_coef > 0.1
+
+
+FACTORS = {
+    "context": [dict(context="limited", window=2), dict(context="single_turn", window=2)],
+    "critic": [PPO, BI_LEVEL, TURNS], "kl_in_loss": [dict(kl_coef=0.1)],
+    "kl_in_reward": [dict(kl_reward_coef=0.1)], "filter": [dict(filter="top_k", filter_value=0.5)],
+    "resample": [KEEP_ALL | dict(resample=2)],
+    "mixture": [dict(env="toys:Lottery=2,toys:Raffle=3", val_size=2)],
+    "overlong": [dict(overlong=0.5)], "loss_mask": [PPO | dict(loss_mask="all")],
+    "epochs": [dict(epochs=2)], "micro_batches": [dict(token_budget=150)],
+}
+REFUSED = {("context", "critic"): "in which every turn is a row by itself",
+           ("filter", "resample"): "the filter that keeps just those"}
+
+
+class TestPairs:
+    @pytest.mark.parametrize("pair", list(itertools.combinations(FACTORS, 2)), ids="-with-".join)
+    def test_two_choices_together_equal_the_slow_step_or_are_refused_with_a_sentence(
+            self, real, pair):
+        for one, other in itertools.product(*(FACTORS[name] for name in pair)):
+            try:
+                config = configured(**one, **{k: v for k, v in other.items() if k not in one})
+            except ValueError as refusal:
+                assert REFUSED[pair] in str(refusal)
+            else:
+                assert_equal(real, config)
+                assert pair != ("filter", "resample") and other not in (BI_LEVEL, TURNS)
+
+
+WORLDS = dict(env="frozenlake", num_groups=2, group_size=2, max_turns=2, max_new_tokens=24,
+              max_context=512, max_rows=3)
+
+
+class TestCollect:
+    """Replies of a model that can play FrozenLake: one token after the other from the slow loop."""
+
+    @pytest.mark.parametrize("options", [
+        dict(temperature=0.5), dict(temperature=1.3), dict(temperature=1.3, top_k=4),
+        dict(temperature=1.3, top_p=0.7), dict(context="limited", window=2),
+        dict(context="limited", window=1, top_p=0.9), dict(context="single_turn", window=2),
+        dict(max_new_tokens=7), dict(max_context=170)], ids=lambda options: "-".join(
+            f"{name}={value}" for name, value in options.items()))
+    def test_tokens_masks_logprobs_and_rewards_are_those_of_the_slow_loop(self, options):
+        config = configured(**{**WORLDS, "temperature": 1.0, **options})
+        self.assert_same(config, Sampling(config.temperature, config.top_k, config.top_p))
+
+    def test_greedy_replies_are_those_of_the_slow_loop(self):
+        config = dataclasses.replace(configured(**WORLDS), temperature=0.0)
+        self.assert_same(config, Sampling(0.0))
+
+    def assert_same(self, config, sampling):
+        policy, frame = warm_policy()
+        groups = build_groups(config, "train", 2, 2)
+        fast = collect(policy, frame, groups, 7, sampling, config.seed, config.max_new_tokens,
+                       config.max_context, config.max_rows, None, config.context, config.window)
+        learner = SimpleNamespace(policy=policy)
+        for one, other in zip(fast, slow.collect(learner, frame, groups, 7, config), strict=True):
+            assert one.turn_rewards == other.turn_rewards
+            for a, b in zip(one.samples, other.samples, strict=True):
+                assert a.tokens == b.tokens and a.turn_ids == b.turn_ids
+                assert a.response_mask == [turn >= 0 for turn in b.turn_ids]
+                assert a.sample_logprobs == pytest.approx(b.sample_logprobs, abs=1e-6)
+
+    def test_two_steps_of_training_are_those_of_the_slow_loop(self, real):
+        """Nothing is remembered here: the second step plays with the weights of the first."""
+        config = configured(steps=2, num_groups=3, epochs=2, algo="ppo", kl_reward_coef=0.1,
+                            kl_target=0.01, kl_horizon=50.0, lr_final=0.5)
+        gradients, _, learner = real(config, play=collect)
+        oracle = slow_learner(config)
+        frame = ChatFrame(oracle.policy.tokenizer)
+        groups = build_groups(config, "train", 3, 3)
+        expected = [g for step in (1, 2)
+                    for g in slow.train_step(oracle, frame, groups, config, step)[0]]
+        for one, other in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
+        assert learner.kl_reward_coef == pytest.approx(oracle.kl_reward_coef)
