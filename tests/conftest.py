@@ -1,4 +1,4 @@
-"""One thread, no progress bars, and `--env`: which environments the contract is checked on.
+"""One thread, no progress bars, the order of the files, and `--env` for the contract:
 
     python -m pytest tests/test_env_contract.py --env package.module:Class
 """
@@ -19,6 +19,17 @@ for folder in (str(Path(__file__).parent.parent), ""):
         sys.path.insert(0, folder)
 
 from minragen.envs import REGISTRY  # noqa: E402  the line above finds it
+
+
+# The order in which the specification is read: first how episodes become tokens, then the step.
+ORDER = ("test_rollout", "test_step", "test_starpo", "test_museum", "test_models", "test_train",
+         "test_config", "test_diagnostics", "test_eval", "test_warmup", "test_envs",
+         "test_env_contract")
+
+
+def pytest_collection_modifyitems(items):
+    """Sort the files by ORDER; the single environments and the README come last."""
+    items.sort(key=lambda item: (*ORDER, item.path.stem).index(item.path.stem))
 
 
 def pytest_addoption(parser):

@@ -1,85 +1,129 @@
 """Measuring: intervals, baselines on the same instances, and the command that prints them."""
 
+import json
 import math
 
 import numpy as np
 import pytest
+from toys import tiny
 
 from minragen import config as chosen
 from minragen import eval as evaluation
 from minragen import train as trainer
+from minragen.config import parse
 from minragen.envs import EnvGroups, make
-from minragen.eval import play, random_player, scripted, solver_player, wilson
+from minragen.eval import play, scripted, wilson
+from minragen.rollout import Trajectory
 
 
 class TestWilson:
-    @pytest.mark.parametrize("successes, n, low, high", [
-        (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634),
-        (206, 256, 0.7518, 0.8486)])
-    def test_it_gives_the_textbook_values(self, successes, n, low, high):
-        assert wilson(successes, n) == pytest.approx((low, high), abs=1e-4)
+    def test_it_gives_the_textbook_values(self):
+        for successes, n, low, high in ((0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0),
+                                        (5, 10, 0.2366, 0.7634), (206, 256, 0.7518, 0.8486)):
+            assert wilson(successes, n) == pytest.approx((low, high), abs=1e-4)
 
-    @pytest.mark.parametrize("p, n", [(0.02, 40), (0.5, 40), (0.9, 256)])
-    def test_it_covers_the_true_rate_about_95_times_in_100(self, p, n):
+    def test_it_covers_the_true_rate_about_95_times_in_100(self):
         """Exactly, by summing the binomial over all outcomes."""
-        covered = sum(math.comb(n, k) * p**k * (1 - p)**(n - k) for k in range(n + 1)
-                      if wilson(k, n)[0] <= p <= wilson(k, n)[1])
-        assert 0.90 < covered < 0.99
+        for p, n in ((0.02, 40), (0.5, 40), (0.9, 256)):
+            covered = sum(math.comb(n, k) * p**k * (1 - p)**(n - k) for k in range(n + 1)
+                          if wilson(k, n)[0] <= p <= wilson(k, n)[1])
+            assert 0.90 < covered < 0.99
 
     def test_no_trials_are_refused(self):
         with pytest.raises(ValueError, match="at least one trial"):
             wilson(0, 0)
 
 
-class TestBaselines:
-    def test_the_solver_always_succeeds_and_chance_does_not(self):
-        groups = EnvGroups("frozenlake", 100, 1, "val")
-        assert np.mean([s for s, _ in scripted(groups, solver_player)]) == 1.0
-        assert 0.1 < np.mean([s for s, _ in scripted(groups, random_player)]) < 0.4
+def trajectory(success, episode_return):
+    return Trajectory("", 0, 0, 0, success=success, turn_rewards=[episode_return], turns=[None])
 
-    def test_they_play_the_same_instances_every_time(self):
-        groups = EnvGroups("frozenlake", 50, 1, "val")
-        assert scripted(groups, random_player) == scripted(groups, random_player)
+
+class TestEvaluate:
+    @pytest.fixture
+    def evaluated(self, monkeypatch):
+        """evaluated(config, split, size, sampled, greedy): the tables for such trajectories."""
+        def tables(config, split, size, sampled, greedy):
+            monkeypatch.setattr(trainer, "find_checkpoint", lambda folder: folder)
+            monkeypatch.setattr(trainer, "build_policy", lambda *_: tiny()[0])
+            monkeypatch.setattr(trainer, "play_held_out", lambda policy, frame, groups, config: {
+                "": [trajectory(*pair) for pair in sampled],
+                "_greedy": [trajectory(*pair) for pair in greedy]})
+            return evaluation.evaluate(config, split, size)
+        return tables
+
+    def test_each_environment_gets_its_rows_successes_and_mean_returns(self, evaluated):
+        config = parse(["--env", "frozenlake,bandit"])[0]
+        tables = evaluated(config, "val", 5,
+                           [(True, 1.0), (False, 0.5), (True, 0.0), (False, 0.2), (False, -0.2)],
+                           [(False, 0.0), (False, 0.0), (True, 0.3), (True, 0.1), (True, 0.3)])
+        assert list(tables) == ["frozenlake", "bandit"]
+        lake, arms = (rows for rows, _, _ in tables.values())
+        assert lake[:2] == [("checkpoint", 2, 3, 0.5), ("checkpoint, greedy", 1, 3,
+                                                        pytest.approx(0.1))]
+        assert arms[:2] == [("checkpoint", 0, 2, 0.0), ("checkpoint, greedy", 2, 2,
+                                                        pytest.approx(0.2))]
+        assert [row[0] for row in lake[2:]] == ["random policy", "solver"]
+        assert lake[3] == ("solver", 3, 3, 1.0)
+
+    @pytest.mark.parametrize("split", ["val", "test"])
+    def test_baselines_play_the_instances_of_the_split_from_seed_0(self, evaluated, split):
+        config = parse(["--env", "frozenlake"])[0]
+        rows, distinct, _ = evaluated(config, split, 40, [(True, 1.0)] * 40,
+                                      [(True, 1.0)] * 40)["frozenlake"]
+        groups = EnvGroups("frozenlake", 40, 1, split)
+        groups.reset(0)
+        assert distinct == len({env.instance() for env in groups.envs})
+        rng, won = np.random.default_rng(0), 0
+        for env in groups.envs:
+            over = False
+            while not over:
+                _, _, terminated, truncated, info = env.step(env.random_answer(rng))
+                over = terminated or truncated
+            won += info["success"] == 1
+        assert rows[2][1:3] == (won, 40) and rows[3][1:] == (40, 40, 1.0)
+        assert 0.05 < won / 40 < 0.5
+
+    def test_equal_instances_are_counted_once_as_distinct(self, evaluated):
+        outcomes = [(True, 0.1)] * 30
+        _, distinct, _ = evaluated(parse(["--env", "bandit"])[0], "val", 30, outcomes, outcomes)[
+            "bandit"]
+        assert 5 < distinct <= 12  # there are twelve pairs of names
+
+    def test_success_in_any_turn_is_success(self):
+        groups = EnvGroups("test_rollout:Counts", 1, 1)
+        assert scripted(groups, lambda env, rng: "x") == [(True, pytest.approx(0.6))]
 
 
 class TestCommand:
-    @pytest.fixture
-    def run(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(chosen, "RUNS", tmp_path / "runs")
-        trainer.main(["--env", "bandit", "--run", "b", "--steps", "1", "--num-groups", "2",
-                      "--group-size", "4", "--val-size", "8"])
-
-    def test_it_prints_how_true_the_descriptions_of_the_checkpoint_are(self, capsys):
-        rows, described = [("checkpoint", 1, 2, 0.5)], {"grounding": 0.25, "worldmodeling": 0.75}
-        evaluation.show({"sokoban": (rows, 2, described)}, "r", "test", 0.5)
-        last = capsys.readouterr().out.splitlines()[-1]
+    def test_it_prints_each_players_rate_interval_and_return(self, capsys):
+        rows, described = [("checkpoint", 12, 48, 0.5)], {"grounding": 0.25, "worldmodeling": 0.75}
+        evaluation.show({"sokoban": (rows, 17, described)}, "r", "test", 0.5)
+        title, _, row, last = capsys.readouterr().out.splitlines()
+        assert title == ("sokoban, split test: 48 episodes, 17 distinct instances; run r, sampled "
+                         "at temperature 0.5")
+        assert row.split() == ["checkpoint", "0.250", "[0.149,", "0.388]", "0.500"]
         assert last == "F1 of descriptions: grounding 0.250, worldmodeling 0.750"
 
-    def test_it_prints_checkpoint_random_policy_and_solver_with_intervals(self, run, capsys):
+    def test_it_measures_a_run_on_the_split_asked_for_as_the_run_measured_itself(
+            self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr(chosen, "RUNS", tmp_path)
+        trainer.main(["--env", "bandit", "--run", "a", "--steps", "1", "--num-groups", "2",
+                      "--group-size", "4", "--val-size", "16"])
+        (tmp_path / "a").rename(tmp_path / "b")  # a run is where its folder is
+        lines = [json.loads(x) for x in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()]
         capsys.readouterr()
-        evaluation.main(["--run", "b", "--split", "val", "--size", "24"])
-        printed = capsys.readouterr().out.splitlines()
-        assert "24 episodes" in printed[0] and "distinct instances" in printed[0]
-        for line, player in zip(printed[2:], ("checkpoint", "checkpoint, greedy", "random policy",
-                                              "solver")):
-            assert line.startswith(player + " ") and line.count("[") == 1
-        assert "1.000" in printed[-1]
-
-    def test_it_agrees_with_the_runs_own_validation(self, run, capsys):
-        import json
-        last = [json.loads(x) for x in
-                (chosen.RUNS / "b" / "metrics.jsonl").read_text().splitlines()][-1]
-        rows, *_ = evaluation.evaluate(chosen.load_config("b"), "test", 8)["bandit"]
-        assert (rows[0][1] / 8 == last["test/success"]
-                and rows[1][1] / 8 == last["test/success_greedy"])
-
-    @pytest.mark.parametrize("argv, said", [
-        (["--run", "c"], "unknown run 'c': Known: b"),
-        (["--run", "b", "--size", "0"], "expected 1 to 65536")])
-    def test_bad_input_gets_one_sentence(self, run, argv, said):
-        with pytest.raises(SystemExit) as stop:
-            evaluation.main(argv)
-        assert said in str(stop.value)
+        for split, line in (("val", lines[1]), ("test", lines[2])):
+            evaluation.main(["--run", "b", "--split", split, "--size", "16"])
+            printed = capsys.readouterr().out.splitlines()
+            for row, name in zip(printed[2:4], ("success", "success_greedy")):
+                low, high = wilson(round(line[f"{split}/{name}"] * 16), 16)
+                assert f"{line[f'{split}/{name}']:8.3f}   [{low:.3f}, {high:.3f}]" in row
+            assert printed[5].startswith("solver                  1.000")
+        assert lines[1]["val/success"] > lines[2]["test/success"]
+        for argv, said in ((["--run", "c"], "unknown run 'c': Known: b"),
+                           (["--run", "b", "--size", "0"], "expected 1 to 65536")):
+            with pytest.raises(SystemExit, match=said):
+                evaluation.main(argv)
 
 
 class TestPlay:

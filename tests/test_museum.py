@@ -1,237 +1,470 @@
-"""The museum: famous bugs of this field in miniature, and that we do not have them.
+"""The museum: famous bugs of this field. Each exhibit rebuilds a bug in miniature, shows the wrong
+result, and asserts that minRAGEN does not give it. Its docstring names where the bug was seen."""
 
-Each exhibit names where it was seen. Most were found in public code by reading or running it.
-"""
-
-import subprocess
-import sys
+import copy
+import functools
+import itertools
+import zlib
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
-from toys import puppet, tiny
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from torch.nn.functional import pad, scaled_dot_product_attention
+from toys import Puppet, puppet, tiny
+from transformers import PreTrainedTokenizerFast
 
-from minragen import envs, starpo
+from minragen import envs, models, rollout, starpo
+from minragen import train as trainer
+from minragen.config import Config
 from minragen.envs import EnvGroups
-from minragen.models import CHAT_TEMPLATE, ChatFrame, token_logprobs
-from minragen.rollout import KVSlots, Sampling, collect, forward_slots, make_batch
+from minragen.models import ChatFrame, Policy, token_logprobs
+from minragen.rollout import Sampling, StopReason, collect, make_batch
+from minragen.train import Learner
 
 
-def episodes(groups=2, size=2, **options):
+def scripted(reply, turns=1, room=300, tokenizer=None):
+    """FrozenLake, played by a puppet whose first reply is the ids `reply`, with `room` for tokens
+    after the first prompt: the trajectory, its frame, and where the reply starts."""
+    policy, frame = puppet()
+    if tokenizer is not None:
+        policy = Policy("puppet", Puppet(len(tokenizer)), tokenizer)
+        frame = ChatFrame(tokenizer)
+    groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=turns))
+    start = len(frame.open(groups.envs[0].system_prompt, groups.reset(0)[0]))
+    policy.model.script = dict(enumerate(reply, start))
+    (trajectory,) = collect(policy, frame, groups, 0, Sampling(), 0, len(reply), start + room)
+    return trajectory, frame, start
+
+
+def written(*rows):
+    """A batch of one-turn trajectories (group, return, tokens of the reply) after equal prompts."""
+    trajectories = []
+    for member, (group, episode_return, length) in enumerate(rows):
+        t = rollout.Trajectory("frozenlake", group, group, member, turn_rewards=[episode_return])
+        t.given([3, 4, 5])
+        t.sampled([*range(10, 10 + length)], [0.0] * length, 0)
+        trajectories.append(t)
+    return make_batch(trajectories)
+
+
+def student():
+    """A learner with a copy of the untrained tiny policy."""
     policy, frame = tiny()
-    return collect(policy, frame, EnvGroups("frozenlake", groups, size), 0, Sampling(), 0,
-                   **{**dict(max_new_tokens=10, max_context=500), **options})
+    policy = Policy("tiny", copy.deepcopy(policy.model), policy.tokenizer)
+    return Learner(policy, frame, models.AdamW(policy.model.parameters(), 0.0))
 
 
-class TestMasks:
-    def test_role_headers_forced_prefixes_and_next_turn_markers_are_not_trained(self):
-        """RAGEN rebuilds the mask by counting <|im_start|> (ctx_manager.py; RAGEN#141): the role
-        word, the forced <think> and the next turn's <|im_start|> were in the loss although nobody
-        sampled them."""
-        policy, frame = tiny()
-        tokenizer = policy.tokenizer
-        for t in episodes():
-            sampled = [i for i, m in zip(t.tokens, t.response_mask) if m]
-            assert sum(len([1 for k in t.turn_ids if k == turn])
-                       for turn in range(len(t.turns))) == len(sampled)
-            for position, mask in enumerate(t.response_mask):
-                header = tokenizer.decode(t.tokens[max(0, position - 3):position + 1])
-                assert not (mask and header == "<|im_start|>assistant\n<think>")
-            counted = rebuilt_by_parity(t.tokens, tokenizer.convert_tokens_to_ids("<|im_start|>"))
-            assert counted != t.response_mask  # what counting headers would have trained
-
-    def test_a_sampled_marker_inside_a_reply_does_not_shift_the_mask(self):
-        """Any mask that is rebuilt from special tokens breaks when the model samples one (RAGEN#71,
-        #62)."""
-        policy, frame = puppet()
-        start_id = policy.tokenizer.convert_tokens_to_ids("<|im_start|>")
-        groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=2))
-        start = len(frame.open(groups.envs[0].system_prompt, groups.reset(0)[0]))
-        policy.model.script = {start: start_id, start + 1: start_id}
-        t = collect(policy, frame, groups, 0, Sampling(), 0, 5, 500)[0]
-        assert t.tokens[start:start + 2] == [start_id] * 2 and all(t.response_mask[start:start + 5])
-        assert t.response_mask.index(True) == start and sum(t.response_mask) == 10
-
-    def test_the_end_of_turn_that_was_sampled_is_trained_even_where_pad_equals_eos(self):
-        """tiny-grpo (train.py:108) masks every eos because pad = eos; such a model never learns to
-        stop. SmolLM2's tokenizer has pad = eos too. Padding is a matter of position here, not of
-        id."""
-        policy, frame = puppet()
-        policy.tokenizer.pad_token = policy.tokenizer.eos_token
-        try:
-            groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=1))
-            start = len(frame.open(groups.envs[0].system_prompt, groups.reset(0)[0]))
-            policy.model.script = {start: frame.encode(" a")[0], start + 1: frame.end_of_turn}
-            batch = make_batch(collect(policy, frame, groups, 0, Sampling(), 0, 5, 500))
-        finally:
-            policy.tokenizer.pad_token = "<|pad|>"
-        assert batch.tokens[0, start + 1] == frame.end_of_turn and batch.loss_mask[0, start + 1]
-
-
-def rebuilt_by_parity(tokens, start_id):
-    """RAGEN's rule: between odd and even header, counted along the sequence."""
+def mask_by_headers(tokens, header):
+    """RAGEN's rule: what follows the third, fifth, ... <|im_start|> is the model's."""
     count, mask = 0, []
     for token in tokens:
-        count += token == start_id
         mask.append(count % 2 == 1 and count > 1)
+        count += token == header
     return mask
 
 
+class TestMask:
+    def test_only_sampled_tokens_are_trained(self):
+        """RAGEN ctx_manager.py:38 counts headers: it trains the role word, the forced prefix and
+        the next header (RAGEN#141), and observations once the model samples a header (RAGEN#71)."""
+        header = puppet()[1].encode("<|im_start|>")[0]
+        for reply, wrong in (
+                ([40, 41, 42], "assistant\n<think><|im_end|>\n<|im_start|>assistant\n<think>"),
+                ([40, header, 41], "assistant\n<think>user\nReward: -0.1\nNo valid action")):
+            t, frame, _ = scripted(reply, turns=2)
+            theirs = mask_by_headers(t.tokens, header)
+            extra = [i for i, m, ours in zip(t.tokens, theirs, t.response_mask) if m and not ours]
+            assert frame.tokenizer.decode(extra).startswith(wrong)
+            assert t.samples[0].reply == [*reply, 0, 0, 0]
+
+    def test_observations_are_not_in_the_loss(self):
+        """Search-R1 masks what it retrieves (Jin et al. 2025, section 3.1; Search-R1#108). Without
+        a mask, most of the loss is about text that the environment wrote."""
+        t, frame, start = scripted([40, 41, 42], turns=2)
+        batch = make_batch([t])
+        trainer.prepare(Learner(puppet()[0], frame, None), batch, Config())
+        after_the_prompt = torch.arange(len(t.tokens))[None] >= start
+        observed = after_the_prompt & ~batch.response_mask
+        assert starpo.loss_weights(after_the_prompt)[observed].sum() > 0.8
+        assert starpo.loss_weights(batch.loss_mask)[observed].sum() == 0
+
+    def test_the_sampled_end_of_turn_is_trained_even_where_it_is_the_padding_token(self):
+        """tiny-grpo train.py:108 masks the padding token, which ends the turn in SmolLM2's
+        tokenizer; minimind train_agent.py:123 drops it. The model never learns to stop."""
+        tokenizer = copy.deepcopy(tiny()[0].tokenizer)
+        end, tokenizer.pad_token = tokenizer.eos_token_id, tokenizer.eos_token
+        t, _, _ = scripted([40, end], tokenizer=tokenizer)
+        assert [i for i in t.samples[0].reply if i != tokenizer.pad_token_id] == [40]
+        batch = make_batch([t])
+        assert batch.tokens[batch.loss_mask].tolist() == [40, end]
+
+
+# Qwen3's rule: of all replies but the last message, only what follows the thoughts is rendered.
+QWEN3 = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content if loop.last or m.role != 'assistant' else m.content.split('</think>')[-1] }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
 class TestTokens:
-    def test_a_reply_that_is_no_canonical_tokenisation_is_trained_as_it_was_sampled(self):
-        """Decode, parse, render, encode (RAGEN ctx_manager.py:209; trl#5224; rllm#272): the ids
-        change without the text changing, and the ratio starts far from 1."""
-        policy, frame = puppet()
-        # One word as seven byte tokens.
-        spelt = policy.tokenizer.convert_tokens_to_ids(list("Ġplayer"))
-        groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=1))
-        start = len(frame.open(groups.envs[0].system_prompt, groups.reset(0)[0]))
-        policy.model.script = dict(enumerate(spelt, start))
-        t = collect(policy, frame, groups, 0, Sampling(), 0, len(spelt), 500)[0]
-        assert t.turns[0].text == " player" and frame.encode(t.turns[0].text) != spelt
+    def test_a_reply_is_trained_in_the_ids_that_were_sampled(self):
+        """RAGEN ctx_manager.py:209 (also trl#5224, rllm#272) decodes and encodes replies: the seven
+        sampled bytes of a word become one token."""
+        spelt = tiny()[0].tokenizer.convert_tokens_to_ids(list("Ġplayer"))
+        t, frame, start = scripted(spelt)
+        assert t.turns[0].text == " player" and len(frame.encode(t.turns[0].text)) == 1
         assert t.tokens[start:] == spelt
 
-    def test_thoughts_of_earlier_turns_stay_although_the_template_would_drop_them(self):
-        """Qwen3's template removes old <think> blocks, so turn n+1 does not extend turn n
-        (verl#6854, gem#44)."""
-        tokenizer = tiny()[0].tokenizer
-        old, tokenizer.chat_template = tokenizer.chat_template, CHAT_TEMPLATE.replace(
-            "m.content }}",
-            "(m.content if m.role != 'assistant' else m.content.split('</think>')[-1]) }}", 1)
-        try:
-            frame = ChatFrame(tokenizer)
-            first = frame.open("s", "one") + frame.encode(" plan A</think><answer> Up</answer>")
-            second = first + frame.between(None, "two")
-        finally:
-            tokenizer.chat_template = old
-        assert second[:len(first)] == first and "plan A" in tokenizer.decode(second)
+    def test_the_forced_prefix_does_not_merge_with_the_reply(self):
+        """Qwen2.5 has a token for ">\\n". If "<think>" and a reply that begins with a new line are
+        encoded as one text (SkyRL#2092), the prefix takes its first token."""
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        names = ["<|pad|>", "<|im_start|>", "<|im_end|>", *alphabet, ">Ċ"]
+        core = Tokenizer(BPE(vocab={name: i for i, name in enumerate(names)}, merges=[(">", "Ċ")]))
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        core.decoder = decoders.ByteLevel()
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=core, pad_token=names[0], eos_token=names[2],
+            additional_special_tokens=[names[1]], chat_template=models.CHAT_TEMPLATE)
+        reply = tokenizer.convert_tokens_to_ids(["Ċ", "U", "p"])
+        t, frame, start = scripted(reply, tokenizer=tokenizer)
+        as_one_text = frame.encode(tokenizer.decode(t.tokens))
+        assert tokenizer.convert_ids_to_tokens(as_one_text[start - 1:]) == [">Ċ", "U", "p"]
+        assert tokenizer.convert_ids_to_tokens(t.tokens[start - 1:]) == [">", "Ċ", "U", "p"]
+
+    def test_the_thoughts_of_earlier_turns_stay(self):
+        """Qwen3's template drops them when the next turn is rendered, so that its prompt does not
+        begin with the tokens that were sampled (verl#6854, gem#44)."""
+        tokenizer = copy.deepcopy(tiny()[0].tokenizer)
+        tokenizer.chat_template = QWEN3
+        reply = tokenizer(" plan A</think><answer> Up</answer>")["input_ids"]
+        t, frame, start = scripted(reply, turns=2, tokenizer=tokenizer)
+        system, user, assistant, observation, _ = t.messages()
+        assistant["content"] = f"<think>{assistant['content']}"
+        rendered = tokenizer.apply_chat_template([system, user, assistant, observation],
+                                                 tokenize=False, add_generation_prompt=True)
+        first_turn = t.tokens[:start + len(reply)]
+        assert frame.encode(rendered)[:len(first_turn)] != first_turn and "plan" not in rendered
+        appended = tokenizer.decode(t.tokens[:-len(reply)])
+        assert appended.startswith(tokenizer.decode(first_turn))
+        assert appended.endswith(rendered[rendered.index(observation["content"]):] + "<think>")
 
 
-class TestNormalisation:
-    def test_prompt_tokens_do_not_dilute_the_loss(self):
-        """nano-aha-moment overwrote its ignore markers through a view, so that the normaliser
-        counted prompt and padding: 8 instead of 3 in its toy batch. Ours is the number of response
-        tokens, and the inputs are what they were."""
-        batch = make_batch(episodes())
-        before = [v.clone() for v in (batch.tokens, batch.response_mask, batch.sample_logprobs)]
-        logprobs, _ = token_logprobs(tiny()[0].model, batch.tokens, batch.response_mask)
-        weights = starpo.loss_weights(batch.loss_mask)
-        assert torch.isclose(starpo.aggregate(torch.ones_like(logprobs), weights),
-                             torch.tensor(1.0))
-        assert all(torch.equal(a, b) for a, b in zip(
-            before, (batch.tokens, batch.response_mask, batch.sample_logprobs)))
+@functools.cache
+def cold():
+    """Replies of the untrained tiny policy, sampled at temperature 0.25."""
+    groups = EnvGroups("frozenlake", 4, 1, budgets=dict(max_turns=1))
+    return make_batch(collect(*tiny(), groups, 0, Sampling(0.25), 0, 12, 500))
 
-    def test_entropy_is_the_entropy_and_not_minus_the_mean_logprob(self):
-        """nano-aha-moment logs -mean(logprob of what was sampled) as entropy, and divides it
-        twice."""
-        batch = make_batch(episodes())
-        logprobs, entropy = token_logprobs(tiny()[0].model, batch.tokens, batch.response_mask)
+
+class TestLogprobs:
+    def test_sampler_and_learner_use_one_temperature(self):
+        """TRL's GRPO applied the temperature in the sampler only (trl#3029, trl#4159): most ratios
+        are outside the clip range before the first update."""
+        batch, learner, config = cold(), Learner(*tiny(), None), Config(temperature=0.25)
         mask = batch.response_mask
-        assert not torch.allclose(entropy[mask], -logprobs[mask], atol=0.1)
-        exact = token_entropy(tiny()[0].model, batch.tokens, mask)
-        assert torch.allclose(entropy[mask], exact, atol=1e-4)
+        trainer.prepare(learner, batch, config)
+        with torch.no_grad():
+            at_one, _ = token_logprobs(learner.policy.model, batch.tokens, mask)
+            _, measured = trainer.losses(learner, trainer.weigh(batch, config), config)
+        ratio = (at_one - batch.sample_logprobs)[mask].exp()
+        assert ((ratio < 0.8) | (ratio > 1.28)).float().mean() > 0.7
+        assert measured["logprob_gap"] < 1e-5 and measured["clip_fraction"] == 0
 
-    def test_the_advantage_does_not_overwrite_the_reward(self):
-        """GRPO-Zero (grpo.py:128) stores the normalised advantage in `reward`, so the name lies
-        afterwards."""
-        batch = make_batch(episodes())
-        before = batch.episode_returns.clone()
-        starpo.group_advantages(batch.episode_returns, batch.group_ids, batch.response_mask)
-        assert torch.equal(before, batch.episode_returns)
+    def test_entropy_is_that_of_the_distribution(self):
+        """nano-aha-moment nano_r1_script.py:622 logs minus the mean logprob of the sampled tokens,
+        and divides by their number twice."""
+        batch, model = cold(), tiny()[0].model
+        mask = batch.response_mask
+        with torch.no_grad():
+            logprobs, entropy = token_logprobs(model, batch.tokens, mask)
+            log_p = model(batch.tokens).logits[:, :-1][mask[:, 1:]].log_softmax(-1)
+        theirs, exact = -logprobs[mask].mean() / mask.sum(), -(log_p.exp() * log_p).sum(-1)
+        assert theirs < 0.2 and exact.mean() > 5
+        torch.testing.assert_close(entropy[mask], exact)
 
-    def test_equal_prompts_in_different_groups_stay_different_groups(self):
-        """GRPO-Zero groups by the prompt's text, so two groups with the same prompt merge into
-        one."""
-        policy, frame = tiny("bandit")
-        played = collect(policy, frame, EnvGroups("bandit", 40, 2), 0, Sampling(), 0, 5, 300)
-        prompts = {tuple(t.tokens[:t.response_mask.index(True)]) for t in played}
-        assert len(prompts) <= 12 and make_batch(played).group_ids.unique().numel() == 40
+    def test_a_second_turn_attends_to_all_of_its_history(self):
+        """scaled_dot_product_attention(is_causal=True), as in GRPO-Zero qwen2_model.py:143, aligns
+        its triangle to the top left: the first token after a cache sees one key only."""
+        q, k, v = torch.randn(3, 1, 1, 9, 8)
+        appended = scaled_dot_product_attention(q[:, :, 6:], k, v, is_causal=True)
+        assert appended[0, 0, 0].tolist() == pytest.approx(v[0, 0, 0].tolist())
+        model, tokens = tiny()[0].model, torch.arange(3, 15)[None]
+        slots = rollout.KVSlots(model, 1, 12)
+        rollout.forward_slots(model, slots, tokens[:, :9], torch.tensor([9]))
+        logits = rollout.forward_slots(model, slots, tokens[:, 9:], torch.tensor([3]))
+        torch.testing.assert_close(logits, model(tokens).logits[:, -1], atol=1e-5, rtol=1e-5)
+
+    def test_rotary_frequencies_are_not_rounded(self, tmp_path):
+        """model.to(bfloat16) rounds them too, which moves SmolLM2's logits by up to 1.85 at 512
+        tokens. from_pretrained(dtype=bfloat16) does not."""
+        policy = tiny()[0]
+        cast = copy.deepcopy(policy.model).to(torch.bfloat16).model.rotary_emb.inv_freq
+        angles = 512 * (cast.float() - policy.model.model.rotary_emb.inv_freq)
+        assert angles.abs().max() > 0.09  # radians
+        policy.model.save_pretrained(tmp_path)
+        policy.tokenizer.save_pretrained(tmp_path)
+        with mock.patch.object(models, "_prove_head"):  # it computes, which `meta` cannot
+            loaded = models.load_policy(str(tmp_path), "meta").model
+        assert loaded.dtype == torch.bfloat16
+        assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
-def token_entropy(model, tokens, mask):
-    log_p = model(tokens, use_cache=False).logits.log_softmax(-1)
-    entropy = -(log_p.exp() * log_p).sum(-1)
-    return torch.nn.functional.pad(entropy[:, :-1], (1, 0))[mask]
+class TestEpisodes:
+    def test_an_episode_is_terminated_or_truncated_and_never_both(self):
+        """RAGEN es_manager.py:211 sets both flags of a lost episode, and both where the actions run
+        out: nobody can tell a hole from the end of the budget."""
+        def theirs(done, actions_left, success):
+            return done or not actions_left, (done or not actions_left) and not success
+
+        assert theirs(True, 3, False) == theirs(False, 0, False) == (True, True)
+        env = envs.make("frozenlake", budget=envs.Budget(max_turns=2, max_actions_per_turn=2))
+        env.reset(seed=0)
+        assert [env.step("nothing")[2:4] for _ in range(2)] == [(False, False), (False, True)]
+        env.reset(seed=0)
+        env.holes[:] = True
+        assert env.step("Left || Right")[2:4] == (True, False)
+
+    def test_a_conversation_that_outgrows_the_context_ends_by_itself(self):
+        """RAGEN's MetaMathQA config sends 3,778 tokens to a model of 3,600, and the whole run dies
+        of a ValueError (RAGEN#116)."""
+        def generate(prompt, longest):
+            if len(prompt) > longest:
+                raise ValueError(f"Prompt length of {len(prompt)} is longer than {longest}.")
+
+        t, frame, start = scripted([40] * 10, turns=2, room=20)
+        with pytest.raises(ValueError, match="is longer than"):
+            generate(t.tokens + frame.between(40, t.turns[0].observation), start + 20)
+        assert (t.stop, len(t.tokens)) == (StopReason.CONTEXT, start + 10)
+        cut, _, _ = scripted([40] * 10, turns=2, room=4)  # no room for the reply either
+        assert (cut.stop, len(cut.tokens)) == (StopReason.CONTEXT, start + 4)
+
+    def test_the_penalty_for_bad_form_is_paid_where_turns_are_paid(self):
+        """RAGEN adds it to the sum of an episode's rewards and to no turn, so that it is lost with
+        use_turn_scores."""
+        def paid(rewards, penalty, use_turn_scores):
+            return sum(rewards) if use_turn_scores else sum(rewards) + penalty
+
+        assert (paid([0, 0], -0.2, False), paid([0, 0], -0.2, True)) == (-0.2, 0)
+        batch = make_batch([scripted([40, 41], turns=2)[0]])
+        _, rewards, _ = trainer.credit(None, batch, Config(credit="turn"))
+        assert rewards[batch.response_mask].tolist() == pytest.approx([0, -0.1, 0, -0.1])
 
 
-class TestAttention:
-    def test_appending_a_turn_attends_to_all_of_the_history(self):
-        """With more keys than queries, scaled_dot_product_attention(is_causal=True) aligns its
-        triangle to the top left (torch 2.13): the second turn's first token would see only the
-        first token of the prompt."""
-        q, k = torch.randn(1, 1, 3, 8), torch.randn(1, 1, 9, 8)
-        wrong = torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)
-        right = torch.nn.functional.scaled_dot_product_attention(
-            q, k, k, attn_mask=torch.ones(3, 9).tril(6).bool())
-        assert (wrong - right).abs().max() > 0.1
-        policy, _ = tiny()
-        tokens = torch.randint(3, 200, (1, 12))
-        slots = KVSlots(policy.model, 1, 12)
-        forward_slots(policy.model, slots, tokens[:, :9], torch.tensor([9]))
-        appended = forward_slots(policy.model, slots, tokens[:, 9:], torch.tensor([3]))
-        assert torch.allclose(appended, policy.model(tokens, use_cache=False).logits[:, -1],
-                              atol=1e-5)
+def instance_seeds(learner, rounds, seed=0):
+    """The seeds of the instances that a learner plays in its next rounds of four groups."""
+    config = Config(env="bandit", seed=seed, num_groups=4, max_new_tokens=1)
+    groups, bar = EnvGroups("bandit", 4, 1), SimpleNamespace(sampled=None)
+    return [t.seed for _ in range(rounds) for t in trainer.roll_out(learner, config, groups, bar)]
 
-    def test_a_model_cast_after_loading_would_round_its_rotary_frequencies(self):
-        """model.to(bfloat16) rounds inv_freq as well (logits of SmolLM2 differ by 1.85 at 512
-        tokens); models are loaded in their dtype instead, so the frequencies stay float32."""
-        import copy
-        model = copy.deepcopy(tiny()[0].model)
-        exact = model.model.rotary_emb.inv_freq.clone()
-        assert exact.dtype == torch.float32
-        assert not torch.equal(model.to(torch.bfloat16).model.rotary_emb.inv_freq.float(), exact)
+
+class TestSeeds:
+    def test_runs_rounds_and_groups_share_no_instance(self):
+        """RAGEN's es_manager.py adds base seed, counter and group, and a reset with a seed advances
+        the counter by 1 instead of by the groups."""
+        theirs = [sum(parts) for parts in itertools.product(range(2), range(3), range(4))]
+        ours = [s for run in range(2) for s in instance_seeds(Learner(*tiny(), None), 3, run)]
+        assert len(set(theirs)) == 7 and len(set(ours)) == len(ours) == len(theirs)
+        assert min(ours) > Config().val_size  # validation's seeds begin at 0
+
+    def test_members_of_a_group_sample_with_noise_of_their_own(self):
+        """verl#6857: the number of a member was counted within a worker's chunk, so that members of
+        one group in two chunks had equal seeds."""
+        chunks = [("prompt", "prompt"), ("prompt", "prompt")]
+        assert len({(prompt, n) for chunk in chunks for n, prompt in enumerate(chunk)}) == 2
+        played = collect(*tiny(), EnvGroups("bandit", 1, 4), 0, Sampling(), 0, 6, 500, max_rows=2)
+        assert len({tuple(t.tokens) for t in played}) == 4
+
+    def test_members_share_their_instance_and_not_their_luck(self):
+        """RAGEN's Bandit adds a counter of constructions to the seed: a group has several prompts.
+        RAGEN's FrozenLake seeds the slips like the map: equal actions slip equally."""
+        counter, env = itertools.count(), envs.make("bandit")
+        assert len({env.reset(seed=7 + next(counter))[0] for _ in range(16)}) > 4
+        observations = EnvGroups("bandit", 2, 16).reset(7)
+        assert [len(set(observations[:16])), len(set(observations[16:]))] == [1, 1]
+        lakes = EnvGroups("frozenlake", 1, 16, options={"slip": 0.6})
+        for reset, slips in ((lambda: [env.reset(seed=3) for env in lakes.envs], [1]),
+                             (lambda: lakes.reset(3), range(2, 17))):
+            reset()
+            assert len({env.step("Up || Down")[0] for env in lakes.envs}) in slips
+
+    def test_instances_do_not_depend_on_the_salt_of_hash(self):
+        """RAGEN's FrozenLake and Sokoban try again with the seed hash(str(seed)), which differs in
+        every process (VAGEN#45). The salts below stand for processes."""
+        theirs, ours, env = set(), set(), envs.make("frozenlake")
+        for salt in ("a", "b"):
+            with mock.patch("builtins.hash", lambda x, s=salt: zlib.crc32((s + str(x)).encode())):
+                theirs.add(hash(str(3)))
+                ours.add(tuple(env.reset(seed=seed)[0] for seed in range(20)))
+        assert len(theirs) == 2 and len(ours) == 1
+
+    def test_a_resumed_run_plays_no_batch_twice(self, tmp_path):
+        """nano-aha-moment nano_r1_script.py:883 skips as many batches as the number of the last
+        iteration and goes on with the next one: one batch too few."""
+        last = 2  # iterations 0, 1 and 2 are done
+        assert [0, 1, 2, *itertools.islice(itertools.count(), last, last + 2)] == [0, 1, 2, 2, 3]
+        stopped, resumed = student(), student()
+        begun = instance_seeds(stopped, 3)
+        trainer.save_checkpoint(tmp_path, stopped)
+        trainer.load_trainer_state(trainer.find_checkpoint(tmp_path), resumed)
+        assert begun + instance_seeds(resumed, 2) == instance_seeds(student(), 5)
 
 
 class TestGroups:
-    def test_members_share_their_instance(self):
-        """RAGEN's Bandit adds a construction counter to the seed: 16 members, several different
-        prompts."""
-        groups = EnvGroups("bandit", 3, 16)
-        observations = groups.reset(7)
-        assert all(len(set(observations[16 * g:16 * g + 16])) == 1 for g in range(3))
+    def test_equal_prompts_of_two_groups_stay_two_groups(self):
+        """GRPO-Zero grpo.py:121 groups by the prompt's text: a good episode of a group is compared
+        with the better ones of another."""
+        batch = written((0, 1.0, 1), (0, 0.0, 1), (1, 3.0, 1), (1, 2.0, 1))
+        assert len({tuple(prompt) for prompt in batch.tokens[:, :3].tolist()}) == 1
+        ours, theirs = (starpo.normalise_rewards(batch.episode_returns, ids, "mean").tolist()
+                        for ids in (batch.group_ids, torch.zeros(4, dtype=torch.int64)))
+        assert theirs == [-0.5, -1.5, 1.5, 0.5] and ours == [0.5, -0.5, 0.5, -0.5]
 
-    def test_members_do_not_share_their_luck(self):
-        """RAGEN's FrozenLake seeds the slips like the map: equal actions slip equally in all 16
-        members, and validation repeats the same slips for ever."""
-        groups = EnvGroups("frozenlake", 1, 16, options={"slip": 0.6})
-        groups.reset(3)
-        ends = {str([groups.envs[m].step("Up || Down")[0] for _ in range(1)]) for m in range(16)}
-        assert len(ends) > 1
+    def test_the_advantage_does_not_overwrite_the_reward(self):
+        """GRPO-Zero grpo.py:128 stores the normalised advantage in `reward`: every mean reward that
+        is read later is 0."""
+        reward = torch.tensor([1.0, 0, 1])
+        reward -= reward.mean()
+        assert reward.mean() == pytest.approx(0, abs=1e-6)
+        batch = written((0, 1.0, 2), (0, 0.0, 2), (0, 1.0, 2))
+        trainer.prepare(Learner(*tiny(), None), batch, Config(reward_norm="mean"))
+        assert batch.episode_returns.tolist() == [1, 0, 1]
 
-    def test_instances_do_not_depend_on_pythons_salted_hash(self):
-        """RAGEN's FrozenLake and Sokoban retry with hash(str(seed)), which differs in every process
-        (VAGEN#45)."""
-        code = ("from minragen import envs; e = envs.make('frozenlake'); "
-                "print([e.reset(seed=s)[0] for s in range(20)])")
-        outputs = {subprocess.run([sys.executable, "-c", code],
-                                  env={"PYTHONHASHSEED": salt, "PATH": ""},
-                                  capture_output=True, text=True, check=True).stdout
-                   for salt in ("1", "2")}
-        assert len(outputs) == 1
+    def test_a_group_of_one_has_no_advantage(self):
+        """RAGEN core_algos.py and verl's RLOO give it mean 0 and std 1, so that its raw return is
+        its advantage."""
+        returns, ids, mask = torch.tensor([11.0, 3, 1]), torch.tensor([0, 1, 1]), torch.ones(3, 1)
+        mean, std = torch.tensor([0.0, 2, 2]), torch.tensor([1, 2**0.5, 2**0.5])
+        assert ((returns - mean) / std)[0] == 11
+        for advantages in (starpo.group_advantages, starpo.rloo_advantages):
+            alone, good, bad = advantages(returns, ids, mask.bool())[:, 0]
+            assert alone == 0 and good > 0 > bad
 
-    def test_the_corner_in_the_prompt_is_the_boards_own(self):
-        """RAGEN's CoordFrozenLake tells the model that a 4x4 board ends at (5, 5)."""
-        assert "(3, 3)" in envs.make("frozenlake").system_prompt
-        assert "(7, 7)" in envs.make("frozenlake", size=8).system_prompt
+    def test_an_episode_of_many_rows_has_one_vote(self):
+        """RAGEN V2 fills a batch up with copies before it takes the means of groups, and VAGEN's
+        GRPO counts every turn."""
+        returns, group = torch.tensor([1.0, 1, 1, 0]), torch.zeros(4, dtype=torch.int64)
+        assert (returns - returns.mean()).tolist() == [0.25, 0.25, 0.25, -0.75]
+        episodes = torch.tensor([0, 0, 0, 1])
+        assert starpo.normalise_rewards(returns, group, "mean", episodes).tolist() == [
+            0.5, 0.5, 0.5, -0.5]
 
-    def test_the_penalty_for_bad_form_is_in_the_turns_reward(self):
-        """RAGEN drops its format penalty as soon as rewards are given per turn
-        (use_turn_scores)."""
-        env = envs.make("frozenlake")
-        env.reset(seed=0)
-        assert env.step("nonsense")[1] == envs.FORMAT_PENALTY
+    def test_a_filter_does_not_starve_on_small_rewards_or_zeros(self):
+        """RAGEN rollout_filter.py, linear top_p: an absolute eps makes the empty set enough, and
+        the walk ends at the first score that is not positive."""
+        small, smallest_first = torch.tensor([0.004, 0.004]), torch.tensor([0.0, 1.0, 3.0])
+        assert 0.9 * small.sum() - 0.01 < 0  # the threshold is below the sum of the empty set
+        assert list(itertools.takewhile(lambda score: score > 0, smallest_first)) == []
+        assert starpo.filter_groups(small, 0.9).tolist() == [True, True]
+        assert starpo.filter_groups(smallest_first, 0.2, select="smallest",
+                                    include_zero=True).tolist() == [True, True, False]
 
 
-class TestOptions:
-    def test_an_unknown_option_is_never_dropped(self):
-        """nano-vllm silently ignores unknown keyword arguments: LLM(max_modle_len=...) does
-        nothing."""
-        with pytest.raises(ValueError, match="did you mean 'size'"):
-            envs.make("frozenlake", siz=5)
-        with pytest.raises(TypeError):
-            Sampling(temprature=1.0)
+def bi_level_by_reward(rewards, mask, discount):
+    """RAGEN's bi-level GAE for values of 0: a turn ends where the reward is not 0."""
+    ends, worth = [t for t, reward in enumerate(rewards) if reward], {}
+    for end, following in zip(ends[::-1], [None, *ends[:0:-1]]):
+        worth[end] = rewards[end] + discount * worth.get(following, 0.0)
+    return [worth[[e for e in ends if e >= t][0]] if m else 0.0 for t, m in enumerate(mask)]
 
-    def test_k1_as_a_loss_is_refused(self):
-        """RAGEN's KL sweeps use k1 as a loss; its expected gradient is zero, so they measured
-        noise."""
-        with pytest.raises(ValueError, match="expectation 0"):
-            starpo.kl_loss(torch.zeros(1), torch.zeros(1), "k1")
+
+class TestAdvantages:
+    def test_a_turn_ends_where_it_ends_and_not_where_a_reward_is(self):
+        """RAGEN core_algos.py:128. A turn without reward loses its discount, a last one raises an
+        IndexError, and with a penalty on each token each token is a turn."""
+        turn_ids = torch.tensor([[0, 0, -1, 1, 1]])
+        with pytest.raises(IndexError):
+            bi_level_by_reward([0, 1, 0, 0, 0], [1, 1, 0, 1, 1], 0.5)
+        late, penalised = [0, 0, 0, 0, 1], [-0.1, -0.1, 0, -0.1, 1]
+        for paid, theirs, ours in ((late, [1, 1, 0, 1, 1], [0.5, 0.5, 0, 1, 1]),
+                                   (penalised, [-0.05, 0.1, 0, 0.4, 1], [0.3, 0.4, 0, 0.9, 1])):
+            assert bi_level_by_reward(paid, [1, 1, 0, 1, 1], 0.5) == pytest.approx(theirs)
+            got, _ = starpo.bi_level_gae(torch.tensor([paid]).float(), torch.zeros(1, 5),
+                                         turn_ids >= 0, turn_ids, gamma_turn=0.5)
+            assert got[0].tolist() == pytest.approx(ours, abs=1e-6)
+
+    def test_reinforce_plus_plus_hears_of_rewards_behind_an_observation(self):
+        """verl core_algos.py, compute_reinforce_plus_plus_outcome_advantage: the running sum is
+        multiplied by the mask and starts again at every observation."""
+        mask, rewards = torch.tensor([[1, 1, 0, 1, 1]]), torch.tensor([[0.0, 0, 0, 0, 1]])
+        running, theirs = 0.0, []
+        for t in (4, 3, 2, 1, 0):
+            running += float(rewards[0, t])
+            theirs.insert(0, running)
+            running *= float(mask[0, t])
+        assert theirs == [0, 0, 1, 1, 1]
+        assert starpo.reinforce_advantages(rewards, mask.bool()).tolist() == [[1, 1, 0, 1, 1]]
+
+    def test_a_time_limit_is_worth_nothing(self):
+        """Pardo et al. 2018 bootstrap: they add the value of the state at a time limit. Here V = 0
+        after it. This is a choice: the limit is part of the task, and the model is told of it."""
+        rewards, values, value_at_the_limit = torch.zeros(1, 2), torch.full((1, 2), 0.5), 0.5
+        following = pad(values, (0, 1), value=value_at_the_limit)[:, 1:]
+        assert (rewards + following - values).tolist() == [[0, 0]]
+        got, _ = starpo.masked_gae(rewards, values, torch.ones(1, 2).bool(), lam=0.0)
+        assert got.tolist() == [[0, -0.5]]
+
+    def test_whitening_is_0_outside_the_mask_and_on_average(self):
+        """verl's masked_whiten maps every position, and equal advantages have a std of 1e-4.
+        torchtune rlhf/rewards.py adds the mean back if shift_mean=True."""
+        x, mask = torch.tensor([[2.0, 2, 3]]), torch.tensor([[True, True, False]])
+        verl = (x - x[mask].mean()) * torch.rsqrt(x[mask].var() + 1e-8)
+        assert verl[0, 2] > 9999 and starpo.whiten(x, mask).tolist() == [[0, 0, 0]]
+        x = torch.tensor([[1.0, 2, 3, 10]])
+        torchtune = (x - x.mean()) * torch.rsqrt(x.var() + 1e-8) + x.mean()
+        assert torchtune.mean() == pytest.approx(4)
+        assert starpo.whiten(x, x > 0).mean() == pytest.approx(0, abs=1e-6)
+
+
+class TestLoss:
+    def test_prompt_and_padding_are_not_counted(self):
+        """nano-aha-moment utils.py:190 overwrites the ignored labels through a view, so that all 10
+        tokens are counted and not 3. verl's agg_loss divides "seq-mean-token-sum-norm" by the width
+        of the padded batch; Dr. GRPO divides by a constant."""
+        batch = written((0, 1.0, 1), (0, 0.0, 2))
+        labels = torch.where(batch.response_mask, batch.tokens, -100)
+        labels[:][labels == -100] = 0
+        assert (labels != -100).sum() == 10
+        token_logprobs(tiny()[0].model, batch.tokens, batch.response_mask)
+        assert starpo.loss_weights(batch.loss_mask).unique().tolist() == pytest.approx([0, 1 / 3])
+        for padding, theirs in ((0, 0.3), (5, 0.15)):
+            mask = pad(batch.loss_mask, (0, padding))
+            assert mask.sum(dim=1).float().mean() / mask.shape[1] == pytest.approx(theirs)
+            weights = starpo.loss_weights(mask, "seq-mean-token-sum-norm", 5)
+            assert starpo.aggregate(torch.ones(mask.shape), weights) == pytest.approx(0.3)
+
+    def test_micro_batches_change_neither_the_gradient_nor_the_log(self):
+        """verl's agg_loss, which RAGEN V2 uses, averages each micro-batch by itself; GRPO-Zero
+        grpo.py:220 logs the loss of the last one."""
+        batch = written((0, 1.0, 1), (0, 0.0, 4))
+        batch.sample_logprobs = token_logprobs(tiny()[0].model, batch.tokens,
+                                               batch.response_mask)[0].detach()
+        short, long = -0.5, 0.5  # losses per token; the longest row is trained first
+        mean_of_means, last, ours = (short + long) / 2, short, (1 * short + 4 * long) / 5
+        assert (mean_of_means, last, ours) == (0, -0.5, 0.3)
+        norms = []
+        for token_budget in (1, 1000):  # one row at a time, and both at once
+            config = Config(norm_by_std=False, entropy_coef=0.0, lr=0.0, token_budget=token_budget)
+            measured = trainer.update(student(), batch, config, 1)
+            assert measured["policy_loss"] == pytest.approx(ours)
+            norms.append(measured["grad_norm"])
+        assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+    def test_the_kl_in_the_loss_has_a_gradient(self):
+        """RAGEN's `kl_loss_type: kl` is k1 = log pi - log ref. As a loss its expected gradient is
+        E[grad log pi] = 0 whatever the reference is; that of k2 is the gradient of the KL."""
+        logits = torch.tensor([0.5, -1.0, 1.5], requires_grad=True)
+        log_p, log_ref = logits.log_softmax(0), torch.tensor([-0.2, 0.4, 0.9]).log_softmax(0)
+        p = log_p.exp()
+
+        def gradient(x):
+            return torch.autograd.grad(x.sum(), logits, retain_graph=True)[0].tolist()
+
+        exact = gradient(p * (log_p - log_ref))
+        assert gradient(p.detach() * (log_p - log_ref)) == pytest.approx([0, 0, 0], abs=1e-6)
+        assert gradient(p.detach() * starpo.kl_loss(log_p, log_ref, "k2")) == pytest.approx(exact)
+        with pytest.raises(ValueError, match="regularises nothing"):
+            starpo.kl_loss(log_p, log_ref, "k1")

@@ -1,0 +1,733 @@
+"""Mutants: wrong lines that the tests must notice, each tried by itself on a copy of the project.
+
+    make mutants                                     # the table below, then a generic sample
+    .venv/bin/python tests/mutants.py --only train   # rows of the files whose name holds `train`
+
+A row is (text, wrong text, what is then wrong). Its text stands exactly once in its file; a row
+whose text is gone is an error, so the table has to move with the code. The sample draws mutants
+that cosmic-ray makes at random places of the package. Results: runs/readme-mutants.json.
+
+Every mutant runs in a forked process that has imported torch and transformers already, which makes
+hundreds of them affordable. It dies when a test fails, when nothing can be collected, or when the
+tests take longer than TIME_LIMIT.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+ROOT = Path(__file__).parent.parent
+COPIED = ("minragen", "tests", "docs", "benchmarks", "README.md", "Makefile", "pyproject.toml",
+          "requirements.lock", "LOG.md", ".gitignore")
+LINKED = (".venv", "runs", ".git")
+TIME_LIMIT = 300.0  # seconds of wall-clock time for the tests of one mutant
+MEMORY_LIMIT = 16 * 2**30  # bytes of address space, so that a runaway mutant is stopped early
+SAMPLE = 150
+LEAST_SHARE = 0.85  # of the generic sample that must die
+EVERYWHERE = "test_step.py test_train.py"  # for files without a row
+PRELOADED = ("torch", "transformers", "transformers.models.llama.modeling_llama", "gymnasium",
+             "matplotlib.figure", "hypothesis", "pytest", "safetensors.torch")
+
+MUTANTS = {
+    ("train.py", "test_step.py"): [
+        ("update(learner, batch.take(rows), config,", "update(learner, batch, config,",
+         "dropped groups are trained on"),
+        ("turn_rewards = turn_rewards + penalty", "turn_rewards = turn_rewards - penalty",
+         "overlong replies are paid, turn by turn"),
+        ("scores = scores + starpo.episode_sums(penalty",
+         "scores = scores - starpo.episode_sums(penalty", "overlong replies are paid"),
+        ('if config.reward_norm_over == "group" else', 'if config.reward_norm_over == "batch" else',
+         "BRPO normalises over groups"),
+        ('if what != "returns":', 'if what == "entropy":', "the filter by length looks at returns"),
+        ("-config.entropy_coef *", "config.entropy_coef *", "entropy is punished"),
+        ('parts["kl"] = config.kl_coef *', 'parts["kl"] = -config.kl_coef *',
+         "leaving the reference is paid"),
+        ("*compared, config.norm_by_std, batch", "*compared, True, batch",
+         "norm_by_std is never applied"),
+        ("starpo.loss_weights(mini.loss_mask, config.aggregation, config.max_context)",
+         "starpo.loss_weights(mini.loss_mask)", "aggregation is never applied"),
+        ("config.clip_low, config.clip_high,", "config.clip_low, config.clip_low,",
+         "clip_high is never applied"),
+        ("config.dual_clip, part.loss_mask if", "0.0, part.loss_mask if",
+         "dual_clip is never applied"),
+        ("*given, batch.turn_ids, config.gamma, config.lam, config.gamma_turn)",
+         "*given, batch.turn_ids, config.gamma, config.lam, 1.0)", "gamma_turn is never applied"),
+        ('part.loss_mask if config.ratio == "sequence" else None)', "None)",
+         "ratio=sequence is never applied"),
+        ("scale = starpo.loss_scale(kept, config.loss_scaling)", "scale = 1.0",
+         "loss_scaling is never applied"),
+        ("    if config.soft_reweight:", "    if False:", "soft_reweight is never applied"),
+        ("    if config.length_weight:", "    if False:", "length_weight is never applied"),
+        ("torch.zeros_like(advantages) if config.zero_task else advantages", "advantages",
+         "zero_task is never applied"),
+        ("part.tokens, part.loss_mask,\n                                       config.temperature)",
+         "part.tokens, part.loss_mask)", "the learner's logprobs are at temperature 1"),
+        ("part.tokens, part.loss_mask, config.temperature)[0])", "part.tokens, part.loss_mask)[0])",
+         "old and reference logprobs are at temperature 1"),
+        ("part.response_mask, config.temperature)[1])", "part.response_mask)[1])",
+         "the filter's entropy is at temperature 1"),
+        ("set_lr(config.critic_lr * progress)", "set_lr(config.critic_lr)",
+         "the critic's rate does not decay"),
+        ("hash_seed(config.seed, step, epoch)", "hash_seed(config.seed, step)",
+         "every epoch has the same shuffle"),
+        ("hash_seed(config.seed, step, epoch)", "hash_seed(config.seed, epoch)",
+         "every step has the same shuffle"),
+        ("residual = target - batch.values[batch.value_mask]",
+         "residual = batch.values[batch.value_mask]", "explained_variance is of the values"),
+        ("starpo.kl_estimate(part.old_logprobs, logprobs)",
+         "starpo.kl_estimate(logprobs, part.old_logprobs)", "approx_kl is reversed"),
+        ("rewards = rewards - learner.kl_reward_coef * kl",
+         "rewards = rewards + learner.kl_reward_coef * kl", "a KL in the reward is paid to tokens"),
+        ("scores = scores - learner.kl_reward_coef *", "scores = scores + learner.kl_reward_coef *",
+         "a KL in the reward is paid to episodes"),
+        ("len(batch.episode_ids.unique()), config.kl_horizon)", "len(batch), config.kl_horizon)",
+         "the KL controller counts rows, not trajectories"),
+        ("kept &= kept.cumsum(0) <= config.num_groups", "kept &= kept.cumsum(0) <= len(kept)",
+         "resampling trains on more than num_groups groups"),
+        ("if informative >= config.num_groups:", "if informative > config.num_groups:",
+         "resampling plays a round too many"),
+        ("t.group_id += attempt * config.num_groups", "t.group_id += 0 * config.num_groups",
+         "resampled groups merge with the first"),
+        ("{name: value / len(norms) for", "{name: value / 1 for",
+         "metrics are summed over optimizer steps"),
+        ("batch.value_mask = starpo.turn_ends(batch.turn_ids, steps)", "pass",
+         "turn-wise GAE trains the critic on every token"),
+        ("starpo.whiten(advantages, steps, batch.value_mask)", "starpo.whiten(advantages, steps)",
+         "a long turn counts as many turns in the whitening"),
+        ("part.values, part.returns, config.value_clip)", "part.values, part.returns, 1e9)",
+         "value_clip is never applied"),
+        ("mini.value_weights = starpo.loss_weights(mini.value_mask, config.aggregation,",
+         "mini.value_weights = starpo.loss_weights(mini.loss_mask, config.aggregation,",
+         "the critic's loss is normalised over the policy's tokens"),
+    ],
+    ("train.py", "test_train.py"): [
+        ("**describe(trajectories), **chosen",
+         "**describe([t for t in trajectories if kept[t.group_id]] or trajectories), **chosen",
+         "metrics are described after the filter"),
+        ("bar.sampled, config.context, config.window)\n              for suffix",
+         "bar.sampled, config.context, config.window,\n                              "
+         "StateReward(config.grounding_reward, 0.0))\n              for suffix",
+         "validation pays the state reward"),
+        ("for warning in warnings_of(log.history):", "for warning in ():",
+         "warnings are never printed"),
+        ("first = next((line for line in history if",
+         "first = next((line for line in history[::-1] if",
+         "the regime is compared with the previous measurement"),
+        ("        learner.rounds += 1\n", "        learner.rounds = 1\n", "rounds share instances"),
+        ("first_seed = (TRAIN_SEED + config.seed", "first_seed = (config.seed",
+         "training plays validation's seeds"),
+        ('"rounds", "kl_reward_coef", "ema")', '"rounds", "ema")',
+         "resume forgets the adapted KL coefficient"),
+        ('"rounds", "kl_reward_coef", "ema")', '"rounds", "kl_reward_coef")',
+         "resume forgets the moving averages"),
+        ('"rounds", "kl_reward_coef", "ema")', '"kl_reward_coef", "ema")',
+         "resume forgets how many rounds were played"),
+        ("step % config.val_every == 0 or last:", "step % config.val_every == 0:",
+         "the last step is not validated"),
+        ("return every > 0 and (step == 1 or step % every == 0)",
+         "return every > 0 and step % every == 0", "the first step is not diagnosed"),
+        ('return entry["step"] <= step and not final', 'return entry["step"] <= step',
+         "the final test stays in the log when a run goes on"),
+        ("if (len(data), zlib.crc32(data)) != expected.get(file):",
+         "if len(data) != expected.get(file, (0,))[0]:", "a flipped bit in a checkpoint passes"),
+        ('learner.critic_optimizer.load_state_dict(state["critic"]["optimizer"])', "pass",
+         "resume forgets the critic's Adam moments"),
+        ('learner.reference.load_state_dict(state["reference"])', "pass",
+         "resume takes the trained policy as reference"),
+        ('("_greedy", 0.0)', '("_greedy", config.val_temperature)', "greedy validation samples"),
+        ("t.stop is StopReason.CONTEXT for t in chosen) / n",
+         "t.stop is StopReason.CONTEXT for t in chosen)", "`context` is a count, not a share"),
+        ("learner.empty_steps = 0 if kept.any() else learner.empty_steps + 1",
+         "learner.empty_steps += not kept.any()", "empty steps need not be consecutive"),
+    ],
+    ("config.py", "test_config.py test_train.py test_step.py test_eval.py"): [
+        ('"entropy_std": ("entropy", "std")', '"entropy_std": ("entropy", "mean")',
+         "entropy_std is the mean"),
+        ('if model != "tiny":\n        layers.update(PRETRAINED)',
+         'if model == "":\n        layers.update(PRETRAINED)',
+         "the preset of pretrained models is not applied"),
+        ('free = ("run", "steps",', 'free = ("run", "temperature", "steps",',
+         "resume may change the temperature"),
+        ("if config.max_context < stored.max_context:", "if False:",
+         "resume may shrink the context"),
+        ("    if config.steps < stored.steps:", "    if False:", "resume may take steps back"),
+        ("layers[key] = max(value, layers.get(key, value))", "layers[key] = value",
+         "a mixture takes the last environment's numbers"),
+        ("if not takes_part and value not in", "if False and value not in",
+         "options that change nothing are accepted"),
+        ("value.capitalize() if value in", "value if value in",
+         "env_arg true and false are strings"),
+        ("return dataclasses.replace(read_config(folder), run=run)", "return read_config(folder)",
+         "a renamed run is looked for under its old name"),
+        ("if not env.relation_weights:", "if False:",
+         "descriptions are paid where nothing can be compared"),
+        ("if folder.exists() and not resume:", "if False:", "a run overwrites another"),
+    ],
+    ("eval.py", "test_eval.py"): [
+        ("low, high = wilson(successes, n)", "low, high = wilson(successes, 2 * n)",
+         "the interval is of twice as many episodes"),
+        ("show(evaluate(config, args.split, args.size)", 'show(evaluate(config, "val", args.size)',
+         "--split is ignored"),
+        ("    groups.reset(0)\n    results, rng", "    groups.reset(1)\n    results, rng",
+         "baselines play other instances"),
+        ('for t in played["_greedy"]]', 'for t in played[""]]', "greedy is sampled"),
+        ("len({groups.envs[row].instance() for row in mine})", "len(mine)",
+         "distinct instances are all instances"),
+        ("enumerate(groups.names) if name == env]", "enumerate(groups.names)]",
+         "every environment of a mixture shows all"),
+        ("p + z2 / (2 * n), z * math", "p, z * math", "Wilson's interval is not centred"),
+        ('success or info["success"] > 0', 'info["success"] > 0', "success must come last"),
+    ],
+    ("rollout.py", "test_rollout.py test_step.py worlds/test_relations.py test_museum.py"): [
+        ("self._extend(ids, [0.0] * len(ids), False, -1)",
+         "self._extend(ids, [0.0] * len(ids), True, -1)", "observations count as sampled"),
+        ("return sum(self.turn_rewards)", "return self.turn_rewards[-1]",
+         "the return of an episode is its last reward"),
+        ('PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}',
+         'PER_TURN = {"effective"}', "`valid` and F1 are summed over turns"),
+        ('counters = lengths + (0 if self.rules.context == "full" else turn * '
+         "self.rules.max_context)", "counters = lengths",
+         "turns with equal prompts draw equal noise"),
+        ("t + 1 >= cap[:n]", "t + 1 > cap[:n]", "a reply is a token longer than allowed"),
+        ("StopReason.CONTEXT if room[i] <= self.rules.max_new_tokens else",
+         "StopReason.CONTEXT if room[i] < self.rules.max_new_tokens else",
+         "a reply that fills the context is taken for a long one"),
+        ("ids[:-1] if stop is StopReason.END_OF_TURN else ids", "ids",
+         "the end-of-turn token is part of the text"),
+        ("fits = len(t.tokens) + len(framed) < rules.max_context",
+         "fits = len(t.tokens) + len(framed) <= rules.max_context",
+         "an observation may fill the context"),
+        ("max(0, len(trajectory.turns) - window + 1)", "max(0, len(trajectory.turns) - window)",
+         "a window shows a turn too many"),
+        ("(rules.max_new_tokens if window > 1 else 1)", "1",
+         "a window leaves no room for a whole reply"),
+        ("old[:, index.to(old.device), :, :filled]", "old[:, :len(index), :, :filled]",
+         "keys stay in their slots when rows leave"),
+        ("layer[:, holes], layer[:, movers] = layer[:, movers], layer[:, holes]",
+         "layer[:, holes] = layer[:, movers]", "a stopped row loses its keys"),
+        ("<= positions[:, None, :, None])", "<= positions.amax(1)[:, None, None, None])",
+         "a query sees the tokens after it"),
+        ("log_p = (logits.float() / (sampling.temperature or 1.0))",
+         "log_p = (logits.float() / 1.0)", "sampling ignores the temperature"),
+        ("before = ranked.cumsum(dim=-1) - ranked", "before = ranked.cumsum(dim=-1)",
+         "top-p leaves out the token that crosses the mass"),
+        ("probs.topk(top_k, dim=-1).values[:, -1:]", "probs.topk(top_k, dim=-1).values[:, :1]",
+         "top-k is greedy"),
+        ("(run_seed, trajectory.seed, trajectory.member)", "(run_seed, trajectory.seed)",
+         "members of a group draw equal noise"),
+        ("(run_seed, trajectory.seed, trajectory.member)", "(trajectory.seed, trajectory.member)",
+         "all runs draw equal noise"),
+        ("rewards[b, position] = trajectories[e].turn_rewards[turn]",
+         "rewards[b, position] = trajectories[e].turn_rewards[-1]",
+         "every turn is paid the last reward"),
+        ("torch.tensor([e for _, e in rows])", "torch.arange(len(rows))",
+         "every turn counts as an episode in the windowed contexts"),
+        ("t.success = t.success or bool(", "t.success = bool(", "success must come last"),
+        ("t.metrics.get(name, 0.0) + value", "value", "metrics are those of the last turn"),
+        ("if len(ids) >= max_context:", "if len(ids) > max_context:",
+         "a prompt may fill the context"),
+        ('return paid * bool(info["valid"])', "return paid",
+         "descriptions are paid beside invalid actions"),
+        ("f1 * reply.valid for name", "f1 for name", "replies out of form describe an empty world"),
+    ],
+    ("starpo.py", "test_starpo.py"): [
+        ("held_before < (value - eps) * ranked.abs().sum()",
+         "held_before < value * ranked.abs().sum() - eps",
+         "the eps of top_p is absolute, so rewards on a small scale are filtered away"),
+        ('ranked >= (value * ranked[0] if select == "largest" else ranked[0] / value)',
+         "ranked >= value * ranked[0]", "min_p of the smallest keeps nothing but the best"),
+        ("(scores.abs() > ZERO) | include_zero", "(scores.abs() > 0) | include_zero",
+         "a score of rounding makes a group a candidate"),
+        ("int(value * P + 1e-9)", "int(value * n + 1e-9)",
+         "top_k takes its share of the candidates instead of all groups"),
+        ("index_add(0, group_ids, v * once)", "index_add(0, group_ids, v)",
+         "an episode of three rows counts three times in its group"),
+        ("(size - 1).clamp(min=1)).sqrt()", "size.clamp(min=1)).sqrt()",
+         "the std of a group is that of a population, not of a sample"),
+        ("torch.full_like(table, gamma))[episode_ids, turns]",
+         "torch.ones_like(table))[episode_ids, turns]", "returns over turns are not discounted"),
+        (".clamp(0, 1) * ends * bool(share)", ".clamp(0, 1) * bool(share)",
+         "the overlong penalty is charged on every token of the reply"),
+        ("min(max(kl / target - 1, -0.2), 0.2)", "min(kl / target - 1, 0.2)",
+         "the adaptive KL coefficient falls without a bound"),
+        ("factor = size / (size - 1).clamp(min=1)", "factor = (size - 1).clamp(min=1) / size",
+         "leave-one-out shrinks the distance from the mean"),
+        ("decay = torch.ones_like(rewards).masked_fill(response_mask, gamma)",
+         "decay = torch.full_like(rewards, gamma)",
+         "observation tokens consume a discount step of REINFORCE"),
+        ("response_mask, False, episode_ids)", "response_mask, True, episode_ids)",
+         "REINFORCE++ with baseline also divides by the std of the group"),
+        ("(discount * lam).masked_fill(~mask, 1.0)) * mask", "discount * lam) * mask",
+         "observation tokens consume a step of GAE"),
+        ("discount = torch.full_like(rewards, gamma).masked_fill(ends, 0.0)",
+         "discount = torch.full_like(rewards, gamma)", "bi-level GAE counts the later turns twice"),
+        ("masked_gae(summed, values, ends, gamma_turn, lam)",
+         "masked_gae(rewards, values, ends, gamma_turn, lam)",
+         "a turn earns only the reward on its last token"),
+        ("(std / (std.max() + eps))[group_ids]", "(std / (std.mean() + eps))[group_ids]",
+         "the soft filter compares a group with the mean spread"),
+        ('"sqrt": share**0.5}', '"sqrt": share}', "the loss scaling sqrt is linear"),
+        ("torch.where(advantages < 0, torch.minimum(loss, floor), loss)",
+         "torch.minimum(loss, floor)", "the dual clip also bounds tokens with a good advantage"),
+        ("sum(dim=1, keepdim=True) / count", "sum(dim=1, keepdim=True) / log_ratio.shape[1]",
+         "the sequence ratio is a mean over the padded row"),
+        ("0.5 * torch.maximum((values - returns)", "0.5 * torch.minimum((values - returns)",
+         "the critic takes the smaller of the clipped and the free error"),
+        ("rows = mask.any(dim=1).sum().clamp(min=1)", "rows = torch.tensor(len(mask))",
+         "rows without tokens count in the mean over sequences"),
+        ("(torch.where(weights > 0, x, 0.0) * weights).sum()", "(x * weights).sum()",
+         "nan outside the mask reaches the loss"),
+    ],
+    ("rollout.py", "test_museum.py"): [
+        ("cap = room.clamp(max=self.rules.max_new_tokens)",
+         "cap = torch.full_like(room, self.rules.max_new_tokens)",
+         "a reply may overflow the context"),
+    ],
+    ("models.py", "test_museum.py"): [
+        ("policy = Policy(name, model.to(device), tokenizer)",
+         "policy = Policy(name, model.to(device, model.dtype), tokenizer)",
+         "the loaded model is cast, which rounds its rotary frequencies"),
+    ],
+    ("starpo.py", "test_museum.py"): [
+        ('"seq-mean-token-sum-norm": rows * horizon}',
+         '"seq-mean-token-sum-norm": rows * mask.shape[1]}',
+         "Dr. GRPO's constant is the width of the padded batch"),
+        ("    ends = turn_ends(turn_ids, response_mask)\n    _, of_turns",
+         "    ends = response_mask & (rewards != 0)\n    _, of_turns",
+         "a turn ends where a reward is paid"),
+    ],
+    ("train.py", "test_museum.py"): [
+        ("        learner.rounds += 1\n", "", "every round plays the same instances"),
+        ("sums[name] = sums.get(name, 0.0) + float(value)", "sums[name] = float(value)",
+         "the logged loss is that of the last micro-batch"),
+        ("shares = backward(learner, mini.take(rows), config, first=not norms)",
+         "shares = backward(learner, weigh(mini.take(rows), config), config, first=not norms)",
+         "each micro-batch is averaged by itself"),
+    ],
+    ("envs.py", "test_museum.py"): [
+        ("+ (0.0 if valid else FORMAT_PENALTY)", "", "bad form costs nothing"),
+        ("env.reset(seed=self.seeds[row // self.group_size]",
+         "env.reset(seed=self.seeds[row // self.group_size] + row % self.group_size",
+         "the members of a group play different instances"),
+        ('bucket = zlib.crc32(instance.encode(errors="replace")) % 10',
+         "bucket = hash(instance) % 10", "the split of an instance depends on the process"),
+    ],
+    ("envs.py", "test_envs.py"): [
+        ("reward = sum(o.reward for o in outcomes) + (0.0 if valid else FORMAT_PENALTY)",
+         "reward = sum(o.reward for o in outcomes) if valid else FORMAT_PENALTY",
+         "a bad piece takes away what the good ones earned"),
+        ("        self._actions += len(outcomes)\n", "        self._actions += len(pieces)\n",
+         "bad and surplus pieces use up the actions of the episode"),
+        ("terminated = self.budget.max_turns == 1 or (bool(outcomes)",
+         "terminated = (bool(outcomes)", "a bad answer to a task of one turn is a truncation"),
+        ("        return min(self.budget.max_actions - self._actions,\n                   "
+         "self.turns_left * self.budget.max_actions_per_turn)",
+         "        return self.budget.max_actions - self._actions",
+         "more actions are announced than the turns left can hold"),
+        ("np.random.default_rng([seed, member + 1, 1])", "np.random.default_rng([seed, member, 1])",
+         "member 0 slips by the numbers that drew its instance at the second attempt"),
+        ("            if self.instance_split() == self.split:\n                break",
+         "            if self.instance_split() == self.split or attempt > 2:\n                "
+         "break", "after a few draws an instance of another split is taken"),
+        ('for key, value in sorted(options.items(), key=lambda item: "." in item[0]):',
+         "for key, value in options.items():",
+         "an option for all environments overwrites one that names its environment"),
+        ("            self.envs[r] = self._build[r]()\n", "",
+         "a step that comes back late changes the next episode"),
+    ],
+    ("envs.py", "worlds/test_frozenlake.py"): [
+        ("0 if u >= slip else -1 if u < slip / 2 else 1",
+         "0 if u >= slip else -1 if u < slip else 1", "the player slips to one side only"),
+        ("worth = np.where(self.holes, 0.0, 0.999 * values)", "worth = 0.999 * values",
+         "the plan counts on what lies behind a hole"),
+        ('        return f"{self.holes.astype(int).tolist()} {self.start} {self.goal}"',
+         "        return self.render()", "the split of a map depends on its view"),
+    ],
+    ("envs.py", "worlds/test_bandit.py"): [
+        ('gamble_mean = o["high_prob"] * o["high_reward"] + (1 - o["high_prob"]) * o["high_miss"]',
+         'gamble_mean = o["high_prob"] * o["high_reward"]',
+         "what a miss pays is left out of the mean"),
+        ('return "train" if (self.actions[0] == self.safe) == safe_first_in_train else "val"',
+         'return "train" if self.actions[0] == self.safe else "val"',
+         "the safe arm is always the first one in training"),
+    ],
+    ("games.py", "worlds/test_sokoban.py"): [
+        ("reward = len(self.boxes & self.targets) - home + 10",
+         "reward = max(0, len(self.boxes & self.targets) - home) + 10",
+         "pushing a box off its target costs nothing"),
+        ("for cell, moves in walk.items() if moves <= left)", "for cell, moves in walk.items())",
+         "the player starts further away than the budget allows"),
+        ("if bound < never and cost < best.get(state, never):",
+         "if bound < never and state not in best:",
+         "the solver keeps the first way to a position, not the shortest"),
+        ('targets {sorted(self.targets)}"', 'targets {sorted(self.targets)} {self.player}"',
+         "the same room with another start lies in another split"),
+    ],
+    ("games.py", "worlds/test_sudoku.py"): [
+        ("first = number == self.solution[cell] and cell not in self.paid",
+         "first = number == self.solution[cell]", "a cell pays every time that it is changed back"),
+        ("for value in others):\n            return 3",
+         "for value in others):\n            return 2", "hard puzzles have several solutions"),
+        ("solved = self.board == self.solution", "solved = 0 not in self.board",
+         "a full grid with a mistake counts as solved"),
+        ("(form.fullmatch(action)", "(form.search(action)",
+         "an action is the first match inside any text"),
+    ],
+    ("games.py", "worlds/test_countdown.py"): [
+        ("solved = parsed.value == self.target == parsed.claim",
+         "solved = parsed.value == self.target",
+         "an equation with a wrong right side counts as solved"),
+        ('< rank[term.op] + (term.op in "-/"):', "< rank[term.op]:",
+         "a - (b - c) is written without its brackets"),
+        ("value = operate(value, op, operand())", "value = operate(value, op, chain(operators))",
+         "8 - 3 - 2 is read as 8 - (3 - 2)"),
+        ("(1.0 if solved else 0.1) - self.worth)", "1.0 if solved else 0.1)",
+         "a wrong attempt is paid again each time that it is repeated"),
+    ],
+    ("tasks.py", "worlds/test_metamathqa.py"): [
+        ("reward = 0.5 ** len(self._given) if self.solved",
+         "reward = 0.5 ** len(set(self._given)) if self.solved",
+         "a wrong value that is given twice halves the reward once"),
+        ('rng.random() < 0.5 and self.options["distractors"])',
+         'self.options["distractors"] and rng.random() < 0.5)',
+         "a seed has another task without distractors"),
+        ('task = " ".join(str(record.get("original_question") or question).lower().split())',
+         'task = " ".join(question.lower().split())',
+         "rephrasings of one question fall into different splits"),
+    ],
+    ("tools.py", "worlds/test_metamathqa.py"): [
+        ('enumerate(text.split("\\n"), 1):  # noqa: B007',
+         "enumerate(text.splitlines(), 1):  # noqa: B007",
+         "a record of JSONL ends at a line separator inside a text"),
+    ],
+    ("tasks.py", "worlds/test_searchqa.py"): [
+        ("return split_of(self.question.about)", "return split_of(self.question.text)",
+         "held-out questions are about people of the training split"),
+        ("return steps[max(found, default=0):]", "return steps[len(found):]",
+         "the solver searches a hop again whose answer is on the screen"),
+        ("text.lower().translate({ord(c): None for c in string.punctuation}).split()",
+         'text.lower().translate({ord(c): " " for c in string.punctuation}).split()',
+         "punctuation separates words when an answer is scored"),
+    ],
+    ("tools.py", "worlds/test_searchqa.py"): [
+        ("idf = np.log(1 + (self.size", "idf = np.log((self.size",
+         "a word that most texts contain lowers their score"),
+        ('BM25([f"{p.title} {p.content}" for p in self.passages])',
+         "BM25([p.content for p in self.passages])", "a title counts once in the search"),
+        ("if error.code < 500:", "if error.code <= 500:",
+         "a retriever in trouble (status 500) is not asked again"),
+    ],
+    ("tasks.py", "worlds/test_webshop.py"): [
+        ('        if words.strip() and self.page == "search":\n', "        if words.strip():\n",
+         "a search works on every page"),
+        ("            if self._listed(1):\n", "            if self._listed():\n",
+         "the last result page leads to an empty one"),
+        ('partial(go, "item", item=i, chosen={})', 'partial(go, "item", item=i)',
+         "options chosen for one item are still chosen on the next"),
+        ("        return split_of(self._wish())\n", "        return split_of(self.instance())\n",
+         "the same wish with another price cap may belong to another split"),
+    ],
+    ("tools.py", "worlds/test_webshop.py"): [
+        ("any(alike(normal(value), normal(c)) for c in chosen)",
+         "any(alike(value, normal(c)) for c in chosen)",
+         "only the chosen option is brought to its base colour, not the wanted one"),
+        ("above[rng.choice(len(above), 2, replace=False).max()]",
+         "above[rng.choice(len(above), 2, replace=False).min()]",
+         "the price cap is the smaller of two"),
+        ("    return product if all(_has(product, a) for a in wanted) else "
+         "product._replace(wanted=())\n", "    return product\n",
+         "a goal asks for what not even its own product has"),
+    ],
+    ("envs.py", "worlds/test_relations.py"): [
+        ("        if said or there:\n", "        if there:\n",
+         "claiming kinds of things that are not there costs nothing"),
+        ("    return VERTICAL[(row > r) - (row < r)], HORIZONTAL[(column > c) - (column < c)]",
+         "    return VERTICAL[(row < r) - (row > r)], HORIZONTAL[(column > c) - (column < c)]",
+         "above and below are exchanged"),
+        ('re.split(r"[;.\\n]", text.lower())', 're.split(r"[;\\n]", text.lower())',
+         "a full stop does not end a clause"),
+        ("weighted += weight * 2 * score / (len(said) + len(there))",
+         "weighted += weight * score / len(there) if there else 0.0",
+         "recall instead of F1: claiming everything pays"),
+    ],
+    ("rollout.py", "worlds/test_relations.py"): [
+        ('    return paid * bool(info["valid"]), {**described, "env_return": reward}',
+         '    return paid, {**described, "env_return": reward}',
+         "a description is paid beside an invalid action"),
+        ('PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}',
+         'PER_TURN = {"valid", "effective", "grounding"}',
+         "the F1 of predictions is summed over turns instead of averaged"),
+        ("env.description_f1(reply.observation, before)",
+         "env.description_f1(reply.observation, env.relations())",
+         "an observation is compared with the state after the answer"),
+    ],
+    ("games.py", "worlds/test_relations.py"): [
+        ('(kind, divmod(cell, cols)) for kind, cells in (("box", self.boxes),',
+         '(kind, divmod(cell, cols)) for kind, cells in (("box", self.boxes - self.targets),',
+         "a box on its target is not named"),
+    ],
+    ("models.py", "worlds/test_relations.py"): [
+        ('    language = f"\\n{RELATIONS_TOLD}" if descriptions(response_format) else ""',
+         '    language = ""', "the model is never told the language of descriptions"),
+    ],
+    ("tasks.py", "worlds/test_deepcoder.py"): [
+        ("gain = max(0.0, passed / total - self.best)", "gain = passed / total - self.best",
+         "a worse try costs, and a better one after it is paid again"),
+        ("if max(map(answers.count, answers)) <= tests // 4 and lazy <= tests // 2:",
+         "if max(map(answers.count, answers)) <= tests // 4:",
+         "a part of the formula may pass most of the hidden tests"),
+        ("        if not in_time:\n            return found\n", "",
+         "a program that ran out of time is remembered as wrong"),
+        ("return tools.Case(given, expected, either=True)", "return tools.Case(given, expected)",
+         "a result that the data writes in a list of one is wrong"),
+    ],
+    ("tools.py", "worlds/test_sandbox.py"): [
+        ('if results and results[-1].word in ("time", "skipped"):',
+         'if results and results[-1].word == "time":',
+         "an endless loop is run on every other test"),
+        ('        if result.word == "time" and not fresh:',
+         '        if result.word == "died" and not fresh:',
+         "the calls of a function share one limit"),
+        ("if case.either and isinstance(case.expected, list)", "if isinstance(case.expected, list)",
+         "the value inside a list of one passes where the data has none"),
+    ],
+    ("warden.py", "worlds/test_sandbox.py"): [
+        ("    plain = next((t for t in PLAIN if isinstance(value, t)), None)\n    if plain in "
+         "(int, float, str):\n        return plain.__add__(value, plain())",
+         "    plain = next((t for t in PLAIN if isinstance(value, t)), None)\n    if plain in "
+         "(int, float, str):\n        return value + plain()",
+         "a subclass's own method decides what value is sent"),
+        ("        if made > seen:", "        if True:",
+         "an assertion that never calls the submission counts as passed"),
+        ("rules = ([(path, read_folder) for path in STDLIB]",
+         'rules = ([(path, read_folder) for path in (*STDLIB, "/tmp")]',
+         "without namespaces, programs may read the files of others in /tmp"),
+    ],
+    ("tasks.py", "worlds/test_lean.py"): [
+        ('cost *= 1 + len(re.findall(r"[;\\n]", tactic))',
+         'cost *= 1 + len(re.findall(r";", tactic))',
+         "tactics joined by lines cost as much as one"),
+        ("        if verdict.goals == before:\n            return Outcome(-cost, "
+         'effective=False, metrics={"idle": 1.0})\n', "",
+         "a tactic that changes nothing counts as progress and can be undone"),
+        ('            or COMMANDS & set(re.findall(r"\\w+", tactic))):',
+         "            or COMMANDS & set(tactic.split())):",
+         "a command that touches a sign is let through to Lean"),
+        ("        elif c in CLOSES and (not opened or opened.pop() != CLOSES[c]):",
+         "        elif c in CLOSES and opened and opened.pop() != CLOSES[c]:",
+         "a bracket may be closed that was never opened"),
+    ],
+    ("tools.py", "worlds/test_lean.py"): [
+        ('    left = [m for m in errors if m.text.startswith("unsolved goals") and m.line in by]',
+         '    left = [m for m in errors if m.text.startswith("unsolved goals")]',
+         "a half-finished nested proof is accepted, as in RAGEN"),
+        ('    if names <= AXIOMS and (used or "does not depend on any axioms" in axioms):',
+         '    if used or "does not depend on any axioms" in axioms:', "a proof may use any axiom"),
+        ('for hole in response.get("sorries", ()))]', 'for hole in response.get("holes", ()))]',
+         "the holes that a server lists are overlooked"),
+    ],
+    ("envs.py", "test_env_contract.py"): [
+        ("        self.dynamics = np.random.default_rng([seed, member + 1, 1])",
+         "        self.dynamics = np.random.default_rng([seed, member, 1])",
+         "the first member slips by the numbers that placed its holes"),
+        ("        truncated = not terminated and (self.turns_left == 0 or self.actions_left == 0)",
+         "        truncated = self.turns_left == 0 or self.actions_left == 0",
+         "an episode that ends in its last turn is terminated and truncated"),
+        ("        reward = sum(o.reward for o in outcomes) + (0.0 if valid else FORMAT_PENALTY)",
+         "        reward = sum(o.reward for o in outcomes) if valid else FORMAT_PENALTY",
+         "a bad piece takes away what the good ones earned"),
+    ],
+}
+
+
+def run_mutant(file, source, tests):
+    """Run `tests` on a copy in which minragen/`file` holds `source`.
+
+    returns: (outcome, seconds), outcome one of "killed", "survived", "killed (time)"
+    raises: RuntimeError if pytest could not run the tests at all
+    """
+    missing = [t for t in tests if not (ROOT / "tests" / t).exists()]
+    if missing:
+        raise RuntimeError(f"{file}: tests/{missing[0]} is not there.")
+    folder, began = Path(tempfile.mkdtemp(prefix="mutant-")), time.monotonic()
+    try:
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, folder / name,
+                                ignore=shutil.ignore_patterns("__pycache__"))
+            elif (ROOT / name).exists():
+                shutil.copy(ROOT / name, folder / name)
+        for name in LINKED:
+            if (ROOT / name).exists():
+                (folder / name).symlink_to(ROOT / name)
+        (folder / "minragen" / file).write_text(source)
+        pid = os.fork()
+        if pid == 0:
+            _run_tests(folder, tests)
+        code = _wait(pid, began + TIME_LIMIT)
+        if code not in (0, 1, 2, 4, None):  # 4: not even conftest.py can be imported
+            raise RuntimeError(f"pytest ended with {code} on {file}, {tests}: "
+                               f"{(folder / 'output').read_text()[-2000:]}")
+        outcome = {0: "survived", None: "killed (time)"}.get(code, "killed")
+        return outcome, time.monotonic() - began
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_tests(folder, tests):
+    """In the forked process: pytest on the copy, then exit with its code."""
+    code = 3
+    try:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+        output = os.open(folder / "output", os.O_CREAT | os.O_WRONLY)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(folder)
+        import pytest
+
+        with contextlib.suppress(SystemExit):
+            code = int(pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider",
+                                    "--rootdir", str(folder), *(f"tests/{t}" for t in tests)]))
+    finally:
+        os._exit(code)
+
+
+def _wait(pid, deadline):
+    """The exit code of a child, or None if it had to be killed at the deadline."""
+    code = None
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            break
+        time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):  # with whatever the tests have left running
+        os.killpg(pid, signal.SIGKILL)
+    if code is None:
+        os.waitpid(pid, 0)
+    return 1 if code is not None and code < 0 else code  # a crash is noticed, too
+
+
+def generic_mutants(file, lines=range(10**6)):
+    """All mutants that cosmic-ray makes in some lines of a file: [(line, operator, source), ...].
+
+    The sources are functions without arguments: thousands of mutants, of which few are looked at.
+    """
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    source = (ROOT / "minragen" / file).read_text()
+    nodes, found = list(ast_nodes(get_ast(source))), []
+    for name in operator_names():
+        if "Variable" in name:  # these two need arguments
+            continue
+        operator, occurrence = get_operator(name)(), 0
+        for node in nodes:
+            for (line, _), _ in operator.mutation_positions(node):
+                if line in lines:
+                    found.append((line, name.partition("/")[2], lambda operator=operator,
+                                  n=occurrence: mutate_code(source, operator, n)))
+                occurrence += 1
+    return found
+
+
+def draw(mutants, count, rng):
+    """`count` mutants: a line uniformly among those not drawn yet, then a mutant of it uniformly.
+
+    By line, because a single `+` has ten mutants and a whole condition often has one.
+    """
+    by_line = {}
+    for mutant in mutants:
+        by_line.setdefault(mutant[:-2], []).append(mutant)
+    return [rng.choice(by_line[line])
+            for line in rng.sample(sorted(by_line), min(count, len(by_line)))]
+
+
+def table(only=""):
+    """The rows above as jobs: [(file, tests, what is wrong, source), ...].
+
+    raises: ValueError for a row whose text does not stand exactly once in its file
+    """
+    jobs = []
+    for (file, tests), rows in MUTANTS.items():
+        source = (ROOT / "minragen" / file).read_text()
+        for text, wrong, what in rows if only in file else ():
+            if source.count(text) != 1:
+                raise ValueError(f"{file} has {source.count(text)} times, expected once: {text!r}")
+            jobs.append((file, tests, what, source.replace(text, wrong)))
+    return jobs
+
+
+def sample(seed, only=""):
+    """SAMPLE generic mutants as jobs of the same kind, drawn by line from the whole package."""
+    tests, found = {}, []
+    for file, names in MUTANTS:
+        tests[file] = " ".join(dict.fromkeys([*tests.get(file, "").split(), *names.split()]))
+    for path in sorted((ROOT / "minragen").glob("*.py")):
+        found += [(path.name, *mutant) for mutant in generic_mutants(path.name)]
+    jobs = []
+    for file, line, operator, make in draw(found, SAMPLE, random.Random(seed)):
+        before, source = (ROOT / "minragen" / file).read_text().splitlines(), make()
+        changed = next(b for a, b in zip(before, source.splitlines()) if a != b).strip()
+        jobs.append((file, tests.get(file, EVERYWHERE),
+                     f"line {line}, {operator}: {before[line - 1].strip()} -> {changed}", source))
+    return [job for job in jobs if only in job[0]]
+
+
+def run(jobs, processes):
+    """Try all jobs, `processes` at a time. Prints and returns {what is wrong: outcome}."""
+    def attempt(job):
+        file, tests, what, source = job
+        outcome, seconds = run_mutant(file, source, tests.split())
+        print(f"{outcome:13} {seconds:6.1f} s  {file}: {what}", flush=True)
+        return f"{file}: {what}", outcome
+
+    with ThreadPoolExecutor(processes) as pool:
+        return dict(pool.map(attempt, jobs))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="rows of the files whose name holds this")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(),
+                        help="mutants at a time [cores]")
+    args = parser.parse_args()
+    # The copies bring their own modules; what they all import is imported once, here.
+    sys.path[:] = [p for p in sys.path if p not in ("", str(ROOT), str(ROOT / "tests"))]
+    for name in PRELOADED:
+        importlib.import_module(name)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True,
+                            check=True).stdout.strip()
+    rows = run(table(args.only), args.jobs)
+    drawn = run(sample(commit, args.only), args.jobs)
+    survivors = [what for what, outcome in rows.items() if outcome == "survived"]
+    generic = [what for what, outcome in drawn.items() if outcome == "survived"]
+    share = 1 - len(generic) / max(1, len(drawn))
+    print(f"table: {len(rows)} mutants, survivors: {survivors or 'none'}\n"
+          f"sample of commit {commit[:12]}: {len(drawn)} mutants, {share:.1%} killed")
+    if not args.only:
+        result = {"commit": commit, "mutants": len(rows), "survivors": survivors,
+                  "generic": len(drawn), "generic_killed": len(drawn) - len(generic),
+                  "generic_survivors": generic}
+        (ROOT / "runs" / "readme-mutants.json").write_text(json.dumps(result, indent=1) + "\n")
+    sys.exit(bool(survivors) or share < LEAST_SHARE)
+
+
+if __name__ == "__main__":
+    main()

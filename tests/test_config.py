@@ -1,0 +1,223 @@
+"""Settings: options, presets, and one sentence for whatever cannot work."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from minragen import config as settings
+from minragen.config import ALGOS, PRESETS, Config, parse, preset, read_config
+from minragen.envs import REGISTRY
+from minragen.train import main
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
+    """Every test has a runs/ of its own."""
+    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def parsed(*argv):
+    return parse([*argv])[0]
+
+
+def message(*argv):
+    """What a user reads who gives these options: one sentence and never a traceback."""
+    with pytest.raises(SystemExit) as stop:
+        main([*argv])
+    assert str(stop.value).startswith("error: ") and "\n" not in str(stop.value)
+    return str(stop.value)
+
+
+class TestOptions:
+    NEEDS = {
+        **dict.fromkeys(["gamma", "lam", "critic_lr", "value_clip", "advantage_mask", "loss_mask"],
+                        ["--algo", "ppo"]),
+        **dict.fromkeys(["grounding_reward", "worldmodeling_reward"],
+                        ["--env", "frozenlake", "--response-format", "grounding_worldmodeling"]),
+        "gamma_turn": ["--algo", "bi-level"],
+        "window": ["--context", "limited"], "reward_norm_over": ["--reward-norm", "mean"],
+        "kl_estimator": ["--kl-coef", "0.1"], "kl_target": ["--kl-reward-coef", "0.1"],
+        "kl_horizon": ["--kl-reward-coef", "0.1", "--kl-target", "0.1"],
+        "resample": ["--filter-value", "1"]}
+
+    def test_every_field_is_an_option_with_a_help_text(self):
+        special = {"env": "bandit", "model": "tiny", "device": "cpu", "run": "x",
+                   "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k2",
+                   "kl_target": "0.1", "kl_horizon": "2", "credit": "episode"}
+        for f in dataclasses.fields(Config):
+            value = special.get(f.name) or (
+                f.metadata["choices"][-1] if f.metadata["choices"] else
+                str(not f.default) if f.type is bool else "3" if f.type is int else "0.5")
+            config = parsed("--env", "bandit", *self.NEEDS.get(f.name, []),
+                            "--" + f.name.replace("_", "-"), value)
+            assert getattr(config, f.name) == (
+                ("high_prob=0.5",) if f.name == "env_arg" else
+                value == "True" if f.type is bool else f.type(value)), f.name
+            assert len(f.metadata["help"]) > 10
+
+    def test_what_differs_from_the_preset_is_known(self):
+        _, _, changed, _ = parse(["--env", "bandit", "--lr", "0.5", "--seed", "3", "--algo", "ppo"])
+        assert changed == {"lr": 0.5}
+
+    def test_an_option_that_would_change_nothing_is_refused_with_what_it_needs(self):
+        for argv, needed in (
+                (["--kl-target", "0.1"], "It needs a kl_reward_coef"),
+                (["--kl-reward-coef", "0.1", "--kl-horizon", "2"], "It needs a kl_target"),
+                (["--kl-estimator", "k2"], "It needs a kl_coef"),
+                (["--gamma", "0.9"], "It needs advantages gae, bi_level_gae or a REINFORCE"),
+                (["--gamma-turn", "0.9"], "It needs advantages bi_level_gae or turn_gae, or"),
+                (["--lam", "0.9"], "It needs an estimator with a critic"),
+                (["--critic-lr", "0.9"], "It needs an estimator with a critic"),
+                (["--value-clip", "0.9"], "It needs an estimator with a critic"),
+                (["--advantage-mask", "all"], "It needs an estimator with a critic"),
+                (["--loss-mask", "all"], "It needs an estimator with a critic"),
+                (["--algo", "ppo", "--norm-by-std", "false"], "It needs advantages grpo"),
+                (["--reward-norm-over", "batch"], "It needs a reward_norm"),
+                (["--window", "2"], "It needs context limited or single_turn"),
+                (["--filter", "none", "--filter-metric", "length"], "It needs a filter"),
+                (["--diagnose-every", "0", "--diagnose-samples", "3"], "a diagnose_every")):
+            said = message("--env", "bandit", *argv)
+            assert "but it takes no part here. " in said and needed in said, argv
+
+
+class TestPresets:
+    def test_every_environment_has_a_preset_and_every_preset_an_environment(self):
+        assert set(PRESETS) == set(REGISTRY)
+
+    def test_presets_are_valid_as_they_stand(self):
+        for env in REGISTRY:
+            settings.check(preset(env))
+        for algo in ALGOS:
+            settings.check(preset("frozenlake", algo))
+
+    def test_no_two_algorithms_are_the_same_and_each_can_be_printed(self, capsys):
+        made = [dataclasses.replace(preset("frozenlake", name), algo="") for name in ALGOS]
+        assert len(set(made)) == len(ALGOS)
+        for name, choices in ALGOS.items():
+            with pytest.raises(SystemExit):
+                parse(["--algo", name, "--print-config"])
+            above, _, _ = capsys.readouterr().out.partition("the rest is the base")
+            lines = {line.split(" ")[0].replace("-", "_"): line for line in above.splitlines()}
+            assert all(lines[field].endswith(f"through algo {name}")
+                       for field, value in choices.items() if value != getattr(Config, field))
+
+    def test_the_source_of_every_difference_is_printed(self, capsys):
+        with pytest.raises(SystemExit):
+            parse(["--env", "sokoban", "--lr", "0.5", "--model", "smollm2", "--print-config"])
+        above, below = capsys.readouterr().out.split("the rest is the base")
+        assert "through you" in next(x for x in above.splitlines() if x.startswith("lr "))
+        assert "base 64 " in (rows := next(x for x in above.splitlines() if "mini-batch" in x))
+        assert rows.endswith("through model smollm2") and "\ngamma " in below
+        assert "through env sokoban" in next(x for x in above.splitlines() if "val-every" in x)
+
+    def test_a_mixture_takes_the_larger_of_each_number_and_no_ones_choices(self):
+        mixed = preset("frozenlake,bandit")
+        assert mixed.max_context == PRESETS["frozenlake"]["max_context"]
+        assert mixed.steps == max(PRESETS[env]["steps"] for env in ("frozenlake", "bandit"))
+        assert preset("webshop").aggregation == "seq-mean-token-mean"
+        assert preset("webshop,frozenlake").aggregation == Config.aggregation == "token-mean"
+        assert preset("webshop", "dapo").aggregation == "token-mean"
+
+    def test_a_pretrained_model_gets_its_own_rates_and_room(self):
+        for env in REGISTRY:
+            config = preset(env, "ppo", "smollm2")
+            assert (config.lr, config.critic_lr, config.mini_batch) == (1e-6, 1e-5, 32), env
+            assert (config.max_new_tokens, config.max_context) == (128, 2048), env
+            assert (config.num_groups, config.warmup_steps, config.token_budget) == (8, -1, 8192)
+
+    def test_a_format_that_describes_the_state_has_room_for_it(self):
+        plain, one, both = (parsed("--response-format", name) for name in
+                            ("no_think", "grounding", "grounding_worldmodeling"))
+        assert (one.max_new_tokens - plain.max_new_tokens, one.max_context - plain.max_context) == (
+            48, 768)
+        assert both.max_new_tokens - plain.max_new_tokens == 96
+
+
+class TestBadInput:
+    def check(self, *rows):
+        for argv, said in rows:
+            assert said in message(*argv), argv
+
+    def test_a_misspelt_name_gets_the_nearest_known_one(self):
+        self.check(
+            (["--env", "frozenlak"], "unknown env 'frozenlak': did you mean 'frozenlake'? Known: "),
+            (["--model", "smolm2"], "unknown model 'smolm2': did you mean 'smollm2'"),
+            (["--learning-rate", "1"], "unknown option '--learning-rate'"),
+            (["--group-sise", "1"], "did you mean '--group-size'"),
+            (["--algo", "grop"], "unknown algo 'grop': did you mean 'grpo'"),
+            (["--filter", "topk"], "unknown filter 'topk': did you mean 'top_k'"),
+            (["--response-format", "worldmodelling"], "did you mean 'worldmodeling'"),
+            (["--env-arg", "slipp=0.1"], "did you mean 'slip'"),
+            (["--device", "xpu"], "unknown device 'xpu'"))
+
+    def test_a_value_outside_its_bounds_is_told_with_them(self):
+        self.check(
+            (["--lr", "fast"], "invalid float value: 'fast'"),
+            (["--norm-by-std", "maybe"], "expected true or false"),
+            (["--steps", "0"], "steps: got 0, expected at least 1"),
+            (["--temperature", "0"], "temperature: got 0.0, expected at least 0.0001"),
+            (["--temperature", "nan"], "temperature: got nan, expected a finite number"),
+            (["--entropy-coef", "inf"], "entropy_coef: got inf, expected a finite number"),
+            (["--threads", "100000"], "threads: got 100000, expected at most"),
+            (["--max-context", "9" * 20], "expected at most"),
+            (["--seed", "99999999"], "seed: got 99999999, expected at most"),
+            (["--steps", "2000000"], "got 32000000, expected at most 16777216, the instances"),
+            (["--dual-clip", "0.5"], "got dual_clip=0.5, expected more than 1"),
+            (["--filter-value", "0.005"], "filter top_p: got a value of 0.005"),
+            (["--top-p", "2"], "0 < top_p <= 1"),
+            (["--run", "x" * 300], "up to 100 letters"), (["--run", "../x"], "bad run name"),
+            (["--run", "."], "bad run name"), (["--max-context", "50"], "no room for a reply"))
+        if not torch.cuda.is_available():
+            self.check((["--device", "cuda:7"], "sees no GPU"))
+
+    def test_an_environment_that_cannot_be_is_refused(self):
+        self.check(
+            (["--env", ":x"], "bad env ':x': expected package.module:Class"),
+            (["--env", "minragen.envs:TextEnv"], "is the base of environments"),
+            (["--env", "no.such.module:Env"], "No module named 'no'"),
+            (["--env", "frozenlake=²"], "give a number of groups to every environment"),
+            (["--env", "frozenlake=3,bandit=4"], "expected 16 in all"),
+            (["--env", "frozenlake,bandit", "--val-size", "1"], "and at least one each"),
+            (["--env-arg", "split=val"], "'split' is not an option of an environment"),
+            (["--env", "bandit", "--env-arg", "low_reward=1e400"], "expected float"),
+            (["--env-arg", "slip"], "expected name=value"),
+            (["--env-arg", "slip=wet"], "expected float"),
+            (["--env-arg", "slip=2"], "bad options of FrozenLake"))
+
+    def test_choices_that_contradict_each_other_are_refused(self):
+        self.check(
+            (["--group-size", "1"], "grpo compares the members of a group"),
+            (["--advantages", "rloo", "--group-size", "1"], "rloo compares the members"),
+            (["--algo", "ppo", "--group-size", "1"], "the spread within a group"),
+            (["--algo", "arpo", "--filter", "none", "--group-size", "1", "--soft-reweight", "true"],
+             "the spread within a group"),
+            (["--credit", "turn"], "grpo compares whole episodes"),
+            (["--algo", "ppo", "--credit", "turn", "--reward-norm", "mean"],
+             "normalises the returns of episodes"),
+            (["--algo", "bi-level", "--context", "limited"], "expected full"),
+            (["--filter-metric", "reward"], "rewards may be negative"),
+            (["--filter", "top_k_abs", "--filter-value", "2.5"], "expected a whole number"),
+            (["--resample", "2"], "filter top_p with filter_value 1"),
+            (["--algo", "ppo", "--ratio", "sequence"], "one advantage per row"),
+            (["--kl-coef", "1", "--kl-estimator", "k1"], "k1 as a loss has a gradient of expect"),
+            (["--grounding-reward", "1"], "Use --response-format grounding or grounding_world"),
+            (["--response-format", "grounding", "--worldmodeling-reward", "1"],
+             "Use --response-format worldmodeling or grounding_worldmodeling."),
+            (["--env", "frozenlake,bandit", "--response-format", "grounding",
+              "--grounding-reward", "1"], "the environment bandit has no relations"))
+
+    @pytest.mark.parametrize("text", ["[1]", "null", '{"steps": "a"}', '{"env": 5}', "{",
+                                      '{"stepz": 1}'])
+    def test_a_stored_config_that_is_none_is_refused_by_name(self, runs, text):
+        (runs / "a").mkdir(parents=True)
+        (runs / "a" / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=r"a/config.json cannot be read"):
+            read_config(runs / "a")
+
+    def test_a_run_that_is_not_there_is_told_beside_those_that_are(self, runs):
+        (runs / "else").mkdir(parents=True)
+        (runs / "else" / "config.json").touch()
+        self.check((["--resume"], "--resume needs --run NAME"),
+                   (["--run", "nothing", "--resume"], "unknown run 'nothing': Known: else."))

@@ -1,0 +1,74 @@
+"""Bandit: what the contract of all environments does not already say about it."""
+
+import numpy as np
+import pytest
+
+from minragen.envs import Bandit, Budget
+
+KNOWN, UNSEEN = (set(map(frozenset, pairs)) for pairs in (Bandit.KNOWN, Bandit.UNSEEN))
+
+
+def arms(split):
+    """All pairs that a split has, each in its order."""
+    env = Bandit(split)
+    return {env.reset(seed=seed) and env.actions for seed in range(250)}
+
+
+def pulls(arm, n=100, **options):
+    """Rewards and successes of `n` pulls of the `safe` or `risky` arm, members 0 to 3 in turn."""
+    env, results = Bandit("train", Budget(2, 1, 2), **options), []
+    for i in range(n):
+        env.reset(seed=i // 4, options={"member": i % 4})
+        _, reward, terminated, _, info = env.step(getattr(env, arm))
+        assert terminated
+        results.append((reward, info["success"]))
+    rewards, successes = zip(*results)
+    return rewards, set(successes)
+
+
+class TestArms:
+    def test_train_has_every_known_pair_in_one_order_and_val_in_the_other(self):
+        train = arms("train")
+        assert set(map(frozenset, train)) == KNOWN and len(train) == len(KNOWN)
+        assert arms("val") == {pair[::-1] for pair in train}
+        # The position of an arm says little about it.
+        assert 1 / 4 <= np.mean([pair in Bandit.KNOWN for pair in train]) <= 3 / 4
+
+    def test_test_has_names_that_training_never_shows_in_both_orders(self):
+        assert set(map(frozenset, arms("test"))) == UNSEEN and len(arms("test")) == 2 * len(UNSEEN)
+        names = [name.lower() for pair in KNOWN | UNSEEN for name in pair]
+        assert len(set(names)) == len(names) == 2 * (len(KNOWN) + len(UNSEEN))
+
+    def test_they_stand_in_the_observation_in_their_order_and_not_in_the_prompt(self):
+        env = Bandit()
+        observation, _ = env.reset(seed=0)
+        first, second = env.actions
+        assert observation == f"Two arms: {first} and {second}. Which pays more on average?"
+        assert (env.note(), env.habit) == (f"{first} or {second}", first)
+        assert env.system_prompt == Bandit.instruction
+        assert env.step(env.safe)[0] == f"Reward: 0.1\n{env.safe} paid 0.1"
+        assert env.reset(seed=0)[0] == observation
+
+
+class TestPayouts:
+    def test_the_risky_arm_pays_one_a_quarter_of_the_time_and_the_safe_one_a_tenth(self):
+        """To four standard deviations; success is the better arm, whatever it paid."""
+        for risky, safe, swapped in (("risky", "safe", False), ("safe", "risky", True)):
+            rewards, successes = pulls(risky, 1600, reversed=swapped)
+            assert set(rewards) == {0.0, 1.0} and successes == {1.0}
+            assert np.mean(rewards) == pytest.approx(0.25, abs=0.043)
+            for member in range(4):
+                assert np.mean(rewards[member::4]) == pytest.approx(0.25, abs=0.087)
+            assert pulls(safe, reversed=swapped) == ((0.1,) * 100, {0.0})
+
+    def test_hits_and_misses_pay_what_the_options_say_and_the_better_mean_wins(self):
+        for low, miss, better in ((0.3, 0.0, "safe"), (0.2, 0.0, "risky"), (0.25, 0.0, "safe"),
+                                  (0.3, 0.1, "risky")):
+            env = Bandit(low_reward=low, high_miss=miss)
+            env.reset(seed=0)
+            assert env.solve() == [getattr(env, better)]
+        assert set(pulls("risky", high_reward=2.0, high_miss=-1.0)[0]) == {2.0, -1.0}
+        assert set(pulls("risky", high_prob=1.0)[0]) == {1.0}
+        for chance in (-0.1, 1.1):
+            with pytest.raises(ValueError, match=f"high_prob of Bandit: got {chance}, expected 0 "):
+                Bandit(high_prob=chance)

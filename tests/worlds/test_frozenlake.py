@@ -1,0 +1,156 @@
+"""FrozenLake: what the contract of all environments does not already say about it."""
+
+from collections import Counter, defaultdict
+from itertools import product
+
+import numpy as np
+import pytest
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+
+from minragen.envs import Budget, FrozenLake
+
+
+def lake(*rows, **options):
+    """The lake of a drawing: P player, G goal, O hole, _ ice."""
+    env, marks = FrozenLake(size=len(rows), **options), np.array([list(row) for row in rows])
+    env.reset(seed=0)
+    env.holes = marks == "O"
+    env.goal, = map(tuple, np.argwhere(marks == "G").tolist())
+    env.start, = map(tuple, np.argwhere(marks == "P").tolist())
+    env.player = env.start
+    return env
+
+
+def gymnasiums_table(env):
+    """{(cell, action): {(next cell, reward, over): probability}}: Gymnasium's transitions on the
+    same map, from all cells that end nothing."""
+    n, slip = env.options["size"], env.options["slip"]
+    chart, table = np.where(env.holes, "H", "F"), defaultdict(Counter)
+    chart[env.start], chart[env.goal] = "S", "G"
+    oracle = FrozenLakeEnv(desc=["".join(row) for row in chart], is_slippery=slip > 0,
+                           success_rate=1 - slip)
+    for cell, (number, action) in product(np.ndindex(n, n), enumerate(env.actions)):
+        if chart[cell] in "SF":
+            for p, state, reward, over in oracle.P[cell[0] * n + cell[1]][number]:
+                if p > 0:
+                    table[cell, action][divmod(state, n), float(reward), over] += p
+    return table
+
+
+def best_values(env):
+    """V[k, cell] and Q[k, cell, action] of k actions left, where 0.999 prefers short ways.
+
+    Q_k(s, a) = sum_s' p(s'|s,a) (r + 0.999 V_{k-1}(s') [s' is no end]), slowly.
+    """
+    table, q, v = gymnasiums_table(env), {}, Counter()
+    for k, (cell, action) in product(range(1, env.budget.max_actions + 1), table):
+        q[k, cell, action] = sum(p * (reward + (0.0 if over else 0.999 * v[k - 1, there]))
+                                 for (there, reward, over), p in table[cell, action].items())
+        v[k, cell] = max(v[k, cell], q[k, cell, action])
+    return v, q
+
+
+class TestDynamics:
+    @pytest.mark.parametrize("slip", [0.0, 0.4])
+    def test_every_cell_and_action_has_gymnasiums_outcomes(self, slip):
+        """To five standard deviations."""
+        env, draws = FrozenLake(frozen=0.7, slip=slip), 2000
+        env.reset(seed=1)
+        if not slip:
+            env.dynamics, draws = None, 1  # nothing is drawn
+        for (cell, action), expected in gymnasiums_table(env).items():
+            seen = Counter()
+            for _ in range(draws):
+                env.player = cell
+                reward, over, success, effective, _ = env._act(action)
+                assert (success, effective) == (env.player == env.goal, env.player != cell)
+                seen[env.player, reward, over] += 1 / draws
+            assert seen == pytest.approx(expected, abs=0.055)
+
+
+class TestInstances:
+    def test_a_path_within_the_action_budget_joins_start_and_goal(self):
+        for options in ({}, {"size": 7}, {"frozen": 0.5}, {"budget": Budget(2, 2, 10)},
+                        {"budget": Budget(1, 3, 3), "size": 6}):
+            env = FrozenLake(**options)
+            for seed in range(50):
+                env.reset(seed=seed)
+                assert env.player == env.start != env.goal
+                assert not env.holes[env.start] and not env.holes[env.goal]
+                assert best_values(env)[0][env.budget.max_actions, env.start] > 0
+
+    def test_start_goal_and_holes_are_drawn_everywhere_and_frozen_is_the_share_of_ice(self):
+        env, drawn = FrozenLake(frozen=0.7), []
+        for seed in range(200):
+            env.reset(seed=seed)
+            drawn.append((env.start, env.goal, env.holes))
+        starts, goals, holes = zip(*drawn)
+        assert len({*starts}) == len({*goals}) == np.any(holes, axis=0).sum() == 16
+        env = FrozenLake(size=16, frozen=0.7)
+        share = np.mean([env.reset(seed=seed) and env.holes.mean() for seed in range(30)])
+        assert share == pytest.approx(0.3, abs=0.03)
+
+    def test_the_split_of_a_map_does_not_depend_on_how_it_is_shown(self):
+        shown = [FrozenLake(), FrozenLake(view="grid"), FrozenLake(view="grid", symbols="abcdef")]
+        for seed in range(30):
+            assert len({env.reset(seed=seed)[0] for env in shown}) == len(shown)
+            assert len({(env.instance(), env.instance_split()) for env in shown}) == 1
+
+    def test_an_option_that_makes_no_sense_is_refused(self):
+        for option, *values in (
+                ("size", 1, 65), ("frozen", 0.0, 1.1), ("slip", -0.1, 1.1), ("view", "text"),
+                ("symbols", "P_OGX", "PPOGX√", "P_OGX√√", "P_OGX\n")):
+            for value in values:
+                with pytest.raises(ValueError, match=f"{option}.*expected"):
+                    FrozenLake(**{option: value})
+        assert FrozenLake(size=64, frozen=1, slip=1).options == {
+            "size": 64, "frozen": 1.0, "slip": 1.0, "view": "coord", "symbols": "P_OGX√"}
+
+
+class TestViews:
+    @pytest.mark.parametrize("symbols", ["P_OGX√", "☺❄●⚑☠★"])
+    def test_coordinates_and_symbols_say_where_the_player_is(self, symbols):
+        player, ice, hole, goal, drowned, arrived = symbols
+        for answer, line, grid in (
+                ("Down", "Player: (1, 0)", [ice + goal, player + hole]),
+                ("Down || Right", "Player in a hole: (1, 1)", [ice + goal, ice + drowned]),
+                ("Right", "Player on the goal: (0, 1)", [ice + arrived, ice + hole])):
+            env = lake("PG", "_O", symbols=symbols)
+            coordinates = ["Start: (0, 0)", "Goal: (0, 1)", line, "Holes: (1, 1)"]
+            env.step(answer)
+            for view, seen in (("coord", coordinates), ("grid", grid),
+                               ("grid_coord", coordinates + grid)):
+                env.options["view"] = view
+                assert env.render().splitlines() == seen
+            assert env.render() in env.observation_space
+        assert "Holes" not in lake("P_", "_G").render()
+        env = lake("P_O", "___", "OG_")
+        assert "Holes: (0, 2) (2, 0)" in env.render()
+        assert env.note() == "player (0, 0) goal (2, 1)"
+
+    def test_the_instruction_explains_the_board_its_symbols_and_the_slip(self):
+        """RAGEN says that the far corner is (5, 5) on every board."""
+        plain, told = FrozenLake(size=8), FrozenLake(view="grid", symbols="@.#*!+", slip=2 / 3)
+        assert plain.instruction.endswith("from (0, 0) at the top left to (7, 7).")
+        assert told.instruction.endswith(
+            "with probability 0.667 a step goes sideways.\nSymbols: @ player, . ice, # hole, "
+            "* goal, ! player in a hole, + player on the goal.")
+
+
+class TestSolver:
+    @pytest.mark.parametrize("slip", [0.0, 0.3, 0.9])
+    def test_each_action_is_optimal_in_every_cell_for_any_number_of_actions_left(self, slip):
+        """Those that follow the first, in the cells where they are meant to be taken."""
+        env = FrozenLake(slip=slip, frozen=0.7)
+        for seed in range(4):
+            env.reset(seed=seed)
+            v, q = best_values(env)
+            for k, cell in [state for state in v if state[0] > 0]:
+                env.player, env._actions = cell, env.budget.max_actions - k
+                plan = " || ".join(env.solve()).split(" || ")
+                assert len(plan) <= k
+                for left, action in zip(range(k, 0, -1), plan):
+                    there = env.player
+                    if (left, there) in v:  # neither a hole nor the goal
+                        assert q[left, there, action] == pytest.approx(v[left, there], abs=1e-12)
+                    env.player = env._move(there, env.MOVES[env.actions.index(action)])
