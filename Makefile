@@ -12,7 +12,7 @@ LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
 OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval play envs test smoke warmup smollm2 bench compare figure clean
+.PHONY: help train resume eval play envs test mutants smoke warmup smollm2 bench compare figure clean
 
 help:             ## this list
 	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
@@ -34,6 +34,10 @@ envs: .venv/ready .venv/lean        ## the table of the environments: turns, dat
 
 test: .venv/ready .venv/lean        ## the specification
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q $(ARGS)
+
+mutants: .venv/ready .venv/lean     ## wrong lines that the tests must notice, one by one (hours)
+	@$(PY) -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
+	@$(PY) tests/mutants.py $(ARGS)
 
 smoke: .venv/ready $(LEAN)       ## two tiny steps of training, evaluated: is everything in place?
 	@rm -rf runs/smoke

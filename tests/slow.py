@@ -37,13 +37,14 @@ def train_step(learner, frame, groups, config, step, play=None):
         stds = [std(map(total, group)) for group in by_group(episodes).values()]
         if sum(s > ZERO for s in stds) >= P:
             break
-    kept = sorted(kept_groups(learner, episodes, config))[:P]
+    kept = sorted(kept_groups(group_scores(learner, episodes, config), config))[:P]
     share = len(kept) / len(stds)
     scale = {"none": 1.0, "linear": share, "sqrt": math.sqrt(share)}[config.loss_scaling]
     gradients, metrics = update(learner, [e for e in episodes if e.group_id in kept], config, step,
                                 scale)
-    return gradients, metrics | {"reward_std": fmean(stds), "groups_kept": len(kept),
-                                 "groups_without_spread": sum(s <= ZERO for s in stds)}
+    return gradients, metrics | {
+        "episode_return": fmean(map(total, episodes)), "reward_std": fmean(stds),
+        "groups_kept": len(kept), "groups_without_spread": sum(s <= ZERO for s in stds)}
 
 
 def by_group(episodes):
@@ -175,8 +176,8 @@ def next_prompt(frame, env, config, conversation, turns, observation):
 # -- which groups ----------------------------------------------------------------------------------
 
 
-def kept_groups(learner, episodes, config):
-    """The groups whose score is high (or low) enough: the SNR filter of RAGEN V2."""
+def group_scores(learner, episodes, config):
+    """What the filter ranks the groups by: {group id: score}."""
     def measured(episode):
         if config.filter_metric.startswith("reward"):
             return total(episode)
@@ -187,7 +188,11 @@ def kept_groups(learner, episodes, config):
                 learner.policy.model, row.tokens, config.temperature)[1][sampled(row)].tolist())
 
     statistic = std if config.filter_metric.endswith("std") else fmean
-    score = {g: statistic(map(measured, group)) for g, group in by_group(episodes).items()}
+    return {g: statistic(map(measured, group)) for g, group in by_group(episodes).items()}
+
+
+def kept_groups(score, config):
+    """The groups whose score is high (or low) enough: the SNR filter of RAGEN V2."""
     value, sign = config.filter_value, 1 if config.filter_select == "largest" else -1
     best_first = sorted((g for g in score if abs(score[g]) > ZERO or config.filter_include_zero),
                         key=lambda g: -sign * score[g])
@@ -234,6 +239,7 @@ def update(learner, episodes, config, step, scale):
     for e in episodes:
         e.rows = [prepare(learner, e, sample, config) for sample in e.samples]
     rows, metrics = [row for e in episodes for row in e.rows], {}
+    score(episodes, config, metrics)
     pay(learner, episodes, config, metrics)
     estimate(episodes, rows, config, critic)
     for row in rows:
@@ -288,38 +294,42 @@ def values_of(learner, tokens):
     return torch.cat([torch.zeros(1), learner.critic.head(hidden)[:, 0]])
 
 
-def pay(learner, episodes, config, metrics):
-    """A score for each episode and a reward for each token; an estimator reads one of the two."""
+def score(episodes, config, metrics):
+    """What each turn and each episode is worth: `paid` and `score` of the episode."""
     for e in episodes:
-        paid = list(e.turn_rewards)
+        e.paid = list(e.turn_rewards)
         for row in e.rows if config.overlong else ():  # DAPO: replies that near their limit
             for tokens in row.turns:
                 zone = config.overlong * config.max_new_tokens
                 late = min(max(len(tokens) - config.max_new_tokens + zone, 0) / zone, 1)
-                paid[row.turn_ids[tokens[0]]] -= late
-        e.paid, e.score = paid, sum(paid)
+                e.paid[row.turn_ids[tokens[0]]] -= late
+        e.score = sum(e.paid)
     if config.overlong:
         metrics["overlong_penalty"] = fmean(e.score - total(e) for e in episodes)
     partition = by_group(episodes) if config.reward_norm_over == "group" else {0: episodes}
-    for members in partition.values():
+    for members in partition.values() if config.reward_norm != "identity" else ():
         middle, deviation = mean(e.score for e in members), std(e.score for e in members)
-        for e in members if config.reward_norm != "identity" else ():
+        for e in members:
             e.score -= middle
             if config.reward_norm != "mean":
                 e.score = e.score / (deviation + 1e-6) if deviation > 1e-6 else 0.0
             if config.reward_norm == "asym_clip":
                 e.score = min(max(e.score, -1.0), 3.0)
+
+
+def pay(learner, episodes, config, metrics):
+    """A reward for each token; the KL to the reference costs tokens and episodes."""
     for e in episodes:
         future = 0.0
         for row in reversed(e.rows):
-            row.rewards = torch.zeros(len(row.tokens))
+            row.rewards, last = torch.zeros(len(row.tokens)), row.sampled[-1]
             for tokens in row.turns if config.credit == "turn" else ():
                 row.rewards[tokens[-1]] = e.paid[row.turn_ids[tokens[-1]]]
             if config.credit == "episode":
-                row.rewards[row.sampled[-1]] = e.score
+                row.rewards[last] = e.score
             elif config.context != "full":  # later turns are other rows
-                row.rewards[row.sampled[-1]] += config.gamma_turn * future
-                future = row.rewards[row.sampled[-1]].clone()
+                future = e.paid[row.turn_ids[last]] + config.gamma_turn * future
+                row.rewards[last] = future
     if config.kl_reward_coef:
         measured = []
         for row in (row for e in episodes for row in e.rows):

@@ -41,18 +41,15 @@ class TestReasoning:
             assert turns == 1
 
     def test_the_prompt_of_a_turn_is_all_of_its_sample_before_its_first_sampled_id(self):
-        """In turn-wise contexts a trajectory has one sample per turn."""
+        """In turn-wise contexts a trajectory has several samples."""
         _, frame = tiny()
         whole = spoken(frame, 0, " a</think> b", " c</think> d")
-        second = Trajectory("toy", 0, 0, 0)
-        second.given(frame.encode("summary<think>"))
-        second.sampled(frame.encode(" c</think>"), [0.0] * 2, 1)
-        played = [whole, SimpleNamespace(samples=[whole, second])]
-        pairs, turns = diagnostics.reasoning_pairs(frame, played)
-        assert turns == 5 and [p.turn for p in pairs] == [0, 1, 0, 1, 1]
+        windows = SimpleNamespace(samples=[whole, spoken(frame, 0, " c</think>", prompt="summary")])
+        pairs, turns = diagnostics.reasoning_pairs(frame, [whole, windows])
+        assert turns == 5 and [p.turn for p in pairs] == [0, 1, 0, 1, 0]
         said, prompt = tuple(frame.encode(" c")), "state<think> a</think> bnext<think>"
         assert pairs[3] == Pair(1, 1, tuple(frame.encode(prompt)), said)
-        assert pairs[4] == Pair(1, 1, tuple(frame.encode("summary<think>")), said)
+        assert pairs[4] == Pair(1, 0, tuple(frame.encode("summary<think>")), said)
 
     def test_a_token_that_shares_a_character_with_the_tag_is_left_out(self):
         """A tokenizer may merge "ok</" and ">x": only what lies wholly before the tag counts."""
@@ -114,17 +111,13 @@ class TestSamplers:
         assert abs(last - 1 / 9) < 0.04  # turns are uniform, too
 
 
-def small_model(kind="llama"):
-    sizes = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                 num_attention_heads=4, max_position_embeddings=128)
-    config = (LlamaConfig(**sizes, num_key_value_heads=2, head_dim=12) if kind == "llama" else
-              GPTNeoXConfig(**sizes))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-        for p in model.parameters():
-            p.data.add_(torch.randn_like(p), alpha=0.1)
-    return model
+def small_model(kind):
+    torch.manual_seed(0)
+    config, options = {"llama": (LlamaConfig, dict(num_key_value_heads=2, head_dim=12)),
+                       "gpt_neox": (GPTNeoXConfig, {})}[kind]
+    return AutoModelForCausalLM.from_config(config(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, initializer_range=0.2, **options), attn_implementation="sdpa").eval()
 
 
 class TestScores:
@@ -161,12 +154,6 @@ class TestScores:
 
 
 class TestInformation:
-    def test_a_reasoning_that_names_its_prompt_carries_the_logarithm_of_their_number(self):
-        found = diagnostics.information(torch.where(torch.eye(7) > 0, -2.0, -90.0), torch.arange(7))
-        assert found == pytest.approx({
-            "mi": math.log(7), "conditional_entropy": 2.0, "reasoning_entropy": 2 + math.log(7),
-            "marginal_std": 0.0, "mi_zscore": math.log(7) / 1e-3})
-
     def test_prompts_weigh_as_much_as_their_rows(self):
         """Three rows have prompt 0 and one has prompt 1; no row has prompt 2. Each reasoning is
         certain, so the information is the entropy of (3/4, 1/4)."""
@@ -192,12 +179,11 @@ class TestInformation:
 
 
 class TestRetrieval:
-    def test_the_own_column_is_counted_among_the_first_k_for_every_k_below_their_number(self):
-        right, wrong = (diagnostics.retrieval(s * torch.eye(8), torch.arange(8)) for s in (1, -1))
-        names = [f"{name}{at}" for at in ("", "@2", "@4") for name in ("retrieval",
-                                                                       "retrieval_chance")]
-        assert list(right) == names and list(right.values()) == [1, 1 / 8, 1, 2 / 8, 1, 4 / 8]
-        assert list(wrong.values()) == [0, 1 / 8, 0, 2 / 8, 0, 4 / 8]
+    def test_a_perfect_score_is_one_and_a_reversed_one_zero_for_every_k_below_their_number(self):
+        for sign, found in ((1, 1), (-1, 0)):
+            assert diagnostics.retrieval(sign * torch.eye(8), torch.arange(8)) == {
+                "retrieval": found, "retrieval_chance": 1 / 8, "retrieval@2": found,
+                "retrieval_chance@2": 2 / 8, "retrieval@4": found, "retrieval_chance@4": 4 / 8}
 
     def test_ties_everywhere_score_at_chance_whatever_the_order_of_the_columns(self):
         scores = torch.zeros(5, 9)
@@ -209,8 +195,8 @@ class TestRetrieval:
 
     def test_a_tie_of_some_is_the_expectation_over_random_orders(self):
         found = diagnostics.retrieval(torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0]]), torch.tensor([1]))
-        assert found["retrieval"] == 0 and found["retrieval@4"] == 1
-        assert found["retrieval@2"] == pytest.approx(1 / 3)
+        shares = [found[f"retrieval{at}"] for at in ("", "@2", "@4")]
+        assert shares == pytest.approx([0, 1 / 3, 1])
 
 
 class TestCollapseMetrics:
@@ -238,33 +224,27 @@ class TestCollapseMetrics:
             "mi_upper_bound": math.log(2) / 2 + math.log(3) / 3 + math.log(6) / 6,
             "marginal_std_ema": averaged, "mi_zscore_ema": whole["mi"] / (averaged + 1e-3),
             "marginal_std_ema_per_token": share["marginal_std"],  # starts at its first value
-            "mi_zscore_ema_per_token": share["mi_zscore"], "seconds": found["first_turn/seconds"]}
-        names = {name.partition("/")[2] for name in found if name.startswith("first_turn/")}
-        assert names == set(expected) and found["first_turn/seconds"] > 0
+            "mi_zscore_ema_per_token": share["mi_zscore"]}
         for name, value in expected.items():
             assert found[f"first_turn/{name}"] == pytest.approx(value, abs=1e-4), name
         assert ema["first_turn/marginal_std"] == pytest.approx(averaged)
-        assert json.loads(json.dumps(ema)) == ema
         # Six trajectories of one turn each: the samplers agree.
         assert found["trajectory/mi"] == pytest.approx(found["first_turn/mi"])
 
-    def test_the_draw_depends_on_the_seed_alone_and_not_on_the_global_generator(self):
+    def test_the_draw_depends_on_the_seed_alone(self):
         policy, frame = tiny()
-        before, draws = np.random.get_state()[1].copy(), []
-        for seed in (4, 4, 6):
-            found = collapse_metrics(policy, frame, self.played(frame), {}, seed, num_samples=3)
-            assert found["first_turn/rows"] == 3
-            draws.append(found["first_turn/mi"])
-        assert draws[0] == draws[1] != draws[2]
-        assert (np.random.get_state()[1] == before).all()
+        first, again, other = (
+            collapse_metrics(policy, frame, self.played(frame), {}, seed, num_samples=3)
+            for seed in (4, 4, 6))
+        assert first["first_turn/mi"] == again["first_turn/mi"] != other["first_turn/mi"]
+        assert first["first_turn/rows"] == first["trajectory/rows"] == 3
 
     def test_a_single_prompt_gives_no_metrics_and_no_reasoning_gives_none_either(self):
         policy, frame = tiny()
         alike = [spoken(frame, 0, " goal</think>") for _ in range(4)]
         blank = [spoken(frame, g, "</think>", prompt=f"({g}, 0)") for g in range(4)]
         for played in (alike, blank):
-            ema = {}
-            assert collapse_metrics(policy, frame, played, ema) == {} == ema
+            assert collapse_metrics(policy, frame, played, {}) == {}
 
 
 def measured(mi, entropy, retrieved, columns=16, thinking=1.0, sampler="first_turn"):
@@ -288,18 +268,15 @@ class TestRegimes:
                 (quiet, (2.0, 0.049, 1.0), "compressed"), (quiet, (2.0, 0.051, 1.0), "diverse"),
                 # The first measurement can be a collapse already.
                 (blind, blind, "template collapse")):
-            for sampler in ("first_turn", "trajectory"):
-                metrics = (measured(*numbers, sampler=sampler) for numbers in (first, now))
-                assert diagnostics.regime(*metrics, sampler) == label, (first, now)
+            metrics = (measured(*numbers, sampler="trajectory") for numbers in (first, now))
+            assert diagnostics.regime(*metrics, "trajectory") == label, (first, now)
 
     def test_with_too_little_reasoning_or_too_few_prompts_there_is_none(self):
         first = measured(2.0, 0.4, 0.9)
-        for now, known in ((measured(1.8, 0.3, 0.8, thinking=0.5, columns=4), True),
-                           (measured(1.8, 0.3, 0.8, thinking=0.49), False),
-                           (measured(1.8, 0.3, 0.8, columns=3), False),
-                           (measured(1.8, None, 0.8), False), ({"valid_thinking": 1.0}, False)):
-            label = "diverse" if known else "undetermined"
-            assert diagnostics.regime(first, now) == label, now
+        assert diagnostics.regime(first, measured(1.8, 0.3, 0.8, columns=4, thinking=0.5)) == "diverse"
+        for now in (measured(1.8, 0.3, 0.8, thinking=0.49), measured(1.8, 0.3, 0.8, columns=3),
+                    measured(1.8, None, 0.8), {"valid_thinking": 1.0}):
+            assert diagnostics.regime(first, now) == "undetermined", now
 
 
 HEALTHY = dict(success=0.5, reward_std=0.4, entropy=0.4, grad_norm=0.5, distinct_3=0.6, valid=0.9)
@@ -353,7 +330,7 @@ class TestWarnings:
 
     def test_template_collapse_is_told_at_the_measurement_that_shows_it(self):
         run = history(40)
-        run[0]["first_turn/mi"] = None  # nothing was measured
+        run[0] |= measured(None, None, None)
         for step in (2, 11, 21, 31):
             run[step - 1] |= measured(2.0, 0.4, 0.9) if step < 21 else measured(0.1, 0.4, 0.1)
         assert told(run) == {21: [
@@ -377,8 +354,7 @@ class TestWarnings:
 
 
 class TestGradients:
-    @pytest.mark.parametrize("piece", [1, 99], ids=["single rows", "whole buckets"])
-    def test_a_buckets_norm_is_that_of_its_own_token_mean_however_it_is_cut(self, piece):
+    def test_a_buckets_norm_is_that_of_its_own_token_mean_however_it_is_cut(self):
         torch.manual_seed(0)
         x, tokens_of = torch.randn(14, 3, 3), torch.arange(14) % 3 + 1
         weight, unused = torch.randn(3, requires_grad=True), torch.ones(2, requires_grad=True)
@@ -388,10 +364,11 @@ class TestGradients:
             return {"task": (y**2).sum(), "entropy": -0.1 * y.sin().sum(),
                     "kl": torch.zeros(())}, int(tokens_of[rows].sum())
 
-        group_ids = torch.tensor([9, 9, 4, 4, 7, 7, 2, 2, 5, 5, 3, 3, 8, 8])
+        group_ids = torch.tensor([9, 4, 7, 2, 5, 3, 8]).repeat_interleave(2)
         spread = torch.tensor([0.3, 0.1, 0.9, 0.0, 0.5, 0.2, 0.7])  # of groups 2, 3, 4, 5, 7, 8, 9
-        metrics = gradient_metrics([weight, unused, torch.ones(2)], components, spread, group_ids,
-                                   lambda rows: rows.split(piece), num_buckets=3)
+        by_row, at_once = (gradient_metrics([weight, unused, torch.ones(2)], components, spread,
+                                            group_ids, cut, num_buckets=3)
+                           for cut in (lambda rows: rows.split(1), lambda rows: [rows]))
         expected = {}  # by ascending spread: groups 5, 3, 8 | 2, 7 | 9, 4
         for name, rows, stds in (("bucket_1", range(8, 14), [0.0, 0.1, 0.2]),
                                  ("bucket_2", range(4, 8), [0.3, 0.5]),
@@ -404,7 +381,7 @@ class TestGradients:
                 gradient, = torch.autograd.grad(sums[part] / tokens, weight, retain_graph=True)
                 found[part] = float(gradient.norm())
             expected |= {f"gradient/{name}/{key}": float(value) for key, value in found.items()}
-        assert metrics == pytest.approx(expected, rel=1e-5)
+        assert by_row == pytest.approx(expected, rel=1e-5) == at_once
 
     def test_buckets_are_ascending_and_as_equal_as_can_be(self):
         spread = torch.rand(8)
@@ -420,8 +397,6 @@ class TestGradients:
                      for n in (1, 0))
         assert one["gradient/bucket_1/rows"] == 1 and "gradient/bucket_1/task" not in one
         assert none == {f"gradient/all/{name}": 0 for name in ("groups", "rows", "tokens")}
-
-    def test_a_spread_for_other_groups_is_refused(self):
         with pytest.raises(ValueError, match="got 1 spreads, expected one for each of the 2"):
             gradient_metrics([], None, torch.zeros(1), torch.tensor([0, 1]), None)
 
@@ -460,4 +435,3 @@ class TestGradients:
             assert list(line.get_ydata()) == pytest.approx(norms, nan_ok=True)
             assert list(line.get_xdata()) == pytest.approx([k / 10 for k in range(1, 12)])
         assert [text.get_text() for text in bars.get_legend().texts] == ["task", "kl"]
-        assert bars.get_yscale() == "log"

@@ -187,6 +187,9 @@ class TestTurns:
         assert Several(budget=Budget(4, 2, 6)).system_prompt == (
             "Up to 2 a turn, joined by ||. You have 4 turns and 6 actions.")
 
+    def test_text_is_cut_and_rid_of_what_no_observation_may_hold(self):
+        assert (Walk()._fitted("a√☺b", 4), Walk()._fitted("abcde", 4)) == ("a√?b", "abcd...")
+
     def test_a_random_answer_has_as_many_uniform_actions_as_may_still_be_executed(self):
         env, rng = begun(Walk, budget=Budget(2, 2, 3)), np.random.default_rng(0)
         count = Counter(" ".join(env.random_answer(rng) for _ in range(600)).split())

@@ -174,18 +174,6 @@ class TestLogprobs:
         assert ((ratio < 0.8) | (ratio > 1.28)).float().mean() > 0.7
         assert measured["logprob_gap"] < 1e-5 and measured["clip_fraction"] == 0
 
-    def test_entropy_is_that_of_the_distribution(self):
-        """nano-aha-moment nano_r1_script.py:622 logs minus the mean logprob of the sampled tokens,
-        and divides by their number twice."""
-        batch, model = cold(), tiny()[0].model
-        mask = batch.response_mask
-        with torch.no_grad():
-            logprobs, entropy = token_logprobs(model, batch.tokens, mask)
-            log_p = model(batch.tokens).logits[:, :-1][mask[:, 1:]].log_softmax(-1)
-        theirs, exact = -logprobs[mask].mean() / mask.sum(), -(log_p.exp() * log_p).sum(-1)
-        assert theirs < 0.2 and exact.mean() > 5
-        torch.testing.assert_close(entropy[mask], exact)
-
     def test_a_second_turn_attends_to_all_of_its_history(self):
         """scaled_dot_product_attention(is_causal=True), as in GRPO-Zero qwen2_model.py:143, aligns
         its triangle to the top left: the first token after a cache sees one key only."""
@@ -243,8 +231,7 @@ class TestEpisodes:
         assert (cut.stop, len(cut.tokens)) == (StopReason.CONTEXT, start + 4)
 
     def test_the_penalty_for_bad_form_is_paid_where_turns_are_paid(self):
-        """RAGEN adds it to the sum of an episode's rewards and to no turn, so that it is lost with
-        use_turn_scores."""
+        """RAGEN adds it to the sum of an episode and to no turn: use_turn_scores loses it."""
         def paid(rewards, penalty, use_turn_scores):
             return sum(rewards) if use_turn_scores else sum(rewards) + penalty
 
@@ -313,56 +300,6 @@ class TestSeeds:
         assert begun + instance_seeds(resumed, 2) == instance_seeds(student(), 5)
 
 
-class TestGroups:
-    def test_equal_prompts_of_two_groups_stay_two_groups(self):
-        """GRPO-Zero grpo.py:121 groups by the prompt's text: a good episode of a group is compared
-        with the better ones of another."""
-        batch = written((0, 1.0, 1), (0, 0.0, 1), (1, 3.0, 1), (1, 2.0, 1))
-        assert len({tuple(prompt) for prompt in batch.tokens[:, :3].tolist()}) == 1
-        ours, theirs = (starpo.normalise_rewards(batch.episode_returns, ids, "mean").tolist()
-                        for ids in (batch.group_ids, torch.zeros(4, dtype=torch.int64)))
-        assert theirs == [-0.5, -1.5, 1.5, 0.5] and ours == [0.5, -0.5, 0.5, -0.5]
-
-    def test_the_advantage_does_not_overwrite_the_reward(self):
-        """GRPO-Zero grpo.py:128 stores the normalised advantage in `reward`: every mean reward that
-        is read later is 0."""
-        reward = torch.tensor([1.0, 0, 1])
-        reward -= reward.mean()
-        assert reward.mean() == pytest.approx(0, abs=1e-6)
-        batch = written((0, 1.0, 2), (0, 0.0, 2), (0, 1.0, 2))
-        trainer.prepare(Learner(*tiny(), None), batch, Config(reward_norm="mean"))
-        assert batch.episode_returns.tolist() == [1, 0, 1]
-
-    def test_a_group_of_one_has_no_advantage(self):
-        """RAGEN core_algos.py and verl's RLOO give it mean 0 and std 1, so that its raw return is
-        its advantage."""
-        returns, ids, mask = torch.tensor([11.0, 3, 1]), torch.tensor([0, 1, 1]), torch.ones(3, 1)
-        mean, std = torch.tensor([0.0, 2, 2]), torch.tensor([1, 2**0.5, 2**0.5])
-        assert ((returns - mean) / std)[0] == 11
-        for advantages in (starpo.group_advantages, starpo.rloo_advantages):
-            alone, good, bad = advantages(returns, ids, mask.bool())[:, 0]
-            assert alone == 0 and good > 0 > bad
-
-    def test_an_episode_of_many_rows_has_one_vote(self):
-        """RAGEN V2 fills a batch up with copies before it takes the means of groups, and VAGEN's
-        GRPO counts every turn."""
-        returns, group = torch.tensor([1.0, 1, 1, 0]), torch.zeros(4, dtype=torch.int64)
-        assert (returns - returns.mean()).tolist() == [0.25, 0.25, 0.25, -0.75]
-        episodes = torch.tensor([0, 0, 0, 1])
-        assert starpo.normalise_rewards(returns, group, "mean", episodes).tolist() == [
-            0.5, 0.5, 0.5, -0.5]
-
-    def test_a_filter_does_not_starve_on_small_rewards_or_zeros(self):
-        """RAGEN rollout_filter.py, linear top_p: an absolute eps makes the empty set enough, and
-        the walk ends at the first score that is not positive."""
-        small, smallest_first = torch.tensor([0.004, 0.004]), torch.tensor([0.0, 1.0, 3.0])
-        assert 0.9 * small.sum() - 0.01 < 0  # the threshold is below the sum of the empty set
-        assert list(itertools.takewhile(lambda score: score > 0, smallest_first)) == []
-        assert starpo.filter_groups(small, 0.9).tolist() == [True, True]
-        assert starpo.filter_groups(smallest_first, 0.2, select="smallest",
-                                    include_zero=True).tolist() == [True, True, False]
-
-
 def bi_level_by_reward(rewards, mask, discount):
     """RAGEN's bi-level GAE for values of 0: a turn ends where the reward is not 0."""
     ends, worth = [t for t, reward in enumerate(rewards) if reward], {}
@@ -372,6 +309,24 @@ def bi_level_by_reward(rewards, mask, discount):
 
 
 class TestAdvantages:
+    def test_the_advantage_does_not_overwrite_the_reward(self):
+        """GRPO-Zero grpo.py:128 stores it in `reward`: every mean reward read later is 0."""
+        reward = torch.tensor([1.0, 0, 1])
+        reward -= reward.mean()
+        assert reward.mean() == pytest.approx(0, abs=1e-6)
+        batch = written((0, 1.0, 2), (0, 0.0, 2), (0, 1.0, 2))
+        trainer.prepare(Learner(*tiny(), None), batch, Config(reward_norm="mean"))
+        assert batch.episode_returns.tolist() == [1, 0, 1]
+
+    def test_a_group_of_one_has_no_advantage(self):
+        """RAGEN core_algos.py and verl's RLOO give it mean 0 and std 1: its raw return remains."""
+        returns, ids, mask = torch.tensor([11.0, 3, 1]), torch.tensor([0, 1, 1]), torch.ones(3, 1)
+        mean, std = torch.tensor([0.0, 2, 2]), torch.tensor([1, 2**0.5, 2**0.5])
+        assert ((returns - mean) / std)[0] == 11
+        for advantages in (starpo.group_advantages, starpo.rloo_advantages):
+            alone, good, bad = advantages(returns, ids, mask.bool())[:, 0]
+            assert alone == 0 and good > 0 > bad
+
     def test_a_turn_ends_where_it_ends_and_not_where_a_reward_is(self):
         """RAGEN core_algos.py:128. A turn without reward loses its discount, a last one raises an
         IndexError, and with a penalty on each token each token is a turn."""
@@ -386,18 +341,6 @@ class TestAdvantages:
                                          turn_ids >= 0, turn_ids, gamma_turn=0.5)
             assert got[0].tolist() == pytest.approx(ours, abs=1e-6)
 
-    def test_reinforce_plus_plus_hears_of_rewards_behind_an_observation(self):
-        """verl core_algos.py, compute_reinforce_plus_plus_outcome_advantage: the running sum is
-        multiplied by the mask and starts again at every observation."""
-        mask, rewards = torch.tensor([[1, 1, 0, 1, 1]]), torch.tensor([[0.0, 0, 0, 0, 1]])
-        running, theirs = 0.0, []
-        for t in (4, 3, 2, 1, 0):
-            running += float(rewards[0, t])
-            theirs.insert(0, running)
-            running *= float(mask[0, t])
-        assert theirs == [0, 0, 1, 1, 1]
-        assert starpo.reinforce_advantages(rewards, mask.bool()).tolist() == [[1, 1, 0, 1, 1]]
-
     def test_a_time_limit_is_worth_nothing(self):
         """Pardo et al. 2018 bootstrap: they add the value of the state at a time limit. Here V = 0
         after it. This is a choice: the limit is part of the task, and the model is told of it."""
@@ -407,23 +350,11 @@ class TestAdvantages:
         got, _ = starpo.masked_gae(rewards, values, torch.ones(1, 2).bool(), lam=0.0)
         assert got.tolist() == [[0, -0.5]]
 
-    def test_whitening_is_0_outside_the_mask_and_on_average(self):
-        """verl's masked_whiten maps every position, and equal advantages have a std of 1e-4.
-        torchtune rlhf/rewards.py adds the mean back if shift_mean=True."""
-        x, mask = torch.tensor([[2.0, 2, 3]]), torch.tensor([[True, True, False]])
-        verl = (x - x[mask].mean()) * torch.rsqrt(x[mask].var() + 1e-8)
-        assert verl[0, 2] > 9999 and starpo.whiten(x, mask).tolist() == [[0, 0, 0]]
-        x = torch.tensor([[1.0, 2, 3, 10]])
-        torchtune = (x - x.mean()) * torch.rsqrt(x.var() + 1e-8) + x.mean()
-        assert torchtune.mean() == pytest.approx(4)
-        assert starpo.whiten(x, x > 0).mean() == pytest.approx(0, abs=1e-6)
-
 
 class TestLoss:
     def test_prompt_and_padding_are_not_counted(self):
-        """nano-aha-moment utils.py:190 overwrites the ignored labels through a view, so that all 10
-        tokens are counted and not 3. verl's agg_loss divides "seq-mean-token-sum-norm" by the width
-        of the padded batch; Dr. GRPO divides by a constant."""
+        """nano-aha-moment utils.py:190 counts ignored labels too: 10 tokens and not 3. verl divides
+        "seq-mean-token-sum-norm" by the width of the padded batch, Dr. GRPO by a constant."""
         batch = written((0, 1.0, 1), (0, 0.0, 2))
         labels = torch.where(batch.response_mask, batch.tokens, -100)
         labels[:][labels == -100] = 0

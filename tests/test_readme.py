@@ -1,5 +1,6 @@
 """The README is true: its numbers come from the files, and every one of its commands runs."""
 
+import ast
 import io
 import itertools
 import json
@@ -20,6 +21,7 @@ from minragen.config import ALGOS
 
 README = (ROOT / "README.md").read_text()
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
+SPECIFICATION = (ROOT / "docs" / "specification.md").read_text()
 GUIDE = (ROOT / "docs" / "add-an-environment.md").read_text()
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
          "--warmup-steps 0 --save-every 1")
@@ -163,6 +165,13 @@ class TestNumbers:
                                r"|\((docs/[\w.]+)\)", README):
             path = name[0] or name[1]
             assert "NAME" in path or (ROOT / path).exists(), path
+
+    def test_every_test_that_the_specification_names_is_there(self):
+        for name in re.findall(r"`((?:worlds/)?test_\w+\.py(?:::\w+)*)`", SPECIFICATION):
+            file, *path = name.split("::")
+            body = ast.parse((ROOT / "tests" / file).read_text()).body
+            for part in path:
+                (body,) = [node.body for node in body if getattr(node, "name", "") == part]
 
     def test_every_module_is_in_the_reading_order(self):
         modules = ({f"minragen/{p.name}" for p in Path(ROOT / "minragen").glob("*.py")}

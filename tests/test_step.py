@@ -182,6 +182,55 @@ def differ(one, other):
         for x, y in zip(one, other) for a, b in zip(x, y))
 
 
+WORLDS = dict(env="frozenlake", num_groups=2, group_size=2, max_turns=2, max_new_tokens=24,
+              max_context=512, max_rows=3)
+
+
+class TestCollect:
+    """Replies of a model that can play FrozenLake: one token after the other from the slow loop."""
+
+    @pytest.mark.parametrize("options", [
+        dict(temperature=0.5), dict(temperature=1.3), dict(temperature=1.3, top_k=4),
+        dict(temperature=1.3, top_p=0.7), dict(context="limited", window=2),
+        dict(context="limited", window=2, max_context=190), dict(context="single_turn", window=2),
+        dict(max_new_tokens=7), dict(max_context=170)], ids=lambda options: "-".join(
+            f"{name}={value}" for name, value in options.items()))
+    def test_tokens_masks_logprobs_and_rewards_are_those_of_the_slow_loop(self, options):
+        config = configured(**{**WORLDS, "temperature": 1.0, **options})
+        self.assert_same(config, Sampling(config.temperature, config.top_k, config.top_p))
+
+    def test_greedy_replies_are_those_of_the_slow_loop(self):
+        config = dataclasses.replace(configured(**WORLDS), temperature=0.0)
+        self.assert_same(config, Sampling(0.0))
+
+    def assert_same(self, config, sampling):
+        policy, frame = warm_policy()
+        groups = build_groups(config, "train", 2, 2)
+        fast = collect(policy, frame, groups, 7, sampling, config.seed, config.max_new_tokens,
+                       config.max_context, config.max_rows, None, config.context, config.window)
+        learner = SimpleNamespace(policy=policy)
+        for one, other in zip(fast, slow.collect(learner, frame, groups, 7, config), strict=True):
+            assert one.turn_rewards == other.turn_rewards
+            for a, b in zip(one.samples, other.samples, strict=True):
+                assert a.tokens == b.tokens and a.turn_ids == b.turn_ids
+                assert a.response_mask == [turn >= 0 for turn in b.turn_ids]
+                assert a.sample_logprobs == pytest.approx(b.sample_logprobs, abs=1e-6)
+
+    def test_two_steps_of_training_are_those_of_the_slow_loop(self, real):
+        """Nothing is remembered here: the second step plays with the weights of the first."""
+        config = configured(steps=2, num_groups=3, epochs=2, algo="ppo", kl_reward_coef=0.1,
+                            kl_target=0.01, kl_horizon=50.0, lr_final=0.5)
+        gradients, _, learner = real(config, play=collect)
+        oracle = slow_learner(config)
+        frame = ChatFrame(oracle.policy.tokenizer)
+        groups = build_groups(config, "train", 3, 3)
+        expected = [g for step in (1, 2)
+                    for g in slow.train_step(oracle, frame, groups, config, step)[0]]
+        for one, other in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
+        assert learner.kl_reward_coef == pytest.approx(oracle.kl_reward_coef)
+
+
 class TestAlgorithms:
     @pytest.mark.parametrize("algo", ALGOS)
     def test_every_algorithm_has_the_gradients_of_the_slow_step(self, real, algo):
@@ -259,15 +308,30 @@ class TestOptions:
             ours = assert_equal(real, configured(**{**base, option: value}))
             assert differ(ours, slow_step(configured(**base))[0]), (base, value)
 
+    @pytest.mark.parametrize("metric", ["reward", "length", "entropy", "entropy_std"])
+    def test_the_filter_ranks_groups_by_the_scores_of_the_slow_step(
+            self, real, monkeypatch, metric):
+        config, seen = configured(filter="top_k", filter_metric=metric, filter_value=0.4), []
+        choose = trainer.starpo.filter_groups
+        monkeypatch.setattr(trainer.starpo, "filter_groups", lambda scores, *rules: (
+            seen.append(scores), choose(scores, *rules))[1])
+        EPISODES.clear()
+        real(config)
+        (played,) = EPISODES.values()
+        expected = slow.group_scores(slow_learner(config), played, config)
+        assert seen[-1].tolist() == pytest.approx(list(expected.values()))
+
     def test_the_learning_rate_of_the_last_step_is_the_final_share(self, real):
         constant, falling = (assert_equal(real, configured(steps=2, lr_final=final), first_step=2)
                              for final in (1.0, 0.1))
         assert differ(constant, falling)
 
     def test_the_kl_coefficient_adapts_as_in_the_slow_step(self, real):
-        config = configured(kl_reward_coef=0.1, kl_target=0.01, kl_horizon=50.0)
-        assert_equal(real, config)
-        assert slow_step(config)[2].kl_reward_coef > 0.1
+        for context in ("full", "limited"):  # it counts trajectories, however many rows they are
+            config = configured(kl_reward_coef=0.1, kl_target=0.01, kl_horizon=50.0,
+                                context=context)
+            assert_equal(real, config)
+            assert slow_step(config)[2].kl_reward_coef > 0.1
 
 
 FACTORS = {
@@ -295,52 +359,3 @@ class TestPairs:
             else:
                 assert_equal(real, config)
                 assert pair != ("filter", "resample") and other not in (BI_LEVEL, TURNS)
-
-
-WORLDS = dict(env="frozenlake", num_groups=2, group_size=2, max_turns=2, max_new_tokens=24,
-              max_context=512, max_rows=3)
-
-
-class TestCollect:
-    """Replies of a model that can play FrozenLake: one token after the other from the slow loop."""
-
-    @pytest.mark.parametrize("options", [
-        dict(temperature=0.5), dict(temperature=1.3), dict(temperature=1.3, top_k=4),
-        dict(temperature=1.3, top_p=0.7), dict(context="limited", window=2),
-        dict(context="limited", window=1, top_p=0.9), dict(context="single_turn", window=2),
-        dict(max_new_tokens=7), dict(max_context=170)], ids=lambda options: "-".join(
-            f"{name}={value}" for name, value in options.items()))
-    def test_tokens_masks_logprobs_and_rewards_are_those_of_the_slow_loop(self, options):
-        config = configured(**{**WORLDS, "temperature": 1.0, **options})
-        self.assert_same(config, Sampling(config.temperature, config.top_k, config.top_p))
-
-    def test_greedy_replies_are_those_of_the_slow_loop(self):
-        config = dataclasses.replace(configured(**WORLDS), temperature=0.0)
-        self.assert_same(config, Sampling(0.0))
-
-    def assert_same(self, config, sampling):
-        policy, frame = warm_policy()
-        groups = build_groups(config, "train", 2, 2)
-        fast = collect(policy, frame, groups, 7, sampling, config.seed, config.max_new_tokens,
-                       config.max_context, config.max_rows, None, config.context, config.window)
-        learner = SimpleNamespace(policy=policy)
-        for one, other in zip(fast, slow.collect(learner, frame, groups, 7, config), strict=True):
-            assert one.turn_rewards == other.turn_rewards
-            for a, b in zip(one.samples, other.samples, strict=True):
-                assert a.tokens == b.tokens and a.turn_ids == b.turn_ids
-                assert a.response_mask == [turn >= 0 for turn in b.turn_ids]
-                assert a.sample_logprobs == pytest.approx(b.sample_logprobs, abs=1e-6)
-
-    def test_two_steps_of_training_are_those_of_the_slow_loop(self, real):
-        """Nothing is remembered here: the second step plays with the weights of the first."""
-        config = configured(steps=2, num_groups=3, epochs=2, algo="ppo", kl_reward_coef=0.1,
-                            kl_target=0.01, kl_horizon=50.0, lr_final=0.5)
-        gradients, _, learner = real(config, play=collect)
-        oracle = slow_learner(config)
-        frame = ChatFrame(oracle.policy.tokenizer)
-        groups = build_groups(config, "train", 3, 3)
-        expected = [g for step in (1, 2)
-                    for g in slow.train_step(oracle, frame, groups, config, step)[0]]
-        for one, other in zip(gradients, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
-        assert learner.kl_reward_coef == pytest.approx(oracle.kl_reward_coef)

