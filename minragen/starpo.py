@@ -1,7 +1,7 @@
 """StarPO as equations: rewards -> advantages -> losses, and the filter over groups.
 
-Pure tensor functions, vectorised over the batch; each has a slow, obvious twin in
-tests/test_starpo.py.
+Pure tensor functions, vectorised over the batch. tests/slow.py does the same in plain loops, and
+tests/test_step.py compares the two.
 
 StarPO (State-Thinking-Actions-Reward Policy Optimisation; Wang et al. 2025, arXiv 2504.20073)
 maximises the return of whole multi-turn trajectories. Only sampled tokens are actions; prompts and

@@ -20,7 +20,6 @@ for folder in (str(Path(__file__).parent.parent), ""):
 
 from minragen.envs import REGISTRY  # noqa: E402  the line above finds it
 
-
 # The order in which the specification is read: first how episodes become tokens, then the step.
 ORDER = ("test_rollout", "test_step", "test_starpo", "test_museum", "test_models", "test_train",
          "test_config", "test_diagnostics", "test_eval", "test_warmup", "test_envs",

@@ -172,6 +172,9 @@ MUTANTS = {
          "self.rules.max_context)", "counters = lengths",
          "turns with equal prompts draw equal noise"),
         ("t + 1 >= cap[:n]", "t + 1 > cap[:n]", "a reply is a token longer than allowed"),
+        ("fits = len(t.tokens) + len(framed) < rules.max_context",
+         "fits = len(t.tokens) + len(framed) <= rules.max_context",
+         "an observation may fill the context"),
         ("max(0, len(trajectory.turns) - window + 1)", "max(0, len(trajectory.turns) - window)",
          "a window shows a turn too many"),
         ("(rules.max_new_tokens if window > 1 else 1)", "1",
@@ -202,16 +205,12 @@ MUTANTS = {
          "the eps of top_p is absolute, so rewards on a small scale are filtered away"),
         ('ranked >= (value * ranked[0] if select == "largest" else ranked[0] / value)',
          "ranked >= value * ranked[0]", "min_p of the smallest keeps nothing but the best"),
-        ("int(value * P + 1e-9)", "int(value * n + 1e-9)",
-         "top_k takes its share of the candidates instead of all groups"),
         ("index_add(0, group_ids, v * once)", "index_add(0, group_ids, v)",
          "an episode of three rows counts three times in its group"),
         ("(size - 1).clamp(min=1)).sqrt()", "size.clamp(min=1)).sqrt()",
          "the std of a group is that of a population, not of a sample"),
         (".clamp(0, 1) * ends * bool(share)", ".clamp(0, 1) * bool(share)",
          "the overlong penalty is charged on every token of the reply"),
-        ("min(max(kl / target - 1, -0.2), 0.2)", "min(kl / target - 1, 0.2)",
-         "the adaptive KL coefficient falls without a bound"),
         ("decay = torch.ones_like(rewards).masked_fill(response_mask, gamma)",
          "decay = torch.full_like(rewards, gamma)",
          "observation tokens consume a discount step of REINFORCE"),
@@ -219,9 +218,6 @@ MUTANTS = {
          "observation tokens consume a step of GAE"),
         ("discount = torch.full_like(rewards, gamma).masked_fill(ends, 0.0)",
          "discount = torch.full_like(rewards, gamma)", "bi-level GAE counts the later turns twice"),
-        ("masked_gae(summed, values, ends, gamma_turn, lam)",
-         "masked_gae(rewards, values, ends, gamma_turn, lam)",
-         "a turn earns only the reward on its last token"),
         ("torch.where(advantages < 0, torch.minimum(loss, floor), loss)",
          "torch.minimum(loss, floor)", "the dual clip also bounds tokens with a good advantage"),
         ("sum(dim=1, keepdim=True) / count", "sum(dim=1, keepdim=True) / log_ratio.shape[1]",
@@ -230,6 +226,56 @@ MUTANTS = {
          "rows without tokens count in the mean over sequences"),
         ("(torch.where(weights > 0, x, 0.0) * weights).sum()", "(x * weights).sum()",
          "nan outside the mask reaches the loss"),
+    ],
+    ("diagnostics.py", "test_diagnostics.py"): [
+        ("                return reply[:start] if self.decode(reply[:start]).strip() else ()",
+         "                return reply[:end - 1] if self.decode(reply[:start]).strip() else ()",
+         "reasoning contains the tokens that the closing tag touches"),
+        ("        trajectory = list(left)[rng.integers(len(left))]",
+         "        trajectory = rng.choice([t for t in left for _ in left[t]])",
+         "long episodes outweigh short ones in the draw"),
+        ("    weights = own.bincount(minlength=scores.shape[1]).double() / len(own)",
+         "    weights = torch.full((scores.shape[1],), 1 / scores.shape[1]).double()",
+         "every prompt weighs the same in the mutual information"),
+        ('    low_mi = (value(now, "mi") < LOW_MI * value(first, "mi")\n              or ',
+         '    low_mi = (value(now, "mi") < LOW_MI * value(first, "mi")\n              and ',
+         "a collapse needs little information and retrieval at chance"),
+        ("range(1, min(REARM + 1, len(steps))))]", "range(1, 2))]",
+         "a warning is given again without a silence of twenty steps"),
+        ("        gradients, tokens = _summed_gradients(parameters, components, "
+         "micro_batches(rows))\n",
+         "        gradients, tokens = _summed_gradients(parameters, components,\n               "
+         "                               micro_batches(rows)[:1])\n",
+         "only the first micro-batch of a bucket counts"),
+    ],
+    ("models.py", "test_models.py"): [
+        ("    _prove_head(policy)\n    return policy", "    return policy",
+         "a model whose logits are not those of the output layer is accepted"),
+        ("    return torch.tanh(logits / cap) * cap if cap else logits", "    return logits",
+         "the soft cap of the logits is ignored"),
+        ('f"{self._plain(observation)}{self._to_reply}{self._forced}")\n\n    def between',
+         'f"{observation}{self._to_reply}{self._forced}")\n\n    def between',
+         "special tokens spelt in the first observation open turns"),
+        ("        self._prove()\n", "", "a chat template that changes messages is accepted"),
+        ("        self.end_ids = {i for i in (self.end_of_turn, eos) if i is not None}",
+         "        self.end_ids = {i for i in (eos,) if i is not None}",
+         "only the eos token ends a reply, not the end of turn of the template"),
+        ("    predicts = hidden_states(model, tokens)[:, :-1][response_mask[:, 1:]]  # (N, D)",
+         "    predicts = hidden_states(model, tokens)[response_mask]  # (N, D)",
+         "logprobs are read at the token and not before it"),
+        ("        hidden = self.trunk(input_ids=tokens, use_cache=False).last_hidden_state[:, "
+         ":-1]\n        values = self.head(hidden[response_mask[:, 1:]].float())[:, 0]",
+         "        hidden = self.trunk(input_ids=tokens, use_cache=False).last_hidden_state\n    "
+         "    values = self.head(hidden[response_mask].float())[:, 0]",
+         "the critic sees the action that it judges"),
+    ],
+    ("warmup.py", "test_warmup.py"): [
+        ("min((step + 1) / max(1, steps / 10), (steps - step) / steps))",
+         "min((step + 1) / max(1, steps / 10), 1.0))",
+         "the learning rate of the warm-up never falls"),
+        ('                parts["prediction"] = f" {description(env)}"',
+         '                parts["prediction"] = parts.get("observation", f" {env.note()}")',
+         "a demonstration predicts the state before its answer"),
     ],
     ("train.py", "test_museum.py"): [
         ("sums[name] = sums.get(name, 0.0) + float(value)", "sums[name] = float(value)",
@@ -263,8 +309,6 @@ MUTANTS = {
     ("envs.py", "worlds/test_frozenlake.py"): [
         ("0 if u >= slip else -1 if u < slip / 2 else 1",
          "0 if u >= slip else -1 if u < slip else 1", "the player slips to one side only"),
-        ('        return f"{self.holes.astype(int).tolist()} {self.start} {self.goal}"',
-         "        return self.render()", "the split of a map depends on its view"),
     ],
     ("envs.py", "worlds/test_bandit.py"): [
         ('gamble_mean = o["high_prob"] * o["high_reward"] + (1 - o["high_prob"]) * o["high_miss"]',
@@ -275,9 +319,6 @@ MUTANTS = {
         ("reward = len(self.boxes & self.targets) - home + 10",
          "reward = max(0, len(self.boxes & self.targets) - home) + 10",
          "pushing a box off its target costs nothing"),
-        ("if bound < never and cost < best.get(state, never):",
-         "if bound < never and state not in best:",
-         "the solver keeps the first way to a position, not the shortest"),
     ],
     ("games.py", "worlds/test_sudoku.py"): [
         ("first = number == self.solution[cell] and cell not in self.paid",
@@ -293,13 +334,8 @@ MUTANTS = {
          "an equation with a wrong right side counts as solved"),
         ("value = operate(value, op, operand())", "value = operate(value, op, chain(operators))",
          "8 - 3 - 2 is read as 8 - (3 - 2)"),
-        ("(1.0 if solved else 0.1) - self.worth)", "1.0 if solved else 0.1)",
-         "a wrong attempt is paid again each time that it is repeated"),
     ],
     ("tasks.py", "worlds/test_metamathqa.py"): [
-        ("reward = 0.5 ** len(self._given) if self.solved",
-         "reward = 0.5 ** len(set(self._given)) if self.solved",
-         "a wrong value that is given twice halves the reward once"),
         ('task = " ".join(str(record.get("original_question") or question).lower().split())',
          'task = " ".join(question.lower().split())',
          "rephrasings of one question fall into different splits"),
@@ -307,9 +343,6 @@ MUTANTS = {
     ("tasks.py", "worlds/test_searchqa.py"): [
         ("return split_of(self.question.about)", "return split_of(self.question.text)",
          "held-out questions are about people of the training split"),
-        ("text.lower().translate({ord(c): None for c in string.punctuation}).split()",
-         'text.lower().translate({ord(c): " " for c in string.punctuation}).split()',
-         "punctuation separates words when an answer is scored"),
     ],
     ("tools.py", "worlds/test_searchqa.py"): [
         ("idf = np.log(1 + (self.size", "idf = np.log((self.size",
@@ -358,9 +391,6 @@ MUTANTS = {
          "a subclass's own method decides what value is sent"),
         ("        if made > seen:", "        if True:",
          "an assertion that never calls the submission counts as passed"),
-        ("rules = ([(path, read_folder) for path in STDLIB]",
-         'rules = ([(path, read_folder) for path in (*STDLIB, "/tmp")]',
-         "without namespaces, programs may read the files of others in /tmp"),
     ],
     ("tasks.py", "worlds/test_lean.py"): [
         ('cost *= 1 + len(re.findall(r"[;\\n]", tactic))',
@@ -369,9 +399,6 @@ MUTANTS = {
         ('            or COMMANDS & set(re.findall(r"\\w+", tactic))):',
          "            or COMMANDS & set(tactic.split())):",
          "a command that touches a sign is let through to Lean"),
-        ("        elif c in CLOSES and (not opened or opened.pop() != CLOSES[c]):",
-         "        elif c in CLOSES and opened and opened.pop() != CLOSES[c]:",
-         "a bracket may be closed that was never opened"),
     ],
     ("tools.py", "worlds/test_lean.py"): [
         ('    left = [m for m in errors if m.text.startswith("unsolved goals") and m.line in by]',
@@ -430,8 +457,9 @@ def _run_tests(folder, tests):
         import pytest
 
         with contextlib.suppress(SystemExit):
-            code = int(pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider",
-                                    "--rootdir", str(folder), *(f"tests/{t}" for t in tests)]))
+            code = int(pytest.main(["-x", "-q", "--no-header", "--assert=plain",
+                                    "-p", "no:cacheprovider", "--rootdir", str(folder),
+                                    *(f"tests/{t}" for t in tests)]))
     finally:
         os._exit(code)
 

@@ -41,7 +41,6 @@ class TestReasoning:
             assert turns == 1
 
     def test_the_prompt_of_a_turn_is_all_of_its_sample_before_its_first_sampled_id(self):
-        """In turn-wise contexts a trajectory has several samples."""
         _, frame = tiny()
         whole = spoken(frame, 0, " a</think> b", " c</think> d")
         windows = SimpleNamespace(samples=[whole, spoken(frame, 0, " c</think>", prompt="summary")])
@@ -68,7 +67,7 @@ class TestReasoning:
             pairs, _ = diagnostics.reasoning_pairs(frame, [spoken(frame, 0, ids)])
             assert [p.reasoning for p in pairs] == ([tuple(ids[:kept])] if kept else []), words
 
-    def test_blank_and_unclosed_reasoning_is_none(self):
+    def test_blank_and_unclosed_reasoning_is_none_and_a_form_without_it_is_refused(self):
         _, frame = tiny()
         inner = "<observation> player</observation><reasoning> goal</reasoning>"
         t = spoken(frame, 0, "</think>", " \n</think>", " never closed", f"{inner}</think><answer>")
@@ -76,8 +75,6 @@ class TestReasoning:
         assert frame.tokenizer.decode(pair.reasoning) == inner and turns == 4
         assert diagnostics.reply_metrics(frame, [t])["valid_thinking"] == 0.25
         assert diagnostics.reply_metrics(frame, []) == {"valid_thinking": 0.0}
-
-    def test_a_format_without_thinking_has_nothing_to_measure(self):
         with pytest.raises(ValueError, match="nothing to measure"):
             diagnostics.reasoning_pairs(ChatFrame(tiny()[0].tokenizer, "no_think"), [])
 
@@ -200,8 +197,6 @@ class TestRetrieval:
 
 
 class TestCollapseMetrics:
-    """From trajectories and a model to all metrics."""
-
     SAID = [(0, " Left"), (0, " Left"), (1, " Left Up goal"), (1, " Down"), (2, " Up Up"),
             (1, " Down")]  # prompts and reasonings repeat
 
@@ -273,7 +268,7 @@ class TestRegimes:
 
     def test_with_too_little_reasoning_or_too_few_prompts_there_is_none(self):
         first = measured(2.0, 0.4, 0.9)
-        assert diagnostics.regime(first, measured(1.8, 0.3, 0.8, columns=4, thinking=0.5)) == "diverse"
+        assert diagnostics.regime(first, measured(1.8, 0.3, 0.8, 4, 0.5)) == "diverse"
         for now in (measured(1.8, 0.3, 0.8, thinking=0.49), measured(1.8, 0.3, 0.8, columns=3),
                     measured(1.8, None, 0.8), {"valid_thinking": 1.0}):
             assert diagnostics.regime(first, now) == "undetermined", now
@@ -401,8 +396,7 @@ class TestGradients:
             gradient_metrics([], None, torch.zeros(1), torch.tensor([0, 1]), None)
 
     def test_a_policys_gradients_leave_nothing_behind(self, monkeypatch):
-        """In bfloat16 the masters of the optimizer are filled by hooks, which must not fire; and
-        the chunks of the output layer, computed again in each backward pass, must allow several."""
+        """No hook fires, and recomputed chunks of logits allow several backward passes."""
         model = copy.deepcopy(tiny()[0].model).bfloat16()
         optimizer, before = AdamW(model.parameters(), 1e-3), copy.deepcopy(model.state_dict())
         tokens, mask = torch.arange(36).view(4, 9), torch.arange(9).expand(4, 9) > 0
@@ -434,4 +428,3 @@ class TestGradients:
             assert [bar.get_height() for bar in heights] == pytest.approx(norms, nan_ok=True)
             assert list(line.get_ydata()) == pytest.approx(norms, nan_ok=True)
             assert list(line.get_xdata()) == pytest.approx([k / 10 for k in range(1, 12)])
-        assert [text.get_text() for text in bars.get_legend().texts] == ["task", "kl"]

@@ -130,8 +130,7 @@ class TestGymnasium:
 
 
 class TestSeeds:
-    def test_an_episode_depends_on_its_seed_alone_and_looking_changes_nothing(self, env_name):
-        """Nor is a global random state touched."""
+    def test_a_seed_gives_one_episode_whoever_looks_and_touches_no_global_state(self, env_name):
         episodes = random_episodes(env_name, member=1)  # it also imports what is imported late
         before = global_randomness()
         assert looked_at(env_name, member=1) == episodes

@@ -1,5 +1,4 @@
-"""Text environments: their turns, how one is found by name, groups, and faults that the contract
-in test_env_contract.py refuses."""
+"""Text environments: turns, names, groups, and faults that test_env_contract.py refuses."""
 
 import os
 import re
@@ -93,13 +92,10 @@ def refusal(call, *arguments, **options):
 class TestErrors:
     def test_a_name_that_is_no_environment_is_refused(self):
         for name, said in (("FrozenLakes", "unknown env 'FrozenLakes': did you mean 'frozenlake'?"),
-                           ("zzzz", "unknown env 'zzzz': Known: bandit, countdown, "),
                            (":Walk", "bad env ':Walk': expected package.module:Class"),
-                           ("test_envs:", "bad env"), (".test_envs:Walk", "bad env"),
-                           ("..:Walk", "bad env"), ("minragen.envs:TextEnv", "is the base"),
+                           ("minragen.envs:TextEnv", "is the base"),
                            ("test_envs:Nothing", "no Gymnasium id called 'Nothing'"),
                            ("test_envs:Budget", "test_envs has no TextEnv class"),
-                           ("test_envs:FORMAT_PENALTY", "no TextEnv class"),
                            ("no_such_module:Walk", "No module named 'no_such_module'"),
                            ("FrozenLake-v1", "has a Discrete space, expected Text spaces")):
             assert said in refusal(make, name)
@@ -107,20 +103,17 @@ class TestErrors:
     def test_an_option_or_a_budget_that_makes_no_sense_is_refused(self):
         assert ("unknown option of FrozenLake 'slipp': did you mean 'slip'? Known: frozen, size, "
                 in refusal(make, "frozenlake", slipp=0.2))
-        assert "option of Walk 'size': Known: none" in refusal(make, "test_envs:Walk", size=2)
         for value in ("8", 8.0, True):
             assert (f"option size of FrozenLake: got {value!r}, expected int such as 4"
                     in refusal(make, "frozenlake", size=value))
         for value in (False, float("nan"), -float("inf")):
             assert f"slip of FrozenLake: got {value}" in refusal(make, "frozenlake", slip=value)
         assert "max_turns is 0, expected an integer of at least 1" in refusal(Budget, 0, 1, 1)
-        assert "max_actions_per_turn is 1.5" in refusal(Budget, 1, 1.5, 1)
 
     def test_a_mixture_that_does_not_add_up_and_an_option_of_nobody_are_refused(self):
         for spec, said in ((" , ", "empty env: got ' , '. Known: bandit"),
                            ("a=3,b", "'a=3,b': give a number of groups to every environment"),
-                           ("a=-1,b=5", "give a number"), ("a=3,b=2", "[3, 2] groups, expected 4 "),
-                           ("a=4,b=0", "at least one"), ("bandit,bandot", "unknown env 'bandot'")):
+                           ("a=3,b=2", "[3, 2] groups, expected 4 "), ("a=4,b=0", "at least one")):
             assert said in refusal(EnvGroups, spec, 4, 1)
         for option, said in (("bandot.slip", "env in an option 'bandot': did you mean 'bandit'"),
                              ("bandit.split", "'split' is not"), ("slip", "option of Bandit")):
@@ -128,8 +121,6 @@ class TestErrors:
 
     def test_what_an_environment_does_not_write_is_named(self, monkeypatch):
         assert "Question has no solver" in refusal(Question().solve)
-        assert "Question takes any text" in refusal(Question().random_answer, None)
-        assert "TextEnv does not write _reset(rng)" in refusal(TextEnv().reset, seed=0)
         assert "TextEnv does not write _act(action)" in refusal(TextEnv()._act, "Left")
         monkeypatch.setattr(envs, "MAX_REDRAWS", 20)
         monkeypatch.setattr(Walk, "instance", lambda self: "the only one")
@@ -145,8 +136,7 @@ class TestTurns:
     @given(turns=st.lists(st.lists(st.sampled_from(PIECES), max_size=5), min_size=1, max_size=6),
            budget=st.sampled_from([Budget(), Budget(1, 5, 5), Budget(5, 2, 10), Budget(4, 3, 5)]))
     def test_a_turn_is_what_its_rules_say(self, turns, budget):
-        """Pieces are matched ignoring case and space, bad ones cost the penalty once, those over a
-        cap or after the end are ignored."""
+        """Bad pieces cost the penalty once; those over a cap or after the end are ignored."""
         env, at, executed = begun(Walk, budget=budget), 0, 0
         for turns_left, said in zip(range(budget.max_turns - 1, -1, -1), turns):
             pieces = [piece.strip().lower() for piece in said if piece.strip()]
@@ -179,13 +169,9 @@ class TestTurns:
                 (Step, (9, 1, 5), f"{walk} One action a turn, 9 turns and 5 actions."),
                 (Walk, (7, 3, 13), f"{walk} Up to 3 a turn, such as Left || Right . "
                                    "You have 7 turns and 13 actions."),
-                # No example beyond the cap, and no more actions than the turns can hold.
                 (Walk, (2, 1, 10), f"{walk} Up to 1 a turn. You have 2 turns and 2 actions."),
                 (Question, (2, 1, 2), "You have 2 turns."), (Question, (1, 1, 1), "")):
             assert cls(budget=Budget(*budget)).system_prompt == told
-        Several = type("Several", (Question,), {"multi_action": True})
-        assert Several(budget=Budget(4, 2, 6)).system_prompt == (
-            "Up to 2 a turn, joined by ||. You have 4 turns and 6 actions.")
 
     def test_text_is_cut_and_rid_of_what_no_observation_may_hold(self):
         assert (Walk()._fitted("a√☺b", 4), Walk()._fitted("abcde", 4)) == ("a√?b", "abcd...")
@@ -197,22 +183,13 @@ class TestTurns:
         assert count.keys() == {*env.actions} and max(count.values()) < 480
         env.step("Wait || Wait")
         assert env.random_answer(rng) in env.actions
-        assert begun(Step, budget=Budget(2, 2, 4)).random_answer(rng) in env.actions
-
-    def test_the_texts_are_what_is_said_in_a_random_episode_of_twenty_turns_at_most(self):
-        said, env = list(envs.FrozenLake().texts(3)), begun(envs.FrozenLake, seed=3)
-        assert said[:2] == [env._observe(), f" {env.note()}"]
-        assert [env.step(answer)[0] for answer in said[2::3]] == said[3::3] and not env._live
-        texts = Step(budget=Budget(99, 1, 99)).texts
-        assert max(len(list(texts(seed))) for seed in range(20)) == 3 * 20 + 1
 
 
 class TestMake:
     def test_a_users_module_is_found_in_the_current_folder(self, tmp_path, monkeypatch):
         (tmp_path / "my_walk.py").write_text("from test_envs import Walk\nclass My(Walk): pass\n")
         monkeypatch.chdir(tmp_path)
-        # As a console entry point begins.
-        monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+        monkeypatch.setattr(sys, "path", [p for p in sys.path if p])  # as in a console script
         env = make("my_walk:My", "test", Budget(9, 1, 9))
         assert (type(env).__name__, env.split, env.budget) == ("My", "test", Budget(9, 1, 9))
 
@@ -235,7 +212,6 @@ class TestMake:
         env.reset(seed=0)
         assert env.random_answer(np.random.default_rng(0)) in EchoText.action_space
         assert env.step("not in the alphabet")[1] == FORMAT_PENALTY
-        assert f"'{name}' does not take these options: " in refusal(make, name, width=3)
 
 
 class TestGroups:
@@ -331,18 +307,10 @@ class TestTranscript:
         assert transcript(name, seed).endswith(shown) and "<answer>" in shown
 
     @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
-    def test_the_module_run_as_a_command_prints_one_or_an_error(self, capsys, monkeypatch):
-        for words, said in (
-                ("", transcript("frozenlake", 0)), ("bandit", transcript("bandit", 0)),
-                ("test_envs:Walk 7", transcript("test_envs:Walk", 7)),
-                ("bandit x", "usage: "), ("bandit 1 2", "usage: "), ("bandot", "error: unknown"),
-                ("no_such_module:Env", "error: No"), ("test_envs:Question", "error: Question has")):
-            monkeypatch.setattr(sys, "argv", ["minragen.envs", *words.split()])
-            try:
-                runpy.run_module("minragen.envs", run_name="__main__", alter_sys=True)
-                assert capsys.readouterr().out == f"{said}\n"
-            except SystemExit as problem:
-                assert str(problem).startswith(said)
+    def test_the_module_run_as_a_command_prints_one(self, capsys, monkeypatch):
+        monkeypatch.setattr(sys, "argv", ["minragen.envs", "test_envs:Walk", "7"])
+        runpy.run_module("minragen.envs", run_name="__main__", alter_sys=True)
+        assert capsys.readouterr().out == f"{transcript('test_envs:Walk', 7)}\n"
 
 
 FAULTS = {  # class of the contract that must notice -> what may be wrong with an environment
@@ -352,8 +320,7 @@ FAULTS = {  # class of the contract that must notice -> what may be wrong with a
     "TestRandomPolicy": ("solves_itself", "pays_for_stalling"),
     "TestHostileAnswers": ("raises_on_nonsense", "pays_for_nonsense", "repeats_nonsense",
                            "punishes_every_piece"),
-    "TestLife": ("ends_twice", "never_ends", "lives_on"), "TestInfo": ("reports_words",),
-    "TestBudget": ("announces_a_number_of_its_own",)}
+    "TestLife": ("ends_twice", "never_ends", "lives_on")}
 
 
 class Broken(Walk):
@@ -376,9 +343,8 @@ class Broken(Walk):
 
     def render(self):
         self.day += self.has("changes_when_looked_at")
-        return super().render() + {
-            "uses_hash": f" {hash(str(self.day))}", "remembers": f" in game {self.games}",
-            "announces_a_number_of_its_own": " in 60 turns"}.get(type(self).__name__, "")
+        told = {"uses_hash": hash(str(self.day)), "remembers": self.games}
+        return f"{super().render()} {told.get(type(self).__name__, 0)}"
 
     def _act(self, action):
         if self.has("has_dynamics_without_consequence"):
@@ -391,8 +357,6 @@ class Broken(Walk):
             raise KeyError(answer)
         if self.has("repeats_nonsense"):
             observation = f"{answer[:99]}? {observation}"
-        if self.has("reports_words"):
-            info["at"] = str(self.at)
         reward += self.has("pays_for_nonsense") * ("Reward" in answer)
         reward += self.has("pays_for_stalling") * (not terminated)
         reward += self.has("punishes_every_piece") * FORMAT_PENALTY * answer.count("||")

