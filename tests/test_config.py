@@ -159,9 +159,6 @@ class TestBadInput:
             (["--steps", "0"], "steps: got 0, expected at least 1"),
             (["--temperature", "0"], "temperature: got 0.0, expected at least 0.0001"),
             (["--temperature", "nan"], "temperature: got nan, expected a finite number"),
-            (["--entropy-coef", "inf"], "entropy_coef: got inf, expected a finite number"),
-            (["--threads", "100000"], "threads: got 100000, expected at most"),
-            (["--max-context", "9" * 20], "expected at most"),
             (["--seed", "99999999"], "seed: got 99999999, expected at most"),
             (["--steps", "2000000"], "got 32000000, expected at most 16777216, the instances"),
             (["--dual-clip", "0.5"], "got dual_clip=0.5, expected more than 1"),
@@ -176,14 +173,12 @@ class TestBadInput:
         self.check(
             (["--env", ":x"], "bad env ':x': expected package.module:Class"),
             (["--env", "minragen.envs:TextEnv"], "is the base of environments"),
-            (["--env", "no.such.module:Env"], "No module named 'no'"),
             (["--env", "frozenlake=²"], "give a number of groups to every environment"),
             (["--env", "frozenlake=3,bandit=4"], "expected 16 in all"),
             (["--env", "frozenlake,bandit", "--val-size", "1"], "and at least one each"),
             (["--env-arg", "split=val"], "'split' is not an option of an environment"),
             (["--env", "bandit", "--env-arg", "low_reward=1e400"], "expected float"),
             (["--env-arg", "slip"], "expected name=value"),
-            (["--env-arg", "slip=wet"], "expected float"),
             (["--env-arg", "slip=2"], "bad options of FrozenLake"))
 
     def test_choices_that_contradict_each_other_are_refused(self):

@@ -151,9 +151,6 @@ class TestPlay:
         said = self.play("?", "Right || Up", "Up")
         assert "Right || Up" in said and "--- success, return 1" in said
 
-    def test_nonsense_costs_what_it_costs_the_policy(self):
-        assert "Reward: -0.1" in self.play("nonsense")
-
     def test_a_line_that_ends_in_a_backslash_goes_on(self):
         assert "--- success, return 1" in self.play("Right ||\\", "Up", "Up")
 

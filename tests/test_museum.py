@@ -300,14 +300,6 @@ def bi_level_by_reward(rewards, mask, discount):
 
 
 class TestAdvantages:
-    def test_the_advantage_does_not_overwrite_the_reward(self):
-        """GRPO-Zero grpo.py:128 stores it in `reward`: every mean reward read later is 0."""
-        reward = torch.tensor([1.0, 0, 1])
-        reward -= reward.mean()
-        assert reward.mean() == pytest.approx(0, abs=1e-6)
-        batch = written((0, 1.0, 2), (0, 0.0, 2), (0, 1.0, 2))
-        trainer.prepare(Learner(*tiny(), None), batch, Config(reward_norm="mean"))
-        assert batch.episode_returns.tolist() == [1, 0, 1]
 
     def test_a_turn_ends_where_it_ends_and_not_where_a_reward_is(self):
         """RAGEN core_algos.py:128. A turn without reward loses its discount, a last one raises an

@@ -232,17 +232,6 @@ class TestContexts:
         return policy, frame, groups, play(policy, frame, groups, context=context, window=window,
                                            **options)
 
-    @pytest.mark.parametrize(("context", "window"), [("limited", 3), ("single_turn", 3)])
-    def test_every_turn_is_a_sample_whose_logprobs_are_those_of_one_full_forward_pass(
-            self, context, window):
-        policy, _, _, played = self.played(context, window)
-        assert all(len(t.samples) == len(t.turns) for t in played)
-        assert max(len(t.turns) for t in played) == 5
-        batch = make_batch(played)
-        assert len(batch) == sum(len(t.turns) for t in played)
-        logprobs, _ = token_logprobs(policy.model, batch.tokens, batch.response_mask)
-        assert torch.allclose(logprobs, batch.sample_logprobs, atol=1e-5)
-
     def test_a_trajectory_does_not_depend_on_the_batch_and_its_turns_have_noise_of_their_own(self):
         policy, frame = tiny()
         together, alone = (play(policy, frame, EnvGroups("frozenlake", 2, 2), context="limited",
@@ -328,10 +317,6 @@ class TestSampling:
         tokens, _ = sample(logits.expand(100_000, 4), u, Sampling(temperature=0.7))
         share = torch.bincount(tokens, minlength=4) / 100_000
         assert torch.allclose(share, (logits / 0.7).softmax(0), atol=1e-4)
-
-    def test_temperature_zero_takes_the_most_probable_token(self):
-        logits = torch.randn(50, 9)
-        assert torch.equal(sample(logits, torch.rand(50), Sampling(0.0))[0], logits.argmax(-1))
 
     def test_top_k_and_top_p_never_leave_their_sets(self):
         logits = torch.randn(200, 30)
