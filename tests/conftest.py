@@ -18,7 +18,7 @@ for folder in (str(Path(__file__).parent.parent), ""):
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
-from minragen.envs import REGISTRY  # noqa: E402  the line above finds it
+from minragen.envs import REGISTRY  # noqa: E402  the loop above finds it
 
 # The order in which the specification is read: first how episodes become tokens, then the step.
 ORDER = ("test_rollout", "test_step", "test_starpo", "test_museum", "test_models", "test_train",

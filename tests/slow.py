@@ -1,10 +1,11 @@
 """The algorithm without the speed: one step of StarPO in plain loops, from prompts to new weights.
 
 `collect` plays one episode after the other and runs the whole conversation through the network for
-every token. `update` visits one row after the other. Nothing is batched, cached, padded or masked,
-and nothing is shared with minragen/ but the environments, the chat frame and the network. So this
-file is the shortest description of the algorithm, and the oracle of test_step.py, which compares
-minragen with it token by token and gradient by gradient.
+every token. `update` visits one row after the other. Nothing is batched, cached, padded or masked.
+Environments, chat frame, tokenizer and network are minragen's; the formulas of seeds and noise are
+written out again, so that both draw the same tokens. test_step.py compares minragen with this file,
+the rollout token by token and the update gradient by gradient. Left out are rewards for
+descriptions, environments that raise, and steps whose filter keeps nothing.
 
 A row is what the network learns from at once: a whole conversation, or one turn in the windowed
 contexts. Its vectors have one entry per token. Read `train_step` first: it is the outline.
@@ -18,11 +19,11 @@ from types import SimpleNamespace
 
 import torch
 
-ZERO = 1e-10  # a standard deviation that is no larger is none
+ZERO = 1e-10  # a score that is no larger counts as 0
 
 
 def train_step(learner, frame, groups, config, step, play=None):
-    """Play P groups of G episodes, keep the groups that teach something, update the weights.
+    """Play P groups of G episodes, keep the groups that the filter selects, update the weights.
 
     learner: policy, reference, critic, their optimizers, `rounds` and `kl_reward_coef`
     returns: the gradients of every optimizer step (critic after policy), and the metrics
@@ -61,7 +62,7 @@ def total(episode):
 def std(x):
     """Sample standard deviation; 0 for a single number."""
     x = list(x)
-    middle = mean(x)  # of fractions: where all are equal, nothing is left of the differences
+    middle = mean(x)  # statistics.mean is exact: equal values differ from it by exactly 0
     return math.sqrt(sum((v - middle)**2 for v in x) / (len(x) - 1)) if len(x) > 1 else 0.0
 
 
@@ -121,7 +122,7 @@ def reply(learner, frame, prompt, config, luck, offset):
 
 
 def draw(log_p, u, config):
-    """Pass the ids in order until their probability exceeds u; temperature 0: the likeliest id."""
+    """The first id at which the cumulative probability exceeds u; temperature 0: the likeliest."""
     p = [math.exp(x) for x in log_p]
     likeliest_first = sorted(range(len(p)), key=lambda v: -p[v])
     if config.temperature == 0:
@@ -139,7 +140,7 @@ def draw(log_p, u, config):
 
 
 def uniform(run_seed, world, seed, member, position):
-    """A number in (0, 1) that depends on nothing but its arguments (SplitMix64)."""
+    """The noise of one token: in (0, 1), a function of its arguments alone (SplitMix64)."""
     key = zlib.crc32(world.encode())
     for part in (run_seed, seed, member):
         key = mix(key ^ part) % 2**63
@@ -295,7 +296,7 @@ def values_of(learner, tokens):
 
 
 def score(episodes, config, metrics):
-    """What each turn and each episode is worth: `paid` and `score` of the episode."""
+    """Add overlong penalties to turn rewards (`paid`), normalise their sum (`score`)."""
     for e in episodes:
         e.paid = list(e.turn_rewards)
         for row in e.rows if config.overlong else ():  # DAPO: replies that near their limit
@@ -318,9 +319,9 @@ def score(episodes, config, metrics):
 
 
 def pay(learner, episodes, config, metrics):
-    """A reward for each token; the KL to the reference costs tokens and episodes."""
+    """Put the rewards on tokens; subtract the KL to the reference from tokens and scores."""
     for e in episodes:
-        future = 0.0
+        return_to_go = 0.0
         for row in reversed(e.rows):
             row.rewards, last = torch.zeros(len(row.tokens)), row.sampled[-1]
             for tokens in row.turns if config.credit == "turn" else ():
@@ -328,8 +329,8 @@ def pay(learner, episodes, config, metrics):
             if config.credit == "episode":
                 row.rewards[last] = e.score
             elif config.context != "full":  # later turns are other rows
-                future = e.paid[row.turn_ids[last]] + config.gamma_turn * future
-                row.rewards[last] = future
+                return_to_go = e.paid[row.turn_ids[last]] + config.gamma_turn * return_to_go
+                row.rewards[last] = return_to_go
     if config.kl_reward_coef:
         measured = []
         for row in (row for e in episodes for row in e.rows):
@@ -348,15 +349,15 @@ def estimate(episodes, rows, config, critic):
         row.advantages = torch.zeros(len(row.tokens))
         if critic:
             estimate_with_critic(row, config)
-        elif kind in ("reinforce", "reinforce_pp"):
+        elif kind in ("reinforce", "reinforce_pp"):  # GAE without values is the return
             row.advantages = gae(row.sampled, row.rewards, torch.zeros(len(row.tokens)), 1.0,
                                  lambda t: config.gamma)
         else:
-            others = mean(scores) if kind != "rloo" else (
+            baseline = mean(scores) if kind != "rloo" else (
                 (sum(scores) - row.episode.score) / (len(scores) - 1))
             divisor = std(scores) + 1e-6 if kind == "grpo" and config.norm_by_std else 1.0
-            row.advantages[row.sampled] = (row.episode.score - others) / divisor
-    if critic or kind.startswith("reinforce_pp"):  # whitening over all tokens of the update
+            row.advantages[row.sampled] = (row.episode.score - baseline) / divisor
+    if critic or kind.startswith("reinforce_pp"):  # whitening, over the tokens of the update
         measured = [a for row in rows for a in row.advantages[row.valued].tolist()]
         middle, deviation = fmean(measured), math.sqrt(std(measured)**2 + 1e-8)
         for row in rows:
@@ -399,7 +400,7 @@ def estimate_with_critic(row, config):
             row.advantages[tokens] = of_turns[tokens[-1]]
         return
     if config.advantages == "bi_level_gae":
-        rewards[ends] = row.returns[ends]  # the last token of a turn is paid what the turn came to
+        rewards[ends] = row.returns[ends]  # so its delta is the turn's advantage
         row.advantages = gae(row.steps, rewards, row.values, config.lam,
                              lambda t: 0.0 if t in ends else config.gamma)
     row.returns = row.advantages + row.values
@@ -416,13 +417,13 @@ def policy_loss(learner, mini, config, log):
             log_ratio = log_ratio[t].mean().expand(len(row.tokens))
         a, ratio = row.advantages, log_ratio.exp()
         free, bounded = -a * ratio, -a * ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-        clipped = torch.maximum(free, bounded)
+        token_loss = torch.maximum(free, bounded)
         if config.dual_clip:
-            clipped = torch.where(a < 0, clipped.minimum(-a * config.dual_clip), clipped)
+            token_loss = torch.where(a < 0, token_loss.minimum(-a * config.dual_clip), token_loss)
         d = (row.ref if config.kl_coef else logprobs) - logprobs
         kl = d**2 / 2 if config.kl_estimator == "k2" else d.exp() - d - 1
         share = weight(mini, row, "learned", config)
-        task = task + share * clipped[t].sum()
+        task = task + share * token_loss[t].sum()
         loss = loss + share * (config.kl_coef * kl - config.entropy_coef * entropy)[t].sum()
         moved = logprobs - row.old
         for name, x in (("entropy", entropy), ("kl_ref", kl), ("clip_fraction", bounded > free),
@@ -448,7 +449,7 @@ def value_loss(learner, mini, config, log):
 
 
 def weight(mini, row, positions, config):
-    """What one token of a row counts in its mini-batch."""
+    """The weight of one token of this row in the loss of the mini-batch."""
     sizes = [len(getattr(r, positions)) for r in mini]
     return {"token-mean": 1 / sum(sizes),
             "seq-mean-token-mean": 1 / (len(mini) * len(getattr(row, positions))),
@@ -457,7 +458,7 @@ def weight(mini, row, positions, config):
 
 
 def optimize(optimizer, lr, config):
-    """Clip the gradient to its largest norm and step. Returns the gradient before clipping."""
+    """Clip the gradient to max_grad_norm and step. Returns the gradient before clipping."""
     (group,) = optimizer.param_groups
     gradient = [p.grad.clone() for p in group["params"]]
     for p in group["params"]:

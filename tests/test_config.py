@@ -36,7 +36,7 @@ class TestOptions:
                         ["--algo", "ppo"]),
         **dict.fromkeys(["grounding_reward", "worldmodeling_reward"],
                         ["--env", "frozenlake", "--response-format", "grounding_worldmodeling"]),
-        "gamma_turn": ["--algo", "bi-level"],
+        "gamma_turn": ["--algo", "bi-level"], "credit": ["--algo", "arpo"],
         "window": ["--context", "limited"], "reward_norm_over": ["--reward-norm", "mean"],
         "kl_estimator": ["--kl-coef", "0.1"], "kl_target": ["--kl-reward-coef", "0.1"],
         "kl_horizon": ["--kl-reward-coef", "0.1", "--kl-target", "0.1"],
@@ -45,16 +45,17 @@ class TestOptions:
     def test_every_field_is_an_option_with_a_help_text(self):
         special = {"env": "bandit", "model": "tiny", "device": "cpu", "run": "x",
                    "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k2",
-                   "kl_target": "0.1", "kl_horizon": "2", "credit": "episode"}
+                   "kl_target": "0.1", "kl_horizon": "2", "credit": "turn"}
         for f in dataclasses.fields(Config):
             value = special.get(f.name) or (
                 f.metadata["choices"][-1] if f.metadata["choices"] else
-                str(not f.default) if f.type is bool else "3" if f.type is int else "0.5")
+                str(not f.default) if f.type is bool else "5" if f.type is int else "0.25")
             config = parsed("--env", "bandit", *self.NEEDS.get(f.name, []),
                             "--" + f.name.replace("_", "-"), value)
             assert getattr(config, f.name) == (
                 ("high_prob=0.5",) if f.name == "env_arg" else
                 value == "True" if f.type is bool else f.type(value)), f.name
+            assert getattr(config, f.name) != f.default or f.name == "model"
             assert len(f.metadata["help"]) > 10
 
     def test_what_differs_from_the_preset_is_known(self):
@@ -166,6 +167,9 @@ class TestBadInput:
             (["--top-p", "2"], "0 < top_p <= 1"),
             (["--run", "x" * 300], "up to 100 letters"), (["--run", "../x"], "bad run name"),
             (["--run", "."], "bad run name"), (["--max-context", "50"], "no room for a reply"))
+        for option in ("mini-batch", "token-budget", "epochs", "num-groups", "val-size", "window",
+                       "max-new-tokens", "max-rows", "save-every", "val-every"):
+            assert "got 0, expected at least 1" in message(f"--{option}", "0"), option
         if not torch.cuda.is_available():
             self.check((["--device", "cuda:7"], "sees no GPU"))
 
@@ -205,7 +209,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("text", ["[1]", "null", '{"steps": "a"}', '{"env": 5}', "{",
                                       '{"stepz": 1}'])
-    def test_a_stored_config_that_is_none_is_refused_by_name(self, runs, text):
+    def test_a_stored_config_that_cannot_be_read_is_refused_by_name(self, runs, text):
         (runs / "a").mkdir(parents=True)
         (runs / "a" / "config.json").write_text(text)
         with pytest.raises(ValueError, match=r"a/config.json cannot be read"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from toys import tiny
 
-from minragen import config as chosen
+from minragen import config as settings
 from minragen import eval as evaluation
 from minragen import train as trainer
 from minragen.config import parse
@@ -106,7 +106,7 @@ class TestCommand:
 
     def test_it_measures_a_run_on_the_split_asked_for_as_the_run_measured_itself(
             self, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr(chosen, "RUNS", tmp_path)
+        monkeypatch.setattr(settings, "RUNS", tmp_path)
         trainer.main(["--env", "bandit", "--run", "a", "--steps", "1", "--num-groups", "2",
                       "--group-size", "4", "--val-size", "16"])
         (tmp_path / "a").rename(tmp_path / "b")  # a run is where its folder is
@@ -154,7 +154,7 @@ class TestPlay:
     def test_a_line_that_ends_in_a_backslash_goes_on(self):
         assert "--- success, return 1" in self.play("Right ||\\", "Up", "Up")
 
-    def test_the_command_says_what_it_does_not_know(self, monkeypatch):
+    def test_the_command_says_what_it_does_not_know(self):
         for words, told in ((["--play", "frozen_lake"], "did you mean 'frozenlake'"),
                             (["--play", ""], "unknown env ''"),
                             (["--play", "bandit", "--seed", "-1"], "expected at least 0"),

@@ -231,7 +231,6 @@ class TestEpisodes:
         assert (cut.stop, len(cut.tokens)) == (StopReason.CONTEXT, start + 4)
 
 
-
 def instance_seeds(learner, rounds, seed=0):
     """The seeds of the instances that a learner plays in its next rounds of four groups."""
     config = Config(env="bandit", seed=seed, num_groups=4, max_new_tokens=1)

@@ -126,7 +126,9 @@ class TestStops:
         groups = EnvGroups("frozenlake", 4, 2)
         start = max(len(frame.open(groups.envs[0].system_prompt, o)) for o in groups.reset(0))
         for room in (1, 5, 12, 60, 100):
-            for t in play(policy, frame, groups, max_context=start + room, max_new_tokens=12):
+            played = play(policy, frame, groups, max_context=start + room, max_new_tokens=12)
+            assert room == 100 or any(t.stop is StopReason.CONTEXT for t in played)
+            for t in played:
                 assert len(t.tokens) <= start + room
                 assert (t.stop is StopReason.CONTEXT or len(t.turns) == 5 or t.success
                         or t.stop is StopReason.TERMINATED)
@@ -222,15 +224,8 @@ class TestEpisodes:
         assert [len(t.turns) for t in played] == [2 if o else 5 for o in odd]
 
 
-
 class TestContexts:
-    """What a turn sees where it does not see the whole conversation."""
-
-    def played(self, context, window, **options):
-        policy, frame = tiny()
-        groups = EnvGroups("frozenlake", 3, 4)
-        return policy, frame, groups, play(policy, frame, groups, context=context, window=window,
-                                           **options)
+    """Where every turn is a row of its own."""
 
     def test_a_trajectory_does_not_depend_on_the_batch_and_its_turns_have_noise_of_their_own(self):
         policy, frame = tiny()
@@ -281,8 +276,6 @@ class TestCaching:
         assert torch.allclose(*logits, atol=1e-5)
 
 
-
-
 def architecture_policy(name):
     policy, frame = tiny()
     common = dict(vocab_size=len(policy.tokenizer), hidden_size=32, intermediate_size=48,
@@ -306,8 +299,6 @@ class TestIndependence:
         one, many = (play(policy, frame, EnvGroups("frozenlake", 4, 2), max_rows=rows)
                      for rows in (3, 256))
         assert [t.tokens for t in one] == [t.tokens for t in many]
-
-
 
 
 class TestSampling:
@@ -345,7 +336,6 @@ class TestSampling:
                 sample(logits, torch.rand(2), sampling)
 
 
-
 class TestNoise:
     def test_uniforms_are_uniform_and_uncorrelated_along_positions_and_keys(self):
         keys = torch.arange(300)[:, None].expand(300, 300).reshape(-1)
@@ -376,6 +366,7 @@ class TestBatch:
 
     def test_taking_rows_cuts_to_the_longest_of_them(self):
         policy, frame = tiny()
-        batch = make_batch(play(policy, frame, EnvGroups("frozenlake", 3, 2)))
-        shortest = batch.lengths.argmin()
-        assert batch.take(shortest[None]).tokens.shape == (1, batch.lengths.min())
+        batch = make_batch(play(policy, frame, EnvGroups("toys:Lottery", 4, 3)))
+        short, middle, *longer = batch.lengths.unique().tolist()
+        rows = torch.tensor([batch.lengths.tolist().index(n) for n in (short, middle)])
+        assert batch.take(rows).tokens.shape == (2, middle) and longer

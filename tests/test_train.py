@@ -324,6 +324,11 @@ class TestRuns:
         assert settings.run_folder(parsed(*BRIEF), False).name == "bandit-grpo-tiny-s0-2"
 
 
+    def test_a_context_that_a_prompt_fills_is_refused_before_there_is_a_folder(self, runs):
+        assert "no room for a reply" in message("--run", "a", *BRIEF, "--max-context", "40")
+        assert not (runs / "a").exists()
+
+
 class TestResume:
     def test_a_killed_run_goes_on_bit_for_bit_with_everything_that_adapts(self, runs, monkeypatch):
         options = ["--env", "frozenlake", "--num-groups", "3", "--group-size", "3", "--steps", "3",
@@ -382,7 +387,7 @@ class TestResume:
         assert trainer.find_checkpoint(begun) == begun / "checkpoint"
 
     @pytest.mark.parametrize("text", ["[]", "null", '{"files": []}', '{"files": {"a": 1}}', "{}"])
-    def test_a_manifest_that_is_none_is_refused(self, runs, text):
+    def test_a_manifest_of_another_form_is_refused(self, runs, text):
         (runs / "a" / "checkpoint").mkdir(parents=True)
         (runs / "a" / "checkpoint" / "manifest.json").write_text(text)
         with pytest.raises(ValueError, match="is damaged"):
@@ -450,8 +455,9 @@ class TestMetrics:
             "--filter-value", "1")
         logged = {key for name in "abc" for line in metrics(runs / name) for key in line} | TIMES
         for module in (games, tasks):  # what single environments report
-            logged |= set(re.findall(r'metrics=\{"(\w+)"', inspect.getsource(module)))
-        logged |= {"f1"} | self.bought()
+            for found in re.findall(r"metrics=\{(.*?)\}", inspect.getsource(module), re.DOTALL):
+                logged |= set(re.findall(r'"(\w+)":', found))
+        logged |= self.bought()
         seen = {self.pattern(key) for key in logged}
         assert {key.partition("/")[2] for key in logged if key.startswith("bandit/")} <= logged
         assert seen == self.documented()

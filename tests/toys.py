@@ -1,5 +1,5 @@
-"""What several test files share: the untrained tiny policy and a model that says what it is
-told."""
+"""What several test files share: the untrained tiny policy, a model that says what it is told,
+and two environments that pay at random."""
 
 import functools
 from types import SimpleNamespace
@@ -48,8 +48,8 @@ def puppet(env="frozenlake"):
 
 
 class Lottery(TextEnv):
-    """Pays at random and ends at random, whatever is said; in every fourth instance all members
-    fare alike. So an untrained network gets ragged turns, rewards, and a group without any std."""
+    """Pays and ends at random, whatever is said; in a quarter of the instances all members fare
+    alike. So an untrained network gets ragged turns, rewards, and a group without std."""
 
     instruction = "Say a word."
     budget = Budget(max_turns=3, max_actions_per_turn=1, max_actions=3)
