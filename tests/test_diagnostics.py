@@ -298,7 +298,7 @@ class TestWarnings:
         ("entropy", 0.19, 0.21, 39, "stopped exploring"),
         ("entropy", 2.1, 1.9, 32, "incoherent"),
         ("grad_norm", 4.1, 3.9, 32, "gradient norm"),
-        ("valid", 0.48, 0.52, 32, "lost the response format"),
+        ("valid", 0.48, 0.52, 32, f"valid is {0.48 * HEALTHY['valid']:.3g} over the last 3 steps"),
         ("distinct_3", 0.48, 0.52, 39, "repeat each other")])
     def test_each_is_given_once_when_its_threshold_is_passed(self, metric, warns, silent, step,
                                                              words):
@@ -311,12 +311,15 @@ class TestWarnings:
         assert set(told(history(25, grad_norm={11: 5.0, 14: 1.0}))) == {13}
         assert set(told(history(25, grad_norm={10: 5.0, 13: 1.0}))) == set()
         assert set(told(history(25, valid={2: 0.0}))) == {4}
+        assert set(told(history(23, grad_norm={12: 3.9, 21: 4.1}))) == {22}  # of twenty before
 
     def test_a_solved_run_is_not_an_echo_trap(self):
         quiet = dict(reward_std={30: 0.0}, entropy={30: 0.0}, distinct_3={30: 0.0})
         for success, count in ((0.91, 0), (0.89, 3)):
             run = history(**quiet, success={1: success / HEALTHY["success"]})
             assert len(sum(told(run).values(), [])) == count, success
+        late = {1: 0.0, 26: 0.91 / HEALTHY["success"]}  # solved for ten steps before the first
+        assert told(history(40, **quiet, success=late)) == {}
 
     def test_it_is_given_again_only_after_twenty_silent_steps(self):
         for second, steps in ((50, {32}), (51, {32, 53})):

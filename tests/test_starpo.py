@@ -92,7 +92,7 @@ def slow_turns(turn_ids):
 class TestFilter:
     STRATEGIES = ["none", "top_p", "top_p_softmax", "top_k", "top_k_abs", "min_p"]
 
-    def test_hand_worked_examples(self):
+    def test_each_strategy_keeps_the_groups_worked_out_by_hand(self):
         for strategy, value, select, include_zero, scores, kept in [
             ("top_p", 0.6, "largest", False, [4, 3, 2, 1], {0, 1}),  # .59 * 10 = 5.9: 4, then 7
             ("top_p", 0.6, "smallest", False, [4, 3, 2, 1], {1, 2, 3}),  # 1, 3, then 6
@@ -272,7 +272,7 @@ class TestCredit:
 
 
 class TestKL:
-    def test_hand_worked_example(self):
+    def test_the_estimates_are_those_worked_out_by_hand(self):
         """The reference finds one token twice as likely, and one half as likely."""
         log2 = math.log(2)
         logprobs, ref = one(-3, -3), one(-3 + log2, -3 - log2)
@@ -379,7 +379,7 @@ class TestTokens:
     @pytest.mark.parametrize("name", OF_TOKENS)
     @settings(cases, max_examples=40)
     @given(TURN_IDS, SEEDS, DISCOUNTS, DISCOUNTS, DISCOUNTS)
-    def test_equal_the_slow_loop_and_are_blind_outside_the_mask(
+    def test_each_equals_its_slow_loop_and_is_blind_outside_the_mask(
             self, name, turn_ids, seed, gamma, lam, gamma_turn):
         (fast, slow), discounts = OF_TOKENS[name], (gamma, lam, gamma_turn)
         mask = thinned(turn_ids >= 0, seed)
@@ -426,7 +426,7 @@ class TestGAE:
     REWARDS = row(0, 0, 0.5, 0, 0, 0, 0, 2)
     VALUES = row(9, 0.1, 0.2, 9, 9, 0.3, 0.4, 0.5)
 
-    def test_over_tokens_by_hand(self):
+    def test_over_tokens_it_gives_the_numbers_worked_out_by_hand(self):
         """gamma = 1, lambda = .9. From the back: delta = 2 - .5, .1, .1, .6, .1 and
         A = 1.5;  .1 + .9*1.5 = 1.45;  .1 + .9*1.45 = 1.405;  .6 + .9*1.405 = 1.8645;
         .1 + .9*1.8645. The same row and numbers as VAGEN's masked_gae.
@@ -435,7 +435,7 @@ class TestGAE:
         close(advantages, row(0, 1.77805, 1.8645, 0, 0, 1.405, 1.45, 1.5))
         close(returns, row(0, 1.87805, 2.0645, 0, 0, 1.705, 1.85, 2.0))
 
-    def test_over_turns_by_hand(self):
+    def test_over_turns_it_gives_the_numbers_worked_out_by_hand(self):
         """gamma_turn = .95, gamma = 1, lambda = .9. The turns, from the back: A_1 = 2 - .5 = 1.5;
         delta_0 = .5 + .95*.5 - .2 = .775, A_0 = .775 + .95*.9*1.5 = 2.0575. With two levels, the
         first turn's last token has the reward 2.0575 + .2, so before it .1 + .9*2.0575 = 1.95175;
@@ -484,7 +484,7 @@ class TestWhiten:
 
 
 class TestPolicyLoss:
-    def test_hand_worked_values_gradients_and_flags(self):
+    def test_values_gradients_and_flags_are_those_worked_out_by_hand(self):
         table = [  # ratio, advantage, loss, d loss / d logprob, clipped
             (0.5, 1.0, -0.5, -0.5, False),  # a good token that became unlikely
             (1.25, 2.0, -2.5, -2.5, False),  # a good token inside the upper bound of 1.28
@@ -520,7 +520,7 @@ class TestPolicyLoss:
 class TestSequenceRatio:
     """GSPO: all tokens of a row share one ratio."""
 
-    def test_hand_worked_example(self):
+    def test_the_shared_ratio_is_the_geometric_mean(self):
         """Ratios 2 and 1 of the two masked tokens have the geometric mean sqrt(2), above 1.28.
         The other row has no masked token; outside the mask all is nan."""
         mask, nan = torch.cat([bits("110"), bits("000")]), math.nan
@@ -539,7 +539,7 @@ class TestSequenceRatio:
 
 
 class TestValueLoss:
-    def test_hand_worked_values_and_gradients(self):
+    def test_values_and_gradients_are_those_worked_out_by_hand(self):
         """V_old = 1, R = 3, and the default value_clip of .5. Inside: plain. Past .5 towards the
         return: held back. Away from it: pulled back."""
         values = one(1.25, 2.0, 0.0).requires_grad_()
@@ -565,7 +565,7 @@ class TestEntropy:
 class TestAggregate:
     MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
-    def test_hand_worked_example(self):
+    def test_each_mode_gives_the_loss_worked_out_by_hand(self):
         """Tokens 1, 3 | 2 | none: (1 + 3 + 2) / 3; (2 + 2) / 2, as two rows have tokens; (4 + 2) /
         2; a quarter of that for the 4 tokens that a row may have. Weights are the gradient."""
         nan = math.nan

@@ -75,7 +75,7 @@ class TestLanguage:
 
 
 class TestF1:
-    def test_worked_numbers(self):
+    def test_it_gives_the_numbers_worked_out_by_hand(self):
         everywhere = "; ".join(f"goal {v} {h}" for v, h in PLACES)
         for env, said, true, f1 in (
                 ("frozenlake", "goal below left", "goal below right", 0.5),  # half of the place

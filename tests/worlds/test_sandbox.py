@@ -173,7 +173,7 @@ class TestFunctions:
 
 
 class TestEquality:
-    def test_of_values(self):
+    def test_values_are_compared_within_a_tolerance(self):
         """Within a tolerance where a float is expected."""
         for got, want in [
                 (1, 1.0), (True, 1), (0.1 + 0.2, 0.3), (1e9 + 1e-3, 1e9), ((1, [2]), [1, (2,)]),
@@ -185,7 +185,7 @@ class TestEquality:
                 (10**400, 1.5), (1e15 + 1, 10**15)]:
             assert not same_value(got, want), (got, want)
 
-    def test_of_outputs(self):
+    def test_outputs_are_compared_as_lines_and_numbers(self):
         """The same words on the same lines; numbers by value if one of them has a point."""
         for got, want in [
                 (" 1   2 \n", "1 2"), ("1.0", "1"), ("0.333333333", "0.3333333334"),
