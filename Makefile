@@ -35,7 +35,7 @@ envs: .venv/ready .venv/lean        ## the table of the environments: turns, dat
 test: .venv/ready .venv/lean        ## the specification
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q $(ARGS)
 
-mutants: .venv/ready .venv/lean     ## wrong lines that the tests must notice, one by one (half an hour)
+mutants: .venv/ready .venv/lean     ## wrong lines that the tests must notice, one by one (45 minutes)
 	@$(PY) -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
 	@$(PY) tests/mutants.py $(ARGS)
 

@@ -171,7 +171,9 @@ class TestNumbers:
             file, *path = name.split("::")
             body = ast.parse((ROOT / "tests" / file).read_text()).body
             for part in path:
-                (body,) = [node.body for node in body if getattr(node, "name", "") == part]
+                bodies = [node.body for node in body if getattr(node, "name", "") == part]
+                assert len(bodies) == 1, name
+                body = bodies[0]
 
     def test_the_result_of_the_mutants_is_what_the_run_found(self):
         found = json.loads((ROOT / "runs" / "readme-mutants.json").read_text())
