@@ -18,6 +18,7 @@ from unittest import mock
 
 from benchmarks.figure import of_seeds, with_interval, written_into
 from minragen import config as settings
+from minragen import runs
 from minragen.train import train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +34,7 @@ def measure(task):
     env, algo, seed, steps, size = task
     said = []
     with (tempfile.TemporaryDirectory() as scratch,
-          mock.patch.object(settings, "RUNS", Path(scratch))):
+          mock.patch.object(runs, "RUNS", Path(scratch))):
         config = dataclasses.replace(
             settings.preset(env, algo), run="x", seed=seed, model="tiny", device="cpu", threads=1,
             steps=steps, val_every=steps, save_every=steps, val_size=size)
@@ -52,12 +53,12 @@ def table(rows):
     of = {env: [row for row in rows if row["env"] == env] for env in STEPS}
     firsts = [mine[0] for mine in of.values()]
     head = " | ".join(f"{row['env']}, {row['steps']} steps: success | seconds" for row in firsts)
-    base = "".join(f" {with_interval(row['before'], row['size'])} | |" for row in firsts)
-    lines = [f"| `--algo` | {head} |", "|---" * (1 + 2 * len(of)) + "|", f"| before RL |{base}"]
+    before = "".join(f" {with_interval(row['before'], row['size'])} | |" for row in firsts)
+    lines = [f"| `--algo` | {head} |", "|---" * (1 + 2 * len(of)) + "|", f"| before RL |{before}"]
     for algo in settings.ALGOS:
         cells = []
-        for runs in of.values():
-            mine = [row for row in runs if row["algo"] == algo]
+        for rows_of_env in of.values():
+            mine = [row for row in rows_of_env if row["algo"] == algo]
             if mine:
                 seconds = [row["seconds"] for row in mine]
                 cells += [of_seeds([row["after"] for row in mine], mine[0]["size"]),

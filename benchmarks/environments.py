@@ -1,7 +1,9 @@
-"""The table of the environments: what they ask, what chance and the solver get, how fast they are.
+"""The table of the environments: budget, data, success of two scripted players, speed.
 
     python -m benchmarks.environments            (or: make envs)
-    python -m benchmarks.environments --write    also into runs/readme-envs.json, for the README
+    python -m benchmarks.environments --write    also into runs/readme-envs.json
+
+`make figure` puts the stored rows into docs/environments.md.
 
 Both players play the same 200 validation instances. `resets/s` and `turns/s` are one process with
 the random policy, so that nothing but the environment is timed. Environments that wait on something
@@ -22,7 +24,7 @@ from minragen.eval import random_player, scripted, solver_player, wilson
 
 SIZE = 200
 STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-envs.json"
-HEADER = ("| env | turns x actions | data in the box | random policy | solver "
+HEADER = ("| env | turns x actions | bundled data | random policy | solver "
           "| resets/s | turns/s |", "|---|---|---|---|---|---|---|")
 
 
@@ -35,7 +37,7 @@ def measure(name, size=SIZE):
     # Before the players: verdicts on programs and proofs are remembered, and would be timed.
     rate, env = turn_rate(groups), groups.envs[0]
     return {"env": name, "turns": env.budget.max_turns,
-            "actions": env.budget.max_actions_per_turn, "data": env.data_in_the_box,
+            "actions": env.budget.max_actions_per_turn, "data": env.bundled_data,
             "size": size, "random": sum(s for s, _ in scripted(groups, random_player)),
             "solver": sum(s for s, _ in scripted(groups, solver_player)),
             "resets_per_second": size / reset_seconds, "turns_per_second": rate}

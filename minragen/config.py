@@ -1,41 +1,28 @@
-"""What can be set, and to what: Config, the presets, the command line, the folder of a run.
+"""What can be set, and to what: Config, the presets, the command line.
 
     python -m minragen.train --algo starpo-s --print-config
     python -m minragen.train --help
 
 Reading order: `Config` (every field is an option), `PRESETS` (an environment's numbers), `ALGOS`
-(an algorithm is a handful of choices that differ from the base), `parse`, `check`.
-docs/algorithms.md tells the same table with equations and papers.
+(an algorithm is a few choices that differ from the base), `preset`, `parse`, `check`.
+docs/algorithms.md has the same table with equations and papers.
 """
 
 import argparse
 import ast
 import dataclasses
-import json
 import math
 import re
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from minragen import starpo
+from minragen.chat import CONTEXTS, FORMATS, description_parts, format_parts
 from minragen.envs import EnvGroups, nearest, parse_mixture
-from minragen.models import RESPONSE_FORMATS, choose, descriptions, parts_of
-from minragen.rollout import CONTEXTS, Sampling
-from minragen.warmup import default_steps
 
-RUNS = Path("runs")
-# Instance seeds of run seed s begin at TRAIN_SEED + s * TRAIN_SEED_STRIDE; validation's at 0.
-TRAIN_SEED, TRAIN_SEED_STRIDE = 2**41, 2**24
-
-
-# Advantages from returns compared within groups, from returns summed up, and with a critic.
-GROUPED = ("grpo", "rloo", "reinforce_pp_baseline")
-REINFORCE = ("reinforce", "reinforce_pp")
-WITH_CRITIC = ("gae", "bi_level_gae", "turn_gae")
-# What is measured of each episode, and what of it is a group's score.
+TRAIN_SEED_STRIDE = 2**24  # instances that a run seed has
+# What is measured of each episode, and which statistic of it is a group's score.
 FILTER_METRICS = {"reward_std": ("returns", "std"), "reward": ("returns", "mean"),
                   "length": ("lengths", "mean"), "entropy": ("entropy", "mean"),
                   "entropy_std": ("entropy", "std")}
@@ -57,7 +44,6 @@ ALGOS = {
     "bi-level": GAE | dict(advantages="bi_level_gae", gamma_turn=0.95),
     "turn-ppo": GAE | dict(advantages="turn_gae"),
 }
-ALGO_NAMES = tuple(ALGOS)
 
 
 def opt(default, text, choices=None, least=0, most=2**31):
@@ -67,37 +53,38 @@ def opt(default, text, choices=None, least=0, most=2**31):
 
 @dataclass(frozen=True)
 class Config:
-    """Every field is an option: `max_new_tokens` is `--max-new-tokens`. 0 or -1 marks 'derived'."""
+    """Every field is an option: `max_new_tokens` is `--max-new-tokens`."""
 
     env: str = opt("frozenlake", "environment, mixture (a,b or a=12,b=4), package.module:Class or "
                                  "Gymnasium id")
     run: str = opt("", "name of the folder under runs/; empty: derived from env, algo, model and "
                        "seed")
     seed: int = opt(0, "everything random in the run follows from it", most=2**20 - 1)
-    algo: str = opt("grpo", "preset of the algorithm: which choices below it makes", ALGO_NAMES)
+    algo: str = opt("grpo", "preset of the algorithm: which choices below it makes",
+                    tuple(ALGOS))
     model: str = opt("", "tiny, smollm2, a folder or a Hugging Face id; empty: by the machine")
     device: str = opt("", "cpu, cuda, ...; empty: cuda if there is one")
     threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny, else all", most=1024)
     steps: int = opt(100, "updates of the policy", least=1)
-    warmup_steps: int = opt(-1, "supervised steps on weak play before RL; -1: by the model, "
-                                "0: none", least=-1)
+    warmup_steps: int = opt(400, "supervised steps on noisy demonstrations before RL; 0: none")
     # -- environment
     env_arg: tuple = opt((), "option of the environment, name=value or env.name=value; may be "
                              "repeated")
     max_turns: int = opt(0, "replies per episode; 0: the environment's own")
     max_actions_per_turn: int = opt(0, "actions executed from one reply; 0: the environment's own")
     max_actions: int = opt(0, "actions per episode; 0: the environment's own")
-    response_format: str = opt("free_think", "what a reply looks like", RESPONSE_FORMATS)
-    grounding_reward: float = opt(0.0, "paid a turn for its observation, times F1 (VAGEN: 0.5); "
-                                       "validation never pays it")
-    worldmodeling_reward: float = opt(0.0, "paid a turn for its prediction, times F1 (VAGEN: 0.5); "
-                                           "validation never pays it")
+    response_format: str = opt("free_think", "what a reply looks like", tuple(FORMATS))
+    grounding_reward: float = opt(0.0, "reward of a turn's observation, times F1 (VAGEN: 0.5); "
+                                       "not in validation")
+    worldmodeling_reward: float = opt(0.0, "reward of a turn's prediction, times F1 (VAGEN: 0.5); "
+                                           "not in validation")
     # -- rollout
     num_groups: int = opt(16, "P: prompts (instances) per step", least=1, most=2**16)
     group_size: int = opt(16, "G: trajectories per prompt", least=1, most=2**16)
     temperature: float = opt(1.0, "of sampling while training; >0", least=1e-4)
     top_k: int = opt(0, "sample among the k most probable tokens; 0: all")
-    top_p: float = opt(1.0, "sample among the most probable tokens that hold this mass")
+    top_p: float = opt(1.0, "sample among the most probable tokens that hold this mass",
+                       least=1e-6, most=1)
     max_new_tokens: int = opt(24, "tokens per reply", least=1, most=2**16)
     max_context: int = opt(512, "tokens per conversation", least=2, most=2**24)
     max_rows: int = opt(256, "conversations in one batch of generation", least=1)
@@ -112,17 +99,17 @@ class Config:
     filter_metric: str = opt("reward_std", "score of a group: standard deviation or mean over its "
                                            "episodes", tuple(FILTER_METRICS))
     filter_include_zero: bool = opt(False, "whether groups of score 0 are candidates")
-    resample: int = opt(0, "DAPO's dynamic sampling: further rollouts per step, at most, in place "
-                           "of groups without spread", most=100)
+    resample: int = opt(0, "DAPO's dynamic sampling: at most so many further rollouts per step, "
+                           "in place of groups whose reward std is 0", most=100)
     # -- rewards
-    credit: str = opt("episode", "where a return is paid: on the last token of the episode, or "
-                                 "turn by turn", ("episode", "turn"))
+    credit: str = opt("episode", "where rewards go: the return to the last token of the episode, "
+                               "or each turn's reward to its last token", ("episode", "turn"))
     reward_norm: str = opt("identity", "what is done to the episodes' returns",
                            starpo.REWARD_NORMS)
     reward_norm_over: str = opt("group", "whose mean and std reward_norm takes",
                                 ("group", "batch"))
     overlong: float = opt(0.0, "DAPO's overlong shaping: last share of max_new_tokens in which a "
-                               "reply is punished, up to -1; 0: none", most=0.99)
+                               "reply is penalised, up to -1; 0: none", most=0.99)
     kl_reward_coef: float = opt(0.0, "weight of the KL (k1) to the model before RL in the reward "
                                      "of each token")
     kl_target: float = opt(0.0, "nats per token; >0: kl_reward_coef adapts to hold it")
@@ -130,19 +117,17 @@ class Config:
                                      "so", least=1)
     # -- learning
     lr: float = opt(3e-4, "learning rate of the policy")
-    lr_final: float = opt(1.0, "share of the learning rates left at the last step, linearly "
-                               "reached")
+    lr_final: float = opt(1.0, "final learning rate / initial learning rate (linear decay)")
     critic_lr: float = opt(1e-3, "learning rate of the critic (the estimators with gae only)")
-    advantages: str = opt("grpo", "estimator of the advantages",
-                          (*GROUPED, *REINFORCE, *WITH_CRITIC))
+    advantages: str = opt("grpo", "estimator of the advantages", tuple(starpo.ESTIMATORS))
     norm_by_std: bool = opt(True, "grpo: divide by the group's standard deviation")
     gamma: float = opt(1.0, "discount per sampled token", most=1)
     lam: float = opt(1.0, "gae: lambda per time step", most=1)
-    gamma_turn: float = opt(1.0, "bi_level_gae, turn_gae, credit per turn in the turn-wise "
+    gamma_turn: float = opt(1.0, "bi_level_gae, turn_gae, credit per turn in windowed "
                                  "contexts: discount per turn", most=1)
     advantage_mask: str = opt("response", "tokens that are time steps of gae: the sampled ones, or "
                                           "all (an ablation of VAGEN)", ("response", "all"))
-    soft_reweight: bool = opt(False, "advantages times the group's share of the largest spread")
+    soft_reweight: bool = opt(False, "advantages times the group's reward std over the largest one")
     length_weight: bool = opt(False, "advantages divided by the episode's share of the mean length")
     loss_scaling: str = opt("none", "policy loss times the share of groups kept, or its root",
                             starpo.LOSS_SCALINGS)
@@ -156,13 +141,13 @@ class Config:
                            starpo.AGGREGATIONS)
     loss_mask: str = opt("response", "tokens in the loss: the sampled ones, or all (an ablation of "
                                      "VAGEN)", ("response", "all"))
-    value_clip: float = opt(0.5, "largest trusted move of a value in one update")
+    value_clip: float = opt(0.5, "how far one update may move a value")
     entropy_coef: float = opt(0.001, "weight of the entropy bonus")
     kl_coef: float = opt(0.0, "weight of the KL to the model before RL; 0: no reference model is "
                               "loaded")
-    kl_estimator: str = opt("k3", "how the KL in the loss is estimated, k2 or k3")
+    kl_estimator: str = opt("k3", "how the KL in the loss is estimated", starpo.KL_ESTIMATORS[1:])
     epochs: int = opt(1, "passes over a batch", least=1)
-    mini_batch: int = opt(64, "rows (trajectories, or turns in the turn-wise contexts) per "
+    mini_batch: int = opt(64, "rows (trajectories, or turns in windowed contexts) per "
                               "optimizer step", least=1)
     token_budget: int = opt(2400, "padded tokens per forward pass of the learner; changes speed "
                                   "and memory only", least=1)
@@ -172,16 +157,15 @@ class Config:
     val_temperature: float = opt(0.5, "of sampled validation; greedy is always measured too")
     val_every: int = opt(20, "steps between validations; also before the first and after the last",
                          least=1)
-    diagnose_every: int = opt(10, "steps between measurements of what reasoning says about its "
-                                  "prompt; also at the first; 0: never")
+    diagnose_every: int = opt(10, "steps between measurements of mutual information; also at the "
+                                  "first; 0: never")
     diagnose_samples: int = opt(64, "reasonings in such a measurement; 0: all", most=2**16)
-    gradients_every: int = opt(0, "steps between analyses of the gradient by reward spread; also "
-                                  "at the first; 0: never")
+    gradients_every: int = opt(0, "steps between analyses of the gradient by reward std; also at "
+                                  "the first; 0: never")
     save_every: int = opt(20, "steps between checkpoints; also after the last", least=1)
 
 
-# An environment's preset is complete: `--env NAME` alone is enough. Values are for the model in the
-# box.
+# An environment's preset is complete: `--env NAME` alone is enough. Values are for tiny.
 PRESETS = {
     "bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256),
     "frozenlake": dict(steps=70, lr=5e-4, lr_final=0.1, max_new_tokens=24, max_context=512),
@@ -191,7 +175,7 @@ PRESETS = {
                    max_new_tokens=24, max_context=768),
     "countdown": dict(steps=160, lr=5e-4, lr_final=0.1, max_new_tokens=32, max_context=128,
                       val_every=40),
-    # What earns least is longest: a mean over tokens pushes down what is sampled, on average.
+    # Failed episodes are the longest; a token mean would over-weight them.
     "webshop": dict(steps=60, warmup_steps=1200, lr=5e-4, lr_final=0.1, group_size=8,
                     aggregation="seq-mean-token-mean", max_new_tokens=40, max_context=1280,
                     val_every=30),
@@ -205,16 +189,17 @@ PRESETS = {
                        max_new_tokens=64, max_context=768),
 }
 # What changes for a pretrained model: RAGEN V2's rates, shorter batches, room for longer replies.
-PRETRAINED = dict(warmup_steps=-1, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
+PRETRAINED = dict(warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
                   max_new_tokens=128, max_context=2048, token_budget=8192)
+# SmolLM2 never closes a tag by itself.
+MODELS = {"tiny": {}, "smollm2": PRETRAINED | dict(warmup_steps=20)}
 # What each part of a format that describes the state adds, in tokens: enough for the longest of the
-# ten environments, in all turns, together with what the prompt says of the language.
+# ten environments, in all turns, together with the prompt's lines about the language.
 DESCRIPTION = dict(max_new_tokens=48, max_context=768)
 
 
 def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_think"):
-    """The complete Config of an environment, an algorithm, a model and a response format, before
-    any option of the user's."""
+    """The complete Config of an environment, an algorithm, a model and a response format."""
     layers, names = {}, [part.partition("=")[0].strip() for part in env.split(",")]
     for name in names:
         # A mixture takes the larger of each number. A choice (a string) is for its own environment
@@ -224,29 +209,32 @@ def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_th
                 layers[key] = max(value, layers.get(key, value))
     if algo not in ALGOS:
         raise ValueError(nearest("algo", algo, list(ALGOS)))
-    layers.update(ALGOS[algo])
-    if model != "tiny":
-        layers.update(PRETRAINED)
+    layers |= ALGOS[algo] | MODELS.get(model, PRETRAINED)
     for name, more in DESCRIPTION.items():
-        count = len(descriptions(response_format))
+        count = len(description_parts(response_format))
         layers[name] = layers.get(name, getattr(Config, name)) + count * more
     return Config(env=env, algo=algo, model=model, response_format=response_format, **layers)
 
 
-def parse(argv):
-    """Command line -> (Config, resume, the options that differ from the preset, why this model).
+def preset_of(config):
+    """The preset that a Config started from."""
+    return preset(config.env, config.algo, config.model, config.response_format)
 
-    raises: ValueError with the nearest known name for an unknown option, environment, algorithm or
-        model
+
+# ---- The command line ----------------------------------------------------------------------------
+def parse(argv):
+    """The given options {name: value}, with `resume` and `print_config`.
+
+    raises: ValueError with the nearest known name for an unknown option
     """
     parser = argparse.ArgumentParser(
         prog="minragen.train", allow_abbrev=False, argument_default=argparse.SUPPRESS,
         description="Train a language-model agent. Defaults depend on --env.")
     parser.error = _usage_error
     parser.add_argument("--resume", action="store_true", default=False,
-                        help="go on from runs/NAME/checkpoint")
+                        help="continue from runs/NAME/checkpoint")
     parser.add_argument("--print-config", action="store_true", default=False,
-                        help="say what would be set, and why, and exit")
+                        help="print all settings and where they come from, and exit")
     fields = dataclasses.fields(Config)
     for f in fields:
         kind = (dict(action="append") if f.type is tuple else
@@ -257,53 +245,50 @@ def parse(argv):
     if unknown:
         known = ["--" + f.name.replace("_", "-") for f in fields] + ["--resume", "--print-config"]
         raise ValueError(nearest("option", unknown[0].partition("=")[0], known))
-    given = vars(given)
-    show = given.pop("print_config")
-    if "env_arg" in given:
-        given["env_arg"] = tuple(given["env_arg"])
-    if given.pop("resume"):
-        config = resumed_config(given)
-        base = preset(config.env, config.algo, config.model, config.response_format)
-        if show:
-            print(explain(config, given))
-            sys.exit()
-        return config, True, differences(config, base), f"model {config.model} as the run began"
-    model, _, why = choose(given.get("model", ""), given.get("device", ""))
-    base = preset(given.get("env", Config.env), given.get("algo", Config.algo), model,
-                  given.get("response_format", Config.response_format))
-    config = dataclasses.replace(base, **{**given, "model": model})
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(given).items()}
+
+
+def from_options(given):
+    """The checked Config of the given options {name: value}; `model` must be among them."""
+    chosen = {name: given.get(name, getattr(Config, name))
+              for name in ("env", "algo", "model", "response_format")}
+    config = dataclasses.replace(preset(**chosen), **given)
     check(config)
-    if show:
-        print(explain(config, given))
-        sys.exit()
-    return config, False, differences(config, base), why
+    return config
+
+
+def summary(config):
+    """One line: what differs from the preset."""
+    base = preset_of(config)
+    changed = [f"{name}={value}" for name, value in vars(config).items()
+               if value != getattr(base, name) and name not in ("run", "seed", "device")]
+    start = f"the preset of {config.env}, {config.algo}, {config.model}, {config.response_format}"
+    return f"{start}, {'with ' + ', '.join(changed) if changed else 'unchanged'}"
 
 
 def explain(config, given):
     """The whole Config as text: what differs from the base, through whom, then the rest."""
-    algo, model = ALGOS[config.algo], PRETRAINED if config.model != "tiny" else {}
     lines, rest = [], []
     for f in dataclasses.fields(config):
         if f.name in ("env", "algo", "model"):
             continue
         value = getattr(config, f.name)
         line = f"{f.name.replace('_', '-'):22} {value!r:14}"
-        through = ("you" if f.name in given else f"model {config.model}" if f.name in model else
-                   f"algo {config.algo}" if f.name in algo else f"env {config.env}")
-        if f.name in DESCRIPTION and descriptions(config.response_format) and f.name not in given:
+        if f.name in given:
+            through = "you"
+        elif f.name in DESCRIPTION and description_parts(config.response_format):
             through = f"env {config.env} and format {config.response_format}"
+        elif f.name in MODELS.get(config.model, PRETRAINED):
+            through = f"model {config.model}"
+        else:
+            through = (f"algo {config.algo}" if f.name in ALGOS[config.algo] else
+                       f"env {config.env}")
         if value == f.default:
             rest.append(line.rstrip())
         else:
             lines.append(f"{line} base {f.default!r:14} through {through}")
     title = f"{config.env} with {config.algo} and model {config.model}: what differs from the base"
     return "\n".join([title, *lines, "", "the rest is the base", *rest])
-
-
-def differences(config, base):
-    """{field: value} where two Configs differ, but for what only names a run."""
-    return {k: v for k, v in vars(config).items()
-            if v != getattr(base, k) and k not in ("run", "seed", "device")}
 
 
 def _usage_error(message):
@@ -316,6 +301,7 @@ def _boolean(text):
     return text.lower() == "true"
 
 
+# ---- What cannot work ----------------------------------------------------------------------------
 def check(config):
     """Refuse what cannot work, before anything is built. Raises ValueError with one sentence."""
     for f in dataclasses.fields(config):
@@ -327,101 +313,16 @@ def check(config):
     if config.run and not re.fullmatch(r"[\w+=-][\w.+=-]{0,99}", config.run):
         raise ValueError(f"bad run name {config.run!r}: expected up to 100 letters, digits and "
                          f"-_.+= only.")
-    check_algorithm(config)
-    Sampling(config.temperature, config.top_k, config.top_p)
-    for split, groups in (("train", config.num_groups), ("val", config.val_size)):
-        build_groups(config, split, groups, 1)
-    check_state_reward(config)
-
-
-def check_state_reward(config):
-    """Refuse to pay for what the form has no part for, or an environment nothing to compare
-    with."""
-    for option, part in (("grounding_reward", "observation"),
-                         ("worldmodeling_reward", "prediction")):
-        if getattr(config, option) == 0:
-            continue
-        if part not in parts_of(config.response_format):
-            fitting = " or ".join(f for f in RESPONSE_FORMATS if part in parts_of(f))
-            raise ValueError(f"{option} pays for the {part}, which the response_format "
-                             f"{config.response_format} does not have. Use --response-format "
-                             f"{fitting}.")
-        groups = build_groups(config, "val", len(env_names(config)), 1)
-        for name, env in zip(groups.names, groups.envs):
-            if not env.relation_weights:
-                raise ValueError(f"{option}: the environment {name} has no relations that the "
-                                 f"{part} could be compared with. Leave it 0.")
-
-
-def check_algorithm(config):
-    """Refuse choices that contradict each other. Raises ValueError with one sentence."""
-    check_takes_part(config)
-    if config.advantages in GROUPED and config.group_size < 2:
-        raise ValueError(f"{config.advantages} compares the members of a group: got group_size 1, "
-                         f"expected at least 2.")
-    compares = (config.filter != "none" and config.filter_metric.endswith("std")
-                or config.soft_reweight)
-    if compares and config.group_size < 2:
-        raise ValueError("the spread within a group chooses or weighs it: got group_size 1, "
-                         "expected at least 2, or --filter none without soft_reweight.")
-    if config.advantages in GROUPED and config.credit == "turn":
-        raise ValueError(f"{config.advantages} compares whole episodes: got credit turn, expected "
-                         f"episode, or one of {', '.join(REINFORCE + WITH_CRITIC)}.")
-    if config.reward_norm != "identity" and config.credit == "turn":
-        raise ValueError(f"reward_norm {config.reward_norm} normalises the returns of episodes: "
-                         f"got credit turn, expected episode.")
-    if config.advantages in ("bi_level_gae", "turn_gae") and config.context != "full":
-        raise ValueError(f"{config.advantages} looks from turn to turn: got context "
-                         f"{config.context}, in which every turn is a row by itself, expected "
-                         f"full.")
-    if config.filter in ("top_p", "min_p") and config.filter_metric == "reward":
-        raise ValueError(f"filter {config.filter} takes shares of scores, and rewards may be "
-                         f"negative: take top_p_softmax or top_k with filter_metric reward.")
-    if config.filter == "top_k_abs" and config.filter_value != int(config.filter_value):
-        raise ValueError(f"filter top_k_abs: got filter_value {config.filter_value}, expected a "
-                         f"whole number of groups.")
-    if config.resample and (config.filter, config.filter_value, config.filter_metric,
-                            config.filter_include_zero) != ("top_p", 1.0, "reward_std", False):
-        raise ValueError("resample plays on for groups with spread: expected the filter that keeps "
-                         "just those, filter top_p with filter_value 1 of reward_std.")
-    if config.ratio == "sequence" and config.advantages not in GROUPED:
-        raise ValueError(f"ratio sequence goes with one advantage per row: got {config.advantages},"
-                         f" expected one of {', '.join(GROUPED)}.")
+    check_used(config)
+    for refused, sentence in CONTRADICTIONS:
+        if refused(config):
+            raise ValueError(sentence.format_map(vars(config)))
     nothing = torch.zeros(1)  # the functions themselves say what they refuse
-    starpo.kl_loss(nothing, nothing, config.kl_estimator)
     starpo.policy_loss(nothing, nothing, nothing, dual_clip=config.dual_clip)
     starpo.filter_groups(nothing, config.filter_value, config.filter)
-
-
-def check_takes_part(config):
-    """Refuse an option that would change nothing. Raises ValueError with what it needs."""
-    a, turnwise = config.advantages, config.context != "full"
-    critic = a in WITH_CRITIC
-    needs = {
-        "norm_by_std": (a == "grpo", "advantages grpo"),
-        "gamma": (a in REINFORCE or a in ("gae", "bi_level_gae"),
-                  "advantages gae, bi_level_gae or a REINFORCE"),
-        "lam": (critic, "an estimator with a critic"),
-        "gamma_turn": (a in ("bi_level_gae", "turn_gae") or turnwise and config.credit == "turn",
-                       "advantages bi_level_gae or turn_gae, or credit turn and rows of one turn"),
-        "critic_lr": (critic, "an estimator with a critic"),
-        "value_clip": (critic, "an estimator with a critic"),
-        "advantage_mask": (critic, "an estimator with a critic"),
-        "loss_mask": (critic, "an estimator with a critic: others have no advantages elsewhere"),
-        "reward_norm_over": (config.reward_norm != "identity", "a reward_norm"),
-        "window": (turnwise, "context limited or single_turn"),
-        "kl_target": (config.kl_reward_coef > 0, "a kl_reward_coef to start from"),
-        "kl_horizon": (config.kl_target > 0, "a kl_target"),
-        "kl_estimator": (config.kl_coef > 0, "a kl_coef"),
-        "diagnose_samples": (config.diagnose_every > 0, "a diagnose_every"),
-    }
-    for name in ("filter_value", "filter_select", "filter_metric", "filter_include_zero"):
-        needs[name] = config.filter != "none", "a filter"
-    base = preset(config.env, config.algo, config.model, config.response_format)
-    for name, (takes_part, needed) in needs.items():
-        value = getattr(config, name)
-        if not takes_part and value not in (getattr(base, name), getattr(Config, name)):
-            raise ValueError(f"{name}: got {value}, but it takes no part here. It needs {needed}.")
+    parse_mixture(config.env, config.num_groups)
+    parse_mixture(",".join(env_names(config)), config.val_size)
+    check_state_reward(config, env_groups(config, "val"))
 
 
 def check_field(f, value):
@@ -431,10 +332,113 @@ def check_field(f, value):
         raise ValueError(nearest(f.name, str(value), list(choices)))
     if f.type in (int, float) and not math.isfinite(value):
         raise ValueError(f"{f.name}: got {value}, expected a finite number.")
-    if f.type in (int, float) and value < least:
-        raise ValueError(f"{f.name}: got {value}, expected at least {least}.")
-    if f.type in (int, float) and value > most:
-        raise ValueError(f"{f.name}: got {value}, expected at most {most}.")
+    if f.type in (int, float) and not least <= value <= most:
+        bound = f"at least {least}" if value < least else f"at most {most}"
+        raise ValueError(f"{f.name}: got {value}, expected {bound}.")
+
+
+def needs(config):
+    """What the estimator of the advantages needs: "group", "returns" or "critic"."""
+    return starpo.ESTIMATORS[config.advantages][0]
+
+
+# (whether a Config contradicts itself, what to say then)
+CONTRADICTIONS = (
+    (lambda c: needs(c) == "group" and c.group_size < 2,
+     "{advantages} compares the members of a group: got group_size 1, expected at least 2."),
+    (lambda c: c.group_size < 2 and (c.soft_reweight or c.filter != "none"
+                                     and c.filter_metric.endswith("std")),
+     "the reward std of a group chooses or weights it: got group_size 1, expected at least 2, or "
+     "--filter none without soft_reweight."),
+    (lambda c: needs(c) == "group" and c.credit == "turn",
+     "{advantages} compares whole episodes: got credit turn, expected episode, or an estimator of "
+     "token rewards (gae, reinforce, ...)."),
+    (lambda c: c.reward_norm != "identity" and c.credit == "turn",
+     "reward_norm {reward_norm} normalises the returns of episodes: got credit turn, expected "
+     "episode."),
+    (lambda c: c.advantages in ("bi_level_gae", "turn_gae") and c.context != "full",
+     "{advantages} looks from turn to turn: got context {context}, in which every turn is a row by "
+     "itself, expected full."),
+    (lambda c: c.filter in ("top_p", "min_p") and c.filter_metric == "reward",
+     "filter {filter} takes shares of scores, and rewards may be negative: take top_p_softmax or "
+     "top_k with filter_metric reward."),
+    (lambda c: c.filter == "top_k_abs" and c.filter_value != int(c.filter_value),
+     "filter top_k_abs: got filter_value {filter_value}, expected a whole number of groups."),
+    (lambda c: c.resample and (c.filter, c.filter_value, c.filter_metric, c.filter_include_zero)
+     != ("top_p", 1.0, "reward_std", False),
+     "resample continues until enough groups have a positive reward std: expected the filter that "
+     "keeps just those, filter top_p with filter_value 1 of reward_std."),
+    (lambda c: c.ratio == "sequence" and needs(c) != "group",
+     "ratio sequence goes with one advantage per row: got {advantages}, expected grpo, rloo or "
+     "reinforce_pp_baseline."),
+)
+_CRITIC = (lambda c: needs(c) == "critic", "an estimator with a critic")
+_FILTER = (lambda c: c.filter != "none", "a filter")
+# option -> (whether it has an effect, what it needs for one)
+NEEDS = {
+    "norm_by_std": (lambda c: c.advantages == "grpo", "advantages grpo"),
+    "gamma": (lambda c: needs(c) == "returns" or c.advantages in ("gae", "bi_level_gae"),
+              "advantages gae, bi_level_gae or a REINFORCE"),
+    "gamma_turn": (lambda c: c.advantages in ("bi_level_gae", "turn_gae")
+                   or c.context != "full" and c.credit == "turn",
+                   "advantages bi_level_gae or turn_gae, or credit turn and rows of one turn"),
+    "lam": _CRITIC, "critic_lr": _CRITIC, "value_clip": _CRITIC, "advantage_mask": _CRITIC,
+    "loss_mask": (_CRITIC[0], "an estimator with a critic: others have no advantages elsewhere"),
+    "reward_norm_over": (lambda c: c.reward_norm != "identity", "a reward_norm"),
+    "window": (lambda c: c.context != "full", "context limited or single_turn"),
+    "kl_target": (lambda c: c.kl_reward_coef > 0, "a kl_reward_coef to start from"),
+    "kl_horizon": (lambda c: c.kl_target > 0, "a kl_target"),
+    "kl_estimator": (lambda c: c.kl_coef > 0, "a kl_coef"),
+    "diagnose_samples": (lambda c: c.diagnose_every > 0, "a diagnose_every"),
+    "filter_value": _FILTER, "filter_select": _FILTER, "filter_metric": _FILTER,
+    "filter_include_zero": _FILTER,
+}
+
+
+def check_used(config):
+    """Refuse an option that would change nothing. Raises ValueError with what it needs."""
+    base = preset_of(config)
+    for name, (has_effect, needed) in NEEDS.items():
+        value = getattr(config, name)
+        if not has_effect(config) and value not in (getattr(base, name), getattr(Config, name)):
+            raise ValueError(f"{name}: got {value}, but it has no effect here. It needs {needed}.")
+
+
+def check_state_reward(config, groups):
+    """Reject a state reward that the format or the environment cannot provide."""
+    for option, part in (("grounding_reward", "observation"),
+                         ("worldmodeling_reward", "prediction")):
+        if getattr(config, option) == 0:
+            continue
+        if part not in format_parts(config.response_format):
+            fitting = " or ".join(f for f in FORMATS if part in format_parts(f))
+            raise ValueError(f"{option} grades the {part}, which the response_format "
+                             f"{config.response_format} does not have. Use --response-format "
+                             f"{fitting}.")
+        groups.reset(0)
+        for name, env in zip(groups.names, groups.envs):
+            if env.score_description("") is None:
+                raise ValueError(f"{option}: the environment {name} cannot grade the {part}. "
+                                 f"Leave it 0.")
+
+
+# ---- The environments of a Config ----------------------------------------------------------------
+def env_groups(config, split, num_groups=None, group_size=1):
+    """The run's environments as groups: by default one group of each.
+
+    A mixture has its own shares in training groups of the run's number, otherwise even ones.
+    """
+    names = env_names(config)
+    as_given = split == "train" and num_groups == config.num_groups
+    budgets = {n: getattr(config, n) for n in ("max_turns", "max_actions_per_turn", "max_actions")
+               if getattr(config, n)}
+    return EnvGroups(config.env if as_given else ",".join(names), num_groups or len(names),
+                     group_size, split, env_options(config), budgets)
+
+
+def env_names(config):
+    """The environments of the mixture, each once."""
+    return list(dict.fromkeys(name for name, _ in parse_mixture(config.env, config.num_groups)))
 
 
 def env_options(config):
@@ -452,105 +456,8 @@ def env_options(config):
     return options
 
 
-def budgets(config):
-    names = ("max_turns", "max_actions_per_turn", "max_actions")
-    return {n: getattr(config, n) for n in names if getattr(config, n)}
-
-
-def build_groups(config, split, num_groups, group_size):
-    """The run's environments as groups: in the mixture's shares for training, evenly for everything
-    else."""
-    as_given = split == "train" and num_groups == config.num_groups
-    spec = config.env if as_given else ",".join(env_names(config))
-    return EnvGroups(spec, num_groups, group_size, split, env_options(config), budgets(config))
-
-
 def backends(config):
-    """For the first line: what outside of this process the environments lean on."""
-    groups = build_groups(config, "train", len(env_names(config)), 1)
-    return "".join(f"; {name} relies on {env.backend}"
+    """External backends of the environments, for the first line of a run."""
+    groups = env_groups(config, "train")
+    return "".join(f"; {name} uses {env.backend}"
                    for name, env in zip(groups.names, groups.envs) if env.backend)
-
-
-def env_names(config):
-    """The environments of the mixture, each once."""
-    return list(dict.fromkeys(name for name, _ in parse_mixture(config.env, config.num_groups)))
-
-
-def warmup_steps(config):
-    return default_steps(config.model) if config.warmup_steps < 0 else config.warmup_steps
-
-
-# ==================================================================================================
-# The folder of a run
-
-
-def run_folder(config, resume):
-    """Where the run lives. Without a name it gets one that is free; a name that is taken is
-    refused."""
-    if config.run:
-        folder = RUNS / config.run
-        if folder.exists() and not resume:
-            raise ValueError(f"run {config.run!r} exists already. Go on with --run {config.run} "
-                             f"--resume, choose another name, or delete {folder}.")
-        return folder
-    stem = "-".join([config.env.replace(",", "+"), config.algo, Path(config.model).name,
-                     f"s{config.seed}"])
-    stem = re.sub(r"[^\w.+=-]+", ".", stem)
-    names = (stem if i == 1 else f"{stem}-{i}" for i in range(1, 10**6))
-    return next(RUNS / n for n in names if not (RUNS / n).exists())
-
-
-def make_folder(folder):
-    """Claim the name; another process may have been faster since `run_folder` looked."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise ValueError(f"another process has just begun {folder}. Choose another "
-                         f"--run.") from None
-
-
-def resumed_config(given):
-    """The run's own config. Only `steps` and `max_context` may be raised: the rest is the run."""
-    if not given.get("run"):
-        raise ValueError("--resume needs --run NAME.")
-    stored = load_config(given["run"])
-    for name, value in given.items():
-        free = ("run", "steps", "max_context", "device", "threads")
-        if name not in free and value != getattr(stored, name):
-            raise ValueError(f"--resume goes on with the run's own settings: {name} was "
-                             f"{getattr(stored, name)!r}, got {value!r}. Start a new run for "
-                             f"that.")
-    config = dataclasses.replace(stored, **given)
-    if config.max_context < stored.max_context:
-        raise ValueError(f"--resume cannot shrink max_context: it was {stored.max_context}, "
-                         f"got {config.max_context}.")
-    if config.steps < stored.steps:
-        raise ValueError(f"--resume cannot take steps back: the run was set to {stored.steps}, got "
-                         f"{config.steps}.")
-    check(config)
-    return config
-
-
-def load_config(run):
-    """The Config of runs/RUN under the name it has now. Raises ValueError if there is none or it is
-    unreadable."""
-    folder = RUNS / run
-    if not (folder / "config.json").exists():
-        raise ValueError(nearest("run", run,
-                                 sorted(p.parent.name for p in RUNS.glob("*/config.json"))))
-    return dataclasses.replace(read_config(folder), run=run)
-
-
-def read_config(folder):
-    """The Config in folder/config.json. Raises ValueError if it is not one."""
-    try:
-        stored = json.loads((folder / "config.json").read_text())
-        config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
-        for f in dataclasses.fields(config):
-            value = getattr(config, f.name)
-            if not isinstance(value, (int, float) if f.type is float else f.type):
-                raise TypeError(f"{f.name} is {value!r}")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder}/config.json cannot be read: {error}.") from None
-    return config

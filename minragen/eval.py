@@ -48,14 +48,18 @@ def evaluate(config, split, size):
         says anything of them
     raises: ValueError if the run has no whole checkpoint
     """
-    from minragen import config as settings
-    from minragen import train
-    from minragen.models import ChatFrame
+    from minragen import diagnostics, runs, train
+    from minragen.bundled import choose_model
+    from minragen.chat import ChatFrame
+    from minragen.config import env_groups, env_names
+    from minragen.models import load_policy
 
-    policy = train.build_policy(config, train.find_checkpoint(settings.RUNS / config.run))
+    policy = load_policy(runs.find_checkpoint(runs.RUNS / config.run),
+                         choose_model(config.model, config.device)[1], stored_dtype=True)
     frame = ChatFrame(policy.tokenizer, config.response_format)
-    groups = settings.build_groups(config, split, size, 1)
-    played = train.play_held_out(policy, frame, groups, config)
+    groups = env_groups(config, split, size)
+    played = diagnostics.play_held_out(policy, frame, groups, train.rules_of(config),
+                                       config.val_temperature)
     results = {"checkpoint": [(t.success, t.episode_return) for t in played[""]],
                "checkpoint, greedy": [(t.success, t.episode_return) for t in played["_greedy"]]}
     for name, player in (("random policy", random_player), ("solver", solver_player)):
@@ -65,12 +69,12 @@ def evaluate(config, split, size):
             continue
     groups.reset(0)
     tables = {}
-    for env in settings.env_names(config):
+    for env in env_names(config):
         mine = [row for row, name in enumerate(groups.names) if name == env]
         rows = [(player, sum(outcomes[row][0] for row in mine), len(mine),
                  np.mean([outcomes[row][1] for row in mine]))
                 for player, outcomes in results.items()]
-        stats = train.describe([played[""][row] for row in mine])
+        stats = diagnostics.describe([played[""][row] for row in mine])
         described = {name: stats[name] for name in ("grounding", "worldmodeling") if name in stats}
         tables[env] = rows, len({groups.envs[row].instance() for row in mine}), described
     return tables
@@ -133,7 +137,8 @@ def main(argv=None):
     cannot."""
     import transformers
 
-    from minragen import config as settings
+    from minragen.config import Config, env_options
+    from minragen.runs import load_config
 
     parser = argparse.ArgumentParser(prog="minragen.eval", allow_abbrev=False,
                                      description=__doc__.splitlines()[0])
@@ -152,12 +157,11 @@ def main(argv=None):
         if args.seed < 0:
             raise ValueError(f"--seed: got {args.seed}, expected at least 0.")
         if args.play is not None:
-            config = settings.Config(env=args.play, env_arg=tuple(args.env_arg))
-            options = settings.env_options(config)
+            options = env_options(Config(env=args.play, env_arg=tuple(args.env_arg)))
             return play(args.play, args.split, args.seed, options)
         if not 1 <= args.size <= 2**16:
             raise ValueError(f"--size: got {args.size}, expected 1 to {2**16}.")
-        config = dataclasses.replace(settings.load_config(args.run), device=args.device)
+        config = dataclasses.replace(load_config(args.run), device=args.device)
         show(evaluate(config, args.split, args.size), args.run, args.split,
              config.val_temperature)
     except (ValueError, ImportError, RuntimeError, OSError) as problem:

@@ -1,9 +1,8 @@
 """Batched multi-turn generation: many conversations at once, each token computed once.
 
-Reading order: `Trajectory` (what comes out), `collect` (the loop over turns; RAGEN's agent proxy),
-`windowed_prompt` (what a turn sees in the context modes that do not show the whole history),
-`KVSlots` (why nothing is prefilled twice), `sample` and `uniforms` (where randomness comes from),
-`Batch` (what the learner takes).
+Reading order: `Rules` (how a conversation is held), `Trajectory` (what comes out), `collect` (the
+loop over turns; RAGEN's agent proxy), `KVSlots` (why nothing is prefilled twice), `sample_tokens`
+and `uniforms` (where randomness comes from), `Batch` (what the learner takes).
 
 Axes: B rows, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of each.
 
@@ -13,18 +12,17 @@ Three invariants, each a test:
   3. a cached multi-turn rollout gives the logprobs of one full forward pass over the finished
      sequence.
 
-Deltas (from RAGEN's agent proxy on vLLM):
+Differences from RAGEN's agent proxy on vLLM:
   1. A turn's observation is appended to the cache; RAGEN sends the whole conversation again every
      turn.
-  2. The noise of a token is a function of (run seed, environment seed, member, position), so that a
-     trajectory does not depend on what else is in the batch, nor on how many processes share the
-     work.
-  3. A reply stops at `</answer>`: what would follow could not matter to the environment.
-  4. In the turn-wise context modes a turn sees the earlier replies as they were sampled; they are
-     context there, in the loss only of their own row.
-  5. VAGEN pays its state reward in a batched server and adds 0.5 for each well-formed turn. Here it
-     is part of the turn's reward wherever a turn is played, and the form is a matter of the
-     environment's penalty.
+  2. The noise of a token is a function of (run seed, environment seed, member, position), so a
+     trajectory does not depend on what else is in the batch.
+  3. A reply stops at `</answer>`: the environment ignores everything after it.
+  4. In the windowed contexts a turn sees the earlier replies as they were sampled; they are in the
+     loss only of their own row.
+  5. VAGEN's state reward is part of the turn's reward, without its 0.5 for each well-formed turn.
+
+Exercise: `python -m pytest tests/test_rollout.py`.
 """
 
 import zlib
@@ -32,11 +30,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
+from minragen.chat import Reply
 from minragen.models import kv_shape, output_layer
 
-CLOSING_TAIL = 12  # tokens that "</answer>" can be spread over, and a few more
-CONTEXTS = ("full", "limited", "single_turn")
+SHRINK = 0.75  # a batch is cut to its unfinished rows when they are at most this share of it
 # Averaged over an episode's turns; other metrics are summed.
 PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
 
@@ -54,55 +55,43 @@ class StopReason(Enum):
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """temperature 0 is greedy. `top_k` 0 and `top_p` 1 leave the distribution whole."""
+class Rules:
+    """How a conversation is held. Every field is the option of the same name in config.py.
+
+    temperature: 0 is greedy      top_k 0 and top_p 1: the whole distribution
+    context: what a turn sees. full: the whole conversation; limited: its last `window` turns, this
+        one included; single_turn: one message that tells the window's earlier turns as text
+    grounding_reward, worldmodeling_reward: VAGEN's state reward (see `state_reward`)
+    seed: of the noise
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-
-    def __post_init__(self):
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"bad sampling: got {self}, expected temperature >= 0, top_k >= 0 and "
-                             f"0 < top_p <= 1.")
-
-
-@dataclass(frozen=True)
-class StateReward:
-    """VAGEN's reward for what a reply says of the state: so much times the F1 of its observation
-    against the state before the answer, and of its prediction against the state after it."""
-
-    grounding: float = 0.0
-    worldmodeling: float = 0.0
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How a conversation is held; see `collect`."""
-
-    max_new_tokens: int
-    max_context: int
-    context: str
-    window: int
-    state_reward: StateReward
+    max_new_tokens: int = 64
+    max_context: int = 1024
+    max_rows: int = 256
+    context: str = "full"
+    window: int = 1
+    grounding_reward: float = 0.0
+    worldmodeling_reward: float = 0.0
+    seed: int = 0
 
 
 @dataclass
 class Turn:
-    """One reply and what came of it. `text` is what was sampled, decoded for people only."""
+    """One reply and what came of it. `text` is the reply decoded, for people only."""
 
     observation: str
     text: str
-    reasoning: str
-    answer: str
-    valid: bool
+    reply: Reply
     reward: float
     stop: StopReason
 
 
 @dataclass
-class Sample:
-    """What the learner takes as one row: four parallel lists, appended to and never edited.
+class Sequence:
+    """One row of a batch: four parallel lists, appended to and never edited.
 
     response_mask: True iff the id came out of our sampler, for this row
     turn_ids: turn of a sampled token, else -1
@@ -115,18 +104,10 @@ class Sample:
     turn_ids: list = field(default_factory=list)
     sample_logprobs: list = field(default_factory=list)
 
-    def given(self, ids):
-        """Append ids that were not sampled: prompt, framing, observation."""
-        self._extend(ids, [0.0] * len(ids), False, -1)
-
-    def sampled(self, ids, logprobs, turn):
-        """Append the ids of reply number `turn` with the logprobs they were drawn with."""
-        self._extend(ids, logprobs, True, turn)
-
-    def _extend(self, ids, logprobs, mask, turn):
+    def add(self, ids, logprobs, sampled, turn):
         self.tokens += ids
         self.sample_logprobs += logprobs
-        self.response_mask += [mask] * len(ids)
+        self.response_mask += [sampled] * len(ids)
         self.turn_ids += [turn] * len(ids)
 
     @property
@@ -137,15 +118,16 @@ class Sample:
 
 @dataclass
 class Trajectory:
-    """One episode. `samples`: the whole conversation, or in the turn-wise context modes one Sample
-    per turn, each with all that this turn saw; `tokens` and the other lists are the last one's."""
+    """One episode. `sequences`: the whole conversation, or in the windowed contexts one Sequence
+    per turn that holds all that this turn saw."""
 
     env: str
     seed: int
     group_id: int
     member: int
     system: str = ""
-    samples: list = field(default_factory=lambda: [Sample()])
+    observation: str = ""  # the one that the next reply answers
+    sequences: list = field(default_factory=lambda: [Sequence()])
     turn_rewards: list = field(default_factory=list)
     turns: list = field(default_factory=list)
     stop: StopReason | None = None
@@ -153,24 +135,26 @@ class Trajectory:
     metrics: dict = field(default_factory=dict)
 
     @property
+    def tokens(self):
+        """All ids that the last turn saw or sampled."""
+        return self.sequences[-1].tokens
+
+    @property
     def episode_return(self):
         return sum(self.turn_rewards)
-
-    tokens = property(lambda self: self.samples[-1].tokens)
-    response_mask = property(lambda self: self.samples[-1].response_mask)
-    turn_ids = property(lambda self: self.samples[-1].turn_ids)
-    sample_logprobs = property(lambda self: self.samples[-1].sample_logprobs)
 
     @property
     def response_tokens(self):
         """How many ids were sampled in the whole episode."""
-        return sum(sum(sample.response_mask) for sample in self.samples)
+        return sum(sum(sequence.response_mask) for sequence in self.sequences)
 
-    def given(self, ids):
-        self.samples[-1].given(ids)
+    def add_prompt(self, ids):
+        """Append ids that were not sampled: prompt, framing, observation."""
+        self.sequences[-1].add(ids, [0.0] * len(ids), False, -1)
 
-    def sampled(self, ids, logprobs, turn):
-        self.samples[-1].sampled(ids, logprobs, turn)
+    def add_reply(self, ids, logprobs, turn):
+        """Append the ids of reply number `turn` with the logprobs they were sampled with."""
+        self.sequences[-1].add(ids, logprobs, True, turn)
 
     def messages(self):
         """The conversation as chat messages, for people and for JSONL."""
@@ -182,283 +166,238 @@ class Trajectory:
 
 
 @torch.inference_mode()
-def collect(policy, frame, groups, first_seed, sampling, run_seed=0, max_new_tokens=64,
-            max_context=1024, max_rows=256, progress=None, context="full", window=1,
-            state_reward=StateReward()):
-    """Play one episode in every row of `groups` and return B = P*G trajectories, group-major.
+def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: None):
+    """Play one episode in every row of `groups`. Returns B = P*G trajectories, group-major.
 
-    context: what a turn sees. full: the whole conversation; limited: its last `window` turns, this
-        one included; single_turn: one message, with the window's earlier turns told in it as text
+    first_seed: group g plays the instance of seed first_seed + g
     progress: called with the number of tokens sampled since the last call
-    state_reward: what is added to a turn's reward for describing the state (see `graded`)
-    raises: ValueError if a first prompt leaves no room for a reply in `max_context` tokens
+    raises: ValueError if a first prompt fills the context
     """
-    observations = groups.reset(first_seed)
-    trajectories = []
-    for row, observation in enumerate(observations):
-        group, member = divmod(row, groups.group_size)
-        env, name = groups.envs[row], groups.names[group]
-        t = Trajectory(name, groups.seeds[group], group, member,
-                       f"{env.system_prompt}\n{frame.instruction}")
-        t.given(first_prompt(frame, env, name, observation, max_context))
-        trajectories.append(t)
-    rules = Rules(max_new_tokens, max_context, context, window, state_reward)
-    for start in range(0, len(trajectories), max_rows):
-        rows = range(start, min(start + max_rows, len(trajectories)))
-        _Player(policy, frame, groups, rows, trajectories, observations, sampling, run_seed, rules,
+    trajectories = [first_prompt(frame, groups, row, observation, rules)
+                    for row, observation in enumerate(groups.reset(first_seed))]
+    for start in range(0, len(trajectories), rules.max_rows):
+        _Player(policy, frame, groups, trajectories[start:start + rules.max_rows], rules,
                 progress).play()
     return trajectories
 
 
-def first_prompt(frame, env, name, observation, max_context):
-    """The ids that open a conversation. Raises ValueError if they leave no room for a reply."""
-    ids = frame.open(env.system_prompt, observation)
-    if len(ids) >= max_context:
-        raise ValueError(f"the first prompt of {name} has {len(ids)} tokens and max_context is "
-                         f"{max_context}: no room for a reply. Raise --max-context.")
-    return ids
+def first_prompt(frame, groups, row, observation, rules):
+    """The Trajectory of a fresh episode. Raises ValueError if its prompt leaves no room."""
+    group, member = divmod(row, groups.group_size)
+    t = Trajectory(groups.names[group], groups.seeds[group], group, member,
+                   frame.system_message(groups.envs[row]), observation)
+    t.add_prompt(frame.open(t.system, observation))
+    if len(t.tokens) >= rules.max_context:
+        raise ValueError(f"the first prompt of {t.env} has {len(t.tokens)} tokens and max_context "
+                         f"is {rules.max_context}: no room for a reply. Raise --max-context.")
+    return t
+
+
+@dataclass
+class _Draft:
+    """A reply that is being sampled."""
+
+    cap: int  # tokens that it may have
+    limit: StopReason  # what it stops for when it has used them
+    ids: list = field(default_factory=list)
+    logprobs: list = field(default_factory=list)
+    stop: StopReason | None = None
 
 
 class _Player:
-    """One batch of conversations from first prompt to last reply.
+    """A batch of conversations from first prompt to last reply: slot i holds `rows[i]`."""
 
-    `slot_row[i]` is the row whose conversation lies in KV slot i; the first n slots are the live
-    ones.
-    """
-
-    def __init__(self, policy, frame, groups, rows, trajectories, observations, sampling, run_seed,
-                 rules, progress):
-        self.policy, self.frame, self.groups, self.sampling = policy, frame, groups, sampling
-        self.trajectories, self.observations = trajectories, observations
-        self.rules = rules
-        self.progress = progress or (lambda tokens: None)
-        self.slot_row = torch.tensor(list(rows))
-        self.keys = torch.tensor([trajectory_key(run_seed, groups.split, trajectories[r])
-                                  for r in rows])
-        ends = torch.zeros(policy.model.config.vocab_size, dtype=torch.bool)
-        ends[list(frame.end_ids)] = True
-        self.ends = ends
-        self.closes = torch.zeros_like(ends)
-        self.closes[:len(frame.may_close)] = frame.may_close
+    def __init__(self, policy, frame, groups, rows, rules, progress):
+        self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
+        self.rows, self.progress = rows, progress
 
     def play(self):
         """Turn after turn until no conversation is left."""
         logits = self._prefill_prompts()
-        turn = 0
         while True:
-            replies = self._sample_replies(logits, turn)
-            live = self._step_environments(turn, replies)
+            self._step_environments(self._sample_replies(logits))
+            live = [i for i, t in enumerate(self.rows) if t.stop is None]
             if not live:
                 return
-            if self.rules.context == "full":
-                logits = self._append_observations(live)
-            else:
-                index = torch.tensor(live)
-                self.slot_row, self.keys = self.slot_row[index], self.keys[index]
-                logits = self._prefill_prompts()
-            turn += 1
+            self.rows = [self.rows[i] for i in live]
+            logits = (self._append_observations(live) if self.rules.context == "full" else
+                      self._prefill_prompts())
 
     def _prefill_prompts(self):
         """Prefill each distinct prompt once and copy its slots to the rows that begin with it."""
-        prompts = [tuple(self.trajectories[r].tokens) for r in self.slot_row.tolist()]
+        prompts = [tuple(t.tokens) for t in self.rows]
         distinct = {p: i for i, p in enumerate(dict.fromkeys(prompts))}
         longest = max(map(len, distinct))
         self.slots = KVSlots(self.policy.model, len(distinct), longest)
         logits = self._forward(list(distinct))
         index = torch.tensor([distinct[p] for p in prompts])
-        self.slots.keep(index, longest + self.rules.max_new_tokens)
+        self.slots.gather(index, longest + self.rules.max_new_tokens)
         return logits[index]
 
     def _append_observations(self, live):
-        """Keep the live slots and feed each what its cache has not seen: last sampled id and
-        observation."""
-        index = torch.tensor(live)
-        self.slot_row, self.keys = self.slot_row[index], self.keys[index]
-        cached = self.slots.lengths[index].tolist()
-        fresh = [self.trajectories[r].tokens[c:] for r, c in zip(self.slot_row.tolist(), cached)]
-        longest = max(c + len(f) for c, f in zip(cached, fresh))
-        # The padding of a short row may reach beyond the longest.
-        padded = max(cached) + max(map(len, fresh))
-        self.slots.keep(index, max(longest + self.rules.max_new_tokens, padded))
+        """Feed each live row the ids that its slot has not seen: last sampled id, observation."""
+        cached = self.slots.lengths[live].tolist()
+        fresh = [t.tokens[c:] for t, c in zip(self.rows, cached)]
+        longest = max(len(t.tokens) for t in self.rows)
+        padded = max(cached) + max(map(len, fresh))  # a short row's padding may reach beyond
+        self.slots.gather(torch.tensor(live), max(longest + self.rules.max_new_tokens, padded))
         return self._forward(fresh)
 
     def _forward(self, fresh):
-        """Feed row i the ids fresh[i] and return the logits (n, V) after its last one."""
-        counts = torch.tensor([len(f) for f in fresh])
-        tokens = torch.zeros(len(fresh), int(counts.max()), dtype=torch.int64)
-        for i, ids in enumerate(fresh):
-            tokens[i, :len(ids)] = torch.tensor(ids)
+        """Feed row i the ids fresh[i]. Returns the logits (n, V) after its last one."""
+        counts = torch.tensor([len(ids) for ids in fresh])
+        tokens = pad_sequence([torch.tensor(ids) for ids in fresh], batch_first=True)
         return forward_slots(self.policy.model, self.slots, tokens, counts)
 
-    def _sample_replies(self, logits, turn):
-        """Sample until every row has stopped. Returns {row: (ids, logprobs, stop)}.
+    def _sample_replies(self, logits):
+        """Sample until every row has stopped. Returns one _Draft per row.
 
-        A row that stops changes places with the last live one, so the live slots are always the
-        first n and every forward pass is as small as it can be; the stopped slot stays for the next
-        turn.
+        The first n rows go through the model. When few of them are unfinished, these are gathered
+        to the front, with everything else that is in the order of the slots.
         """
-        B, n = len(self.slot_row), len(self.slot_row)
-        # Row i: reply in slot order of the start.
-        ids = torch.zeros(B, self.rules.max_new_tokens, dtype=torch.int64)
-        logprobs = torch.zeros(B, self.rules.max_new_tokens)
-        who = torch.arange(B)  # slot -> row of `ids`
-        start_row = self.slot_row.tolist()
-        lengths = torch.tensor([len(self.trajectories[r].tokens) for r in start_row])
-        room = self.rules.max_context - lengths
-        cap = room.clamp(max=self.rules.max_new_tokens)
-        # Where every turn is a row of its own, positions come again: turns have counters of their
-        # own.
-        counters = lengths + (0 if self.rules.context == "full" else turn * self.rules.max_context)
-        noise = uniforms(self.keys,  # (max_new_tokens, B)
-                         counters + torch.arange(self.rules.max_new_tokens)[:, None])
-        replies = {}
-        for t in range(self.rules.max_new_tokens):
-            token, logprob = sample(logits, noise[t, who[:n]].to(logits.device), self.sampling)
-            token, logprob = token.cpu(), logprob.cpu()
-            ids[who[:n], t], logprobs[who[:n], t] = token, logprob
-            ended, capped, closed = self.ends[token], t + 1 >= cap[:n], self.closes[token]
-            for i in closed.nonzero()[:, 0].tolist():
-                tail = ids[who[i], max(0, t + 1 - CLOSING_TAIL):t + 1]
-                closed[i] = "</answer>" in self.frame.tokenizer.decode(tail)
-            stopped = ended | closed | capped
-            for i in stopped.nonzero()[:, 0].tolist():
-                stop = (StopReason.ANSWER if closed[i] else StopReason.END_OF_TURN if ended[i] else
-                        StopReason.CONTEXT if room[i] <= self.rules.max_new_tokens else
-                        StopReason.MAX_NEW_TOKENS)
-                k = int(who[i])
-                replies[start_row[k]] = (ids[k, :t + 1].tolist(), logprobs[k, :t + 1].tolist(),
-                                         stop)
-            self.progress(n)
-            if stopped.any():
-                n = n - int(stopped.sum())
-                holes = stopped[:n].nonzero()[:, 0]
-                movers = n + (~stopped[n:]).nonzero()[:, 0]
-                for state in (who, self.slot_row, self.keys, room, cap, token):
-                    swap(state, holes, movers)
-                self.slots.swap(holes, movers)
-            if n == 0:
+        rules, turn, n = self.rules, len(self.rows[0].turns), len(self.rows)
+        lengths = torch.tensor([len(t.tokens) for t in self.rows])
+        drafts = [_Draft(min(room, rules.max_new_tokens), StopReason.CONTEXT
+                         if room <= rules.max_new_tokens else StopReason.MAX_NEW_TOKENS)
+                  for room in (rules.max_context - lengths).tolist()]
+        keys = noise_keys(rules.seed, self.groups.split, self.rows)
+        # Where every turn is a sequence of its own, positions repeat: turns count for themselves.
+        counters = lengths + (0 if rules.context == "full" else turn * rules.max_context)
+        noise = uniforms(keys, counters + torch.arange(rules.max_new_tokens)[:, None])  # (t, B)
+        for t in range(rules.max_new_tokens):
+            tokens, logprobs = sample_tokens(logits, noise[t, :n].to(logits.device), rules)
+            tokens = tokens.cpu()
+            self._extend(drafts[:n], tokens.tolist(), logprobs.tolist())
+            going = torch.tensor([draft.stop is None for draft in drafts[:n]])
+            self.progress(sum(len(draft.ids) == t + 1 for draft in drafts[:n]))
+            if not going.any():
                 break
-            logits = forward_slots(self.policy.model, self.slots, token[:n, None],
-                                   torch.ones(n, dtype=torch.int64))
-        return replies
+            if going.sum() <= SHRINK * n:
+                order = (~going).sort(stable=True).indices  # the unfinished first
+                tokens, going = tokens[order], going[order]
+                order = torch.cat([order, torch.arange(n, len(drafts))])
+                self.rows = [self.rows[i] for i in order.tolist()]
+                drafts = [drafts[i] for i in order.tolist()]
+                noise, n = noise[:, order], int(going.sum())
+                self.slots.gather(order, self.slots.capacity)
+            # The count of a finished row is 0, which leaves its slot unchanged.
+            logits = forward_slots(self.policy.model, self.slots, tokens[:n, None],
+                                   going[:n].long())
+        return drafts
 
-    def _step_environments(self, turn, replies):
-        """Record the replies, act on them, append the observations. Returns the slots that go
-        on."""
-        rows = self.slot_row.tolist()
+    def _extend(self, drafts, tokens, logprobs):
+        """Add a token to each unfinished reply and note which of them it ends."""
+        for draft, token, logprob in zip(drafts, tokens, logprobs):
+            if draft.stop is not None:
+                continue
+            draft.ids.append(token)
+            draft.logprobs.append(logprob)
+            if self.frame.completes(draft.ids):
+                draft.stop = StopReason.ANSWER
+            elif token in self.frame.end_ids:
+                draft.stop = StopReason.END_OF_TURN
+            elif len(draft.ids) == draft.cap:
+                draft.stop = draft.limit
+
+    def _step_environments(self, drafts):
+        """Add the replies, act on them, and give each live row the prompt of its next turn."""
+        places = [t.group_id * self.groups.group_size + t.member for t in self.rows]
+        envs = [self.groups.envs[place] for place in places]
         texts = self.frame.tokenizer.batch_decode(
-            [ids[:-1] if stop is StopReason.END_OF_TURN else ids
-             for ids, _, stop in (replies[r] for r in rows)])
-        parsed = [self.frame.parse(text) for text in texts]
-        # Before the step, which changes what an observation was about.
-        before = [self.groups.envs[row].relations() if self.frame.describes else None
-                  for row in rows]
-        results = self.groups.step(rows, [p.answer for p in parsed])
-        live = []
-        for slot, (row, text, reply, result) in enumerate(zip(rows, texts, parsed, results)):
-            t, (ids, logprobs, stop) = self.trajectories[row], replies[row]
-            t.sampled(ids, logprobs, turn)
+            [d.ids[:-1] if d.stop is StopReason.END_OF_TURN else d.ids for d in drafts])
+        replies = [self.frame.parse(text) for text in texts]
+        # An observation is about the state before the step.
+        grounding = [env.score_description(reply.observation)
+                     if "observation" in self.frame.parts else None
+                     for env, reply in zip(envs, replies)]
+        results = self.groups.step(places, [reply.answer for reply in replies])
+        for t, env, draft, text, reply, f1, result in zip(self.rows, envs, drafts, texts, replies,
+                                                          grounding, results):
+            t.add_reply(draft.ids, draft.logprobs, len(t.turns))
             if isinstance(result, Exception):
-                observation, reward, info = (f"{type(result).__name__}: {result}", 0.0,
-                                             {"valid": 0.0})
-                t.stop = StopReason.ENV_ERROR
+                observation, reward = f"{type(result).__name__}: {result}", 0.0
+                info, t.stop = {"valid": 0.0}, StopReason.ENV_ERROR
             else:
                 observation, reward, terminated, truncated, info = result
-                paid, described = graded(reply, self.frame.parts, self.groups.envs[row],
-                                         before[slot], result, self.rules.state_reward)
+                predicted = (env.score_description(reply.prediction)
+                             if "prediction" in self.frame.parts else None)
+                paid, described = state_reward(reply, f1, predicted, reward, info, self.rules)
                 reward, info = reward + paid, {**info, **described}
                 t.stop = (StopReason.TERMINATED if terminated else
                           StopReason.TRUNCATED if truncated else
-                          StopReason.CONTEXT if stop is StopReason.CONTEXT
+                          StopReason.CONTEXT if draft.stop is StopReason.CONTEXT
                           and self.rules.context == "full" else None)
-            t.turns.append(Turn(self.observations[row], text, reply.reasoning, reply.answer,
-                                bool(info["valid"]), reward, stop))
+            t.turns.append(Turn(t.observation, text, reply, reward, draft.stop))
             t.turn_rewards.append(reward)
             t.success = t.success or bool(info.get("success", 0.0))
             for name, value in info.items():
                 t.metrics[name] = t.metrics.get(name, 0.0) + value
-            self.observations[row] = observation
-            if t.stop is None:
-                if self._goes_on(t, row, observation):
-                    live.append(slot)
-                else:
-                    t.stop = StopReason.CONTEXT
+            t.observation = observation
+            if t.stop is None and not add_next_prompt(self.frame, t, self.rules):
+                t.stop = StopReason.CONTEXT
             if t.stop is not None:
                 for name in PER_TURN & t.metrics.keys():
                     t.metrics[name] /= len(t.turns)
-        return live
 
-    def _goes_on(self, t, row, observation):
-        """Give the trajectory the prompt of its next turn. False if the context has no room."""
-        rules = self.rules
-        if rules.context == "full":
-            framed = self.frame.between(t.tokens[-1], observation)
-            fits = len(t.tokens) + len(framed) < rules.max_context
-            if fits:
-                t.given(framed)
-            return fits
-        system = self.groups.envs[row].system_prompt
-        # What leaves no room for a whole reply loses its oldest turns.
-        for window in range(rules.window, 0, -1):
-            ids = windowed_prompt(self.frame, system, t, observation, rules.context, window)
-            room = rules.max_context - len(ids)
-            if room >= (rules.max_new_tokens if window > 1 else 1):
-                t.samples.append(Sample())
-                t.given(ids)
-                return True
-        return False
+def state_reward(reply, grounding, worldmodeling, reward, info, rules):
+    """VAGEN's reward for describing the state.
 
+        grounding      F1(observation, state before the answer)
+        worldmodeling  F1(prediction, state after it); a slip counts against the prediction
+        paid           their sum, weighted by the rules, if both the format of the reply and the
+                       actions in it were valid; otherwise 0
 
-def windowed_prompt(frame, system, trajectory, observation, context, window):
-    """The ids of a prompt for `observation` that shows the last `window` turns, this one included.
-
-    limited: the earlier turns of the window as chat, their replies in the very ids that were
-    sampled. single_turn: one user message that tells the earlier turns as text.
+    grounding, worldmodeling: F1, None where the format or the environment has nothing to grade
+    returns: paid, {name: F1} with `env_return`, the environment's own `reward`; 0.0, {} if nothing
+        is graded
     """
-    earlier = range(max(0, len(trajectory.turns) - window + 1), len(trajectory.turns))
-    shown = [trajectory.turns[k].observation for k in earlier] + [observation]
+    # A malformed reply describes nothing, not even an empty world.
+    described = {name: f1 * reply.valid for name, f1 in
+                 (("grounding", grounding), ("worldmodeling", worldmodeling)) if f1 is not None}
+    if not described:
+        return 0.0, {}
+    paid = (rules.grounding_reward * described.get("grounding", 0.0)
+            + rules.worldmodeling_reward * described.get("worldmodeling", 0.0))
+    return paid * bool(info["valid"]), {**described, "env_return": reward}
+
+
+def add_next_prompt(frame, t, rules):
+    """Give the trajectory the prompt of its next turn. Returns False if the context is full."""
+    if rules.context == "full":
+        framing = frame.between(t.tokens[-1], t.observation)
+        fits = len(t.tokens) + len(framing) < rules.max_context
+        if fits:
+            t.add_prompt(framing)
+        return fits
+    # A prompt that leaves no room for a whole reply loses its oldest turns.
+    for window in range(rules.window, 0, -1):
+        ids = windowed_prompt(frame, t, rules.context, window)
+        if rules.max_context - len(ids) >= (rules.max_new_tokens if window > 1 else 1):
+            t.sequences.append(Sequence())
+            t.add_prompt(ids)
+            return True
+    return False
+
+
+def windowed_prompt(frame, t, context, window):
+    """The ids of a prompt that shows the last `window` turns, the coming one included.
+
+    limited: as chat, with the very ids of earlier replies. single_turn: as one user message.
+    """
+    earlier = range(max(0, len(t.turns) - window + 1), len(t.turns))
+    shown = [t.turns[k].observation for k in earlier] + [t.observation]
     if context == "single_turn":
-        told = [f"{seen}\nYou answered: {trajectory.turns[k].answer or 'nothing valid'}"
-                for k, seen in zip(earlier, shown)]
-        return frame.open(system, "\n".join([*told, observation]))
-    ids = frame.open(system, shown[0])
+        history = [f"{seen}\nYou answered: {t.turns[k].reply.answer or 'nothing valid'}"
+                   for k, seen in zip(earlier, shown)]
+        return frame.open(t.system, "\n".join([*history, t.observation]))
+    ids = frame.open(t.system, shown[0])
     for k, following in zip(earlier, shown[1:]):
-        reply = trajectory.samples[k].reply
+        reply = t.sequences[k].reply
         ids = ids + reply + frame.between(reply[-1], following)
     return ids
 
 
-def graded(reply, parts, env, before, result, state_reward):
-    """What a turn's description of the state is worth.
-
-        grounding      F1(observation, relations before the answer)
-        worldmodeling  F1(prediction, relations after it); a slip is the model's bad luck
-        paid           their sum, weighted by `state_reward`, if both the form of the reply and the
-                       actions in it were valid; otherwise 0
-
-    before: `env.relations()` before the step      result: what `env.step` returned
-    returns: paid, {"grounding", "worldmodeling": F1, "env_return": the environment's own reward}
-        with the parts that the form has; 0.0, {} where there is nothing to describe or no part for
-        it
-    """
-    _, reward, _, _, info = result
-    described = {}
-    if before is not None and "observation" in parts:
-        described["grounding"] = env.description_f1(reply.observation, before)
-    if before is not None and "prediction" in parts:
-        described["worldmodeling"] = env.description_f1(reply.prediction, env.relations())
-    if not described:
-        return 0.0, {}
-    # Text that is in no form describes nothing, not even an empty world.
-    described = {name: f1 * reply.valid for name, f1 in described.items()}
-    paid = sum(getattr(state_reward, name) * f1 for name, f1 in described.items())
-    return paid * bool(info["valid"]), {**described, "env_return": reward}
-
-
-# ==================================================================================================
-# Keys and values
-
-
+# ---- Keys and values -----------------------------------------------------------------------------
 class KVSlots:
     """Preallocated keys and values of n conversations of different lengths, given to an unmodified
     transformers decoder as `past_key_values`.
@@ -476,12 +415,14 @@ class KVSlots:
         like = next(model.parameters())  # keys and values have the dtype and device of the weights
         self.layers = [torch.zeros(2, rows, heads, capacity, head_dim, dtype=like.dtype,
                                    device=like.device) for _ in range(layers)]
-        # On the CPU: the loop above reads it all the time.
-        self.lengths = torch.zeros(rows, dtype=torch.int64)
+        self.lengths = torch.zeros(rows, dtype=torch.int64)  # on the CPU, where it is read
 
-    def place(self, positions, filled):
-        """Where the next `update` of every layer writes: positions (n, q); and how much it
-        returns."""
+    @property
+    def capacity(self):
+        return self.layers[0].shape[3]
+
+    def set_positions(self, positions, filled):
+        """Set where the next `update` writes, (n, q), and how many positions it returns."""
         self._positions, self._filled = positions, filled
         self._rows = torch.arange(len(positions), device=positions.device)[:, None]
 
@@ -496,9 +437,11 @@ class KVSlots:
     def get_seq_length(self, layer_idx=0):
         return self._filled
 
-    def keep(self, index, capacity):
-        """Make slot i what slot index[i] was, with room for `capacity` tokens: what the next turn
-        needs, so that memory follows the conversations and not `max_context`."""
+    def gather(self, index, capacity):
+        """Gather slots by index into new buffers with room for `capacity` tokens each.
+
+        Room for the next turn only, so that memory follows the conversations, not `max_context`.
+        """
         self.lengths = self.lengths[index]
         filled = int(self.lengths.max())
         for i, old in enumerate(self.layers):
@@ -508,25 +451,13 @@ class KVSlots:
             new[:, :, :, :filled] = old[:, index.to(old.device), :, :filled]
             self.layers[i] = new
 
-    def swap(self, holes, movers):
-        swap(self.lengths, holes, movers)
-        if len(holes):
-            holes, movers = holes.to(self.layers[0].device), movers.to(self.layers[0].device)
-            for layer in self.layers:
-                layer[:, holes], layer[:, movers] = layer[:, movers], layer[:, holes]
-
-
-def swap(tensor, a, b):
-    """Exchange the entries at the index tensors a and b, in place."""
-    tensor[a], tensor[b] = tensor[b], tensor[a]
-
 
 @torch.no_grad()
 def forward_slots(model, slots, tokens, counts):
-    """Append counts[i] ids of tokens[i] to slot i and return the logits (n, V) after the last of
-    them.
+    """Append counts[i] ids of tokens[i] to slot i. Returns the logits (n, V) after the last one.
 
-    tokens: (n, q) int64, right-padded      counts: (n,) int64, at least 1
+    tokens: (n, q) int64, right-padded
+    counts: (n,) int64; a row of 0 leaves its slot unchanged, and its logits mean nothing
     """
     n, q = tokens.shape
     filled = int(slots.lengths[:n].max()) + q
@@ -538,34 +469,36 @@ def forward_slots(model, slots, tokens, counts):
     # left.
     visible = (torch.arange(filled, device=device)
                <= positions[:, None, :, None])  # (n, 1, q, filled)
-    slots.place(positions, filled)
+    slots.set_positions(positions, filled)
     hidden = model.base_model(input_ids=tokens, attention_mask=visible, position_ids=positions,
                               past_key_values=slots, use_cache=True).last_hidden_state
     last = hidden[torch.arange(n, device=device), counts - 1] if q > 1 else hidden[:, 0]
     return output_layer(model, last)
 
 
-# ==================================================================================================
-# Sampling
-
-
-def sample(logits, u, sampling):
+# ---- Sampling ------------------------------------------------------------------------------------
+def sample_tokens(logits, u, rules):
     """Draw one token per row by inverting the cumulative distribution at the uniforms `u`.
 
     One uniform a token, so the draw is a function of (logits, u) alone.
     logits: (n, V)      u: (n,) in (0, 1)
-    raises: RuntimeError if the logits are not finite
     returns: tokens (n,) int64, logprobs (n,) float32 in nats at the sampling temperature, before
         truncation
+    raises: RuntimeError if the logits are not finite
     """
-    log_p = (logits.float() / (sampling.temperature or 1.0)).log_softmax(dim=-1)
+    log_p = (logits.float() / (rules.temperature or 1.0)).log_softmax(dim=-1)
     if not log_p[:, 0].isfinite().all():  # nan in one logit makes the whole row nan
         raise RuntimeError("the policy's logits are not finite: the policy has diverged. Is the "
                            "learning rate too large?")
-    if sampling.temperature == 0:
+    if rules.temperature == 0:
         token = log_p.argmax(dim=-1)
     else:
-        cdf = truncate(log_p.exp(), sampling.top_k, sampling.top_p).cumsum(dim=-1)
+        kept = log_p
+        if rules.top_k > 0:
+            kept = TopKLogitsWarper(rules.top_k)(None, kept)
+        if rules.top_p < 1:
+            kept = TopPLogitsWarper(rules.top_p)(None, kept)
+        cdf = kept.exp().cumsum(dim=-1)
         total = cdf[:, -1]
         # u * total may round up to total, which no cumulative value exceeds.
         target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
@@ -573,42 +506,29 @@ def sample(logits, u, sampling):
     return token, log_p.gather(-1, token[:, None])[:, 0]
 
 
-def truncate(probs, top_k, top_p):
-    """Zero all but the top_k most probable tokens and all but the smallest set with
-    mass >= top_p."""
-    if 0 < top_k < probs.shape[-1]:
-        floor = probs.topk(top_k, dim=-1).values[:, -1:]
-        probs = probs.masked_fill(probs < floor, 0.0)
-    if top_p < 1.0:
-        ranked, order = probs.sort(dim=-1, descending=True)
-        before = ranked.cumsum(dim=-1) - ranked  # mass of all that is more probable
-        ranked = ranked.masked_fill(before >= top_p * ranked.sum(dim=-1, keepdim=True), 0.0)
-        probs = torch.zeros_like(probs).scatter(-1, order, ranked)
-    return probs
+def noise_keys(run_seed, split, trajectories):
+    """(B,) 63-bit keys of everything that a trajectory's noise may depend on."""
+    keys = torch.tensor([zlib.crc32(f"{split} {t.env}".encode()) for t in trajectories])
+    seeds, members = [t.seed for t in trajectories], [t.member for t in trajectories]
+    for part in (run_seed, torch.tensor(seeds), torch.tensor(members)):
+        keys = _mix(keys ^ part) & (2**63 - 1)
+    return keys
 
 
-def trajectory_key(run_seed, split, trajectory):
-    """A 63-bit key of all that a trajectory's noise may depend on."""
-    key = zlib.crc32(f"{split} {trajectory.env}".encode())
-    for part in (run_seed, trajectory.seed, trajectory.member):
-        key = int(_mix(torch.tensor(key ^ part))) & (2**63 - 1)
-    return key
-
-
-def uniforms(keys, positions):
+def uniforms(noise_keys, positions):
     """Counter-based uniforms in (0, 1): a function of (key, position) and of nothing else.
 
     Never exactly 0, which would draw the first token however improbable it is, and exact in
     float32.
-    keys, positions: int64 of shapes that broadcast      returns: float32, odd multiples of 2**-24
+    noise_keys, positions: int64 of shapes that broadcast
+    returns: float32, odd multiples of 2**-24
     """
-    bits = _shift(_mix(_mix(keys) + positions), 41)  # the upper 23 bits
+    bits = _shift(_mix(_mix(noise_keys) + positions), 41)  # the upper 23 bits
     return (2 * bits + 1).float() / 2**24
 
 
 def _mix(x):
-    """The finaliser of SplitMix64 (Steele et al. 2014) on int64 tensors, whose products wrap
-    around."""
+    """The finaliser of SplitMix64 (Steele et al. 2014); products of int64 tensors wrap around."""
     x = x + (0x9E3779B97F4A7C15 - 2**64)
     x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
     x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - 2**64)
@@ -619,41 +539,35 @@ def _shift(x, bits):
     return (x >> bits) & (2**(64 - bits) - 1)  # logical: torch shifts int64 arithmetically
 
 
-# ==================================================================================================
-# What the learner takes
-
-
+# ---- What the learner takes ----------------------------------------------------------------------
 @dataclass
 class Batch:
-    """Samples as right-padded tensors; B rows, one for each trajectory or one for each turn.
+    """Sequences as right-padded tensors; B rows, one for each trajectory or one for each turn."""
 
-    tokens (B, T) int64      response_mask, loss_mask, attention_mask (B, T) bool
-    turn_ids (B, T) int64      sample_logprobs (B, T) float32
-    rewards (B, T) float32: each turn's reward on its last sampled token
-    group_ids, episode_ids (B,) int64      episode_returns (B,) float32, of the row's episode
-    The fields below the line are the learner's: (B, T) float32, None until they are computed.
-    """
-
-    tokens: torch.Tensor
-    attention_mask: torch.Tensor
-    response_mask: torch.Tensor
-    loss_mask: torch.Tensor
-    turn_ids: torch.Tensor
-    sample_logprobs: torch.Tensor
-    rewards: torch.Tensor
-    group_ids: torch.Tensor
-    episode_ids: torch.Tensor
-    episode_returns: torch.Tensor
-    # ---
-    old_logprobs: torch.Tensor | None = None
-    ref_logprobs: torch.Tensor | None = None
-    advantages: torch.Tensor | None = None
-    values: torch.Tensor | None = None
-    returns: torch.Tensor | None = None
-    value_mask: torch.Tensor | None = None  # bool: where the critic learns
-    loss_weights: torch.Tensor | None = None
-    mean_weights: torch.Tensor | None = None  # those of the token mean, for metrics
-    value_weights: torch.Tensor | None = None
+    tokens: Tensor  # (B, T) int64
+    attention_mask: Tensor  # (B, T) bool
+    response_mask: Tensor  # (B, T) bool
+    turn_ids: Tensor  # (B, T) int64
+    sample_logprobs: Tensor  # (B, T) float32
+    rewards: Tensor  # (B, T) float32, each turn's reward on its last sampled token
+    group_ids: Tensor  # (B,) int64
+    episode_ids: Tensor  # (B,) int64
+    episode_returns: Tensor  # (B,) float32, of the row's episode
+    # -- added by train.compute_targets; (B, T) unless said otherwise
+    loss_mask: Tensor | None = None
+    step_mask: Tensor | None = None  # tokens that are time steps of GAE
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    scores: Tensor | None = None  # (B,) what the row's episode is worth
+    token_rewards: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+    value_mask: Tensor | None = None  # where the critic learns
+    # -- added by train.add_loss_weights
+    loss_weights: Tensor | None = None
+    mean_weights: Tensor | None = None  # those of the token mean, for metrics
+    value_weights: Tensor | None = None
 
     def __len__(self):
         return len(self.tokens)
@@ -673,24 +587,35 @@ class Batch:
 
 
 def make_batch(trajectories):
-    """Pad to the longest. Padding is positional: no token id means padding, so no id is lost to
-    it."""
-    rows = [(sample, e) for e, t in enumerate(trajectories) for sample in t.samples]
-    longest = max(len(sample.tokens) for sample, _ in rows)
+    """Pad to the longest. Padding is positional: no token id means padding, so none is lost."""
+    rows = [(sequence, t, e) for e, t in enumerate(trajectories) for sequence in t.sequences]
 
-    def pad(name, fill):
-        return torch.tensor([getattr(sample, name) + [fill] * (longest - len(sample.tokens))
-                             for sample, _ in rows])
+    def column(name, fill):
+        return pad_sequence([torch.tensor(getattr(sequence, name)) for sequence, _, _ in rows],
+                            batch_first=True, padding_value=fill)
 
-    turn_ids, response_mask = pad("turn_ids", -1), pad("response_mask", False)
+    turn_ids = column("turn_ids", -1)
     rewards = torch.zeros(turn_ids.shape)
-    for b, (sample, e) in enumerate(rows):
-        last = {turn: position for position, turn in enumerate(sample.turn_ids) if turn >= 0}
+    for b, (sequence, t, _) in enumerate(rows):
+        last = {turn: position for position, turn in enumerate(sequence.turn_ids) if turn >= 0}
         for turn, position in last.items():
-            rewards[b, position] = trajectories[e].turn_rewards[turn]
-    lengths = torch.tensor([len(sample.tokens) for sample, _ in rows])
-    return Batch(pad("tokens", 0), torch.arange(longest) < lengths[:, None], response_mask,
-                 response_mask, turn_ids, pad("sample_logprobs", 0.0), rewards,
-                 torch.tensor([trajectories[e].group_id for _, e in rows]),
-                 torch.tensor([e for _, e in rows]),
-                 torch.tensor([trajectories[e].episode_return for _, e in rows]))
+            rewards[b, position] = t.turn_rewards[turn]
+    lengths = torch.tensor([len(sequence.tokens) for sequence, _, _ in rows])
+    return Batch(
+        tokens=column("tokens", 0),
+        attention_mask=torch.arange(turn_ids.shape[1]) < lengths[:, None],
+        response_mask=column("response_mask", False), turn_ids=turn_ids,
+        sample_logprobs=column("sample_logprobs", 0.0), rewards=rewards,
+        group_ids=torch.tensor([t.group_id for _, t, _ in rows]),
+        episode_ids=torch.tensor([e for _, _, e in rows]),
+        episode_returns=torch.tensor([t.episode_return for _, t, _ in rows]))
+
+
+def micro_batches(lengths, token_budget):
+    """Row indices, longest first, cut so that rows * longest <= token_budget; at least one each."""
+    order = lengths.argsort(descending=True, stable=True)
+    start = 0
+    while start < len(order):
+        rows = max(1, token_budget // int(lengths[order[start]]))
+        yield order[start:start + rows]
+        start += rows

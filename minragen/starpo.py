@@ -1,55 +1,50 @@
 """StarPO as equations: rewards -> advantages -> losses, and the filter over groups.
 
-Pure tensor functions, vectorised over the batch. tests/slow.py does the same in plain loops, and
-tests/test_step.py compares the two.
+Pure tensor functions, vectorised over the batch; unknown names raise ValueError. tests/slow.py does
+the same in plain loops, and tests/test_step.py compares the two.
 
 StarPO (State-Thinking-Actions-Reward Policy Optimisation; Wang et al. 2025, arXiv 2504.20073)
 maximises the return of whole multi-turn trajectories. Only sampled tokens are actions; prompts and
 observations are the environment's, so every function here takes the mask of what was sampled.
 
 Reading order: which groups (`filter_groups`), which rewards (`normalise_rewards`, `kl_estimate`,
-`overlong_penalty`), which advantages (`group_advantages`, `masked_gae`, `bi_level_gae`, ...), how
-they are bent (`whiten`, `soft_reweight`, ...), which losses (`policy_loss`, `value_loss`), and how
+`overlong_penalty`), which advantages (`ESTIMATORS` and the functions below it), how they are
+post-processed (`whiten`, `soft_reweight`, ...), which losses (`policy_loss`, `value_loss`), and how
 a loss per token becomes one number (`loss_weights`, `aggregate`).
 
 Axes: B rows, T tokens, P groups, G members, K turns. A row is a trajectory, or one turn of it in
-the turn-wise context modes; the rows of one episode then share their `episode_ids` and count once
-in the statistics of their group. Masks are bool (B, T).
+the windowed contexts; the rows of one episode then share their `episode_ids` and count once in the
+statistics of their group. Masks are bool (B, T).
 
-Deltas (from RAGEN V2 and the verl it pins):
-  1. Means over tokens are normalised over the *whole update* (`loss_weights`), so the micro-batch
-     size cannot change the gradient. There, every micro-batch is averaged by itself.
-  2. Values, advantages and losses are exactly 0 outside the mask. There, whitened advantages are
-     not.
-  3. The eps of the linear top_p filter is relative to the spread, so a reward scaled by 0.01
-     filters alike.
-  4. k1 as a loss is refused: its gradient has expectation 0 (E[grad log pi] = 0), it regularises
-     nothing.
-  5. Turns end where `turn_ids` say. There, bi-level GAE takes the tokens whose reward is not 0 for
-     the ends of turns, so that a turn without reward vanishes.
+Differences from RAGEN V2 and the verl version it pins:
+  1. Means over tokens are normalised over the *whole optimizer step* (`loss_weights`), so the
+     micro-batch size cannot change the gradient. There, every micro-batch is averaged by itself.
+  2. Values, advantages and losses are exactly 0 outside the mask, whitened advantages too.
+  3. The eps of the linear top_p filter is relative to the summed scores, so rewards scaled by 0.01
+     are filtered alike.
+  4. k1 is not offered as a loss: its gradient has expectation 0 and regularises nothing.
+  5. Turns end where `turn_ids` say. There, bi-level GAE takes tokens whose reward is not 0 for the
+     ends of turns, so a turn without reward vanishes.
   6. REINFORCE++ passes later rewards on through observation tokens. There, the sum starts again at
-     each of them, and earlier turns never hear of later rewards.
-  7. A group of one has nothing to be compared with: advantage 0. There, its raw score.
+     each of them, and earlier turns get nothing of later rewards.
+  7. The advantage of a group of one is 0. There, it is its raw score.
 """
 
 import torch
 from torch.nn.functional import pad
 
-KL_ESTIMATORS = ("k1", "k2", "k3")
+KL_ESTIMATORS = ("k1", "k2", "k3")  # as a loss k2 or k3
 FILTERS = ("none", "top_p", "top_p_softmax", "top_k", "top_k_abs", "min_p")
 REWARD_NORMS = ("identity", "mean", "mean_std", "asym_clip")
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
                 "seq-mean-token-sum-norm")
 LOSS_SCALINGS = ("none", "linear", "sqrt")
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
-ZERO = 1e-10  # a group whose |score| is no larger has no score
-ASYMMETRIC = (-1.0, 3.0)  # where `asym_clip` ends: a bad episode counts less than a good one
+ZERO = 1e-10  # a |score| that is no larger counts as 0
+ASYMMETRIC = (-1.0, 3.0)  # bounds of `asym_clip`: a bad episode counts less than a good one
 
 
-# ==================================================================================================
-# Which groups
-
-
+# ---- Which groups --------------------------------------------------------------------------------
 def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include_zero=False,
                   eps=0.01):
     """SNR filter of RAGEN V2: which groups carry enough signal to learn from.
@@ -57,8 +52,8 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
     Candidates are the groups with |score| > 1e-10, or all with `include_zero`. Of the candidates,
     from the largest score down (or from the smallest up):
         top_p          the shortest prefix with  sum_kept >= (value - eps) * sum_all
-        top_p_softmax  the shortest prefix with  sum_kept softmax(+-score) >= value; it depends on
-                       the scale of the scores: where all are below 0.5 it keeps nearly everything
+        top_p_softmax  the shortest prefix with  sum_kept softmax(+-score) >= value; depends on the
+                       scale: if all scores are below 0.5 it keeps nearly everything
         top_k          int(value * P) groups, at least one
         top_k_abs      int(value) groups, at least one
         min_p          all with score >= value * largest (or <= smallest / value)
@@ -101,9 +96,8 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
 
 
 def _check_filter(scores, value, strategy, select, eps):
-    if strategy not in FILTERS or select not in ("largest", "smallest"):
-        raise ValueError(f"unknown filter {strategy!r} of the {select!r}: expected one of "
-                         f"{', '.join(FILTERS)}, and largest or smallest.")
+    _check_name("filter", strategy, FILTERS)
+    _check_name("select", select, ("largest", "smallest"))
     least, most = {"top_p": (eps, 1), "top_k_abs": (0, torch.inf)}.get(strategy, (0, 1))
     if strategy != "none" and not (least < value <= most and value < torch.inf):
         raise ValueError(f"filter {strategy}: got a value of {value}, expected more than {least}"
@@ -114,38 +108,31 @@ def _check_filter(scores, value, strategy, select, eps):
                          f"{'ones >= 0' if positive else 'ones'}.")
 
 
+def _check_name(what, name, known):
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}.")
+
+
 def group_scores(x, group_ids, statistic="std", episode_ids=None):
     """One number per group for `filter_groups`: the sample standard deviation or the mean of x.
 
-    A group of one has no spread: std 0.
+    The std of a group of one is 0.
     x: (B,) float, one number an episode (its return, length or mean entropy)
-    group_ids: (B,) int64, 0..P-1      episode_ids: see the module's axes
-    returns: (P,)
-    raises: ValueError for an unknown statistic
+    group_ids: (B,) int64, 0..P-1      returns: (P,)
     """
-    if statistic not in ("std", "mean"):
-        raise ValueError(f"unknown statistic {statistic!r} of a group: expected std or mean.")
-    mean, std, _, _ = _moments(x, group_ids, _once(episode_ids, x))
+    _check_name("statistic of a group", statistic, ("std", "mean"))
+    mean, std, _, _ = _moments(x, group_ids, episode_ids)
     return std if statistic == "std" else mean
 
 
-def _once(episode_ids, x):
-    """(B,) 1.0 on the first row of each episode, 0.0 on its other rows."""
-    if episode_ids is None:
-        return torch.ones_like(x)
-    rows = torch.arange(len(x), device=x.device)
-    first = torch.full((int(episode_ids.max()) + 1,), len(x), device=x.device)
-    first = first.scatter_reduce(0, episode_ids, rows, "amin")
-    return (first[episode_ids] == rows).to(x.dtype)
-
-
-def _moments(x, group_ids, once):
+def _moments(x, group_ids, episode_ids=None):
     """Mean, sample std and size (P,) of each group, and every row's distance (B,) from its mean.
 
-    Measured from the group's smallest member, so that equal entries have distance and spread of
-    exactly 0: sixteen times 0.9 has a float32 mean that is not 0.9.
+    An episode counts once, however many rows it has. Measured from the group's smallest member, so
+    that equal entries have distance and std of exactly 0: sixteen times 0.9 has a float32 mean that
+    is not 0.9.
     """
-    P = int(group_ids.max()) + 1
+    P, once = int(group_ids.max()) + 1, first_rows(x, episode_ids)
 
     def total(v):
         return torch.zeros(P, dtype=x.dtype, device=x.device).index_add(0, group_ids, v * once)
@@ -159,29 +146,33 @@ def _moments(x, group_ids, once):
     return torch.where(size > 0, base + mean, 0.0), std, size, distance
 
 
-# ==================================================================================================
-# Which rewards
+def first_rows(x, episode_ids):
+    """(B,) 1.0 on the first row of each episode, 0.0 on its other rows."""
+    if episode_ids is None:
+        return torch.ones_like(x)
+    rows = torch.arange(len(x), device=x.device)
+    first = torch.full((int(episode_ids.max()) + 1,), len(x), device=x.device)
+    first = first.scatter_reduce(0, episode_ids, rows, "amin")
+    return (first[episode_ids] == rows).to(x.dtype)
 
 
+# ---- Which rewards -------------------------------------------------------------------------------
 def normalise_rewards(episode_returns, group_ids, method="identity", episode_ids=None, eps=1e-6):
-    """RAGEN's progressive normalisation: what an episode's return is compared with.
+    """RAGEN's reward normalisation: each return relative to those of its group or batch.
 
         identity   R                              ARPO
         mean       R - mean
         mean_std   (R - mean) / (std + eps)       BRPO over the batch, GRPO over prompt groups;
                                                   0 where std <= eps
         asym_clip  mean_std within [-1, 3]
-    over the partition that `group_ids` names: all zeros for the batch, or the prompt groups.
+    over the partition `group_ids`: all zeros for the batch, or the prompt groups.
 
     episode_returns, group_ids: (B,)      returns: (B,)
-    raises: ValueError for an unknown method
     """
-    if method not in REWARD_NORMS:
-        raise ValueError(f"unknown reward normalisation {method!r}: expected one of "
-                         f"{', '.join(REWARD_NORMS)}.")
+    _check_name("reward normalisation", method, REWARD_NORMS)
     if method == "identity":
         return episode_returns
-    _, std, _, distance = _moments(episode_returns, group_ids, _once(episode_ids, episode_returns))
+    _, std, _, distance = _moments(episode_returns, group_ids, episode_ids)
     if method == "mean":
         return distance
     std = std[group_ids]
@@ -208,7 +199,7 @@ def last_token_rewards(scores, response_mask):
 
 
 def turn_returns(turn_rewards, episode_ids, turns, gamma=1.0):
-    """Credit per turn where each turn is a row: what came of this turn and all later ones.
+    """Credit per turn where each turn is a row: the return from this turn on.
 
         G_k = r_k + gamma * G_{k+1}
 
@@ -222,11 +213,11 @@ def turn_returns(turn_rewards, episode_ids, turns, gamma=1.0):
 
 
 def overlong_penalty(turn_ids, max_new_tokens, share):
-    """DAPO's soft punishment of replies that near their limit (Yu et al. 2025, eq. 13), per turn.
+    """DAPO's penalty of replies that come close to their limit (Yu et al. 2025, eq. 13).
 
         0                                 len <= free       free = max_new_tokens * (1 - share)
         (free - len) / (max_new_tokens - free)              down to -1 at the limit
-    turn_ids: (B, T) int64, -1 where not sampled      share: 0 punishes nothing
+    turn_ids: (B, T) int64, -1 where not sampled      share: 0 for no penalty
     returns: (B, T), on the last token of a turn
     """
     ends = turn_ends(turn_ids, turn_ids >= 0)
@@ -256,16 +247,14 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
     """KL(pi || ref) per token from samples of pi (Schulman, "Approximating KL divergence", 2020).
 
         d  = ref_logprobs - logprobs
-        k1 = -d                for the reward: its expectation is the KL
+        k1 = -d                for the reward: its expectation is the KL; as a loss its gradient is
+                               noise of mean 0, since E_pi[grad log pi] = 0
         k2 = d^2 / 2           as a loss its gradient on-policy is that of KL(pi || ref)
         k3 = exp(d) - d - 1    unbiased and never negative; as a loss its gradient is that of
                                KL(ref || pi)
     all inputs: (B, T) or (N,)      returns: nats, same shape
-    raises: ValueError for unknown names
     """
-    if estimator not in KL_ESTIMATORS:
-        raise ValueError(f"unknown kl_estimator {estimator!r}: expected one of "
-                         f"{', '.join(KL_ESTIMATORS)}.")
+    _check_name("kl_estimator", estimator, KL_ESTIMATORS)
     d = ref_logprobs - logprobs
     if estimator == "k1":
         return -d
@@ -274,18 +263,6 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
     # Only exp can overflow; a clamp below would take the gradient away.
     d = d.clamp(max=LOG_RATIO_LIMIT)
     return torch.expm1(d) - d
-
-
-def kl_loss(logprobs, ref_logprobs, estimator="k3"):
-    """`kl_estimate` to be differentiated. Raises ValueError for k1, whose gradient means nothing.
-
-    E_pi[grad log pi] = 0, so k1 as a loss pushes in random directions of mean 0.
-    """
-    if estimator == "k1":
-        raise ValueError("kl_estimator k1 as a loss has a gradient of expectation 0 and "
-                         "regularises nothing: expected k2 or k3, or a KL in the reward "
-                         "(kl_reward_coef).")
-    return kl_estimate(logprobs, ref_logprobs, estimator)
 
 
 def adapt_kl_coef(coef, kl, target, trajectories, horizon):
@@ -297,60 +274,69 @@ def adapt_kl_coef(coef, kl, target, trajectories, horizon):
     return coef * (1 + min(max(kl / target - 1, -0.2), 0.2) * trajectories / horizon)
 
 
-# ==================================================================================================
-# Which advantages
+# ---- Which advantages ----------------------------------------------------------------------------
+# name -> (what it needs, function of a Batch and the Config). It needs a "group" whose members it
+# compares by their scores; or "returns", sums of token rewards; or a "critic", and then it gives
+# (advantages, returns, where the critic learns). A new estimator is a function and a row here.
+ESTIMATORS = {
+    "grpo": ("group", lambda b, c: group_advantages(
+        b.scores, b.group_ids, b.response_mask, c.norm_by_std, b.episode_ids)),
+    "rloo": ("group", lambda b, c: rloo_advantages(
+        b.scores, b.group_ids, b.response_mask, b.episode_ids)),
+    "reinforce_pp_baseline": ("group", lambda b, c: whiten(group_advantages(
+        b.scores, b.group_ids, b.response_mask, False, b.episode_ids), b.response_mask)),
+    "reinforce": ("returns", lambda b, c: reinforce_advantages(
+        b.token_rewards, b.response_mask, c.gamma)),
+    "reinforce_pp": ("returns", lambda b, c: whiten(reinforce_advantages(
+        b.token_rewards, b.response_mask, c.gamma), b.response_mask)),
+    "gae": ("critic", lambda b, c: (*masked_gae(
+        b.token_rewards, b.values, b.step_mask, c.gamma, c.lam), b.step_mask)),
+    "bi_level_gae": ("critic", lambda b, c: (*bi_level_gae(
+        b.token_rewards, b.values, b.step_mask, b.turn_ids, c.gamma, c.lam, c.gamma_turn),
+        b.step_mask)),
+    "turn_gae": ("critic", lambda b, c: (*turn_gae(
+        b.token_rewards, b.values, b.step_mask, b.turn_ids, c.lam, c.gamma_turn),
+        turn_ends(b.turn_ids, b.step_mask))),
+}
 
 
 def group_advantages(episode_returns, group_ids, response_mask, by_std=True, episode_ids=None,
                      eps=1e-6):
-    """GRPO (Shao et al. 2024, eq. 2-3): an episode is as good as it is better than its group.
+    """GRPO (Shao et al. 2024, eq. 2-3): return minus the group's mean, over the group's std.
 
         A_i = (R_i - mean_g) / (std_g + eps)        std over G - 1, as in RAGEN
     on every sampled token of row i. `by_std=False` leaves the division out (Dr. GRPO, Liu et
-    al. 2025). A group of one has nothing to be compared with: A = 0.
+    al. 2025). REINFORCE++ with baseline (Hu et al. 2025) whitens that over the batch. The advantage
+    of a group of one is 0.
 
     episode_returns, group_ids: (B,)      response_mask: (B, T) bool
     returns: (B, T) of the returns' dtype, exactly 0 where response_mask is False
     """
-    _, std, _, distance = _moments(episode_returns, group_ids, _once(episode_ids, episode_returns))
+    _, std, _, distance = _moments(episode_returns, group_ids, episode_ids)
     advantages = distance / (std[group_ids] + eps) if by_std else distance
     return advantages[:, None] * response_mask
 
 
 def rloo_advantages(episode_returns, group_ids, response_mask, episode_ids=None):
-    """Leave-one-out (Kool et al. 2019; Ahmadian et al. 2024): compared with the mean of the others.
+    """Leave-one-out (Kool et al. 2019; Ahmadian et al. 2024): return minus the others' mean.
 
         A_i = R_i - mean of the G - 1 others = G / (G - 1) * (R_i - mean_g)
     Arguments and result as in `group_advantages`.
     """
-    _, _, size, distance = _moments(episode_returns, group_ids,
-                                    _once(episode_ids, episode_returns))
+    _, _, size, distance = _moments(episode_returns, group_ids, episode_ids)
     factor = size / (size - 1).clamp(min=1)
     return (distance * factor[group_ids])[:, None] * response_mask
 
 
 def reinforce_advantages(rewards, response_mask, gamma=1.0):
-    """REINFORCE (Williams 1992): the discounted reward from this token on, without a baseline.
+    """REINFORCE (Williams 1992): the discounted return from this token on, without a baseline.
 
         G_k = r_k + gamma * G_{k+1}                 k indexes sampled tokens only
+    REINFORCE++ (Hu 2025) whitens it over the batch in place of a critic.
     rewards: (B, T) float      returns: (B, T), exactly 0 where response_mask is False
     """
     decay = torch.ones_like(rewards).masked_fill(response_mask, gamma)
     return _from_the_end(rewards.masked_fill(~response_mask, 0.0), decay) * response_mask
-
-
-def reinforce_pp_advantages(rewards, response_mask, gamma=1.0):
-    """REINFORCE++ (Hu 2025): returns, whitened over the whole batch in place of a critic."""
-    return whiten(reinforce_advantages(rewards, response_mask, gamma), response_mask)
-
-
-def reinforce_pp_baseline_advantages(episode_returns, group_ids, response_mask, episode_ids=None):
-    """REINFORCE++ with the group's mean as baseline (Hu et al. 2025), whitened over the batch.
-
-    Arguments and result as in `group_advantages`.
-    """
-    return whiten(group_advantages(episode_returns, group_ids, response_mask, False, episode_ids),
-                  response_mask)
 
 
 def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
@@ -382,11 +368,11 @@ def bi_level_gae(rewards, values, response_mask, turn_ids, gamma=1.0, lam=1.0, g
         delta_k = r[e_k] + gamma_turn * V[e_{k+1}] - V[e_k]
         A_k     = delta_k + gamma_turn * lam * A_{k+1}
     Tokens, within each turn by itself: GAE with gamma and lam, where the turn's last token gets
-    A_k + V[e_k] as its reward and nothing follows it. The discount of turns thus does not depend on
-    how many words a turn has, and a token is judged by what its own turn came to.
+    A_k + V[e_k] as its reward and nothing follows it. So the discount of turns does not depend on
+    their number of tokens.
 
-    With one turn it is `masked_gae`; rewards inside a turn (a KL penalty on each token) stay on the
-    level of tokens.
+    With one turn it is `masked_gae`. Rewards inside a turn (a KL penalty on each token) take part
+    in the token level only.
     response_mask: VAGEN's M_adv, the tokens that are time steps; turn_ids: (B, T) int64
     returns: advantages, returns as in `masked_gae`
     """
@@ -444,16 +430,12 @@ def _from_the_end(x, decay):
     return y
 
 
-# ==================================================================================================
-# How advantages are bent
-
-
+# ---- How advantages are post-processed -----------------------------------------------------------
 def whiten(x, mask, statistics_mask=None, eps=1e-8):
     """Mean 0 and sample variance 1 over the mask, exactly 0 outside it.
 
-    With fewer than two masked entries there is no variance, and nothing is left once the mean is
-    removed. `statistics_mask`: where mean and variance are taken instead (`turn_gae`: turn ends, so
-    that a turn of many words does not count for many turns).
+    All 0 with fewer than two masked entries, which have no variance. `statistics_mask`: where mean
+    and variance are taken instead (`turn_gae`: turn ends, so that each turn counts once).
     x: (B, T) float      mask: (B, T) bool      returns: (B, T)
     """
     measured = x[mask if statistics_mask is None else statistics_mask]
@@ -465,7 +447,7 @@ def whiten(x, mask, statistics_mask=None, eps=1e-8):
 
 
 def soft_reweight(advantages, episode_returns, group_ids, episode_ids=None, eps=1e-6):
-    """RAGEN's soft alternative to a filter: a group counts by its share of the largest spread.
+    """RAGEN's soft alternative to a filter: weight a group by its reward std.
 
         A_i <- A_i * std_g / (max_g std_g + eps)
     advantages: (B, T)      returns: (B, T)
@@ -475,12 +457,12 @@ def soft_reweight(advantages, episode_returns, group_ids, episode_ids=None, eps=
 
 
 def length_weight(advantages, lengths, episode_ids=None):
-    """Long episodes count less: A_i <- A_i * mean length / length_i.
+    """Weight long episodes less: A_i <- A_i * mean length / length_i.
 
     lengths: (B,) sampled tokens of the row's episode      returns: (B, T)
     """
     lengths = lengths.to(advantages.dtype)
-    once = _once(episode_ids, lengths)
+    once = first_rows(lengths, episode_ids)
     mean = (lengths * once).sum() / once.sum()
     return advantages * (mean / lengths.clamp(min=1))[:, None]
 
@@ -489,22 +471,16 @@ def loss_scale(kept, mode="none"):
     """What the policy loss is multiplied by when a filter kept some of the groups.
 
     kept: (P,) bool      mode: none 1, linear the share kept, sqrt its root      returns: float
-    raises: ValueError for an unknown mode
     """
-    if mode not in LOSS_SCALINGS:
-        raise ValueError(f"unknown loss scaling {mode!r}: expected one of "
-                         f"{', '.join(LOSS_SCALINGS)}.")
+    _check_name("loss scaling", mode, LOSS_SCALINGS)
     share = float(kept.float().mean())
     return {"none": 1.0, "linear": share, "sqrt": share**0.5}[mode]
 
 
-# ==================================================================================================
-# Which losses
-
-
+# ---- Which losses --------------------------------------------------------------------------------
 def policy_loss(logprobs, old_logprobs, advantages, clip_low=0.2, clip_high=0.28, dual_clip=3.0,
                 sequence_mask=None):
-    """PPO's clipped loss for every token, with a separate upper bound and a floor for bad tokens.
+    """PPO's clipped loss of every token, with decoupled bounds and dual clipping.
 
         ratio = exp(logprobs - old_logprobs)
         L = max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))
@@ -512,7 +488,7 @@ def policy_loss(logprobs, old_logprobs, advantages, clip_low=0.2, clip_high=0.28
                                       decoupled bounds: DAPO, Yu et al. 2025, eq. 10)
         L = min(L, -A * dual_clip)  where A < 0
                                      (dual clip, Ye et al. 2020, eq. 5); 0 leaves it out
-    Without the last line a token that became likely although it was bad has an unbounded loss.
+    Without the last line the loss of a bad token that became likely is unbounded.
 
     sequence_mask: (B, T) bool; if given, all tokens of a row share one ratio, the geometric mean
         over its masked tokens (GSPO, Zheng et al. 2025, eq. 7): exp(mean_t (log ratio_t))
@@ -539,7 +515,7 @@ def policy_loss(logprobs, old_logprobs, advantages, clip_low=0.2, clip_high=0.28
 
 
 def value_loss(values, old_values, returns, value_clip=0.5):
-    """Half squared error of the critic, clipped so that one update cannot move a value far.
+    """Half squared error of the critic, clipped so that one update moves a value only so far.
 
         V_c = clip(V, V_old - value_clip, V_old + value_clip)
         L   = max((V - R)^2, (V_c - R)^2) / 2
@@ -555,21 +531,17 @@ def entropy(log_p):
 
 
 def loss_weights(mask, mode="token-mean", horizon=1):
-    """What each token's loss is multiplied by, over a whole update; outside the mask 0.
+    """The weight of each token's loss in an optimizer step; 0 outside the mask.
 
         token-mean               1 / N                 N: masked tokens of all rows
         seq-mean-token-mean      1 / (S * n_i)         n_i: masked tokens of row i
         seq-mean-token-sum       1 / S                 S: rows with n_i > 0
-        seq-mean-token-sum-norm  1 / (S * horizon)     Dr. GRPO: a constant number of tokens, which
-                                                       favours no length and knows of no padding
-    Made once for an update and cut into micro-batches, so that these cannot change the gradient.
+        seq-mean-token-sum-norm  1 / (S * horizon)     Dr. GRPO: independent of length and padding
+    Computed once a mini-batch and cut into micro-batches, so these cannot change the gradient.
 
     mask: (B, T) bool      horizon: tokens that a row may have      returns: (B, T) float32
-    raises: ValueError for an unknown mode
     """
-    if mode not in AGGREGATIONS:
-        raise ValueError(f"unknown aggregation {mode!r}: expected one of "
-                         f"{', '.join(AGGREGATIONS)}.")
+    _check_name("aggregation", mode, AGGREGATIONS)
     tokens = mask.sum(dim=1, keepdim=True).clamp(min=1)  # (B, 1)
     rows = mask.any(dim=1).sum().clamp(min=1)
     per = {"token-mean": mask.sum().clamp(min=1), "seq-mean-token-mean": rows * tokens,
@@ -578,7 +550,7 @@ def loss_weights(mask, mode="token-mean", horizon=1):
 
 
 def aggregate(x, weights):
-    """A micro-batch's share of an update's loss; summed over the micro-batches it is the loss.
+    """A micro-batch's share of an optimizer step's loss; the shares sum to the loss.
 
     x: (B, T) float      weights: (B, T) from `loss_weights`      returns: scalar
     """

@@ -1,4 +1,5 @@
-"""One thread, no progress bars, the order of the files, and `--env` for the contract:
+"""One thread, no progress bars, the order of the files, runs in a temporary folder, and `--env` for
+the contract:
 
     python -m pytest tests/test_env_contract.py --env package.module:Class
 """
@@ -7,9 +8,11 @@ import os
 import sys
 from pathlib import Path
 
-# Tests run beside training, and sums must not depend on the number of cores. By the environment,
-# which torch and transformers read when they are imported: importing them here would cost whoever
-# checks an environment, which needs neither, several times what the check does.
+import pytest
+
+# Tests run beside training, and sums must not depend on the number of cores. torch and transformers
+# read this when they are imported. They are not imported here, because the contract of an
+# environment needs neither and importing them takes several times as long as its tests.
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 # `pytest` alone, unlike `python -m pytest`, looks neither into the checkout nor into the current
@@ -22,8 +25,36 @@ from minragen.envs import REGISTRY  # noqa: E402  the loop above finds it
 
 # The order in which the specification is read: first how episodes become tokens, then the step.
 ORDER = ("test_rollout", "test_step", "test_starpo", "test_museum", "test_models", "test_train",
-         "test_config", "test_diagnostics", "test_eval", "test_warmup", "test_envs",
+         "test_config", "test_diagnostics", "test_eval", "test_bundled", "test_envs",
          "test_env_contract")
+
+
+@pytest.fixture
+def runs(tmp_path, tmp_path_factory, monkeypatch):
+    """A runs/ of the test's own; the models of all tests' runs are in one temporary cache."""
+    monkeypatch.setattr("minragen.runs.RUNS", tmp_path / "runs")
+    monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    return tmp_path / "runs"
+
+
+def parsed(*argv):
+    """The Config of a command line, by default for tiny."""
+    from minragen.config import from_options, parse
+
+    given = parse([*argv])
+    del given["resume"], given["print_config"]
+    return from_options({"model": "tiny"} | given)
+
+
+def message(*argv):
+    """What a user reads who gives these options: one sentence and never a traceback."""
+    from minragen.train import main
+
+    with pytest.raises(SystemExit) as stop:
+        main([*argv])
+    said = str(stop.value)
+    assert said.startswith(("error: ", "\nstopped")) and "\n" not in said[1:]
+    return said
 
 
 def pytest_collection_modifyitems(items):

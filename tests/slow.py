@@ -3,12 +3,12 @@
 `collect` plays one episode after the other and runs the whole conversation through the network for
 every token. `update` visits one row after the other. Nothing is batched, cached, padded or masked.
 Environments, chat frame, tokenizer and network are minragen's; the formulas of seeds and noise are
-written out again, so that both draw the same tokens. test_step.py compares minragen with this file,
-the rollout token by token and the update gradient by gradient. Left out are rewards for
-descriptions, environments that raise, and steps whose filter keeps nothing.
+written again here, so that both draw the same tokens. test_step.py compares minragen with this
+file: the rollout token by token, the update gradient by gradient. Left out are the state reward,
+environments that raise, and steps whose filter keeps nothing.
 
-A row is what the network learns from at once: a whole conversation, or one turn in the windowed
-contexts. Its vectors have one entry per token. Read `train_step` first: it is the outline.
+A row is what the network sees at once: a whole conversation, or one turn in the windowed contexts.
+Its vectors have one entry per token. Read `train_step` first: it is the outline.
 """
 
 import math
@@ -45,7 +45,7 @@ def train_step(learner, frame, groups, config, step, play=None):
                                 scale)
     return gradients, metrics | {
         "episode_return": fmean(map(total, episodes)), "reward_std": fmean(stds),
-        "groups_kept": len(kept), "groups_without_spread": sum(s <= ZERO for s in stds)}
+        "groups_kept": len(kept), "groups_zero_std": sum(s <= ZERO for s in stds)}
 
 
 def by_group(episodes):
@@ -79,16 +79,16 @@ def collect(learner, frame, groups, first_seed, config):
 def play_episode(learner, frame, groups, i, observation, config):
     """Reply, step, observe, until the environment or the context ends the episode."""
     env, (group, member) = groups.envs[i], divmod(i, groups.group_size)
-    luck = (config.seed, f"{groups.split} {groups.names[group]}", groups.seeds[group], member)
-    episode = SimpleNamespace(group_id=group, samples=[], turn_rewards=[])
-    prompt, turns, over = frame.open(env.system_prompt, observation), [], False
+    source = (config.seed, f"{groups.split} {groups.names[group]}", groups.seeds[group], member)
+    episode = SimpleNamespace(group_id=group, sequences=[], turn_rewards=[])
+    prompt, turns, over = frame.open(frame.system_message(env), observation), [], False
     while not over:
-        # Positions repeat in the windowed contexts, so there every turn counts from another number.
+        # Positions repeat in the windowed contexts, so each turn counts from a number of its own.
         offset = 0 if config.context == "full" else len(turns) * config.max_context
-        said, logprobs, ended = reply(learner, frame, prompt, config, luck, offset)
+        said, logprobs, ended = reply(learner, frame, prompt, config, source, offset)
         if config.context != "full" or not turns:
             row = SimpleNamespace(tokens=[], turn_ids=[], sample_logprobs=[])
-            episode.samples.append(row)
+            episode.sequences.append(row)
         given = len(prompt) - len(row.tokens)
         row.tokens = prompt + said
         row.turn_ids += [-1] * given + [len(turns)] * len(said)
@@ -103,7 +103,7 @@ def play_episode(learner, frame, groups, i, observation, config):
 
 
 @torch.no_grad()
-def reply(learner, frame, prompt, config, luck, offset):
+def reply(learner, frame, prompt, config, source, offset):
     """Sample ids until the answer is closed, the model ends its turn, or no token is left.
 
     returns: ids, their logprobs, whether the last id is the model's own end of turn
@@ -113,7 +113,7 @@ def reply(learner, frame, prompt, config, luck, offset):
     while not (closed or ended or len(said) == room):
         logits = learner.policy.model(torch.tensor([prompt + said])).logits[0, -1]
         log_p = (logits / (config.temperature or 1.0)).log_softmax(-1).tolist()
-        u = uniform(*luck, offset + len(prompt) + len(said))
+        u = uniform(*source, offset + len(prompt) + len(said))
         said.append(draw(log_p, u, config))
         logprobs.append(log_p[said[-1]])  # in the whole distribution, before top-k and top-p
         closed = "</answer>" in learner.policy.tokenizer.decode(said)
@@ -139,9 +139,9 @@ def draw(log_p, u, config):
     return v
 
 
-def uniform(run_seed, world, seed, member, position):
+def uniform(run_seed, env, seed, member, position):
     """The noise of one token: in (0, 1), a function of its arguments alone (SplitMix64)."""
-    key = zlib.crc32(world.encode())
+    key = zlib.crc32(env.encode())
     for part in (run_seed, seed, member):
         key = mix(key ^ part) % 2**63
     return (2 * (mix((mix(key) + position) % 2**64) >> 41) + 1) / 2**24
@@ -163,10 +163,10 @@ def next_prompt(frame, env, config, conversation, turns, observation):
         shown = turns[max(0, len(turns) - window + 1):]
         seen = [s for s, _, _ in shown] + [observation]
         if config.context == "single_turn":
-            told = [f"{s}\nYou answered: {answer or 'nothing valid'}" for s, answer, _ in shown]
-            ids = frame.open(env.system_prompt, "\n".join([*told, observation]))
+            past = [f"{s}\nYou answered: {answer or 'nothing valid'}" for s, answer, _ in shown]
+            ids = frame.open(frame.system_message(env), "\n".join([*past, observation]))
         else:
-            ids = frame.open(env.system_prompt, seen[0])
+            ids = frame.open(frame.system_message(env), seen[0])
             for (_, _, said), following in zip(shown, seen[1:]):
                 ids = ids + said + frame.between(said[-1], following)
         if len(ids) + (config.max_new_tokens if window > 1 else 1) <= config.max_context:
@@ -178,14 +178,14 @@ def next_prompt(frame, env, config, conversation, turns, observation):
 
 
 def group_scores(learner, episodes, config):
-    """What the filter ranks the groups by: {group id: score}."""
+    """The scores by which the filter ranks the groups: {group id: score}."""
     def measured(episode):
         if config.filter_metric.startswith("reward"):
             return total(episode)
         if config.filter_metric == "length":
-            return sum(len(sampled(row)) for row in episode.samples)
+            return sum(len(sampled(row)) for row in episode.sequences)
         with torch.no_grad():
-            return fmean(x for row in episode.samples for x in predict(
+            return fmean(x for row in episode.sequences for x in predict(
                 learner.policy.model, row.tokens, config.temperature)[1][sampled(row)].tolist())
 
     statistic = std if config.filter_metric.endswith("std") else fmean
@@ -193,7 +193,7 @@ def group_scores(learner, episodes, config):
 
 
 def kept_groups(score, config):
-    """The groups whose score is high (or low) enough: the SNR filter of RAGEN V2."""
+    """The groups that the SNR filter of RAGEN V2 keeps."""
     value, sign = config.filter_value, 1 if config.filter_select == "largest" else -1
     best_first = sorted((g for g in score if abs(score[g]) > ZERO or config.filter_include_zero),
                         key=lambda g: -sign * score[g])
@@ -238,11 +238,11 @@ def update(learner, episodes, config, step, scale):
     """Rewards, advantages, then an optimizer step for each mini-batch of rows in each epoch."""
     critic = config.advantages in ("gae", "bi_level_gae", "turn_gae")
     for e in episodes:
-        e.rows = [prepare(learner, e, sample, config) for sample in e.samples]
+        e.rows = [make_row(learner, e, sequence, config) for sequence in e.sequences]
     rows, metrics = [row for e in episodes for row in e.rows], {}
     score(episodes, config, metrics)
-    pay(learner, episodes, config, metrics)
-    estimate(episodes, rows, config, critic)
+    assign_rewards(learner, episodes, config, metrics)
+    compute_advantages(episodes, rows, config, critic)
     for row in rows:
         row.advantages *= scale
     if critic:
@@ -272,15 +272,15 @@ def update(learner, episodes, config, step, scale):
 
 
 @torch.no_grad()
-def prepare(learner, episode, sample, config):
-    """A row: which positions take part in what, and logprobs and values before the update."""
-    row = SimpleNamespace(episode=episode, tokens=sample.tokens, turn_ids=sample.turn_ids)
-    row.sampled, every = sampled(sample), list(range(1, len(sample.tokens)))
+def make_row(learner, episode, sequence, config):
+    """A row: the positions of each part of the step; logprobs and values before the update."""
+    row = SimpleNamespace(episode=episode, tokens=sequence.tokens, turn_ids=sequence.turn_ids)
+    row.sampled, every = sampled(sequence), list(range(1, len(sequence.tokens)))
     row.learned = every if config.loss_mask == "all" else row.sampled
     row.steps = row.valued = every if config.advantage_mask == "all" else row.sampled
-    row.turns = [[t for t in row.sampled if sample.turn_ids[t] == k]
-                 for k in sorted({sample.turn_ids[t] for t in row.sampled})]
-    row.sample_logprobs = torch.tensor(sample.sample_logprobs)
+    row.turns = [[t for t in row.sampled if sequence.turn_ids[t] == k]
+                 for k in sorted({sequence.turn_ids[t] for t in row.sampled})]
+    row.sample_logprobs = torch.tensor(sequence.sample_logprobs)
     row.old = predict(learner.policy.model, row.tokens, config.temperature)[0]
     if learner.reference:
         row.ref = predict(learner.reference, row.tokens, config.temperature)[0]
@@ -296,15 +296,15 @@ def values_of(learner, tokens):
 
 
 def score(episodes, config, metrics):
-    """Add overlong penalties to turn rewards (`paid`), normalise their sum (`score`)."""
+    """Add the overlong penalties to the turn rewards (`rewards`); normalise the sum (`score`)."""
     for e in episodes:
-        e.paid = list(e.turn_rewards)
+        e.rewards = list(e.turn_rewards)
         for row in e.rows if config.overlong else ():  # DAPO: replies that near their limit
             for tokens in row.turns:
                 zone = config.overlong * config.max_new_tokens
                 late = min(max(len(tokens) - config.max_new_tokens + zone, 0) / zone, 1)
-                e.paid[row.turn_ids[tokens[0]]] -= late
-        e.score = sum(e.paid)
+                e.rewards[row.turn_ids[tokens[0]]] -= late
+        e.score = sum(e.rewards)
     if config.overlong:
         metrics["overlong_penalty"] = fmean(e.score - total(e) for e in episodes)
     partition = by_group(episodes) if config.reward_norm_over == "group" else {0: episodes}
@@ -318,18 +318,18 @@ def score(episodes, config, metrics):
                 e.score = min(max(e.score, -1.0), 3.0)
 
 
-def pay(learner, episodes, config, metrics):
-    """Put the rewards on tokens; subtract the KL to the reference from tokens and scores."""
+def assign_rewards(learner, episodes, config, metrics):
+    """Put the rewards on tokens; subtract the KL to the reference from rewards and scores."""
     for e in episodes:
         return_to_go = 0.0
         for row in reversed(e.rows):
             row.rewards, last = torch.zeros(len(row.tokens)), row.sampled[-1]
             for tokens in row.turns if config.credit == "turn" else ():
-                row.rewards[tokens[-1]] = e.paid[row.turn_ids[tokens[-1]]]
+                row.rewards[tokens[-1]] = e.rewards[row.turn_ids[tokens[-1]]]
             if config.credit == "episode":
                 row.rewards[last] = e.score
             elif config.context != "full":  # later turns are other rows
-                return_to_go = e.paid[row.turn_ids[last]] + config.gamma_turn * return_to_go
+                return_to_go = e.rewards[row.turn_ids[last]] + config.gamma_turn * return_to_go
                 row.rewards[last] = return_to_go
     if config.kl_reward_coef:
         measured = []
@@ -341,14 +341,14 @@ def pay(learner, episodes, config, metrics):
         metrics |= {"kl_reward": fmean(measured), "kl_reward_coef": learner.kl_reward_coef}
 
 
-def estimate(episodes, rows, config, critic):
+def compute_advantages(episodes, rows, config, critic):
     """Advantages of every row by the estimator of the config, and returns for the critic."""
     groups, kind = by_group(episodes), config.advantages
     for row in rows:
         scores = [e.score for e in groups[row.episode.group_id]]
         row.advantages = torch.zeros(len(row.tokens))
         if critic:
-            estimate_with_critic(row, config)
+            advantages_with_critic(row, config)
         elif kind in ("reinforce", "reinforce_pp"):  # GAE without values is the return
             row.advantages = gae(row.sampled, row.rewards, torch.zeros(len(row.tokens)), 1.0,
                                  lambda t: config.gamma)
@@ -383,7 +383,7 @@ def gae(positions, rewards, values, lam, discount):
     return advantages
 
 
-def estimate_with_critic(row, config):
+def advantages_with_critic(row, config):
     """GAE over tokens, over turns (VAGEN's turn-wise GAE), or over turns and then within them."""
     rewards, ends = row.rewards.clone(), [tokens[-1] for tokens in row.turns]
     if config.advantages == "gae":

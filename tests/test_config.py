@@ -4,30 +4,15 @@ import dataclasses
 
 import pytest
 import torch
+from conftest import message, parsed
 
 from minragen import config as settings
-from minragen.config import ALGOS, PRESETS, Config, parse, preset, read_config
+from minragen.config import ALGOS, PRESETS, Config, preset
 from minragen.envs import REGISTRY
+from minragen.runs import read_config
 from minragen.train import main
 
-
-@pytest.fixture(autouse=True)
-def runs(tmp_path, monkeypatch):
-    """Every test has a runs/ of its own."""
-    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
-    return tmp_path / "runs"
-
-
-def parsed(*argv):
-    return parse([*argv])[0]
-
-
-def message(*argv):
-    """What a user reads who gives these options: one sentence and never a traceback."""
-    with pytest.raises(SystemExit) as stop:
-        main([*argv])
-    assert str(stop.value).startswith("error: ") and "\n" not in str(stop.value)
-    return str(stop.value)
+pytestmark = pytest.mark.usefixtures("runs")
 
 
 class TestOptions:
@@ -59,8 +44,10 @@ class TestOptions:
             assert len(f.metadata["help"]) > 10
 
     def test_what_differs_from_the_preset_is_known(self):
-        _, _, changed, _ = parse(["--env", "bandit", "--lr", "0.5", "--seed", "3", "--algo", "ppo"])
-        assert changed == {"lr": 0.5}
+        options = ["--env", "bandit", "--seed", "3", "--algo", "ppo"]
+        start = "the preset of bandit, ppo, tiny, free_think, "
+        assert settings.summary(parsed(*options)) == f"{start}unchanged"
+        assert settings.summary(parsed(*options, "--lr", "0.5")) == f"{start}with lr=0.5"
 
     def test_an_option_that_would_change_nothing_is_refused_with_what_it_needs(self):
         for argv, needed in (
@@ -80,7 +67,7 @@ class TestOptions:
                 (["--filter", "none", "--filter-metric", "length"], "It needs a filter"),
                 (["--diagnose-every", "0", "--diagnose-samples", "3"], "a diagnose_every")):
             said = message("--env", "bandit", *argv)
-            assert "but it takes no part here. " in said and needed in said, argv
+            assert "but it has no effect here. " in said and needed in said, argv
 
 
 class TestPresets:
@@ -97,16 +84,14 @@ class TestPresets:
         made = [dataclasses.replace(preset("frozenlake", name), algo="") for name in ALGOS]
         assert len(set(made)) == len(ALGOS)
         for name, choices in ALGOS.items():
-            with pytest.raises(SystemExit):
-                parse(["--algo", name, "--print-config"])
+            main(["--algo", name, "--print-config"])
             above, _, _ = capsys.readouterr().out.partition("the rest is the base")
             lines = {line.split(" ")[0].replace("-", "_"): line for line in above.splitlines()}
             assert all(lines[field].endswith(f"through algo {name}")
                        for field, value in choices.items() if value != getattr(Config, field))
 
     def test_the_source_of_every_difference_is_printed(self, capsys):
-        with pytest.raises(SystemExit):
-            parse(["--env", "sokoban", "--lr", "0.5", "--model", "smollm2", "--print-config"])
+        main(["--env", "sokoban", "--lr", "0.5", "--model", "smollm2", "--print-config"])
         above, below = capsys.readouterr().out.split("the rest is the base")
         assert "through you" in next(x for x in above.splitlines() if x.startswith("lr "))
         assert "base 64 " in (rows := next(x for x in above.splitlines() if "mini-batch" in x))
@@ -121,12 +106,14 @@ class TestPresets:
         assert preset("webshop,frozenlake").aggregation == Config.aggregation == "token-mean"
         assert preset("webshop", "dapo").aggregation == "token-mean"
 
-    def test_a_pretrained_model_gets_its_own_rates_and_room(self):
+    def test_a_pretrained_model_gets_its_own_rates_and_room_and_a_users_gets_no_warm_up(self):
         for env in REGISTRY:
-            config = preset(env, "ppo", "smollm2")
-            assert (config.lr, config.critic_lr, config.mini_batch) == (1e-6, 1e-5, 32), env
-            assert (config.max_new_tokens, config.max_context) == (128, 2048), env
-            assert (config.num_groups, config.warmup_steps, config.token_budget) == (8, -1, 8192)
+            for model, warmup_steps in (("smollm2", 20), ("some/folder", 0)):
+                config = preset(env, "ppo", model)
+                assert (config.lr, config.critic_lr, config.mini_batch) == (1e-6, 1e-5, 32), env
+                assert (config.max_new_tokens, config.max_context) == (128, 2048), env
+                assert (config.num_groups, config.token_budget) == (8, 8192), env
+                assert config.warmup_steps == warmup_steps < preset(env).warmup_steps, env
 
     def test_a_format_that_describes_the_state_has_room_for_it(self):
         plain, one, both = (parsed("--response-format", name) for name in
@@ -153,7 +140,7 @@ class TestBadInput:
             (["--env-arg", "slipp=0.1"], "did you mean 'slip'"),
             (["--device", "xpu"], "unknown device 'xpu'"))
 
-    def test_a_value_outside_its_bounds_is_told_with_them(self):
+    def test_a_value_outside_its_bounds_is_refused_with_them(self):
         self.check(
             (["--lr", "fast"], "invalid float value: 'fast'"),
             (["--norm-by-std", "maybe"], "expected true or false"),
@@ -164,7 +151,8 @@ class TestBadInput:
             (["--steps", "2000000"], "got 32000000, expected at most 16777216, the instances"),
             (["--dual-clip", "0.5"], "got dual_clip=0.5, expected more than 1"),
             (["--filter-value", "0.005"], "filter top_p: got a value of 0.005"),
-            (["--top-p", "2"], "0 < top_p <= 1"),
+            (["--top-p", "2"], "top_p: got 2.0, expected at most 1."),
+            (["--top-p", "0"], "top_p: got 0.0, expected at least 1e-06."),
             (["--run", "x" * 300], "up to 100 letters"), (["--run", "../x"], "bad run name"),
             (["--run", "."], "bad run name"), (["--max-context", "50"], "no room for a reply"))
         for option in ("mini-batch", "token-budget", "epochs", "num-groups", "val-size", "window",
@@ -189,9 +177,9 @@ class TestBadInput:
         self.check(
             (["--group-size", "1"], "grpo compares the members of a group"),
             (["--advantages", "rloo", "--group-size", "1"], "rloo compares the members"),
-            (["--algo", "ppo", "--group-size", "1"], "the spread within a group"),
+            (["--algo", "ppo", "--group-size", "1"], "the reward std of a group chooses"),
             (["--algo", "arpo", "--filter", "none", "--group-size", "1", "--soft-reweight", "true"],
-             "the spread within a group"),
+             "the reward std of a group chooses"),
             (["--credit", "turn"], "grpo compares whole episodes"),
             (["--algo", "ppo", "--credit", "turn", "--reward-norm", "mean"],
              "normalises the returns of episodes"),
@@ -200,12 +188,12 @@ class TestBadInput:
             (["--filter", "top_k_abs", "--filter-value", "2.5"], "expected a whole number"),
             (["--resample", "2"], "filter top_p with filter_value 1"),
             (["--algo", "ppo", "--ratio", "sequence"], "one advantage per row"),
-            (["--kl-coef", "1", "--kl-estimator", "k1"], "k1 as a loss has a gradient of expect"),
+            (["--kl-coef", "1", "--kl-estimator", "k1"], "unknown kl_estimator 'k1'"),
             (["--grounding-reward", "1"], "Use --response-format grounding or grounding_world"),
             (["--response-format", "grounding", "--worldmodeling-reward", "1"],
              "Use --response-format worldmodeling or grounding_worldmodeling."),
             (["--env", "frozenlake,bandit", "--response-format", "grounding",
-              "--grounding-reward", "1"], "the environment bandit has no relations"))
+              "--grounding-reward", "1"], "the environment bandit cannot grade the obs"))
 
     @pytest.mark.parametrize("text", ["[1]", "null", '{"steps": "a"}', '{"env": 5}', "{",
                                       '{"stepz": 1}'])
@@ -215,8 +203,8 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"a/config.json cannot be read"):
             read_config(runs / "a")
 
-    def test_a_run_that_is_not_there_is_told_beside_those_that_are(self, runs):
+    def test_the_message_for_an_unknown_run_names_the_known_ones(self, runs):
         (runs / "else").mkdir(parents=True)
         (runs / "else" / "config.json").touch()
         self.check((["--resume"], "--resume needs --run NAME"),
-                   (["--run", "nothing", "--resume"], "unknown run 'nothing': Known: else."))
+                   (["--run", "nothing", "--resume"], "unknown run 'nothing'. Known: else."))

@@ -1,4 +1,4 @@
-"""Collapse seen early: information, retrieval, regimes, warnings, gradients by bucket."""
+"""The diagnostics: information, retrieval, regimes, warnings, gradients by bucket."""
 
 import copy
 import json
@@ -14,19 +14,20 @@ from toys import tiny
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 
 from minragen import diagnostics, models
+from minragen.chat import ChatFrame
 from minragen.diagnostics import Pair, collapse_metrics, gradient_metrics, score_matrix
-from minragen.models import AdamW, ChatFrame, token_logprobs
-from minragen.rollout import Trajectory
+from minragen.models import AdamW, token_logprobs
+from minragen.rollout import Batch, Trajectory
 
 
-def spoken(frame, group, *turns, prompt="state"):
+def episode(frame, group, *turns, prompt="state"):
     """A trajectory of these replies; the prompt of turn k is `prompt` and all before the turn."""
     t = Trajectory("toy", group, group, 0)
-    t.given(frame.encode(f"{prompt}<think>"))
+    t.add_prompt(frame.encode(f"{prompt}<think>"))
     for k, reply in enumerate(turns):
         ids = frame.encode(reply) if isinstance(reply, str) else reply
-        t.sampled(ids, [0.0] * len(ids), k)
-        t.given(frame.encode("next<think>"))
+        t.add_reply(ids, [0.0] * len(ids), k)
+        t.add_prompt(frame.encode("next<think>"))
     return t
 
 
@@ -34,29 +35,29 @@ class TestReasoning:
     def test_it_is_the_sampled_ids_before_the_closing_tag(self):
         policy, frame = tiny()
         thought, rest = frame.encode(" player (0, 1)"), frame.encode("</think><answer> Up</answer>")
-        spelt_in_bytes = policy.tokenizer.convert_tokens_to_ids(list("</think>"))
-        for reply in (thought + rest, thought + spelt_in_bytes):
-            pairs, turns = diagnostics.reasoning_pairs(frame, [spoken(frame, 0, reply)])
+        for end in (rest, policy.tokenizer.convert_tokens_to_ids(list("</think>"))):
+            pairs, turns = diagnostics.reasoning_pairs(frame, [episode(frame, 0, thought + end)])
             assert pairs == [Pair(0, 0, tuple(frame.encode("state<think>")), tuple(thought))]
             assert turns == 1
 
-    def test_the_prompt_of_a_turn_is_all_of_its_sample_before_its_first_sampled_id(self):
+    def test_the_prompt_of_a_turn_is_all_of_its_sequence_before_its_first_sampled_id(self):
         _, frame = tiny()
-        whole = spoken(frame, 0, " a</think> b", " c</think> d")
-        windows = SimpleNamespace(samples=[whole, spoken(frame, 0, " c</think>", prompt="summary")])
+        whole = episode(frame, 0, " a</think> b", " c</think> d")
+        windows = Trajectory("toy", 0, 0, 0, sequences=[
+            *whole.sequences, *episode(frame, 0, " c</think>", prompt="summary").sequences])
         pairs, turns = diagnostics.reasoning_pairs(frame, [whole, windows])
         assert turns == 5 and [p.turn for p in pairs] == [0, 1, 0, 1, 0]
-        said, prompt = tuple(frame.encode(" c")), "state<think> a</think> bnext<think>"
-        assert pairs[3] == Pair(1, 1, tuple(frame.encode(prompt)), said)
-        assert pairs[4] == Pair(1, 0, tuple(frame.encode("summary<think>")), said)
+        thought, prompt = tuple(frame.encode(" c")), "state<think> a</think> bnext<think>"
+        assert pairs[3] == Pair(1, 1, tuple(frame.encode(prompt)), thought)
+        assert pairs[4] == Pair(1, 0, tuple(frame.encode("summary<think>")), thought)
 
     def test_a_token_that_shares_a_character_with_the_tag_is_left_out(self):
         """A tokenizer may merge "ok</" and ">x": only what lies wholly before the tag counts."""
         pieces = ["so ", "ok", ".</", "think", ">x", "</think>", "a<", "/thi", "nk", "> y"]
-        frame = SimpleNamespace(
-            thinks=True, may_close=torch.tensor([">" in p for p in pieces]),
-            tokenizer=SimpleNamespace(decode=lambda ids: "".join(pieces[i] for i in ids)),
-            encode=lambda text: [0])
+        frame = ChatFrame.__new__(ChatFrame)
+        frame.thinks, frame._closers = True, {i for i, p in enumerate(pieces) if ">" in p}
+        frame.tokenizer = SimpleNamespace(decode=lambda ids: "".join(pieces[i] for i in ids))
+        frame.encode = lambda text: [0]
         for words, kept in ((["so ", "ok", ".</", "think", ">x"], 2),
                             (["so ", "ok", "</think>"], 2),
                             (["so ", "a<", "/thi", "nk", "> y"], 1),
@@ -64,13 +65,13 @@ class TestReasoning:
                             (["so ", "ok", "think", ">x"], 0),
                             (["so ", "</think>", "ok", "</think>"], 1)):
             ids = [pieces.index(w) for w in words]
-            pairs, _ = diagnostics.reasoning_pairs(frame, [spoken(frame, 0, ids)])
+            pairs, _ = diagnostics.reasoning_pairs(frame, [episode(frame, 0, ids)])
             assert [p.reasoning for p in pairs] == ([tuple(ids[:kept])] if kept else []), words
 
     def test_blank_and_unclosed_reasoning_is_none_and_a_form_without_it_is_refused(self):
         _, frame = tiny()
         inner = "<observation> player</observation><reasoning> goal</reasoning>"
-        t = spoken(frame, 0, "</think>", " \n</think>", " never closed", f"{inner}</think><answer>")
+        t = episode(frame, 0, "</think>", " \n</think>", " not closed", f"{inner}</think><answer>")
         (pair,), turns = diagnostics.reasoning_pairs(frame, [t])
         assert frame.tokenizer.decode(pair.reasoning) == inner and turns == 4
         assert diagnostics.reply_metrics(frame, [t])["valid_thinking"] == 0.25
@@ -142,7 +143,7 @@ class TestScores:
         model.base_model.register_forward_hook(
             lambda module, args, out: sizes.append(out.last_hidden_state[..., 0].numel()))
         for temperature, budget, most, passes in (
-                (0.7, 1, 7, 16), (0.7, 8, 8, 7), (0.7, 10**6, 28, 2), (0, 10**6, 28, 2)):
+                (0.7, 1, 7, 16), (0.7, 8, 8, 10), (0.7, 10**6, 28, 2), (0, 10**6, 28, 2)):
             sizes.clear()
             scores, tokens = score_matrix(model, self.PROMPTS, self.REASONINGS, temperature, budget)
             assert torch.allclose(scores, expected[temperature], atol=1e-4)
@@ -201,7 +202,7 @@ class TestCollapseMetrics:
             (1, " Down")]  # prompts and reasonings repeat
 
     def played(self, frame):
-        return [spoken(frame, g, f"{z}</think>", prompt=f"({g}, {g})") for g, z in self.SAID]
+        return [episode(frame, g, f"{z}</think>", prompt=f"({g}, {g})") for g, z in self.SAID]
 
     def test_they_are_those_of_the_rows_scores_in_total_and_per_token(self):
         policy, frame = tiny()
@@ -236,16 +237,16 @@ class TestCollapseMetrics:
 
     def test_a_single_prompt_gives_no_metrics_and_no_reasoning_gives_none_either(self):
         policy, frame = tiny()
-        alike = [spoken(frame, 0, " goal</think>") for _ in range(4)]
-        blank = [spoken(frame, g, "</think>", prompt=f"({g}, 0)") for g in range(4)]
+        alike = [episode(frame, 0, " goal</think>") for _ in range(4)]
+        blank = [episode(frame, g, "</think>", prompt=f"({g}, 0)") for g in range(4)]
         for played in (alike, blank):
             assert collapse_metrics(policy, frame, played, {}) == {}
 
 
-def measured(mi, entropy, retrieved, columns=16, thinking=1.0, sampler="first_turn"):
+def measured(mi, entropy, retrieved, columns=16, thinking=1.0):
     found = {"mi": mi, "conditional_entropy_per_token": entropy, "retrieval": retrieved,
              "retrieval_chance": 1 / columns, "rows": 64, "columns": columns}
-    return {f"{sampler}/{k}": v for k, v in found.items()} | {"valid_thinking": thinking}
+    return {f"first_turn/{k}": v for k, v in found.items()} | {"valid_thinking": thinking}
 
 
 class TestRegimes:
@@ -263,8 +264,7 @@ class TestRegimes:
                 (quiet, (2.0, 0.049, 1.0), "compressed"), (quiet, (2.0, 0.051, 1.0), "diverse"),
                 # The first measurement can be a collapse already.
                 (blind, blind, "template collapse")):
-            metrics = (measured(*numbers, sampler="trajectory") for numbers in (first, now))
-            assert diagnostics.regime(*metrics, "trajectory") == label, (first, now)
+            assert diagnostics.regime(measured(*first), measured(*now)) == label, (first, now)
 
     def test_with_too_little_reasoning_or_too_few_prompts_there_is_none(self):
         first = measured(2.0, 0.4, 0.9)
@@ -286,7 +286,7 @@ def history(steps=60, **factors):
     return run
 
 
-def told(run):
+def given(run):
     """{step: warnings} of a whole run."""
     found = {run[k - 1]["step"]: diagnostics.warnings_of(run[:k]) for k in range(1, len(run) + 1)}
     return {step: sentences for step, sentences in found.items() if sentences}
@@ -294,7 +294,7 @@ def told(run):
 
 class TestWarnings:
     @pytest.mark.parametrize("metric, warns, silent, step, words", [
-        ("reward_std", 0.095, 0.105, 39, "reward spread"),
+        ("reward_std", 0.095, 0.105, 39, "reward std"),
         ("entropy", 0.19, 0.21, 39, "stopped exploring"),
         ("entropy", 2.1, 1.9, 32, "incoherent"),
         ("grad_norm", 4.1, 3.9, 32, "gradient norm"),
@@ -302,36 +302,36 @@ class TestWarnings:
         ("distinct_3", 0.48, 0.52, 39, "repeat each other")])
     def test_each_is_given_once_when_its_threshold_is_passed(self, metric, warns, silent, step,
                                                              words):
-        (found, (sentence,)), = told(history(**{metric: {30: warns}})).items()
+        (found, (sentence,)), = given(history(**{metric: {30: warns}})).items()
         assert found == step and words in sentence and sentence.endswith(".")
-        assert told(history(**{metric: {30: silent}})) == {}
+        assert given(history(**{metric: {30: silent}})) == {}
 
     def test_a_window_that_is_not_full_says_nothing_except_that_the_form_is_lost(self):
-        assert set(told(history(25, reward_std={10: 0.0}))) == {20}
-        assert set(told(history(25, grad_norm={11: 5.0, 14: 1.0}))) == {13}
-        assert set(told(history(25, grad_norm={10: 5.0, 13: 1.0}))) == set()
-        assert set(told(history(25, valid={2: 0.0}))) == {4}
-        assert set(told(history(23, grad_norm={12: 3.9, 21: 4.1}))) == {22}  # of twenty before
+        assert set(given(history(25, reward_std={10: 0.0}))) == {20}
+        assert set(given(history(25, grad_norm={11: 5.0, 14: 1.0}))) == {13}
+        assert set(given(history(25, grad_norm={10: 5.0, 13: 1.0}))) == set()
+        assert set(given(history(25, valid={2: 0.0}))) == {4}
+        assert set(given(history(23, grad_norm={12: 3.9, 21: 4.1}))) == {22}  # of twenty before
 
     def test_a_solved_run_is_not_an_echo_trap(self):
         quiet = dict(reward_std={30: 0.0}, entropy={30: 0.0}, distinct_3={30: 0.0})
         for success, count in ((0.91, 0), (0.89, 3)):
             run = history(**quiet, success={1: success / HEALTHY["success"]})
-            assert len(sum(told(run).values(), [])) == count, success
+            assert len(sum(given(run).values(), [])) == count, success
         late = {1: 0.0, 26: 0.91 / HEALTHY["success"]}  # solved for ten steps before the first
-        assert told(history(40, **quiet, success=late)) == {}
+        assert given(history(40, **quiet, success=late)) == {}
 
     def test_it_is_given_again_only_after_twenty_silent_steps(self):
         for second, steps in ((50, {32}), (51, {32, 53})):
             spikes = {30: 5.0, 33: 1.0, second: 5.0, second + 3: 1.0}
-            assert set(told(history(grad_norm=spikes))) == steps
+            assert set(given(history(grad_norm=spikes))) == steps
 
-    def test_template_collapse_is_told_at_the_measurement_that_shows_it(self):
+    def test_template_collapse_warns_at_the_measurement_that_shows_it(self):
         run = history(40)
         run[0] |= measured(None, None, None)
         for step in (2, 11, 21, 31):
             run[step - 1] |= measured(2.0, 0.4, 0.9) if step < 21 else measured(0.1, 0.4, 0.1)
-        assert told(run) == {21: [
+        assert given(run) == {21: [
             "template collapse: the reasoning no longer depends on the prompt (mutual information "
             "0.10 nats, retrieval 0.10, chance 0.06)."]}
 
@@ -342,74 +342,81 @@ class TestWarnings:
         for line in run[::4]:
             del line["distinct_3"]
         run.insert(32, {"step": "val", "val/success": 0.2})  # behind the step that warns
-        assert set(told([{"step": 0, "val/success": 0.1}, *run])) == {32}
+        assert set(given([{"step": 0, "val/success": 0.1}, *run])) == {32}
 
     def test_the_runs_of_the_readme_have_none(self):
         runs = sorted((Path(__file__).parent.parent / "runs").glob("readme-*/metrics.jsonl"))
         assert runs
         for path in runs:
-            assert told([json.loads(line) for line in path.read_text().splitlines()]) == {}, path
+            assert given([json.loads(line) for line in path.read_text().splitlines()]) == {}, path
+
+
+def gradient_batch(tokens, mask, group_ids):
+    """Rows whose loss weights are those of a mean over the tokens in `mask`."""
+    zeros = torch.zeros(mask.shape)
+    return Batch(tokens, mask, mask, zeros, zeros, zeros, group_ids, group_ids, zeros[:, 0],
+                 loss_mask=mask, loss_weights=mask / mask.sum())
 
 
 class TestGradients:
     def test_a_buckets_norm_is_that_of_its_own_token_mean_however_it_is_cut(self):
         torch.manual_seed(0)
-        x, tokens_of = torch.randn(14, 3, 3), torch.arange(14) % 3 + 1
-        weight, unused = torch.randn(3, requires_grad=True), torch.ones(2, requires_grad=True)
+        x, mask = torch.randn(14, 3, 3), torch.arange(3) < torch.arange(14)[:, None] % 3 + 1
+        model = torch.nn.ParameterList([torch.randn(3), torch.ones(2), torch.ones(2)])
+        model[2].requires_grad, weight = False, model[0]
 
-        def components(rows):
-            y = torch.cat([x[r, :tokens_of[r]] @ weight for r in rows.tolist()])
-            return {"task": (y**2).sum(), "entropy": -0.1 * y.sin().sum(),
-                    "kl": torch.zeros(())}, int(tokens_of[rows].sum())
+        def losses_of(part):
+            y = x[part.tokens[:, 0], :part.tokens.shape[1]] @ weight
+            return {"task": (y**2 * part.loss_weights).sum(),
+                    "entropy": -0.1 * (y.sin() * part.loss_weights).sum(), "kl": torch.zeros(())}
 
-        group_ids = torch.tensor([9, 4, 7, 2, 5, 3, 8]).repeat_interleave(2)
-        spread = torch.tensor([0.3, 0.1, 0.9, 0.0, 0.5, 0.2, 0.7])  # of groups 2, 3, 4, 5, 7, 8, 9
-        by_row, at_once = (gradient_metrics([weight, unused, torch.ones(2)], components, spread,
-                                            group_ids, cut, num_buckets=3)
-                           for cut in (lambda rows: rows.split(1), lambda rows: [rows]))
-        expected = {}  # by ascending spread: groups 5, 3, 8 | 2, 7 | 9, 4
-        for name, rows, stds in (("bucket_1", range(8, 14), [0.0, 0.1, 0.2]),
-                                 ("bucket_2", range(4, 8), [0.3, 0.5]),
-                                 ("bucket_3", range(4), [0.7, 0.9]), ("all", range(14), spread)):
-            sums, tokens = components(torch.tensor(rows))
-            found = {"groups": len(stds), "rows": len(rows), "tokens": tokens,
-                     "reward_std": sum(stds) / len(stds), "reward_std_min": min(stds),
-                     "reward_std_max": max(stds)}
-            for part in ("task", "entropy"):
-                gradient, = torch.autograd.grad(sums[part] / tokens, weight, retain_graph=True)
-                found[part] = float(gradient.norm())
+        batch = gradient_batch(torch.arange(14)[:, None].expand(14, 3), mask,
+                               torch.tensor([9, 4, 7, 2, 5, 3, 8]).repeat_interleave(2))
+        # 9: groups that a filter has dropped.
+        reward_std = torch.tensor([9, 9, 0.3, 0.1, 0.9, 0.0, 9, 0.5, 0.2, 0.7])
+        by_row, at_once = (gradient_metrics(model, batch, losses_of, reward_std, budget, 3)
+                           for budget in (1, 10**6))
+        expected = {}
+        for name, groups in (("bucket_1", [5, 3, 8]), ("bucket_2", [2, 7]), ("bucket_3", [9, 4]),
+                             ("all", [2, 3, 4, 5, 7, 8, 9])):
+            rows, stds = torch.isin(batch.group_ids, torch.tensor(groups)), reward_std[groups]
+            y = x[rows][mask[rows]] @ weight
+            found = {"groups": len(groups), "rows": rows.sum(), "tokens": len(y), "reward_std":
+                     stds.mean(), "reward_std_min": stds.min(), "reward_std_max": stds.max()}
+            for term, loss in (("task", (y**2).mean()), ("entropy", -0.1 * y.sin().mean())):
+                found[term] = torch.autograd.grad(loss, weight, retain_graph=True)[0].norm()
             expected |= {f"gradient/{name}/{key}": float(value) for key, value in found.items()}
         assert by_row == pytest.approx(expected, rel=1e-5) == at_once
 
     def test_buckets_are_ascending_and_as_equal_as_can_be(self):
-        spread = torch.rand(8)
-        parts = diagnostics.buckets(spread)
+        reward_std = torch.rand(8)
+        parts = diagnostics.buckets(reward_std)
         assert [len(p) for p in parts] == [2, 2, 1, 1, 1, 1]  # RAGEN: 1, 1, 1, 1, 1, 3
-        assert torch.equal(torch.cat(parts), spread.argsort())
-        assert [len(p) for p in diagnostics.buckets(spread[:2])] == [1, 1]
+        assert torch.equal(torch.cat(parts), reward_std.argsort())
+        assert [len(p) for p in diagnostics.buckets(reward_std[:2])] == [1, 1]
 
-    def test_without_tokens_a_bucket_has_sizes_only_and_without_groups_there_is_none(self):
-        weight = torch.ones(2, requires_grad=True)
-        one, none = (gradient_metrics([weight], lambda rows: ({"task": weight.sum()}, 0),
-                                      torch.zeros(n), torch.arange(n), lambda rows: [rows])
-                     for n in (1, 0))
-        assert one["gradient/bucket_1/rows"] == 1 and "gradient/bucket_1/task" not in one
-        assert none == {f"gradient/all/{name}": 0 for name in ("groups", "rows", "tokens")}
-        with pytest.raises(ValueError, match="got 1 spreads, expected one for each of the 2"):
-            gradient_metrics([], None, torch.zeros(1), torch.tensor([0, 1]), None)
+    def test_without_tokens_a_bucket_has_sizes_only(self):
+        model = torch.nn.ParameterList([torch.ones(2)])
+        batch = gradient_batch(torch.ones(2, 3), torch.ones(2, 3).bool(), torch.arange(2))
+        batch.loss_mask = batch.loss_mask & torch.tensor([[True], [False]])
+        losses = {"task": model[0].sum()}
+        found = gradient_metrics(model, batch, lambda part: losses, torch.arange(2.0), 8)
+        assert "gradient/bucket_1/task" in found and "gradient/bucket_2/task" not in found
+        assert found["gradient/bucket_2/rows"] == 1 and found["gradient/bucket_2/tokens"] == 0
 
     def test_a_policys_gradients_leave_nothing_behind(self, monkeypatch):
         """No hook fires, and recomputed chunks of logits allow several backward passes."""
         model = copy.deepcopy(tiny()[0].model).bfloat16()
         optimizer, before = AdamW(model.parameters(), 1e-3), copy.deepcopy(model.state_dict())
-        tokens, mask = torch.arange(36).view(4, 9), torch.arange(9).expand(4, 9) > 0
+        batch = gradient_batch(torch.arange(36).view(4, 9), torch.arange(9).expand(4, 9) > 0,
+                               torch.tensor([0, 0, 1, 1]))
 
-        def components(rows):
-            logprobs, entropy = token_logprobs(model, tokens[rows], mask[rows])
-            return {"task": -logprobs.sum(), "entropy": -entropy.sum()}, int(mask[rows].sum())
+        def losses_of(part):
+            logprobs, entropy = token_logprobs(model, part.tokens, part.loss_mask)
+            return {"task": -(logprobs * part.loss_weights).sum(),
+                    "entropy": -(entropy * part.loss_weights).sum()}
 
-        args = (list(model.parameters()), components, torch.tensor([0.1, 0.2]),
-                torch.tensor([0, 0, 1, 1]), lambda rows: rows.split(2))
+        args = model, batch, losses_of, torch.tensor([0.1, 0.2]), 16
         whole = gradient_metrics(*args)
         monkeypatch.setattr(models, "LOGIT_BUDGET", 5 * model.config.vocab_size)
         assert gradient_metrics(*args) == pytest.approx(whole, rel=0.05)

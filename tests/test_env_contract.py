@@ -54,13 +54,13 @@ def play(env, seed, player, member=0):
         episode.success |= bool(info["success"])
         if terminated or truncated:
             assert terminated != truncated
-            episode.lucky = next_draws(env.dynamics) != dynamics  # chance had a hand in it
+            episode.lucky = next_draws(env.dynamics) != dynamics  # something random happened
             return episode
     raise AssertionError(f"the episode goes on after all {env.budget.max_turns} turns")
 
 
 def random_player(seed):
-    """It says numbers where the environment cannot make up a well-formed answer."""
+    """It answers with numbers where the environment has no random policy."""
     rng = np.random.default_rng([seed, 99])
 
     def answer(env):
@@ -86,7 +86,7 @@ def random_episodes(name, split="train", member=0):
 def looked_at(name, member):
     """The same episodes, each in a fresh environment that is looked at in every turn."""
     def curious(player, env):
-        for look in (env.render, env.note, env.instance_split):
+        for look in (env.render, env.note, env.describe, env.instance_split):
             look()
         if has_solver(env):
             env.solve()
@@ -130,7 +130,7 @@ class TestGymnasium:
 
 
 class TestSeeds:
-    def test_a_seed_gives_one_episode_whoever_looks_and_touches_no_global_state(self, env_name):
+    def test_a_seed_gives_one_episode_and_looking_at_it_changes_nothing(self, env_name):
         episodes = random_episodes(env_name, member=1)  # it also imports what is imported late
         before = global_randomness()
         assert looked_at(env_name, member=1) == episodes
@@ -144,20 +144,20 @@ class TestSeeds:
 
 
 class TestGroups:
-    def test_the_members_of_a_group_share_all_that_they_are_told_before_they_act(self, env_name):
+    def test_the_members_of_a_group_share_the_instance_and_its_prompt(self, env_name):
         env = stochastic(env_name)
         for seed in range(10):
-            told = {(env.reset(seed=seed, options={"member": member})[0], env.system_prompt,
-                     env.instance()) for member in range(4)}
-            assert len(told) == 1, f"seed {seed}"
+            prompts = {(env.reset(seed=seed, options={"member": member})[0], env.system_prompt,
+                        env.instance()) for member in range(4)}
+            assert len(prompts) == 1, f"seed {seed}"
 
-    def test_members_differ_where_chance_has_a_hand_in_episodes(self, env_name):
+    def test_members_differ_where_episodes_are_random(self, env_name):
         first, second, third = (random_episodes(env_name, member=member) for member in range(3))
         chance = env_name in STOCHASTIC or any(episode.lucky for episode in first)
         assert not chance or third not in (first, second) and first != second
 
     def test_no_dynamics_repeat_another_stream(self, env_name):
-        """NumPy spells a seed of 2^32 and more in two words, like a seed and a member."""
+        """NumPy splits a seed of 2^32 or more into two words, like a seed and a member."""
         env, drawn, dynamics = make(env_name), set(), []
         draw_instance = env._reset
         env._reset = lambda rng: (drawn.add(next_draws(rng)), draw_instance(rng))
@@ -189,7 +189,7 @@ class TestSplits:
 
 class TestSolver:
     def test_the_solver_succeeds_on_every_instance_by_a_plan_for_the_turns_left(self, env_name):
-        """Planning afresh every turn; in a world without chance its first plan is enough."""
+        """It plans again every turn; without randomness its first plan is enough."""
         for split in SPLITS:
             env = make(env_name, split)
             for seed in seeds(env_name, 50) if has_solver(env) else ():
@@ -214,7 +214,7 @@ class TestRandomPolicy:
 
 
 class TestLife:
-    def test_a_step_before_a_reset_and_after_the_end_tells_to_call_reset(self, env_name):
+    def test_a_step_before_a_reset_or_after_the_end_is_refused(self, env_name):
         env = make(env_name)
         for player in (None, lambda env: "", random_player(0)):
             if player:
@@ -222,8 +222,8 @@ class TestLife:
             with pytest.raises(RuntimeError, match=r"Call reset\(\)"):
                 env.step("anything")
 
-    def test_a_player_who_never_acts_is_fined_in_every_turn_and_then_cut_off(self, env_name):
-        """A task of one turn is not cut off: there a bad answer ends it."""
+    def test_a_player_who_never_acts_is_penalised_every_turn_and_then_truncated(self, env_name):
+        """A task of one turn is terminated instead: there a bad answer ends it."""
         for budget in (*BUDGETS, Budget(2, 1, 1), Budget(1, 1, 1)):
             env = make(env_name, budget=budget)
             episode, turns = play(env, 0, lambda env: ""), env.budget.max_turns
@@ -240,7 +240,7 @@ class TestHostileAnswers:
     @staticmethod
     @functools.cache
     def answers():
-        """Things a policy might say that are no action anywhere."""
+        """Answers that are an action in no environment."""
         rng = random.Random(0)
         signs = [*map(chr, range(1, 48)), *map(chr, range(58, 127)), "\u0301", "\u202e", "\ud800"]
         tags = ("<answer>", "</answer>", "<think>", "</think>", "<|im_end|>", "||", "\n", "thing")
@@ -267,11 +267,11 @@ class TestHostileAnswers:
                     env.reset(seed=i % 20)
                 observation, reward, terminated, truncated, info = env.step(answer)
                 over = terminated or truncated
-                told = f"answer {i}: {answer[:60]!r}"
-                assert observation in env.observation_space, told
-                assert reward <= 0 and info["success"] == 0.0, told
-                if env.actions:  # where any text is an action, what is valid is its own matter
-                    assert (reward, info["valid"]) == (FORMAT_PENALTY, 0.0), told
+                which = f"answer {i}: {answer[:60]!r}"
+                assert observation in env.observation_space, which
+                assert reward <= 0 and info["success"] == 0.0, which
+                if env.actions:  # otherwise any text may be valid
+                    assert (reward, info["valid"]) == (FORMAT_PENALTY, 0.0), which
 
 
 class TestInfo:
@@ -297,13 +297,13 @@ class TestBudget:
     def test_every_number_of_turns_and_actions_in_the_prompt_is_the_budgets(self, env_name):
         for budget in BUDGETS:
             env = make(env_name, budget=budget)
-            told, b = f"{env.reset(seed=0)[0]}\n{env.system_prompt}", env.budget
-            turns = numbers(r"(\d+) turns?\b", told) | numbers(r"turns left: (\d+)", told)
-            actions = numbers(r"(\d+) actions?\b", told) | numbers(r"actions left: (\d+)", told)
-            in_a_turn = numbers(r"up to (\d+) a turn", told)
-            assert turns <= {b.max_turns} and (turns or b.max_turns == 1), told
-            assert actions <= {b.max_actions} and in_a_turn <= {b.max_actions_per_turn}, told
-            assert not env.multi_action or actions and in_a_turn, told
+            prompt, b = f"{env.reset(seed=0)[0]}\n{env.system_prompt}", env.budget
+            turns = numbers(r"(\d+) turns?\b", prompt) | numbers(r"turns left: (\d+)", prompt)
+            actions = numbers(r"(\d+) actions?\b", prompt) | numbers(r"actions left: (\d+)", prompt)
+            in_a_turn = numbers(r"up to (\d+) a turn", prompt)
+            assert turns <= {b.max_turns} and (turns or b.max_turns == 1), prompt
+            assert actions <= {b.max_actions} and in_a_turn <= {b.max_actions_per_turn}, prompt
+            assert not env.multi_action or actions and in_a_turn, prompt
 
     def test_bad_pieces_beside_a_good_one_cost_the_penalty_once_and_no_action(self, env_name):
         env = make(env_name, budget=BUDGETS[1])

@@ -4,7 +4,6 @@ import os
 import re
 import runpy
 import sys
-import textwrap
 import threading
 import time
 from collections import Counter
@@ -19,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minragen import envs
-from minragen.envs import FORMAT_PENALTY, Budget, EnvGroups, Outcome, TextEnv, make, transcript
+from minragen.environments.__main__ import transcript
+from minragen.envs import FORMAT_PENALTY, Budget, EnvGroups, Outcome, TextEnv, make
 
 
 class Walk(TextEnv):
@@ -94,6 +94,8 @@ class TestErrors:
         for name, said in (("FrozenLakes", "unknown env 'FrozenLakes': did you mean 'frozenlake'?"),
                            (":Walk", "bad env ':Walk': expected package.module:Class"),
                            ("minragen.envs:TextEnv", "is the base"),
+                           ("minragen.environments.board:Board", "is the base"),
+                           ("minragen.environments.gymnasium_text:GymnasiumText", "is the base"),
                            ("test_envs:Nothing", "no Gymnasium id called 'Nothing'"),
                            ("test_envs:Budget", "test_envs has no TextEnv class"),
                            ("no_such_module:Walk", "No module named 'no_such_module'"),
@@ -164,14 +166,14 @@ class TestTurns:
 
     def test_the_prompt_names_the_actions_and_the_budget(self):
         walk = "Walk to 3.\nActions: Left, Wait, Right."
-        for cls, budget, told in (
+        for cls, budget, prompt in (
                 (Step, (6, 1, 6), f"{walk} One action a turn, 6 turns."),
                 (Step, (9, 1, 5), f"{walk} One action a turn, 9 turns and 5 actions."),
                 (Walk, (7, 3, 13), f"{walk} Up to 3 a turn, such as Left || Right . "
                                    "You have 7 turns and 13 actions."),
                 (Walk, (2, 1, 10), f"{walk} Up to 1 a turn. You have 2 turns and 2 actions."),
                 (Question, (2, 1, 2), "You have 2 turns."), (Question, (1, 1, 1), "")):
-            assert cls(budget=Budget(*budget)).system_prompt == told
+            assert cls(budget=Budget(*budget)).system_prompt == prompt
 
     def test_text_is_cut_and_rid_of_what_no_observation_may_hold(self):
         assert (Walk()._fitted("a√☺b", 4), Walk()._fitted("abcde", 4)) == ("a√?b", "abcd...")
@@ -233,7 +235,7 @@ class TestGroups:
         assert groups.names == ["frozenlake", "frozenlake", "bandit"]
 
     def test_options_reach_every_environment_or_the_one_they_name_and_budgets_all(self):
-        users = "minragen.envs:FrozenLake"
+        users = "minragen.environments.frozenlake:FrozenLake"
         for options, slips in (({"frozenlake.slip": 0.2, f"{users}.slip": 0.4}, [0.2, 0.4]),
                                ({"slip": 0.1, "frozenlake.slip": 0.5}, [0.5, 0.1]),
                                ({"frozenlake.slip": 0.5, "slip": 0.1}, [0.5, 0.1])):
@@ -296,20 +298,21 @@ class TestTimeLimit:
 
 class TestTranscript:
     @pytest.mark.parametrize("name", sorted(envs.REGISTRY))
-    def test_the_docstring_answers_the_same_questions_and_shows_the_episode_of_today(self, name):
+    def test_the_docstring_answers_the_same_questions_and_names_an_episode_that_is_won(self, name):
         doc = type(make(name)).__doc__
         for heading in ("Goal:", "Observation:", "Actions:", "Reward:", "Ends when:", "Solver:"):
             assert re.search(rf"^ *{heading}", doc, re.MULTILINE), heading
-        seed = int(re.search(rf"python -m minragen\.envs {name} (\d+)", doc)[1])
-        shown = textwrap.dedent(doc[doc.index("`):") + 3:]).strip()
-        env = begun(type(make(name)), seed)
-        assert transcript(name, seed).startswith(f"{env.system_prompt}\n\n{env.render()}\n")
-        assert transcript(name, seed).endswith(shown) and "<answer>" in shown
+        seed = int(re.search(rf"python -m minragen\.environments {name} (\d+)", doc)[1])
+        env, said = begun(type(make(name)), seed), transcript(name, seed)
+        assert said.startswith(f"{env.system_prompt}\n\n{env.render()}\n")
+        answers = re.findall(r"<answer> (.*?) </answer>", said, re.DOTALL)
+        *_, (last, *_, info) = [env.step(answer) for answer in answers]
+        assert said.endswith(f"\n{last}") and info["success"] == 1
 
     @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
     def test_the_module_run_as_a_command_prints_one(self, capsys, monkeypatch):
-        monkeypatch.setattr(sys, "argv", ["minragen.envs", "test_envs:Walk", "7"])
-        runpy.run_module("minragen.envs", run_name="__main__", alter_sys=True)
+        monkeypatch.setattr(sys, "argv", ["environments", "test_envs:Walk", "7"])
+        runpy.run_module("minragen.environments", run_name="__main__", alter_sys=True)
         assert capsys.readouterr().out == f"{transcript('test_envs:Walk', 7)}\n"
 
 
@@ -343,8 +346,8 @@ class Broken(Walk):
 
     def render(self):
         self.day += self.has("changes_when_looked_at")
-        told = {"uses_hash": hash(str(self.day)), "remembers": self.games}
-        return f"{super().render()} {told.get(type(self).__name__, 0)}"
+        shown = {"uses_hash": hash(str(self.day)), "remembers": self.games}
+        return f"{super().render()} {shown.get(type(self).__name__, 0)}"
 
     def _act(self, action):
         if self.has("has_dynamics_without_consequence"):

@@ -5,12 +5,12 @@ import math
 
 import numpy as np
 import pytest
+from conftest import parsed
 from toys import tiny
 
-from minragen import config as settings
+from minragen import diagnostics, models, train
 from minragen import eval as evaluation
-from minragen import train as trainer
-from minragen.config import parse
+from minragen import runs as runs_on_disk
 from minragen.envs import EnvGroups, make
 from minragen.eval import play, scripted, wilson
 from minragen.rollout import Trajectory
@@ -43,16 +43,16 @@ class TestEvaluate:
     def evaluated(self, monkeypatch):
         """evaluated(config, split, size, sampled, greedy): the tables for such trajectories."""
         def tables(config, split, size, sampled, greedy):
-            monkeypatch.setattr(trainer, "find_checkpoint", lambda folder: folder)
-            monkeypatch.setattr(trainer, "build_policy", lambda *_: tiny()[0])
-            monkeypatch.setattr(trainer, "play_held_out", lambda policy, frame, groups, config: {
+            monkeypatch.setattr(runs_on_disk, "find_checkpoint", lambda folder: folder)
+            monkeypatch.setattr(models, "load_policy", lambda *_, **__: tiny()[0])
+            monkeypatch.setattr(diagnostics, "play_held_out", lambda *_: {
                 "": [trajectory(*pair) for pair in sampled],
                 "_greedy": [trajectory(*pair) for pair in greedy]})
             return evaluation.evaluate(config, split, size)
         return tables
 
     def test_each_environment_gets_its_rows_successes_and_mean_returns(self, evaluated):
-        config = parse(["--env", "frozenlake,bandit"])[0]
+        config = parsed("--env", "frozenlake,bandit")
         tables = evaluated(config, "val", 5,
                            [(True, 1.0), (False, 0.5), (True, 0.0), (False, 0.2), (False, -0.2)],
                            [(False, 0.0), (False, 0.0), (True, 0.3), (True, 0.1), (True, 0.3)])
@@ -67,7 +67,7 @@ class TestEvaluate:
 
     @pytest.mark.parametrize("split", ["val", "test"])
     def test_baselines_play_the_instances_of_the_split_from_seed_0(self, evaluated, split):
-        config = parse(["--env", "frozenlake"])[0]
+        config = parsed("--env", "frozenlake")
         rows, distinct, _ = evaluated(config, split, 40, [(True, 1.0)] * 40,
                                       [(True, 1.0)] * 40)["frozenlake"]
         groups = EnvGroups("frozenlake", 40, 1, split)
@@ -85,8 +85,8 @@ class TestEvaluate:
 
     def test_equal_instances_are_counted_once_as_distinct(self, evaluated):
         outcomes = [(True, 0.1)] * 30
-        _, distinct, _ = evaluated(parse(["--env", "bandit"])[0], "val", 30, outcomes, outcomes)[
-            "bandit"]
+        tables = evaluated(parsed("--env", "bandit"), "val", 30, outcomes, outcomes)
+        _, distinct, _ = tables["bandit"]
         assert 5 < distinct <= 12  # there are twelve pairs of names
 
     def test_success_in_any_turn_is_success(self):
@@ -105,12 +105,11 @@ class TestCommand:
         assert last == "F1 of descriptions: grounding 0.250, worldmodeling 0.750"
 
     def test_it_measures_a_run_on_the_split_asked_for_as_the_run_measured_itself(
-            self, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr(settings, "RUNS", tmp_path)
-        trainer.main(["--env", "bandit", "--run", "a", "--steps", "1", "--num-groups", "2",
-                      "--group-size", "4", "--val-size", "16"])
-        (tmp_path / "a").rename(tmp_path / "b")  # a run is where its folder is
-        lines = [json.loads(x) for x in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()]
+            self, runs, capsys):
+        train.main(["--env", "bandit", "--run", "a", "--steps", "1", "--num-groups", "2",
+                    "--group-size", "4", "--val-size", "16"])
+        (runs / "a").rename(runs / "b")  # a run is where its folder is
+        lines = [json.loads(x) for x in (runs / "b" / "metrics.jsonl").read_text().splitlines()]
         capsys.readouterr()
         for split, line in (("val", lines[1]), ("test", lines[2])):
             evaluation.main(["--run", "b", "--split", split, "--size", "16"])
@@ -120,7 +119,7 @@ class TestCommand:
                 assert f"{line[f'{split}/{name}']:8.3f}   [{low:.3f}, {high:.3f}]" in row
             assert printed[5].startswith("solver                  1.000")
         assert lines[1]["val/success"] > lines[2]["test/success"]
-        for argv, said in ((["--run", "c"], "unknown run 'c': Known: b"),
+        for argv, said in ((["--run", "c"], r"unknown run 'c'\. Known: b\."),
                            (["--run", "b", "--size", "0"], "expected 1 to 65536")):
             with pytest.raises(SystemExit, match=said):
                 evaluation.main(argv)
@@ -155,10 +154,10 @@ class TestPlay:
         assert "--- success, return 1" in self.play("Right ||\\", "Up", "Up")
 
     def test_the_command_says_what_it_does_not_know(self):
-        for words, told in ((["--play", "frozen_lake"], "did you mean 'frozenlake'"),
+        for words, said in ((["--play", "frozen_lake"], "did you mean 'frozenlake'"),
                             (["--play", ""], "unknown env ''"),
                             (["--play", "bandit", "--seed", "-1"], "expected at least 0"),
                             (["--play", "countdown", "--env-arg", "data={[1]:2}"], "no file"),
                             (["--play", "frozenlake", "--env-arg", "sice=3"], "size")):
-            with pytest.raises(SystemExit, match=told):
+            with pytest.raises(SystemExit, match=said):
                 evaluation.main(words)

@@ -1,4 +1,4 @@
-"""The README is true: its numbers come from the files, and every one of its commands runs."""
+"""The pages are true: their commands run, and their numbers and episodes come from the project."""
 
 import ast
 import io
@@ -15,40 +15,43 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import compare
-from benchmarks.figure import ROOT, blocks, written_into
+from benchmarks import compare, figure
+from benchmarks.figure import ROOT
 from minragen.config import ALGOS
+from minragen.envs import REGISTRY, make
 
-README = (ROOT / "README.md").read_text()
-ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text()
-SPECIFICATION = (ROOT / "docs" / "specification.md").read_text()
-GUIDE = (ROOT / "docs" / "add-an-environment.md").read_text()
+PAGES = {path.name: path.read_text()
+         for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]}
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
          "--warmup-steps 0 --save-every 1")
 SHORT_BENCH = "--trajectories 4 --turns 1 --new-tokens 2 --repeats 1 --group-size 2"
 
 
-def code_blocks(text):
-    """[(label, lines), ...] of the fenced blocks of a Markdown text."""
-    return [(label, body.splitlines())
-            for label, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
+def code_blocks(page, wanted):
+    """The lines of each fenced block of a page that has this label."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
+    return [body.splitlines() for label, body in blocks if label == wanted]
 
 
-def commands(text):
-    """The lines of the unlabelled code blocks, without their comments."""
-    return [line.split(" #")[0].strip() for label, lines in code_blocks(text) if not label
-            for line in lines if line.strip()]
+def commands(page):
+    """The lines of the unlabelled blocks, and what a sentence says to run on the user's code."""
+    return [*itertools.chain(*code_blocks(page, "")),
+            *re.findall(r"`(\.venv/bin/python -m minragen\.train [^`]+)`", PAGES[page])]
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of the tree whose .venv is the environment that runs this test."""
+    """A copy of the tree whose .venv runs this test, with the code that the pages tell to add."""
     folder = tmp_path_factory.mktemp("clone") / "minragen"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(
         ".git", ".venv", "runs", "__pycache__", ".*_cache"))
     (folder / ".venv").symlink_to(sys.prefix)
-    (users_env,) = [lines for label, lines in code_blocks(GUIDE) if label == "python"]
-    (folder / "reach.py").write_text("\n".join(users_env) + "\n")
+    estimator, small_env = code_blocks("CONTRIBUTING.md", "python")
+    (env,) = code_blocks("add-an-environment.md", "python")
+    with open(folder / "minragen" / "starpo.py", "a") as file:
+        file.write("\n".join(["", "", *estimator, ""]))
+    for name, lines in (("my_env.py", small_env), ("reach.py", env)):
+        (folder / name).write_text("\n".join([*lines, ""]))
     return folder
 
 
@@ -61,11 +64,10 @@ def run(words, checkout):
 
 
 def run_here(words, checkout, monkeypatch, capfd):
-    """What make would run, by its own word (-n), with `python -m minragen.x` in this process.
+    """Run the recipe that make prints (-n), with each `python -m minragen.x` in this process.
 
-    The benchmarks, which write into the tree that they stand in, remain processes in the copy.
-    One test below starts a process of its own; an import of torch for each command would be most
-    of the time.
+    An import of torch for each command would take most of the time. The benchmarks, which write
+    into the tree that they stand in, remain processes in the copy.
     returns: as `run`
     """
     recipe = run([*words, "-n"], checkout)
@@ -89,13 +91,13 @@ def run_here(words, checkout, monkeypatch, capfd):
 
 
 def shortened(command):
-    """The command as written, made small by more ARGS; nothing is installed (-o)."""
+    """The command as written, made small by more options; nothing is installed (-o)."""
     words = shlex.split(command)
     if words[0] != "make":
-        return words + (["-q", "-x"] if "pytest" in words else [])
+        return words + (SHORT.split() if "minragen.train" in words else
+                        ["-q", "-x"] if "pytest" in words else [])
     target = next((w for w in words[1:] if "=" not in w), "help")
-    extra = {"train": SHORT, "bench": SHORT_BENCH,
-             "envs": "bandit --size 2",
+    extra = {"train": SHORT, "bench": SHORT_BENCH, "envs": "bandit --size 2",
              "compare": "--algos grpo --seeds 0 --steps 1 --val-size 2",
              "test": "--collect-only tests/test_env_contract.py"}.get(target, "")
     if "MODEL=smollm2" in words:
@@ -107,12 +109,11 @@ def shortened(command):
 
 
 class TestCommands:
-    def test_there_are_the_two_that_matter(self):
-        assert {"make train ENV=frozenlake", "make test"} <= set(commands(README))
+    def test_the_readme_has_the_two_that_matter(self):
+        assert commands("README.md") == ["make train ENV=frozenlake", "make test"]
 
     @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
-    @pytest.mark.parametrize("command", dict.fromkeys(
-        commands(README) + commands(GUIDE) + commands(ALGORITHMS)))
+    @pytest.mark.parametrize("command", dict.fromkeys(itertools.chain(*map(commands, PAGES))))
     def test_it_runs_as_written(self, checkout, command, monkeypatch, capfd):
         if "smollm2" in command and not os.environ.get("MINRAGEN_TEST_SMOLLM2"):
             pytest.skip("downloads 93 MB: set MINRAGEN_TEST_SMOLLM2=1 to run it")
@@ -122,52 +123,71 @@ class TestCommands:
         assert done.returncode == 0, f"{done.stdout}{done.stderr}{done.returncode}"
         assert "Traceback" not in done.stderr
 
-    def test_training_starts_as_a_process_of_its_own(self, checkout):
-        done = run(shortened("make train ENV=bandit RUN=process"), checkout)
-        assert done.returncode == 0 and "done      runs/process" in done.stdout, done.stderr
-
     def test_every_make_target_is_in_the_help_and_the_help_names_no_other(self, checkout):
         makefile = (checkout / "Makefile").read_text()
         targets = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
         helped = run(["make"], checkout).stdout
         assert {line.split()[1] for line in helped.splitlines()} == targets
-        assert {"help", "train", "eval", "test", "smoke", "smollm2", "clean"} <= targets
-
-    def test_a_whole_environment_takes_about_forty_lines(self):
-        (lines,) = [lines for label, lines in code_blocks(GUIDE) if label == "python"]
-        assert sum(bool(line.strip()) for line in lines) <= 48
+        named = set(re.findall(r"`make (\w+)", "".join(PAGES.values())))
+        assert {"check", "test", "mutants", "figure"} <= named <= targets
 
 
-class TestNumbers:
-    def test_figure_and_tables_are_what_the_runs_say(self):
-        assert written_into(README, blocks()) == README
+class TestPages:
+    @pytest.mark.parametrize("page", figure.PAGES)
+    def test_tables_log_and_episodes_are_what_the_project_prints(self, page):
+        assert figure.rewritten(page) == (ROOT / page).read_text()
+
+    def test_every_episode_is_one_that_is_printed_again(self):
+        shown = [lines[0].split()[-2] for name in PAGES for lines in code_blocks(name, "console")]
+        again = [match[2] for path in figure.PAGES
+                 for match in figure.EPISODE.finditer((ROOT / path).read_text())]
+        assert sorted(shown) == sorted(again) == sorted([*REGISTRY, "frozenlake"])
+
+    def test_the_reply_in_the_readme_is_the_solvers(self):
+        env = make("frozenlake")
+        env.reset(seed=3)
+        assert (f"`<think>{env.note()}</think><answer>{env.solve()[0]}</answer>`"
+                in PAGES["README.md"])
+
+    def test_the_step_in_the_readme_calls_what_the_training_calls(self):
+        (step,) = code_blocks("README.md", "python")
+        calls = [node.func for node in ast.walk(ast.parse("\n".join(step)))
+                 if isinstance(node, ast.Call)]
+        train = (ROOT / "minragen" / "train.py").read_text()
+        names = [getattr(call, "id", getattr(call, "attr", "")) for call in calls]
+        assert len(names) > 10 and [name for name in names if f"{name}(" not in train] == []
+
+    @pytest.mark.parametrize("env", REGISTRY)
+    def test_the_options_of_an_environment_are_listed_with_their_defaults(self, env):
+        (section,) = [text for text in PAGES["environments.md"].split("\n## ")
+                      if text.partition("\n")[0].lower() == env]
+        listed = re.search(r"^Options: (.*?)\.$", section, re.MULTILINE | re.DOTALL)[1]
+        assert re.findall(r"`([^`]+)`", listed) == [
+            f"{name}={value}" for name, value in make(env).defaults.items()]
 
     def test_the_table_of_algorithms_is_what_the_short_runs_say(self):
         rows = json.loads(compare.STORED.read_text())
         assert {(row["env"], row["algo"], row["seed"]) for row in rows} == set(
             itertools.product(compare.STEPS, ALGOS, compare.SEEDS))
-        assert written_into(ALGORITHMS, {"compare": compare.table(rows)}) == ALGORITHMS
+        page = PAGES["algorithms.md"]
+        assert figure.written_into(page, {"compare": compare.table(rows)}) == page
         assert not any(row["warnings"] for row in rows if row["env"] == "frozenlake")
 
-    def test_each_algorithm_is_told_with_all_that_it_changes(self):
+    def test_each_algorithm_is_listed_with_all_that_it_changes(self):
         for algo, choices in ALGOS.items():
-            (line,) = re.findall(rf"^\| `{algo}` \|(?!.* to ).*$", ALGORITHMS, re.MULTILINE)
+            (line,) = re.findall(rf"^\| `{algo}` \|(?!.* to ).*$", PAGES["algorithms.md"],
+                                 re.MULTILINE)
             assert set(re.findall(r"`(\w+=[^`]+)`", line)) == {
                 f"{name}={value}" for name, value in choices.items()}
 
-    def test_the_log_lines_have_the_parts_that_the_text_explains(self):
-        log = blocks()["log"]
-        assert all(f"{word} " in log
-                   for word in ("success", "val", "greedy", "kept", "gap", "test"))
-
-    def test_every_file_that_it_names_is_there(self):
-        for name in re.findall(r"`((?:minragen|tests|docs|runs|benchmarks)/[\w./-]*)`"
-                               r"|\((docs/[\w.]+)\)", README):
-            path = name[0] or name[1]
-            assert "NAME" in path or (ROOT / path).exists(), path
+    def test_every_file_that_a_page_names_is_there(self):
+        for page, text in PAGES.items():
+            for name in re.findall(r"`((?:minragen|tests|docs|runs|benchmarks)/[\w./*-]*)`", text):
+                assert "NAME" in name or list(ROOT.glob(name.rstrip("/"))), (page, name)
 
     def test_every_test_that_the_specification_names_is_there(self):
-        for name in re.findall(r"`((?:worlds/)?test_\w+\.py(?:::\w+)*)`", SPECIFICATION):
+        for name in re.findall(r"`((?:environments/)?test_\w+\.py(?:::\w+)*)`",
+                               PAGES["specification.md"]):
             file, *path = name.split("::")
             body = ast.parse((ROOT / "tests" / file).read_text()).body
             for part in path:
@@ -179,16 +199,17 @@ class TestNumbers:
         found = json.loads((ROOT / "runs" / "readme-mutants.json").read_text())
         assert (f"{found['mutants']} rows, {len(found['survivors'])} survived; "
                 f"{found['generic_killed']} of {found['generic']} generic mutants died"
-                ) in SPECIFICATION and not found["survivors"]
+                ) in PAGES["specification.md"] and not found["survivors"]
 
-    def test_every_module_is_in_the_reading_order(self):
+    def test_every_module_is_in_the_reading_order_and_train_is_the_first(self):
         modules = ({f"minragen/{p.name}" for p in Path(ROOT / "minragen").glob("*.py")}
                    - {"minragen/__init__.py"})
-        assert modules <= set(re.findall(r"`(minragen/\w+\.py)`", README))
+        named = re.findall(r"`(minragen/\w+\.py)`", PAGES["README.md"].partition("## Read it")[2])
+        assert set(named) == modules and named[0] == "minragen/train.py"
 
-    def test_the_project_speaks_of_no_machine(self):
-        tracked = [p for pattern in ("*.md", "*.toml", "Makefile", "minragen/*.py", "docs/*.md",
-                                     "tests/**/*.py", "benchmarks/*.py")
-                   for p in ROOT.glob(pattern)]
-        for path in tracked:
-            assert not re.search(r"(?<![\w.{}])/(home|root|work|Users)/", path.read_text()), path
+    def test_no_file_names_a_folder_of_the_machine(self):
+        for pattern in ("*.md", "*.toml", "*.cff", "Makefile", "minragen/**/*.py", "docs/*.md",
+                        "tests/**/*.py", "benchmarks/*.py"):
+            for path in ROOT.glob(pattern):
+                found = re.search(r"(?<![\w.{}])/(home|root|work|Users)/", path.read_text())
+                assert not found, path

@@ -11,29 +11,29 @@ from minragen.envs import Budget, EnvGroups, Outcome, TextEnv
 from minragen.models import Policy, token_logprobs
 from minragen.rollout import (
     KVSlots,
-    Sampling,
+    Rules,
     StopReason,
     collect,
     make_batch,
-    sample,
-    truncate,
+    sample_tokens,
     uniforms,
 )
 
 LIMITS = dict(max_new_tokens=12, max_context=400)
-WHOLE = Sampling()
 
 
-def play(policy, frame, groups, first_seed=0, sampling=WHOLE, **options):
-    return collect(policy, frame, groups, first_seed, sampling, **{**LIMITS, **options})
+def play(policy, frame, groups, first_seed=0, **rules):
+    return collect(policy, frame, groups, first_seed, Rules(**{**LIMITS, **rules}))
 
 
-def reply_ids(frame, text):
-    return frame.encode(text)
+def first_prompts(frame, groups):
+    """The ids before the first reply of every row, at seed 0."""
+    return [frame.open(frame.system_message(env), observation)
+            for env, observation in zip(groups.envs, groups.reset(0))]
 
 
 class TestTokens:
-    """One FrozenLake episode of two turns, spoken by a puppet; every id of it is known
+    """One FrozenLake episode of two turns, played by a puppet; every id of it is known
     beforehand."""
 
     REPLIES = (" player</think><answer> Left</answer>", " goal</think><answer> Up</answer>")
@@ -45,8 +45,8 @@ class TestTokens:
         env = envs.make("frozenlake", budget=groups.envs[0].budget)
         first, _ = env.reset(seed=3)
         second = env.step("Left")[0]
-        prompt = frame.open(env.system_prompt, first)
-        one, two = (reply_ids(frame, r) for r in self.REPLIES)
+        prompt = frame.open(frame.system_message(env), first)
+        one, two = map(frame.encode, self.REPLIES)
         framing = frame.between(one[-1], second)
         expected = [(prompt, False, -1), (one, True, 0), (framing, False, -1), (two, True, 1)]
         everything = [i for ids, _, _ in expected for i in ids]
@@ -59,11 +59,11 @@ class TestTokens:
 
     def test_response_mask_is_true_exactly_on_sampled_ids(self, episode):
         trajectory, expected = episode
-        assert trajectory.response_mask == [mask for ids, mask, _ in expected for _ in ids]
+        assert trajectory.sequences[-1].response_mask == [mask for ids, mask, _ in expected for _ in ids]
 
     def test_turn_ids_count_the_replies_and_are_minus_one_elsewhere(self, episode):
         trajectory, expected = episode
-        assert trajectory.turn_ids == [turn for ids, _, turn in expected for _ in ids]
+        assert trajectory.sequences[-1].turn_ids == [turn for ids, _, turn in expected for _ in ids]
 
     def test_each_turns_reward_lies_on_its_last_sampled_token(self, episode):
         trajectory, expected = episode
@@ -83,8 +83,8 @@ class TestStops:
     def stop_of(self, text, end=False, turns=1, **limits):
         policy, frame = puppet()
         groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=turns))
-        start = len(frame.open(groups.envs[0].system_prompt, groups.reset(0)[0]))
-        ids = reply_ids(frame, text) + ([frame.end_of_turn] if end else [])
+        start = len(first_prompts(frame, groups)[0])
+        ids = frame.encode(text) + ([frame.end_of_turn] if end else [])
         policy.model.script = {start + i: token for i, token in enumerate(ids)}
         return play(policy, frame, groups, **limits)[0], ids, frame
 
@@ -94,37 +94,37 @@ class TestStops:
 
     def test_an_answer_tag_spelt_in_bytes_ends_the_reply_too(self):
         policy, frame = puppet()
-        tag = [i for c in "</answer>" for i in [policy.tokenizer.convert_tokens_to_ids(c)]]
+        tag = policy.tokenizer.convert_tokens_to_ids(list("</answer>"))
         groups = EnvGroups("frozenlake", 1, 1)
-        start = len(frame.open(groups.envs[0].system_prompt, groups.reset(0)[0]))
-        policy.model.script = dict(enumerate(reply_ids(frame, " a") + tag, start))
+        start = len(first_prompts(frame, groups)[0])
+        policy.model.script = dict(enumerate(frame.encode(" a") + tag, start))
         t = play(policy, frame, groups, max_new_tokens=20)[0]
         assert t.turns[0].stop is StopReason.ANSWER and t.turns[0].text == " a</answer>"
 
     def test_a_sampled_end_of_turn_ends_the_reply_and_is_trained(self):
         t, ids, frame = self.stop_of(" a", end=True, turns=2)
-        first_reply = [i for i, turn in enumerate(t.turn_ids) if turn == 0]
+        first_reply = [i for i, turn in enumerate(t.sequences[-1].turn_ids) if turn == 0]
         assert t.turns[0].stop is StopReason.END_OF_TURN and t.turns[0].text == " a"
-        assert t.tokens[first_reply[-1]] == frame.end_of_turn and t.response_mask[first_reply[-1]]
+        assert t.tokens[first_reply[-1]] == frame.end_of_turn and t.sequences[-1].response_mask[first_reply[-1]]
 
     def test_a_sampled_end_of_turn_is_not_repeated_by_the_framing(self):
         t, _, frame = self.stop_of(" a", end=True, turns=2)
-        last = max(i for i, turn in enumerate(t.turn_ids) if turn == 0)
+        last = max(i for i, turn in enumerate(t.sequences[-1].turn_ids) if turn == 0)
         assert t.tokens[last + 1] != frame.end_of_turn
 
     def test_a_stopped_reply_gets_an_end_of_turn_that_is_not_trained(self):
         t, _, frame = self.stop_of(" a</think><answer> Up</answer>", turns=2)
-        last = max(i for i, turn in enumerate(t.turn_ids) if turn == 0)
-        assert t.tokens[last + 1] == frame.end_of_turn and not t.response_mask[last + 1]
+        last = max(i for i, turn in enumerate(t.sequences[-1].turn_ids) if turn == 0)
+        assert t.tokens[last + 1] == frame.end_of_turn and not t.sequences[-1].response_mask[last + 1]
 
     def test_the_token_cap_ends_the_reply(self):
         t, _, _ = self.stop_of(" player" * 30, max_new_tokens=7)
-        assert t.turns[0].stop is StopReason.MAX_NEW_TOKENS and sum(t.response_mask) == 7
+        assert t.turns[0].stop is StopReason.MAX_NEW_TOKENS and sum(t.sequences[-1].response_mask) == 7
 
     def test_a_full_context_ends_the_episode_and_is_never_exceeded(self):
         policy, frame = tiny()
         groups = EnvGroups("frozenlake", 4, 2)
-        start = max(len(frame.open(groups.envs[0].system_prompt, o)) for o in groups.reset(0))
+        start = max(map(len, first_prompts(frame, groups)))
         for room in (1, 5, 12, 60, 100):
             played = play(policy, frame, groups, max_context=start + room, max_new_tokens=12)
             assert room == 100 or any(t.stop is StopReason.CONTEXT for t in played)
@@ -132,13 +132,13 @@ class TestStops:
                 assert len(t.tokens) <= start + room
                 assert (t.stop is StopReason.CONTEXT or len(t.turns) == 5 or t.success
                         or t.stop is StopReason.TERMINATED)
-                if start + room - t.response_mask.index(True) <= 12:
+                if start + room - t.sequences[-1].response_mask.index(True) <= 12:
                     assert t.turns[0].stop is not StopReason.MAX_NEW_TOKENS
 
     def test_an_observation_that_leaves_no_room_for_a_reply_ends_the_episode(self):
         policy, frame = tiny()
         (free,) = play(policy, frame, EnvGroups("frozenlake", 1, 1))
-        second = free.turn_ids.index(1)  # so long is the prompt of the second turn
+        second = free.sequences[-1].turn_ids.index(1)  # so long is the prompt of the second turn
         for room, turns in ((0, 1), (1, 2)):
             (t,) = play(policy, frame, EnvGroups("frozenlake", 1, 1), max_context=second + room)
             assert t.stop is StopReason.CONTEXT and len(t.turns) == turns
@@ -146,7 +146,7 @@ class TestStops:
     def test_a_first_prompt_that_overflows_the_context_is_refused_with_both_numbers(self):
         policy, frame = tiny()
         groups = EnvGroups("frozenlake", 1, 1)
-        length = len(frame.open(groups.envs[0].system_prompt, groups.reset(0)[0]))
+        length = len(first_prompts(frame, groups)[0])
         with pytest.raises(ValueError, match=rf"has {length} tokens and max_context is {length}"
                                              r".*Raise --max-context"):
             play(policy, frame, groups, max_context=length)
@@ -211,7 +211,7 @@ class TestEpisodes:
                              "effective": pytest.approx(0.5), "found": 1110.0}
         assert t.success and t.stop is StopReason.TRUNCATED
         assert t.turn_rewards == [0.1, 0.2, 0.3] and t.episode_return == pytest.approx(0.6)
-        assert t.response_tokens == sum(t.response_mask) == 3 * LIMITS["max_new_tokens"]
+        assert t.response_tokens == sum(t.sequences[-1].response_mask) == 3 * LIMITS["max_new_tokens"]
         assert [m["role"] for m in t.messages()] == ["system"] + ["user", "assistant"] * 3
 
     def test_an_environment_that_raises_ends_only_its_own_trajectory(self):
@@ -232,12 +232,12 @@ class TestContexts:
         together, alone = (play(policy, frame, EnvGroups("frozenlake", 2, 2), context="limited",
                                 max_rows=rows) for rows in (4, 1))
         for a, b in zip(together, alone):
-            assert [s.tokens for s in a.samples] == [s.tokens for s in b.samples]
+            assert [s.tokens for s in a.sequences] == [s.tokens for s in b.sequences]
         # Under the same prompt at the same positions two turns still draw differently.
         monotone = puppet()[0]
         monotone.model.get_output_embeddings = lambda: lambda hidden: hidden * 0.0
         t = play(monotone, frame, EnvGroups("frozenlake", 1, 1), context="limited")[0]
-        assert len({tuple(s.reply) for s in t.samples}) == len(t.samples) > 1
+        assert len({tuple(s.reply) for s in t.sequences}) == len(t.sequences) > 1
 
 
 class TestCaching:
@@ -257,7 +257,7 @@ class TestCaching:
             fed.append(int(counts.sum())), original(model, slots, tokens, counts))[1])
         groups = EnvGroups("frozenlake", 3, 4)
         played = play(policy, frame, groups)
-        prompts = [t.response_mask.index(True) for t in played]
+        prompts = [t.sequences[-1].response_mask.index(True) for t in played]
         # The last id needs no forward.
         after_prompt = sum(len(t.tokens) - p - 1 for t, p in zip(played, prompts))
         assert sum(fed) == sum(prompts[::4]) + after_prompt
@@ -305,7 +305,7 @@ class TestSampling:
     def test_frequencies_follow_the_softmax(self):
         logits = torch.tensor([2.0, 0.0, -1.0, 1.0])
         u = (torch.arange(100_000) + 0.5) / 100_000
-        tokens, _ = sample(logits.expand(100_000, 4), u, Sampling(temperature=0.7))
+        tokens, _ = sample_tokens(logits.expand(100_000, 4), u, Rules(temperature=0.7))
         share = torch.bincount(tokens, minlength=4) / 100_000
         assert torch.allclose(share, (logits / 0.7).softmax(0), atol=1e-4)
 
@@ -313,27 +313,26 @@ class TestSampling:
         logits = torch.randn(200, 30)
         ranked = logits.argsort(-1, descending=True)
         for u in (torch.full((200,), 2**-24), torch.full((200,), 1 - 2**-24), torch.rand(200)):
-            tokens, _ = sample(logits, u, Sampling(top_k=3))
+            tokens, _ = sample_tokens(logits, u, Rules(top_k=3))
             assert (tokens[:, None] == ranked[:, :3]).any(1).all()
-        probs = logits.softmax(-1)
-        kept = truncate(probs, 0, 0.6)
-        # The smallest set with at least this mass, and no smaller one.
-        for row, original in zip(kept, probs):
-            mass, smallest = original[row > 0].sum(), original[row > 0].min()
-            assert mass >= 0.6 - 1e-6 and mass - smallest < 0.6
+        # The smallest set with at least this mass: all of it is drawn, and nothing else.
+        even = (torch.arange(2000) + 0.5) / 2000
+        for row, p in zip(logits, logits.softmax(-1)):
+            drawn = sample_tokens(row.expand(2000, 30), even, Rules(top_p=0.6))[0].unique()
+            assert p[drawn].sum() >= 0.6 - 1e-6 and p[drawn].sum() - p[drawn].min() < 0.6
 
     def test_a_uniform_at_either_end_never_falls_off_the_distribution(self):
         logits = torch.full((1, 1000), -100.0)
         logits[0, 7] = 0.0
         for u in (2**-24, 0.5, 1 - 2**-24):
-            assert sample(logits, torch.tensor([u]), Sampling())[0].item() == 7
+            assert sample_tokens(logits, torch.tensor([u]), Rules())[0].item() == 7
 
     def test_logits_that_are_not_finite_are_an_error_and_not_a_token(self):
         logits = torch.zeros(2, 5)
         logits[1, 3] = float("nan")
-        for sampling in (Sampling(), Sampling(0.0)):
+        for temperature in (1.0, 0.0):
             with pytest.raises(RuntimeError, match="the policy has diverged"):
-                sample(logits, torch.rand(2), sampling)
+                sample_tokens(logits, torch.rand(2), Rules(temperature))
 
 
 class TestNoise:
@@ -347,7 +346,7 @@ class TestNoise:
 
     def test_keys_differ_by_run_seed_environment_split_instance_and_member(self):
         def key(run=0, split="train", env="frozenlake", seed=1, member=2):
-            return rollout.trajectory_key(run, split, rollout.Trajectory(env, seed, 0, member))
+            return rollout.noise_keys(run, split, [rollout.Trajectory(env, seed, 0, member)]).item()
         variants = [key(), key(run=1), key(split="val"), key(env="bandit"), key(seed=2),
                     key(member=1), key(seed=2, member=1), key(seed=2**33 + 1)]
         assert len(set(variants)) == len(variants)

@@ -11,38 +11,29 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import message, parsed
 from toys import tiny
 
-from minragen import config as settings
-from minragen import games, tasks
+from minragen import diagnostics
 from minragen import train as trainer
-from minragen.config import parse
-from minragen.envs import EnvGroups, make
+from minragen.envs import REGISTRY, make
 from minragen.models import token_logprobs
-from minragen.rollout import (
-    Sample,
-    Sampling,
-    StateReward,
-    StopReason,
-    Trajectory,
-    Turn,
-    collect,
-    make_batch,
-)
+from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
+from minragen.runs import find_checkpoint, read_config, run_folder
 from minragen.train import main
+
+pytestmark = pytest.mark.usefixtures("runs")
 
 # Episodes of one turn, where it does not matter what is played.
 BRIEF = ["--env", "bandit", "--num-groups", "2", "--group-size", "4", "--val-size", "4",
          "--val-every", "2", "--save-every", "2", "--mini-batch", "4", "--max-new-tokens", "14"]
+# Every field of `Rules` but the temperature differs from its default.
+RULES = ["--response-format", "grounding_worldmodeling", "--grounding-reward", "0.5",
+         "--worldmodeling-reward", "0.25", "--top-k", "3", "--top-p", "0.9", "--seed", "5",
+         "--max-rows", "7", "--max-new-tokens", "9", "--max-context", "300", "--context", "limited",
+         "--window", "2"]
 TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed", "first_turn/seconds",
          "trajectory/seconds"}
-
-
-@pytest.fixture(autouse=True)
-def runs(tmp_path, monkeypatch):
-    """Every test has a runs/ of its own."""
-    monkeypatch.setattr(settings, "RUNS", tmp_path / "runs")
-    return tmp_path / "runs"
 
 
 def run(*argv):
@@ -54,22 +45,13 @@ def metrics(folder):
     return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
 
 
-def message(*argv):
-    with pytest.raises(SystemExit) as stop:
-        main([*argv])
-    return str(stop.value)
-
-
-def parsed(*argv):
-    return parse([*argv])[0]
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A folder with a run of two steps that several tests copy."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settings, "RUNS", folder)
+        patch.setattr("minragen.runs.RUNS", folder)
+        patch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         run("--run", "a", "--steps", "2", *BRIEF)
     return folder / "a"
 
@@ -82,19 +64,26 @@ def begun(finished, runs):
 
 
 def build(*argv):
+    """Config, Learner and training groups."""
     config = parsed(*argv)
-    return config, trainer.build(config, None, lambda line: None)
+    groups = trainer.build_groups(config)
+    return config, trainer.build(config, groups, say=lambda line: None), groups["train"]
+
+
+def played(*argv):
+    """Config, Learner and the batch of its first rollout."""
+    config, learner, groups = build(*argv)
+    return config, learner, make_batch(trainer.roll_out(learner, groups, config))
 
 
 def episode(env="lake", rewards=(0.0, 1.0), tokens=(2, 3), stop=StopReason.TERMINATED, **metrics):
-    """A trajectory written by hand: turns of so many sampled tokens after one given token each."""
-    sample, turns = Sample(), []
-    for k, (reward, count) in enumerate(zip(rewards, tokens)):
-        sample.given([9])
-        sample.sampled([1] * count, [-0.5] * count, k)
-        turns.append(Turn("seen", "said", "", "", True, reward, StopReason.ANSWER))
-    return Trajectory(env, 1, 0, 0, "rules", [sample], list(rewards), turns, stop, rewards[-1] == 1,
-                      metrics)
+    """A trajectory written by hand: turns of so many sampled tokens after one of a prompt each."""
+    trajectory = Trajectory(env, 1, 0, 0, turn_rewards=rewards, turns=[None] * len(rewards),
+                            stop=stop, success=rewards[-1] == 1, metrics=metrics)
+    for k, count in enumerate(tokens):
+        trajectory.add_prompt([9])
+        trajectory.add_reply([1] * count, [-0.5] * count, k)
+    return trajectory
 
 
 EPISODES = [episode(valid=0.5, f1=0.25), episode(rewards=(-0.1,), tokens=(4,), valid=0.0, f1=0.75,
@@ -104,125 +93,108 @@ EPISODES = [episode(valid=0.5, f1=0.25), episode(rewards=(-0.1,), tokens=(4,), v
 
 class TestDescribe:
     def test_means_are_over_episodes_and_errors_are_counted(self):
-        assert trainer.describe(EPISODES[:2]) == {
+        assert diagnostics.describe(EPISODES[:2]) == {
             "success": 0.5, "episode_return": pytest.approx(0.45), "turns": 1.5,
-            "response_tokens": 4.5, "context": 0.5, "env_errors": 0, "valid": 0.25, "f1": 0.5}
+            "response_tokens": 4.5, "context_full": 0.5, "env_errors": 0, "valid": 0.25, "f1": 0.5}
 
     def test_a_mixture_also_gets_every_metric_per_environment(self):
-        assert trainer.describe(EPISODES) == {
+        assert diagnostics.describe(EPISODES) == {
             "success": pytest.approx(1 / 3), "episode_return": pytest.approx(1.4 / 3),
             "turns": pytest.approx(4 / 3), "response_tokens": pytest.approx(10 / 3),
-            "context": pytest.approx(1 / 3), "env_errors": 1, "valid": 0.5,  # f1: not of all
+            "context_full": pytest.approx(1 / 3), "env_errors": 1, "valid": 0.5,  # f1: not of all
             "lake/success": 0.5, "lake/episode_return": pytest.approx(0.45), "lake/turns": 1.5,
-            "lake/response_tokens": 4.5, "lake/context": 0.5, "lake/env_errors": 0,
+            "lake/response_tokens": 4.5, "lake/context_full": 0.5, "lake/env_errors": 0,
             "lake/valid": 0.25, "lake/f1": 0.5,
             "shop/success": 0.0, "shop/episode_return": 0.5, "shop/turns": 1.0,
-            "shop/response_tokens": 1.0, "shop/context": 0.0, "shop/env_errors": 1,
+            "shop/response_tokens": 1.0, "shop/context_full": 0.0, "shop/env_errors": 1,
             "shop/valid": 1.0}
 
 
+@pytest.fixture
+def calls(monkeypatch):
+    """Every call of `collect`, which returns the first two episodes above, if greedy only one."""
+    seen = []
+
+    def play(*arguments, **named):
+        seen.append(inspect.signature(collect).bind(*arguments, **named).arguments)
+        greedy = seen[-1]["rules"].temperature == 0
+        return copy.deepcopy(EPISODES[:1] if greedy else EPISODES[:2])
+
+    for module in (trainer, diagnostics):
+        monkeypatch.setattr(module, "collect", play)
+    return seen
+
+
 class TestValidation:
-    @pytest.fixture
-    def calls(self, monkeypatch):
-        """Every call of `collect`, which answers with the episodes above, the greedy one less."""
-        seen = []
-
-        def played(*arguments, **named):
-            bound = inspect.signature(collect).bind(*arguments, **named)
-            bound.apply_defaults()
-            seen.append(bound.arguments)
-            greedy = bound.arguments["sampling"].temperature == 0
-            return copy.deepcopy(EPISODES[:1] if greedy else EPISODES[:2])
-
-        monkeypatch.setattr(trainer, "collect", played)
-        return seen
-
     def test_it_reports_success_return_and_form_sampled_and_greedy(self, calls):
-        policy, frame = tiny()
-        logged = []
-        log = SimpleNamespace(trajectories=lambda *entry: logged.append(entry))
-        config = parsed("--val-size", "2", "--val-temperature", "0.3")
-        learner = trainer.Learner(policy, frame, None, step=7)
-        assert trainer.validate(learner, config, "val", log) == {
+        groups, log, logged = SimpleNamespace(split="val"), SimpleNamespace(), []
+        log.trajectories = lambda *entry: logged.append(entry)
+        learner = trainer.Learner(*tiny(), None, step=7)
+        assert trainer.validate(learner, groups, parsed("--val-temperature", "0.3"), log) == {
             "val/success": 0.5, "val/episode_return": pytest.approx(0.45), "val/valid": 0.25,
             "val/success_greedy": 1.0, "val/episode_return_greedy": 1.0, "val/valid_greedy": 0.5}
         assert [(step, split, len(played)) for step, split, played in logged] == [(7, "val", 2)]
 
-    def test_it_plays_the_first_instances_of_its_split_with_the_noise_of_seed_0_and_no_pay(
+    def test_it_plays_the_first_instances_of_its_split_with_the_noise_of_seed_0_and_no_state_reward(
             self, calls):
-        policy, frame = tiny()
-        config = parsed("--val-size", "3", "--val-temperature", "0.3", "--seed", "5", "--context",
-                        "limited", "--window", "2", "--max-new-tokens", "9", "--max-context", "300",
-                        "--max-rows", "7")
-        config = dataclasses.replace(config, grounding_reward=1.0)
-        trainer.validate(trainer.Learner(policy, frame, None), config, "test")
-        assert [call["sampling"] for call in calls] == [Sampling(0.3), Sampling(0.0)]
-        for call in calls:
-            groups = call["groups"]
-            assert (groups.split, groups.num_groups, groups.group_size) == ("test", 3, 1)
-            assert (call["first_seed"], call["run_seed"], call["state_reward"]) == (
-                0, 0, StateReward())
-            assert (call["max_new_tokens"], call["max_context"], call["max_rows"]) == (9, 300, 7)
-            assert (call["context"], call["window"]) == ("limited", 2)
+        config = parsed(*RULES, "--val-size", "3", "--val-temperature", "0.3")
+        groups = trainer.build_groups(config)["test"]
+        assert (groups.split, groups.num_groups, groups.group_size) == ("test", 3, 1)
+        log = SimpleNamespace(trajectories=lambda *entry: None)
+        trainer.validate(trainer.Learner(*tiny(), None), groups, config, log)
+        assert [call["rules"] for call in calls] == [
+            Rules(t, 0, 1.0, 9, 300, 7, "limited", 2) for t in (0.3, 0.0)]
+        assert all(call["groups"] is groups and call["first_seed"] == 0 for call in calls)
 
-    def test_training_is_paid_for_descriptions_and_plays_as_the_settings_say(self, calls):
-        config = parsed("--response-format", "grounding_worldmodeling", "--grounding-reward", "0.5",
-                        "--worldmodeling-reward", "0.25", "--top-k", "3", "--top-p", "0.9",
-                        "--seed", "5", "--max-rows", "7")
+
+class TestRollOut:
+    def test_training_grades_descriptions_and_plays_as_the_settings_say(self, calls):
+        groups = object()
+        trainer.roll_out(trainer.Learner(*tiny(), None), groups, parsed(*RULES))
+        assert calls[0]["groups"] is groups
+        assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, "limited", 2, 0.5, 0.25, 5)
+
+    def test_dynamic_sampling_asks_for_more_groups_until_enough_have_std(self, monkeypatch):
+        rounds = iter([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 2.0, 2.0]])  # two groups of two
+        monkeypatch.setattr(trainer, "collect", lambda *arguments: [
+            dataclasses.replace(episode(rewards=(reward,), tokens=(1,)), group_id=i // 2)
+            for i, reward in enumerate(next(rounds))])
+        config = parsed("--algo", "dapo", "--num-groups", "2", "--group-size", "2")
         learner = trainer.Learner(*tiny(), None)
-        groups = EnvGroups("bandit", 2, 2)
-        trainer.roll_out(learner, config, groups, trainer.Bar(""))
-        assert calls[0]["sampling"] == Sampling(1.0, 3, 0.9) and calls[0]["groups"] is groups
-        assert calls[0]["state_reward"] == StateReward(0.5, 0.25)
-        assert calls[0]["run_seed"] == 5 and calls[0]["max_rows"] == 7
+        trajectories = trainer.roll_out(learner, None, config)
+        assert [t.group_id for t in trajectories] == [0, 0, 1, 1, 2, 2, 3, 3]
+        kept, metrics = trainer.choose_groups(learner, make_batch(trajectories), config)
+        assert kept.tolist() == [False, True, True, False] and metrics["rollouts"] == 2
 
 
 class TestInstances:
-    def test_no_round_of_any_run_plays_the_instances_of_another(self, monkeypatch):
+    def test_no_round_of_any_run_plays_the_instances_of_another(self, calls):
         """2**41 + seed * 2**24 + round * num_groups, written out."""
-        firsts = []
-        monkeypatch.setattr(trainer, "collect",
-                            lambda *arguments: firsts.append(arguments[3]) or EPISODES[:1])
         for seed in (0, 1):
             config = parsed("--num-groups", "16", "--seed", str(seed))
             learner = trainer.Learner(*tiny(), None)
             for _ in range(3):
-                trainer.roll_out(learner, config, None, trainer.Bar(""))
-        assert firsts == [2199023255552, 2199023255568, 2199023255584,
-                          2199040032768, 2199040032784, 2199040032800]
-
-    def test_dynamic_sampling_asks_for_more_groups_until_enough_have_std(self, monkeypatch):
-        rounds = iter([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 2.0, 2.0]])  # two groups of two
-
-        def played(*arguments):
-            return [dataclasses.replace(episode(rewards=(reward,), tokens=(1,)), group_id=i // 2)
-                    for i, reward in enumerate(next(rounds))]
-
-        monkeypatch.setattr(trainer, "collect", played)
-        config = parsed("--algo", "dapo", "--num-groups", "2", "--group-size", "2")
-        learner = trainer.Learner(*tiny(), None)
-        trajectories = trainer.roll_out(learner, config, None, trainer.Bar(""))
-        assert [t.group_id for t in trajectories] == [0, 0, 1, 1, 2, 2, 3, 3]
-        kept, told = trainer.choose_groups(learner, make_batch(trajectories), config)
-        assert kept.tolist() == [False, True, True, False] and told["rollouts"] == 2
+                trainer.roll_out(learner, None, config)
+        assert [call["first_seed"] for call in calls] == [
+            2199023255552, 2199023255568, 2199023255584,
+            2199040032768, 2199040032784, 2199040032800]
 
 
 class TestLearner:
     def test_reference_and_critic_exist_only_when_used(self):
-        _, plain = build(*BRIEF)
-        _, with_critic = build(*BRIEF, "--algo", "ppo", "--kl-coef", "0.1")
-        _, paid = build(*BRIEF, "--algo", "reinforce-pp")
+        _, plain, _ = build(*BRIEF)
+        _, with_critic, _ = build(*BRIEF, "--algo", "ppo", "--kl-coef", "0.1")
+        _, kl_reward, _ = build(*BRIEF, "--algo", "reinforce-pp")
         assert plain.reference is None and plain.critic is None
         assert with_critic.reference is not None and with_critic.critic is not None
-        assert paid.reference is not None and paid.critic is None
-        assert not any(p.requires_grad for p in paid.reference.parameters())
-        assert paid.kl_reward_coef == 0.001
+        assert kl_reward.reference is not None and kl_reward.critic is None
+        assert not any(p.requires_grad for p in kl_reward.reference.parameters())
+        assert kl_reward.kl_reward_coef == 0.001
 
     def test_both_learning_rates_fall_linearly_to_their_final_share(self):
-        config, learner = build(*BRIEF, "--algo", "ppo", "--lr", "1e-3", "--critic-lr", "1e-2",
-                                "--lr-final", "0.1", "--steps", "11", "--filter", "none")
-        groups = EnvGroups("bandit", 2, 4)
-        batch = make_batch(trainer.roll_out(learner, config, groups, trainer.Bar("")))
+        config, learner, batch = played(
+            *BRIEF, "--algo", "ppo", "--lr", "1e-3", "--critic-lr", "1e-2", "--lr-final", "0.1",
+            "--steps", "11", "--filter", "none")
         rates = []
         for step in (1, 6, 11):
             trainer.update(learner, batch, config, step)
@@ -231,21 +203,17 @@ class TestLearner:
         assert rates == [pytest.approx(r) for r in ([1e-3, 1e-2], [5.5e-4, 5.5e-3], [1e-4, 1e-3])]
 
     def test_in_bfloat16_old_logprobs_are_computed_again_and_in_float32_they_are_the_samplers(self):
-        config, learner = build(*BRIEF, "--temperature", "0.7")
-        batch = make_batch(trainer.roll_out(learner, config, EnvGroups("bandit", 2, 4),
-                                            trainer.Bar("")))
-        trainer.prepare(learner, batch, config)
+        config, learner, batch = played(*BRIEF, "--temperature", "0.7")
+        batch, _ = trainer.compute_targets(learner, batch, config)
         assert batch.old_logprobs is batch.sample_logprobs
         learner.policy.model.to(torch.bfloat16)
-        trainer.prepare(learner, batch, config)
+        batch, _ = trainer.compute_targets(learner, batch, config)
         again, _ = token_logprobs(learner.policy.model, batch.tokens, batch.response_mask, 0.7)
         assert torch.allclose(batch.old_logprobs, again, atol=1e-2)
         assert not batch.old_logprobs.equal(batch.sample_logprobs)
 
     def test_an_update_without_a_finite_gradient_stops_the_run(self):
-        config, learner = build(*BRIEF, "--filter", "none")
-        batch = make_batch(trainer.roll_out(learner, config, EnvGroups("bandit", 2, 4),
-                                            trainer.Bar("")))
+        config, learner, batch = played(*BRIEF, "--filter", "none")
         before = copy.deepcopy(learner.policy.model.state_dict())
         batch.episode_returns[0] = float("nan")
         with pytest.raises(RuntimeError, match="no gradient of step 3 was finite"):
@@ -271,7 +239,7 @@ class TestRuns:
     def test_the_console_has_the_names_and_numbers_of_the_metrics(self, runs, capsys):
         run("--run", "a", "--steps", "1", *BRIEF)
         printed = capsys.readouterr().out
-        assert "memory    about" in printed and "settings  differ from the preset" in printed
+        assert "memory    about" in printed and "settings  the preset of bandit, " in printed
         line, step = metrics(runs / "a")[1], re.search(r"^step +1/1 .*$", printed, re.M)[0]
         for label, name, form in (("success", "success", ".3f"), ("valid", "valid", ".2f"),
                                   ("return", "episode_return", "6.3f"),
@@ -289,8 +257,8 @@ class TestRuns:
     def test_warnings_are_printed_and_diagnoses_compared_with_the_first(
             self, runs, capsys, monkeypatch):
         compared, history = [], []
-        monkeypatch.setattr(trainer, "regime", lambda *pair: compared.append(pair) or "here")
-        monkeypatch.setattr(trainer, "warnings_of", lambda lines: (
+        monkeypatch.setattr(diagnostics, "regime", lambda *pair: compared.append(pair) or "here")
+        monkeypatch.setattr(diagnostics, "warnings_of", lambda lines: (
             history.append([line["step"] for line in lines]) or ["take care"] * (len(lines) == 3)))
         run("--run", "a", "--steps", "4", *BRIEF, "--diagnose-every", "2")
         assert history == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
@@ -317,12 +285,11 @@ class TestRuns:
     def test_an_existing_run_is_not_overwritten_and_without_a_name_each_gets_a_new_one(
             self, runs, begun):
         before = (begun / "metrics.jsonl").read_text()
-        assert "run 'a' exists already. Go on with --run a --resume" in message("--run", "a",
-                                                                               *BRIEF)
+        assert ("run 'a' exists already. Continue it with --run a --resume"
+                in message("--run", "a", *BRIEF))
         assert (begun / "metrics.jsonl").read_text() == before
         shutil.copytree(begun, runs / "bandit-grpo-tiny-s0")
-        assert settings.run_folder(parsed(*BRIEF), False).name == "bandit-grpo-tiny-s0-2"
-
+        assert run_folder(parsed(*BRIEF), False).name == "bandit-grpo-tiny-s0-2"
 
     def test_a_context_that_a_prompt_fills_is_refused_before_there_is_a_folder(self, runs):
         assert "no room for a reply" in message("--run", "a", *BRIEF, "--max-context", "40")
@@ -344,9 +311,9 @@ class TestResume:
                 raise KeyboardInterrupt
             return real(learner, *arguments)
 
-        monkeypatch.setattr(trainer, "roll_out", killed_in_step_2)
-        assert "stopped" in message("--run", "stopped", *options)
-        monkeypatch.setattr(trainer, "roll_out", real)
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer, "roll_out", killed_in_step_2)
+            assert "stopped" in message("--run", "stopped", *options)
         with open(runs / "stopped" / "metrics.jsonl", "a") as file:
             file.write('{"step": 2, "success": 1.0}\n{"step": 3, "succ')
         run("--run", "stopped", "--resume")
@@ -366,12 +333,12 @@ class TestResume:
     def test_only_steps_and_a_larger_context_may_change(self, begun, runs):
         for argv, said in ((["--lr", "0.5"], "lr was 0.0003, got 0.5"),
                            (["--temperature", "0.5"], "temperature was 1.0, got 0.5"),
-                           (["--max-context", "200"], "cannot shrink max_context: it was 256"),
-                           (["--steps", "1"], "cannot take steps back: the run was set to 2")):
+                           (["--max-context", "200"], "cannot reduce max_context: it was 256"),
+                           (["--steps", "1"], "cannot reduce steps: it was 2")):
             assert said in message("--run", "a", "--resume", *argv)
         run("--run", "a", "--resume", "--steps", "3", "--max-context", "300", "--seed", "0")
         assert [line["step"] for line in metrics(begun)] == [0, 1, 2, 3, 3]
-        assert settings.read_config(begun).max_context == 300
+        assert read_config(begun).max_context == 300
 
     def test_a_damaged_checkpoint_is_refused_by_name(self, begun):
         for file in ("model.safetensors", "trainer.pt", "tokenizer.json", "manifest.json"):
@@ -384,22 +351,20 @@ class TestResume:
                 said = message("--run", "a", "--resume", "--steps", "3")
                 assert "damaged" in said or (file == "manifest.json" and "no checkpoint" in said)
             path.write_bytes(data)
-        assert trainer.find_checkpoint(begun) == begun / "checkpoint"
+        assert find_checkpoint(begun) == begun / "checkpoint"
 
     @pytest.mark.parametrize("text", ["[]", "null", '{"files": []}', '{"files": {"a": 1}}', "{}"])
     def test_a_manifest_of_another_form_is_refused(self, runs, text):
         (runs / "a" / "checkpoint").mkdir(parents=True)
         (runs / "a" / "checkpoint" / "manifest.json").write_text(text)
         with pytest.raises(ValueError, match="is damaged"):
-            trainer.find_checkpoint(runs / "a")
+            find_checkpoint(runs / "a")
 
     def test_a_kill_during_a_save_leaves_a_whole_checkpoint(self, begun, monkeypatch):
         (begun / "checkpoint").rename(begun / "checkpoint.new")  # between its two renames
-        monkeypatch.setattr(trainer.torch, "save",
-                            lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert "stopped" in message("--run", "a", "--resume", "--steps", "3")  # and the next one
-        monkeypatch.undo()
-        monkeypatch.setattr(settings, "RUNS", begun.parent)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "save", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+            assert "stopped" in message("--run", "a", "--resume", "--steps", "3")  # and the next
         run("--run", "a", "--resume")
         assert metrics(begun)[-1]["step"] == 3 and (begun / "checkpoint").exists()
         assert not (begun / "checkpoint.new").exists() and not (begun / "checkpoint.old").exists()
@@ -454,8 +419,9 @@ class TestMetrics:
         run("--env", "bandit,frozenlake", "--run", "b", *small, "--resample", "1",
             "--filter-value", "1")
         logged = {key for name in "abc" for line in metrics(runs / name) for key in line} | TIMES
-        for module in (games, tasks):  # what single environments report
-            for found in re.findall(r"metrics=\{(.*?)\}", inspect.getsource(module), re.DOTALL):
+        for name in REGISTRY:  # what single environments report
+            source = inspect.getsource(inspect.getmodule(type(make(name))))
+            for found in re.findall(r"metrics=\{(.*?)\}", source, re.DOTALL):
                 logged |= set(re.findall(r'"(\w+)":', found))
         logged |= self.bought()
         seen = {self.pattern(key) for key in logged}

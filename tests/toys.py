@@ -1,5 +1,5 @@
-"""What several test files share: the untrained tiny policy, a model that says what it is told,
-and two environments that pay at random."""
+"""What several test files share: the untrained tiny policy, a model that follows a script, and two
+environments with random rewards."""
 
 import functools
 from types import SimpleNamespace
@@ -7,14 +7,16 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+from minragen.bundled import tiny_policy
+from minragen.chat import ChatFrame
 from minragen.envs import SPLITS, Budget, TextEnv, make
-from minragen.models import ChatFrame, Policy, load_policy
+from minragen.models import Policy
 
 
 @functools.cache
 def tiny(env="frozenlake"):
     """The untrained tiny policy of an environment and its frame; nobody may change its weights."""
-    policy = load_policy("tiny", envs=[make(env, split) for split in SPLITS])
+    policy = tiny_policy([make(env, split) for split in SPLITS])
     return policy, ChatFrame(policy.tokenizer)
 
 
@@ -48,8 +50,9 @@ def puppet(env="frozenlake"):
 
 
 class Lottery(TextEnv):
-    """Pays and ends at random, whatever is said; in a quarter of the instances all members fare
-    alike. So an untrained network gets ragged turns, rewards, and a group without std."""
+    """Draws rewards and ends at random, whatever the answer; in a quarter of the instances all
+    members draw the same. So an untrained network gets episodes of different lengths and returns,
+    and a group of reward std 0."""
 
     instruction = "Say a word."
     budget = Budget(max_turns=3, max_actions_per_turn=1, max_actions=3)
@@ -73,8 +76,8 @@ class Lottery(TextEnv):
         info = {"success": float(reward == 1.0), "valid": float(bool(answer)), "effective": 1.0}
         return f"Drawn {self.luck.integers(9)}", reward, terminated, truncated, info
 
-    def texts(self, seed):
-        yield f"Say a word. Ticket {seed} Drawn {seed % 9} You have 3 turns."
+    def random_answer(self, rng):
+        return "word"
 
 
 class Raffle(Lottery):

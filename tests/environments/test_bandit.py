@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from minragen.envs import Bandit, Budget
+from minragen.environments.bandit import Bandit
+from minragen.envs import Budget
 
 KNOWN, UNSEEN = (set(map(frozenset, pairs)) for pairs in (Bandit.KNOWN, Bandit.UNSEEN))
 
@@ -44,8 +45,7 @@ class TestArms:
         observation, _ = env.reset(seed=0)
         first, second = env.actions
         assert observation == f"Two arms: {first} and {second}. Which pays more on average?"
-        assert (env.note(), env.habit) == (f"{first} or {second}", first)
-        assert env.system_prompt == Bandit.instruction
+        assert (env.note(), env.system_prompt) == (f"{first} or {second}", Bandit.instruction)
         assert env.step(env.safe)[0] == f"Reward: 0.1\n{env.safe} paid 0.1"
         assert env.reset(seed=0)[0] == observation
 

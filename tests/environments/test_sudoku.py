@@ -7,8 +7,8 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
+from minragen.environments.sudoku import Sudoku, geometry, random_grid
 from minragen.envs import FORMAT_PENALTY, Budget, Outcome
-from minragen.games import Sudoku, sudoku_geometry, sudoku_grid
 
 LONG = Budget(40, 2, 80)
 
@@ -64,7 +64,7 @@ class TestPuzzles:
                 fits = {c: fitting(env.board, c) for c in blanks(env.board)}
                 forced = [c for c in fits if len(fits[c]) == 1 or medium and any(
                     all(env.solution[c] not in fits.get(d, ()) for d in unit if d != c)
-                    for unit in sudoku_geometry(size)[0][c])]
+                    for unit in geometry(size)[0][c])]
                 assert forced, f"stuck at {fits}"
                 env.board = [env.solution[c] if c in forced else v for c, v in enumerate(env.board)]
 
@@ -82,9 +82,9 @@ class TestPuzzles:
         assert len(blanks(fresh(budget=Budget(2, 2, 3)).board)) == 3
 
     def test_grids_keep_the_rules_and_all_288_of_4x4_are_drawn(self):
-        grids = {tuple(sudoku_grid(4, np.random.default_rng(seed))) for seed in range(3000)}
+        grids = {tuple(random_grid(4, np.random.default_rng(seed))) for seed in range(3000)}
         assert len(grids) == 288
-        for grid in [*grids, *(sudoku_grid(n, np.random.default_rng(n)) for n in (9, 16))]:
+        for grid in [*grids, *(random_grid(n, np.random.default_rng(n)) for n in (9, 16))]:
             assert all(number in fitting(grid, c) for c, number in enumerate(grid))
 
     def test_the_instance_is_the_clues_whatever_the_view_and_the_play(self):
@@ -172,8 +172,8 @@ class TestSolver:
         rng, circles = np.random.default_rng(1), 0
         for seed, allow_conflicts in product(range(120), (False, True)):
             env = fresh(seed, budget=LONG, difficulty="hard", allow_conflicts=allow_conflicts)
-            for cell in rng.choice(blanks(env.board), size=14):  # any number but the right one
-                env._act(env._spell(cell, (env.solution[cell] + rng.integers(3)) % 4 + 1))
+            for cell in rng.choice(blanks(env.board), size=14).tolist():  # any but the right number
+                env._act(env._spell(cell, int(env.solution[cell] + rng.integers(3)) % 4 + 1))
             wrong = [c for c, v in enumerate(env.board) if v not in (0, env.solution[c])]
             clears = 0 if allow_conflicts else next(
                 k for k in range(len(wrong) + 1) for cleared in combinations(wrong, k)

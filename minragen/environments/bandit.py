@@ -1,0 +1,94 @@
+"""Bandit: choose one of two arms by what their names suggest.
+
+Differences from RAGEN:
+  1. All members of a group see the same pair in the same order. RAGEN mixes a counter of objects
+     into the seed, so that the members of a group play different instances.
+  2. There is a validation split: the pairs of training in the other order.
+  3. `reversed` brings back V1's BanditRev. V2 has only the tag's name.
+"""
+
+import zlib
+
+from minragen.envs import Budget, Outcome, TextEnv
+
+
+class Bandit(TextEnv):
+    """Two arms whose names hint at their risk; one pull.
+
+    Goal: choose the arm with the higher expected payout.
+    Observation: the two names, in an order that belongs to the instance.
+    Actions: an arm's name.
+    Reward: the safe arm pays 0.1; the risky arm pays 1 with probability 0.25, else 0.
+    Ends when: one arm has been pulled.
+    Solver: names the arm with the higher mean.
+
+    Splits: `train` has each known pair in one order, `val` the same pairs in the other order, and
+    `test` pairs of names that neither has. Success means choosing the better arm, whatever it paid.
+
+    Options: `low_reward`, `high_reward`, `high_miss` (the risky arm's payout when it does not hit),
+    `high_prob`, and `reversed`: the arm with the risky name pays like the safe one and the other
+    way round, so that prior belief about names is wrong.
+
+    See an episode: python -m minragen.environments bandit 2
+    """
+
+    budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
+    bundled_data = "20 pairs of names"
+    defaults = {"low_reward": 0.1, "high_reward": 1.0, "high_miss": 0.0, "high_prob": 0.25,
+                "reversed": False}
+    instruction = ("You play a bandit with two arms. What an arm pays is related to its name: "
+                   "think about what the names mean. Answer with the name of one arm.")
+    # (safe, risky)
+    KNOWN = (("Teacher", "Trader"), ("Nurse", "StartupFounder"), ("Librarian", "Investor"),
+             ("Accountant", "StockBroker"), ("Engineer", "RealEstateAgent"),
+             ("Pharmacist", "Musician"), ("Clerk", "Freelancer"), ("Technician", "Youtuber"),
+             ("Planner", "Artist"), ("Postman", "Pilot"), ("Banker", "VentureCapitalist"),
+             ("Gardener", "Cryptominer"))
+    UNSEEN = (("Receptionist", "Explorer"), ("Archivist", "Filmmaker"),
+              ("Bookkeeper", "Consultant"), ("SocialWorker", "Photographer"),
+              ("Mechanic", "GameDesigner"), ("Secretary", "Entrepreneur"),
+              ("Cashier", "DataScientist"), ("CivilServant", "StartupAccelerator"))
+
+    def __init__(self, split="train", budget=None, **options):
+        super().__init__(split, budget, **options)
+        if not 0 <= self.options["high_prob"] <= 1:
+            raise ValueError(f"option high_prob of Bandit: got {self.options['high_prob']}, "
+                             f"expected 0 to 1.")
+
+    @property
+    def system_prompt(self):
+        return self.instruction  # the arms belong to the instance and stand in the observation
+
+    def _reset(self, rng):
+        pairs = self.KNOWN + self.UNSEEN
+        self.safe, self.risky = pair = pairs[rng.integers(len(pairs))]
+        self.actions = pair if rng.random() < 0.5 else pair[::-1]
+        self.text = f"Two arms: {' and '.join(self.actions)}. Which pays more on average?"
+
+    def instance_split(self):
+        pair = self.safe, self.risky
+        if pair in self.UNSEEN:
+            return "test"
+        # One bit of the pair's CRC says which order is trained on. Half of the pairs have the safe
+        # arm first there, so the position tells nothing.
+        in_order, bit = self.actions == pair, zlib.crc32(" ".join(pair).encode()) % 2
+        return "val" if in_order == bit else "train"
+
+    def _act(self, action):
+        o = self.options
+        hit = self.dynamics.random() < o["high_prob"]
+        gamble = (action == self.risky) != o["reversed"]
+        reward = (o["high_reward"] if hit else o["high_miss"]) if gamble else o["low_reward"]
+        self.text = f"{action} paid {reward:.4g}"
+        return Outcome(reward, terminated=True, success=[action] == self.solve())
+
+    def render(self):
+        return self.text
+
+    def note(self):
+        return " or ".join(self.actions)
+
+    def solve(self):
+        o = self.options
+        mean = o["high_prob"] * o["high_reward"] + (1 - o["high_prob"]) * o["high_miss"]
+        return [self.risky if (mean > o["low_reward"]) != o["reversed"] else self.safe]

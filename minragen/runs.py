@@ -1,0 +1,275 @@
+"""A run on disk: its folder, log, checkpoints, and how it is resumed.
+
+    runs/NAME/config.json          the Config
+              metrics.jsonl        one line a step, with the names of docs/metrics.md
+              trajectories.jsonl   a few validation episodes as chat messages
+              checkpoint/          a plain Hugging Face folder plus trainer state
+
+Reading order: `run_folder` and `begin`, `Log`, `save_checkpoint` and `find_checkpoint`,
+`resumed_config`.
+
+Exercise: `python -m pytest tests/test_train.py -k "Runs or Resume"`.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+import sys
+import zlib
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from minragen.config import Config, check
+from minragen.models import kv_shape
+
+RUNS = Path("runs")
+# Fields of a Learner that go into a checkpoint as they are.
+COUNTERS = ("step", "empty_steps", "rounds", "kl_reward_coef", "ema")
+FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads")
+
+
+def run_folder(config, resume):
+    """The run's folder. An unnamed run gets a free name; a name that is taken is refused."""
+    if config.run:
+        folder = RUNS / config.run
+        if folder.exists() and not resume:
+            raise ValueError(f"run {config.run!r} exists already. Continue it with --run "
+                             f"{config.run} --resume, choose another name, or delete {folder}.")
+        return folder
+    stem = "-".join([config.env.replace(",", "+"), config.algo, Path(config.model).name,
+                     f"s{config.seed}"])
+    stem = re.sub(r"[^\w.+=-]+", ".", stem)
+    names = (stem if i == 1 else f"{stem}-{i}" for i in range(1, 10**6))
+    return next(RUNS / n for n in names if not (RUNS / n).exists())
+
+
+def begin(folder, config, step, resume):
+    """Make the folder of a new run, write its Config, and open its Log."""
+    if not resume:
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:  # another process was faster
+            raise ValueError(f"another process has just begun {folder}. Choose another "
+                             f"--run.") from None
+    write_whole(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1) + "\n")
+    return Log(folder, step)
+
+
+def write_whole(path, text):
+    """Write beside and rename, so that a kill leaves the old file or the new one."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+class Log:
+    """metrics.jsonl, trajectories.jsonl and the console line, all with the same names."""
+
+    def __init__(self, folder, step):
+        self.folder = folder
+        # A resumed run drops what came after its checkpoint.
+        for name in ("metrics.jsonl", "trajectories.jsonl"):
+            path = folder / name
+            lines = path.read_text().splitlines() if path.exists() else []
+            lines = [line for line in lines if _before(step, line)]
+            write_whole(path, "".join(line + "\n" for line in lines))
+            if name == "metrics.jsonl":
+                self.history = [json.loads(line) for line in lines]
+
+    def write(self, metrics, config):
+        """One line to metrics.jsonl and one to the console."""
+        # JSON has no nan and no infinity.
+        metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v
+                   for k, v in metrics.items()}
+        rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v
+                   for k, v in metrics.items()}
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(rounded) + "\n")
+        self.history.append(rounded)
+        tqdm.write(console_line(metrics, config))
+        sys.stdout.flush()
+
+    def trajectories(self, step, split, played):
+        """The conversations as chat messages, one JSON object a line."""
+        with open(self.folder / "trajectories.jsonl", "a") as file:
+            for t in played:
+                file.write(json.dumps({"step": step, "split": split, "env": t.env, "seed": t.seed,
+                                       "success": t.success, "stop": t.stop.value,
+                                       "turn_rewards": t.turn_rewards,
+                                       "messages": t.messages()}) + "\n")
+
+
+def _before(step, line):
+    """Whether a line belongs to the run up to its checkpoint at `step`; its final test does not."""
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError:  # the last line of a killed run may be cut off
+        return False
+    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+        return False
+    final = entry.get("split") == "test" or any(name.startswith("test/") for name in entry)
+    return entry["step"] <= step and not final
+
+
+def console_line(metrics, config):
+    """One aligned line; parts that this step did not produce are left out."""
+    def part(name, label, form):
+        return f"{label} {metrics[name]:{form}}" if name in metrics else ""
+
+    val = [f"{split} {metrics[f'{split}/success']:.3f} "
+           f"greedy {metrics[f'{split}/success_greedy']:.3f}"
+           for split in ("val", "test") if f"{split}/success" in metrics]
+    kept = (f"kept {metrics['groups_kept']:2d}/{config.num_groups}" if "groups_kept" in metrics
+            else "")
+    parts = [f"step {metrics['step']:4d}/{config.steps}", part("success", "success", ".3f"),
+             part("episode_return", "return", "6.3f"), part("valid", "valid", ".2f"), kept,
+             part("entropy", "entropy", ".3f"), part("kl_ref", "kl_ref", ".4f"),
+             part("grad_norm", "grad", "6.3f"), part("logprob_gap", "gap", ".0e"),
+             part("tokens_per_second", "tok/s", "6.0f"), part("seconds", "sec", "5.2f"), *val,
+             metrics.get("regime", "")]
+    return " | ".join(p for p in parts if p)
+
+
+def memory_forecast(learner, config):
+    """One line: where the memory will go, from sizes; activations are a rule of thumb."""
+    model = learner.policy.model
+    c, n = model.config.get_text_config(), learner.policy.num_parameters
+    width = next(model.parameters()).element_size()
+    trained = 1 + (learner.critic is not None)
+    weights = n * width * (trained + (learner.reference is not None))
+    # Adam's moments, gradients, masters.
+    state = n * (8 + width + (4 if width < 4 else 0)) * trained
+    layers, heads, head_dim = kv_shape(model)
+    rows = min(config.max_rows, config.num_groups * config.group_size)
+    cache = 2 * layers * rows * config.max_context * heads * head_dim * width
+    per_token = c.num_hidden_layers * (16 * c.hidden_size + 4 * c.intermediate_size) * width
+    activations = trained * per_token * config.token_budget
+    gib = {"weights": weights, "optimizer": state, "KV slots (at most)": cache,
+           "activations": activations}
+    parts = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in gib.items())
+    return f"memory    about {sum(gib.values()) / 2**30:.2f} GiB: {parts}"
+
+
+# ---- Checkpoints ---------------------------------------------------------------------------------
+def save_checkpoint(folder, learner):
+    """Write a plain Hugging Face folder plus trainer state beside, then rename it into place.
+
+    A kill at any instant leaves a whole checkpoint: the manifest is written last, the old
+    checkpoint stays until the new one has it, and the next reader completes a pair of renames that
+    a kill has interrupted.
+    """
+    current, new, old = (folder / name
+                         for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
+    # Finish the renames of a save that was killed.
+    if not current.exists() and (new / "manifest.json").exists():
+        new.rename(current)
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    learner.policy.model.save_pretrained(new)
+    learner.policy.tokenizer.save_pretrained(new)
+    critic = learner.critic and {"model": learner.critic.state_dict(),
+                                 "optimizer": learner.critic_optimizer.state_dict()}
+    reference = learner.reference and learner.reference.state_dict()
+    torch.save({**{name: getattr(learner, name) for name in COUNTERS},
+                "optimizer": learner.optimizer.state_dict(),
+                "critic": critic, "reference": reference}, new / "trainer.pt")
+    files = {p.name: [p.stat().st_size, zlib.crc32(p.read_bytes())] for p in sorted(new.iterdir())}
+    write_whole(new / "manifest.json", json.dumps({"step": learner.step, "files": files}, indent=1))
+    if current.exists():
+        current.rename(old)
+    new.rename(current)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def find_checkpoint(folder):
+    """The newest whole checkpoint of a run, each file compared with its size and CRC in the
+    manifest.
+
+    raises: ValueError if there is none, or it is damaged
+    """
+    # Without `checkpoint`, a save was killed between its two renames, and `checkpoint.new` is
+    # whole.
+    for name in ("checkpoint", "checkpoint.new"):
+        if (folder / name / "manifest.json").exists():
+            break
+    else:
+        raise ValueError(f"{folder} has no checkpoint: it was stopped before its first one. Delete "
+                         f"it and start again.")
+    path = folder / name
+    damaged = (f"checkpoint {path} is damaged: {{}} is not what was written. Restore it, or "
+               f"delete {folder} and start again.")
+    try:
+        files = dict(json.loads((path / "manifest.json").read_text())["files"])
+        expected = {file: (int(size), int(crc)) for file, (size, crc) in files.items()}
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(damaged.format("manifest.json")) from None
+    for file in {"config.json", "model.safetensors", "trainer.pt", *expected}:
+        data = (path / file).read_bytes() if (path / file).is_file() else b""
+        if (len(data), zlib.crc32(data)) != expected.get(file):
+            raise ValueError(damaged.format(file))
+    return path
+
+
+def load_trainer_state(checkpoint, learner):
+    """Fill in optimizers, critic, reference and counters. The policy's weights are loaded
+    already."""
+    state = torch.load(checkpoint / "trainer.pt", map_location=learner.policy.device,
+                       weights_only=True)
+    for name in COUNTERS:
+        setattr(learner, name, state[name])
+    learner.optimizer.load_state_dict(state["optimizer"])
+    if learner.critic:
+        learner.critic.load_state_dict(state["critic"]["model"])
+        learner.critic_optimizer.load_state_dict(state["critic"]["optimizer"])
+    if learner.reference is not None:
+        learner.reference.load_state_dict(state["reference"])
+
+
+# ---- Resuming ------------------------------------------------------------------------------------
+def resumed_config(given):
+    """The run's own Config. Only `steps` and `max_context` may be raised: the rest is the run."""
+    if not given.get("run"):
+        raise ValueError("--resume needs --run NAME.")
+    stored = load_config(given["run"])
+    for name, value in given.items():
+        if name not in FREE_ON_RESUME and value != getattr(stored, name):
+            raise ValueError(f"--resume keeps the run's own settings: {name} was "
+                             f"{getattr(stored, name)!r}, got {value!r}. Start a new run for "
+                             f"that.")
+    config = dataclasses.replace(stored, **given)
+    for name in ("max_context", "steps"):
+        if getattr(config, name) < getattr(stored, name):
+            raise ValueError(f"--resume cannot reduce {name}: it was {getattr(stored, name)}, got "
+                             f"{getattr(config, name)}.")
+    check(config)
+    return config
+
+
+def load_config(run):
+    """The Config of runs/RUN under the name that the folder has now.
+
+    raises: ValueError if there is none or it is unreadable
+    """
+    folder = RUNS / run
+    if not (folder / "config.json").exists():
+        known = sorted(p.parent.name for p in RUNS.glob("*/config.json"))
+        raise ValueError(f"unknown run {run!r}. Known: {', '.join(known) or 'none'}.")
+    return dataclasses.replace(read_config(folder), run=run)
+
+
+def read_config(folder):
+    """The Config in folder/config.json. Raises ValueError if it is not one."""
+    try:
+        stored = json.loads((folder / "config.json").read_text())
+        config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
+        for f in dataclasses.fields(config):
+            value = getattr(config, f.name)
+            if not isinstance(value, (int, float) if f.type is float else f.type):
+                raise TypeError(f"{f.name} is {value!r}")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder}/config.json cannot be read: {error}.") from None
+    return config

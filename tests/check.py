@@ -1,0 +1,97 @@
+"""What a linter does not see: imports, dead links, options that nothing reads.
+
+    make check          (runs `ruff` too)
+
+Each function returns a list of sentences, one for each fault. tests/test_project.py holds them.
+"""
+
+import ast
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from minragen.config import Config  # noqa: E402  the line above finds it
+from minragen.envs import REGISTRY, make  # noqa: E402
+
+# module -> the modules of minragen that it may import, anywhere in the file
+ALGORITHM = {"envs", "starpo", "chat", "models", "rollout"}
+ALLOWED = {
+    "__init__": set(), "envs": set(), "starpo": set(), "chat": {"envs"}, "models": {"starpo"},
+    "rollout": {"envs", "chat", "models"}, "diagnostics": {"chat", "models", "rollout"},
+    "bundled": {"envs", "chat", "models", "rollout", "environments.data"},
+    "config": {"envs", "chat", "starpo"}, "runs": {"config", "models"},
+    "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs"},
+    "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train"},
+}
+
+
+def imported(source):
+    """The modules of minragen that a source imports, lazily or not, without the package's name."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            packages = node.module in ("minragen", "minragen.environments")
+            found |= ({f"{node.module}.{alias.name}" for alias in node.names} if packages else
+                      {node.module or "."})
+    return {name.removeprefix("minragen.") for name in found if re.match(r"minragen|\.", name)}
+
+
+def forbidden_imports(root=ROOT):
+    faults = []
+    for path in sorted((root / "minragen").rglob("*.py")):
+        module = path.relative_to(root / "minragen").with_suffix("").as_posix()
+        for name in sorted(imported(path.read_text())):
+            allowed = (name == "envs" or name.startswith("environments.")
+                       if module.startswith("environments/") else name in ALLOWED[module])
+            if not allowed:
+                faults.append(f"minragen/{module}.py imports minragen.{name}")
+    return faults
+
+
+def dead_links(root=ROOT):
+    """Links of the pages to files and headings that are not there."""
+    faults = []
+    for page in [*root.glob("*.md"), *(root / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            file, _, heading = link.partition("#")
+            target = page.parent / file if file else page
+            if re.match(r"\w+:", link):
+                continue
+            if not target.exists():
+                faults.append(f"{page.name} links to {link}, which does not exist")
+            elif heading and heading not in headings(target):
+                faults.append(f"{page.name} links to {link}, but the page has no such heading")
+    return faults
+
+
+def headings(page):
+    """The anchors of a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def unread_options(root=ROOT):
+    """Fields of Config and options of environments that no code looks at."""
+    # Of config.py only what builds the environments: its checks read every option.
+    code = "\n".join(path.read_text().rpartition("The environments of a Config")[2]
+                     for path in (root / "minragen").glob("*.py"))
+    faults = [f"option {f.name} is never read" for f in dataclasses.fields(Config)
+              if not re.search(rf"\.{f.name}\b|\"{f.name}\"[,)]", code)]
+    for env in REGISTRY:
+        text = (root / "minragen" / "environments" / f"{env}.py").read_text()
+        text += (root / "minragen" / "environments" / "board.py").read_text()
+        faults += [f"option {name} of {env} is never read" for name in make(env).defaults
+                   if len(re.findall(rf'"{name}"', text)) < 2]
+    return faults
+
+
+if __name__ == "__main__":
+    found = [*forbidden_imports(), *dead_links(), *unread_options()]
+    print("\n".join(found) or "imports, links and options are in order")
+    sys.exit(bool(found))
