@@ -52,7 +52,7 @@ warmup: .venv/ready .venv/lean      ## make the bundled warm-up weights of tiny 
 	@$(PY) -m benchmarks.assets $(ARGS)
 
 smollm2: .venv/ready     ## fetch and convert SmolLM2-135M-Instruct (93 MB)
-	@$(PY) -m pip install --quiet gguf==0.19.0
+	@$(PY) -m pip install --quiet --disable-pip-version-check accelerate==1.15.0 gguf==0.19.0
 	@$(PY) -m minragen.bundled
 
 bench: .venv/ready       ## measure rollout speed against model.generate

@@ -55,8 +55,7 @@ def description_parts(response_format):
 
 @dataclass(frozen=True)
 class Reply:
-    """A parsed reply. `valid`: all parts of the format were there, in order; otherwise every part
-    is empty. A part that the format does not have is empty too."""
+    """A parsed reply. `valid`: all parts of the format were there, in order; else all are empty."""
 
     reasoning: str = ""
     answer: str = ""
@@ -104,10 +103,9 @@ class ChatFrame:
                            f"{self._to_reply}{self._forced}")
 
     def between(self, last_id, observation):
-        """Ids from the end of a reply to the next forced prefix.
+        """Ids from the end of a reply, which is `last_id`, to the next forced prefix.
 
-        A model that ended its turn sampled the end-of-turn id itself (`last_id`, in the loss). A
-        reply that was stopped gets one from the framing, which is not trained.
+        A reply that was stopped gets an end-of-turn id here, which is not in the loss.
         """
         ids = self.encode(f"{self._after_reply}{self._plain(observation)}{self._to_reply}"
                           f"{self._forced}")
@@ -169,7 +167,7 @@ class ChatFrame:
             raise ValueError("the chat template does not render four messages as four plain "
                              "blocks, so turns cannot be appended to it.")
         self._head, self._to_user, self._to_reply, self._after_reply, _ = parts
-        # A template may open the thought itself (R1): only the rest of the prefix is forced.
+        # A template may open the thought itself (R1): the rest of the prefix is forced.
         given = next((n for n in range(len(self.prefix), 0, -1)
                       if self._to_reply.rstrip().endswith(self.prefix[:n])), 0)
         self._forced = self.prefix[given:]

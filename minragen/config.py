@@ -1,11 +1,10 @@
-"""What can be set, and to what: Config, the presets, the command line.
+"""The options, their presets, and the command line.
 
     python -m minragen.train --algo starpo-s --print-config
     python -m minragen.train --help
 
-Reading order: `Config` (every field is an option), `PRESETS` (an environment's numbers), `ALGOS`
-(an algorithm is a few choices that differ from the base), `preset`, `parse`, `check`.
-docs/algorithms.md has the same table with equations and papers.
+Reading order: `Config` (every field is an option), `ALGOS` and `PRESETS` (what an algorithm and an
+environment change), `check`. docs/algorithms.md has the equations and papers.
 """
 
 import argparse
@@ -21,12 +20,12 @@ from minragen import starpo
 from minragen.chat import CONTEXTS, FORMATS, description_parts, format_parts
 from minragen.envs import EnvGroups, nearest, parse_mixture
 
-TRAIN_SEED_STRIDE = 2**24  # instances that a run seed has
-# What is measured of each episode, and which statistic of it is a group's score.
+TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
+# What is measured in each episode, and which statistic of a group is its score.
 FILTER_METRICS = {"reward_std": ("returns", "std"), "reward": ("returns", "mean"),
                   "length": ("lengths", "mean"), "entropy": ("entropy", "mean"),
                   "entropy_std": ("entropy", "std")}
-# An algorithm is what it changes in the base Config (and a critic learns better at its own rate).
+# What an algorithm changes in the base Config. Those with a critic have their own learning rate.
 GAE = dict(advantages="gae", credit="turn", lam=0.95, lr=3e-4)
 ALGOS = {
     "grpo": dict(),
@@ -47,7 +46,7 @@ ALGOS = {
 
 
 def opt(default, text, choices=None, least=0, most=2**31):
-    """A field with its help, the values it may have, or the bounds of a number."""
+    """A field with its help, and its choices or the bounds of its number."""
     return field(default=default, metadata=dict(help=text, choices=choices, least=least, most=most))
 
 
@@ -57,144 +56,124 @@ class Config:
 
     env: str = opt("frozenlake", "environment, mixture (a,b or a=12,b=4), package.module:Class or "
                                  "Gymnasium id")
-    run: str = opt("", "name of the folder under runs/; empty: derived from env, algo, model and "
-                       "seed")
-    seed: int = opt(0, "everything random in the run follows from it", most=2**20 - 1)
-    algo: str = opt("grpo", "preset of the algorithm: which choices below it makes",
-                    tuple(ALGOS))
-    model: str = opt("", "tiny, smollm2, a folder or a Hugging Face id; empty: by the machine")
-    device: str = opt("", "cpu, cuda, ...; empty: cuda if there is one")
-    threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny, else all", most=1024)
-    steps: int = opt(100, "updates of the policy", least=1)
+    run: str = opt("", "folder under runs/; empty: named after env, algo, model and seed")
+    seed: int = opt(0, "seed of everything random in the run", most=2**20 - 1)
+    algo: str = opt("grpo", "preset of the algorithm", tuple(ALGOS))
+    model: str = opt("", "tiny, smollm2, a folder or a Hugging Face id; empty: by the device")
+    device: str = opt("", "cpu, cuda or mps; empty: cuda if there is one")
+    threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny on a CPU, else all", most=1024)
+    steps: int = opt(100, "training steps: a rollout and its updates", least=1)
     warmup_steps: int = opt(400, "supervised steps on noisy demonstrations before RL; 0: none")
     # -- environment
-    env_arg: tuple = opt((), "option of the environment, name=value or env.name=value; may be "
-                             "repeated")
+    env_arg: tuple = opt((), "environment option, name=value or env.name=value; may be repeated")
     max_turns: int = opt(0, "replies per episode; 0: the environment's own")
     max_actions_per_turn: int = opt(0, "actions executed from one reply; 0: the environment's own")
     max_actions: int = opt(0, "actions per episode; 0: the environment's own")
-    response_format: str = opt("free_think", "what a reply looks like", tuple(FORMATS))
-    grounding_reward: float = opt(0.0, "reward of a turn's observation, times F1 (VAGEN: 0.5); "
-                                       "not in validation")
-    worldmodeling_reward: float = opt(0.0, "reward of a turn's prediction, times F1 (VAGEN: 0.5); "
+    response_format: str = opt("free_think", "parts of a reply", tuple(FORMATS))
+    grounding_reward: float = opt(0.0, "weight of the F1 of a turn's observation (VAGEN: 0.5); not "
+                                       "in validation")
+    worldmodeling_reward: float = opt(0.0, "weight of the F1 of a turn's prediction (VAGEN: 0.5); "
                                            "not in validation")
     # -- rollout
     num_groups: int = opt(16, "P: prompts (instances) per step", least=1, most=2**16)
     group_size: int = opt(16, "G: trajectories per prompt", least=1, most=2**16)
-    temperature: float = opt(1.0, "of sampling while training; >0", least=1e-4)
+    temperature: float = opt(1.0, "sampling temperature in training", least=1e-4)
     top_k: int = opt(0, "sample among the k most probable tokens; 0: all")
     top_p: float = opt(1.0, "sample among the most probable tokens that hold this mass",
                        least=1e-6, most=1)
     max_new_tokens: int = opt(24, "tokens per reply", least=1, most=2**16)
     max_context: int = opt(512, "tokens per conversation", least=2, most=2**24)
-    max_rows: int = opt(256, "conversations in one batch of generation", least=1)
-    context: str = opt("full", "what a turn sees: the whole conversation, its last turns as chat, "
-                               "or one message with its last turns as text", CONTEXTS)
+    max_rows: int = opt(256, "conversations that are generated in one batch", least=1)
+    context: str = opt("full", "what a turn sees: all turns, the last as chat, or the last as text "
+                               "in one message", CONTEXTS)
     window: int = opt(3, "limited and single_turn: turns shown, this one included", least=1)
     # -- which groups
     filter: str = opt("top_p", "which groups are trained on", starpo.FILTERS)
     filter_value: float = opt(0.9, "top_p: share of the summed scores; top_k: share of the groups; "
                                    "top_k_abs: number of groups; min_p: share of the best score")
-    filter_select: str = opt("largest", "which end of the scores is kept", ("largest", "smallest"))
-    filter_metric: str = opt("reward_std", "score of a group: standard deviation or mean over its "
-                                           "episodes", tuple(FILTER_METRICS))
+    filter_select: str = opt("largest", "end of the scores that is kept", ("largest", "smallest"))
+    filter_metric: str = opt("reward_std", "score of a group of episodes", tuple(FILTER_METRICS))
     filter_include_zero: bool = opt(False, "whether groups of score 0 are candidates")
-    resample: int = opt(0, "DAPO's dynamic sampling: at most so many further rollouts per step, "
-                           "in place of groups whose reward std is 0", most=100)
+    resample: int = opt(0, "DAPO's dynamic sampling: extra rollouts per step, at most, to replace "
+                           "groups of reward std 0", most=100)
     # -- rewards
-    credit: str = opt("episode", "where rewards go: the return to the last token of the episode, "
-                               "or each turn's reward to its last token", ("episode", "turn"))
-    reward_norm: str = opt("identity", "what is done to the episodes' returns",
-                           starpo.REWARD_NORMS)
-    reward_norm_over: str = opt("group", "whose mean and std reward_norm takes",
-                                ("group", "batch"))
+    credit: str = opt("episode", "the return on the episode's last token, or each turn's reward on "
+                                 "the turn's last token", ("episode", "turn"))
+    reward_norm: str = opt("identity", "normalisation of the returns", starpo.REWARD_NORMS)
+    reward_norm_over: str = opt("group", "rows of reward_norm's mean and std", ("group", "batch"))
     overlong: float = opt(0.0, "DAPO's overlong shaping: last share of max_new_tokens in which a "
                                "reply is penalised, up to -1; 0: none", most=0.99)
-    kl_reward_coef: float = opt(0.0, "weight of the KL (k1) to the model before RL in the reward "
-                                     "of each token")
-    kl_target: float = opt(0.0, "nats per token; >0: kl_reward_coef adapts to hold it")
-    kl_horizon: float = opt(10000.0, "trajectories in which an adaptive coefficient may double or "
-                                     "so", least=1)
+    kl_reward_coef: float = opt(0.0, "weight of the KL to the model before RL in token rewards")
+    kl_target: float = opt(0.0, "nats per token that kl_reward_coef adapts to; 0: constant")
+    kl_horizon: float = opt(10000.0, "trajectories in which kl_reward_coef changes by a fifth at "
+                                     "most", least=1)
     # -- learning
     lr: float = opt(3e-4, "learning rate of the policy")
     lr_final: float = opt(1.0, "final learning rate / initial learning rate (linear decay)")
-    critic_lr: float = opt(1e-3, "learning rate of the critic (the estimators with gae only)")
+    critic_lr: float = opt(1e-3, "learning rate of the critic")
     advantages: str = opt("grpo", "estimator of the advantages", tuple(starpo.ESTIMATORS))
     norm_by_std: bool = opt(True, "grpo: divide by the group's standard deviation")
     gamma: float = opt(1.0, "discount per sampled token", most=1)
-    lam: float = opt(1.0, "gae: lambda per time step", most=1)
-    gamma_turn: float = opt(1.0, "bi_level_gae, turn_gae, credit per turn in windowed "
-                                 "contexts: discount per turn", most=1)
-    advantage_mask: str = opt("response", "tokens that are time steps of gae: the sampled ones, or "
-                                          "all (an ablation of VAGEN)", ("response", "all"))
+    lam: float = opt(1.0, "lambda of GAE per time step", most=1)
+    gamma_turn: float = opt(1.0, "discount per turn: bi_level_gae, turn_gae, and credit turn in "
+                                 "windowed contexts", most=1)
+    advantage_mask: str = opt("response", "time steps of GAE: sampled tokens, or all as VAGEN's "
+                                          "ablation", ("response", "all"))
     soft_reweight: bool = opt(False, "advantages times the group's reward std over the largest one")
     length_weight: bool = opt(False, "advantages divided by the episode's share of the mean length")
     loss_scaling: str = opt("none", "policy loss times the share of groups kept, or its root",
                             starpo.LOSS_SCALINGS)
-    zero_task: bool = opt(False, "advantages 0: what do the regularisers do alone? (an ablation)")
-    ratio: str = opt("token", "importance ratio of each token, or one per row (GSPO)",
-                     ("token", "sequence"))
+    zero_task: bool = opt(False, "advantages 0, which leaves the regularisers alone (an ablation)")
+    ratio: str = opt("token", "importance ratio per token, or per row: GSPO", ("token", "sequence"))
     clip_low: float = opt(0.2, "ratio is clipped to [1 - low, 1 + high]")
     clip_high: float = opt(0.28, "ratio is clipped to [1 - low, 1 + high]")
-    dual_clip: float = opt(3.0, "bound on the loss of bad tokens; >1, or 0 for none")
-    aggregation: str = opt("token-mean", "how the losses of tokens become one number",
-                           starpo.AGGREGATIONS)
-    loss_mask: str = opt("response", "tokens in the loss: the sampled ones, or all (an ablation of "
-                                     "VAGEN)", ("response", "all"))
+    dual_clip: float = opt(3.0, "bound on the loss of tokens of negative advantage; >1, or 0: none")
+    aggregation: str = opt("token-mean", "mean of the token losses", starpo.AGGREGATIONS)
+    loss_mask: str = opt("response", "tokens in the loss: sampled ones, or all as VAGEN's ablation",
+                         ("response", "all"))
     value_clip: float = opt(0.5, "how far one update may move a value")
     entropy_coef: float = opt(0.001, "weight of the entropy bonus")
-    kl_coef: float = opt(0.0, "weight of the KL to the model before RL; 0: no reference model is "
-                              "loaded")
-    kl_estimator: str = opt("k3", "how the KL in the loss is estimated", starpo.KL_ESTIMATORS[1:])
+    kl_coef: float = opt(0.0, "weight of the KL to the model before RL in the loss")
+    kl_estimator: str = opt("k3", "estimator of the KL in the loss", starpo.KL_ESTIMATORS[1:])
     epochs: int = opt(1, "passes over a batch", least=1)
-    mini_batch: int = opt(64, "rows (trajectories, or turns in windowed contexts) per "
-                              "optimizer step", least=1)
+    mini_batch: int = opt(64, "rows per optimizer step: trajectories, or turns in windowed "
+                              "contexts", least=1)
     token_budget: int = opt(2400, "padded tokens per forward pass of the learner; changes speed "
                                   "and memory only", least=1)
     max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm", least=1e-4)
     # -- measuring
     val_size: int = opt(256, "held-out instances per validation", least=1, most=2**16)
     val_temperature: float = opt(0.5, "of sampled validation; greedy is always measured too")
-    val_every: int = opt(20, "steps between validations; also before the first and after the last",
+    val_every: int = opt(20, "steps between validations, also before the first and after the last",
                          least=1)
-    diagnose_every: int = opt(10, "steps between measurements of mutual information; also at the "
-                                  "first; 0: never")
+    diagnose_every: int = opt(10, "mutual information at step 1 and every so many; 0: never")
     diagnose_samples: int = opt(64, "reasonings in such a measurement; 0: all", most=2**16)
-    gradients_every: int = opt(0, "steps between analyses of the gradient by reward std; also at "
-                                  "the first; 0: never")
+    gradients_every: int = opt(0, "gradients by reward std at step 1 and every so many; 0: never")
     save_every: int = opt(20, "steps between checkpoints; also after the last", least=1)
 
 
 # An environment's preset is complete: `--env NAME` alone is enough. Values are for tiny.
-PRESETS = {
-    "bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256),
-    "frozenlake": dict(steps=70, lr=5e-4, lr_final=0.1, max_new_tokens=24, max_context=512),
-    "sokoban": dict(steps=50, lr=5e-4, lr_final=0.1, max_new_tokens=24, max_context=640,
-                    val_every=25),
-    "sudoku": dict(steps=40, warmup_steps=300, lr=5e-4, lr_final=0.1, num_groups=8,
-                   max_new_tokens=24, max_context=768),
-    "countdown": dict(steps=160, lr=5e-4, lr_final=0.1, max_new_tokens=32, max_context=128,
-                      val_every=40),
+PRESETS = {"bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256)}
+PRESETS |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
+    "frozenlake": dict(steps=70, max_new_tokens=24, max_context=512),
+    "sokoban": dict(steps=50, max_new_tokens=24, max_context=640, val_every=25),
+    "sudoku": dict(steps=40, warmup_steps=300, num_groups=8, max_new_tokens=24, max_context=768),
+    "countdown": dict(steps=160, max_new_tokens=32, max_context=128, val_every=40),
     # Failed episodes are the longest; a token mean would over-weight them.
-    "webshop": dict(steps=60, warmup_steps=1200, lr=5e-4, lr_final=0.1, group_size=8,
-                    aggregation="seq-mean-token-mean", max_new_tokens=40, max_context=1280,
-                    val_every=30),
-    "searchqa": dict(steps=50, warmup_steps=600, lr=5e-4, lr_final=0.1, max_new_tokens=24,
-                     max_context=512, val_every=25),
-    "lean": dict(steps=20, warmup_steps=300, lr=5e-4, lr_final=0.1, num_groups=8,
-                 max_new_tokens=72, max_context=1024),
-    "deepcoder": dict(steps=40, warmup_steps=200, lr=5e-4, lr_final=0.1, num_groups=8,
-                      max_new_tokens=48, max_context=256),
-    "metamathqa": dict(steps=40, warmup_steps=300, lr=5e-4, lr_final=0.1, num_groups=8,
-                       max_new_tokens=64, max_context=768),
-}
+    "webshop": dict(steps=60, warmup_steps=1200, group_size=8, aggregation="seq-mean-token-mean",
+                    max_new_tokens=40, max_context=1280, val_every=30),
+    "searchqa": dict(steps=50, warmup_steps=600, max_new_tokens=24, max_context=512, val_every=25),
+    "lean": dict(steps=20, warmup_steps=300, num_groups=8, max_new_tokens=72, max_context=1024),
+    "deepcoder": dict(steps=40, warmup_steps=200, num_groups=8, max_new_tokens=48, max_context=256),
+    "metamathqa": dict(steps=40, warmup_steps=300, num_groups=8, max_new_tokens=64,
+                       max_context=768)}.items()}
 # What changes for a pretrained model: RAGEN V2's rates, shorter batches, room for longer replies.
 PRETRAINED = dict(warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
                   max_new_tokens=128, max_context=2048, token_budget=8192)
 # SmolLM2 never closes a tag by itself.
 MODELS = {"tiny": {}, "smollm2": PRETRAINED | dict(warmup_steps=20)}
-# What each part of a format that describes the state adds, in tokens: enough for the longest of the
-# ten environments, in all turns, together with the prompt's lines about the language.
+# Tokens that each describing part of a format adds: enough for the longest of the ten environments,
+# in all turns, and for the prompt's lines about the language.
 DESCRIPTION = dict(max_new_tokens=48, max_context=768)
 
 
@@ -202,17 +181,16 @@ def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_th
     """The complete Config of an environment, an algorithm, a model and a response format."""
     layers, names = {}, [part.partition("=")[0].strip() for part in env.split(",")]
     for name in names:
-        # A mixture takes the larger of each number. A choice (a string) is for its own environment
-        # alone.
+        # A mixture takes the larger of each number, and no choice (a string) of one environment.
         for key, value in PRESETS.get(name, {}).items():
             if len(names) == 1 or not isinstance(value, str):
                 layers[key] = max(value, layers.get(key, value))
     if algo not in ALGOS:
         raise ValueError(nearest("algo", algo, list(ALGOS)))
     layers |= ALGOS[algo] | MODELS.get(model, PRETRAINED)
-    for name, more in DESCRIPTION.items():
-        count = len(description_parts(response_format))
-        layers[name] = layers.get(name, getattr(Config, name)) + count * more
+    parts = len(description_parts(response_format))
+    for name, tokens in DESCRIPTION.items():
+        layers[name] = layers.get(name, getattr(Config, name)) + parts * tokens
     return Config(env=env, algo=algo, model=model, response_format=response_format, **layers)
 
 
@@ -223,10 +201,7 @@ def preset_of(config):
 
 # ---- The command line ----------------------------------------------------------------------------
 def parse(argv):
-    """The given options {name: value}, with `resume` and `print_config`.
-
-    raises: ValueError with the nearest known name for an unknown option
-    """
+    """{name: value} of the given options, with `resume` and `print_config`. Raises ValueError."""
     parser = argparse.ArgumentParser(
         prog="minragen.train", allow_abbrev=False, argument_default=argparse.SUPPRESS,
         description="Train a language-model agent. Defaults depend on --env.")
@@ -235,12 +210,12 @@ def parse(argv):
                         help="continue from runs/NAME/checkpoint")
     parser.add_argument("--print-config", action="store_true", default=False,
                         help="print all settings and where they come from, and exit")
-    fields = dataclasses.fields(Config)
-    for f in fields:
+    for f in (fields := dataclasses.fields(Config)):
         kind = (dict(action="append") if f.type is tuple else
                 dict(type=_boolean if f.type is bool else f.type))
-        parser.add_argument("--" + f.name.replace("_", "-"),
-                            help=f"{f.metadata['help']} [{f.default}]", **kind)
+        choices = ", ".join(f.metadata["choices"] or ())
+        parser.add_argument("--" + f.name.replace("_", "-"), **kind, help=(
+            f.metadata["help"] + (choices and f": {choices}") + f" [{f.default}]"))
     given, unknown = parser.parse_known_args(argv)
     if unknown:
         known = ["--" + f.name.replace("_", "-") for f in fields] + ["--resume", "--print-config"]
@@ -250,9 +225,7 @@ def parse(argv):
 
 def from_options(given):
     """The checked Config of the given options {name: value}; `model` must be among them."""
-    chosen = {name: given.get(name, getattr(Config, name))
-              for name in ("env", "algo", "model", "response_format")}
-    config = dataclasses.replace(preset(**chosen), **given)
+    config = dataclasses.replace(preset_of(Config(**given)), **given)
     check(config)
     return config
 
@@ -267,7 +240,7 @@ def summary(config):
 
 
 def explain(config, given):
-    """The whole Config as text: what differs from the base, through whom, then the rest."""
+    """All settings as text: what differs from the base and where from, then the rest."""
     lines, rest = [], []
     for f in dataclasses.fields(config):
         if f.name in ("env", "algo", "model"):
@@ -280,9 +253,10 @@ def explain(config, given):
             through = f"env {config.env} and format {config.response_format}"
         elif f.name in MODELS.get(config.model, PRETRAINED):
             through = f"model {config.model}"
+        elif f.name in ALGOS[config.algo]:
+            through = f"algo {config.algo}"
         else:
-            through = (f"algo {config.algo}" if f.name in ALGOS[config.algo] else
-                       f"env {config.env}")
+            through = f"env {config.env}"
         if value == f.default:
             rest.append(line.rstrip())
         else:
@@ -305,11 +279,18 @@ def _boolean(text):
 def check(config):
     """Refuse what cannot work, before anything is built. Raises ValueError with one sentence."""
     for f in dataclasses.fields(config):
-        check_field(f, getattr(config, f.name))
+        value, choices = getattr(config, f.name), f.metadata["choices"]
+        least, most = f.metadata["least"], f.metadata["most"]
+        if choices and value not in choices:
+            raise ValueError(nearest(f.name, str(value), list(choices)))
+        if f.type in (int, float) and not least <= value <= most:
+            bound = ("a finite number" if not math.isfinite(value) else
+                     f"at least {least}" if value < least else f"at most {most}")
+            raise ValueError(f"{f.name}: got {value}, expected {bound}.")
     instances = config.steps * config.num_groups * (1 + config.resample)
     if instances > TRAIN_SEED_STRIDE:
         raise ValueError(f"steps * num_groups * (1 + resample): got {instances}, expected at most "
-                         f"{TRAIN_SEED_STRIDE}, the instances that a seed has.")
+                         f"{TRAIN_SEED_STRIDE}, the instances of a seed.")
     if config.run and not re.fullmatch(r"[\w+=-][\w.+=-]{0,99}", config.run):
         raise ValueError(f"bad run name {config.run!r}: expected up to 100 letters, digits and "
                          f"-_.+= only.")
@@ -317,7 +298,7 @@ def check(config):
     for refused, sentence in CONTRADICTIONS:
         if refused(config):
             raise ValueError(sentence.format_map(vars(config)))
-    nothing = torch.zeros(1)  # the functions themselves say what they refuse
+    nothing = torch.zeros(1)  # these functions themselves refuse bad values
     starpo.policy_loss(nothing, nothing, nothing, dual_clip=config.dual_clip)
     starpo.filter_groups(nothing, config.filter_value, config.filter)
     parse_mixture(config.env, config.num_groups)
@@ -325,51 +306,36 @@ def check(config):
     check_state_reward(config, env_groups(config, "val"))
 
 
-def check_field(f, value):
-    """Refuse a value outside the choices or the bounds of its field."""
-    choices, least, most = (f.metadata[key] for key in ("choices", "least", "most"))
-    if choices and value not in choices:
-        raise ValueError(nearest(f.name, str(value), list(choices)))
-    if f.type in (int, float) and not math.isfinite(value):
-        raise ValueError(f"{f.name}: got {value}, expected a finite number.")
-    if f.type in (int, float) and not least <= value <= most:
-        bound = f"at least {least}" if value < least else f"at most {most}"
-        raise ValueError(f"{f.name}: got {value}, expected {bound}.")
-
-
 def needs(config):
-    """What the estimator of the advantages needs: "group", "returns" or "critic"."""
+    """What the advantage estimator needs: "group", "returns" or "critic"."""
     return starpo.ESTIMATORS[config.advantages][0]
 
 
-# (whether a Config contradicts itself, what to say then)
+# (whether a Config contradicts itself, the message)
 CONTRADICTIONS = (
     (lambda c: needs(c) == "group" and c.group_size < 2,
      "{advantages} compares the members of a group: got group_size 1, expected at least 2."),
     (lambda c: c.group_size < 2 and (c.soft_reweight or c.filter != "none"
                                      and c.filter_metric.endswith("std")),
-     "the reward std of a group chooses or weights it: got group_size 1, expected at least 2, or "
-     "--filter none without soft_reweight."),
+     "group_size 1 has no reward std: expected at least 2, or filter none without soft_reweight."),
     (lambda c: needs(c) == "group" and c.credit == "turn",
      "{advantages} compares whole episodes: got credit turn, expected episode, or an estimator of "
      "token rewards (gae, reinforce, ...)."),
     (lambda c: c.reward_norm != "identity" and c.credit == "turn",
-     "reward_norm {reward_norm} normalises the returns of episodes: got credit turn, expected "
-     "episode."),
+     "reward_norm {reward_norm} normalises episode returns: got credit turn, expected episode."),
     (lambda c: c.advantages in ("bi_level_gae", "turn_gae") and c.context != "full",
-     "{advantages} looks from turn to turn: got context {context}, in which every turn is a row by "
-     "itself, expected full."),
+     "{advantages} needs all turns in one row: got context {context}, expected full."),
     (lambda c: c.filter in ("top_p", "min_p") and c.filter_metric == "reward",
-     "filter {filter} takes shares of scores, and rewards may be negative: take top_p_softmax or "
+     "filter {filter} takes shares of scores, but rewards may be negative. Use top_p_softmax or "
      "top_k with filter_metric reward."),
     (lambda c: c.filter == "top_k_abs" and c.filter_value != int(c.filter_value),
      "filter top_k_abs: got filter_value {filter_value}, expected a whole number of groups."),
     (lambda c: c.resample and (c.filter, c.filter_value, c.filter_metric, c.filter_include_zero)
      != ("top_p", 1.0, "reward_std", False),
-     "resample continues until enough groups have a positive reward std: expected the filter that "
-     "keeps just those, filter top_p with filter_value 1 of reward_std."),
+     "resample replaces groups of reward std 0: expected the filter that drops just those, filter "
+     "top_p with filter_value 1 and filter_metric reward_std."),
     (lambda c: c.ratio == "sequence" and needs(c) != "group",
-     "ratio sequence goes with one advantage per row: got {advantages}, expected grpo, rloo or "
+     "ratio sequence needs one advantage per row: got {advantages}, expected grpo, rloo or "
      "reinforce_pp_baseline."),
 )
 _CRITIC = (lambda c: needs(c) == "critic", "an estimator with a critic")
@@ -383,7 +349,7 @@ NEEDS = {
                    or c.context != "full" and c.credit == "turn",
                    "advantages bi_level_gae or turn_gae, or credit turn and rows of one turn"),
     "lam": _CRITIC, "critic_lr": _CRITIC, "value_clip": _CRITIC, "advantage_mask": _CRITIC,
-    "loss_mask": (_CRITIC[0], "an estimator with a critic: others have no advantages elsewhere"),
+    "loss_mask": (_CRITIC[0], "an estimator with a critic: others train sampled tokens only"),
     "reward_norm_over": (lambda c: c.reward_norm != "identity", "a reward_norm"),
     "window": (lambda c: c.context != "full", "context limited or single_turn"),
     "kl_target": (lambda c: c.kl_reward_coef > 0, "a kl_reward_coef to start from"),
@@ -396,7 +362,7 @@ NEEDS = {
 
 
 def check_used(config):
-    """Refuse an option that would change nothing. Raises ValueError with what it needs."""
+    """Refuse an option that would change nothing."""
     base = preset_of(config)
     for name, (has_effect, needed) in NEEDS.items():
         value = getattr(config, name)
@@ -412,21 +378,19 @@ def check_state_reward(config, groups):
             continue
         if part not in format_parts(config.response_format):
             fitting = " or ".join(f for f in FORMATS if part in format_parts(f))
-            raise ValueError(f"{option} grades the {part}, which the response_format "
-                             f"{config.response_format} does not have. Use --response-format "
-                             f"{fitting}.")
+            raise ValueError(f"{option}: the format {config.response_format} has no {part}. "
+                             f"Use --response-format {fitting}.")
         groups.reset(0)
         for name, env in zip(groups.names, groups.envs):
             if env.score_description("") is None:
-                raise ValueError(f"{option}: the environment {name} cannot grade the {part}. "
-                                 f"Leave it 0.")
+                raise ValueError(f"{option}: {name} cannot grade a description. Leave it 0.")
 
 
 # ---- The environments of a Config ----------------------------------------------------------------
 def env_groups(config, split, num_groups=None, group_size=1):
-    """The run's environments as groups: by default one group of each.
+    """The run's environments as groups, by default one group of each.
 
-    A mixture has its own shares in training groups of the run's number, otherwise even ones.
+    The shares of a mixture hold for the run's own number of training groups; others are even.
     """
     names = env_names(config)
     as_given = split == "train" and num_groups == config.num_groups
@@ -437,7 +401,7 @@ def env_groups(config, split, num_groups=None, group_size=1):
 
 
 def env_names(config):
-    """The environments of the mixture, each once."""
+    """The distinct environments of the mixture."""
     return list(dict.fromkeys(name for name, _ in parse_mixture(config.env, config.num_groups)))
 
 
@@ -457,7 +421,7 @@ def env_options(config):
 
 
 def backends(config):
-    """External backends of the environments, for the first line of a run."""
+    """External backends of the environments, for the first line of a run's output."""
     groups = env_groups(config, "train")
     return "".join(f"; {name} uses {env.backend}"
                    for name, env in zip(groups.names, groups.envs) if env.backend)

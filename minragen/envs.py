@@ -59,30 +59,28 @@ class Budget:
     def __post_init__(self):
         for field, value in vars(self).items():
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"bad budget: {field} is {value!r}, expected an integer of at "
-                                 f"least 1.")
+                raise ValueError(f"bad budget: {field} is {value!r}, expected an integer >= 1.")
         # Announced and planned actions must be within reach: no more than the turns can hold.
         object.__setattr__(self, "max_actions",
                            min(self.max_actions, self.max_turns * self.max_actions_per_turn))
 
 
 class Outcome(NamedTuple):
-    """What one action did. `effective`: it changed the state. `terminated`: the episode is over.
-    `metrics`: name -> number, to be summed over the episode and logged."""
+    """What one action did."""
 
     reward: float
-    terminated: bool = False
+    terminated: bool = False  # the episode is over
     success: bool = False
-    effective: bool = True
-    metrics: dict | None = None
+    effective: bool = True  # the state has changed
+    metrics: dict | None = None  # name -> number, summed over the episode and logged
 
 
 class TextEnv(gymnasium.Env):
     """A multi-turn text environment: a `gymnasium.Env` whose observations and actions are strings.
 
-    One `step` is one *turn*: the text inside `<answer>` goes in, is split on `||` where
-    `multi_action`, each piece is matched against `actions` ignoring case, and the pieces run until
-    one ends the episode or a cap of the budget is reached. An environment writes only
+    One `step` is one *turn*: the text inside `<answer>` is split on `||` where `multi_action`, each
+    piece is matched against `actions` ignoring case, and the pieces run until one ends the episode
+    or a cap of the budget is reached. An environment writes only
 
         instruction        str or property: the task, told once in the system message
         _reset(rng)        draw an instance from the numpy Generator `rng`
@@ -160,8 +158,7 @@ class TextEnv(gymnasium.Env):
     def random_answer(self, rng):
         """A well-formed answer of uniformly drawn actions: what knowing only the rules is worth."""
         if not self.actions:
-            raise NotImplementedError(f"{type(self).__name__} takes any text: it has no random "
-                                      f"policy unless it writes random_answer().")
+            raise NotImplementedError(f"{type(self).__name__} does not write random_answer().")
         count = min(self.budget.max_actions_per_turn, self.actions_left) if self.multi_action else 1
         return f" {SEPARATOR} ".join(self.actions[i]
                                      for i in rng.integers(len(self.actions), size=count))
@@ -205,8 +202,8 @@ class TextEnv(gymnasium.Env):
         if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
         member = int((options or {}).get("member", 0))
-        # Slips and payouts: one stream per member. From 1 on, because [seed, 0, 1] is the second
-        # attempt's below, and member 0 would slip by the very numbers that placed its holes.
+        # Slips and payouts: one stream per member. From 1 on, because [seed, 0, 1] draws the second
+        # attempt's instance below.
         self.dynamics = np.random.default_rng([seed, member + 1, 1])
         self._turns = self._actions = 0
         for attempt in range(MAX_REDRAWS):
@@ -215,16 +212,15 @@ class TextEnv(gymnasium.Env):
                 break
         else:
             raise RuntimeError(f"{type(self).__name__}: no instance of split {self.split!r} in "
-                               f"{MAX_REDRAWS} draws. Give more data or other options; in "
-                               f"an environment of your own, override instance_split().")
+                               f"{MAX_REDRAWS} draws. Give more data or other options, or override "
+                               f"instance_split().")
         self._live = True
         return self._observe(), {"success": 0.0, "valid": 1.0, "effective": 0.0}
 
     def step(self, answer):
         """Play one turn. Returns (observation, reward, terminated, truncated, info)."""
         if not self._live:
-            raise RuntimeError("step() without a live episode: it has ended or never began. "
-                               "Call reset() first.")
+            raise RuntimeError("step() without a live episode: call reset() first.")
         pieces = answer.split(SEPARATOR) if self.multi_action else [answer]
         pieces = [p for p in (p.strip() for p in pieces) if p]
         outcomes, valid = [], bool(pieces)
@@ -298,7 +294,7 @@ def nearest(kind, name, known):
 
 
 def check_options(owner, defaults, options):
-    """Options with their defaults' types. Raises ValueError for unknown names and wrong types."""
+    """The options, checked. Raises ValueError for unknown names and wrong types."""
     checked = {}
     for name, value in options.items():
         if name not in defaults:
@@ -350,12 +346,11 @@ class EnvGroups:
     """P groups of G members, possibly of several environments: reset together, stepped by row.
 
     All G members of a group share the instance (same seed) and have their own dynamics (`member`).
-    Rows are group-major: row = group * G + member. `spec` is a mixture: `frozenlake,bandit` splits
-    the groups evenly (the first ones take the remainder), `frozenlake=12,bandit=4` as given.
+    Rows are group-major: row = group * G + member.
 
-    budgets: optional dict of Budget fields that replace each environment's own
-    options: dict of options; `name.option` addresses one environment of a mixture
-    raises: ValueError if the counts do not add up to `num_groups`
+    spec: a mixture. `frozenlake,bandit` splits the groups evenly, `frozenlake=12,bandit=4` as given
+    options: `name.option` addresses one environment of a mixture
+    budgets: fields of Budget that replace each environment's own
     """
 
     def __init__(self, spec, num_groups, group_size, split="train", options=None, budgets=None):
@@ -373,8 +368,7 @@ class EnvGroups:
         return len(self.envs)
 
     def reset(self, first_seed):
-        """Group g gets the instance of seed `first_seed + g`. Returns the observations of all
-        rows."""
+        """Group g gets the instance of seed `first_seed + g`. Returns all rows' observations."""
         self.seeds = [first_seed + g for g in range(self.num_groups)]
         return [env.reset(seed=self.seeds[row // self.group_size],
                           options={"member": row % self.group_size})[0]
@@ -384,8 +378,7 @@ class EnvGroups:
         """Step the given rows. Returns what each `env.step` returned, or the exception it raised.
 
         Environments that declare `parallel` run in threads, all under one limit: STEP_TIME_LIMIT,
-        times the steps that share a core. One that raises or hangs leaves the others untouched; its
-        exception is returned, and the caller records it (`StopReason.ENV_ERROR`).
+        times the steps that share a core. The caller records exceptions (`StopReason.ENV_ERROR`).
         """
         results, waiting = {}, {}
         for r, answer in zip(rows, answers):
@@ -403,8 +396,7 @@ class EnvGroups:
         finished = dict(results)
         for r in waiting.keys() - finished.keys():
             env = self.envs[r]
-            finished[r] = TimeoutError(f"{type(env).__name__}: a step took more than "
-                                       f"{limit:g} seconds.")
+            finished[r] = TimeoutError(f"{type(env).__name__}: a step took over {limit:g} seconds.")
             # The old one may still run in its thread: the next episode needs a new one.
             self.envs[r] = self._build[r]()
         return [finished[r] for r in rows]
@@ -431,8 +423,7 @@ def parse_mixture(spec, num_groups):
     elif all(c.isdecimal() for c in counts):
         numbers = [int(c) for c in counts]
     else:
-        raise ValueError(f"bad mixture {spec!r}: give a number of groups to every environment or "
-                         f"to none.")
+        raise ValueError(f"bad mixture {spec!r}: expected a number for every environment or none.")
     if sum(numbers) != num_groups or min(numbers) < 1:
         raise ValueError(f"bad mixture {spec!r}: {numbers} groups, expected {num_groups} in all "
                          f"and at least one each. Change the numbers or --num-groups.")

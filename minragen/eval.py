@@ -1,15 +1,13 @@
-"""Success with its confidence interval: the checkpoint beside the random policy and the solver; and
-a person in the policy's place.
+"""Success with its confidence interval, beside the random policy and the solver; or play yourself.
 
     python -m minragen.eval --run my-run                 (or: make eval RUN=my-run)
     python -m minragen.eval --run my-run --split val --size 1000
     python -m minragen.eval --play sokoban --seed 3      (or: make play ENV=sokoban)
 
-A success rate means nothing alone. The random policy says what knowing only the rules is worth, the
-solver what is possible within the budget; both play the same instances. The interval is Wilson's
-(1927), which stays inside [0, 1] and is right for rates near 0 and 1 where the normal one is not.
-Instances are drawn with their natural frequency, so a small world repeats some: `distinct` counts
-them.
+A success rate alone says little. The random policy shows what the rules alone are worth, the solver
+what the budget allows; both play the same instances. The interval is Wilson's (1927), which stays
+inside [0, 1] and holds near 0 and 1, where the normal one does not. A small environment repeats
+instances: `distinct` counts them.
 """
 
 import argparse
@@ -22,16 +20,13 @@ import numpy as np
 
 from minragen.envs import SPLITS, make
 
-# What needs a model imports torch and transformers where it begins: who only wants an interval or a
-# scripted player (`make envs`) need not wait for them.
+# torch and transformers are imported where a model is needed: `make envs` need not wait for them.
 
 
 def wilson(successes, n, z=1.959964):
-    """95 % interval of a rate.
+    """95 % interval of a rate: (low, high). Raises ValueError for n = 0.
 
         (p + z^2/2n  +-  z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
-    returns: (low, high)
-    raises: ValueError for n = 0, where nothing is known
     """
     if n == 0:
         raise ValueError("wilson: got n=0, expected at least one trial.")
@@ -41,11 +36,10 @@ def wilson(successes, n, z=1.959964):
 
 
 def evaluate(config, split, size):
-    """How the checkpoint and the scripted players do on `size` instances of `split`.
+    """Play `size` instances of `split` with the checkpoint and the scripted players.
 
     returns: {environment: (rows, distinct, described)}, rows of (player, successes, n, mean
-        return), the checkpoint first; described: F1 of what it said of the states, if its format
-        says anything of them
+        return), the checkpoint first; described: {part: F1} of its descriptions of the state
     raises: ValueError if the run has no whole checkpoint
     """
     from minragen import diagnostics, runs, train
@@ -89,7 +83,7 @@ def solver_player(env, rng):
 
 
 def scripted(groups, player):
-    """One episode of a scripted player in every row. Returns [(success, episode return), ...]."""
+    """[(success, episode return), ...] of one episode of a scripted player in every row."""
     groups.reset(0)
     results, rng = [], np.random.default_rng(0)
     for env in groups.envs:
@@ -103,15 +97,13 @@ def scripted(groups, player):
 
 
 def play(name, split, seed, options, ask=input, say=print):
-    """A person is the policy: same prompts, same rewards. Plays seed, seed + 1, ... until the input
-    ends.
+    """Let a person play seed, seed + 1, ... with the policy's prompts and rewards, to the end of input.
 
-    ask: reads one line      say: prints
-    A line that ends in a backslash goes on in the next one; `?` alone shows the solver's answer.
+    ask: reads a line, which goes on in the next after a backslash      say: prints
     """
     env = make(name, split, **options)
-    say("Type what would stand inside <answer>. A line ending in \\ goes on; ? shows the solver's "
-        "answer; end with Ctrl-D.\n")
+    say("Type the text inside <answer>. A \\ at the end of a line continues it; ? shows the solver's "
+        "answer; Ctrl-D ends.\n")
     for instance in itertools.count(seed):
         observation, _ = env.reset(seed=instance)
         say(f"--- {name}, {split} seed {instance}\n{env.system_prompt}\n\n{observation}")
@@ -133,8 +125,7 @@ def play(name, split, seed, options, ask=input, say=print):
 
 
 def main(argv=None):
-    """The command: print one table per environment or let a person play; one sentence if it
-    cannot."""
+    """The command: print a table per environment, or play; exit with one sentence on an error."""
     import transformers
 
     from minragen.config import Config, env_options
@@ -143,14 +134,14 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="minragen.eval", allow_abbrev=False,
                                      description=__doc__.splitlines()[0])
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--run", help="measure a run: name of a folder under runs/")
+    what.add_argument("--run", help="measure a run, a folder under runs/")
     what.add_argument("--play", metavar="ENV", help="play an environment in the terminal")
     parser.add_argument("--split", default="test", choices=SPLITS, help="which instances [test]")
-    parser.add_argument("--size", type=int, default=256, help="of a run: how many [256]")
-    parser.add_argument("--device", default="", help="of a run: cpu, cuda, ... [cuda if there]")
-    parser.add_argument("--seed", type=int, default=0, help="of play: the first instance [0]")
+    parser.add_argument("--size", type=int, default=256, help="--run: number of instances [256]")
+    parser.add_argument("--device", default="", help="--run: cpu, cuda or mps [cuda if there]")
+    parser.add_argument("--seed", type=int, default=0, help="--play: the first instance [0]")
     parser.add_argument("--env-arg", action="append", default=[],
-                        help="of play: option of the environment, name=value; may be repeated")
+                        help="--play: environment option, name=value; may be repeated")
     args = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     try:
@@ -171,8 +162,7 @@ def main(argv=None):
 
 
 def show(tables, run, split, temperature):
-    """Print a table per environment: success with its 95 % interval, and the mean return; then
-    the F1 of the checkpoint's descriptions, sampled."""
+    """Print a table per environment, and the F1 of the checkpoint's sampled descriptions."""
     for env, (rows, distinct, described) in tables.items():
         print(f"{env}, split {split}: {rows[0][2]} episodes, {distinct} distinct instances; "
               f"run {run}, sampled at temperature {temperature}")
@@ -181,8 +171,8 @@ def show(tables, run, split, temperature):
             low, high = wilson(successes, n)
             print(f"{name:<20} {successes / n:8.3f}   [{low:.3f}, {high:.3f}]   {mean_return:7.3f}")
         if described:
-            print("F1 of descriptions: " + ", ".join(f"{name} {f1:.3f}"
-                                                     for name, f1 in described.items()))
+            parts = (f"{name} {f1:.3f}" for name, f1 in described.items())
+            print(f"F1 of descriptions: {', '.join(parts)}")
 
 
 if __name__ == "__main__":

@@ -103,9 +103,8 @@ def output_layer(model, hidden):
 def token_logprobs(model, tokens, response_mask, temperature=1.0):
     """Logprob of every response token, and the entropy of the distribution that it was drawn from.
 
-    The logits that predict token t stand at position t-1. Only those positions go through the
-    output layer, in chunks that are recomputed in the backward pass, so a (B, T, V) tensor never
-    exists.
+    The logits of token t stand at position t-1. Only those positions go through the output layer,
+    in chunks that are recomputed in the backward pass, so a (B, T, V) tensor never exists.
 
     tokens: (B, T) int64      response_mask: (B, T) bool, False in column 0
     returns: logprobs, entropy, both (B, T) float32 in nats, exactly 0 where response_mask is False
@@ -139,8 +138,8 @@ def kv_shape(model):
 class Critic(nn.Module):
     """A second model of the policy's kind, from the same weights, with a scalar head.
 
-    V_t is read where token t is chosen, at position t-1: the state before the action, as for
-    logprobs. The head starts at zero, so the first advantages are the plain returns and not noise.
+    V_t is read at position t-1, the state before token t is chosen, as for logprobs. The head
+    starts at zero, so the first advantages are the plain returns and not noise.
     """
 
     def __init__(self, policy):
@@ -150,11 +149,11 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, tokens, response_mask):
-        """values (B, T) float32, exactly 0 where response_mask is False."""
+    def forward(self, tokens, mask):
+        """values (B, T) float32, exactly 0 where mask is False."""
         hidden = self.trunk(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1]
-        values = self.head(hidden[response_mask[:, 1:]].float())[:, 0]
-        return torch.zeros(tokens.shape, device=tokens.device).masked_scatter(response_mask, values)
+        values = self.head(hidden[mask[:, 1:]].float())[:, 0]
+        return torch.zeros(tokens.shape, device=tokens.device).masked_scatter(mask, values)
 
 
 class AdamW:
@@ -170,13 +169,12 @@ class AdamW:
         self.masters = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
                         for p in self.parameters]
         self.inner = torch.optim.AdamW(self.masters, lr=lr, weight_decay=weight_decay, fused=True)
-        for parameter, master in zip(self.parameters, self.masters):
-            if master is not parameter:
-                parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
+        self.copies = [(p, m) for p, m in zip(self.parameters, self.masters) if m is not p]
+        for parameter, master in self.copies:
+            parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
 
     def step(self, max_grad_norm):
-        """Clip the global gradient norm, step, clear the gradients. Returns the norm before
-        clipping.
+        """Clip the gradients, step, clear the gradients. Returns their norm before clipping.
 
         A non-finite norm skips the step: one bad micro-batch must not destroy the weights.
         """
@@ -184,9 +182,8 @@ class AdamW:
         if torch.isfinite(norm):
             self.inner.step()
             with torch.no_grad():
-                for parameter, master in zip(self.parameters, self.masters):
-                    if master is not parameter:
-                        parameter.copy_(master)
+                for parameter, master in self.copies:
+                    parameter.copy_(master)
         for parameter, master in zip(self.parameters, self.masters):
             parameter.grad = master.grad = None
         return norm
@@ -208,8 +205,7 @@ class AdamW:
 
 
 def _add_to_master(master, parameter):
-    """Sum the micro-batches' gradients in float32: in bfloat16 the later, smaller shares would be
-    rounded away."""
+    """Sum the micro-batches' gradients in float32: bfloat16 would round small shares away."""
     gradient = parameter.grad.float()
     master.grad = gradient if master.grad is None else master.grad + gradient
     parameter.grad = None

@@ -20,7 +20,6 @@ Differences from RAGEN's agent proxy on vLLM:
   3. A reply stops at `</answer>`: the environment ignores everything after it.
   4. In the windowed contexts a turn sees the earlier replies as they were sampled; they are in the
      loss only of their own row.
-  5. VAGEN's state reward is part of the turn's reward, without its 0.5 for each well-formed turn.
 
 Exercise: `python -m pytest tests/test_rollout.py`.
 """
@@ -56,26 +55,21 @@ class StopReason(Enum):
 
 @dataclass(frozen=True)
 class Rules:
-    """How a conversation is held. Every field is the option of the same name in config.py.
+    """How a conversation is held. Every field is the option of the same name in config.py."""
 
-    temperature: 0 is greedy      top_k 0 and top_p 1: the whole distribution
-    context: what a turn sees. full: the whole conversation; limited: its last `window` turns, this
-        one included; single_turn: one message that tells the window's earlier turns as text
-    grounding_reward, worldmodeling_reward: VAGEN's state reward (see `state_reward`)
-    seed: of the noise
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: all tokens
     top_p: float = 1.0
-    max_new_tokens: int = 64
-    max_context: int = 1024
-    max_rows: int = 256
+    max_new_tokens: int = 64  # of a reply
+    max_context: int = 1024  # tokens of a conversation
+    max_rows: int = 256  # conversations in one batch
+    # What a turn sees. full: the whole conversation; limited: its last `window` turns, this one
+    # included; single_turn: one message that tells the window's earlier turns as text.
     context: str = "full"
     window: int = 1
-    grounding_reward: float = 0.0
+    grounding_reward: float = 0.0  # see `state_reward`
     worldmodeling_reward: float = 0.0
-    seed: int = 0
+    seed: int = 0  # of the noise
 
 
 @dataclass
@@ -91,20 +85,17 @@ class Turn:
 
 @dataclass
 class Sequence:
-    """One row of a batch: four parallel lists, appended to and never edited.
-
-    response_mask: True iff the id came out of our sampler, for this row
-    turn_ids: turn of a sampled token, else -1
-    sample_logprobs: nats, under the sampling temperature and before any truncation by top_k or
-        top_p, so that the learner can compute the same quantity; 0.0 where not sampled
-    """
+    """One row of a batch: four parallel lists, appended to and never edited."""
 
     tokens: list = field(default_factory=list)
-    response_mask: list = field(default_factory=list)
-    turn_ids: list = field(default_factory=list)
+    response_mask: list = field(default_factory=list)  # True iff the id came out of our sampler
+    turn_ids: list = field(default_factory=list)  # turn of a sampled token, else -1
+    # Nats at the sampling temperature, before truncation by top_k or top_p, so that the learner can
+    # compute the same quantity; 0.0 where not sampled.
     sample_logprobs: list = field(default_factory=list)
 
     def add(self, ids, logprobs, sampled, turn):
+        """Append ids to all four lists."""
         self.tokens += ids
         self.sample_logprobs += logprobs
         self.response_mask += [sampled] * len(ids)
@@ -145,7 +136,7 @@ class Trajectory:
 
     @property
     def response_tokens(self):
-        """How many ids were sampled in the whole episode."""
+        """Number of sampled ids."""
         return sum(sum(sequence.response_mask) for sequence in self.sequences)
 
     def add_prompt(self, ids):
@@ -279,7 +270,7 @@ class _Player:
                 self.rows = [self.rows[i] for i in order.tolist()]
                 drafts = [drafts[i] for i in order.tolist()]
                 noise, n = noise[:, order], int(going.sum())
-                self.slots.gather(order, self.slots.capacity)
+                self.slots.gather(order)
             # The count of a finished row is 0, which leaves its slot unchanged.
             logits = forward_slots(self.policy.model, self.slots, tokens[:n, None],
                                    going[:n].long())
@@ -403,9 +394,8 @@ class KVSlots:
     transformers decoder as `past_key_values`.
 
     `update` writes each row's new keys at that row's own positions and returns the filled part of
-    the slots; an explicit 4-D boolean mask, which transformers passes through, says what each query
-    may see. Positions beyond a row's length hold padding from earlier calls: they are masked, and
-    always overwritten before they become visible.
+    the slots; an explicit 4-D boolean mask says what each query may see. Positions beyond a row's
+    length hold padding from earlier calls: masked, and overwritten before they become visible.
 
     FOOTGUN: slots are zeroed, not empty. A masked key still enters `0 * value`, and 0 * nan is nan.
     """
@@ -413,13 +403,8 @@ class KVSlots:
     def __init__(self, model, rows, capacity):
         layers, heads, head_dim = kv_shape(model)
         like = next(model.parameters())  # keys and values have the dtype and device of the weights
-        self.layers = [torch.zeros(2, rows, heads, capacity, head_dim, dtype=like.dtype,
-                                   device=like.device) for _ in range(layers)]
+        self.layers = [like.new_zeros(2, rows, heads, capacity, head_dim) for _ in range(layers)]
         self.lengths = torch.zeros(rows, dtype=torch.int64)  # on the CPU, where it is read
-
-    @property
-    def capacity(self):
-        return self.layers[0].shape[3]
 
     def set_positions(self, positions, filled):
         """Set where the next `update` writes, (n, q), and how many positions it returns."""
@@ -437,17 +422,16 @@ class KVSlots:
     def get_seq_length(self, layer_idx=0):
         return self._filled
 
-    def gather(self, index, capacity):
+    def gather(self, index, capacity=None):
         """Gather slots by index into new buffers with room for `capacity` tokens each.
 
-        Room for the next turn only, so that memory follows the conversations, not `max_context`.
+        That is room for one turn: memory follows the conversations, not `max_context`.
         """
         self.lengths = self.lengths[index]
         filled = int(self.lengths.max())
         for i, old in enumerate(self.layers):
-            _, _, heads, _, width = old.shape
-            new = torch.zeros(2, len(index), heads, capacity, width, dtype=old.dtype,
-                              device=old.device)
+            _, _, heads, room, width = old.shape
+            new = old.new_zeros(2, len(index), heads, capacity or room, width)
             new[:, :, :, :filled] = old[:, index.to(old.device), :, :filled]
             self.layers[i] = new
 
@@ -465,8 +449,7 @@ def forward_slots(model, slots, tokens, counts):
     slots.lengths[:n] += counts
     device = slots.layers[0].device
     positions, tokens, counts = positions.to(device), tokens.to(device), counts.to(device)
-    # NOTE: never `is_causal` here: with more keys than queries it aligns the triangle to the top
-    # left.
+    # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
     visible = (torch.arange(filled, device=device)
                <= positions[:, None, :, None])  # (n, 1, q, filled)
     slots.set_positions(positions, filled)
@@ -482,8 +465,7 @@ def sample_tokens(logits, u, rules):
 
     One uniform a token, so the draw is a function of (logits, u) alone.
     logits: (n, V)      u: (n,) in (0, 1)
-    returns: tokens (n,) int64, logprobs (n,) float32 in nats at the sampling temperature, before
-        truncation
+    returns: tokens (n,) int64, logprobs (n,) float32 nats, before truncation
     raises: RuntimeError if the logits are not finite
     """
     log_p = (logits.float() / (rules.temperature or 1.0)).log_softmax(dim=-1)
@@ -518,8 +500,7 @@ def noise_keys(run_seed, split, trajectories):
 def uniforms(noise_keys, positions):
     """Counter-based uniforms in (0, 1): a function of (key, position) and of nothing else.
 
-    Never exactly 0, which would draw the first token however improbable it is, and exact in
-    float32.
+    Never exactly 0, which would draw the first token however improbable it is.
     noise_keys, positions: int64 of shapes that broadcast
     returns: float32, odd multiples of 2**-24
     """

@@ -1,12 +1,11 @@
-"""A run on disk: its folder, log, checkpoints, and how it is resumed.
+"""A run on disk: its folder, log and checkpoints, and how it is resumed.
 
     runs/NAME/config.json          the Config
               metrics.jsonl        one line a step, with the names of docs/metrics.md
               trajectories.jsonl   a few validation episodes as chat messages
               checkpoint/          a plain Hugging Face folder plus trainer state
 
-Reading order: `run_folder` and `begin`, `Log`, `save_checkpoint` and `find_checkpoint`,
-`resumed_config`.
+Reading order: `run_folder`, `Log`, `save_checkpoint`, `resumed_config`.
 
 Exercise: `python -m pytest tests/test_train.py -k "Runs or Resume"`.
 """
@@ -27,9 +26,17 @@ from minragen.config import Config, check
 from minragen.models import kv_shape
 
 RUNS = Path("runs")
-# Fields of a Learner that go into a checkpoint as they are.
+# Fields of a Learner that a checkpoint stores as they are.
 COUNTERS = ("step", "empty_steps", "rounds", "kl_reward_coef", "ema")
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads")
+# Metric -> its part of the console line.
+CONSOLE = {
+    "step": "step {:4d}/{of}", "success": "success {:.3f}", "episode_return": "return {:6.3f}",
+    "valid": "valid {:.2f}", "groups_kept": "kept {:2d}/{groups}", "entropy": "entropy {:.3f}",
+    "kl_ref": "kl_ref {:.4f}", "grad_norm": "grad {:6.3f}", "logprob_gap": "gap {:.0e}",
+    "tokens_per_second": "tok/s {:6.0f}", "seconds": "sec {:5.2f}",
+    "val/success": "val {:.3f} greedy {val/success_greedy:.3f}",
+    "test/success": "test {:.3f} greedy {test/success_greedy:.3f}", "regime": "{}"}
 
 
 def run_folder(config, resume):
@@ -40,9 +47,8 @@ def run_folder(config, resume):
             raise ValueError(f"run {config.run!r} exists already. Continue it with --run "
                              f"{config.run} --resume, choose another name, or delete {folder}.")
         return folder
-    stem = "-".join([config.env.replace(",", "+"), config.algo, Path(config.model).name,
-                     f"s{config.seed}"])
-    stem = re.sub(r"[^\w.+=-]+", ".", stem)
+    env, model = config.env.replace(",", "+"), Path(config.model).name
+    stem = re.sub(r"[^\w.+=-]+", ".", f"{env}-{config.algo}-{model}-s{config.seed}")
     names = (stem if i == 1 else f"{stem}-{i}" for i in range(1, 10**6))
     return next(RUNS / n for n in names if not (RUNS / n).exists())
 
@@ -52,9 +58,8 @@ def begin(folder, config, step, resume):
     if not resume:
         try:
             folder.mkdir(parents=True)
-        except FileExistsError:  # another process was faster
-            raise ValueError(f"another process has just begun {folder}. Choose another "
-                             f"--run.") from None
+        except FileExistsError:
+            raise ValueError(f"another process just made {folder}. Take another --run.") from None
     write_whole(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1) + "\n")
     return Log(folder, step)
 
@@ -70,18 +75,17 @@ class Log:
     """metrics.jsonl, trajectories.jsonl and the console line, all with the same names."""
 
     def __init__(self, folder, step):
+        """Drop the lines after `step`, the checkpoint's. self.history: the metrics that stay."""
         self.folder = folder
-        # A resumed run drops what came after its checkpoint.
-        for name in ("metrics.jsonl", "trajectories.jsonl"):
+        for name in ("trajectories.jsonl", "metrics.jsonl"):
             path = folder / name
             lines = path.read_text().splitlines() if path.exists() else []
             lines = [line for line in lines if _before(step, line)]
             write_whole(path, "".join(line + "\n" for line in lines))
-            if name == "metrics.jsonl":
-                self.history = [json.loads(line) for line in lines]
+        self.history = [json.loads(line) for line in lines]
 
     def write(self, metrics, config):
-        """One line to metrics.jsonl and one to the console."""
+        """Add a line to metrics.jsonl and print one."""
         # JSON has no nan and no infinity.
         metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v
                    for k, v in metrics.items()}
@@ -94,7 +98,7 @@ class Log:
         sys.stdout.flush()
 
     def trajectories(self, step, split, played):
-        """The conversations as chat messages, one JSON object a line."""
+        """Write the episodes as chat messages, one JSON object a line."""
         with open(self.folder / "trajectories.jsonl", "a") as file:
             for t in played:
                 file.write(json.dumps({"step": step, "split": split, "env": t.env, "seed": t.seed,
@@ -104,10 +108,10 @@ class Log:
 
 
 def _before(step, line):
-    """Whether a line belongs to the run up to its checkpoint at `step`; its final test does not."""
+    """Whether a line is of the run up to `step`. Its final test is not."""
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError:  # the last line of a killed run may be cut off
+    except json.JSONDecodeError:  # a kill may cut off the last line
         return False
     if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
         return False
@@ -116,33 +120,20 @@ def _before(step, line):
 
 
 def console_line(metrics, config):
-    """One aligned line; parts that this step did not produce are left out."""
-    def part(name, label, form):
-        return f"{label} {metrics[name]:{form}}" if name in metrics else ""
-
-    val = [f"{split} {metrics[f'{split}/success']:.3f} "
-           f"greedy {metrics[f'{split}/success_greedy']:.3f}"
-           for split in ("val", "test") if f"{split}/success" in metrics]
-    kept = (f"kept {metrics['groups_kept']:2d}/{config.num_groups}" if "groups_kept" in metrics
-            else "")
-    parts = [f"step {metrics['step']:4d}/{config.steps}", part("success", "success", ".3f"),
-             part("episode_return", "return", "6.3f"), part("valid", "valid", ".2f"), kept,
-             part("entropy", "entropy", ".3f"), part("kl_ref", "kl_ref", ".4f"),
-             part("grad_norm", "grad", "6.3f"), part("logprob_gap", "gap", ".0e"),
-             part("tokens_per_second", "tok/s", "6.0f"), part("seconds", "sec", "5.2f"), *val,
-             metrics.get("regime", "")]
-    return " | ".join(p for p in parts if p)
+    """One aligned line, without the parts whose metric this step does not have."""
+    known = metrics | {"of": config.steps, "groups": config.num_groups}
+    return " | ".join(part.format(known[name], **known) for name, part in CONSOLE.items()
+                      if known.get(name) is not None)  # a number that is not finite is None
 
 
 def memory_forecast(learner, config):
-    """One line: where the memory will go, from sizes; activations are a rule of thumb."""
+    """One line: GiB of memory by purpose; activations are a rule of thumb."""
     model = learner.policy.model
     c, n = model.config.get_text_config(), learner.policy.num_parameters
     width = next(model.parameters()).element_size()
     trained = 1 + (learner.critic is not None)
     weights = n * width * (trained + (learner.reference is not None))
-    # Adam's moments, gradients, masters.
-    state = n * (8 + width + (4 if width < 4 else 0)) * trained
+    state = n * (8 + width + (4 if width < 4 else 0)) * trained  # moments, gradients, masters
     layers, heads, head_dim = kv_shape(model)
     rows = min(config.max_rows, config.num_groups * config.group_size)
     cache = 2 * layers * rows * config.max_context * heads * head_dim * width
@@ -158,12 +149,10 @@ def memory_forecast(learner, config):
 def save_checkpoint(folder, learner):
     """Write a plain Hugging Face folder plus trainer state beside, then rename it into place.
 
-    A kill at any instant leaves a whole checkpoint: the manifest is written last, the old
-    checkpoint stays until the new one has it, and the next reader completes a pair of renames that
-    a kill has interrupted.
+    A kill at any instant leaves a whole checkpoint: the manifest is written last, and the old
+    checkpoint stays until then. The next reader completes interrupted renames.
     """
-    current, new, old = (folder / name
-                         for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
+    current, new, old = (folder / f"checkpoint{end}" for end in ("", ".new", ".old"))
     # Finish the renames of a save that was killed.
     if not current.exists() and (new / "manifest.json").exists():
         new.rename(current)
@@ -186,22 +175,17 @@ def save_checkpoint(folder, learner):
 
 
 def find_checkpoint(folder):
-    """The newest whole checkpoint of a run, each file compared with its size and CRC in the
-    manifest.
+    """The newest whole checkpoint of a run, whose files have the sizes and CRCs of its manifest.
 
     raises: ValueError if there is none, or it is damaged
     """
-    # Without `checkpoint`, a save was killed between its two renames, and `checkpoint.new` is
-    # whole.
-    for name in ("checkpoint", "checkpoint.new"):
-        if (folder / name / "manifest.json").exists():
-            break
-    else:
-        raise ValueError(f"{folder} has no checkpoint: it was stopped before its first one. Delete "
-                         f"it and start again.")
-    path = folder / name
-    damaged = (f"checkpoint {path} is damaged: {{}} is not what was written. Restore it, or "
-               f"delete {folder} and start again.")
+    # Without `checkpoint`, a save was killed between its renames, and `checkpoint.new` is whole.
+    paths = [folder / name for name in ("checkpoint", "checkpoint.new")]
+    path = next((p for p in paths if (p / "manifest.json").exists()), None)
+    if path is None:
+        raise ValueError(f"{folder} has no checkpoint yet. Delete it and start again.")
+    damaged = (f"checkpoint {path} is damaged: {{}} has changed. Restore it, or delete {folder} "
+               f"and start again.")
     try:
         files = dict(json.loads((path / "manifest.json").read_text())["files"])
         expected = {file: (int(size), int(crc)) for file, (size, crc) in files.items()}
@@ -215,8 +199,7 @@ def find_checkpoint(folder):
 
 
 def load_trainer_state(checkpoint, learner):
-    """Fill in optimizers, critic, reference and counters. The policy's weights are loaded
-    already."""
+    """Fill in all of a Learner but the policy's weights, which are already loaded."""
     state = torch.load(checkpoint / "trainer.pt", map_location=learner.policy.device,
                        weights_only=True)
     for name in COUNTERS:
@@ -231,15 +214,14 @@ def load_trainer_state(checkpoint, learner):
 
 # ---- Resuming ------------------------------------------------------------------------------------
 def resumed_config(given):
-    """The run's own Config. Only `steps` and `max_context` may be raised: the rest is the run."""
+    """The run's own Config with the given options, which may only be those of FREE_ON_RESUME."""
     if not given.get("run"):
         raise ValueError("--resume needs --run NAME.")
     stored = load_config(given["run"])
     for name, value in given.items():
         if name not in FREE_ON_RESUME and value != getattr(stored, name):
-            raise ValueError(f"--resume keeps the run's own settings: {name} was "
-                             f"{getattr(stored, name)!r}, got {value!r}. Start a new run for "
-                             f"that.")
+            raise ValueError(f"--resume keeps the run's settings: {name} was "
+                             f"{getattr(stored, name)!r}, got {value!r}. Start a new run.")
     config = dataclasses.replace(stored, **given)
     for name in ("max_context", "steps"):
         if getattr(config, name) < getattr(stored, name):
@@ -250,10 +232,7 @@ def resumed_config(given):
 
 
 def load_config(run):
-    """The Config of runs/RUN under the name that the folder has now.
-
-    raises: ValueError if there is none or it is unreadable
-    """
+    """The Config of runs/RUN, with the name that the folder has now. Raises ValueError."""
     folder = RUNS / run
     if not (folder / "config.json").exists():
         known = sorted(p.parent.name for p in RUNS.glob("*/config.json"))
@@ -262,7 +241,7 @@ def load_config(run):
 
 
 def read_config(folder):
-    """The Config in folder/config.json. Raises ValueError if it is not one."""
+    """The Config in folder/config.json. Raises ValueError if there is no valid one."""
     try:
         stored = json.loads((folder / "config.json").read_text())
         config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})

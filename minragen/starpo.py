@@ -75,12 +75,10 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
     key = scores if select == "largest" else -scores
     # Candidates first, best first.
     ranked, order = key.masked_fill(~candidate, -torch.inf).sort(descending=True, stable=True)
-    n, (P,) = int(candidate.sum()), scores.shape
+    n = int(candidate.sum())
     ranked, order = ranked[:n], order[:n]
-    if n == 0:
-        kept = torch.zeros(0, dtype=torch.bool, device=scores.device)
-    elif strategy.startswith("top_p") and value == 1:  # whatever eps and rounding say
-        kept = torch.ones(n, dtype=torch.bool, device=scores.device)
+    if n == 0 or value == 1 and strategy.startswith("top_p"):  # whatever eps and rounding say
+        kept = torch.ones_like(ranked, dtype=torch.bool)
     elif strategy == "top_p":
         held_before = ranked.abs().cumsum(0) - ranked.abs()
         kept = held_before < (value - eps) * ranked.abs().sum()
@@ -90,9 +88,9 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
     elif strategy == "min_p":
         kept = ranked >= (value * ranked[0] if select == "largest" else ranked[0] / value)
     else:
-        k = int(value * P + 1e-9) if strategy == "top_k" else int(value)
+        k = int(value * len(scores) + 1e-9) if strategy == "top_k" else int(value)
         kept = torch.arange(n, device=scores.device) < max(k, 1)
-    return torch.zeros(P, dtype=torch.bool, device=scores.device).scatter(0, order, kept)
+    return torch.zeros_like(candidate).scatter(0, order, kept)
 
 
 def _check_filter(scores, value, strategy, select, eps):
@@ -191,11 +189,8 @@ def last_token_rewards(scores, response_mask):
 
     scores: (B,)      returns: (B, T)
     """
-    T = response_mask.shape[1]
-    last = (response_mask * torch.arange(1, T + 1, device=response_mask.device)).amax(dim=1) - 1
-    rewards = torch.zeros(response_mask.shape, dtype=scores.dtype, device=scores.device)
-    rewards = rewards.scatter(1, last.clamp(min=0)[:, None], scores[:, None])
-    return rewards.masked_fill(~response_mask, 0.0)
+    last = turn_ends(response_mask.long() - 1, response_mask)  # the row as one turn
+    return torch.where(last, scores[:, None], 0.0)
 
 
 def turn_returns(turn_rewards, episode_ids, turns, gamma=1.0):
@@ -221,16 +216,14 @@ def overlong_penalty(turn_ids, max_new_tokens, share):
     returns: (B, T), on the last token of a turn
     """
     ends = turn_ends(turn_ids, turn_ids >= 0)
-    ones = torch.ones(turn_ids.shape, device=turn_ids.device)
-    length = turn_sums(ones, turn_ids)
+    length = turn_sums(torch.ones(turn_ids.shape, device=turn_ids.device), turn_ids)
     zone = max_new_tokens * share
     return -((length - max_new_tokens + zone) / max(zone, 1e-9)).clamp(0, 1) * ends * bool(share)
 
 
 def turn_ends(turn_ids, mask):
     """(B, T) bool: the last masked token of each turn. turn_ids: (B, T) int64, -1 outside turns."""
-    following = _next(mask)
-    after = pad(turn_ids, (0, 1), value=-1).gather(1, following)
+    after = pad(turn_ids, (0, 1), value=-1).gather(1, _next(mask))
     return mask & (turn_ids >= 0) & (after != turn_ids)
 
 
@@ -351,14 +344,20 @@ def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
         A_k     = delta_k + gamma * lam * A_{k+1}      (Schulman et al. 2016, eq. 16)
         returns = A + V
 
-    rewards, values: (B, T) float      response_mask: (B, T) bool
+    rewards, values: (B, T) float      response_mask: (B, T) bool      gamma: float or (B, T)
     returns: advantages, returns, both (B, T), exactly 0 where response_mask is False
     raises: ValueError if the three shapes differ
     """
     if not rewards.shape == values.shape == response_mask.shape:
         raise ValueError(f"masked_gae: got shapes {tuple(rewards.shape)}, {tuple(values.shape)} "
                          f"and {tuple(response_mask.shape)}, expected three equal ones.")
-    return _gae(rewards, values, response_mask, torch.full_like(rewards, gamma), lam)
+    # Not x * mask: 0 * nan is nan.
+    r, v = rewards.masked_fill(~response_mask, 0.0), values.masked_fill(~response_mask, 0.0)
+    next_values = pad(v, (0, 1)).gather(1, _next(response_mask))
+    deltas = (r + gamma * next_values - v) * response_mask
+    decay = (torch.ones_like(r) * gamma * lam).masked_fill(~response_mask, 1.0)
+    advantages = _from_the_end(deltas, decay) * response_mask
+    return advantages, advantages + v
 
 
 def bi_level_gae(rewards, values, response_mask, turn_ids, gamma=1.0, lam=1.0, gamma_turn=0.95):
@@ -379,7 +378,7 @@ def bi_level_gae(rewards, values, response_mask, turn_ids, gamma=1.0, lam=1.0, g
     ends = turn_ends(turn_ids, response_mask)
     _, of_turns = masked_gae(rewards, values, ends, gamma_turn, lam)
     discount = torch.full_like(rewards, gamma).masked_fill(ends, 0.0)
-    return _gae(torch.where(ends, of_turns, rewards), values, response_mask, discount, lam)
+    return masked_gae(torch.where(ends, of_turns, rewards), values, response_mask, discount, lam)
 
 
 def turn_gae(rewards, values, response_mask, turn_ids, lam=1.0, gamma_turn=1.0):
@@ -395,16 +394,6 @@ def turn_gae(rewards, values, response_mask, turn_ids, lam=1.0, gamma_turn=1.0):
     summed = turn_sums(rewards.masked_fill(~response_mask, 0.0), turn_ids)
     advantages, returns = masked_gae(summed, values, ends, gamma_turn, lam)
     return turn_sums(advantages, turn_ids).masked_fill(~response_mask, 0.0), returns
-
-
-def _gae(rewards, values, mask, discount, lam):
-    """GAE over the masked tokens; `discount` (B, T) says how much of what follows counts."""
-    # Not x * mask: 0 * nan is nan.
-    r, v = rewards.masked_fill(~mask, 0.0), values.masked_fill(~mask, 0.0)
-    next_values = pad(v, (0, 1)).gather(1, _next(mask))
-    deltas = (r + discount * next_values - v) * mask
-    advantages = _from_the_end(deltas, (discount * lam).masked_fill(~mask, 1.0)) * mask
-    return advantages, advantages + v
 
 
 def _next(mask):

@@ -15,11 +15,9 @@ Differences from RAGEN V2's trainer:
   1. Every optimizer step is normalised over its own tokens, whatever the micro-batch size.
   2. Mini-batches are random draws, not neighbours in length, and are never padded with duplicates.
   3. In float32 old_logprobs are the sampler's own: sampler and learner are one set of weights and
-     one function, and `logprob_gap` measures every step that they agree. In bfloat16 the kernels of
-     a cached and of a full pass round differently, so old_logprobs are computed again before the
-     update.
-  4. The reference model exists only while a KL is asked for, and the critic only for an estimator
-     with values.
+     one function, as `logprob_gap` shows every step. In bfloat16 a cached and a full pass round
+     differently, so old_logprobs are computed again before the update.
+  4. The reference model and the critic exist only where they are used.
 """
 
 import copy
@@ -67,8 +65,7 @@ class Learner:
 def train(config, resume=False, say=print):
     """Run `config.steps` steps of StarPO in runs/NAME. Returns the metrics of the last line.
 
-    raises: ValueError for a run name that is taken, a damaged checkpoint, a prompt that fills the
-        context
+    raises: ValueError for a taken name, a damaged checkpoint, a prompt that fills the context
     """
     folder = runs.run_folder(config, resume)
     groups = build_groups(config)
@@ -124,8 +121,8 @@ def train_step(learner, groups, config, history=()):
 def update(learner, batch, config, step, scale=1.0):
     """Compute advantages, then take one optimizer step per mini-batch. Returns metrics.
 
-    Means over tokens or rows are over the mini-batch; micro-batches only bound memory and keep the
-    caches warm. `scale` multiplies the policy loss.
+    Means over tokens or rows are over the mini-batch; micro-batches only bound memory. `scale`
+    multiplies the policy loss.
     """
     set_learning_rates(learner, config, step)
     batch, metrics = compute_targets(learner, batch, config, scale)
@@ -214,10 +211,7 @@ def choose_groups(learner, batch, config):
 # ---- What the losses compare with ----------------------------------------------------------------
 @torch.no_grad()
 def compute_targets(learner, batch, config, scale=1.0):
-    """Add old and reference logprobs, values, rewards and advantages to the batch.
-
-    returns: the batch with these fields, metrics
-    """
+    """The batch with old and reference logprobs, values, rewards and advantages; and metrics."""
     predictable = batch.attention_mask.clone()
     predictable[:, 0] = False
     masks = {"response": batch.response_mask, "all": predictable}
@@ -250,10 +244,9 @@ def compute_targets(learner, batch, config, scale=1.0):
 
 
 def token_rewards(learner, batch, config):
-    """The rewards to learn from: scores of the rows' episodes (B,), of tokens (B, T), metrics.
+    """The rewards to learn from: of the rows' episodes (B,), of tokens (B, T), and metrics.
 
-    The environment's rewards with their format penalties and the overlong penalty, normalised, and
-    last the KL, which is each token's own.
+    The environment's rewards and the overlong penalty, normalised; last the KL of each token.
     """
     episode, metrics = batch.episode_ids, {}
     turn_rewards, scores = batch.rewards, batch.episode_returns
@@ -340,10 +333,7 @@ def add_loss_weights(mini, config):
 
 
 def backward(learner, part, config):
-    """Backpropagate one micro-batch.
-
-    returns: {metric: this micro-batch's share of the mini-batch's mean}
-    """
+    """Backpropagate one micro-batch. Returns {metric: its share of the mini-batch's mean}."""
     losses, shares = policy_losses(learner.policy.model, part, config)
     sum(losses.values()).backward()
     if learner.critic:

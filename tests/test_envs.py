@@ -110,7 +110,7 @@ class TestErrors:
                     in refusal(make, "frozenlake", size=value))
         for value in (False, float("nan"), -float("inf")):
             assert f"slip of FrozenLake: got {value}" in refusal(make, "frozenlake", slip=value)
-        assert "max_turns is 0, expected an integer of at least 1" in refusal(Budget, 0, 1, 1)
+        assert "max_turns is 0, expected an integer >= 1" in refusal(Budget, 0, 1, 1)
 
     def test_a_mixture_that_does_not_add_up_and_an_option_of_nobody_are_refused(self):
         for spec, said in ((" , ", "empty env: got ' , '. Known: bandit"),
@@ -280,7 +280,7 @@ class TestTimeLimit:
         (groups, gate), known = servers, set(threading.enumerate())
         results = groups.step([0, 1], ["Right", "Left"])
         assert isinstance(results[1], TimeoutError) and groups.envs[0].at == 1
-        assert str(results[1]) == "Step: a step took more than 0.4 seconds."
+        assert str(results[1]) == "Step: a step took over 0.4 seconds."
         late = set(threading.enumerate()) - known
         assert late and all(thread.daemon for thread in late)  # lest Python wait for it at its exit
         groups.reset(49)
@@ -292,7 +292,7 @@ class TestTimeLimit:
     def test_many_that_hang_share_one_limit_times_those_that_share_a_core(self, servers):
         groups, began = servers[0], time.monotonic()
         results = groups.step(range(6), ["Left"] * 6)
-        assert {str(result) for result in results} == {"Step: a step took more than 1.2 seconds."}
+        assert {str(result) for result in results} == {"Step: a step took over 1.2 seconds."}
         assert 1.1 < time.monotonic() - began < 1.9  # and not six times as long
 
 

@@ -5,7 +5,6 @@ import copy
 import functools
 import itertools
 import zlib
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -16,12 +15,14 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from toys import Puppet, puppet, tiny
 from transformers import PreTrainedTokenizerFast
 
-from minragen import envs, models, rollout, starpo
+from minragen import bundled, envs, models, rollout, runs, starpo
+from minragen import config as settings
 from minragen import train as trainer
+from minragen.chat import ChatFrame
 from minragen.config import Config
 from minragen.envs import EnvGroups
-from minragen.models import ChatFrame, Policy, token_logprobs
-from minragen.rollout import Sampling, StopReason, collect, make_batch
+from minragen.models import Policy, token_logprobs
+from minragen.rollout import Rules, StopReason, collect, make_batch
 from minragen.train import Learner
 
 
@@ -33,9 +34,10 @@ def scripted(reply, turns=1, room=300, tokenizer=None):
         policy = Policy("puppet", Puppet(len(tokenizer)), tokenizer)
         frame = ChatFrame(tokenizer)
     groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=turns))
-    start = len(frame.open(groups.envs[0].system_prompt, groups.reset(0)[0]))
+    start = len(frame.open(frame.system_message(groups.envs[0]), groups.reset(0)[0]))
     policy.model.script = dict(enumerate(reply, start))
-    (trajectory,) = collect(policy, frame, groups, 0, Sampling(), 0, len(reply), start + room)
+    rules = Rules(max_new_tokens=len(reply), max_context=start + room)
+    (trajectory,) = collect(policy, frame, groups, 0, rules)
     return trajectory, frame, start
 
 
@@ -44,10 +46,15 @@ def written(*rows):
     trajectories = []
     for member, (group, episode_return, length) in enumerate(rows):
         t = rollout.Trajectory("frozenlake", group, group, member, turn_rewards=[episode_return])
-        t.given([3, 4, 5])
-        t.sampled([*range(10, 10 + length)], [0.0] * length, 0)
+        t.add_prompt([3, 4, 5])
+        t.add_reply([*range(10, 10 + length)], [0.0] * length, 0)
         trajectories.append(t)
     return make_batch(trajectories)
+
+
+def with_targets(batch):
+    """The batch with everything that the losses need."""
+    return trainer.compute_targets(Learner(*tiny(), None), batch, Config())[0]
 
 
 def student():
@@ -76,16 +83,16 @@ class TestMask:
                 ([40, header, 41], "assistant\n<think>user\nReward: -0.1\nNo valid action")):
             t, frame, _ = scripted(reply, turns=2)
             theirs = mask_by_headers(t.tokens, header)
-            extra = [i for i, m, ours in zip(t.tokens, theirs, t.response_mask) if m and not ours]
+            (row,) = t.sequences
+            extra = [i for i, m, ours in zip(t.tokens, theirs, row.response_mask) if m and not ours]
             assert frame.tokenizer.decode(extra).startswith(wrong)
-            assert t.samples[0].reply == [*reply, 0, 0, 0]
+            assert row.reply == [*reply, 0, 0, 0]
 
     def test_observations_are_not_in_the_loss(self):
         """Search-R1 masks what it retrieves (Jin et al. 2025, section 3.1; Search-R1#108). Without
         a mask, most of the loss is about text that the environment wrote."""
         t, frame, start = scripted([40, 41, 42], turns=2)
-        batch = make_batch([t])
-        trainer.prepare(Learner(puppet()[0], frame, None), batch, Config())
+        batch = with_targets(make_batch([t]))
         after_the_prompt = torch.arange(len(t.tokens))[None] >= start
         observed = after_the_prompt & ~batch.response_mask
         assert starpo.loss_weights(after_the_prompt)[observed].sum() > 0.8
@@ -97,8 +104,8 @@ class TestMask:
         tokenizer = copy.deepcopy(tiny()[0].tokenizer)
         end, tokenizer.pad_token = tokenizer.eos_token_id, tokenizer.eos_token
         t, _, _ = scripted([40, end], tokenizer=tokenizer)
-        assert [i for i in t.samples[0].reply if i != tokenizer.pad_token_id] == [40]
-        batch = make_batch([t])
+        assert [i for i in t.sequences[0].reply if i != tokenizer.pad_token_id] == [40]
+        batch = with_targets(make_batch([t]))
         assert batch.tokens[batch.loss_mask].tolist() == [40, end]
 
 
@@ -128,7 +135,7 @@ class TestTokens:
         core.decoder = decoders.ByteLevel()
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_object=core, pad_token=names[0], eos_token=names[2],
-            additional_special_tokens=[names[1]], chat_template=models.CHAT_TEMPLATE)
+            additional_special_tokens=[names[1]], chat_template=bundled.CHAT_TEMPLATE)
         reply = tokenizer.convert_tokens_to_ids(["Ċ", "U", "p"])
         t, frame, start = scripted(reply, tokenizer=tokenizer)
         as_one_text = frame.encode(tokenizer.decode(t.tokens))
@@ -157,7 +164,7 @@ class TestTokens:
 def cold():
     """Replies of the untrained tiny policy, sampled at temperature 0.25."""
     groups = EnvGroups("frozenlake", 4, 1, budgets=dict(max_turns=1))
-    return make_batch(collect(*tiny(), groups, 0, Sampling(0.25), 0, 12, 500))
+    return make_batch(collect(*tiny(), groups, 0, Rules(0.25, max_new_tokens=12)))
 
 
 class TestLogprobs:
@@ -166,10 +173,11 @@ class TestLogprobs:
         are outside the clip range before the first update."""
         batch, learner, config = cold(), Learner(*tiny(), None), Config(temperature=0.25)
         mask = batch.response_mask
-        trainer.prepare(learner, batch, config)
+        batch, _ = trainer.compute_targets(learner, batch, config)
         with torch.no_grad():
             at_one, _ = token_logprobs(learner.policy.model, batch.tokens, mask)
-            _, measured = trainer.losses(learner, trainer.weigh(batch, config), config)
+            _, measured = trainer.policy_losses(
+                learner.policy.model, trainer.add_loss_weights(batch, config), config)
         ratio = (at_one - batch.sample_logprobs)[mask].exp()
         assert ((ratio < 0.8) | (ratio > 1.28)).float().mean() > 0.7
         assert measured["logprob_gap"] < 1e-5 and measured["clip_fraction"] == 0
@@ -234,8 +242,8 @@ class TestEpisodes:
 def instance_seeds(learner, rounds, seed=0):
     """The seeds of the instances that a learner plays in its next rounds of four groups."""
     config = Config(env="bandit", seed=seed, num_groups=4, max_new_tokens=1)
-    groups, bar = EnvGroups("bandit", 4, 1), SimpleNamespace(sampled=None)
-    return [t.seed for _ in range(rounds) for t in trainer.roll_out(learner, config, groups, bar)]
+    groups = EnvGroups("bandit", 4, 1)
+    return [t.seed for _ in range(rounds) for t in trainer.roll_out(learner, groups, config)]
 
 
 class TestSeeds:
@@ -252,7 +260,7 @@ class TestSeeds:
         one group in two chunks had equal seeds."""
         chunks = [("prompt", "prompt"), ("prompt", "prompt")]
         assert len({(prompt, n) for chunk in chunks for n, prompt in enumerate(chunk)}) == 2
-        played = collect(*tiny(), EnvGroups("bandit", 1, 4), 0, Sampling(), 0, 6, 500, max_rows=2)
+        played = collect(*tiny(), EnvGroups("bandit", 1, 4), 0, Rules(max_new_tokens=6, max_rows=2))
         assert len({tuple(t.tokens) for t in played}) == 4
 
     def test_members_share_their_instance_and_not_their_luck(self):
@@ -285,8 +293,8 @@ class TestSeeds:
         assert [0, 1, 2, *itertools.islice(itertools.count(), last, last + 2)] == [0, 1, 2, 2, 3]
         stopped, resumed = student(), student()
         begun = instance_seeds(stopped, 3)
-        trainer.save_checkpoint(tmp_path, stopped)
-        trainer.load_trainer_state(trainer.find_checkpoint(tmp_path), resumed)
+        runs.save_checkpoint(tmp_path, stopped)
+        runs.load_trainer_state(runs.find_checkpoint(tmp_path), resumed)
         assert begun + instance_seeds(resumed, 2) == instance_seeds(student(), 5)
 
 
@@ -299,7 +307,6 @@ def bi_level_by_reward(rewards, mask, discount):
 
 
 class TestAdvantages:
-
     def test_a_turn_ends_where_it_ends_and_not_where_a_reward_is(self):
         """RAGEN core_algos.py:128. A turn without reward loses its discount, a last one raises an
         IndexError, and with a penalty on each token each token is a turn."""
@@ -307,16 +314,16 @@ class TestAdvantages:
         with pytest.raises(IndexError):
             bi_level_by_reward([0, 1, 0, 0, 0], [1, 1, 0, 1, 1], 0.5)
         late, penalised = [0, 0, 0, 0, 1], [-0.1, -0.1, 0, -0.1, 1]
-        for paid, theirs, ours in ((late, [1, 1, 0, 1, 1], [0.5, 0.5, 0, 1, 1]),
+        for rewards, theirs, ours in ((late, [1, 1, 0, 1, 1], [0.5, 0.5, 0, 1, 1]),
                                    (penalised, [-0.05, 0.1, 0, 0.4, 1], [0.3, 0.4, 0, 0.9, 1])):
-            assert bi_level_by_reward(paid, [1, 1, 0, 1, 1], 0.5) == pytest.approx(theirs)
-            got, _ = starpo.bi_level_gae(torch.tensor([paid]).float(), torch.zeros(1, 5),
+            assert bi_level_by_reward(rewards, [1, 1, 0, 1, 1], 0.5) == pytest.approx(theirs)
+            got, _ = starpo.bi_level_gae(torch.tensor([rewards]).float(), torch.zeros(1, 5),
                                          turn_ids >= 0, turn_ids, gamma_turn=0.5)
             assert got[0].tolist() == pytest.approx(ours, abs=1e-6)
 
     def test_a_time_limit_is_worth_nothing(self):
         """Pardo et al. 2018 bootstrap: they add the value of the state at a time limit. Here V = 0
-        after it. This is a choice: the limit is part of the task, and the model is told of it."""
+        after it. This is a choice: the limit is part of the task, and the prompt names it."""
         rewards, values, value_at_the_limit = torch.zeros(1, 2), torch.full((1, 2), 0.5), 0.5
         following = pad(values, (0, 1), value=value_at_the_limit)[:, 1:]
         assert (rewards + following - values).tolist() == [[0, 0]]
@@ -328,7 +335,7 @@ class TestLoss:
     def test_prompt_and_padding_are_not_counted(self):
         """nano-aha-moment utils.py:190 counts ignored labels too: 10 tokens and not 3. verl divides
         "seq-mean-token-sum-norm" by the width of the padded batch, Dr. GRPO by a constant."""
-        batch = written((0, 1.0, 1), (0, 0.0, 2))
+        batch = with_targets(written((0, 1.0, 1), (0, 0.0, 2)))
         labels = torch.where(batch.response_mask, batch.tokens, -100)
         labels[:][labels == -100] = 0
         assert (labels != -100).sum() == 10
@@ -369,6 +376,7 @@ class TestLoss:
 
         exact = gradient(p * (log_p - log_ref))
         assert gradient(p.detach() * (log_p - log_ref)) == pytest.approx([0, 0, 0], abs=1e-6)
-        assert gradient(p.detach() * starpo.kl_loss(log_p, log_ref, "k2")) == pytest.approx(exact)
-        with pytest.raises(ValueError, match="regularises nothing"):
-            starpo.kl_loss(log_p, log_ref, "k1")
+        k2 = starpo.kl_estimate(log_p, log_ref, "k2")
+        assert gradient(p.detach() * k2) == pytest.approx(exact)
+        with pytest.raises(ValueError, match="unknown kl_estimator 'k1': .*Known: k2, k3"):
+            settings.check(Config(kl_coef=0.1, kl_estimator="k1"))

@@ -7,6 +7,7 @@ import transformers
 from toys import puppet, tiny
 
 from minragen import envs, rollout
+from minragen.chat import Reply
 from minragen.envs import Budget, EnvGroups, Outcome, TextEnv
 from minragen.models import Policy, token_logprobs
 from minragen.rollout import (
@@ -59,11 +60,12 @@ class TestTokens:
 
     def test_response_mask_is_true_exactly_on_sampled_ids(self, episode):
         trajectory, expected = episode
-        assert trajectory.sequences[-1].response_mask == [mask for ids, mask, _ in expected for _ in ids]
+        assert trajectory.sequences[0].response_mask == [
+            mask for ids, mask, _ in expected for _ in ids]
 
     def test_turn_ids_count_the_replies_and_are_minus_one_elsewhere(self, episode):
         trajectory, expected = episode
-        assert trajectory.sequences[-1].turn_ids == [turn for ids, _, turn in expected for _ in ids]
+        assert trajectory.sequences[0].turn_ids == [turn for ids, _, turn in expected for _ in ids]
 
     def test_each_turns_reward_lies_on_its_last_sampled_token(self, episode):
         trajectory, expected = episode
@@ -75,8 +77,8 @@ class TestTokens:
 
     def test_reasoning_and_answer_are_read_from_the_text_without_changing_the_tokens(self, episode):
         trajectory, _ = episode
-        assert [(t.reasoning, t.answer, t.valid) for t in trajectory.turns] == [
-            ("player", "Left", True), ("goal", "Up", True)]
+        assert [turn.reply for turn in trajectory.turns] == [
+            Reply("player", "Left", True), Reply("goal", "Up", True)]
 
 
 class TestStops:
@@ -86,10 +88,11 @@ class TestStops:
         start = len(first_prompts(frame, groups)[0])
         ids = frame.encode(text) + ([frame.end_of_turn] if end else [])
         policy.model.script = {start + i: token for i, token in enumerate(ids)}
-        return play(policy, frame, groups, **limits)[0], ids, frame
+        (t,) = play(policy, frame, groups, **limits)
+        return t, t.sequences[-1], frame
 
     def test_a_closed_answer_ends_the_reply(self):
-        t, ids, _ = self.stop_of(" a</think><answer> Up</answer> never said")
+        t, _, _ = self.stop_of(" a</think><answer> Up</answer> never said")
         assert t.turns[0].stop is StopReason.ANSWER and t.turns[0].text.endswith("</answer>")
 
     def test_an_answer_tag_spelt_in_bytes_ends_the_reply_too(self):
@@ -102,24 +105,24 @@ class TestStops:
         assert t.turns[0].stop is StopReason.ANSWER and t.turns[0].text == " a</answer>"
 
     def test_a_sampled_end_of_turn_ends_the_reply_and_is_trained(self):
-        t, ids, frame = self.stop_of(" a", end=True, turns=2)
-        first_reply = [i for i, turn in enumerate(t.sequences[-1].turn_ids) if turn == 0]
+        t, row, frame = self.stop_of(" a", end=True, turns=2)
+        first_reply = [i for i, turn in enumerate(row.turn_ids) if turn == 0]
         assert t.turns[0].stop is StopReason.END_OF_TURN and t.turns[0].text == " a"
-        assert t.tokens[first_reply[-1]] == frame.end_of_turn and t.sequences[-1].response_mask[first_reply[-1]]
+        assert t.tokens[first_reply[-1]] == frame.end_of_turn and row.response_mask[first_reply[-1]]
 
     def test_a_sampled_end_of_turn_is_not_repeated_by_the_framing(self):
-        t, _, frame = self.stop_of(" a", end=True, turns=2)
-        last = max(i for i, turn in enumerate(t.sequences[-1].turn_ids) if turn == 0)
+        t, row, frame = self.stop_of(" a", end=True, turns=2)
+        last = max(i for i, turn in enumerate(row.turn_ids) if turn == 0)
         assert t.tokens[last + 1] != frame.end_of_turn
 
     def test_a_stopped_reply_gets_an_end_of_turn_that_is_not_trained(self):
-        t, _, frame = self.stop_of(" a</think><answer> Up</answer>", turns=2)
-        last = max(i for i, turn in enumerate(t.sequences[-1].turn_ids) if turn == 0)
-        assert t.tokens[last + 1] == frame.end_of_turn and not t.sequences[-1].response_mask[last + 1]
+        t, row, frame = self.stop_of(" a</think><answer> Up</answer>", turns=2)
+        last = max(i for i, turn in enumerate(row.turn_ids) if turn == 0)
+        assert t.tokens[last + 1] == frame.end_of_turn and not row.response_mask[last + 1]
 
     def test_the_token_cap_ends_the_reply(self):
-        t, _, _ = self.stop_of(" player" * 30, max_new_tokens=7)
-        assert t.turns[0].stop is StopReason.MAX_NEW_TOKENS and sum(t.sequences[-1].response_mask) == 7
+        t, row, _ = self.stop_of(" player" * 30, max_new_tokens=7)
+        assert t.turns[0].stop is StopReason.MAX_NEW_TOKENS and sum(row.response_mask) == 7
 
     def test_a_full_context_ends_the_episode_and_is_never_exceeded(self):
         policy, frame = tiny()
@@ -211,7 +214,7 @@ class TestEpisodes:
                              "effective": pytest.approx(0.5), "found": 1110.0}
         assert t.success and t.stop is StopReason.TRUNCATED
         assert t.turn_rewards == [0.1, 0.2, 0.3] and t.episode_return == pytest.approx(0.6)
-        assert t.response_tokens == sum(t.sequences[-1].response_mask) == 3 * LIMITS["max_new_tokens"]
+        assert t.response_tokens == len(t.sequences[0].reply) == 3 * LIMITS["max_new_tokens"]
         assert [m["role"] for m in t.messages()] == ["system"] + ["user", "assistant"] * 3
 
     def test_an_environment_that_raises_ends_only_its_own_trajectory(self):

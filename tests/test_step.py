@@ -341,8 +341,8 @@ FACTORS = {
     "overlong": [dict(overlong=0.5)], "loss_mask": [PPO | dict(loss_mask="all")],
     "epochs": [dict(epochs=2)], "micro_batches": [dict(token_budget=125)],
 }
-REFUSED = {("context", "critic"): "in which every turn is a row by itself",
-           ("filter", "resample"): "the filter that keeps just those"}
+REFUSED = {("context", "critic"): "needs all turns in one row",
+           ("filter", "resample"): "expected the filter that drops just those"}
 
 
 class TestPairs:

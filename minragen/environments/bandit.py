@@ -2,9 +2,9 @@
 
 Differences from RAGEN:
   1. All members of a group see the same pair in the same order. RAGEN mixes a counter of objects
-     into the seed, so that the members of a group play different instances.
+     into the seed, so members play different instances.
   2. There is a validation split: the pairs of training in the other order.
-  3. `reversed` brings back V1's BanditRev. V2 has only the tag's name.
+  3. `reversed` restores V1's BanditRev. V2 has only its tag.
 """
 
 import zlib
@@ -16,18 +16,16 @@ class Bandit(TextEnv):
     """Two arms whose names hint at their risk; one pull.
 
     Goal: choose the arm with the higher expected payout.
-    Observation: the two names, in an order that belongs to the instance.
+    Observation: the two names, in the instance's order.
     Actions: an arm's name.
     Reward: the safe arm pays 0.1; the risky arm pays 1 with probability 0.25, else 0.
     Ends when: one arm has been pulled.
     Solver: names the arm with the higher mean.
 
     Splits: `train` has each known pair in one order, `val` the same pairs in the other order, and
-    `test` pairs of names that neither has. Success means choosing the better arm, whatever it paid.
-
-    Options: `low_reward`, `high_reward`, `high_miss` (the risky arm's payout when it does not hit),
-    `high_prob`, and `reversed`: the arm with the risky name pays like the safe one and the other
-    way round, so that prior belief about names is wrong.
+    `test` pairs of other names. Success means choosing the better arm, whatever it paid.
+    Options: `low_reward`, `high_reward`, `high_miss` (the risky arm's payout without a hit),
+    `high_prob`, and `reversed`, which swaps the payouts, so that the names mislead.
 
     See an episode: python -m minragen.environments bandit 2
     """
@@ -51,13 +49,13 @@ class Bandit(TextEnv):
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        if not 0 <= self.options["high_prob"] <= 1:
-            raise ValueError(f"option high_prob of Bandit: got {self.options['high_prob']}, "
-                             f"expected 0 to 1.")
+        chance = self.options["high_prob"]
+        if not 0 <= chance <= 1:
+            raise ValueError(f"option high_prob of Bandit: got {chance}, expected 0 to 1.")
 
     @property
     def system_prompt(self):
-        return self.instruction  # the arms belong to the instance and stand in the observation
+        return self.instruction  # without `actions`: the arms differ from instance to instance
 
     def _reset(self, rng):
         pairs = self.KNOWN + self.UNSEEN
@@ -69,10 +67,9 @@ class Bandit(TextEnv):
         pair = self.safe, self.risky
         if pair in self.UNSEEN:
             return "test"
-        # One bit of the pair's CRC says which order is trained on. Half of the pairs have the safe
-        # arm first there, so the position tells nothing.
-        in_order, bit = self.actions == pair, zlib.crc32(" ".join(pair).encode()) % 2
-        return "val" if in_order == bit else "train"
+        # The pair's CRC says which order is trained on, so that the position tells nothing.
+        safe_first, bit = self.actions == pair, zlib.crc32(" ".join(pair).encode()) % 2
+        return "val" if safe_first == bit else "train"
 
     def _act(self, action):
         o = self.options

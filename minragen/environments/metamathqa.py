@@ -1,13 +1,13 @@
 """MetaMathQA: a word problem and several attempts, judged by value.
 
-Reading order: `WordProblem`, `MetaMathQA`; then the bundled problems (`word_problems`), the user's
-records (`load_problems`), and what an answer says (`read_value`, `read_text`).
+Reading order: `MetaMathQA`, `word_problems` (the bundled templates), `load_problems` (the user's
+records), `read_value` (the value of an answer).
 
 Differences from RAGEN:
-  1. An episode has five attempts. RAGEN allows one action per episode, so its retries and their
-     reward of 1/2^k are never reached.
-  2. Answers are compared by value. RAGEN compares strings: there 18.0 is not 18.
-  3. The splits share no problem. RAGEN validates on the records that it trains on.
+  1. An episode has five attempts. RAGEN's one action per episode makes its retries and their
+     reward of 1/2^k unreachable.
+  2. Answers are compared by value. RAGEN compares strings: 18.0 is not 18.
+  3. The splits share no problem. RAGEN validates on its training records.
 """
 
 import functools
@@ -21,29 +21,23 @@ from typing import NamedTuple
 from minragen.environments.data import read_records
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
-MAX_QUESTION = 8_000  # characters; longer records are left out
-MAX_ANSWER = 1_000  # characters; a longer text is not only a result
+MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of an answer
 # Forms of records: the question's field, the answer's field, the marker before the result.
 FORMS = (("query", "response", "The answer is:"), ("question", "answer", "####"))
 
 
 class WordProblem(NamedTuple):
-    """A question and its result.
-
-    gold: a Fraction, or the normalised text of a result that is not a number
-    answer: the result as the solver writes it      percent: whether the result counts in percent
-    task: the text that decides the split           note: the calculation, where it is known
-    """
+    """A question and its result."""
 
     question: str
-    answer: str
-    gold: Fraction | str
-    percent: bool
-    task: str
-    note: str = ""
+    answer: str  # the result as the solver writes it
+    gold: Fraction | str  # a str: the normal form of a result that is not a number
+    percent: bool  # whether the result counts in percent
+    task: str  # decides the split
+    note: str = ""  # the calculation, if known
 
     def read(self, answer):
-        """What `answer` says, to be compared with `gold`; None if it says nothing."""
+        """The value or text of `answer`, to compare with `gold`; None if it has none."""
         if isinstance(self.gold, str):
             return read_text(answer) or None
         return read_value(answer, self.percent)
@@ -53,12 +47,11 @@ class MetaMathQA(TextEnv):
     """A word problem and several attempts at it; each wrong one halves the reward.
 
     Goal: give the result.
-    Observation: the question; after a wrong answer also the number of wrong answers. The question
-        is repeated although the conversation holds it already: for a few dozen tokens, each
-        observation is the whole state (`repeat=False` saves them).
+    Observation: the question; after a wrong answer also the number of wrong answers. Repeating the
+        question costs a few dozen tokens and makes each observation the whole state.
     Actions: one value in any notation: 18, 18.0, 1.8e1, 36/2, 1 1/2, \\frac{3}{4}, 75%, $1,234.50,
-        \\boxed{18}, 18 dollars. A text that does not give exactly one value ("18 or 20") is not an
-        action and not an attempt. Units are not judged.
+        \\boxed{18}, 18 dollars. A text without exactly one value ("18 or 20") is not an action and
+        not an attempt. Units are not judged.
     Reward: 1/2^k for the right value after k wrong ones, otherwise 0.
     Ends when: the value is right.
     Solver: computes the template's expression exactly; for the user's records it knows the answer.
@@ -66,17 +59,16 @@ class MetaMathQA(TextEnv):
     A percentage question wants the number before the sign: 75% and 75 are right, 0.75 is wrong. In
     any other question 75% is 0.75. Nothing is rounded: 0.33 is not 1/3.
 
-    The problems come from the templates of data/word_problems.json and need one to four operations.
-    Two problems are the same task if they have the same template and the same numbers in any order;
-    names and distractors do not matter.
+    The templates need one to four operations. Problems with the same template and the same numbers
+    in any order are one task: names and distractors do not matter.
 
     Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
-    the most operations a problem may need; `repeat`, see above; `data`, a JSONL, JSON or parquet
-    file of records to use instead of the templates: MetaMathQA's (query, response; the result
-    follows the last "The answer is:") or GSM8K's (question, answer; it follows the last "####").
-    Records without a result are left out. All rephrasings of one `original_question` belong to one
-    split. A result that is not a number (an interval, x+1) must be given literally, except for
-    case, spaces and LaTeX decoration.
+    the most operations of a problem; `repeat`, whether to repeat the question; `data`, a JSONL,
+    JSON or parquet file of records instead of the templates: MetaMathQA's (query, response with the
+    result after the last "The answer is:") or GSM8K's (question, answer with the result after the
+    last "####"). Records without a result are left out. All rephrasings of one `original_question`
+    belong to one split. A result that is not a number (an interval, x+1) must be given literally,
+    except for case, spaces and LaTeX decoration.
 
     See an episode: python -m minragen.environments metamathqa 18
     """
@@ -101,8 +93,8 @@ class MetaMathQA(TextEnv):
             self.observation_space = text_space(characters)
             if not self.records:
                 counts = ", ".join(f"{len(by_split[s])} {s}" for s in by_split)
-                raise ValueError(f"option data of MetaMathQA: {path!r} has no problem of split "
-                                 f"{split!r} (it has {counts}). Give a file of more records.")
+                raise ValueError(f"option data of MetaMathQA: got {path!r} with {counts} problems, "
+                                 f"expected some for split {split!r}. Give more records.")
 
     def _reset(self, rng):
         self.solved, self._given = False, []
@@ -132,7 +124,7 @@ class MetaMathQA(TextEnv):
             return "Correct."
         if not self._given:
             return self.problem.question
-        # After the last turn there is no answer to come, so the question is not repeated.
+        # No answer follows the last turn, so the question is not repeated there.
         again = f"\n{self.problem.question}" if self.options["repeat"] and self._live else ""
         return f"Wrong answers so far: {len(self._given)}{again}"
 
@@ -154,14 +146,13 @@ class MetaMathQA(TextEnv):
         return format_number(result) if (100 * result).denominator == 1 else str(result)
 
 
-# -- problems from templates -----------------------------------------------------------------------
-
+# ---- Problems from templates ---------------------------------------------------------------------
 @functools.cache
 def word_problems():
-    """(names, templates) of the data file, each template with what is derived from its texts.
+    """Load (names, templates), each template with what follows from its texts.
 
-    money: variables behind a $ sign      used: variables that the result depends on
-    values: variable -> its choices, or "= expression" if it is computed      steps: operations
+    money: variables behind a $ sign      used: variables of the result      steps: operations
+    values: variable -> its choices, or "= expression" if it is computed
     """
     path = Path(__file__).parent.parent / "data" / "word_problems.json"
     data = json.loads(path.read_text("utf-8"), parse_float=Fraction)  # 0.1 is a tenth
@@ -174,7 +165,7 @@ def word_problems():
 
 
 def choices_of(spec):
-    """The choices of a variable: [low, high, step] is a range, "3 5 7" a list; "= a * b" stays."""
+    """A variable's choices: [low, high, step] is a range, "3 5 7" a list; "= a * b" stays."""
     if isinstance(spec, str):
         return spec if spec.startswith("=") else [Fraction(number) for number in spec.split()]
     low, high, step = (Fraction(number) for number in [*spec, 1][:3])
@@ -182,7 +173,7 @@ def choices_of(spec):
 
 
 def draw_values(template, rng):
-    """Values of the template's variables, exact, drawn again until its conditions hold."""
+    """Draw exact values of the template's variables until its conditions hold."""
     while True:
         values = {}
         for name, choices in template["values"].items():
@@ -193,10 +184,7 @@ def draw_values(template, rng):
 
 
 def evaluate(expression, values):
-    """The exact value of an expression of data/word_problems.json, whose variables are Fractions.
-
-    Never pass a text of a user or a model: it is evaluated as Python.
-    """
+    """Evaluate an expression of word_problems.json; never a text of a user or a model."""
     return eval(expression, {"__builtins__": {}}, values)
 
 
@@ -208,7 +196,7 @@ def fill_template(template, values, people, distract):
     note = re.sub("[a-z]", lambda m: shown[m[0]], template["answer"])
     gold, kind = evaluate(template["answer"], values), template["kind"]
     answer = str(gold) if kind == "fraction" else format_number(gold) + "%" * (kind == "percent")
-    # Sorted, so that an order of numbers seen in one split does not reveal another split's task.
+    # Sorted, so that no other split has the same numbers in another order.
     numbers = " ".join(map(str, sorted(values[name] for name in template["used"])))
     return WordProblem(" ".join(parts).format(**shown), answer, gold, kind == "percent",
                        f"{template['id']} {numbers}", note)
@@ -222,8 +210,7 @@ def format_number(value, money=False):
     return f"{decimal:.2f}" if money else f"{decimal:f}"
 
 
-# -- problems of the user --------------------------------------------------------------------------
-
+# ---- Problems of the user ------------------------------------------------------------------------
 @functools.cache
 def load_problems(path):
     """({split: list of WordProblem}, their characters) of a MetaMathQA or GSM8K file."""
@@ -237,13 +224,9 @@ def load_problems(path):
 
 
 def problem_of(record, where):
-    """The WordProblem of a record; None if it has no usable question and result.
-
-    raises: ValueError if the record has none of the known forms
-    """
+    """The WordProblem of a record; None without a usable question and result; else ValueError."""
     fields = record if isinstance(record, dict) else {}
-    known = [form for form in FORMS
-             if all(isinstance(fields.get(name), str) for name in form[:2])]
+    known = [form for form in FORMS if all(isinstance(fields.get(name), str) for name in form[:2])]
     if not known:
         raise ValueError(f"{where}: got {str(record)[:80]}, expected the text fields query and "
                          f"response (MetaMathQA) or question and answer (GSM8K).")
@@ -253,7 +236,7 @@ def problem_of(record, where):
     percent = "%" in result or bool(re.search(r"percent|what %", question, re.IGNORECASE))
     value = read_value(result, percent)
     gold = read_text(result) if value is None else value
-    # MetaMathQA rephrases each question many times: rephrasings must not be in two splits.
+    # MetaMathQA rephrases each question many times; all rephrasings belong to one split.
     task = " ".join(str(fields.get("original_question") or question).lower().split())
     usable = found and gold != "" and 0 < len(question) <= MAX_QUESTION
     if not usable or re.search("[\ud800-\udfff]", question + task):  # half characters
@@ -261,8 +244,7 @@ def problem_of(record, where):
     return WordProblem(question, result, gold, percent, task)
 
 
-# -- what an answer says ---------------------------------------------------------------------------
-
+# ---- The value of an answer ----------------------------------------------------------------------
 DIGITS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 WHOLE = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3}){1,9}|[0-9]{1,40})"
 NUMBER = re.compile(
@@ -272,12 +254,12 @@ NUMBER = re.compile(
 LEAD = re.compile(r"(?:(?:the )?(?:final )?answer(?: is)? ?:? ?|[a-z] ?= ?)?", re.IGNORECASE)
 UNIT = re.compile(r"(?:[a-z]{2,}|[gmshl])(?:/(?:[a-z]{2,}|[gmshl]))?(?:\^[23]|[²³])?",
                   re.IGNORECASE)
-# Words that are not a unit: they change the number, or make it something else.
+# Words that are not a unit, because they change the number or its meaning.
 NO_UNIT = re.compile("hundred|thousand|[mbt]r?illion|dozen|score|pi|sqrt|squared|cubed|mod|over|"
                      "plus|minus|times|divided|by|or|and|not|to|if|[ap]m", re.IGNORECASE)
 ATTACHED = re.compile("[ckm]m|m?in|ft|[mk]g|ml|hrs?|lbs?|oz", re.IGNORECASE)  # 5kg, but not 5xy
 WRAPPER = r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox) ?\{([^{}]*)\}"
-# (pattern, replacement), in this order: a number without LaTeX and currency signs around it.
+# (pattern, replacement), in this order: strip LaTeX and currency signs from a number.
 BARE_NUMBER = (
     ("−", "-"), (r"(?<=[0-9])(?:\{,\}|,\\!|\\[,!])(?=[0-9]{3})", ","),
     (r"\^ ?(?:\{\\circ\}|\\circ)|°", " degrees"), (r"\\%", "%"),
@@ -287,7 +269,7 @@ BARE_NUMBER = (
     (r" ?(?:\\times|\\cdot|x|\*) ?10 ?\^ ?(?:\{([-+]?[0-9]{1,2})\}|([-+]?[0-9]{1,2}))(?![0-9])",
      r"e\1\2"),
     *[(WRAPPER, r" \1 ")] * 4, (r"\s+", " "), (r" \^", "^"))  # \boxed{\text{...}}: inside out
-# The same for a result that is not a number: what is left is compared literally.
+# The same for a result that is not a number.
 BARE_TEXT = (
     (r"\A\s+|\.?\s*\Z|\$", ""), (r"(?s)\A\s*\\boxed ?\{(.*)\}\s*\Z", r"\1"),
     (r"\\(?:left|right)(?![a-z])|\\[,;:! ]", ""), (r"\\[dt]frac", r"\\frac"), (WRAPPER, r"\1"),
@@ -300,7 +282,7 @@ def read_value(text, percent=False):
 
     The text is: an optional "the answer is" or "x =", one number (integer, decimal, fraction, mixed
     number, scientific notation, thousands separated by commas), at most six words of unit.
-    percent: the value counts in percent, so a % sign is its unit; otherwise % means hundredths
+    percent: whether a % sign is a unit; otherwise it means hundredths
     """
     text = substitute(text, BARE_NUMBER).strip()
     text = text[LEAD.match(text).end():]
@@ -319,7 +301,7 @@ def read_value(text, percent=False):
 
 
 def is_unit(text):
-    """Whether `text`, which follows a number, only names what was counted."""
+    """Whether `text`, which follows a number, is only its unit."""
     words = text.removesuffix(".").split()
     if len(words) > 6 or any(not UNIT.fullmatch(w) or NO_UNIT.fullmatch(w) for w in words):
         return False
@@ -327,7 +309,7 @@ def is_unit(text):
 
 
 def read_text(text):
-    """The normal form of a result that is not a number, for comparison; "" if nothing is left."""
+    """The normal form of a result that is not a number; "" if nothing is left."""
     return substitute(text, BARE_TEXT).casefold()
 
 

@@ -1,20 +1,18 @@
 """The process inside the sandbox: it runs submissions, one at a time, and kills them.
 
-`sandbox.Worker` starts this file as a program of its own (standard library only, no site-packages,
-an empty environment) and sends it jobs over a socket. A job is a program and two pipes to the
-judge. For each job the worker forks a child, takes every right from it that the system can take,
-and runs the program there. On `stop` it kills the child and reports how the child ended. Expected
-outputs never come here, because a child is a fork of this process and can read its memory.
+`sandbox.Worker` starts this file as a program (standard library only, no site-packages, an empty
+environment) and sends it jobs over a socket: a program and two pipes to the judge. For each job the
+worker forks a child, takes every right from it that the system can take, and runs the program
+there. On `stop` it kills the child and reports how the child ended. Expected outputs never come
+here, because a child is a fork of this process and can read its memory.
 
-Reading order: `main`, `run_job`, `confine` (what every child loses), the three kinds of job
-(`run_program`, `serve_calls`, `run_check`), the value codec, then `Isolation` and its layers:
+Reading order: `main`, `run_job`, `confine`, the three kinds of job, then `Isolation` and its layers,
+each used where the system offers it:
 
     namespaces   own users, processes, network, IPC, and a file system of the standard library alone
-    landlock     where there are no namespaces: the same file system, by rule instead of by mount
+    landlock     without namespaces: the same file system, by rule instead of by mount
     seccomp      no new processes, programs, sockets, signals to others, ptrace, chmod, ... at all
     rlimits      CPU seconds, address space, file size, open files, threads, core files
-
-Each is used where the system offers it; the first message to the judge names those in use.
 """
 
 import ast
@@ -42,7 +40,7 @@ import types
 
 MAX_THREADS = 32  # of a child, where the limit can be set for it alone
 MAX_FILES = 64  # open at a time
-MAX_FILE_BYTES = 8 << 20  # of one file; with namespaces also of all files together
+MAX_FILE_BYTES = 8 << 20  # of one file; with namespaces, of all files together
 STACK_BYTES = 64 << 20
 RAISED = 64  # exit code of a program that raised: this plus the index in ERRORS
 ERRORS = tuple(sorted(n for n, e in vars(builtins).items()
@@ -54,14 +52,14 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 prctl = LIBC.prctl if LINUX else lambda *arguments: None
 CHILD_UID = 100_000  # as root, children run as this plus the worker's process id
 
-# Modules that contest programs use without importing them, because the sites that pose the problems
-# do so, and modules that they often import. All are loaded once, before any child is forked.
+# Modules that contest programs use without an import, as contest sites allow, and others that they
+# often import. All are loaded once, before any child is forked.
 SITE_MODULES = ("bisect", "collections", "functools", "heapq", "itertools", "math", "os", "random",
                 "re", "string", "sys")
 PRELOADED = ("copy", "datetime", "decimal", "fractions", "hashlib", "operator", "queue",
              "statistics", "typing")
 MODULES = {name: importlib.import_module(name) for name in SITE_MODULES + PRELOADED}
-# The names that a program starts with. `pow` and `open` stay the builtins.
+# The names that a program starts with; `pow` and `open` are the builtins.
 PRELUDE = {name: value for module in ("typing", "itertools", "heapq", "bisect", "collections")
            for name, value in vars(MODULES[module]).items() if not name.startswith("_")}
 PRELUDE |= {name: MODULES[name] for name in SITE_MODULES}
@@ -80,12 +78,11 @@ def main():
         send(control, {"failed": str(problem)})
         return
     send(control, {"layers": isolation.layers, "folder": isolation.folder})
-    gc.freeze()  # a collection in a child would write to, and so copy, the pages it shares with us
+    gc.freeze()  # a collection in a child would copy the pages that it shares with us
     try:
-        while True:
-            run_job(control, isolation, *receive(control))
-    except EOFError:
-        pass
+        with contextlib.suppress(EOFError):
+            while True:
+                run_job(control, isolation, *receive(control))
     finally:
         if isolation.folder:
             shutil.rmtree(isolation.folder, ignore_errors=True)
@@ -139,22 +136,22 @@ def run_job(control, isolation, job, fds):
 
 
 def kill_and_wait(pid, patience):
-    """Wait up to `patience` seconds for the child to end by itself, then kill it and all that it
-    started. Returns its wait status and its resource usage."""
+    """Wait up to `patience` seconds for the child's end, then kill it and all that it started.
+    Returns its wait status and resource usage."""
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         time.sleep(min(patience, 0.01))
         patience = 0
     for _ in range(int(patience * 1000)):
-        # WNOWAIT keeps the zombie, so that no other process gets its id before the group is killed.
+        # WNOWAIT keeps the zombie, and so its id, until the group is killed.
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
         time.sleep(0.001)
-    for kill in (os.killpg, os.kill):  # the second: it may have died before it founded its group
+    for kill in (os.killpg, os.kill):  # the second: it may have no group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
     _, status, usage = os.wait4(pid, 0)
-    # With neither seccomp nor namespaces, a grandchild may have left the group. On Linux it is now
-    # our child (PR_SET_CHILD_SUBREAPER), and killing our children is the only way to end it.
+    # With neither seccomp nor namespaces, a grandchild may have left the group. PR_SET_CHILD_SUBREAPER
+    # has made it our child.
     while orphans := children():
         for orphan in orphans:
             os.kill(orphan, signal.SIGKILL)
@@ -166,11 +163,11 @@ def children():
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as listed:
             return [int(pid) for pid in listed.read().split()]
-    except OSError:  # no /proc: macOS, or namespaces, where the kernel itself kills all orphans
+    except OSError:  # no /proc: macOS, or namespaces, where the kernel kills all orphans
         return []
 
 
-# -- what a child does -----------------------------------------------------------------------------
+# ---- What a child does ---------------------------------------------------------------------------
 
 
 def confine(isolation, job, fds):
@@ -181,7 +178,7 @@ def confine(isolation, job, fds):
     source, sink = (os.dup2(fd, 40 + i, inheritable=False) for i, fd in enumerate(fds))
     if job["mode"] == "program":
         streams = (source, sink, null)
-    else:  # the protocol has pipes of its own: what a function prints is not its result
+    else:  # the protocol has its own pipes: what a function prints is not its result
         streams = (null, null, null, source, sink)
     for fd, origin in enumerate(streams):
         os.dup2(origin, fd)
@@ -192,7 +189,7 @@ def confine(isolation, job, fds):
               resource.RLIMIT_FSIZE: MAX_FILE_BYTES, resource.RLIMIT_NOFILE: MAX_FILES}
     if isolation.namespaces or isolation.uid:  # the limit counts this child alone
         limits[resource.RLIMIT_NPROC] = MAX_THREADS
-    elif not isolation.seccomp:  # it counts all processes of our user, so only "no more" is safe
+    elif not isolation.seccomp:  # it counts all processes of our user: allow no more
         limits[resource.RLIMIT_NPROC] = 1
     if LINUX:
         limits[resource.RLIMIT_STACK] = STACK_BYTES
@@ -224,7 +221,7 @@ def run_program(job):
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException as error:
         code = RAISED + error_index(error)
-    # What the interpreter does at its end. A normal exit would unwind through the worker's frames.
+    # The interpreter's own end. A normal exit would unwind through the worker's frames.
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
@@ -235,16 +232,14 @@ def run_program(job):
 
 
 def error_index(error):
-    """Return the index in ERRORS of the builtin exception that this is or derives from.
-
-    It is all that leaves the child about a failure, so that no word of it is the program's own.
-    """
+    """Return the index in ERRORS of the exception or its builtin base. Nothing else about a failure
+    leaves the child, so no word of it is the program's own."""
     return next(ERRORS.index(c.__name__) for c in (*type(error).__mro__, Exception)
                 if c.__name__ in ERRORS)
 
 
 def serve_calls(job):
-    """Define the function, then answer each call (a line of JSON) with a line: value or error."""
+    """Define the function, then answer each call, a line of JSON, with a value or an error."""
     names, function = fresh_main(), None
     with open(3, "rb") as calls, open(4, "wb") as results:
         for line in calls:
@@ -261,7 +256,7 @@ def serve_calls(job):
 
 
 def find_function(names, name):
-    """Return the method of `Solution` where there is one, otherwise the function of that name."""
+    """Return the method of `Solution` if there is one, else the function of that name."""
     solution = names.get("Solution")
     if isinstance(solution, type) and hasattr(solution, name):
         return getattr(solution(), name)
@@ -273,9 +268,9 @@ def find_function(names, name):
 def run_check(job):
     """Run the test code of a data set (`check(candidate)`), away from the submission.
 
-    `candidate` is a proxy: it sends the arguments to the judge, who has the submission called
-    elsewhere, and returns the plain value that comes back. Every assertion that depends on a call
-    is counted, and a failed one does not hide those behind it.
+    `candidate` sends its arguments to the judge, who calls the submission elsewhere, and returns
+    the plain value that comes back. Every assertion that depends on a call is counted, also after
+    a failed one.
     """
     calls, results = os.fdopen(3, "rb"), os.fdopen(4, "wb")
     made = judged = passed = total = 0  # made: calls; judged: those made before the last assertion
@@ -299,7 +294,7 @@ def run_check(job):
             held = bool(assertion())
         except Exception:
             held = False
-        if made > judged:  # `assert True` says nothing about the submission
+        if made > judged:  # `assert True` does not count
             judged, passed, total = made, passed + held, total + 1
 
     names = {"__name__": "check", "candidate": candidate, "__check__": check}
@@ -307,7 +302,7 @@ def run_check(job):
     try:
         exec(compile(tree, "<check>", "exec"), names)
         names["check"](candidate)
-        failed = made == 0 or made > judged  # no call, or a last call that no assertion judged
+        failed = made == 0 or made > judged  # no call, or no assertion after the last call
     except Exception:
         failed = True
     report({"passed": passed, "total": total + failed})
@@ -322,11 +317,9 @@ class CountAssertions(ast.NodeTransformer):
         return ast.copy_location(counted, node)
 
 
-# -- values as text --------------------------------------------------------------------------------
-
-
+# ---- Values as text ------------------------------------------------------------------------------
 PLAIN = (int, float, str, list, dict, tuple, set, frozenset, complex, bytes)
-MAX_KEYS = 4096  # of a dictionary or set: chosen to collide, more of them would occupy the judge
+MAX_KEYS = 4096  # of a dictionary or set; more that collide would occupy the judge
 
 
 def json_line(message):
@@ -334,10 +327,10 @@ def json_line(message):
 
 
 def encode(value):
-    """Return a plain value as JSON: what JSON lacks is a one-entry object named after its type.
+    """Return a plain value as JSON: a type that JSON lacks becomes an object {type: parts}.
 
-    Only the value passes: an object with an __eq__ of its own is refused, and a subclass of a plain
-    type arrives as that type. Raises TypeError for anything else.
+    A subclass of a plain type becomes that type, without its own __eq__. raises: TypeError for
+    other values
     """
     if value is None or isinstance(value, bool):
         return value
@@ -353,10 +346,7 @@ def encode(value):
 
 
 def decode(coded):
-    """Return the value that `encode` was given.
-
-    raises: ValueError, TypeError, KeyError or OverflowError for what `encode` cannot have written
-    """
+    """Invert `encode`. raises: ValueError, TypeError, KeyError or OverflowError for other input"""
     if isinstance(coded, list):
         return [decode(c) for c in coded]
     if not isinstance(coded, dict):
@@ -369,8 +359,7 @@ def decode(coded):
     return make([decode(p) for p in parts])
 
 
-# -- isolation -------------------------------------------------------------------------------------
-
+# ---- Isolation -----------------------------------------------------------------------------------
 NEWNS, NEWIPC, NEWUTS, NEWUSER, NEWPID, NEWNET = (
     0x20000, 0x8000000, 0x4000000, 0x10000000, 0x20000000, 0x40000000)
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
@@ -388,16 +377,16 @@ def call(function, *arguments):
 
 
 class Isolation:
-    """The layers in use, and what each child goes through because of them.
+    """The layers in use, and what they do to each child.
 
     kind: namespaces, plain (landlock and seccomp where the system has them) or bare (neither)
-    box: the folder of the children, emptied after each      folder: where the box is, if on disk
+    box: the children's folder, emptied after each       folder: where the box is, if on disk
     uid: the user id that children take; None if they keep ours
     """
 
     def __init__(self, kind):
         self.layers, self.folder, self.seccomp, self.mounted = ["rlimits"], None, None, False
-        # Computed here, because namespaces change what getuid() and getpid() return.
+        # Before namespaces change what getuid() and getpid() return.
         uid = CHILD_UID + os.getpid() if os.getuid() == 0 else None
         prctl(4, 0)  # PR_SET_DUMPABLE: no process of our user may read our memory
         # If memory runs out, Linux kills a submission before the training run.
@@ -422,9 +411,7 @@ class Isolation:
             self.layers.append("seccomp")
 
     def _enter_namespaces(self, outer_uid):
-        """Enter namespaces of our own: users, processes, network, IPC, and a file system that
-        holds the standard library and an empty folder. What follows runs in a fork, which is the
-        first process there; this process only waits for it."""
+        """Enter own namespaces and go on in a fork, their first process; this one waits for it."""
         if not LINUX:
             raise OSError("only Linux has namespaces")
         enter_user_namespace(outer_uid)
@@ -433,14 +420,13 @@ class Isolation:
             os.closerange(3, 1 << 10)
             os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255)
         prctl(1, signal.SIGKILL)
-        # NOTE unshare(NEWPID) works once. Returning to this namespace before each fork lets every
-        # child be the first process of its own.
+        # NOTE unshare(NEWPID) works once, so `prepare` returns to this namespace before each fork.
         self.own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY)
         build_root("/tmp")
         self.box, self.uid = "/box", 1 if outer_uid else None
 
     def prepare(self):
-        """Before a fork: make an empty folder and, with namespaces, a process namespace."""
+        """Before a fork: make an empty folder and, with namespaces, new process and IPC namespaces."""
         if not self.namespaces:
             os.mkdir(self.box, 0o700)
             if self.uid:
@@ -465,35 +451,37 @@ class Isolation:
         if "landlock" in self.layers:
             call(LIBC.syscall, 446, landlock_rules(self.box), 0)  # landlock_restrict_self
         if self.seccomp:
-            call(prctl, 22, 2, ctypes.byref(self.seccomp), 0, 0)  # PR_SET_SECCOMP, FILTER
+            code = ctypes.create_string_buffer(self.seccomp)
+            program = struct.pack("HP", len(self.seccomp) // 8, ctypes.addressof(code))  # sock_fprog
+            call(prctl, 22, 2, program, 0, 0)  # PR_SET_SECCOMP, FILTER
 
     def clear(self):
         """After the child: delete its folder, whatever is in it. Links are not followed."""
         if self.namespaces:
-            if os.listdir(self.box):  # an empty one is kept: mounting takes as long as all the rest
+            if os.listdir(self.box):  # an empty one stays: mounting is half of a job's time
                 call(LIBC.umount2, self.box, MNT_DETACH)
                 self.mounted = False
             return
         with contextlib.suppress(OSError):
             os.rmdir(self.box)
         if os.path.lexists(self.box):
-            # Not shutil, which raises RecursionError at a depth of a thousand folders. Folders
-            # without permissions are opened for a second try.
+            # Not shutil, which fails at a depth of a thousand folders. The second try opens folders
+            # without permissions.
             script = 'rm -rf "$0" || { chmod -R u+rwx "$0"; rm -rf "$0"; }'
             os.waitpid(os.posix_spawnp("sh", ["sh", "-c", script, self.box],
                                        {"PATH": os.defpath}), 0)
 
 
 def become(uid, drop_groups):
-    if drop_groups:  # a user namespace forbids it, so there they are dropped before it is entered
+    if drop_groups:  # forbidden in a user namespace; `enter_user_namespace` drops them before
         os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
 def may_become(uid):
-    """Return whether a child can take user id `uid`, which a container may not know, and as that
-    user still enters the folders of the standard library."""
+    """Return whether a child can become `uid`, which a container may not know, and then still enter
+    the standard library."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -507,12 +495,8 @@ def may_become(uid):
 
 
 def enter_user_namespace(outer_uid):
-    """Call unshare(). A second process writes the user and group maps from outside, which is the
-    only way to map two users.
-
-    Inside, user 0 is the user that we are. As root there is also user 1, which is `outer_uid`
-    outside: a user with nothing.
-    """
+    """Call unshare() with a map of users: 0 is our own and, as root, 1 is `outer_uid`, a user with
+    nothing. Only a process outside can map two users, so a second one writes the maps."""
     wait, go = os.pipe()
     prctl(4, 1)  # else /proc/self/uid_map belongs to root
     if outer_uid:
@@ -523,7 +507,7 @@ def enter_user_namespace(outer_uid):
     if (pid := os.fork()) == 0:
         try:
             os.close(go)
-            if os.read(wait, 1):  # nothing: unshare has failed, and our parent has ended
+            if os.read(wait, 1):  # nothing: unshare failed and our parent has ended
                 for name, text in maps.items():
                     with open(f"/proc/{parent}/{name}", "w") as file:
                         file.write(text)
@@ -565,8 +549,7 @@ def build_root(root):
 def landlock_rules(folder):
     """Return a ruleset: read the standard library, use the own folder, nothing else.
 
-    The kernel's ABI number says which rights it knows; from 6 on it also keeps signals and abstract
-    sockets inside.
+    The kernel's ABI number says which rights it knows; from 6 on also signals and abstract sockets.
     """
     abi = LIBC.syscall(444, None, 0, 1)
     files = {1: 0x1FFF, 2: 0x3FFF}.get(abi, 0x7FFF)
@@ -582,8 +565,8 @@ def landlock_rules(folder):
     return ruleset
 
 
-# System calls that a program between an input and an output has no use for, by architecture:
-# its audit number, clone, prlimit64, clone3, then the refused ones. (fork, vfork; execve, execveat;
+# System calls that a program between an input and an output does not need, by architecture: its
+# audit number, clone, prlimit64, clone3, then the refused ones. (fork, vfork; execve, execveat;
 # socket; kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_*; ptrace, process_vm_*;
 # setsid, setpgid, setpriority, sched_set*; unshare, setns, mount family, chroot; SysV IPC, mq_open,
 # memfd_create, the key ring, bpf, perf, userfaultfd, io_uring, open_by_handle_at; chmod, chown,
@@ -602,15 +585,9 @@ SYSTEM_CALLS = {
 }
 
 
-class Program(ctypes.Structure):
-    """struct sock_fprog"""
-
-    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
-
-
 def seccomp_program(machine):
-    """Return the filter as BPF. Refused calls fail with EPERM, so that an honest program that tries
-    one by habit goes on; clone() is for threads only, prlimit() for oneself only."""
+    """Return the filter as BPF. Refused calls fail with EPERM, so an honest program that tries one
+    goes on. clone() may only start threads, prlimit() only change oneself."""
     audit, clone, prlimit, clone3, refused = SYSTEM_CALLS[machine]
     allow, refuse, missing = 0x7FFF0000, 0x00050001, 0x00050000 | 38
 
@@ -621,15 +598,13 @@ def seccomp_program(machine):
     code = [step(load, 4), step(equal, audit, 1, 0), step(give, refuse),  # another architecture
             step(load, 0), step(at_least, 0x40000000, 0, 1), step(give, refuse),  # x32
             # NOTE clone3 hides its flags in memory; told that it is missing, libc uses clone.
-            step(equal, clone3, 0, 1), step(give, missing),
-            step(equal, clone, 0, 4), step(load, 16), step(test, 0x10000, 0, 1), step(give, allow),
-            step(give, refuse),
-            step(equal, prlimit, 0, 4), step(load, 16), step(equal, 0, 0, 1), step(give, allow),
-            step(give, refuse)]
+            step(equal, clone3, 0, 1), step(give, missing)]
+    for number, is_allowed in ((clone, step(test, 0x10000, 0, 1)), (prlimit, step(equal, 0, 0, 1))):
+        code += [step(equal, number, 0, 4), step(load, 16), is_allowed, step(give, allow),
+                 step(give, refuse)]
     for number in refused:
         code += [step(equal, number, 0, 1), step(give, refuse)]
-    code.append(step(give, allow))
-    return Program(len(code), b"".join(code))
+    return b"".join([*code, step(give, allow)])
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
 Reading order: `BM25` ranks texts; `SearchIndex` searches passages with it; `RemoteIndex` and
 `search_server` are the two ends of the HTTP interface. SearchQA uses all of it, WebShop only BM25.
 
-Differences from RAGEN: RAGEN's retriever embeds texts with E5 and needs an index of 61 GB; this one
-is BM25 and needs nothing. Both speak the same HTTP interface. A retriever that gives no results
-raises; RAGEN shows the error to the model as if it were a search result.
+Differences from RAGEN: its retriever embeds texts with E5 and needs an index of 61 GB. A retriever
+that gives no results raises here; RAGEN shows the error to the model as if it were a result.
 
 Serve an index: `python -m minragen.environments.searchqa serve`.
 """
@@ -48,8 +47,7 @@ class BM25:
     f: count of w in d    |d|: words of d, avg their mean    N: texts, n: texts that contain w
     (Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework", eq. 3.15; the 1 + inside
     the logarithm is Lucene's and keeps idf above 0 for words of most texts.) A word that occurs
-    twice in the query counts twice. Everything but the sum is computed when the index is built, so
-    a query adds one short array per word.
+    twice in the query counts twice.
     """
 
     def __init__(self, texts, k1=1.5, b=0.75):
@@ -60,15 +58,15 @@ class BM25:
         for i, count in enumerate(counts):
             for word, times in count.items():
                 found[word].append((i, times))
-        self.size, self.postings = len(counts), {}
+        self.size, self.postings = len(counts), {}  # word -> (indices, terms of the sum above)
         for word, pairs in found.items():
             where, f = np.array(pairs).T
             idf = np.log(1 + (self.size - len(where) + 0.5) / (len(where) + 0.5))
             self.postings[word] = where, idf * f * (k1 + 1) / (f + k1 * norm[where])
 
     def top(self, query, k=3):
-        """The k best texts that share a word with the query, or fewer: [(index, score)], best
-        first. Of equal scores the earlier text comes first."""
+        """The k best texts that share a word with the query, or fewer: [(index, score)]. The best
+        come first; of equal scores, the earlier text."""
         scores = np.zeros(self.size)
         for word, times in Counter(words_of(query)).items():
             if word in self.postings:
@@ -91,15 +89,14 @@ class Passage(NamedTuple):
 
 
 class SearchIndex:
-    """Passages behind BM25. A title counts twice, so that its own article comes before those that
-    mention it."""
+    """Passages behind BM25. A title counts twice, so that its own article ranks above mentions."""
 
     def __init__(self, passages):
         self.passages = list(passages)
         self.bm25 = BM25([f"{p.title} {p.content}" for p in self.passages])
 
     def search(self, query, k):
-        """The k best passages, as the retriever's API has them: [{"id", "content", "score"}]."""
+        """The k best passages, in the form of the HTTP API: [{"id", "content", "score"}]."""
         return [{"id": f"doc_{i}", "content": self.passages[i].content, "score": score}
                 for i, score in self.bm25.top(query, k)]
 
@@ -108,8 +105,7 @@ class RemoteIndex:
     """A retriever behind `POST url/retrieve`: RAGEN's server, Search-R1's, or `search_server`.
 
     timeout: seconds that one search may take, all tries together
-    raises: RuntimeError if no usable reply comes. An error is never returned as a result: the model
-        would learn from it as if it were content.
+    raises: RuntimeError if no usable reply comes. A model would learn from an error in a result.
     """
 
     PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try
@@ -124,9 +120,8 @@ class RemoteIndex:
     def search(self, query, k):
         """The best k passages, as `SearchIndex.search` returns them."""
         body = json.dumps({"query": query, "top_k": k}).encode()
-        deadline, tries = time.monotonic() + self.timeout, 0
-        while True:
-            tries, retry = tries + 1, False
+        deadline = time.monotonic() + self.timeout
+        for tries, pause in enumerate(self.PAUSES, 1):
             try:
                 return self._post(body, deadline)[:k]
             except urllib.error.HTTPError as error:
@@ -135,20 +130,17 @@ class RemoteIndex:
             except (OSError, HTTPException) as error:
                 problem, retry = str(error) or type(error).__name__, True
             except (ValueError, RecursionError):
-                problem = "the reply is not {\"results\": [{\"content\": ...}]}"
-            pause = self.PAUSES[tries - 1]
+                problem, retry = 'the reply is not {"results": [{"content": ...}]}', False
             if not retry or time.monotonic() + pause >= deadline:
-                raise RuntimeError(f"the retriever at {self.url} gave no results: {problem} "
-                                   f"(try {tries} of {len(self.PAUSES)}). Is it running? "
-                                   f"python -m minragen.environments.searchqa serve")
+                break
             time.sleep(pause)
+        raise RuntimeError(f"the retriever at {self.url} gave no results: {problem} (try {tries} of "
+                           f"{len(self.PAUSES)}). Is it running? "
+                           f"python -m minragen.environments.searchqa serve")
 
     def _post(self, body, deadline):
-        """The results in the server's reply. Raises ValueError if the reply has another form.
-
-        The reply is read piece by piece, so that a server that drips bytes cannot pass the
-        deadline.
-        """
+        """The results in the server's reply, or ValueError. It is read piece by piece, so that a
+        server that drips bytes cannot pass the deadline."""
         request = urllib.request.Request(f"{self.url}/retrieve", body,
                                          {"Content-Type": "application/json"})
         left = max(0.01, deadline - time.monotonic())
@@ -172,7 +164,7 @@ def search_server(index, port=0):
 
     /retrieve takes {"query": text, "top_k": 1 to 50 (or "k"), default 10} and returns {"query",
     "method", "results": [{"id", "content", "score"}], "num_results"}. A bad request gets status 400
-    with {"error"}. port 0: any free port; `server_port` tells which.
+    with {"error"}. port 0: any free port, named by `server_port`.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -187,8 +179,7 @@ def search_server(index, port=0):
             self._answer("/retrieve", self._retrieve)
 
         def _answer(self, path, content_of):
-            """Send what `content_of` returns; status 404 for a path other than `path`, 400 if it
-            raises."""
+            """Send what `content_of` returns; status 404 for another path, 400 if it raises."""
             status, content = 404, {"error": f"unknown path: expected {path}, got {self.path!r}"}
             if self.path == path:
                 try:
@@ -218,6 +209,6 @@ def search_server(index, port=0):
                     "num_results": len(results)}
 
         def log_message(self, *_):
-            """Print nothing: one line per search would hide everything else."""
+            """Nothing: a line per search would hide everything else."""
 
     return ThreadingHTTPServer(("127.0.0.1", port), Handler)

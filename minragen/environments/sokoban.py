@@ -1,15 +1,14 @@
 """Sokoban: push boxes onto targets.
 
-Reading order: the class, after its base `Board`.
-
 Differences from RAGEN:
   1. The coordinates include the inner walls, without which no route can be planned.
-  2. Reverse play always succeeds. RAGEN's may fail, and then takes a seed from Python's `hash`,
-     which differs between processes.
-  3. All positions of one room belong to one split, wherever player and boxes stand.
+  2. Reverse play always succeeds. Where RAGEN's fails, it takes a seed from Python's `hash`, which
+     differs between processes.
+  3. A room belongs to one split, wherever player and boxes stand.
 """
 
 import itertools
+from functools import cache
 from heapq import heappop, heappush
 
 import numpy as np
@@ -22,24 +21,19 @@ class Sokoban(Board):
     """Push boxes onto targets in a walled room.
 
     Goal: every box stands on a target.
-    Observation: coordinates (row, column) of inner walls, targets, boxes and player; a grid; or
-        both.
+    Observation: coordinates (row, column) of inner walls, targets, boxes, player; a grid; or both.
     Actions: Up, Down, Left, Right; up to 2 a turn. Walking into a box pushes it if the cell behind
         it is free; otherwise, and at a wall, nothing moves.
-    Reward: -0.1 an action, +1 for a box pushed onto a target, -1 for one pushed off, +10 when
-        all boxes are on targets.
+    Reward: -0.1 an action, 1 for a box pushed onto a target, -1 for one pushed off, 10 for the end.
     Ends when: all boxes are on targets.
     Solver: A* over player and boxes, optimal in the number of actions.
 
-    Options: `rows`, `cols`, `boxes`; `walls`, the probability that an inner cell is a wall;
-    `pulls`, the most pulls per box that set up an instance; `view`, one of coord, grid,
-    grid_coord; `symbols`, the seven characters for wall, floor, target, box on a target, box,
-    player, player on a target (RAGEN's other set is W.GCBA@, its larger board rows=8, cols=8,
-    boxes=2).
+    Options: `rows`, `cols`, `boxes` (RAGEN's larger board: 8, 8, 2); `walls`, the probability that
+    an inner cell is a wall; `pulls`, the most pulls per box that set up an instance; `view`, one of
+    coord, grid, grid_coord; `symbols`, one for each of `meanings` (RAGEN's other set: W.GCBA@).
 
-    An instance is played backwards from its solution, in no more moves than the budget has actions,
-    so it can be solved within the budget. A box that can no longer reach a target does not end the
-    episode: the other boxes still count, and the player must avoid this.
+    An instance is played backwards from its solution in at most `max_actions` moves, so it can be
+    solved. A box that can no longer reach a target does not end the episode: the others still count.
 
     See an episode: python -m minragen.environments sokoban 0
     """
@@ -64,22 +58,18 @@ class Sokoban(Board):
         if not (5 <= self.rows <= 32 and 5 <= self.cols <= 32
                 and 1 <= o["boxes"] <= (self.rows - 2) * (self.cols - 2) // 4
                 and 0 <= o["walls"] <= 0.3 and 1 <= o["pulls"] <= 99):
-            raise ValueError(f"bad options of Sokoban: {o}; expected rows and cols of 5 to 32, 1 "
-                             f"box to one per four inner cells, 0 <= walls <= 0.3 and pulls of "
-                             f"1 to 99.")
+            raise ValueError(f"bad options of Sokoban: {o}; expected 5 <= rows, cols <= 32, "
+                             f"1 <= boxes <= inner cells / 4, 0 <= walls <= 0.3, 1 <= pulls <= 99.")
         # Cells are numbered row by row; the border is wall, so no step ever leaves the board.
         self.steps = dict(zip(self.actions, (-self.cols, self.cols, -1, 1)))
         self.inner = [r * self.cols + c for r in range(1, self.rows - 1)
                       for c in range(1, self.cols - 1)]
 
     def instance(self):
-        # Room and targets, not who stands where: a position of an episode in training is then never
-        # the start, nor on the way, of one in validation.
-        return (f"{(self.rows, self.cols)} floor {sorted(self.floor)} "
-                f"targets {sorted(self.targets)}")
+        # Without player and boxes: no position in a training episode appears in validation.
+        return f"{(self.rows, self.cols)} floor {sorted(self.floor)} targets {sorted(self.targets)}"
 
-    # -- a room, played backwards ----------------------------------------------------------------
-
+    # ---- A room, played backwards ----------------------------------------------------------------
     def _reset(self, rng):
         for attempt in itertools.count():
             self._draw_room(rng)
@@ -88,9 +78,10 @@ class Sokoban(Board):
             # With few actions or in a narrow room some boxes may have to start on a target.
             if away == self.options["boxes"] or (away and attempt >= 20):
                 break
+        self._plan = cache(self._a_star)  # note() and solve() ask for the same one
 
     def _draw_room(self, rng):
-        """Draw floor and targets. What cannot be reached from the first cell becomes wall."""
+        """Draw floor and targets. Cells out of reach of the first become wall."""
         reached, n = (), self.options["boxes"]
         while len(reached) <= 2 * n:  # room for boxes, targets and the player
             drawn = rng.random(len(self.inner)) >= self.options["walls"]
@@ -100,13 +91,12 @@ class Sokoban(Board):
         self.targets = frozenset([cell for cell in cells if cell in reached][:n])
 
     def _play_backwards(self, rng):
-        """Start from the solved room, pull boxes at random and walk on. The player starts where
-        that ends.
+        """Place boxes and player: start from the solved room, pull boxes at random and walk on.
 
         Played forwards these moves are a solution, so there are at most `budget.max_actions`.
         """
         self.boxes, left, n = self.targets, self.budget.max_actions, self.options["boxes"]
-        # The solution may end anywhere, so the way to the first pull costs nothing.
+        # The solution may end anywhere, so the walk to the first pull costs nothing.
         walk = dict.fromkeys(self.floor - self.boxes, 0)
         for u in rng.random(rng.integers(n, n * self.options["pulls"] + 1)).tolist():
             pulls = [(box, step) for box in sorted(self.boxes) for step in self.steps.values()
@@ -126,8 +116,7 @@ class Sokoban(Board):
         """Cell -> fewest steps to it from `starts` over free cells."""
         return flood(starts, lambda cell: free.intersection(cell + s for s in self.steps.values()))
 
-    # -- play ------------------------------------------------------------------------------------
-
+    # ---- A turn ----------------------------------------------------------------------------------
     def _move(self, player, boxes, step):
         """(player, boxes) after one step; the same where a wall or a second box is in the way."""
         to, beyond = player + step, player + 2 * step
@@ -142,8 +131,7 @@ class Sokoban(Board):
         reward = len(self.boxes & self.targets) - home + 10 * solved - 0.1
         return Outcome(reward, solved, solved, effective=self.player != place)
 
-    # -- what is seen ----------------------------------------------------------------------------
-
+    # ---- What the model sees ---------------------------------------------------------------------
     def _meaning(self, r, c):
         cell = r * self.cols + c
         thing = "player" if cell == self.player else "box" if cell in self.boxes else ""
@@ -159,24 +147,23 @@ class Sokoban(Board):
         return {name: self._positions(cells) for name, cells in things.items()}
 
     def _things(self):
-        [player] = self._positions([self.player])
-        return player, {"box": self._positions(self.boxes), "target": self._positions(self.targets)}
+        things = {"box": self._positions(self.boxes), "target": self._positions(self.targets)}
+        return divmod(self.player, self.cols), things
 
     def _positions(self, cells):
-        """The (row, column) of each cell, in their order."""
+        """The (row, column) of each cell, in order."""
         return [divmod(cell, self.cols) for cell in sorted(cells)]
 
-    # -- the solver ------------------------------------------------------------------------------
-
+    # ---- The solver ------------------------------------------------------------------------------
     def note(self):
         """The next push: of which box to which target, from where, and the next cell on the way.
-        A box is out of reach if it is lost, or too far for the budget."""
-        plan, player = self._plan(), divmod(self.player, self.cols)
+        A box is out of reach if it is lost or too far for the budget."""
+        plan, player = self._plan(self.player, self.boxes), divmod(self.player, self.cols)
         if not plan:
             lost = self.boxes - self._pushes_needed().keys() or self.boxes - self.targets
             places = " ".join(map(str, self._positions(lost)))
             return f"player {player} " + (f"box {places} out of reach" if lost else "solved")
-        # Each action moves the player, or the plan would not be a shortest one.
+        # No action of a shortest plan is blocked, so the steps lead where they say.
         way = list(itertools.accumulate(map(self.steps.get, plan), initial=self.player))
         first = next(i for i, cell in enumerate(way) if cell in self.boxes)
         target = way[first]
@@ -189,19 +176,19 @@ class Sokoban(Board):
 
     def solve(self):
         """A shortest plan, cut to the actions left; Right if no plan fits the budget."""
-        return self._in_turns((self._plan() or ["Right"])[:self.actions_left])
+        plan = self._plan(self.player, self.boxes) or ["Right"]
+        return self._in_turns(plan[:self.actions_left])
 
-    def _plan(self):
-        """A shortest list of actions that puts all boxes on targets; empty if that takes more than
-        `budget.max_actions`.
+    def _a_star(self, *start):
+        """A shortest list of actions from (player, boxes) to all boxes on targets; empty if none
+        has at most `budget.max_actions`.
 
         A* (Hart, Nilsson and Raphael 1968): f = actions so far + pushes that the boxes need at
-        least. The bound never overestimates, so the first solved state taken from the queue is
-        reached in as few actions as possible. Positions with a lost box are dropped.
+        least. f never overestimates, so the first solved state from the queue took the fewest
+        actions. Positions with a lost box are dropped.
         """
         needed, never = self._pushes_needed(), self.budget.max_actions + 1
-        queue = [(0, 0, [], self.player, self.boxes)]
-        best = {(self.player, self.boxes): 0}
+        queue, best = [(0, 0, [], *start)], {start: 0}
         while queue:
             *_, plan, player, boxes = heappop(queue)
             if boxes == self.targets:

@@ -1,15 +1,15 @@
 """Sudoku: fill a grid whose solution is proved to be the only one.
 
-Reading order: the class; how a puzzle is blanked; a turn; the views; the solver; then the helpers
-that know the rules only: `geometry`, `random_grid`, `solvable`.
+Reading order: the class; then the helpers that only know the rules: `geometry`, `random_grid`,
+`solvable`.
 
 Differences from RAGEN:
   1. There is one solution, proved for every blank. In RAGEN 23 to 92 % of the 9x9 puzzles have
      several.
   2. The budget always covers the blanks. RAGEN has 32 blanks and 10 actions.
-  3. A cell pays once, and a wrong number that fits pays nothing. In RAGEN it pays 0.5, and a cell
-     that is toggled between two numbers pays each time.
-  4. An action is the whole text in one of the listed forms. RAGEN takes the first match inside it.
+  3. A cell pays once, and a wrong number that fits pays nothing. In RAGEN it pays 0.5, and toggling
+     a cell between two numbers pays each time.
+  4. The whole text must be one of the FORMS. RAGEN takes the first match inside it.
 """
 
 import re
@@ -19,7 +19,7 @@ from math import isqrt
 
 from minragen.envs import SEPARATOR, Budget, Outcome, TextEnv
 
-# The forms of an action, with 0 for each number -> what the numbers are: Row, Column, Number.
+# Form of an action, 0 for each number -> what the numbers are: Row, Column, Number.
 FORMS = {"(0,0,0)": "RCN", "0,0,0": "RCN", "(0,0) 0": "RCN", "clear(0,0)": "RC",
          "0 at(0,0)": "NRC", "0 at 0,0": "NRC", "place 0 at(0,0)": "NRC", "place 0 at 0,0": "NRC",
          "place 0 at row 0 col 0": "NRC"}
@@ -31,21 +31,20 @@ class Sudoku(TextEnv):
     Goal: every row, column and box holds each number once.
     Observation: the grid, with a dot for an empty cell; what was refused in the last turn; and the
         numbers that fit into the ten empty cells with the least choice. The least choice comes
-        last, where a small model looks; a single number is shown as the move that it is.
-    Actions: `(R, C, N)` puts a number into a cell and may overwrite one of the player's own,
-        `clear (R, C)` takes it back; up to 2 a turn. FORMS lists the other forms understood.
+        last, where a small model looks; a single number is shown as a move.
+    Actions: `(R, C, N)` puts a number into a cell and may overwrite the player's own, `clear (R, C)`
+        takes it back; up to 2 a turn. Other FORMS are understood too.
     Reward: 1 for the first time that a cell gets its number, 10 more for the last of them, -0.1
         for a clue cell or a broken rule, 0 for a number that fits but is wrong.
     Ends when: the grid is solved.
     Solver: corrects wrong numbers first, then fills the cells in an order of deduction.
 
-    Options: `size` 4, 9 or 16; `difficulty`, which sets the share of blank cells and how the
-    numbers follow: easy (0.4; in some order each cell admits one number only), medium (0.5; or its
-    number has no other place in a row, column or box), hard (0.6; or all others lead to
-    contradictions); `view`, one of compact, simple, detailed, with_feedback; `hints`, the numbers
-    that fit; `allow_conflicts`, with which a number that breaks a rule is put on the board and
-    shown as conflicting instead of being refused; it costs the same. Larger grids have larger
-    budgets; with a smaller budget fewer cells are blank.
+    Options: `size` 4, 9 or 16; `difficulty`: easy (0.4 of the cells are blank; in some order each
+    admits one number only), medium (0.5; or its number has no other place in a row, column or box),
+    hard (0.6; or all others lead to contradictions); `view`, one of compact, simple, detailed,
+    with_feedback; `hints`, the numbers that fit; `allow_conflicts`: a number that breaks a rule is
+    shown as conflicting instead of being refused, at the same cost. Larger grids have larger
+    budgets; a smaller budget leaves fewer cells blank.
 
     See an episode: python -m minragen.environments sudoku 0
     """
@@ -57,7 +56,7 @@ class Sudoku(TextEnv):
                 "allow_conflicts": False}
     CHOICES = {"size": (4, 9, 16), "difficulty": ("easy", "medium", "hard"),
                "view": ("compact", "simple", "detailed", "with_feedback")}
-    # Share of blank cells, and the hardest reason (`_reason`) allowed for one, pass by pass.
+    # Share of blank cells, and the hardest `_reason` allowed in each pass.
     DIFFICULTY = {"easy": (0.4, (0,)), "medium": (0.5, (1,)), "hard": (0.6, (1, 2))}
     SHOWN_HINTS = 10  # empty cells whose fitting numbers are shown
     ILLEGAL = -0.1  # reward of an action against the rules
@@ -90,11 +89,10 @@ class Sudoku(TextEnv):
     def instance(self):
         return " ".join(map(str, self.clues))
 
-    # -- the puzzle ------------------------------------------------------------------------------
-
+    # ---- The puzzle ------------------------------------------------------------------------------
     def _reset(self, rng):
         """Blank cells of a random grid in random order, each only if its number still follows from
-        the rest, so that the solution stays the only one."""
+        the rest, so that the solution stays unique."""
         missing = self.blanks
         while missing:  # seldom more than once: some orders leave too few such cells
             self.solution = random_grid(self.n, rng)
@@ -105,13 +103,13 @@ class Sudoku(TextEnv):
                         and self._reason(self.board, cell, hardest) <= hardest):
                     self.board[cell], missing = 0, missing - 1
         self.clues = tuple(self.board)
-        self.paid, self.messages = set(), {}  # messages: turn -> lines about its actions
+        self.paid, self.messages = set(), []  # messages: (turn, line about an action)
 
     def _reason(self, board, cell, hardest=1):
         """How the number of `cell` follows from the other cells of the board.
 
         0: no other number fits there   1: it fits nowhere else in a row, column or box
-        2: any other number there leads to a contradiction   3: not at all, or not found
+        2: any other number leads to a contradiction   3: not at all, or not found
         """
         number = self.solution[cell]
         others = [value for value in self._fitting(board, cell) if value != number]
@@ -139,8 +137,7 @@ class Sudoku(TextEnv):
         free = [c for c, number in enumerate(board) if not number]
         return sorted(free, key=lambda c: len(self._fitting(board, c)))
 
-    # -- a turn ----------------------------------------------------------------------------------
-
+    # ---- A turn ----------------------------------------------------------------------------------
     def _act(self, action):
         move = self._parse(action)
         if move is None:
@@ -155,7 +152,8 @@ class Sudoku(TextEnv):
         against = f"against {', '.join(broken)}"
         if self.clues[cell] or (broken and not self.options["allow_conflicts"]):
             why = f": {'it is a clue' if self.clues[cell] else against}"
-            self._tell(f"Refused {self._spell(*move)}{why if self.view == 'with_feedback' else ''}")
+            why = why if self.view == "with_feedback" else ""
+            self.messages.append((self._turns, f"Refused {self._spell(*move)}{why}"))
             return Outcome(self.ILLEGAL, effective=False)
         self.board[cell] = number
         first = number == self.solution[cell] and cell not in self.paid
@@ -164,7 +162,7 @@ class Sudoku(TextEnv):
         if self.view == "with_feedback":
             how = ("done" if not number else "correct" if number == self.solution[cell] else
                    against if broken else "it fits, but is not the solution")
-            self._tell(f"{self._spell(*move)}: {how}")
+            self.messages.append((self._turns, f"{self._spell(*move)}: {how}"))
         solved = self.board == self.solution
         reward = 1.0 if first else self.ILLEGAL if broken else 0.0
         return Outcome(reward + 10.0 * solved, solved, solved, metrics={"correct": first})
@@ -172,7 +170,7 @@ class Sudoku(TextEnv):
     def _parse(self, action):
         """(cell, number), number 0 for clear; None unless all of the text is one of FORMS.
 
-        Blanks beside a comma, inside brackets and before an opening one make no difference.
+        Blanks beside a comma, inside brackets and before an opening one are ignored.
         """
         if len(action) > 80:
             return None
@@ -185,17 +183,13 @@ class Sudoku(TextEnv):
             return None
         return (found["R"] - 1) * self.n + found["C"] - 1, found.get("N", 0)
 
-    def _tell(self, line):
-        self.messages.setdefault(self._turns, []).append(line)
-
     def _spell(self, cell, number):
         return self._name(cell, number) if number else f"clear {self._name(cell)}"
 
     def _name(self, cell, *number):
         return str((cell // self.n + 1, cell % self.n + 1, *number))
 
-    # -- what is seen ----------------------------------------------------------------------------
-
+    # ---- What the model sees ---------------------------------------------------------------------
     def render(self):
         clashing = [c for c, number in enumerate(self.board)
                     if number and self._clashes(self.board, c, number)]
@@ -206,7 +200,7 @@ class Sudoku(TextEnv):
             clues, filled = (sum(map(bool, cells)) for cells in (self.clues, self.board))
             lines = ["=" * 50, "Sudoku", "=" * 50, *lines,
                      f"Filled: {filled}/{self.n**2} ({clues} clues, {filled - clues} placed)"]
-        lines += self.messages.get(self._turns - 1, [])
+        lines += [line for turn, line in self.messages if turn == self._turns - 1]
         if clashing:
             lines.append(f"Conflicts: {' '.join(map(self._name, clashing))}")
         free = self._free(self.board)[:self.SHOWN_HINTS]
@@ -215,13 +209,13 @@ class Sudoku(TextEnv):
         return "\n".join(lines)
 
     def _hint(self, cell):
-        """The numbers that fit; a single one as the move that it is."""
+        """The numbers that fit; a single one as a move."""
         fitting = self._fitting(self.board, cell)
         return (self._spell(cell, *fitting) if len(fitting) == 1 else
                 f"{self._name(cell)} {' '.join(map(str, fitting)) or 'none'}")
 
     def _grid(self, clashing):
-        """The rows; in all views but compact with lines between the boxes."""
+        """The rows, with lines between the boxes except in the compact view."""
         n, b, width = self.n, isqrt(self.n), len(str(self.n))
         cells = [str(number or ".") for number in self.board]
         if self.view == "compact":
@@ -236,8 +230,7 @@ class Sudoku(TextEnv):
             lines.insert(k, "-" * len(lines[0]))
         return [line.rstrip() for line in lines]
 
-    # -- players ---------------------------------------------------------------------------------
-
+    # ---- Players ---------------------------------------------------------------------------------
     def note(self):
         turn = self._plan()[:min(self.budget.max_actions_per_turn, self.actions_left)]
         return ", ".join(self._spell(*move) for move in turn)
@@ -265,7 +258,7 @@ class Sudoku(TextEnv):
         if wrong:  # they block each other in a circle: free the cell whose number blocks most
             return max(wrong, key=lambda c: sum(p in wrong and solution[p] == board[c]
                                                 for p in self.peers[c])), 0
-        # In the order of the hints that the model saw before this turn's first action.
+        # In the order of the hints shown before this turn's first action.
         free = sorted(self._free(board), key=lambda c: rank.get(c, self.n**2))
         easiest = min(free, key=lambda c: len(self._fitting(board, c)))
         if len(self._fitting(board, easiest)) > 1:
@@ -295,8 +288,8 @@ def random_grid(n, rng):
 
     Regular: the numbers form b blocks of b. Line i of box (band, stack) holds block i + stack (mod
     b), rotated by a shift; for one block and stack, the shifts of the bands differ. Shuffling alone
-    reaches few grids. A stir swaps two numbers along a Kempe chain, which is a connected set of
-    cells that hold one of the two. n stirs reach all 288 grids of 4x4.
+    reaches few grids. A stir swaps two numbers along a Kempe chain, a connected set of cells that
+    hold one of the two. n stirs reach all 288 grids of 4x4.
     """
     b, (_, peers) = isqrt(n), geometry(n)
 
@@ -323,16 +316,16 @@ def random_grid(n, rng):
 def solvable(board, n, patience=100):
     """Whether the grid can be completed: search from the cell with the least choice, sets as bits.
 
-    After `patience` cells tried the answer is True, "perhaps": the caller then keeps a clue that it
-    could have removed, and a 16x16 grid costs tenths of a second and not hours.
+    After `patience` cells the answer is True, "perhaps": the caller then keeps a clue that it could
+    have removed, and a 16x16 grid takes tenths of a second, not hours.
     """
-    b, blank, missing = isqrt(n), [], [2**n - 1] * 3 * n  # missing: the numbers a unit still lacks
+    b, blank, bits = isqrt(n), [], [1 << i for i in range(n)]
+    missing = dict.fromkeys(range(3 * n), sum(bits))  # row, column or box -> numbers it lacks
     for cell, number in enumerate(board):
         r, c = divmod(cell, n)
-        place = r, n + c, 2 * n + r // b * b + c // b  # its row, column and box in `missing`
+        place = r, n + c, 2 * n + r // b * b + c // b  # the keys of its row, column and box
         if number:
-            for unit in place:
-                missing[unit] &= ~(1 << number - 1)
+            missing |= {unit: missing[unit] & ~bits[number - 1] for unit in place}
         else:
             blank.append(place)
 
@@ -342,15 +335,14 @@ def solvable(board, n, patience=100):
         if not blank or patience < 0:
             return True
         fewest = n + 1
-        for r, c, x in blank:
+        for i, (r, c, x) in enumerate(blank):
             fits = missing[r] & missing[c] & missing[x]
             if fits.bit_count() < fewest:
-                fewest, place, choice = fits.bit_count(), (r, c, x), fits
+                fewest, at, choice = fits.bit_count(), i, fits
                 if fewest < 2:
                     break
-        rest = [other for other in blank if other != place]
-        return any(search(rest, [bits & ~bit if unit in place else bits
-                                 for unit, bits in enumerate(missing)])
-                   for bit in (1 << i for i in range(n)) if choice & bit)
+        rest = blank[:at] + blank[at + 1:]
+        return any(search(rest, missing | {unit: missing[unit] & ~bit for unit in blank[at]})
+                   for bit in bits if choice & bit)
 
     return search(blank, missing)

@@ -1,15 +1,13 @@
 """WebShop: find and buy in a shop of web pages what a customer asks for.
 
-Reading order: `Product` and `Goal`, with the score of a purchase; `WebShop`, the pages and the
-solver; how texts are compared; the generated products; WebShop's own files.
+Reading order: `Goal.score`; `WebShop`, its pages and its solver; how texts are compared.
 
 Differences from RAGEN:
   1. The price cap comes from the seed, and a range of prices counts as its middle. RAGEN draws both
-     from the global random stream as it loads, so every process has other goals. The goal says "at
-     most", which is what the score checks; RAGEN says "lower than".
-  2. Wanted and chosen option are both reduced to their base colour, by whole words. RAGEN reduces
-     only the chosen one, so goals with an unusual spelling cannot be reached. A goal asks only for
-     what its own product has.
+     from the global random stream, so goals differ between processes. The goal says "at most", as
+     the score checks; RAGEN says "lower than".
+  2. Wanted and chosen options are reduced to base colours, by whole words. RAGEN reduces only the
+     chosen ones, so some goals cannot be reached. A goal asks only for what its own product has.
   3. A search outside the search page is refused. RAGEN calls it invalid but executes it.
   4. RAGEN's nine lines of advice in every observation, one with a wrong budget, are left out.
   5. `next >` is shown only if there is a next page.
@@ -27,6 +25,7 @@ import string
 import warnings
 from collections import defaultdict
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
 from minragen.environments.search import BM25, one_line, words_of
@@ -35,17 +34,18 @@ from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 SHOWN = 120  # characters of a title on a page
 LISTED = 50  # products that one search lists, as in WebShop
 REMARKS = 6  # products that a note mentions, at most
-CACHE_SIZE = 4096  # searches whose results are kept in memory
+CACHE_SIZE = 4096  # searches whose results are kept
 ALIKE = 0.85  # token-set ratio above which two descriptions mean the same
 NO_CAP = float("inf")
 BUTTONS = ("next >", "< prev", "buy now", "description", "features", "back to search")
+TABLES = json.loads((Path(__file__).parent.parent / "data" / "webshop.json").read_text("utf-8"))
 
 
 class Product(NamedTuple):
     """A product on sale.
 
-    query: what one types to find such a product      category: its levels
-    options: name -> tuple of values                  wanted: attributes that a goal may ask for
+    query: a search for such products      category: its levels
+    options: name -> tuple of values       wanted: attributes that a goal may ask for
     instruction: the goal in words, in WebShop's own data
     """
 
@@ -67,7 +67,7 @@ class Product(NamedTuple):
 
     @property
     def labels(self):
-        """label -> (option name, value): what an option is called on the page, always unique."""
+        """label -> (option name, value); the labels on a page are unique."""
         labels = {}
         for name, values in self.options.items():
             for value in values:
@@ -79,15 +79,15 @@ class Product(NamedTuple):
 
     def text(self, features):
         """All words of its pages, with these of its features."""
-        values = itertools.chain(*self.options.values())
-        return " ".join((self.title, self.description, *features, *self.options, *values))
+        return " ".join((self.title, self.description, *features, *self.options,
+                         *itertools.chain(*self.options.values())))
 
 
 class Goal(NamedTuple):
     """What a customer wants.
 
-    words: what one would type into the search box      product: one that is right; others may be
-    options: (name, value) pairs                        cap: the highest price
+    words: a search for it            product: one that is right; others may be
+    options: (name, value) pairs      cap: the highest price
     """
 
     text: str
@@ -102,10 +102,8 @@ class Goal(NamedTuple):
 
             r_type * (|U_att & Y_att| + |U_opt & Y_opt| + 1[price <= cap]) / (|U_att| + |U_opt| + 1)
 
-        U is wanted, Y is bought (Yao et al. 2022, "WebShop", section 3.2).
-
-        returns: {"score", "r_type", "r_att", "r_option", "r_price"}; a part that the goal does not
-            ask for is 1
+        U is wanted, Y is bought (Yao et al. 2022, "WebShop", section 3.2). A part that the goal
+        does not ask for is 1.
         """
         attributes = sum(has_attribute(product, a) for a in self.attributes)
         options = sum(any(same_option(value, c) for c in chosen) for _, value in self.options)
@@ -116,8 +114,8 @@ class Goal(NamedTuple):
                 "r_option": options / len(self.options) if self.options else 1.0, "r_price": price}
 
     def choices(self, product):
-        """The (name, value) pairs of `product` that match wanted options, one for each that can be
-        matched. An option of the same name is preferred, and none is used twice."""
+        """The (name, value) pairs of `product` that match wanted options, at most one for each. An
+        option of the same name is preferred, and none is used twice."""
         found, free = [], dict(product.options)
         for name, value in self.options:
             ordered = sorted(free, key=lambda other: other != name)
@@ -139,15 +137,13 @@ class WebShop(TextEnv):
         spaces may be left out.
     Reward: on buying, WebShop's score in [0, 1] (`Goal.score`); nothing before.
     Ends when: something is bought.
-    Solver: searches the goal's words, goes to the nearest product that can score 1, chooses its
-        options and buys it; when too few turns are left for that, it buys what it can reach.
+    Solver: takes the shortest way to a purchase that scores 1, over pages or by a new search. If
+        too few actions are left, it leaves out options, or buys the item it looks at.
 
     Pages: search -> results (`page_size` per page, at most 50) -> item -> description or features.
     `< prev` leads back from each and, from an item, discards the chosen options. Success is a score
-    of 1. Metrics are the score, its parts (r_type, r_att, r_option, r_price), and `bought`.
-
-    Splits are by goal without the price cap: the same kind with the same attributes and options
-    never appears in two splits. As in WebShop, all splits use the same shop.
+    of 1. Metrics are the score, its parts (r_type, r_att, r_option, r_price), and `bought`. Splits
+    are by goal without the price cap. As in WebShop, all splits use the same shop.
 
     Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size` (10
     in WebShop); `attributes`, how many a goal names: 1 to 3, the third appears only among an item's
@@ -171,14 +167,14 @@ class WebShop(TextEnv):
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
-        if (o["reward"] not in ("score", "binary") or not 1 <= o["page_size"] <= 50
-                or not 1 <= o["attributes"] <= 3):
-            raise ValueError(f"bad options of WebShop: {o}; expected reward score or binary, "
-                             f"page_size of 1 to 50 and attributes of 1 to 3.")
+        if not (o["reward"] in ("score", "binary") and 1 <= o["page_size"] <= 50
+                and 1 <= o["attributes"] <= 3):
+            raise ValueError(f"options of WebShop: got {o}, expected reward score or binary, "
+                             f"page_size of 1 to 50, attributes of 1 to 3.")
         self.shop = shop(o["products"], o["instructions"])
         self.observation_space = text_space(self.shop.characters, max_length=2**16)
         wanted = [p for p in self.shop.products if p.wanted]
-        # Products with more options than the budget holds (besides search, item, buy) are no goals.
+        # A goal's product has no more options than the budget holds besides search, item and buy.
         most = self.budget.max_actions - 3
         self._wanted = [p for p in wanted if len(p.options) <= most] or wanted
 
@@ -192,15 +188,15 @@ class WebShop(TextEnv):
         self.chosen, self.sold, self._best = {}, None, {}
 
     def _within_reach(self):
-        """Whether search, pages, item, options and buying take no more than the budget."""
-        product, results = self.goal.product, map(self.shop.search, self._searches())
-        pages = [found.index(product) // self.options["page_size"] for found in results
-                 if product in found]
+        """Whether search, pages, item, options and buying fit into the budget."""
+        product, size = self.goal.product, self.options["page_size"]
+        pages = [found.index(product) // size
+                 for found in map(self.shop.search, self._searches()) if product in found]
         clicks = 3 + len(self.goal.options) + min(pages, default=self.budget.max_actions)
         return clicks <= self.budget.max_actions
 
     def _searches(self):
-        """What the solver searches for: the words of the goal, or else the exact title."""
+        """The solver's searches: the words of the goal, and the exact title."""
         return self.goal.words, one_line(self.goal.product.title[:200], "[]")
 
     def instance(self):
@@ -213,8 +209,7 @@ class WebShop(TextEnv):
         goal = self.goal
         return f"{goal.product.query}; {sorted(goal.attributes)}; {sorted(goal.options)}"
 
-    # -- pages -----------------------------------------------------------------------------------
-
+    # ---- Pages -----------------------------------------------------------------------------------
     def _act(self, action):
         match = re.fullmatch(r"search\[ ?([^][\n]{1,200}) ?\]|click\[(.+)\]", action,
                              re.IGNORECASE | re.ASCII)
@@ -225,7 +220,7 @@ class WebShop(TextEnv):
         return click() if click else None
 
     def _clicks(self):
-        """What can be clicked on this page: label -> function that does it, returns an Outcome."""
+        """What can be clicked on this page: label -> function that returns an Outcome."""
         go = self._go
         if self.page == "search":
             return {}
@@ -269,8 +264,8 @@ class WebShop(TextEnv):
         if self.page == "search":
             return "\n".join([*lines, "Search page: search[ words ]"])
         if self.page == "results":
-            # Behind a dash the first word is the same token as in the goal. The id comes last: when
-            # a model reads it, it has already read the line that it compares with the goal.
+            # After the dash, the first word is the same token as in the goal. The id comes last,
+            # so that a model reads it after the line that it compares with the goal.
             lines += [f"- {p.line} [ {p.id} ]" for p in self._listed()]
             lines.append(f"Results, page {self.at + 1}" if self.found else "Nothing found.")
         elif self.page == "item":
@@ -286,14 +281,9 @@ class WebShop(TextEnv):
         buttons = " ".join(f"[ {label} ]" for label in self._clicks() if label in BUTTONS)
         return "\n".join([*lines, buttons])
 
-    # -- players ---------------------------------------------------------------------------------
-
+    # ---- Players ---------------------------------------------------------------------------------
     def solve(self):
-        """The shortest way to a purchase that scores 1: over pages, or with a new search.
-
-        If too few actions are left, the last options are left out; if there are too few for another
-        item, this one is bought.
-        """
+        """The shortest way to a purchase that scores 1, cut to the actions that are left."""
         left = self.actions_left
         walk, choices = min(self._ways(), key=lambda way: len(way[0] + way[1]),
                             default=([self.first_choice()], []))
@@ -335,8 +325,8 @@ class WebShop(TextEnv):
         return self._best[product.id]
 
     def _looks(self, product):
-        """A verdict by title and price alone: looks right, looks wrong or too dear. It knows which
-        of the goal's words the right title shows."""
+        """A verdict by title and price: looks right, looks wrong or too dear. Only those of the
+        goal's words count that the right title shows."""
         title, right = (p.title[:SHOWN].lower() for p in (product, self.goal.product))
         signs = set(words_of(right))  # of the right kind; all words where there is no query
         signs = signs & set(words_of(self.goal.product.query)) or signs
@@ -346,39 +336,33 @@ class WebShop(TextEnv):
         return "looks right" if product.price <= self.goal.cap else "too dear"
 
     def note(self):
-        """What titles and prices tell. A product that cannot score 1 may look right in the list,
-        but is never called right on its own page."""
+        """What titles and prices tell. Only a list may call a product right that cannot score 1."""
         if self.page == "search":
             return f"want {self.goal.words}"
         if self.page == "results":
-            remarks = []
-            for product in self._listed():
-                looks = self._looks(product)
-                if looks != "looks wrong":
-                    remarks.append(f"{product.id} {looks}")
-                if looks == "looks right":
-                    break
-            else:
-                remarks.append("none looks right")
+            looks = [(product.id, self._looks(product)) for product in self._listed()]
+            right = next((n for n, (_, look) in enumerate(looks, 1) if look == "looks right"), None)
+            remarks = [f"{name} {look}" for name, look in looks[:right] if look != "looks wrong"]
+            remarks += [] if right else ["none looks right"]
             return f"want {self.goal.words}: {', '.join(remarks[-REMARKS:])}"
         if self.page != "item":
             return "read"
         looks = self._looks(self.item)
+        if looks == "looks right" and not self._perfect(self.item):
+            return "looks wrong"
         if looks != "looks right":
             return looks
-        if not self._perfect(self.item):
-            return "looks wrong"
         left = [click[7:-2] for click in self._choices(self.item, self.chosen)]
         return f"looks right: {'choose ' + ', '.join(left) if left else 'buy now'}"
 
     def first_choice(self):
-        """The answer that opens the first product, or buys it without options: a bad habit."""
+        """A bad habit: open the first product, or buy it without options."""
         if self.page == "search":
             return f"search[ {self.goal.words} ]"
         return f"click[ {next(iter(self._clicks()))} ]"
 
     def random_answer(self, rng):
-        """A search for what is wanted on the search page, a click on anything elsewhere."""
+        """The goal's search on the search page, a uniformly drawn click elsewhere."""
         if self.page == "search":
             return self.first_choice()
         clicks = list(self._clicks())
@@ -386,7 +370,7 @@ class WebShop(TextEnv):
 
 
 class Shop:
-    """Products and a BM25 search over them. It never changes, so all environments share one."""
+    """Products and a BM25 search over them, shared by all environments."""
 
     def __init__(self, products):
         self.products = tuple(products)
@@ -396,19 +380,16 @@ class Shop:
         self.search = lru_cache(maxsize=CACHE_SIZE)(self._search)
 
     def _search(self, query):
-        """The at most LISTED products that match the words best, best first."""
+        """The LISTED products that match best, or fewer, best first."""
         return tuple(self.products[i] for i, _ in self._index.top(query, LISTED))
 
 
 @lru_cache(maxsize=8)
 def shop(products="", instructions=""):
-    """The generated shop, or the one of WebShop's own two files: once per process and data.
-
-    raises: ValueError if a file is missing or not what it should be
-    """
+    """The generated shop, or the one of WebShop's own two files (`load_products`)."""
     if bool(products) != bool(instructions):
-        raise ValueError(f"a shop needs both of WebShop's files: got products={products!r} and "
-                         f"instructions={instructions!r}. Give both, or neither.")
+        raise ValueError(f"a shop needs both of WebShop's files or neither: got "
+                         f"products={products!r} and instructions={instructions!r}.")
     return Shop(load_products(products, instructions) if products else generate_products())
 
 
@@ -439,23 +420,11 @@ def format_price(price):
     return f"{price:.2f}".removesuffix(".00") + " dollars"
 
 
-# -- how texts are compared ------------------------------------------------------------------------
-
-# Words of a title that do not name the product: articles, prepositions, measures.
-STOP = frozenset(words_of("""
-    a an and are as at be by for from in into is it new of off on or our out over per the this to
-    under up with without your set pack pcs piece pieces size color inch inches cm mm oz ft lb lbs
-"""))
-BASE_COLORS = frozenset(words_of("""
-    beige black blue brown gold gray green grey ivory khaki navy orange pink purple red silver tan
-    teal white yellow
-"""))
-
-
+# ---- How texts are compared ----------------------------------------------------------------------
 def type_score(wanted, product):
     """1, 0.5, 0.1 or 0: how much the bought product is the kind of thing that was wanted.
 
-    As in WebShop, a title without the right nouns lowers the score even if the query is the same.
+    As in WebShop, a title without the right nouns scores less even if the query is the same.
     """
     nouns = _nouns(wanted)
     named = len(nouns & set(words_of(product.title))) / len(nouns) if nouns else 0.2
@@ -467,14 +436,14 @@ def type_score(wanted, product):
 
 
 def _nouns(product):
-    """The words of a title that name the product: no stop words, numbers or attributes."""
+    """The words of the title that name the product: no stop words, numbers or attributes."""
     attributes = {word for a in (*product.attributes, *product.wanted) for word in words_of(a)}
-    return {w for w in words_of(product.title) if w.isalpha()} - STOP - attributes
+    words = {w for w in words_of(product.title) if w.isalpha()}
+    return words - attributes - set(TABLES["stop_words"])
 
 
 def has_attribute(product, attribute):
-    """Whether an attribute of the product is alike, or its title, features or description contain
-    it."""
+    """Whether the product has an attribute alike, or its texts contain it."""
     wanted = attribute.lower()
     text = " ".join((product.title, *product.features, product.description)).lower()
     return wanted in text or any(alike(wanted, a.lower()) for a in product.attributes)
@@ -488,15 +457,15 @@ def same_option(wanted, value):
 def _base_color(value):
     """The base colour that an option value names (`r.brown2060`: brown), or else the value."""
     words = re.findall(r"[^\W\d_]+", value.lower())
-    return next((word for word in words if word in BASE_COLORS), value.lower())
+    return next((word for word in words if word in TABLES["base_colors"]), value.lower())
 
 
 @lru_cache(maxsize=2**16)
 def alike(a, b):
     """Whether the token-set ratio of two texts is above ALIKE.
 
-    Words are compared as sets: their intersection and the two texts, pairwise, by the ratio of the
-    strings. If one text has all words of the other, the ratio is 1: `red` is `dark red`.
+    The ratio is the highest among the common words, and these with the rest of either text. If one
+    text has all words of the other, it is 1: `red` is `dark red`.
     """
     x, y = set(words_of(a)), set(words_of(b))
     if not x or not y:
@@ -509,68 +478,39 @@ def alike(a, b):
                for p, q in itertools.combinations(texts, 2))
 
 
-# -- generated products ----------------------------------------------------------------------------
-
+# ---- Generated products --------------------------------------------------------------------------
 STOCK = 1000  # products
 LINES = 8  # groups of products with the same title and options, for each kind of product
-COLORS, SIZES = "red blue green black white pink", "small medium large"
-# category: (kinds of product, attributes, {option: values}, lowest and highest price)
-SHELVES = {
-    "clothing": ("shirt jacket dress sweater", "soft warm striped loose elegant stretchy",
-                 {"color": COLORS, "size": SIZES}, (15, 99)),
-    "shoes": ("boots sandals sneakers slippers",
-              "padded waterproof flat breathable formal leather",
-              {"color": COLORS, "width": "narrow regular wide"}, (20, 120)),
-    "kitchen": ("kettle pan toaster blender", "steel quiet compact electric nonstick sturdy",
-                {"color": COLORS}, (15, 120)),
-    "furniture": ("chair desk stool cabinet", "wooden folding rustic modern tall stackable",
-                  {"finish": "oak walnut pine cherry"}, (30, 130)),
-    "bedding": ("pillow blanket sheet quilt", "fluffy cooling cotton heavy washable woven",
-                {"color": COLORS, "bed": "twin queen king"}, (12, 95)),
-    "beauty": ("lotion shampoo cream soap", "gentle organic vegan creamy natural soothing",
-               {"scent": "rose lemon mint vanilla", "size": SIZES}, (5, 80)),
-    "food": ("cookies tea coffee nuts", "roasted sweet spicy crunchy fresh fancy",
-             {"flavor": "honey ginger cocoa caramel", "pack": "single double triple"}, (5, 75)),
-    "electronics": ("speaker headphones charger camera",
-                    "wireless portable loud digital rugged foldable",
-                    {"color": COLORS}, (10, 120)),
-    "toys": ("puzzle robot doll kite", "funny educational giant musical magnetic glowing",
-             {"age": "toddler child teen"}, (5, 90)),
-    "garden": ("hose shovel planter lantern", "rustproof solar ceramic hanging durable painted",
-               {}, (8, 99)),
-    "sports": ("ball racket helmet tent", "floating lightweight bouncy safe bright sealed",
-               {"color": COLORS, "size": SIZES}, (10, 120)),
-    "office": ("notebook stapler pencil binder", "recycled pocket premium refillable smooth thick",
-               {"paper": "lined dotted blank"}, (5, 70)),
-}
 
 
 def generate_products():
-    """STOCK products over the shelves, the same on every machine and in every version.
+    """STOCK products over the shelves of data/webshop.json, the same on every machine.
 
     A title shows two attributes; a third is only among the features. Products with the same title
     (a line) share their options and differ in price. An id is a kind and a letter (`camera b`),
-    which even a small model can copy, unlike a number.
+    which a small model can copy, unlike a number.
     """
     # Python promises only for Random(int).random() that its numbers never change.
     draw, lines, products = random.Random(7).random, defaultdict(dict), []
+    shelves = list(TABLES["shelves"].items())
 
     def pick(things, k):
         return tuple(sorted(sorted(things, key=lambda _: draw())[:k], key=things.index))
 
     for i in range(STOCK):
-        number, shelf = divmod(i, len(SHELVES))
-        category, (kinds, attributes, options, (low, high)) = list(SHELVES.items())[shelf]
-        kinds, attributes = kinds.split(), attributes.split()
+        number, place = divmod(i, len(shelves))
+        category, shelf = shelves[place]
+        kinds, attributes = shelf["kinds"], shelf["attributes"]
         kind, line = kinds[number % len(kinds)], int(draw() * LINES)
         known = lines[kind]
         if line not in known:
             taken = [shown for shown, _ in known.values()]
             pairs = [p for p in itertools.combinations(attributes, 2) if p not in taken]
             known[line] = pairs[int(draw() * len(pairs))], {
-                name: pick(values.split(), 3) for name, values in options.items()}
+                name: pick(values, 3) for name, values in shelf["options"].items()}
         shown, choices = known[line]
         features = shown + pick([a for a in attributes if a not in shown], 1)
+        low, high = shelf["price"]
         title, price = " ".join((*shown, kind)), float(low + int(draw() * (high - low + 1)))
         product_id = f"{kind} {string.ascii_lowercase[number // len(kinds)]}"
         products.append(Product(
@@ -579,13 +519,12 @@ def generate_products():
     return products
 
 
-# -- WebShop's own files ---------------------------------------------------------------------------
-
+# ---- WebShop's own files -------------------------------------------------------------------------
 def load_products(products_path, instructions_path):
     """The products of WebShop's files (`items_shuffle*.json`, `items_ins_v2*.json`).
 
-    A record that cannot be used is skipped, with a warning that counts them. A product without an
-    instruction is on sale, but is never a goal.
+    An unusable record is skipped, with a warning. A product without an instruction is on sale, but
+    is never a goal.
 
     raises: ValueError for a file that is missing, not JSON, or without a usable goal
     """
@@ -598,13 +537,12 @@ def load_products(products_path, instructions_path):
             products.setdefault(product.id, product)
     skipped = len(records) - len(products)
     if not any(p.wanted for p in products.values()):
-        raise ValueError(f"no goal in {products_path} and {instructions_path}: {len(records)} "
-                         f"products, {skipped} of them unusable, and none has an instruction with "
-                         f"attributes. Are these WebShop's items_shuffle and items_ins_v2?")
+        raise ValueError(f"no goal in {products_path} and {instructions_path}: got {len(records)} "
+                         f"products, {skipped} of them unusable, expected one that has an "
+                         f"instruction with attributes.")
     if skipped:
         warnings.warn(f"{skipped} of {len(records)} products of {products_path} are skipped: no "
-                      f"usable asin or name, a repeated asin, or more options than fit into an "
-                      f"observation.", stacklevel=2)
+                      f"usable asin or name, a repeated asin, or too many options.", stacklevel=2)
     return products.values()
 
 
@@ -643,7 +581,7 @@ def _product_of(record, instructions):
 
 
 def _clean(value):
-    """A text on one line; "" for anything that is not a text."""
+    """A text on one line; "" for anything else."""
     return one_line(value) if isinstance(value, str) else ""
 
 
@@ -652,7 +590,7 @@ def _texts(value):
 
 
 def _price_of(text):
-    """The price, or the middle of a range; 100 if there is none, as in WebShop."""
+    """The price, the middle of a range, or 100 if there is none (as in WebShop)."""
     found = re.findall(r"\$\s*([0-9][0-9,]{0,9}(?:\.[0-9]+)?)", _clean(text))
     amounts = [float(amount.replace(",", "")) for amount in found[:2]]
     return round(sum(amounts) / len(amounts), 2) if amounts else 100.0

@@ -1,4 +1,4 @@
-"""What a model says of a state: how it is read, what it is worth, and when it is paid."""
+"""What a model says about a state: how it is read, how it is scored, and the state reward."""
 
 import functools
 import itertools
@@ -6,14 +6,14 @@ import random
 import time
 
 import pytest
-from toys import Puppet
+from toys import Puppet, tiny
 
 from minragen.bundled import tiny_tokenizer
 from minragen.chat import ChatFrame, Reply
 from minragen.environments.board import read_relations, relation, relation_f1, relations_text
 from minragen.envs import EnvGroups, make
 from minragen.models import Policy
-from minragen.rollout import Sampling, StateReward, collect, graded
+from minragen.rollout import Rules, collect, state_reward
 
 PLACES = [*itertools.product(("above", "same row", "below"), ("left", "same column", "right"))]
 
@@ -71,12 +71,13 @@ class TestLanguage:
             assert relation_f1(read_relations(text), truth, {"goal": 0.7, "hole": 0.3}) < 1
             assert time.process_time() - began < 1, piece
 
-    def test_the_language_is_told_and_known_where_a_form_describes(self):
-        for form, describes in (("grounding", True), ("worldmodeling", True), ("no_think", False)):
-            frame = lake_frame(form)
+    def test_the_language_is_explained_and_known_where_a_format_describes(self):
+        for name, describes in (("grounding", True), ("worldmodeling", True), ("no_think", False)):
+            frame = lake_frame(name)
             claims = frame.encode(" none") + frame.encode(" goal below right")
-            assert frame.describes == describes == (len(claims) == 4), form
-            assert ("goal below right; hole same row left" in frame.instruction) == describes
+            assert frame.describes == describes == (len(claims) == 4), name
+            message = frame.system_message(make("frozenlake"))
+            assert ("goal below right; hole same row left" in message) == describes
 
 
 class TestF1:
@@ -112,45 +113,45 @@ class TestF1:
             assert got == pytest.approx(expected), (claimed, true, near)
 
 
-class TestPay:
+class TestStateReward:
     """In the lake of seed 0 the goal is two steps above the player."""
 
     AHEAD, HERE = "goal above same column", "goal same row same column"
+    RULES = Rules(max_context=4000, grounding_reward=0.5, worldmodeling_reward=0.25)
 
-    def test_a_description_is_paid_if_form_and_action_are_valid(self):
-        env, frame = make("frozenlake"), lake_frame()
-        env.reset(seed=0)
-        before = env.relations()
-        env.step("Up || Up")
-        said, pay = Reply("r", "a", True, self.AHEAD, self.HERE), StateReward(0.5, 0.25)
+    def test_a_description_is_rewarded_if_format_and_action_are_valid(self):
+        said = Reply("r", "a", True)
 
-        def paid(said=said, parts=frame.parts, before=before, valid=1.0, pay=pay):
-            return graded(said, parts, env, before, ("", 0.125, 0, 0, {"valid": valid}), pay)
+        def rewarded(reply=said, f1=(1.0, 1.0), valid=1.0, rules=self.RULES):
+            return state_reward(reply, *f1, 0.125, {"valid": valid}, rules)
 
         right = {"grounding": 1.0, "worldmodeling": 1.0, "env_return": 0.125}
-        assert paid() == (0.75, right)
-        assert paid(valid=0.0) == paid(pay=StateReward()) == (0, right)
-        # Text in no form describes nothing, not even an empty world.
-        wrong = right | {"grounding": 0.0, "worldmodeling": 0.0}
-        assert paid(Reply()) == paid(Reply(), before=[]) == (0, wrong)
-        assert paid(parts=("answer",)) == paid(before=None) == (0, {})
+        assert rewarded() == (0.75, right)
+        assert rewarded(valid=0.0) == rewarded(rules=Rules()) == (0, right)
+        # A malformed reply describes nothing, not even an empty world.
+        assert rewarded(Reply()) == (0, right | {"grounding": 0.0, "worldmodeling": 0.0})
+        assert rewarded(f1=(None, None)) == (0, {})
+
+    def test_without_descriptions_or_without_places_nothing_is_scored(self):
+        for env, frame in (("frozenlake", tiny()[1]), ("bandit", lake_frame())):
+            policy = Policy("puppet", Puppet(len(frame.tokenizer)), frame.tokenizer)
+            (t,) = collect(policy, frame, EnvGroups(env, 1, 1), 0, self.RULES)
+            assert not {"grounding", "worldmodeling", "env_return"} & t.metrics.keys(), env
 
     def test_each_is_compared_with_the_state_on_its_side_of_the_answer(self, monkeypatch):
-        """Played by a puppet. F1 is averaged over turns; a turn that raises is not paid."""
+        """Played by a puppet. F1 is averaged over turns; a turn that raises has no reward."""
         groups, frame = EnvGroups("frozenlake", 1, 1, budgets={"max_turns": 2}), lake_frame()
         first, second = (frame.encode(frame.write({
             "observation": seen, "reasoning": "", "prediction": then, "answer": "Up"}))
             for seen, then in ((self.AHEAD, self.AHEAD), (self.HERE, self.HERE)))
         policy = Policy("puppet", Puppet(len(frame.tokenizer)), frame.tokenizer)
-        start = len(frame.open(groups.envs[0].system_prompt, groups.reset(0)[0]))
+        start = len(frame.open(frame.system_message(groups.envs[0]), groups.reset(0)[0]))
         policy.model.script = dict(enumerate(first, start))
         start += len(first) + len(frame.between(first[-1], groups.step([0], ["Up"])[0][0]))
         policy.model.script |= dict(enumerate(second, start))
-        play = functools.partial(collect, policy, frame, groups, 0, Sampling(), max_context=1000,
-                                 state_reward=StateReward(0.5, 0.25))
-        t = play()[0]
+        t = collect(policy, frame, groups, 0, self.RULES)[0]
         assert t.turn_rewards == [0.75, 1.5] == [turn.reward for turn in t.turns]
         metrics = [t.metrics[name] for name in ("grounding", "worldmodeling", "env_return")]
         assert metrics == [0.75, 1.0, 1.0]
         monkeypatch.setattr(groups.envs[0], "_act", None)  # cannot be called
-        assert play()[0].turn_rewards == [0.0]
+        assert collect(policy, frame, groups, 0, self.RULES)[0].turn_rewards == [0.0]
