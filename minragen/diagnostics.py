@@ -1,43 +1,34 @@
 """Measure whether a run learns or collapses: episodes, reasoning, warnings, gradients.
 
-Success shows a collapse late; these metrics show it earlier. Reading order:
-
-    describe, play_held_out  metrics of episodes; episodes on held-out instances
-    reply_metrics            is there any reasoning, and does it repeat itself
-    collapse_metrics         mutual information of prompt X and reasoning Z, retrieval
-    regime, warnings_of      these numbers as one label and as sentences
-    gradient_metrics         gradient norms of the objective's terms, by reward std
+Success shows a collapse late; these metrics show it earlier. docs/metrics.md defines them all.
+Reading order: `describe` (episodes), `collapse_metrics` (does the reasoning depend on the prompt),
+`regime` and `warnings_of` (a label and sentences), `gradient_metrics`.
 
 Axes: M rows (reasonings), N columns (distinct prompts), Q reasoning tokens side by side, P groups.
 
-Entropy alone does not show template collapse: the wording may vary at random and not depend on the
-prompt at all. The chain rule H(Z) = I(X;Z) + H(Z|X) separates the two (RAGEN V2, section 3):
+Entropy alone does not show template collapse: the wording may vary at random without depending on
+the prompt. The chain rule H(Z) = I(X;Z) + H(Z|X) separates the two (RAGEN V2, section 3), with
+prompt X and reasoning Z:
 
     S[i,j] = sum_t log p(z_it | x_j, z_i<t)      matched a_i = S[i, own(i)]
     b_i    = log sum_j w_j exp S[i,j]            w_j = share of the rows that have prompt j
     I(X;Z) = mean(a - b)     H(Z|X) = -mean a     H(Z) = -mean b
 Here p(z) is the probability that the reply begins with z. The estimate is exact in the prompts and
-samples only the reasonings; it may be negative by chance and never exceeds H(w).
-
-The metrics are `first_turn/...` (first turns) and `trajectory/...` (turns of all depths). With the
-suffix `_per_token`, S[i,j] / |z_i| replaces S[i,j]: comparable between lengths, but a proxy, not
-information. docs/metrics.md defines them all, with units and healthy ranges.
+samples only the reasonings; it may be negative by chance and never exceeds H(w). With the suffix
+`_per_token`, S[i,j] / |z_i| replaces S[i,j]: comparable between lengths, but not information.
 
 Differences from RAGEN V2's CollapseDetector and gradient analysis:
   1. Z is the sampled ids before the first token that `</think>` touches. There the text is stripped
-     and tokenised on its own, which changes tokens at both ends.
-  2. Columns are distinct prompts, weighted by their rows. There a pair drawn twice is two columns,
-     and every column weighs the same: with unequal rows that adds KL(true mixture || uniform one)
-     to the information. Here rows and columns have one distribution of X.
+     and tokenised again, which changes tokens at both ends.
+  2. Columns are distinct prompts, weighted by their rows. There a pair drawn twice is two columns
+     of equal weight: with unequal rows that adds KL(true mixture || uniform one) to I(X;Z).
   3. No pair is drawn twice, and the draw has its own generator.
-  4. Each prompt goes through the model once; its keys serve all reasonings, which stand side by
-     side behind it. There every pair of N x M is a whole sequence.
-  5. Equal scores share the rank: a policy that ignores the prompt retrieves at chance, whatever the
-     order. Identical prompts are one column.
+  4. Each prompt goes through the model once, and all reasonings use its keys. There every pair of
+     N x M is a whole sequence.
+  5. Equal scores share the rank: a policy that ignores the prompt retrieves at chance.
   6. `mi` is the information of the sequence; there it is the length-normalised proxy.
-  7. Bucket sizes differ by at most one (there the last bucket takes the remainder). Each has one
-     exact gradient over its own tokens; there it is an average of mini-batch norms, scaled down in
-     small buckets. Errors are raised, not swallowed.
+  7. Bucket sizes differ by at most one (there the last takes the remainder). Each has one exact
+     gradient; there it is an average of mini-batch norms, scaled down in small buckets.
 
 Exercise: `python -m pytest tests/test_diagnostics.py`.
 """
@@ -51,6 +42,7 @@ from statistics import fmean, median
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from minragen.models import LOGIT_BUDGET, output_layer
 from minragen.rollout import KVSlots, StopReason, collect, forward_slots, micro_batches
@@ -72,9 +64,9 @@ CHANCE_ERRORS = 2  # ... or if retrieval is less than so many standard errors ab
 LEAST_THINKING, LEAST_COLUMNS = 0.5, 4  # with less there is no regime
 
 WINDOW = 10  # steps averaged at the beginning and at the end of a run
-RECENT, BEFORE = 3, 20  # steps: "now", and the steps before it, of sudden changes
-SOLVED = 0.9  # mean success of the last WINDOW steps from which on a lack of variety is no trap
-REARM = 20  # steps without a condition after which its warning may be given again
+RECENT, BEFORE = 3, 20  # of sudden changes: the steps that are "now", and those before
+SOLVED = 0.9  # mean success of WINDOW steps from which on little variety is no trap
+REARM = 20  # steps without a condition after which its warning is given again
 
 NUM_BUCKETS = 6
 HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling")
@@ -91,7 +83,7 @@ def describe(trajectories):
                  "response_tokens": sum(t.response_tokens for t in chosen) / n,
                  "context_full": sum(t.stop is StopReason.CONTEXT for t in chosen) / n,
                  "env_errors": sum(t.stop is StopReason.ENV_ERROR for t in chosen)}
-        # A metric that only some environments of a mixture report stands with those alone.
+        # What only some environments of a mixture report is a metric of those alone.
         reported = [set().union(*(t.metrics for t in chosen if t.env == env))
                     for env in {t.env for t in chosen}]
         for name in sorted(set.intersection(*reported) - {"success"}):
@@ -105,16 +97,14 @@ def describe(trajectories):
 
 
 def play_held_out(policy, frame, groups, rules, temperature, progress=lambda tokens: None):
-    """{"": trajectories sampled at `temperature`, "_greedy": greedy ones}, with fixed noise."""
-    rules = replace(rules, top_k=0, top_p=1.0, seed=0, grounding_reward=0.0,
-                    worldmodeling_reward=0.0)
+    """{"": trajectories sampled at `temperature` with fixed noise, "_greedy": greedy ones}."""
+    rules = replace(rules, top_k=0, top_p=1, seed=0, grounding_reward=0, worldmodeling_reward=0)
     return {suffix: collect(policy, frame, groups, 0, replace(rules, temperature=t), progress)
             for suffix, t in (("", temperature), ("_greedy", 0.0))}
 
 
 def held_out_metrics(split, played):
-    """{"val/success", "val/success_greedy", "val/episode_return", "val/valid", ...} of what
-    `play_held_out` returned; of a mixture also "val/ENV/success" and so on."""
+    """`val/success`, `val/success_greedy`, ... of `played`; of a mixture also `val/ENV/success`."""
     return {f"{split}/{name}{suffix}": value for suffix, trajectories in played.items()
             for name, value in describe(trajectories).items()
             if name.rpartition("/")[2] in HELD_OUT}
@@ -132,18 +122,19 @@ class Pair:
 
 
 def reasoning_pairs(frame, trajectories):
-    """The turns that have a reasoning, and the number of all turns.
+    """The Pairs of all turns with a reasoning, and the number of all turns.
 
-    A turn without a closed tag, or with only blanks before it, has no reasoning. In VAGEN's formats
-    the reasoning is everything before the tag, observation and prediction included.
-
-    returns: list of Pair, number of turns
-    raises: ValueError for a response format without thinking
+    Without a closed tag, or with only blanks before it, there is no reasoning. VAGEN's observation
+    and prediction are part of it. Raises ValueError for a response format without thinking.
     """
     if not frame.thinks:
-        raise ValueError("nothing to measure: the response format has no reasoning. Choose one "
-                         "that thinks, or leave the diagnostics out.")
-    reasoning_of = functools.cache(functools.partial(_reasoning, frame))  # replies repeat
+        raise ValueError("nothing to measure: the response format has no reasoning.")
+
+    @functools.cache  # replies repeat
+    def reasoning_of(reply):
+        ids = reply[:frame.find_tag(reply, TAG) or 0]
+        return ids if frame.tokenizer.decode(ids).strip() else ()
+
     pairs, turns = [], 0
     for i, trajectory in enumerate(trajectories):
         for sequence in trajectory.sequences:
@@ -154,12 +145,6 @@ def reasoning_pairs(frame, trajectories):
                 if reasoning := reasoning_of(tuple(reply)):
                     pairs.append(Pair(i, turn, tuple(sequence.tokens[:start]), reasoning))
     return pairs, turns
-
-
-def _reasoning(frame, reply):
-    """The ids of a reply wholly before `</think>`; () without the tag or if they are blank."""
-    ids = reply[:frame.find_tag(reply, TAG) or 0]
-    return ids if frame.tokenizer.decode(ids).strip() else ()
 
 
 def reply_metrics(frame, trajectories):
@@ -174,12 +159,11 @@ def reply_metrics(frame, trajectories):
 def distinct_ngrams(sequences, n=NGRAM, draws=NGRAM_DRAWS):
     """The expected share of distinct n-grams among `draws` of them, drawn without replacement.
 
-    Distinct / all falls as a batch grows, because there is only so much to say. Among a fixed
-    number of draws it does not (rarefaction; Hurlbert 1971). With c_g the count of n-gram g and C
-    the count of all:
+    Distinct / all falls as a batch grows; among a fixed number of draws it does not (rarefaction;
+    Hurlbert 1971). With c_g the count of n-gram g and C the count of all (at least `draws`):
 
         E[distinct] / draws = sum_g (1 - binom(C - c_g, draws) / binom(C, draws)) / draws
-    With fewer n-grams than draws it is distinct / all. A sequence shorter than n is one n-gram.
+    With fewer n-grams all are drawn. A sequence shorter than n is one n-gram.
 
     >>> distinct_ngrams([(1, 2, 3, 4), (1, 2, 3)])      # 123 twice, 234 once
     0.6666666666666666
@@ -188,7 +172,7 @@ def distinct_ngrams(sequences, n=NGRAM, draws=NGRAM_DRAWS):
                      for gram in (zip(*(s[k:] for k in range(n))) if len(s) >= n else [s]))
     total = sum(counts.values())
     draws = min(draws, total)
-    # Few n-grams have a count of their own: one term for each count.
+    # Many n-grams share a count: one term for each count.
     expected = sum(grams * (1 - math.comb(total - count, draws) / math.comb(total, draws))
                    for count, grams in Counter(counts.values()).items())
     return expected / max(draws, 1)
@@ -197,13 +181,12 @@ def distinct_ngrams(sequences, n=NGRAM, draws=NGRAM_DRAWS):
 # ---- Mutual information --------------------------------------------------------------------------
 def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=NUM_SAMPLES,
                      temperature=1.0, token_budget=TOKEN_BUDGET):
-    """The metrics `first_turn/...` and `trajectory/...` of docs/metrics.md.
+    """The metrics `first_turn/...` (first turns) and `trajectory/...` (turns of all depths).
 
-    ema: {name: float}, {} at first; advanced in place, to be kept in the checkpoint
+    ema: {name: moving average}, {} at first; advanced in place, kept in the checkpoint
     seed: of the choice of rows; no other generator is touched
-    num_samples: rows of each of the two; 0: all
+    num_samples: rows of each of the two; 0: all. With fewer than two prompts it has no metrics.
     temperature: of the sampling, so that p is what was sampled from (before top_k and top_p)
-    returns: {} without the metrics of a choice with fewer than two prompts
     raises: ValueError for a response format without thinking
     """
     pairs, _ = reasoning_pairs(frame, trajectories)
@@ -226,8 +209,8 @@ def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=NUM_S
 
 def _pair_metrics(model, pairs, temperature, token_budget):
     """Information and retrieval of a list of Pair."""
+    # Equal prompts are one column, and equal reasonings are scored once.
     prompts = {p: j for j, p in enumerate(dict.fromkeys(pair.prompt for pair in pairs))}
-    # Equal reasonings have equal scores.
     reasonings = {z: i for i, z in enumerate(dict.fromkeys(pair.reasoning for pair in pairs))}
     scores, tokens = score_matrix(model, list(prompts), list(reasonings), temperature, token_budget)
     scores = scores[[reasonings[pair.reasoning] for pair in pairs]]
@@ -243,7 +226,7 @@ def _pair_metrics(model, pairs, temperature, token_budget):
 
 
 def first_turns(pairs, num_samples, rng):
-    """The first turns of all trajectories; a uniform subset if there are more than num_samples."""
+    """The first turns of all trajectories; a random subset if there are more than num_samples."""
     chosen = [p for p in pairs if p.turn == 0]
     if 0 < num_samples < len(chosen):
         chosen = [chosen[i] for i in sorted(rng.choice(len(chosen), num_samples, replace=False))]
@@ -251,10 +234,7 @@ def first_turns(pairs, num_samples, rng):
 
 
 def trajectory_uniform(pairs, num_samples, rng):
-    """Repeatedly a uniform trajectory, then a uniform turn of it, without replacement.
-
-    Long episodes do not outweigh short ones, as they would in a uniform draw over turns.
-    """
+    """Draw a trajectory, then one of its turns: a draw over turns would favour long episodes."""
     left, drawn = {}, []
     for p in pairs:
         left.setdefault(p.trajectory, []).append(p)
@@ -272,25 +252,22 @@ def score_matrix(model, prompts, reasonings, temperature=1.0, token_budget=TOKEN
     """S[i, j] = log p(reasoning i | prompt j), each prompt through the model once.
 
         prompt j | z_1 z_1 z_1 | z_2 z_2 | z_3 ...     every z sees the prompt and itself
-    Keys and values of the prompts lie in KV slots. The reasonings stand behind them side by side,
-    at the positions that each would have alone, under a mask that keeps them apart. Nothing is
-    copied, and the slots behind the prompts are reused for the next reasonings.
+    Keys and values of the prompts lie in KV slots. The reasonings follow side by side, each at the
+    positions that it would have alone, under a mask that keeps them apart. The next reasonings
+    reuse their slots.
 
     prompts, reasonings: non-empty sequences of ids      token_budget: bounds a forward pass
     returns: (M, N) float64 on the CPU, and the number of tokens that went through the model
     """
     scores = torch.zeros(len(reasonings), len(prompts), dtype=torch.float64)
     first = torch.tensor([z[0] for z in reasonings])
-    # The last token of a reasoning is not fed: nothing after it is scored.
-    fed = torch.tensor([len(z) - 1 for z in reasonings])
+    fed = torch.tensor([len(z) - 1 for z in reasonings])  # nothing after the last token is scored
     widths = torch.tensor([len(x) for x in prompts])
     for columns in micro_batches(widths.clamp(min=fed.max()), token_budget):
         lengths = widths[columns]
-        tokens = torch.zeros(len(columns), int(lengths.max()), dtype=torch.int64)
-        for row, j in enumerate(columns):
-            tokens[row, :lengths[row]] = torch.tensor(prompts[j])
-        packs = list(micro_batches(fed.clamp(min=1), min(PACK_TOKENS,
-                                                         token_budget // len(columns))))
+        tokens = pad_sequence([torch.tensor(prompts[j]) for j in columns], batch_first=True)
+        packs = list(micro_batches(
+            fed.clamp(min=1), min(PACK_TOKENS, token_budget // len(columns))))
         room = max(int(fed[rows].sum()) for rows in packs)
         slots = KVSlots(model, len(columns), tokens.shape[1] + room)
         logits = forward_slots(model, slots, tokens, lengths).float().cpu()
@@ -331,7 +308,7 @@ def _continuations(model, slots, reasonings, temperature):
 
 
 def information(scores, own):
-    """Information and entropies of a score matrix, in its unit (see the module's equations).
+    """Information and entropies of a score matrix, by the module's equations.
 
     scores: (M, N) float64, log p      own: (M,) int64, the column of each row's own prompt
     returns: {mi, conditional_entropy, reasoning_entropy, marginal_std, mi_zscore}
@@ -339,7 +316,6 @@ def information(scores, own):
     >>> round(information(torch.tensor([[0.0, -99.0], [-99.0, 0.0]]), torch.arange(2))["mi"], 4)
     0.6931
     """
-    # A prompt without a row has weight 0.
     weights = own.bincount(minlength=scores.shape[1]).double() / len(own)
     matched = scores.double().gather(1, own[:, None])[:, 0]
     marginal = (scores.double() + weights.log()).logsumexp(dim=1)
@@ -353,8 +329,7 @@ def retrieval(scores, own):
     """How often a row's own prompt is among the k columns that make it most probable.
 
     Equal scores are ranked at random, in expectation: with g columns above the own one and e equal
-    to it, itself included, the rank is uniform over g+1 .. g+e, so P(rank <= k) = (k - g) / e
-    within [0, 1].
+    to it, itself included, P(rank <= k) = (k - g) / e, clipped to [0, 1].
 
     scores: (M, N), per token      own: (M,)
     returns: {retrieval, retrieval_chance, retrieval@2, ...} for k < N
@@ -378,11 +353,11 @@ def regime(first, now):
         high H(Z|X) diverse       template collapse: wording varies, the prompt is ignored
         low H(Z|X)  compressed    low-entropy collapse: one text for every prompt
     low H: conditional_entropy_per_token below LOW_ENTROPY of its first value or below NO_ENTROPY
-    (the warm-started `tiny` begins there, and half of nearly nothing is noise). low I: mi below
-    LOW_MI of its first value, or retrieval less than CHANCE_ERRORS standard errors above chance.
-    RAGEN V2 names the four and gives no thresholds.
+    (where `tiny` begins; half of nearly nothing is noise). low I: mi below LOW_MI of its first
+    value, or retrieval less than CHANCE_ERRORS standard errors above chance. RAGEN V2 names the
+    four and gives no thresholds.
 
-    first, now: metrics of two steps that measured, `valid_thinking` among them
+    first, now: metrics of two steps, with `valid_thinking`
     returns: one of the four, or "undetermined": not measured, too little reasoning, few prompts
     """
     def value(metrics, name):
@@ -402,29 +377,21 @@ def regime(first, now):
     return "template collapse" if low_mi else "diverse"
 
 
-# Metric, the two numbers that are compared (see `_compared`), the factor, whether a solved run is
-# exempt, and the sentence. A factor below 1 warns when now < factor * before, one above 1 when
-# now > factor * before.
+# What is compared, now and before -> how a warning begins (see `_compared`).
+COMPARED = {
+    "run": "is {now:.3g}, it began at {before:.3g}, and the task is not solved",
+    "recent": f"is {{now:.3g}} over the last {RECENT} steps, its median was {{before:.3g}}",
+    "best": f"is {{now:.3g}} over the last {RECENT} steps, it was up to {{before:.3g}}"}
+# Metric, comparison, factor, and how the warning ends. A factor below 1 warns when now < factor *
+# before, one above 1 when now > factor * before.
 CONDITIONS = (
-    ("reward_std", "run", 0.1, True,
-     "reward std within groups is {now:.3g}, it began at {before:.3g}, and the task is not solved: "
-     "the members of a group do the same, so there is little left to learn from. An Echo Trap "
-     "begins like this."),
-    ("entropy", "run", 0.2, True,
-     "entropy is {now:.3g} nats per token, it began at {before:.3g}, and the task is not solved: "
-     "the policy has stopped exploring."),
-    ("entropy", "recent", 2.0, False,
-     f"entropy rose to {{now:.3g}} nats per token, from {{before:.3g}} over the {BEFORE} steps "
-     f"before: replies are becoming incoherent."),
-    ("grad_norm", "recent", 4.0, False,
-     f"gradient norm is {{now:.3g}} over the last {RECENT} steps, its median was {{before:.3g}} "
-     f"before: runs seldom recover from this. Lower the learning rate."),
-    ("valid", "best", 0.5, False,
-     f"valid is {{now:.3g}} over the last {RECENT} steps, it was up to {{before:.3g}}: replies "
-     f"have lost the response format. Lower the learning rate."),
-    (f"distinct_{NGRAM}", "run", 0.5, True,
-     f"distinct_{NGRAM} is {{now:.3g}}, it began at {{before:.3g}}, and the task is not solved: "
-     f"the replies of a batch repeat each other."))
+    ("reward_std", "run", 0.1, "the members of a group do the same, so there is little to learn "
+                               "from. An Echo Trap begins like this."),
+    ("entropy", "run", 0.2, "the policy has stopped exploring."),
+    ("entropy", "recent", 2.0, "replies are becoming incoherent."),
+    ("grad_norm", "recent", 4.0, "runs seldom recover from this. Lower the learning rate."),
+    ("valid", "best", 0.5, "replies have lost the response format. Lower the learning rate."),
+    (f"distinct_{NGRAM}", "run", 0.5, "replies repeat each other."))
 
 
 def warnings_of(history):
@@ -432,10 +399,8 @@ def warnings_of(history):
 
     The Echo Trap (RAGEN V1): the reward std collapses, then entropy misbehaves, then the gradient
     spikes and the run does not recover. A warning is given when its condition becomes true, and
-    again only after REARM steps in which it was false.
-
-    NOTE: a solved run also has little reward std, entropy and variety, because all members of all
-    groups are right. Those three conditions are silent while success is at least SOLVED.
+    again only after REARM steps in which it was false. NOTE: a solved run also has little reward
+    std, entropy and variety, so comparisons over the run are silent while success is SOLVED.
 
     history: the lines of metrics.jsonl so far; only those of training steps (`reward_std`) count
     """
@@ -452,11 +417,12 @@ def _true_conditions(steps):
     success = _values(steps[-WINDOW:], "success")
     solved, sentences = bool(success) and fmean(success) >= SOLVED, {}
     for condition in CONDITIONS:
-        metric, span, factor, exempt_if_solved, sentence = condition
+        metric, span, factor, end = condition
         before, now = _compared(steps, metric, span)
         true = now < factor * before if factor < 1 else now > factor * before
-        if true and not (solved and exempt_if_solved):
-            sentences[condition] = sentence.format(before=before, now=now)
+        if true and not (solved and span == "run"):
+            compared = COMPARED[span].format(now=now, before=before)
+            sentences[condition] = f"{metric} {compared}: {end}"
     measured = [s for s in steps if s.get("first_turn/mi") is not None]
     label = regime(measured[0], measured[-1]) if measured else ""
     if label.endswith("collapse"):
@@ -469,13 +435,11 @@ def _true_conditions(steps):
 
 
 def _compared(steps, metric, span):
-    """The two numbers of a condition, (before, now). With too few values they are nan, for which
-    no comparison is true.
+    """(before, now) of a condition; with too few values nan, for which no comparison is true.
 
     run: means of the first and of the last WINDOW values
     recent: median of up to BEFORE values, and mean of the RECENT values after them
-    best: maximum of all values, and mean of the RECENT last ones. It needs few values, because a
-        run can lose the format within a step or two.
+    best: maximum of all values, and mean of the last RECENT ones: the format is soon lost
     """
     values = _values(steps[-RECENT - BEFORE:] if span == "recent" else steps, metric)
     if span == "run" and len(values) >= 2 * WINDOW:
@@ -488,28 +452,26 @@ def _compared(steps, metric, span):
 
 
 def _values(steps, metric):
-    """The finite values of a metric; a step may lack it, and nan is None in JSON."""
+    """The finite values of a metric, which a step may lack; nan is None in JSON."""
     values = (s.get(metric) for s in steps)
     return [v for v in values if v is not None and math.isfinite(v)]
 
 
-# ---- Gradients by bucket of reward std -----------------------------------------------------------
+# ---- Gradients by reward std ---------------------------------------------------------------------
 def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buckets=NUM_BUCKETS):
-    """Gradient norm of each term of the objective, in groups of little and of much reward std.
+    """Gradient norm per loss token of each term of the objective, in buckets of reward std.
 
     The signal of a group grows with its reward std, the pull of the regularisers does not: where
-    the signal is the smaller one, the update is mostly noise and regularisation (RAGEN V2, section
-    4). Nothing is left behind: no `.grad`, no optimizer state, no hook fires.
+    the signal is smaller, the update is mostly noise and regularisation (RAGEN V2, section 4).
+    Nothing is left behind: no `.grad`, no optimizer state, no hook fires.
 
     batch: a whole update with its loss weights
     losses_of: part of the batch -> {"task": scalar, "entropy": scalar, ...}, each the part's share
-        of the weighted sum, so that the micro-batches of a bucket add up to its exact gradient, and
-        the buckets to that of `all`, whatever their sizes
+        of the weighted sum, so that the parts of a bucket add up to its exact gradient
     reward_std: (P,) of each group, in the order of group id
-    returns: `gradient/...` of docs/metrics.md, norms per loss token; a bucket without loss tokens
-        has sizes and no norms
+    returns: `gradient/...`; a bucket without loss tokens has sizes and no norms
     """
-    # Sums over tokens, as if they were token means of whatever part of the batch is asked for.
+    # Sums over tokens; the norms are divided by the tokens of their bucket.
     all_tokens = int(batch.loss_mask.sum())
     batch = replace(batch, loss_weights=batch.loss_weights * all_tokens)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -527,8 +489,7 @@ def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buck
 
 
 def buckets(reward_std, num_buckets=NUM_BUCKETS):
-    """Group indices by ascending reward std, in min(num_buckets, P) parts whose sizes differ by at
-    most one.
+    """Group indices by ascending reward std, in min(num_buckets, P) parts of nearly equal size.
 
     >>> [b.tolist() for b in buckets(torch.tensor([0.5, 0.0, 0.9, 0.1]), 3)]
     [[1, 3], [0], [2]]
@@ -537,11 +498,11 @@ def buckets(reward_std, num_buckets=NUM_BUCKETS):
 
 
 def _summed_gradients(parameters, bucket, losses_of, token_budget):
-    """{term: gradient of its sum over the bucket, one float32 tensor a parameter}."""
+    """{term: gradient of its sum over the bucket, a float32 tensor per parameter}."""
     gradients = {}
     for rows in micro_batches(bucket.lengths, token_budget):
         losses = losses_of(bucket.take(rows))
-        # A term that does not depend on the parameters has no graph and no gradient.
+        # A term that does not depend on the parameters has no gradient.
         live = [name for name, value in losses.items() if value.requires_grad]
         for name in live:
             pieces = torch.autograd.grad(losses[name], parameters, retain_graph=name != live[-1],
@@ -551,7 +512,7 @@ def _summed_gradients(parameters, bucket, losses_of, token_budget):
 
 
 def _added(total, pieces):
-    """`total` plus `pieces`, tensor by tensor. Callers pass float32, which keeps small shares."""
+    """`total` plus `pieces`, tensor by tensor, in float32, which keeps small shares."""
     return pieces if total is None else [a + b for a, b in zip(total, pieces)]
 
 
@@ -566,14 +527,10 @@ def _gradient_row(prefix, gradients, tokens, reward_std, rows):
 
 
 def plot_gradients(metrics, path):
-    """Draw the norms of every bucket, and the norms against the bucket's mean reward std.
-
-    On a logarithmic scale: a regulariser is often a thousandth of the task.
-    """
+    """Draw the norms by bucket and by its mean reward std. Logarithmic: a KL is often tiny."""
     from matplotlib.figure import Figure  # not pyplot: no window, no global state
 
-    numbers = range(1, 1 + sum(name.endswith("/groups") for name in metrics
-                               if name.startswith("gradient/bucket_")))
+    numbers = range(1, 1 + sum("/bucket_" in m and m.endswith("/groups") for m in metrics))
     prefixes = [f"gradient/bucket_{number}" for number in numbers]
     terms = [c for c in ("task", "entropy", "kl") if any(f"{p}/{c}" in metrics for p in prefixes)]
     reward_std = [metrics[f"{p}/reward_std"] for p in prefixes]

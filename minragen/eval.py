@@ -11,6 +11,7 @@ instances: `distinct` counts them.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -57,10 +58,8 @@ def evaluate(config, split, size):
     results = {"checkpoint": [(t.success, t.episode_return) for t in played[""]],
                "checkpoint, greedy": [(t.success, t.episode_return) for t in played["_greedy"]]}
     for name, player in (("random policy", random_player), ("solver", solver_player)):
-        try:
+        with contextlib.suppress(NotImplementedError):  # a user's environment may have no solver
             results[name] = scripted(groups, player)
-        except NotImplementedError:  # a user's environment need not have a solver
-            continue
     groups.reset(0)
     tables = {}
     for env in env_names(config):
@@ -97,12 +96,9 @@ def scripted(groups, player):
 
 
 def play(name, split, seed, options, ask=input, say=print):
-    """Let a person play seed, seed + 1, ... with the policy's prompts and rewards, to the end of input.
-
-    ask: reads a line, which goes on in the next after a backslash      say: prints
-    """
+    """Let a person play seed, seed + 1, ... with the policy's prompts and rewards, until Ctrl-D."""
     env = make(name, split, **options)
-    say("Type the text inside <answer>. A \\ at the end of a line continues it; ? shows the solver's "
+    say("Type the text inside <answer>. A line that ends in \\ goes on; ? shows the solver's "
         "answer; Ctrl-D ends.\n")
     for instance in itertools.count(seed):
         observation, _ = env.reset(seed=instance)

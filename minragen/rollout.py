@@ -36,7 +36,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from minragen.chat import Reply
 from minragen.models import kv_shape, output_layer
 
-SHRINK = 0.75  # a batch is cut to its unfinished rows when they are at most this share of it
+SHRINK = 0.9  # a batch is cut to its unfinished rows when they are at most this share of it
 # Averaged over an episode's turns; other metrics are summed.
 PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
 

@@ -175,10 +175,7 @@ def save_checkpoint(folder, learner):
 
 
 def find_checkpoint(folder):
-    """The newest whole checkpoint of a run, whose files have the sizes and CRCs of its manifest.
-
-    raises: ValueError if there is none, or it is damaged
-    """
+    """The newest whole checkpoint of a run. Raises ValueError if it is missing or damaged."""
     # Without `checkpoint`, a save was killed between its renames, and `checkpoint.new` is whole.
     paths = [folder / name for name in ("checkpoint", "checkpoint.new")]
     path = next((p for p in paths if (p / "manifest.json").exists()), None)

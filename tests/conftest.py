@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-# Tests run beside training, and sums must not depend on the number of cores. torch and transformers
-# read this when they are imported. They are not imported here, because the contract of an
-# environment needs neither and importing them takes several times as long as its tests.
+# One thread: sums must not depend on the number of cores. torch and transformers read this at their
+# import, which is not here because the contract of an environment needs neither and it is slow.
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
-# `pytest` alone, unlike `python -m pytest`, looks neither into the checkout nor into the current
-# folder.
+# `pytest`, unlike `python -m pytest`, looks neither into the checkout nor into the current folder.
 for folder in (str(Path(__file__).parent.parent), ""):
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -31,7 +29,7 @@ ORDER = ("test_rollout", "test_step", "test_starpo", "test_museum", "test_models
 
 @pytest.fixture
 def runs(tmp_path, tmp_path_factory, monkeypatch):
-    """A runs/ of the test's own; the models of all tests' runs are in one temporary cache."""
+    """A runs/ for the test alone, and one temporary cache of models for all tests."""
     monkeypatch.setattr("minragen.runs.RUNS", tmp_path / "runs")
     monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     return tmp_path / "runs"
@@ -47,7 +45,7 @@ def parsed(*argv):
 
 
 def message(*argv):
-    """What a user reads who gives these options: one sentence and never a traceback."""
+    """The sentence that a user reads who gives these options, never a traceback."""
     from minragen.train import main
 
     with pytest.raises(SystemExit) as stop:

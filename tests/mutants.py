@@ -33,6 +33,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("minragen", "tests", "docs", "benchmarks", "runs", "README.md", "Makefile",
+          "CONTRIBUTING.md",
           "pyproject.toml", "requirements.lock", "LOG.md", ".gitignore")
 TIME_LIMIT = 300.0  # seconds of wall-clock time for the tests of one mutant
 MEMORY_LIMIT = 16 * 2**30  # bytes of address space, so that a runaway mutant is stopped early
@@ -41,24 +42,31 @@ LEAST_SHARE = 0.85  # of the generic sample that must die
 PRELOADED = ("torch", "transformers", "transformers.models.llama.modeling_llama", "gymnasium",
              "matplotlib.figure", "hypothesis", "pytest", "safetensors.torch")
 
-WORLDS = " ".join(f"worlds/test_{name}.py" for name in (
-    "metamathqa", "searchqa", "webshop", "deepcoder", "lean"))
+CONTRACT = "test_env_contract.py test_bundled.py"
 # The tests run on a generic mutant of a file, the likeliest to fail first.
 TESTS = {
+    "bundled.py": "test_bundled.py test_models.py",
+    "chat.py": "test_models.py test_rollout.py environments/test_relations.py test_museum.py",
     "config.py": "test_config.py test_step.py test_train.py test_eval.py",
-    "diagnostics.py": "test_diagnostics.py test_train.py", "eval.py": "test_eval.py",
-    "envs.py": "test_envs.py worlds/test_frozenlake.py worlds/test_bandit.py "
-               "worlds/test_relations.py test_museum.py test_env_contract.py test_warmup.py",
-    "games.py": "worlds/test_sokoban.py worlds/test_sudoku.py worlds/test_countdown.py "
-                "worlds/test_relations.py test_env_contract.py test_warmup.py",
-    "models.py": "test_models.py test_museum.py worlds/test_relations.py test_rollout.py "
-                 "test_warmup.py",
-    "rollout.py": "test_rollout.py test_step.py worlds/test_relations.py test_museum.py",
+    "diagnostics.py": "test_diagnostics.py test_train.py test_eval.py", "eval.py": "test_eval.py",
+    "envs.py": f"test_envs.py environments/test_frozenlake.py test_museum.py {CONTRACT}",
+    "models.py": "test_models.py test_museum.py test_rollout.py test_step.py",
+    "rollout.py": "test_rollout.py test_step.py environments/test_relations.py test_museum.py",
+    "runs.py": "test_train.py test_config.py test_eval.py",
     "starpo.py": "test_starpo.py test_museum.py test_step.py",
-    "tasks.py": f"{WORLDS} test_env_contract.py test_warmup.py",
-    "tools.py": f"{WORLDS} worlds/test_sandbox.py",
     "train.py": "test_step.py test_train.py test_museum.py",
-    "warden.py": "worlds/test_sandbox.py worlds/test_deepcoder.py", "warmup.py": "test_warmup.py"}
+    **{f"environments/{name}.py": f"environments/test_{name}.py {CONTRACT}" for name in (
+        "bandit", "frozenlake", "sokoban", "sudoku", "countdown", "metamathqa", "searchqa",
+        "webshop", "deepcoder", "lean")},
+    "environments/board.py": "environments/test_relations.py environments/test_frozenlake.py "
+                             f"environments/test_sokoban.py {CONTRACT}",
+    "environments/data.py": "environments/test_countdown.py environments/test_metamathqa.py "
+                            "environments/test_searchqa.py environments/test_lean.py",
+    "environments/gymnasium_text.py": "test_envs.py",
+    "environments/search.py": "environments/test_searchqa.py environments/test_webshop.py",
+    "environments/sandbox.py": "environments/test_sandbox.py environments/test_deepcoder.py",
+    "environments/sandbox_worker.py": "environments/test_sandbox.py "
+                                      "environments/test_deepcoder.py"}
 MUTANTS = {
     ("train.py", "test_step.py"): [
         ("update(learner, batch.take(rows), config,", "update(learner, batch, config,",

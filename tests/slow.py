@@ -2,10 +2,9 @@
 
 `collect` plays one episode after the other and runs the whole conversation through the network for
 every token. `update` visits one row after the other. Nothing is batched, cached, padded or masked.
-Environments, chat frame, tokenizer and network are minragen's; the formulas of seeds and noise are
-written again here, so that both draw the same tokens. test_step.py compares minragen with this
-file: the rollout token by token, the update gradient by gradient. Left out are the state reward,
-environments that raise, and steps whose filter keeps nothing.
+Environments, chat frame, tokenizer and network are minragen's; seeds and noise are computed again
+here. test_step.py compares minragen with this file: the rollout token by token, the update gradient
+by gradient. Left out: the state reward, environments that raise, filters that keep nothing.
 
 A row is what the network sees at once: a whole conversation, or one turn in the windowed contexts.
 Its vectors have one entry per token. Read `train_step` first: it is the outline.
@@ -66,9 +65,7 @@ def std(x):
     return math.sqrt(sum((v - middle)**2 for v in x) / (len(x) - 1)) if len(x) > 1 else 0.0
 
 
-# -- playing ---------------------------------------------------------------------------------------
-
-
+# ---- Playing -------------------------------------------------------------------------------------
 def collect(learner, frame, groups, first_seed, config):
     """Play one episode in every environment of `groups`, one after the other."""
     observations = groups.reset(first_seed)
@@ -174,9 +171,7 @@ def next_prompt(frame, env, config, conversation, turns, observation):
     return None
 
 
-# -- which groups ----------------------------------------------------------------------------------
-
-
+# ---- Which groups --------------------------------------------------------------------------------
 def group_scores(learner, episodes, config):
     """The scores by which the filter ranks the groups: {group id: score}."""
     def measured(episode):
@@ -231,9 +226,7 @@ def predict(model, tokens, temperature):
     return torch.cat([nothing, chosen]), torch.cat([nothing, entropy])
 
 
-# -- learning --------------------------------------------------------------------------------------
-
-
+# ---- Learning ------------------------------------------------------------------------------------
 def update(learner, episodes, config, step, scale):
     """Rewards, advantages, then an optimizer step for each mini-batch of rows in each epoch."""
     critic = config.advantages in ("gae", "bi_level_gae", "turn_gae")
@@ -375,7 +368,7 @@ def compute_advantages(episodes, rows, config, critic):
 
 def gae(positions, rewards, values, lam, discount):
     """A_t = r_t + d_t V_next - V_t + d_t lam A_next, from the last position to the first: (T,)."""
-    advantages, next_value, next_advantage = torch.zeros(len(values)), 0.0, 0.0
+    advantages, next_value, next_advantage = torch.zeros_like(values), 0.0, 0.0
     for t in reversed(positions):
         delta = rewards[t] + discount(t) * next_value - values[t]
         next_value, next_advantage = values[t], delta + discount(t) * lam * next_advantage

@@ -73,6 +73,12 @@ class TestDemonstrations:
         assert {bundled.noisy_answer(env, rng) for _ in range(20)} == {"Left || Down"}
 
 
+class TestVocabulary:
+    def test_each_number_of_countdown_from_0_to_100_is_one_token(self):
+        tokenizer = tiny_tokenizer([make("countdown")])
+        assert all(len(tokenizer.encode(f" {n}")) == 1 for n in range(101))
+
+
 class TestWarmUp:
     def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_falls_to_zero(self, monkeypatch):
         rates, demonstrations = [], demonstrate(tiny("bandit")[1], EnvGroups("bandit", 1, 1), 0)

@@ -294,10 +294,10 @@ def given(run):
 
 class TestWarnings:
     @pytest.mark.parametrize("metric, warns, silent, step, words", [
-        ("reward_std", 0.095, 0.105, 39, "reward std"),
+        ("reward_std", 0.095, 0.105, 39, "reward_std is"),
         ("entropy", 0.19, 0.21, 39, "stopped exploring"),
         ("entropy", 2.1, 1.9, 32, "incoherent"),
-        ("grad_norm", 4.1, 3.9, 32, "gradient norm"),
+        ("grad_norm", 4.1, 3.9, 32, "grad_norm is"),
         ("valid", 0.48, 0.52, 32, f"valid is {0.48 * HEALTHY['valid']:.3g} over the last 3 steps"),
         ("distinct_3", 0.48, 0.52, 39, "repeat each other")])
     def test_each_is_given_once_when_its_threshold_is_passed(self, metric, warns, silent, step,

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import itertools
 import math
 import re
 import time
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from toys import tiny
 
 from minragen import bundled, models
-from minragen.chat import FORMATS, ChatFrame, Reply, description_parts, format_parts
+from minragen.chat import FORMATS, ChatFrame, Reply, description_parts
 from minragen.envs import SPLITS, make
 from minragen.models import AdamW, Critic, load_policy, token_logprobs
 
@@ -40,7 +41,7 @@ def built(response_format="free_think"):
 
 @pytest.fixture
 def tokenizer():
-    """A copy for each test: some give it another template."""
+    """A copy, which a test may give another template."""
     return copy.deepcopy(built())
 
 
@@ -58,13 +59,12 @@ class TestTinyTokenizer:
 
     def test_every_tag_and_relation_of_a_format_is_one_token_each(self):
         for response_format in FORMATS:
-            tokenizer = built(response_format)
-            parts = {part: " Left" for part in format_parts(response_format)}
-            for part in description_parts(response_format):
-                parts[part] = " hole same row left; goal below same column; none"
-            frame = ChatFrame(tokenizer, response_format)
+            frame = ChatFrame(built(response_format), response_format)
+            parts = dict.fromkeys(frame.parts, " Left") | dict.fromkeys(
+                description_parts(response_format),
+                " hole same row left; goal below same column; none")
             reply = frame.write(parts)
-            names = tokenizer.convert_ids_to_tokens(frame.encode(reply))
+            names = frame.tokenizer.convert_ids_to_tokens(frame.encode(reply))
             assert names == re.findall(r"<[^>]+>|Ġ?[a-zA-Z]+|;", reply.replace(" ", "Ġ"))
 
     def test_formats_without_descriptions_share_the_vocabulary_of_the_bundled_weights(self):
@@ -80,7 +80,7 @@ def system_message(frame, prompt="rules"):
 class TestChatFrame:
     @pytest.mark.parametrize("template", TEMPLATES)
     def test_appending_equals_rendering_on_every_template(self, tokenizer, template):
-        """Earlier thoughts stay where they were; R1 has a line break behind its own <think>."""
+        """Earlier thoughts stay; R1 has a line break after its own <think>."""
         tokenizer.chat_template = TEMPLATES[template]
         for response_format in FORMATS:
             frame = ChatFrame(tokenizer, response_format)
@@ -142,10 +142,9 @@ class TestParsing:
 
     def test_what_is_written_is_read_again_in_every_format_whatever_its_parts_are(self):
         """Blanks may stand between two tags."""
-        tags = dict(free_think="<think>", no_think="<answer>", grounding="<think><observation>",
-                    worldmodeling="<think><reasoning>",
-                    grounding_worldmodeling="<think><observation>")
-        for response_format, prefix in tags.items():
+        prefixes = ("<think>", "<answer>", "<think><observation>", "<think><reasoning>",
+                    "<think><observation>")
+        for response_format, prefix in zip(FORMATS, prefixes, strict=True):
             frame = ChatFrame(built(), response_format)
             parts = {part: f"{part} {{0}} < > </x> ;" for part in frame.parts}
             text = frame.write({"observation": "", "prediction": "", **parts})
@@ -165,7 +164,7 @@ class TestParsing:
             assert ChatFrame(built(), "grounding").parse(text) == Reply(), text
 
     def test_a_reply_full_of_closing_tags_is_read_in_no_time(self):
-        """With backtracking it costs the product of the numbers of tags."""
+        """Backtracking would cost the product of the numbers of tags."""
         frame = ChatFrame(built(), "grounding_worldmodeling")
         reply = frame.write(dict.fromkeys(frame.parts, " b"))
         text = "".join(tags * 15_000 for tags in re.findall(r"(?:<[^>]+>)+", reply)[:-1])
@@ -198,7 +197,7 @@ class TestLogprobs:
 
     def test_chunks_change_no_value_and_no_gradient_and_padding_costs_nothing(self, monkeypatch):
         """Only response positions go through the output layer, three at a time in the second
-        round; they are recomputed in the backward pass."""
+        round, and again in the backward pass."""
         model, (tokens, mask) = copy.deepcopy(tiny()[0].model), ragged()
         pad = functools.partial(torch.nn.functional.pad, pad=(0, 17))
         results, seen = [], []
@@ -236,7 +235,7 @@ class TestCritic:
 
 class TestOptimizer:
     def test_small_updates_and_small_gradients_are_not_lost_on_bfloat16_weights(self):
-        """An update of 1e-5 by itself is rounded away, and a sum of ones ends at 256."""
+        """In bfloat16 an update of 1e-5 is rounded away, and a sum of ones ends at 256."""
         p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
         optimizer = AdamW([p], lr=1.0, weight_decay=0.0)
         optimizer.set_lr(1e-5)
@@ -264,19 +263,18 @@ class TestOptimizer:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
     def test_its_state_restores_it_exactly(self, dtype):
-        def run(optimizer, steps):
-            for step in steps:
+        def run(optimizers, steps):
+            for step, optimizer in itertools.product(steps, optimizers):
                 optimizer.parameters[0].mul(0.1 * (step + 1)).sum().backward()
                 optimizer.step(1.0)
 
         p = torch.nn.Parameter(torch.ones(3, dtype=dtype))
         straight = AdamW([p], lr=1e-3)
-        run(straight, range(3))
+        run([straight], range(3))
         q = torch.nn.Parameter(p.detach().clone())
         restored = AdamW([q], lr=1e-3)
         restored.load_state_dict(copy.deepcopy(straight.state_dict()))
-        run(straight, range(3, 6))
-        run(restored, range(3, 6))
+        run([straight, restored], range(3, 6))
         assert torch.equal(p, q) and torch.equal(straight.masters[0], restored.masters[0])
 
 

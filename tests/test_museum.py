@@ -12,33 +12,17 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch.nn.functional import pad, scaled_dot_product_attention
-from toys import Puppet, puppet, tiny
+from toys import puppet, scripted, tiny
 from transformers import PreTrainedTokenizerFast
 
 from minragen import bundled, envs, models, rollout, runs, starpo
 from minragen import config as settings
 from minragen import train as trainer
-from minragen.chat import ChatFrame
 from minragen.config import Config
 from minragen.envs import EnvGroups
 from minragen.models import Policy, token_logprobs
 from minragen.rollout import Rules, StopReason, collect, make_batch
 from minragen.train import Learner
-
-
-def scripted(reply, turns=1, room=300, tokenizer=None):
-    """FrozenLake, played by a puppet whose first reply is the ids `reply`, with `room` for tokens
-    after the first prompt: the trajectory, its frame, and where the reply starts."""
-    policy, frame = puppet()
-    if tokenizer is not None:
-        policy = Policy("puppet", Puppet(len(tokenizer)), tokenizer)
-        frame = ChatFrame(tokenizer)
-    groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=turns))
-    start = len(frame.open(frame.system_message(groups.envs[0]), groups.reset(0)[0]))
-    policy.model.script = dict(enumerate(reply, start))
-    rules = Rules(max_new_tokens=len(reply), max_context=start + room)
-    (trajectory,) = collect(policy, frame, groups, 0, rules)
-    return trajectory, frame, start
 
 
 def written(*rows):
@@ -53,7 +37,7 @@ def written(*rows):
 
 
 def with_targets(batch):
-    """The batch with everything that the losses need."""
+    """The batch with all that the losses need."""
     return trainer.compute_targets(Learner(*tiny(), None), batch, Config())[0]
 
 
@@ -82,8 +66,7 @@ class TestMask:
                 ([40, 41, 42], "assistant\n<think><|im_end|>\n<|im_start|>assistant\n<think>"),
                 ([40, header, 41], "assistant\n<think>user\nReward: -0.1\nNo valid action")):
             t, frame, _ = scripted(reply, turns=2)
-            theirs = mask_by_headers(t.tokens, header)
-            (row,) = t.sequences
+            theirs, (row,) = mask_by_headers(t.tokens, header), t.sequences
             extra = [i for i, m, ours in zip(t.tokens, theirs, row.response_mask) if m and not ours]
             assert frame.tokenizer.decode(extra).startswith(wrong)
             assert row.reply == [*reply, 0, 0, 0]
@@ -120,10 +103,10 @@ class TestTokens:
     def test_a_reply_is_trained_in_the_ids_that_were_sampled(self):
         """RAGEN ctx_manager.py:209 (also trl#5224, rllm#272) decodes and encodes replies: the seven
         sampled bytes of a word become one token."""
-        spelt = tiny()[0].tokenizer.convert_tokens_to_ids(list("Ġplayer"))
-        t, frame, start = scripted(spelt)
+        in_bytes = tiny()[0].tokenizer.convert_tokens_to_ids(list("Ġplayer"))
+        t, frame, start = scripted(in_bytes)
         assert t.turns[0].text == " player" and len(frame.encode(t.turns[0].text)) == 1
-        assert t.tokens[start:] == spelt
+        assert t.tokens[start:] == in_bytes
 
     def test_the_forced_prefix_does_not_merge_with_the_reply(self):
         """Qwen2.5 has a token for ">\\n". If "<think>" and a reply that begins with a new line are
@@ -197,7 +180,7 @@ class TestLogprobs:
     def test_rotary_frequencies_are_not_rounded(self, tmp_path):
         """model.to(bfloat16) rounds them too, which moves SmolLM2's logits by up to 1.85 at 512
         tokens. from_pretrained(dtype=bfloat16) does not."""
-        policy = tiny()[0]
+        policy, _ = tiny()
         cast = copy.deepcopy(policy.model).to(torch.bfloat16).model.rotary_emb.inv_freq
         angles = 512 * (cast.float() - policy.model.model.rotary_emb.inv_freq)
         assert angles.abs().max() > 0.09  # radians
@@ -212,7 +195,7 @@ class TestLogprobs:
 class TestEpisodes:
     def test_an_episode_is_terminated_or_truncated_and_never_both(self):
         """RAGEN es_manager.py:211 sets both flags of a lost episode, and both where the actions run
-        out: nobody can tell a hole from the end of the budget."""
+        out: a hole looks like the end of the budget."""
         def theirs(done, actions_left, success):
             return done or not actions_left, (done or not actions_left) and not success
 
@@ -366,17 +349,19 @@ class TestLoss:
 
     def test_the_kl_in_the_loss_has_a_gradient(self):
         """RAGEN's `kl_loss_type: kl` is k1 = log pi - log ref. As a loss its expected gradient is
-        E[grad log pi] = 0 whatever the reference is; that of k2 is the gradient of the KL."""
-        logits = torch.tensor([0.5, -1.0, 1.5], requires_grad=True)
-        log_p, log_ref = logits.log_softmax(0), torch.tensor([-0.2, 0.4, 0.9]).log_softmax(0)
+        E[grad log pi] = 0 whatever the reference is; k2 has the gradient of KL(pi || ref), k3 that
+        of KL(ref || pi). The expectations are exact: sums over three outcomes."""
+        logits = torch.tensor([0.5, -1.0, 1.5]).double().requires_grad_()
+        ref = torch.tensor([-0.2, 0.4, 0.9]).double().log_softmax(0)
+        log_p = logits.log_softmax(0)
         p = log_p.exp()
 
         def gradient(x):
             return torch.autograd.grad(x.sum(), logits, retain_graph=True)[0].tolist()
 
-        exact = gradient(p * (log_p - log_ref))
-        assert gradient(p.detach() * (log_p - log_ref)) == pytest.approx([0, 0, 0], abs=1e-6)
-        k2 = starpo.kl_estimate(log_p, log_ref, "k2")
-        assert gradient(p.detach() * k2) == pytest.approx(exact)
+        reverse, forward = gradient(p * (log_p - ref)), gradient(ref.exp() * (ref - log_p))
+        for name, expected in (("k1", [0, 0, 0]), ("k2", reverse), ("k3", forward)):
+            estimate = starpo.kl_estimate(log_p, ref, name)
+            assert gradient(p.detach() * estimate) == pytest.approx(expected, abs=1e-12), name
         with pytest.raises(ValueError, match="unknown kl_estimator 'k1': .*Known: k2, k3"):
             settings.check(Config(kl_coef=0.1, kl_estimator="k1"))

@@ -4,21 +4,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from toys import puppet, tiny
+from toys import Lottery, prompt_length, puppet, scripted, tiny
 
 from minragen import envs, rollout
 from minragen.chat import Reply
-from minragen.envs import Budget, EnvGroups, Outcome, TextEnv
+from minragen.envs import EnvGroups
 from minragen.models import Policy, token_logprobs
-from minragen.rollout import (
-    KVSlots,
-    Rules,
-    StopReason,
-    collect,
-    make_batch,
-    sample_tokens,
-    uniforms,
-)
+from minragen.rollout import Rules, StopReason, collect, make_batch, sample_tokens, uniforms
 
 LIMITS = dict(max_new_tokens=12, max_context=400)
 
@@ -27,15 +19,8 @@ def play(policy, frame, groups, first_seed=0, **rules):
     return collect(policy, frame, groups, first_seed, Rules(**{**LIMITS, **rules}))
 
 
-def first_prompts(frame, groups):
-    """The ids before the first reply of every row, at seed 0."""
-    return [frame.open(frame.system_message(env), observation)
-            for env, observation in zip(groups.envs, groups.reset(0))]
-
-
 class TestTokens:
-    """One FrozenLake episode of two turns, played by a puppet; every id of it is known
-    beforehand."""
+    """One FrozenLake episode of two turns, played by a puppet: every id is known in advance."""
 
     REPLIES = (" player</think><answer> Left</answer>", " goal</think><answer> Up</answer>")
 
@@ -82,52 +67,44 @@ class TestTokens:
 
 
 class TestStops:
-    def stop_of(self, text, end=False, turns=1, **limits):
-        policy, frame = puppet()
-        groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=turns))
-        start = len(first_prompts(frame, groups)[0])
+    def stop_of(self, text, end=False, turns=1, cap=12):
+        """The trajectory, the position of the last token of its first reply, and the frame."""
+        frame = tiny()[1]
         ids = frame.encode(text) + ([frame.end_of_turn] if end else [])
-        policy.model.script = {start + i: token for i, token in enumerate(ids)}
-        (t,) = play(policy, frame, groups, **limits)
-        return t, t.sequences[-1], frame
+        t, _, start = scripted(ids, turns, cap=cap)
+        return t, start + len(ids) - 1, frame
 
     def test_a_closed_answer_ends_the_reply(self):
         t, _, _ = self.stop_of(" a</think><answer> Up</answer> never said")
         assert t.turns[0].stop is StopReason.ANSWER and t.turns[0].text.endswith("</answer>")
 
-    def test_an_answer_tag_spelt_in_bytes_ends_the_reply_too(self):
-        policy, frame = puppet()
-        tag = policy.tokenizer.convert_tokens_to_ids(list("</answer>"))
-        groups = EnvGroups("frozenlake", 1, 1)
-        start = len(first_prompts(frame, groups)[0])
-        policy.model.script = dict(enumerate(frame.encode(" a") + tag, start))
-        t = play(policy, frame, groups, max_new_tokens=20)[0]
+    def test_an_answer_tag_sampled_byte_by_byte_ends_the_reply_too(self):
+        tag = tiny()[0].tokenizer.convert_tokens_to_ids(list("</answer>"))
+        t, _, _ = scripted([*tiny()[1].encode(" a"), *tag, 40, 40])
         assert t.turns[0].stop is StopReason.ANSWER and t.turns[0].text == " a</answer>"
 
-    def test_a_sampled_end_of_turn_ends_the_reply_and_is_trained(self):
-        t, row, frame = self.stop_of(" a", end=True, turns=2)
-        first_reply = [i for i, turn in enumerate(row.turn_ids) if turn == 0]
+    def test_a_sampled_end_of_turn_ends_the_reply_is_trained_and_not_repeated_by_the_framing(self):
+        t, last, frame = self.stop_of(" a", end=True, turns=2)
+        (row,) = t.sequences
         assert t.turns[0].stop is StopReason.END_OF_TURN and t.turns[0].text == " a"
-        assert t.tokens[first_reply[-1]] == frame.end_of_turn and row.response_mask[first_reply[-1]]
-
-    def test_a_sampled_end_of_turn_is_not_repeated_by_the_framing(self):
-        t, row, frame = self.stop_of(" a", end=True, turns=2)
-        last = max(i for i, turn in enumerate(row.turn_ids) if turn == 0)
-        assert t.tokens[last + 1] != frame.end_of_turn
+        assert t.tokens[last] == frame.end_of_turn and row.response_mask[last]
+        assert row.turn_ids[last:last + 2] == [0, -1] and t.tokens[last + 1] != frame.end_of_turn
 
     def test_a_stopped_reply_gets_an_end_of_turn_that_is_not_trained(self):
-        t, row, frame = self.stop_of(" a</think><answer> Up</answer>", turns=2)
-        last = max(i for i, turn in enumerate(row.turn_ids) if turn == 0)
-        assert t.tokens[last + 1] == frame.end_of_turn and not row.response_mask[last + 1]
+        t, last, frame = self.stop_of(" a</think><answer> Up</answer>", turns=2)
+        (row,) = t.sequences
+        assert row.turn_ids[last:last + 2] == [0, -1] and not row.response_mask[last + 1]
+        assert t.tokens[last + 1] == frame.end_of_turn
 
     def test_the_token_cap_ends_the_reply(self):
-        t, row, _ = self.stop_of(" player" * 30, max_new_tokens=7)
-        assert t.turns[0].stop is StopReason.MAX_NEW_TOKENS and sum(row.response_mask) == 7
+        t, _, _ = self.stop_of(" player" * 30, cap=7)
+        assert t.turns[0].stop is StopReason.MAX_NEW_TOKENS and t.response_tokens == 7
 
     def test_a_full_context_ends_the_episode_and_is_never_exceeded(self):
         policy, frame = tiny()
         groups = EnvGroups("frozenlake", 4, 2)
-        start = max(map(len, first_prompts(frame, groups)))
+        start = max(len(frame.open(frame.system_message(env), observation))
+                    for env, observation in zip(groups.envs, groups.reset(0)))
         for room in (1, 5, 12, 60, 100):
             played = play(policy, frame, groups, max_context=start + room, max_new_tokens=12)
             assert room == 100 or any(t.stop is StopReason.CONTEXT for t in played)
@@ -149,7 +126,7 @@ class TestStops:
     def test_a_first_prompt_that_overflows_the_context_is_refused_with_both_numbers(self):
         policy, frame = tiny()
         groups = EnvGroups("frozenlake", 1, 1)
-        length = len(first_prompts(frame, groups)[0])
+        length = prompt_length(frame, groups)
         with pytest.raises(ValueError, match=rf"has {length} tokens and max_context is {length}"
                                              r".*Raise --max-context"):
             play(policy, frame, groups, max_context=length)
@@ -161,49 +138,23 @@ class TestStops:
         assert play(*tiny("bandit"), EnvGroups("bandit", 1, 1))[0].stop is StopReason.TERMINATED
 
 
-class Breaks(TextEnv):
-    """Raises in the second turn of odd seeds."""
-
-    instruction = "Say anything."
-
-    def _reset(self, rng):
-        self.number = int(rng.integers(10**6))
-
-    def instance_split(self):
-        return self.split
-
-    def render(self):
-        return f"Number {self.number}"
-
-    def _act(self, action):
-        return Outcome(0.0)
-
-    def step(self, answer):
-        if self._turns == 1 and self.number % 2:
-            raise OSError("the outside world is gone")
-        return super().step(answer)
-
-
-class Counts(TextEnv):
-    """Succeeds in the first of three turns and says a different number of everything in each."""
-
-    instruction = "Say anything."
-    budget = Budget(max_turns=3)
-
-    def _reset(self, rng):
-        pass
-
-    def instance_split(self):
-        return self.split
-
-    def render(self):
-        return "Go on"
+class Counts(Lottery):
+    """Succeeds in the first of three turns; reports a different number of everything in each."""
 
     def step(self, answer):
         self._turns += 1
         info = {"success": float(self._turns == 1), "valid": float(self._turns > 1),
                 "effective": self._turns / 4, "found": 10.0**self._turns}
         return "Go on", self._turns / 10, False, self._turns == 3, info
+
+
+class Breaks(Counts):
+    """Raises in the second turn of tickets with an odd number."""
+
+    def step(self, answer):
+        if self._turns == 1 and self.number % 2:
+            raise OSError("the server is gone")
+        return super().step(answer)
 
 
 class TestEpisodes:
@@ -220,33 +171,25 @@ class TestEpisodes:
     def test_an_environment_that_raises_ends_only_its_own_trajectory(self):
         policy, frame = tiny()
         groups = EnvGroups("test_rollout:Breaks", 8, 1)
-        played = play(policy, frame, groups, max_context=4000)
+        played = play(policy, frame, groups)
         odd = [env.number % 2 == 1 for env in groups.envs]
         assert any(odd) and not all(odd)
         assert [t.stop is StopReason.ENV_ERROR for t in played] == odd
-        assert [len(t.turns) for t in played] == [2 if o else 5 for o in odd]
-
-
-class TestContexts:
-    """Where every turn is a row of its own."""
-
-    def test_a_trajectory_does_not_depend_on_the_batch_and_its_turns_have_noise_of_their_own(self):
-        policy, frame = tiny()
-        together, alone = (play(policy, frame, EnvGroups("frozenlake", 2, 2), context="limited",
-                                max_rows=rows) for rows in (4, 1))
-        for a, b in zip(together, alone):
-            assert [s.tokens for s in a.sequences] == [s.tokens for s in b.sequences]
-        # Under the same prompt at the same positions two turns still draw differently.
-        monotone = puppet()[0]
-        monotone.model.get_output_embeddings = lambda: lambda hidden: hidden * 0.0
-        t = play(monotone, frame, EnvGroups("frozenlake", 1, 1), context="limited")[0]
-        assert len({tuple(s.reply) for s in t.sequences}) == len(t.sequences) > 1
+        assert [len(t.turns) for t in played] == [2 if o else 3 for o in odd]
 
 
 class TestCaching:
-    @pytest.mark.parametrize("architecture", ["llama", "llama_mha", "qwen2", "qwen3", "gpt_neox"])
-    def test_cached_turns_equal_one_full_forward_pass(self, architecture):
-        policy, frame = architecture_policy(architecture)
+    @pytest.mark.parametrize("family, options", [
+        ("Llama", dict(num_key_value_heads=2)), ("Llama", dict(num_key_value_heads=4)),
+        ("Qwen2", dict(num_key_value_heads=2)), ("GPTNeoX", {}),
+        ("Qwen3", dict(num_key_value_heads=2, head_dim=16))])
+    def test_cached_turns_equal_one_full_forward_pass(self, family, options):
+        (policy, frame), config = tiny(), getattr(transformers, f"{family}Config")
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config(
+            vocab_size=len(policy.tokenizer), hidden_size=32, intermediate_size=48,
+            num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=1024, **options))
+        policy = Policy(family, model.eval(), policy.tokenizer)
         played = play(policy, frame, EnvGroups("frozenlake", 3, 4))
         assert max(len(t.turns) for t in played) == 5
         batch = make_batch(played)
@@ -270,7 +213,7 @@ class TestCaching:
         tokens = torch.randint(3, 200, (2, 9))
         logits = []
         for junk in (0.0, 1e4):
-            slots = KVSlots(policy.model, 2, 30)
+            slots = rollout.KVSlots(policy.model, 2, 30)
             for layer in slots.layers:
                 layer.fill_(junk)
             rollout.forward_slots(policy.model, slots, tokens, torch.tensor([9, 4]))
@@ -279,29 +222,22 @@ class TestCaching:
         assert torch.allclose(*logits, atol=1e-5)
 
 
-def architecture_policy(name):
-    policy, frame = tiny()
-    common = dict(vocab_size=len(policy.tokenizer), hidden_size=32, intermediate_size=48,
-                  num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=1024)
-    config = {"llama": lambda: transformers.LlamaConfig(num_key_value_heads=2, **common),
-              "llama_mha": lambda: transformers.LlamaConfig(num_key_value_heads=4, **common),
-              "qwen2": lambda: transformers.Qwen2Config(num_key_value_heads=2, **common),
-              "qwen3": lambda: transformers.Qwen3Config(num_key_value_heads=2, head_dim=16,
-                                                        **common),
-              "gpt_neox": lambda: transformers.GPTNeoXConfig(**common)}[name]()
-    torch.manual_seed(0)
-    return Policy(name, transformers.AutoModelForCausalLM.from_config(config).eval(),
-                  policy.tokenizer), frame
-
-
 class TestIndependence:
     """A trajectory is a function of its seed and member, not of its company."""
 
     def test_the_number_of_rows_per_batch_changes_nothing(self):
         policy, frame = tiny()
-        one, many = (play(policy, frame, EnvGroups("frozenlake", 4, 2), max_rows=rows)
-                     for rows in (3, 256))
-        assert [t.tokens for t in one] == [t.tokens for t in many]
+        for context, groups, sizes in (("full", 4, (3, 256)), ("limited", 2, (1, 4))):
+            one, many = ([[s.tokens for s in t.sequences] for t in play(
+                policy, frame, EnvGroups("frozenlake", groups, 2), max_rows=rows, context=context)]
+                for rows in sizes)
+            assert one == many
+
+    def test_turns_with_equal_prompts_draw_differently(self):
+        uniform, frame = puppet()
+        uniform.model.get_output_embeddings = lambda: lambda hidden: hidden * 0.0
+        (t,) = play(uniform, frame, EnvGroups("frozenlake", 1, 1), context="limited")
+        assert len({tuple(s.reply) for s in t.sequences}) == len(t.sequences) > 1
 
 
 class TestSampling:
@@ -325,8 +261,7 @@ class TestSampling:
             assert p[drawn].sum() >= 0.6 - 1e-6 and p[drawn].sum() - p[drawn].min() < 0.6
 
     def test_a_uniform_at_either_end_never_falls_off_the_distribution(self):
-        logits = torch.full((1, 1000), -100.0)
-        logits[0, 7] = 0.0
+        logits = torch.where(torch.arange(1000) == 7, 0.0, -100.0)[None]
         for u in (2**-24, 0.5, 1 - 2**-24):
             assert sample_tokens(logits, torch.tensor([u]), Rules())[0].item() == 7
 
@@ -362,8 +297,8 @@ class TestBatch:
         batch = make_batch(played)
         for row, t in enumerate(played):
             n = len(t.tokens)
-            assert (batch.tokens[row, :n].tolist() == t.tokens
-                    and batch.attention_mask[row].sum() == n)
+            assert batch.tokens[row, :n].tolist() == t.tokens
+            assert batch.attention_mask[row].sum() == n
             assert not batch.response_mask[row, n:].any() and (batch.turn_ids[row, n:] == -1).all()
 
     def test_taking_rows_cuts_to_the_longest_of_them(self):

@@ -1,7 +1,7 @@
 """Rollout and update equal those of slow.py: tokens, gradients, metrics and weights.
 
-Rollouts are compared for the warm-started model on FrozenLake. Updates are compared in float64 at
-every optimizer step of the real `train`, with a small untrained network and a lottery.
+Rollouts use the warm-started model on FrozenLake. Updates are compared in float64 at every
+optimizer step of the real `train`, with a small untrained network and a lottery.
 """
 
 import copy
@@ -148,7 +148,7 @@ def slow_learner(config, policy=None):
 
 @cache
 def slow_step(config, first_step=1):
-    """The same of the slow step, on the same episodes."""
+    """The same for the slow step, on the same episodes."""
     learner = slow_learner(config)
     frame = ChatFrame(learner.policy.tokenizer, config.response_format)
     groups = env_groups(config, "train", config.num_groups, config.group_size)
@@ -184,7 +184,7 @@ def differ(one, other):
 
 
 LAKE = dict(env="frozenlake", num_groups=2, group_size=2, max_turns=2, max_new_tokens=24,
-              max_context=512, max_rows=3)
+            max_context=512, max_rows=3)
 
 
 class TestCollect:
@@ -194,20 +194,16 @@ class TestCollect:
         dict(temperature=0.5), dict(temperature=1.3), dict(temperature=1.3, top_k=4),
         dict(temperature=1.3, top_p=0.7), dict(context="limited", window=2),
         dict(context="limited", window=2, max_context=190), dict(context="single_turn", window=2),
-        dict(max_new_tokens=7), dict(max_context=170)], ids=lambda options: "-".join(
-            f"{name}={value}" for name, value in options.items()))
+        dict(max_new_tokens=7), dict(max_context=170), dict(temperature=0.0)],
+        ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()))
     def test_tokens_masks_logprobs_and_rewards_are_those_of_the_slow_loop(self, options):
-        self.assert_same(configured(**{**LAKE, "temperature": 1.0, **options}))
-
-    def test_greedy_replies_are_those_of_the_slow_loop(self):
-        self.assert_same(dataclasses.replace(configured(**LAKE), temperature=0.0))
-
-    def assert_same(self, config):
+        """Temperature 0, which training refuses, is greedy."""
+        config = dataclasses.replace(configured(**LAKE), **{"temperature": 1.0, **options})
         policy, frame = warm_policy()
         groups = env_groups(config, "train", 2, 2)
         fast = collect(policy, frame, groups, 7, rules_of(config))
-        learner = SimpleNamespace(policy=policy)
-        for one, other in zip(fast, slow.collect(learner, frame, groups, 7, config), strict=True):
+        expected = slow.collect(SimpleNamespace(policy=policy), frame, groups, 7, config)
+        for one, other in zip(fast, expected, strict=True):
             assert one.turn_rewards == other.turn_rewards
             for a, b in zip(one.sequences, other.sequences, strict=True):
                 assert a.tokens == b.tokens and a.turn_ids == b.turn_ids
@@ -307,8 +303,7 @@ class TestOptions:
             assert differ(ours, slow_step(configured(**base))[0]), (base, value)
 
     @pytest.mark.parametrize("metric", ["reward", "length", "entropy", "entropy_std"])
-    def test_the_filter_ranks_groups_by_the_scores_of_the_slow_step(
-            self, real, monkeypatch, metric):
+    def test_the_filter_ranks_groups_by_the_slow_steps_scores(self, real, monkeypatch, metric):
         config, seen = configured(filter="top_k", filter_metric=metric, filter_value=0.4), []
         choose = trainer.starpo.filter_groups
         monkeypatch.setattr(trainer.starpo, "filter_groups", lambda scores, *rules: (

@@ -3,11 +3,13 @@
 import copy
 import dataclasses
 import inspect
+import io
 import json
 import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -40,9 +42,13 @@ def run(*argv):
     main([*argv])
 
 
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def metrics(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+    return [{k: v for k, v in line.items() if k not in TIMES}
+            for line in read_lines(folder / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")
@@ -92,27 +98,24 @@ EPISODES = [episode(valid=0.5, f1=0.25), episode(rewards=(-0.1,), tokens=(4,), v
 
 
 class TestDescribe:
-    def test_means_are_over_episodes_and_errors_are_counted(self):
-        assert diagnostics.describe(EPISODES[:2]) == {
-            "success": 0.5, "episode_return": pytest.approx(0.45), "turns": 1.5,
-            "response_tokens": 4.5, "context_full": 0.5, "env_errors": 0, "valid": 0.25, "f1": 0.5}
-
-    def test_a_mixture_also_gets_every_metric_per_environment(self):
+    def test_means_are_over_episodes_errors_are_counted_and_a_mixture_has_them_per_environment(self):
+        lake = {"success": 0.5, "episode_return": pytest.approx(0.45), "turns": 1.5,
+                "response_tokens": 4.5, "context_full": 0.5, "env_errors": 0, "valid": 0.25,
+                "f1": 0.5}
+        shop = {"success": 0.0, "episode_return": 0.5, "turns": 1.0, "response_tokens": 1.0,
+                "context_full": 0.0, "env_errors": 1, "valid": 1.0}
+        assert diagnostics.describe(EPISODES[:2]) == lake
         assert diagnostics.describe(EPISODES) == {
             "success": pytest.approx(1 / 3), "episode_return": pytest.approx(1.4 / 3),
             "turns": pytest.approx(4 / 3), "response_tokens": pytest.approx(10 / 3),
             "context_full": pytest.approx(1 / 3), "env_errors": 1, "valid": 0.5,  # f1: not of all
-            "lake/success": 0.5, "lake/episode_return": pytest.approx(0.45), "lake/turns": 1.5,
-            "lake/response_tokens": 4.5, "lake/context_full": 0.5, "lake/env_errors": 0,
-            "lake/valid": 0.25, "lake/f1": 0.5,
-            "shop/success": 0.0, "shop/episode_return": 0.5, "shop/turns": 1.0,
-            "shop/response_tokens": 1.0, "shop/context_full": 0.0, "shop/env_errors": 1,
-            "shop/valid": 1.0}
+            **{f"lake/{name}": value for name, value in lake.items()},
+            **{f"shop/{name}": value for name, value in shop.items()}}
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Every call of `collect`, which returns the first two episodes above, if greedy only one."""
+    """Every call of `collect`, which returns the first two episodes above; one if greedy."""
     seen = []
 
     def play(*arguments, **named):
@@ -127,8 +130,8 @@ def calls(monkeypatch):
 
 class TestValidation:
     def test_it_reports_success_return_and_form_sampled_and_greedy(self, calls):
-        groups, log, logged = SimpleNamespace(split="val"), SimpleNamespace(), []
-        log.trajectories = lambda *entry: logged.append(entry)
+        groups, logged = SimpleNamespace(split="val"), []
+        log = SimpleNamespace(trajectories=lambda *entry: logged.append(entry))
         learner = trainer.Learner(*tiny(), None, step=7)
         assert trainer.validate(learner, groups, parsed("--val-temperature", "0.3"), log) == {
             "val/success": 0.5, "val/episode_return": pytest.approx(0.45), "val/valid": 0.25,
@@ -148,7 +151,7 @@ class TestValidation:
 
 
 class TestRollOut:
-    def test_training_grades_descriptions_and_plays_as_the_settings_say(self, calls):
+    def test_training_scores_descriptions_and_plays_as_the_settings_say(self, calls):
         groups = object()
         trainer.roll_out(trainer.Learner(*tiny(), None), groups, parsed(*RULES))
         assert calls[0]["groups"] is groups
@@ -170,11 +173,10 @@ class TestRollOut:
 class TestInstances:
     def test_no_round_of_any_run_plays_the_instances_of_another(self, calls):
         """2**41 + seed * 2**24 + round * num_groups, written out."""
-        for seed in (0, 1):
-            config = parsed("--num-groups", "16", "--seed", str(seed))
+        for seed in "01":
             learner = trainer.Learner(*tiny(), None)
             for _ in range(3):
-                trainer.roll_out(learner, None, config)
+                trainer.roll_out(learner, None, parsed("--num-groups", "16", "--seed", seed))
         assert [call["first_seed"] for call in calls] == [
             2199023255552, 2199023255568, 2199023255584,
             2199040032768, 2199040032784, 2199040032800]
@@ -231,8 +233,7 @@ class TestRuns:
         assert "test/success" in lines[-1]
         assert all(isinstance(v, (int, float)) for line in lines for name, v in line.items()
                    if name != "regime")
-        entries = [json.loads(x)
-                   for x in (finished / "trajectories.jsonl").read_text().splitlines()]
+        entries = read_lines(finished / "trajectories.jsonl")
         assert [m["role"] for m in entries[0]["messages"]] == ["system", "user", "assistant"]
         assert {(e["step"], e["split"]) for e in entries} == {(0, "val"), (2, "val"), (2, "test")}
 
@@ -285,8 +286,8 @@ class TestRuns:
     def test_an_existing_run_is_not_overwritten_and_without_a_name_each_gets_a_new_one(
             self, runs, begun):
         before = (begun / "metrics.jsonl").read_text()
-        assert ("run 'a' exists already. Continue it with --run a --resume"
-                in message("--run", "a", *BRIEF))
+        said = message("--run", "a", *BRIEF)
+        assert "run 'a' exists already. Continue it with --run a --resume" in said
         assert (begun / "metrics.jsonl").read_text() == before
         shutil.copytree(begun, runs / "bandit-grpo-tiny-s0")
         assert run_folder(parsed(*BRIEF), False).name == "bandit-grpo-tiny-s0-2"
@@ -304,15 +305,10 @@ class TestResume:
                    "--diagnose-every", "1", "--diagnose-samples", "4", "--context", "limited",
                    "--window", "2", "--lr-final", "0.1", "--filter-value", "1", "--resample", "1"]
         run("--run", "straight", *options)
-        real = trainer.roll_out
-
-        def killed_in_step_2(learner, *arguments):
-            if learner.step == 1:
-                raise KeyboardInterrupt
-            return real(learner, *arguments)
-
+        real, killed = trainer.roll_out, mock.Mock(side_effect=KeyboardInterrupt)
         with monkeypatch.context() as patch:
-            patch.setattr(trainer, "roll_out", killed_in_step_2)
+            patch.setattr(trainer, "roll_out", lambda learner, *arguments: (
+                killed if learner.step == 1 else real)(learner, *arguments))  # in step 2
             assert "stopped" in message("--run", "stopped", *options)
         with open(runs / "stopped" / "metrics.jsonl", "a") as file:
             file.write('{"step": 2, "success": 1.0}\n{"step": 3, "succ')
@@ -321,14 +317,13 @@ class TestResume:
         assert [line["step"] for line in one] == [line["step"] for line in two] == [0, 1, 2, 3, 3]
         assert not {name for a, b in zip(one, two) for name in a | b if a.get(name) != b.get(name)}
         assert len({line["kl_reward_coef"] for line in one if "kl_reward_coef" in line}) == 3
-        played, state = ([(runs / name / file) for name in ("straight", "stopped")]
-                         for file in ("trajectories.jsonl", "checkpoint/trainer.pt"))
-        stored = [json.dumps(torch.load(path, weights_only=True), sort_keys=True,
-                             default=lambda t: t.tolist()) for path in state]
-        weights = [(path.parent / "model.safetensors").read_bytes() for path in state]
-        same = (played[0].read_text() == played[1].read_text(), stored[0] == stored[1],
-                weights[0] == weights[1])
-        assert same == (True, True, True) and '"first_turn/marginal_std"' in stored[0]
+        played, weights, state = ([(runs / name / file).read_bytes() for name in (
+            "straight", "stopped")] for file in (
+            "trajectories.jsonl", "checkpoint/model.safetensors", "checkpoint/trainer.pt"))
+        stored = [json.dumps(torch.load(io.BytesIO(x), weights_only=True), sort_keys=True,
+                             default=lambda t: t.tolist()) for x in state]
+        same = [one == other for one, other in (played, weights, stored)]
+        assert same == [True, True, True] and '"first_turn/marginal_std"' in stored[0]
 
     def test_only_steps_and_a_larger_context_may_change(self, begun, runs):
         for argv, said in ((["--lr", "0.5"], "lr was 0.0003, got 0.5"),
@@ -353,17 +348,17 @@ class TestResume:
             path.write_bytes(data)
         assert find_checkpoint(begun) == begun / "checkpoint"
 
-    @pytest.mark.parametrize("text", ["[]", "null", '{"files": []}', '{"files": {"a": 1}}', "{}"])
-    def test_a_manifest_of_another_form_is_refused(self, runs, text):
+    def test_a_manifest_of_another_form_is_refused(self, runs):
         (runs / "a" / "checkpoint").mkdir(parents=True)
-        (runs / "a" / "checkpoint" / "manifest.json").write_text(text)
-        with pytest.raises(ValueError, match="is damaged"):
-            find_checkpoint(runs / "a")
+        for text in ("[]", "null", '{"files": []}', '{"files": {"a": 1}}', "{}"):
+            (runs / "a" / "checkpoint" / "manifest.json").write_text(text)
+            with pytest.raises(ValueError, match="is damaged"):
+                find_checkpoint(runs / "a")
 
     def test_a_kill_during_a_save_leaves_a_whole_checkpoint(self, begun, monkeypatch):
         (begun / "checkpoint").rename(begun / "checkpoint.new")  # between its two renames
         with monkeypatch.context() as patch:
-            patch.setattr(torch, "save", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(torch, "save", mock.Mock(side_effect=KeyboardInterrupt))
             assert "stopped" in message("--run", "a", "--resume", "--steps", "3")  # and the next
         run("--run", "a", "--resume")
         assert metrics(begun)[-1]["step"] == 3 and (begun / "checkpoint").exists()
@@ -375,14 +370,13 @@ class TestLearning:
         """The whole algorithm at work: from noisy demonstrations to the better arm."""
         run("--env", "bandit", "--run", "learns", "--steps", "12", "--val-every", "12",
             "--val-size", "64", "--diagnose-every", "0")
-        lines = metrics(runs / "learns")
-        before, after = lines[0]["val/success"], lines[-2]["val/success"]
+        before, *_, after, _ = (line.get("val/success") for line in metrics(runs / "learns"))
         assert before < 0.75 and after > 0.85
 
 
 class TestMetrics:
     def documented(self):
-        """The keys in the first columns of docs/metrics.md, SAMPLER and BUCKET spelt out."""
+        """The keys in the first columns of docs/metrics.md, SAMPLER and BUCKET filled in."""
         page = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
         cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
         keys = {key for cell in cells for key in re.findall(r"`([^`]+)`", cell)}
@@ -400,14 +394,6 @@ class TestMetrics:
             key = re.sub(f"^{found}", written, key)
         return key
 
-    def bought(self):
-        """What webshop reports of a purchase."""
-        env, over = make("webshop"), False
-        env.reset(seed=1)
-        while not over:
-            *_, over, _, info = env.step(env.solve()[0])
-        return set(info)
-
     def test_the_documented_keys_are_the_logged_ones(self, runs):
         small = ["--group-size", "2", "--val-size", "2", "--steps", "1"]
         run("--env", "frozenlake", "--run", "c", *small, "--num-groups", "16")
@@ -423,7 +409,11 @@ class TestMetrics:
             source = inspect.getsource(inspect.getmodule(type(make(name))))
             for found in re.findall(r"metrics=\{(.*?)\}", source, re.DOTALL):
                 logged |= set(re.findall(r'"(\w+)":', found))
-        logged |= self.bought()
+        env, over = make("webshop"), False  # and what webshop reports of a purchase
+        env.reset(seed=1)
+        while not over:
+            *_, over, _, info = env.step(env.solve()[0])
+        logged |= info.keys()
         seen = {self.pattern(key) for key in logged}
         assert {key.partition("/")[2] for key in logged if key.startswith("bandit/")} <= logged
         assert seen == self.documented()

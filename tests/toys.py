@@ -1,4 +1,4 @@
-"""What several test files share: the untrained tiny policy, a model that follows a script, and two
+"""Shared by several test files: the untrained tiny policy, a model that follows a script, and two
 environments with random rewards."""
 
 import functools
@@ -9,8 +9,9 @@ from torch import nn
 
 from minragen.bundled import tiny_policy
 from minragen.chat import ChatFrame
-from minragen.envs import SPLITS, Budget, TextEnv, make
+from minragen.envs import SPLITS, Budget, EnvGroups, TextEnv, make
 from minragen.models import Policy
+from minragen.rollout import Rules, collect
 
 
 @functools.cache
@@ -21,8 +22,7 @@ def tiny(env="frozenlake"):
 
 
 class Puppet(nn.Module):
-    """A 'decoder' that, after the token at position p, gives all probability to the id
-    script[p + 1]."""
+    """A decoder that gives all probability at position p to the id script[p]."""
 
     def __init__(self, vocab_size):
         super().__init__()
@@ -44,15 +44,35 @@ class Puppet(nn.Module):
         return nn.Identity()
 
 
-def puppet(env="frozenlake"):
-    policy, frame = tiny(env)
-    return Policy("puppet", Puppet(len(policy.tokenizer)), policy.tokenizer), frame
+def puppet(tokenizer=None):
+    """A policy that follows a script, and its frame, by default with FrozenLake's tokenizer."""
+    tokenizer = tokenizer or tiny()[0].tokenizer
+    return Policy("puppet", Puppet(len(tokenizer)), tokenizer), ChatFrame(tokenizer)
+
+
+def prompt_length(frame, groups):
+    """Tokens of the first prompt of the first row at seed 0."""
+    return len(frame.open(frame.system_message(groups.envs[0]), groups.reset(0)[0]))
+
+
+def scripted(reply, turns=1, room=300, tokenizer=None, cap=None):
+    """Play FrozenLake with a puppet whose first reply is the ids `reply`.
+
+    room: tokens after the first prompt      cap: of a reply [the length of `reply`]
+    returns: the trajectory, its frame, the length of the first prompt
+    """
+    policy, frame = puppet(tokenizer)
+    groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=turns))
+    start = prompt_length(frame, groups)
+    policy.model.script = dict(enumerate(reply, start))
+    rules = Rules(max_new_tokens=cap or len(reply), max_context=start + room)
+    (trajectory,) = collect(policy, frame, groups, 0, rules)
+    return trajectory, frame, start
 
 
 class Lottery(TextEnv):
-    """Draws rewards and ends at random, whatever the answer; in a quarter of the instances all
-    members draw the same. So an untrained network gets episodes of different lengths and returns,
-    and a group of reward std 0."""
+    """Draws rewards and ends at random, in a quarter of the instances the same for all members: an
+    untrained network gets episodes of different lengths and returns, and groups of reward std 0."""
 
     instruction = "Say a word."
     budget = Budget(max_turns=3, max_actions_per_turn=1, max_actions=3)

@@ -1,8 +1,7 @@
 """Bandit: choose one of two arms by what their names suggest.
 
 Differences from RAGEN:
-  1. All members of a group see the same pair in the same order. RAGEN mixes a counter of objects
-     into the seed, so members play different instances.
+  1. A group sees one pair in one order. In RAGEN a counter in the seed gives each member its own.
   2. There is a validation split: the pairs of training in the other order.
   3. `reversed` restores V1's BanditRev. V2 has only its tag.
 """
@@ -21,13 +20,12 @@ class Bandit(TextEnv):
     Reward: the safe arm pays 0.1; the risky arm pays 1 with probability 0.25, else 0.
     Ends when: one arm has been pulled.
     Solver: names the arm with the higher mean.
+    See an episode: python -m minragen.environments bandit 2
 
     Splits: `train` has each known pair in one order, `val` the same pairs in the other order, and
     `test` pairs of other names. Success means choosing the better arm, whatever it paid.
     Options: `low_reward`, `high_reward`, `high_miss` (the risky arm's payout without a hit),
     `high_prob`, and `reversed`, which swaps the payouts, so that the names mislead.
-
-    See an episode: python -m minragen.environments bandit 2
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)

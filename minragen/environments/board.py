@@ -1,17 +1,13 @@
 """Boards: worlds on a grid of cells, and the language in which a model describes them.
 
-Reading order: `Board`, the base of FrozenLake and Sokoban; `relation` to `relation_f1`, the
-language and its score; `flood`, the search of both boards.
+Reading order: `Board`; `relation` to `relation_f1`, the language and its score; `flood`, a search.
 
-Differences from RAGEN: the prompt names the corners and symbols of the board in play. RAGEN's says
-that the far corner is (5, 5) on every board.
+Differences from RAGEN: the prompt names the board's own far corner. RAGEN's is (5, 5) everywhere.
 
 Differences from VAGEN, which introduced descriptions of the state:
   1. VAGEN asks a language model what a description claims. Here a regular expression reads it.
   2. VAGEN's Sokoban subtracts 0.1 for any of the five most frequent descriptions so far. That
      penalty depends on earlier episodes and is left out.
-
-Examples of the language: tests/environments/test_relations.py.
 """
 
 import re
@@ -26,7 +22,7 @@ CLAIM = re.compile(rf"(\w+) ({'|'.join(VERTICAL)}) ({'|'.join(HORIZONTAL)})")
 
 
 class Board(TextEnv):
-    """A world on a grid, shown as coordinates, as a grid of symbols, or as both.
+    """The base of FrozenLake and Sokoban: shown as coordinates, as a grid of symbols, or as both.
 
     A subclass has the options `view` and `symbols`, sets `rows` and `cols`, and writes
 
@@ -106,6 +102,7 @@ def read_relations(text):
 
 def relation_f1(claimed, true, weights, near=0.5):
     """Score the claims about a state: VAGEN's F1 over a best matching of claims to true things.
+    Claiming everything does not pay: with one true thing, all nine claims have F1 0.2.
 
         score(kind) = max over one-to-one matchings of the sum of (1 where both relations agree,
                       `near` where one of them does, else 0)
@@ -115,8 +112,6 @@ def relation_f1(claimed, true, weights, near=0.5):
 
     claimed, true: lists of (kind, vertical, horizontal)      weights: kind -> positive number
     near: at most 0.5 (VAGEN: 0.5 in FrozenLake, 0 in Sokoban)
-
-    Claiming everything does not pay: with one true thing, all nine claims have F1 0.2.
     """
     weighted = present = 0.0
     for kind, weight in weights.items():

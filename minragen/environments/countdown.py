@@ -1,14 +1,12 @@
 """Countdown: make an expression from given numbers that has a given value.
 
-Reading order: the class; `find_expression`, the solver; `parse_equation`, which reads answers;
-`read_tasks`, which reads a file of the user's.
+Reading order: the class; `find_expression`, the solver; `parse_equation`, which reads answers.
 
 Differences from RAGEN:
-  1. The answer is parsed, not evaluated: powers, lists and comparisons are no actions, and listing
-     the numbers earns nothing.
-  2. `expr = target` counts. RAGEN takes its right side for another number.
+  1. The answer is parsed, not evaluated, so powers, comparisons and lists of the numbers earn nothing.
+  2. `expr = target` counts. RAGEN takes the right side for another number.
   3. Values are exact fractions. Tasks may need multiplication and division.
-  4. The same numbers and target are never in two splits. RAGEN uses one file for both.
+  4. The splits share no task. RAGEN uses one file for training and validation.
 """
 
 import ast
@@ -29,43 +27,37 @@ class Countdown(TextEnv):
     Goal: an expression over all the numbers that equals the target.
     Observation: the numbers in ascending order and the target; after a wrong attempt its value.
     Actions: `expr` or `expr = value`, with + - * /, brackets and whole numbers; no signs.
-    Reward: an attempt is worth 1 if its value is the target (and so is the value it claims, if it
-        claims one), and 0.1 if it only uses each number exactly once; anything else is no action.
-        An attempt pays what it is worth more than the attempts before.
+    Reward: an attempt is worth 1 if its value, and the one it claims, is the target; 0.1 if it only
+        uses each number once, minus what was paid before; anything else is no action.
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
     Solver: combines all subsets of the numbers, exactly.
-
-    Options: `count` of numbers, 3 or 4, or 0 for either; `largest` of them; `operators`, a
-    selection of +-*/ that both tasks and answers are limited to (RAGEN's tasks: "+-"); `data`, a
-    JSON, JSONL or parquet file with the columns nums and target, such as Countdown-Tasks-3to4. It
-    replaces the generated tasks by its rows of `count` numbers that the operators can solve.
-
     See an episode: python -m minragen.environments countdown 5
+
+    Options: `count` of numbers, 3 or 4, or 0 for either; `largest` of them; `operators`, those of
+    +-*/ that tasks and answers may use (RAGEN's tasks: "+-"); `data`, a JSON, JSONL or parquet file
+    with columns nums and target, such as Countdown-Tasks-3to4. Its rows of `count` numbers that the
+    operators can solve replace the generated tasks.
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
     defaults = {"count": 3, "largest": 10, "operators": "+-*/", "data": ""}
-    COUNTS = (3, 4)
     TARGETS = range(1, 100)  # of generated tasks
-    DRAWS = 1000  # rows of `data` drawn in search of one with a solution; generated: ten times that
+    DRAWS = 1000  # rows of `data` tried for a task; ten times as many are generated
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         count, largest, operators, path = (self.options[name] for name in self.defaults)
-        for name, good, expected in (
-                ("count", count in (0, *self.COUNTS), "3, 4, or 0 for either"),
-                ("largest", 2 <= largest <= 1000, "2 to 1000"),
-                ("operators", operators and set(operators) <= set("+-*/"), "some of '+-*/'")):
-            if not good:
-                raise ValueError(f"option {name} of Countdown: got {self.options[name]!r}, "
-                                 f"expected {expected}.")
+        if not (count in (0, 3, 4) and 2 <= largest <= 1000
+                and operators and set(operators) <= set("+-*/")):
+            raise ValueError(f"bad options of Countdown: {self.options}; expected count 3, 4 or 0, "
+                             f"largest of 2 to 1000 and operators from +-*/.")
         self.operators = [op for op in "+-*/" if op in operators]
-        self.counts = (count,) if count else self.COUNTS
+        self.counts = (count,) if count else (3, 4)
         rows = read_tasks(path) if path else []
         self.rows = [row for row in rows if len(row[0]) in self.counts]
         if path and not self.rows:
             raise ValueError(f"{path} has no row of {' or '.join(map(str, self.counts))} numbers: "
-                             f"set the option count to another number, or 0 for either.")
+                             f"change the option count.")
 
     @property
     def instruction(self):
@@ -74,27 +66,25 @@ class Countdown(TextEnv):
                 f"with {' '.join(self.operators)} and brackets.{again}")
 
     def _reset(self, rng):
-        draw, draws = (self._row, self.DRAWS) if self.rows else (self._generated, 10 * self.DRAWS)
-        task = next(filter(None, (draw(rng) for _ in range(draws))), None)
+        draws = self.DRAWS if self.rows else 10 * self.DRAWS
+        task = next(filter(None, (self._draw(rng) for _ in range(draws))), None)
         if task is None:
-            raise ValueError(f"options of Countdown: none of {draws} draws is a task that can be "
-                             f"solved, with {self.options}. Allow more operators or smaller "
-                             f"numbers.")
+            raise ValueError(f"none of {draws} draws is a task of Countdown that can be solved: "
+                             f"got {self.options}. Allow more operators or smaller numbers.")
         self.numbers, self.target = task
-        self.worth, self.value = 0.0, None  # the best attempt's worth, the last attempt's value
+        self.worth, self.value = 0.0, None  # of the best attempt, of the last attempt
 
-    def _generated(self, rng):
-        """The numbers and the value of a random expression; None if it is not in TARGETS."""
+    def _draw(self, rng):
+        """A row of the data, or the numbers and the value of a random expression. None if the
+        operators cannot solve it or the value is not in TARGETS."""
+        if self.rows:
+            row = self.rows[rng.integers(len(self.rows))]
+            return row if find_expression(*row, self.operators) else None
         count = self.counts[rng.integers(len(self.counts))]
         numbers = (rng.integers(self.options["largest"], size=count) + 1).tolist()
         value = self._random_term(numbers, rng).value
         found = type(value) is int and value in self.TARGETS
         return (tuple(sorted(numbers)), value) if found else None
-
-    def _row(self, rng):
-        """A row of the user's data; None if the operators cannot solve it."""
-        row = self.rows[rng.integers(len(self.rows))]
-        return row if find_expression(*row, self.operators) else None
 
     def _random_term(self, numbers, rng):
         """The numbers in the given order under random operators and brackets."""
@@ -126,7 +116,7 @@ class Countdown(TextEnv):
         return f"target {self.target} sum {sum(self.numbers)} products {products}"
 
     def random_answer(self, rng):
-        """All numbers in random order, with random operators and brackets; not divided by zero."""
+        """All numbers in random order, with random operators and brackets, not divided by zero."""
         while True:
             term = self._random_term(rng.permutation(self.numbers).tolist(), rng)
             if term.value is not None:
@@ -137,11 +127,11 @@ class Countdown(TextEnv):
 
 
 class Term(NamedTuple):
-    """A number, or two terms under an operator, written with as few brackets as it needs."""
+    """A number, or two terms joined by an operator, with no needless brackets."""
 
     value: object  # exact: int, Fraction, or None for a division by zero
     text: str
-    rank: int = 3  # how tightly it binds: 1 for + and -, 2 for * and /, 3 for a number
+    rank: int = 3  # precedence: 1 for + and -, 2 for * and /, 3 for a number
 
 
 def join_terms(left, op, right):
@@ -153,7 +143,7 @@ def join_terms(left, op, right):
 
 
 def operate(x, op, y):
-    """x op y, exactly; None for a division by zero and for what contains one."""
+    """x op y, exactly; None for a division by zero, also inside x or y."""
     if x is None or y is None or (op == "/" and y == 0):
         return None
     if op == "/":
@@ -162,10 +152,10 @@ def operate(x, op, y):
 
 
 def find_expression(numbers, target, operators):
-    """The text of an expression over all the numbers that equals the target, or None if none does.
+    """The text of an expression over all the numbers that equals the target, or None.
 
-    made[s]: what the numbers of subset s (a bit mask) can make, each value with one term for it.
-    The first pass keeps whole values only, which is fast and mostly enough.
+    made[s]: value -> one term, for every value of the numbers in subset s (a bit mask).
+    The first pass keeps only whole values, which is fast and mostly enough.
     """
     everything = 2**len(numbers) - 1
     for whole in (True, False):
@@ -181,22 +171,20 @@ def find_expression(numbers, target, operators):
 
 
 def joined_terms(made, s, operators):
-    """Every way to cut subset `s` in two and to join a term of each part."""
+    """Every term that joins terms of two parts of subset `s`."""
     for part in range(1, s):
         if part & s == part:
-            # The two parts come in both orders, which makes no difference to + and *.
+            # The parts come in both orders, which are the same to + and *.
             some = [op for op in operators if op in "-/" or part < s - part]
             for a, b, op in product(made[part].values(), made[s - part].values(), some):
                 yield join_terms(a, op, b)
 
 
 def parse_equation(text, operators="+-*/"):
-    """Read `expr` or `expr = whole number`.
+    """Read `expr` or `expr = whole number`: (numbers in their order, exact value, the right side or
+    else the value), or None for any other text.
 
-    returns: (the numbers in the order of the text, the exact value, the right side of the = or the
-        value without one), or None for any other text
-
-    `eval` is not used: it would run endless powers and any other Python. Only known tokens reach
+    Not with `eval`, which would run endless powers and any other Python. Only known tokens reach
     Python's parser, and their number bounds the depth of brackets.
     """
     found = len(text) <= 200 and re.fullmatch(r"([^=]+)(?:=\s*(-?[0-9]{1,20})\s*)?", text)
@@ -208,11 +196,10 @@ def parse_equation(text, operators="+-*/"):
     try:
         value = evaluate(ast.parse(" ".join(tokens), mode="eval").body)
     except (SyntaxError, ValueError):
-        return None
-    if value is None:
-        return None
+        value = None
     numbers = tuple(int(token) for token in tokens if token not in known)
-    return numbers, value, value if found[2] is None else int(found[2])
+    claim = value if found[2] is None else int(found[2])
+    return None if value is None else (numbers, value, claim)
 
 
 def evaluate(node):
@@ -228,10 +215,7 @@ def evaluate(node):
 
 @cache
 def read_tasks(path):
-    """The (numbers in ascending order, target) of every record of a file.
-
-    raises: ValueError for a file that is missing, of an unknown kind, or has other records
-    """
+    """The (sorted numbers, target) of every record; ValueError for a bad file or record."""
     tasks = []
     for record in read_records(path):
         try:

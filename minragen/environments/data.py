@@ -1,7 +1,7 @@
-"""Files on disk: the folder of cached results, and the records that a user gives to an environment.
+"""The folder of cached results, and the records that a user gives to an environment.
 
-Differences from RAGEN: RAGEN's environments download named data sets as they start. Here an
-environment reads a local file and refuses it at the start if it cannot be used.
+Differences from RAGEN: an environment reads a local file and refuses an unusable one at its start.
+RAGEN's environments download named data sets.
 """
 
 import gzip
@@ -12,19 +12,15 @@ from pathlib import Path
 
 
 def cache_folder():
-    """The folder for results that are made once: converted models, warm-up weights, Lean's prelude.
-
-    It is $MINRAGEN_CACHE or ~/.cache/minragen, as an absolute path: Lean runs in another folder.
-    """
+    """$MINRAGEN_CACHE or ~/.cache/minragen: converted models, warm-up weights, Lean's prelude."""
     folder = os.environ.get("MINRAGEN_CACHE") or Path.home() / ".cache" / "minragen"
-    return Path(folder).absolute()
+    return Path(folder).absolute()  # Lean runs in another folder
 
 
 def read_records(path):
-    """The records of a user's JSONL file (.gz or not), JSON file (one list) or parquet file.
+    """The records of a JSONL file (.gz or not), a JSON file (one list) or a parquet file.
 
-    raises: ValueError for a file that is missing, broken or empty, or for a parquet file where
-        pyarrow is not installed
+    raises: ValueError if the file is missing, broken or empty, or needs pyarrow
     """
     file, number = Path(path), 0
     if not file.is_file():
@@ -45,14 +41,13 @@ def read_records(path):
                     if line.strip():
                         records.append(json.loads(line))
     except ImportError:
-        raise ValueError(f"reading {path} needs the package pyarrow: run `pip install pyarrow`, "
-                         f"or convert the file to JSONL.") from None
+        raise ValueError(f"{path} needs pyarrow: run `pip install pyarrow`, or convert the file to "
+                         f"JSONL.") from None
     # Another format, not UTF-8, not readable, or nested too deeply.
     except (ValueError, OSError, EOFError, zlib.error, RecursionError) as error:
-        line = f"line {number} of " if number else ""
-        first_line = str(error).partition("\n")[0]
-        raise ValueError(f"cannot read {line}{path}, expected JSONL, JSON or parquet: "
-                         f"{first_line}") from None
+        place = f"line {number} of {path}" if number else path
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"cannot read {place} as JSONL, JSON or parquet: {reason}.") from None
     if not records:
         raise ValueError(f"no records in {path!r}: expected at least one.")
     return records

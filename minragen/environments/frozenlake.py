@@ -2,7 +2,7 @@
 
 Differences from RAGEN:
   1. Each member of a group slips on its own. In RAGEN all members share one random stream.
-  2. A path within the action budget always exists. RAGEN's path may be longer than the budget.
+  2. A path within the action budget always exists. RAGEN's may be longer.
 """
 
 import numpy as np
@@ -20,13 +20,12 @@ class FrozenLake(Board):
     Reward: 1 on entering the goal, otherwise 0.
     Ends when: the player enters the goal or a hole.
     Solver: value iteration over the actions left; without slip, a shortest path.
+    See an episode: python -m minragen.environments frozenlake 3
 
     Options: `size`; `frozen`, the probability that a tile is ice and not a hole; `slip`, the
     probability that a step goes to one of the two perpendicular sides instead (0 in RAGEN V2's run,
     0.2 in its tag, 2/3 in V1); `view`, one of coord, grid, grid_coord; `symbols`, one for each of
     `meanings`. Start and goal are random, joined by a path within the action budget.
-
-    See an episode: python -m minragen.environments frozenlake 3
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
@@ -41,14 +40,13 @@ class FrozenLake(Board):
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        o = self.options
-        if not (2 <= o["size"] <= 64 and 0 < o["frozen"] <= 1 and 0 <= o["slip"] <= 1):
+        o, slip = self.options, self.options["slip"]
+        if not (2 <= o["size"] <= 64 and 0 < o["frozen"] <= 1 and 0 <= slip <= 1):
             raise ValueError(f"bad options of FrozenLake: {o}; expected size of 2 to 64, "
                              f"0 < frozen <= 1 and 0 <= slip <= 1.")
         self.rows = self.cols = o["size"]
-        if o["slip"]:
-            self.rules = (f"\nThe ice is slippery: with probability {o['slip']:.3g} a step goes "
-                          f"sideways.")
+        if slip:
+            self.rules = f"\nThe ice is slippery: with probability {slip:.3g} a step goes sideways."
 
     def _reset(self, rng):
         n, most = self.rows, self.budget.max_actions
@@ -66,8 +64,7 @@ class FrozenLake(Board):
 
     def _near(self, cell):
         """The cells without a hole that one step leads to."""
-        cells = (self._move(cell, move) for move in self.MOVES)
-        return [to for to in cells if not self.holes[to]]
+        return [to for move in self.MOVES if not self.holes[to := self._move(cell, move)]]
 
     def _move(self, cell, move):
         top = self.rows - 1
@@ -113,8 +110,7 @@ class FrozenLake(Board):
     def _value_iteration(self):
         """For 1, 2, ... actions left: an (n, n) array of the best action in each cell.
 
-        V_k(s) = max_a sum_s' p(s'|s,a) (1[s' = goal] + 0.999 V_{k-1}(s'));
-        0.999 favours short paths.
+        V_k(s) = max_a sum_s' p(s'|s,a) (1[s' = goal] + 0.999 V_{k-1}(s'))   0.999: short paths win
         """
         n, slip, values, best = self.rows, self.options["slip"], 0.0, []
         for _ in range(self.budget.max_actions):

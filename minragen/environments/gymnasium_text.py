@@ -10,8 +10,6 @@ from minragen.envs import Outcome, TextEnv
 
 
 class GymnasiumText(TextEnv):
-    """Adapter of a registered Gymnasium environment whose spaces are Text."""
-
     def __init__(self, env_id, split="train", budget=None, **options):
         try:
             self.inner = gymnasium.make(env_id, **options)
@@ -26,7 +24,7 @@ class GymnasiumText(TextEnv):
 
     def _reset(self, rng):
         self._text, _ = self.inner.reset(seed=int(rng.integers(2**31)))
-        # The instance is drawn; from here on each member has its own dynamics.
+        # The instance is drawn; from here on, each member has its own dynamics.
         self.inner.unwrapped.np_random = self.dynamics
 
     def _act(self, action):

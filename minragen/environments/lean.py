@@ -51,8 +51,6 @@ DEFAULT_HEADER = "import Mathlib\nopen BigOperators Real Nat Topology Rat"  # of
 
 
 class Theorem(NamedTuple):
-    """A theorem to prove."""
-
     name: str
     statement: str  # ends in `:= by`
     header: str = ""  # the Lean code before it; empty for the checker's default
@@ -60,9 +58,7 @@ class Theorem(NamedTuple):
     split: str = ""
 
 
-class Message(NamedTuple):
-    """One message of Lean about a script."""
-
+class Message(NamedTuple):  # from Lean, about a script
     line: int
     severity: str
     text: str
@@ -84,15 +80,15 @@ class Lean(TextEnv):
         case, the goals of the others.
     Actions: one tactic (`;` or line breaks join several), or `undo`, which takes back the last
         tactic that changed the state.
-    Reward: 1 for the proof. Every tactic costs `step_cost`, joined or not, accepted or not; so does
-        every undo.
+    Reward: 1 for the proof. Each undo and each tactic, even if joined or rejected, costs
+        `step_cost`.
     Ends when: the theorem is proved.
     Solver: undoes what is not in the stored proof and plays the rest of it, joined if turns are
         short. A shorter proof would cost less.
 
     A text with a command, `sorry`, a comment, a string or an unbalanced bracket is not an action:
     Lean never sees it. If Lean rejects a tactic, the start of its error is shown without what it
-    quotes. A tactic that changes nothing is legal.
+    quotes.
 
     Options: `server`, the address of a Kimina server (else `lean` on PATH, else the packaged Lean);
     `data`, a file of miniF2F records, for a Lean with Mathlib; `step_cost`; `seconds` of CPU for a
@@ -160,8 +156,7 @@ class Lean(TextEnv):
                 self.states.pop()
             return Outcome(-cost, effective=self._goals() != before, metrics={"undone": 1.0})
         tactic = tidy_tactic(action)
-        refusal = tactic_refusal(tactic, None if self.options["data"] else self.TACTICS)
-        if refusal:
+        if refusal := tactic_refusal(tactic, None if self.options["data"] else self.TACTICS):
             self._error = (self._turns, refusal)
             return None
         cost *= 1 + len(re.findall(r"[;\n]", tactic))  # joining tactics saves turns, not the cost
@@ -178,9 +173,8 @@ class Lean(TextEnv):
         return Outcome(-cost, metrics={"accepted": 1.0})
 
     def render(self):
-        lines = []
-        if self._turns == 0:
-            lines.append(re.sub(r"\s*:=\s*by\s*$", "", self.theorem.statement))
+        statement = re.sub(r"\s*:=\s*by\s*$", "", self.theorem.statement)
+        lines = [] if self._turns else [statement]
         turn, error = self._error
         if turn == self._turns - 1:  # the error is about the last turn, not an earlier one
             lines.append(f"Error: {error}")
@@ -197,7 +191,6 @@ class Lean(TextEnv):
         return self._fitted(f"goal {goal}{known and ' from '}{known}", SHOWN_TEXT)
 
     def solve(self):
-        """Undo back to a prefix of the stored proof, then play the rest of it."""
         proof = self.theorem.proof
         kept = max(k for k in range(len(proof) + 1) if [*proof[:k]] == self.accepted[:k])
         undo, rest = ["undo"] * (len(self.accepted) - kept), proof[kept:]
@@ -229,8 +222,8 @@ class Lean(TextEnv):
 # ---- Texts to and from Lean ----------------------------------------------------------------------
 LEAN_SYMBOLS = ("⊢→←↔¬∧∨∀∃λ✝⟨⟩≤≥≠∈∉⊆∪∩∘×ℕℤℚℝℂ·•↑∣∑∏∅∞▸⁻⁰¹²³⁴₀₁₂₃₄₅₆₇₈₉"
                 "αβγδεζηθικμνξπρστφχψωΓΔΣΩ")
-# Words that begin a command or a declaration, run code, leave the proof, or stand for a missing
-# proof. They are refused anywhere in a tactic.
+# Words refused anywhere in a tactic: they begin a command or a declaration, run code, leave the
+# proof, or stand for a missing one.
 COMMANDS = frozenset(re.findall(r"\w+", """
     theorem lemma example def abbrev axiom axioms opaque instance inductive coinductive structure
     class mutual end section namespace open export import prelude module public private protected
@@ -325,8 +318,7 @@ AXIOM = r"(propext|Quot\.sound|Classical\.choice)"
 SOUND = rf"does not depend on any axioms|depends on axioms: \[{AXIOM}(,\s+{AXIOM})*\]"
 NAMES_OFF = "set_option autoImplicit false\nset_option tactic.hygienic false\nopen N List\n"
 PRELUDE_HEADER = f"prelude\nimport MinragenPrelude\nset_option pp.fieldNotation false\n{NAMES_OFF}"
-# The numbers and functions of prelude.lean for a Lean with its library, whose names the namespace
-# avoids.
+# Numbers and functions of prelude.lean for a Lean with a library; the namespace avoids its names.
 LIBRARY_HEADER = f"""namespace Minragen
 inductive N where
   | zero : N
@@ -368,14 +360,11 @@ class LeanChecker:
         self._cache, self._cores = {}, threading.BoundedSemaphore(os.cpu_count() or 1)
 
     def check(self, theorem, tactics=()):
-        """Check `theorem` after `tactics`. Exceeding the limits is an error of the script.
-
-        raises: RuntimeError if Lean cannot be reached or does not answer as it should
-        """
+        """Check `theorem` after `tactics`. Raises RuntimeError if Lean gives no valid answer."""
         proof = theorem.statement.splitlines()
         for tactic in tactics:  # parentheses keep each apart from the next
             proof += ["  (", *("    " + line for line in tactic.splitlines()), "  )"]
-        # The last two lines hold no text of a model.
+        # The last two lines hold no text of a model; they print the open goals and the axioms used.
         proof += ["  trace_state", f"#print axioms {theorem.name}"]
         header = (theorem.header or self.default_header).rstrip("\n")
         script = "\n".join([header, *proof, ""])
@@ -412,16 +401,15 @@ def judge(messages, theorem, length):
     start = last - length + 1
     by = range(start, start + len(theorem.statement.splitlines()))
     errors = [m for m in messages if m.severity == "error" and m.line < last]
-    states = [m.text.strip() for m in messages
-              if m.severity.startswith("info") and m.line == last - 1]
-    goals = states[-1] if states else None
-    if goals in ("", "no goals"):
+    goals = [m.text.strip() for m in messages
+             if m.severity.startswith("info") and m.line == last - 1]
+    if goals and goals[-1] in ("", "no goals"):
         if not re.search(SOUND, axioms):
             errors.append(Message(last, "error", "The proof uses axioms that are not allowed."))
         return Verdict(not errors, error=errors[0].text if errors else "")
     left = [m for m in errors if m.text.startswith("unsolved goals") and m.line in by]
-    if goals is not None and len(left) == len(errors) == 1:
-        return Verdict(False, goals=goals)
+    if goals and len(left) == len(errors) == 1:
+        return Verdict(False, goals=goals[-1])
     others = [m.text for m in errors if m not in left]
     return Verdict(False, error=others[0] if others else "Lean did not get to the end.")
 
@@ -435,10 +423,9 @@ def limit_resources(pid, seconds, memory, file_bytes=0):
     """Limit CPU time, memory and files of a process (0: this one). It cannot lift the limits."""
     if not hasattr(resource, "prlimit"):
         return  # macOS, where only the wall clock limits a check
-    for kind, limit in ((resource.RLIMIT_CPU, int(seconds) + 1), (resource.RLIMIT_AS, memory),
-                        (resource.RLIMIT_FSIZE, file_bytes), (resource.RLIMIT_NOFILE, 64),
-                        (resource.RLIMIT_CORE, 0)):
-        resource.prlimit(pid, kind, (limit, limit))
+    for kind, limit in (("CPU", int(seconds) + 1), ("AS", memory), ("FSIZE", file_bytes),
+                        ("NOFILE", 64), ("CORE", 0)):
+        resource.prlimit(pid, getattr(resource, f"RLIMIT_{kind}"), (limit, limit))
 
 
 # ---- The backends --------------------------------------------------------------------------------
@@ -520,10 +507,7 @@ def find_library():
 
 
 def zygote(library, memory):
-    """Run Lean in a forked child for each request, until the parent exits.
-
-    This source runs in a bare interpreter, with the imports in `_start`.
-    """
+    """Run Lean in a forked child for each request. `_start` copies this source and its imports."""
     lean = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     lean.lean_initialize()  # the 35 ms; threads start only later, in lean_main, so fork is safe
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
@@ -531,7 +515,7 @@ def zygote(library, memory):
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
         if not request:
-            return
+            return  # the parent is gone
         if os.fork():
             os.close(descriptors[0])
             continue
@@ -584,8 +568,7 @@ class SystemLean(LeanChecker):
 class KiminaLean(LeanChecker):
     """A Kimina Lean server (`POST /api/check`), with the key $LEAN_SERVER_API_KEY if it is set.
 
-    A server that is down, refuses or answers nonsense raises RuntimeError. Its own time limit is a
-    fault of the script.
+    Its own time limit is a fault of the script. Every other failure raises RuntimeError.
     """
 
     def __init__(self, server, seconds):
@@ -623,5 +606,4 @@ class KiminaLean(LeanChecker):
                 problem = error
                 if 400 <= getattr(error, "code", 0) < 500:
                     break
-        raise RuntimeError(f"{self.name} cannot be reached: {problem}. Start it, or leave out "
-                           f"option server.")
+        raise RuntimeError(f"{self.name}: {problem}. Start it, or leave out option server.")

@@ -22,13 +22,11 @@ from minragen.environments.data import read_records
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
 MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of an answer
-# Forms of records: the question's field, the answer's field, the marker before the result.
+# Forms of records: field of the question, field of the answer, the (last) marker before the result.
 FORMS = (("query", "response", "The answer is:"), ("question", "answer", "####"))
 
 
 class WordProblem(NamedTuple):
-    """A question and its result."""
-
     question: str
     answer: str  # the result as the solver writes it
     gold: Fraction | str  # a str: the normal form of a result that is not a number
@@ -63,12 +61,10 @@ class MetaMathQA(TextEnv):
     in any order are one task: names and distractors do not matter.
 
     Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
-    the most operations of a problem; `repeat`, whether to repeat the question; `data`, a JSONL,
-    JSON or parquet file of records instead of the templates: MetaMathQA's (query, response with the
-    result after the last "The answer is:") or GSM8K's (question, answer with the result after the
-    last "####"). Records without a result are left out. All rephrasings of one `original_question`
-    belong to one split. A result that is not a number (an interval, x+1) must be given literally,
-    except for case, spaces and LaTeX decoration.
+    the most operations of a problem; `repeat`, whether to repeat the question; `data`, a file of
+    MetaMathQA or GSM8K records (see FORMS) instead of the templates. Records without a result are
+    left out. Rephrasings of one `original_question` belong to one split. A result that is not a
+    number (an interval, x+1) must be given literally, except for case, spaces and LaTeX decoration.
 
     See an episode: python -m minragen.environments metamathqa 18
     """
@@ -224,7 +220,7 @@ def load_problems(path):
 
 
 def problem_of(record, where):
-    """The WordProblem of a record; None without a usable question and result; else ValueError."""
+    """The WordProblem of a record; None if unusable. Raises ValueError for an unknown form."""
     fields = record if isinstance(record, dict) else {}
     known = [form for form in FORMS if all(isinstance(fields.get(name), str) for name in form[:2])]
     if not known:
@@ -236,7 +232,6 @@ def problem_of(record, where):
     percent = "%" in result or bool(re.search(r"percent|what %", question, re.IGNORECASE))
     value = read_value(result, percent)
     gold = read_text(result) if value is None else value
-    # MetaMathQA rephrases each question many times; all rephrasings belong to one split.
     task = " ".join(str(fields.get("original_question") or question).lower().split())
     usable = found and gold != "" and 0 < len(question) <= MAX_QUESTION
     if not usable or re.search("[\ud800-\udfff]", question + task):  # half characters

@@ -1,15 +1,13 @@
-"""The judge of programs: it has a submission run in the sandbox and compares the outputs itself.
+"""The judge of programs: it runs a submission in the sandbox and compares the outputs itself.
 
 A submission is a program that a model wrote. It runs in a child of a sandbox worker
-(sandbox_worker.py), never in this process, and what it could want to forge never enters its
-process: a child gets one input, and what it prints or returns is compared *here* with the expected
-value. A submission can write to every descriptor it has, exit, raise, patch the builtins or take
-over its interpreter. All of this only claims an output, as every program does, and without the
-expected output a claim is a guess. Values arrive as JSON of plain types (no pickle), so no object
-of the submission, with an `__eq__` that always agrees, takes part in a comparison.
+(sandbox_worker.py), never in this process. The child gets one input, and its output is compared
+*here* with the expected value. A submission can write to every descriptor it has, exit, raise,
+patch the builtins or take over its interpreter: without the expected value all this is a guess at
+it. Values arrive as JSON of plain types (no pickle), so no object of the submission, such as one
+whose `__eq__` always agrees, takes part in a comparison.
 
-Reading order: `judge` and `judge_check`; `Submission`, one program under test; `compare`; then the
-processes: `WorkerPool`, `Worker`, `Child`.
+Reading order: `judge`, `Submission`, `compare`; then `WorkerPool`, `Worker`, `Child`.
 
 Difference from RAGEN: its grader runs a submission in the interpreter that decides the verdict.
 
@@ -37,18 +35,16 @@ from typing import NamedTuple
 from minragen.environments import sandbox_worker
 from minragen.environments.sandbox_worker import ERRORS, RAISED, decode, encode, json_line
 
-OUTPUT_BYTES = 1 << 20  # of one answer; a program that writes more has failed the test
-TOTAL_SECONDS = 40.0  # of the clock for one submission, over all its tests
+OUTPUT_BYTES = 1 << 20  # of one answer; more fails the test
+TOTAL_SECONDS = 40.0  # of the clock for all tests of a submission
 CHECK_SECONDS = 20  # CPU of a data set's own test code
 TOLERANCE = 1e-6  # relative, where a float is expected
 NUMERAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
 
 
 class Case(NamedTuple):
-    """One test. `given`: text on standard input, or a list of arguments; `expected`: text or value.
-
-    either: the expected value may also be the one inside its list of one (TACO's convention)
-    """
+    """One test. given: text on standard input, or a list of arguments; expected: text or value;
+    either: the value may also be the only one in the list `expected` (TACO's convention)."""
 
     given: object
     expected: object
@@ -56,10 +52,8 @@ class Case(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The outcome of one test: whether it passed, one word, and the value if there was one.
-
-    word: passed, wrong, time, output, died, skipped, or the name of a builtin exception
-    """
+    """The outcome of one test: whether it passed, one word, and the value if there is one. word:
+    passed, wrong, time, output, died, skipped, or the name of a builtin exception."""
 
     passed: bool
     word: str
@@ -69,18 +63,16 @@ class Result(NamedTuple):
 class Limits(NamedTuple):
     """Limits of one test, and of the memory of a process."""
 
-    cpu: int = 2  # seconds; the kernel counts them in whole ones
+    cpu: int = 2  # whole seconds
     memory: int = 512  # MiB of address space
-    patience: float = 0.0  # seconds of the clock; 0 derives them from `cpu`
+    patience: float = 0.0  # seconds of the clock; 0: derived from `cpu`
 
 
 def judge(code, cases, name="", limits=None, pool=None):
     """Run `code` on every case: call its function `name`, or without a name run it as a program.
 
-    After the first test that runs out of time, the others are skipped: an endless loop costs one
-    limit, not one per test.
-    returns: list of Result, one for each case
-    raises: RuntimeError if the sandbox itself does not work
+    Tests after one that runs out of time are skipped, so that an endless loop costs one limit.
+    returns: list of Result, one for each case      raises: RuntimeError if the sandbox fails
     """
     results = []
     with (pool or SUBMISSIONS).borrow() as worker, \
@@ -95,9 +87,8 @@ def judge(code, cases, name="", limits=None, pool=None):
 def judge_check(code, name, check, limits=None, pool=None, referees=None):
     """Run a data set's own test program, which defines `check(candidate)`, on function `name`.
 
-    The test program runs in a worker of another pool: a submission is a fork of its worker and
-    could read whatever that worker has ever seen. Plain values pass between the two processes, one
-    call at a time.
+    The test program runs in a worker of another pool, because a submission is a fork of its worker
+    and can read whatever that worker has seen. Only plain values pass between the two.
     returns: (assertions that held, assertions that depended on a call)
     """
     reply, late = b"", False
@@ -118,10 +109,8 @@ def judge_check(code, name, check, limits=None, pool=None, referees=None):
 
 
 class Submission:
-    """The program under test: one child for all calls of a function, or one for each run.
-
-    A child that dies fails the call it died in; the next call gets a new one.
-    """
+    """The program under test: one child for each run of a program, or for all calls of a function
+    until one fails."""
 
     def __init__(self, worker, code, name, limits):
         self.worker, self.code, self.name, self.limits = worker, code, name, limits
@@ -132,12 +121,12 @@ class Submission:
             self.child.close()
 
     def run(self, given, keywords=None):
-        """Return a Result whose word is `value`, or else the reason why there is none."""
+        """Return a Result whose word is `value`, or the reason why there is none."""
         if not self.name:
             return self._run_program(given)
         fresh = self.child is None
         result = self._call(given, keywords or {})
-        if result.word == "time" and not fresh:  # the calls before may have used the CPU seconds
+        if result.word == "time" and not fresh:  # earlier calls may have used it up
             result = self._call(given, keywords or {})
         return result
 
@@ -160,18 +149,18 @@ class Submission:
                 if message.get("error") in ERRORS:
                     return Result(False, message["error"])
                 return Result(False, "value", decode(message["value"]))
-            word = "died"  # it has written into the protocol's pipe, so no more calls of this child
+            word = "died"  # it has written into the protocol's pipe
         child, self.child = self.child, None
         return Result(False, child.finish(word))
 
     def _deadline(self):
-        # CPU time is the limit that counts: a busy machine fails no honest program.
+        # Longer than `cpu`, so that a busy machine fails no honest program.
         patience = self.limits.patience or 3.0 * self.limits.cpu + 2.0
         return min(time.monotonic() + patience, self.end)
 
 
 def compare(result, case):
-    """Return the result of a run with its verdict: a value becomes `passed` or `wrong`."""
+    """Return a run's result with the word `value` replaced by `passed` or `wrong`."""
     if result.word != "value":
         return result
     same = same_output if isinstance(case.given, str) else same_value
@@ -183,12 +172,8 @@ def compare(result, case):
 
 
 def same_value(got, want):
-    """Return whether two values are equal: 1 == 1.0 == True, lists and tuples alike.
-
-    They may differ by TOLERANCE where a float is expected, and only there: an integer that is
-    nearly right is wrong. A dictionary from a JSON file has text for keys, so keys are compared as
-    text.
-    """
+    """Return whether two values are equal, within TOLERANCE where a float is expected. 1 is 1.0 and
+    True, a tuple is a list, and keys are compared as text, as JSON has them."""
     if isinstance(want, (list, tuple)):
         return (isinstance(got, (list, tuple)) and len(got) == len(want)
                 and all(map(same_value, got, want)))
@@ -203,22 +188,20 @@ def same_value(got, want):
 
 
 def close(got, want):
-    try:
+    with suppress(OverflowError):  # an integer beyond all floats
         return got == want or math.isclose(got, want, rel_tol=TOLERANCE, abs_tol=1e-9)
-    except OverflowError:  # an integer beyond all floats
-        return False
+    return False
 
 
 def same_output(got, want):
-    """Return whether two outputs have the same words on the same lines; numbers with a point are
-    compared by value."""
+    """Return whether two outputs have the same words, by `same_word`, on the same lines."""
     got, want = ([line.split() for line in text.strip().splitlines()] for text in (got, want))
     return len(got) == len(want) and all(
         len(g) == len(w) and all(map(same_word, g, w)) for g, w in zip(got, want))
 
 
 def same_word(got, want):
-    """Return whether two printed words are the same text or the same number; see `same_value`."""
+    """Return whether two words are the same text or, if one has a point, the same number."""
     if got == want:
         return True
     point = {".", "e", "E"}
@@ -231,11 +214,8 @@ def same_word(got, want):
 
 
 class WorkerPool:
-    """As many workers as there are cores. A thread borrows one; further threads wait.
-
-    isolation: auto (namespaces where the system offers them), namespaces, plain, or bare (limits
-        and nothing else: what macOS gets)
-    """
+    """As many workers as there are cores. A thread borrows one; further threads wait. isolation:
+    namespaces, plain, bare (only limits, as on macOS) or auto (namespaces, else plain)."""
 
     def __init__(self, isolation="auto", size=None):
         self.isolation = isolation
@@ -244,13 +224,13 @@ class WorkerPool:
         self.reset()
 
     def reset(self):
-        """Forget all workers. After a fork they are the parent's, and the child starts its own."""
+        """Forget all workers: after a fork they are the parent's."""
         self.slots, self.idle, self.lock = (threading.BoundedSemaphore(self.size), [],
                                             threading.Lock())
 
     @contextmanager
     def borrow(self):
-        """Lend a worker for the time of a `with`. One that an exception interrupts is closed."""
+        """Lend a worker for a `with`. An exception closes it."""
         with self.slots:
             with self.lock:
                 worker = self.idle.pop() if self.idle else self._start()
@@ -263,21 +243,19 @@ class WorkerPool:
 
     def _start(self):
         if self.isolation == "auto":
-            try:
+            with suppress(RuntimeError):  # a container or kernel without them
                 worker, self.isolation = Worker("namespaces"), "namespaces"
                 return worker
-            except RuntimeError:  # a container or kernel without them
-                self.isolation = "plain"
+            self.isolation = "plain"
         worker = Worker(self.isolation)
         if not {"namespaces", "landlock"} & set(worker.layers):
-            warnings.warn(f"this system offers no isolation of files: programs of the model run "
-                          f"under {', '.join(worker.layers)} alone. Linux with user namespaces or "
-                          f"Landlock does better.", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"no isolation of files: programs of the model run with {worker.layers}. "
+                          f"Use Linux with namespaces or Landlock.", RuntimeWarning, stacklevel=2)
         return worker
 
     @property
     def layers(self):
-        """The layers of isolation in use, as the worker that set them up reports them."""
+        """The layers of isolation in use."""
         with self.borrow() as worker:
             return worker.layers
 
@@ -288,50 +266,40 @@ class WorkerPool:
 
 
 class Worker:
-    """The judge's end of one process that runs sandbox_worker.py.
-
-    raises: RuntimeError if the isolation cannot be set up or a first program does not run in it
-    """
+    """The judge's end of a process of sandbox_worker.py. Raises RuntimeError if it fails."""
 
     def __init__(self, isolation):
         self.control, theirs = socket.socketpair()
         self.control.settimeout(60)
-        # Nothing of ours goes in: no site-packages, no environment. A hash seed, because the order
-        # of a set must not decide a verdict. Our process id only labels the process.
+        # No site-packages and no environment but a hash seed: the order of a set must not decide a
+        # verdict. Our process id is only a label.
         self.process = subprocess.Popen(
             [sys.executable, "-s", "-S", "-P", "-B", sandbox_worker.__file__, isolation,
              f"judge={os.getpid()}"],
             stdin=theirs, stdout=subprocess.DEVNULL, cwd="/", env={"PYTHONHASHSEED": "0"},
             start_new_session=True)  # Ctrl-C is for us; the worker ends when we hang up
         theirs.close()
-        hello = self.receive()
+        hello, _ = self.talk(sandbox_worker.receive)
         self.layers, self.folder = hello.get("layers"), hello.get("folder")
         try:
             if not self.layers:
                 raise RuntimeError(f"the sandbox did not start: {hello['failed']}.")
             first = Submission(self, "print(input())", "", Limits(5)).run("ready")
             if first.value != "ready\n":
-                raise RuntimeError(f"the sandbox ({', '.join(self.layers)}) does not run a program:"
-                                   f" {first.word}.")
+                raise RuntimeError(f"the sandbox {self.layers} runs no program: {first.word}.")
         except BaseException:
             self.close()
             raise
 
-    def send(self, message, fds=()):
+    def talk(self, function, *arguments):
+        """Call sandbox_worker's `send` or `receive`. Raises RuntimeError if the worker fails."""
         try:
-            sandbox_worker.send(self.control, message, fds)
-        except OSError as problem:
-            raise RuntimeError(f"the sandbox's process has ended: {problem}.") from None
-
-    def receive(self):
-        """Return the worker's next message. Raises RuntimeError if it has ended or is silent."""
-        try:
-            return sandbox_worker.receive(self.control)[0]
+            return function(self.control, *arguments)
         except (OSError, EOFError) as problem:
             raise RuntimeError(f"the sandbox's process does not answer: {problem}.") from None
 
     def close(self):
-        """Hang up, so that the worker cleans up and ends. Kill it if it does not."""
+        """Hang up, so that the worker cleans up and ends; else kill it."""
         self.control.close()
         try:
             self.process.wait(10)
@@ -343,11 +311,8 @@ class Worker:
 
 
 class Child:
-    """One process of a submission, seen from the judge: two pipes and an exit status.
-
-    mode: program, calls or check, as in sandbox_worker.py
-    status: exit code, or minus the signal, once closed        cpu: seconds it used
-    """
+    """One process of a submission, seen from the judge: two pipes and, once closed, `status` (exit
+    code, or minus the signal) and `cpu` (seconds used). mode: program, calls or check."""
 
     def __init__(self, worker, mode, code, name, limits):
         self.worker, self.limits, self.status, self.received = worker, limits, None, bytearray()
@@ -356,17 +321,15 @@ class Child:
         self.write_end = os.fdopen(write_end, "wb", buffering=0)
         self.read_end = os.fdopen(read_end, "rb", buffering=0)
         try:
-            worker.send({"mode": mode, "code": code, "name": name, "cpu": limits.cpu,
-                         "memory": limits.memory}, (their_in, their_out))
+            job = {"mode": mode, "code": code, "name": name, **limits._asdict()}
+            worker.talk(sandbox_worker.send, job, (their_in, their_out))
         finally:
             os.close(their_in)
             os.close(their_out)
 
     def converse(self, data, deadline, by_line=False):
-        """Write `data` and read at the same time, until a line, the end, the deadline or the cap.
-
-        returns: (line, the line), (end, all output), (time, ..) or (output, ..)
-        """
+        """Write `data` and read: ("line", the line), ("end", all output), ("time", b"") after the
+        deadline, or ("output", b"") after too much of it."""
         poll, data = select.poll(), memoryview(data)
         poll.register(self.read_end, select.POLLIN)
         poll.register(self.write_end, select.POLLOUT)
@@ -393,13 +356,12 @@ class Child:
 
     def _write(self, data):
         """Write what the pipe takes. Returns the rest."""
-        try:
+        with suppress(BrokenPipeError):  # a program need not read
             return data[self.write_end.write(data[:1 << 16]) or 0:]  # None: the pipe is full
-        except BrokenPipeError:  # the program does not read, which it need not
-            return data[:0]
+        return data[:0]
 
     def finish(self, word):
-        """Close it after `converse` has returned `word`. Returns the word of a failed test."""
+        """Close it after `converse` returned `word`. Returns the word of a failed test."""
         self.close(patience=0.5 if word == "end" else 0)
         if word != "end":
             return word
@@ -409,14 +371,14 @@ class Child:
         return ERRORS[raised] if 0 <= raised < len(ERRORS) else "died"
 
     def close(self, patience=0):
-        """Have it killed, unless it ends by itself within `patience` seconds."""
+        """Have it killed, unless it ends within `patience` seconds."""
         if self.status is not None:
             return
         self.status = 0
         self.write_end.close()
         self.read_end.close()
-        self.worker.send({"stop": patience})
-        end = self.worker.receive()
+        self.worker.talk(sandbox_worker.send, {"stop": patience})
+        end, _ = self.worker.talk(sandbox_worker.receive)
         self.status, self.cpu = end["status"], end["cpu"]
 
 

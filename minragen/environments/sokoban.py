@@ -2,9 +2,7 @@
 
 Differences from RAGEN:
   1. The coordinates include the inner walls, without which no route can be planned.
-  2. Reverse play always succeeds. Where RAGEN's fails, it takes a seed from Python's `hash`, which
-     differs between processes.
-  3. A room belongs to one split, wherever player and boxes stand.
+  2. Reverse play always succeeds. RAGEN's may fail and then seeds from `hash`, which is random.
 """
 
 import itertools
@@ -27,15 +25,13 @@ class Sokoban(Board):
     Reward: -0.1 an action, 1 for a box pushed onto a target, -1 for one pushed off, 10 for the end.
     Ends when: all boxes are on targets.
     Solver: A* over player and boxes, optimal in the number of actions.
+    See an episode: python -m minragen.environments sokoban 0
 
     Options: `rows`, `cols`, `boxes` (RAGEN's larger board: 8, 8, 2); `walls`, the probability that
     an inner cell is a wall; `pulls`, the most pulls per box that set up an instance; `view`, one of
     coord, grid, grid_coord; `symbols`, one for each of `meanings` (RAGEN's other set: W.GCBA@).
-
     An instance is played backwards from its solution in at most `max_actions` moves, so it can be
-    solved. A box that can no longer reach a target does not end the episode: the others still count.
-
-    See an episode: python -m minragen.environments sokoban 0
+    solved. A box that can no longer reach a target does not end the episode: others still count.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
@@ -54,22 +50,20 @@ class Sokoban(Board):
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
-        self.rows, self.cols = o["rows"], o["cols"]
-        if not (5 <= self.rows <= 32 and 5 <= self.cols <= 32
-                and 1 <= o["boxes"] <= (self.rows - 2) * (self.cols - 2) // 4
+        rows, cols = self.rows, self.cols = o["rows"], o["cols"]
+        if not (5 <= rows <= 32 and 5 <= cols <= 32
+                and 1 <= o["boxes"] <= (rows - 2) * (cols - 2) // 4
                 and 0 <= o["walls"] <= 0.3 and 1 <= o["pulls"] <= 99):
             raise ValueError(f"bad options of Sokoban: {o}; expected 5 <= rows, cols <= 32, "
                              f"1 <= boxes <= inner cells / 4, 0 <= walls <= 0.3, 1 <= pulls <= 99.")
         # Cells are numbered row by row; the border is wall, so no step ever leaves the board.
-        self.steps = dict(zip(self.actions, (-self.cols, self.cols, -1, 1)))
-        self.inner = [r * self.cols + c for r in range(1, self.rows - 1)
-                      for c in range(1, self.cols - 1)]
+        self.steps = dict(zip(self.actions, (-cols, cols, -1, 1)))
+        self.inner = [r * cols + c for r in range(1, rows - 1) for c in range(1, cols - 1)]
 
     def instance(self):
         # Without player and boxes: no position in a training episode appears in validation.
         return f"{(self.rows, self.cols)} floor {sorted(self.floor)} targets {sorted(self.targets)}"
 
-    # ---- A room, played backwards ----------------------------------------------------------------
     def _reset(self, rng):
         for attempt in itertools.count():
             self._draw_room(rng)
@@ -116,7 +110,6 @@ class Sokoban(Board):
         """Cell -> fewest steps to it from `starts` over free cells."""
         return flood(starts, lambda cell: free.intersection(cell + s for s in self.steps.values()))
 
-    # ---- A turn ----------------------------------------------------------------------------------
     def _move(self, player, boxes, step):
         """(player, boxes) after one step; the same where a wall or a second box is in the way."""
         to, beyond = player + step, player + 2 * step
@@ -131,7 +124,6 @@ class Sokoban(Board):
         reward = len(self.boxes & self.targets) - home + 10 * solved - 0.1
         return Outcome(reward, solved, solved, effective=self.player != place)
 
-    # ---- What the model sees ---------------------------------------------------------------------
     def _meaning(self, r, c):
         cell = r * self.cols + c
         thing = "player" if cell == self.player else "box" if cell in self.boxes else ""
@@ -154,7 +146,6 @@ class Sokoban(Board):
         """The (row, column) of each cell, in order."""
         return [divmod(cell, self.cols) for cell in sorted(cells)]
 
-    # ---- The solver ------------------------------------------------------------------------------
     def note(self):
         """The next push: of which box to which target, from where, and the next cell on the way.
         A box is out of reach if it is lost or too far for the budget."""

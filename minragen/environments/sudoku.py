@@ -1,14 +1,11 @@
 """Sudoku: fill a grid whose solution is proved to be the only one.
 
-Reading order: the class; then the helpers that only know the rules: `geometry`, `random_grid`,
-`solvable`.
+Reading order: the class; then `geometry`, `random_grid` and `solvable`, which only know the rules.
 
 Differences from RAGEN:
-  1. There is one solution, proved for every blank. In RAGEN 23 to 92 % of the 9x9 puzzles have
-     several.
+  1. There is one solution. In RAGEN 23 to 92 % of the 9x9 puzzles have several.
   2. The budget always covers the blanks. RAGEN has 32 blanks and 10 actions.
-  3. A cell pays once, and a wrong number that fits pays nothing. In RAGEN it pays 0.5, and toggling
-     a cell between two numbers pays each time.
+  3. A cell pays once, a wrong number nothing. RAGEN pays 0.5 if it fits, and for every toggle.
   4. The whole text must be one of the FORMS. RAGEN takes the first match inside it.
 """
 
@@ -29,24 +26,22 @@ class Sudoku(TextEnv):
     """Fill the empty cells of a grid that has exactly one solution.
 
     Goal: every row, column and box holds each number once.
-    Observation: the grid, with a dot for an empty cell; what was refused in the last turn; and the
-        numbers that fit into the ten empty cells with the least choice. The least choice comes
-        last, where a small model looks; a single number is shown as a move.
-    Actions: `(R, C, N)` puts a number into a cell and may overwrite the player's own, `clear (R, C)`
-        takes it back; up to 2 a turn. Other FORMS are understood too.
+    Observation: the grid, with a dot for an empty cell; what was refused in the last turn; what fits
+        into the ten cells with the least choice, least last, where a small model looks.
+    Actions: `(R, C, N)` puts a number into a cell and may replace the player's own; `clear (R, C)`
+        takes it back; up to 2 a turn. FORMS lists the other forms.
     Reward: 1 for the first time that a cell gets its number, 10 more for the last of them, -0.1
         for a clue cell or a broken rule, 0 for a number that fits but is wrong.
     Ends when: the grid is solved.
     Solver: corrects wrong numbers first, then fills the cells in an order of deduction.
+    See an episode: python -m minragen.environments sudoku 0
 
     Options: `size` 4, 9 or 16; `difficulty`: easy (0.4 of the cells are blank; in some order each
     admits one number only), medium (0.5; or its number has no other place in a row, column or box),
     hard (0.6; or all others lead to contradictions); `view`, one of compact, simple, detailed,
-    with_feedback; `hints`, the numbers that fit; `allow_conflicts`: a number that breaks a rule is
-    shown as conflicting instead of being refused, at the same cost. Larger grids have larger
-    budgets; a smaller budget leaves fewer cells blank.
-
-    See an episode: python -m minragen.environments sudoku 0
+    with_feedback; `hints`, what fits; `allow_conflicts`: a number that breaks a rule is put down and
+    marked, not refused, at the same cost. Larger grids have larger budgets; a smaller budget leaves
+    fewer blanks.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
@@ -89,7 +84,6 @@ class Sudoku(TextEnv):
     def instance(self):
         return " ".join(map(str, self.clues))
 
-    # ---- The puzzle ------------------------------------------------------------------------------
     def _reset(self, rng):
         """Blank cells of a random grid in random order, each only if its number still follows from
         the rest, so that the solution stays unique."""
@@ -129,15 +123,13 @@ class Sudoku(TextEnv):
         return any(board[p] == number for p in self.peers[cell])
 
     def _fitting(self, board, cell):
-        taken = {board[p] for p in self.peers[cell]}
-        return [number for number in range(1, self.n + 1) if number not in taken]
+        return sorted({*range(1, self.n + 1)} - {board[p] for p in self.peers[cell]})
 
     def _free(self, board):
         """The empty cells, those with the least choice first."""
         free = [c for c, number in enumerate(board) if not number]
         return sorted(free, key=lambda c: len(self._fitting(board, c)))
 
-    # ---- A turn ----------------------------------------------------------------------------------
     def _act(self, action):
         move = self._parse(action)
         if move is None:
@@ -176,10 +168,8 @@ class Sudoku(TextEnv):
             return None
         text = re.sub(r"\s*([(,])\s*|\s*(\))", r"\1\2", action.lower(), flags=re.ASCII)
         form = re.sub("[0-9]{1,2}", "0", re.sub(r"\s+", " ", text, flags=re.ASCII))
-        if form not in FORMS:
-            return None
-        found = dict(zip(FORMS[form], map(int, re.findall("[0-9]+", text))))
-        if not all(1 <= value <= self.n for value in found.values()):
+        found = dict(zip(FORMS.get(form, ""), map(int, re.findall("[0-9]+", text))))
+        if not found or not all(1 <= value <= self.n for value in found.values()):
             return None
         return (found["R"] - 1) * self.n + found["C"] - 1, found.get("N", 0)
 
@@ -189,7 +179,6 @@ class Sudoku(TextEnv):
     def _name(self, cell, *number):
         return str((cell // self.n + 1, cell % self.n + 1, *number))
 
-    # ---- What the model sees ---------------------------------------------------------------------
     def render(self):
         clashing = [c for c, number in enumerate(self.board)
                     if number and self._clashes(self.board, c, number)]
@@ -216,11 +205,10 @@ class Sudoku(TextEnv):
 
     def _grid(self, clashing):
         """The rows, with lines between the boxes except in the compact view."""
-        n, b, width = self.n, isqrt(self.n), len(str(self.n))
-        cells = [str(number or ".") for number in self.board]
+        n, b, cells = self.n, isqrt(self.n), [str(number or ".") for number in self.board]
         if self.view == "compact":
             return [" ".join(cells[k:k + n]) for k in range(0, n * n, n)]
-        gap, cells = " ", [cell.rjust(width) for cell in cells]
+        gap, cells = " ", [cell.rjust(len(str(n))) for cell in cells]
         if self.view != "simple":
             gap, cells = "", [f"[{cell}]" if clue else f"*{cell}*" if c in clashing else f" {cell} "
                               for c, (clue, cell) in enumerate(zip(self.clues, cells))]
@@ -230,40 +218,33 @@ class Sudoku(TextEnv):
             lines.insert(k, "-" * len(lines[0]))
         return [line.rstrip() for line in lines]
 
-    # ---- Players ---------------------------------------------------------------------------------
     def note(self):
-        turn = self._plan()[:min(self.budget.max_actions_per_turn, self.actions_left)]
-        return ", ".join(self._spell(*move) for move in turn)
+        return ", ".join(self._plan()[:min(self.budget.max_actions_per_turn, self.actions_left)])
 
     def solve(self):
-        return self._in_turns([self._spell(*move)
-                               for move in self._plan()[:max(1, self.actions_left)]])
+        return self._in_turns(self._plan()[:max(1, self.actions_left)])
 
     def _plan(self):
-        """The (cell, number) still to be played, 0 to clear, each legal when its turn comes."""
-        board, plan = list(self.board), []
-        rank = {c: i for i, c in enumerate(self._free(board))}
-        while board != self.solution:
-            cell, number = self._next(board, rank)
-            board[cell] = number
-            plan.append((cell, number))
+        """The actions that are left, each legal when its turn comes."""
+        board, solution, plan = list(self.board), self.solution, []
+        rank = {c: i for i, c in enumerate(self._free(board))}  # the order of the hints now shown
+        while board != solution:
+            wrong = [c for c, number in enumerate(board) if number not in (0, solution[c])]
+            legal = [c for c in wrong if self.options["allow_conflicts"]
+                     or not self._clashes(board, c, solution[c])]
+            if legal:
+                cell = legal[0]
+            elif wrong:  # they block each other in a circle: clear the one that blocks most
+                cell = max(wrong, key=lambda c: sum(p in wrong and solution[p] == board[c]
+                                                    for p in self.peers[c]))
+            else:
+                free = sorted(self._free(board), key=lambda c: rank.get(c, self.n**2))
+                cell = min(free, key=lambda c: len(self._fitting(board, c)))
+                if len(self._fitting(board, cell)) > 1:
+                    cell = min(free, key=lambda c: self._reason(board, c))
+            board[cell] = solution[cell] if legal or not wrong else 0
+            plan.append(self._spell(cell, board[cell]))
         return plan
-
-    def _next(self, board, rank):
-        solution = self.solution
-        wrong = [c for c, number in enumerate(board) if number and number != solution[c]]
-        for c in wrong:
-            if self.options["allow_conflicts"] or not self._clashes(board, c, solution[c]):
-                return c, solution[c]
-        if wrong:  # they block each other in a circle: free the cell whose number blocks most
-            return max(wrong, key=lambda c: sum(p in wrong and solution[p] == board[c]
-                                                for p in self.peers[c])), 0
-        # In the order of the hints shown before this turn's first action.
-        free = sorted(self._free(board), key=lambda c: rank.get(c, self.n**2))
-        easiest = min(free, key=lambda c: len(self._fitting(board, c)))
-        if len(self._fitting(board, easiest)) > 1:
-            easiest = min(free, key=lambda c: self._reason(board, c))
-        return easiest, solution[easiest]
 
     def random_answer(self, rng):
         """Random numbers in random empty cells, or in the player's own where none is empty."""
@@ -320,20 +301,24 @@ def solvable(board, n, patience=100):
     have removed, and a 16x16 grid takes tenths of a second, not hours.
     """
     b, blank, bits = isqrt(n), [], [1 << i for i in range(n)]
-    missing = dict.fromkeys(range(3 * n), sum(bits))  # row, column or box -> numbers it lacks
+    missing = [sum(bits)] * 3 * n  # the numbers that each row, column and box lacks
     for cell, number in enumerate(board):
         r, c = divmod(cell, n)
-        place = r, n + c, 2 * n + r // b * b + c // b  # the keys of its row, column and box
+        place = r, n + c, 2 * n + r // b * b + c // b  # its indices in `missing`
         if number:
-            missing |= {unit: missing[unit] & ~bits[number - 1] for unit in place}
+            for unit in place:
+                missing[unit] &= ~bits[number - 1]
         else:
             blank.append(place)
 
-    def search(blank, missing):
+    def search(blank, missing, place=(), bit=0):  # the last number goes into the last place
         nonlocal patience
         patience -= 1
         if not blank or patience < 0:
             return True
+        missing = missing.copy()
+        for unit in place:
+            missing[unit] ^= bit
         fewest = n + 1
         for i, (r, c, x) in enumerate(blank):
             fits = missing[r] & missing[c] & missing[x]
@@ -342,7 +327,6 @@ def solvable(board, n, patience=100):
                 if fewest < 2:
                     break
         rest = blank[:at] + blank[at + 1:]
-        return any(search(rest, missing | {unit: missing[unit] & ~bit for unit in blank[at]})
-                   for bit in bits if choice & bit)
+        return any(search(rest, missing, blank[at], bit) for bit in bits if choice & bit)
 
     return search(blank, missing)

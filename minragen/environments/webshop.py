@@ -4,8 +4,8 @@ Reading order: `Goal.score`; `WebShop`, its pages and its solver; how texts are 
 
 Differences from RAGEN:
   1. The price cap comes from the seed, and a range of prices counts as its middle. RAGEN draws both
-     from the global random stream, so goals differ between processes. The goal says "at most", as
-     the score checks; RAGEN says "lower than".
+     from the global random stream, so goals differ between processes. The cap is "at most", as the
+     score checks; RAGEN says "lower than".
   2. Wanted and chosen options are reduced to base colours, by whole words. RAGEN reduces only the
      chosen ones, so some goals cannot be reached. A goal asks only for what its own product has.
   3. A search outside the search page is refused. RAGEN calls it invalid but executes it.
@@ -37,6 +37,8 @@ REMARKS = 6  # products that a note mentions, at most
 CACHE_SIZE = 4096  # searches whose results are kept
 ALIKE = 0.85  # token-set ratio above which two descriptions mean the same
 NO_CAP = float("inf")
+STOCK = 1000  # generated products
+LINES = 8  # groups of them with the same title and options, for each kind
 BUTTONS = ("next >", "< prev", "buy now", "description", "features", "back to search")
 TABLES = json.loads((Path(__file__).parent.parent / "data" / "webshop.json").read_text("utf-8"))
 
@@ -114,11 +116,11 @@ class Goal(NamedTuple):
                 "r_option": options / len(self.options) if self.options else 1.0, "r_price": price}
 
     def choices(self, product):
-        """The (name, value) pairs of `product` that match wanted options, at most one for each. An
-        option of the same name is preferred, and none is used twice."""
+        """For each wanted option a (name, value) pair of `product` that matches it, if one does. No
+        option is used twice."""
         found, free = [], dict(product.options)
         for name, value in self.options:
-            ordered = sorted(free, key=lambda other: other != name)
+            ordered = sorted(free, key=lambda other: other != name)  # the same name first
             match = next(((n, v) for n in ordered for v in sorted(free[n], key=lambda v: v != value)
                           if same_option(value, v)), None)
             if match:
@@ -325,8 +327,7 @@ class WebShop(TextEnv):
         return self._best[product.id]
 
     def _looks(self, product):
-        """A verdict by title and price: looks right, looks wrong or too dear. Only those of the
-        goal's words count that the right title shows."""
+        """A verdict by title and price. Goal words that the right title lacks do not count."""
         title, right = (p.title[:SHOWN].lower() for p in (product, self.goal.product))
         signs = set(words_of(right))  # of the right kind; all words where there is no query
         signs = signs & set(words_of(self.goal.product.query)) or signs
@@ -336,20 +337,20 @@ class WebShop(TextEnv):
         return "looks right" if product.price <= self.goal.cap else "too dear"
 
     def note(self):
-        """What titles and prices tell. Only a list may call a product right that cannot score 1."""
+        """What titles and prices tell. A wrong product may look right, but only in the results."""
         if self.page == "search":
             return f"want {self.goal.words}"
         if self.page == "results":
-            looks = [(product.id, self._looks(product)) for product in self._listed()]
-            right = next((n for n, (_, look) in enumerate(looks, 1) if look == "looks right"), None)
-            remarks = [f"{name} {look}" for name, look in looks[:right] if look != "looks wrong"]
+            remarks = [f"{p.id} {self._looks(p)}" for p in self._listed()]
+            right = next((n for n, r in enumerate(remarks, 1) if r.endswith("right")), None)
+            remarks = [r for r in remarks[:right] if not r.endswith("wrong")]
             remarks += [] if right else ["none looks right"]
             return f"want {self.goal.words}: {', '.join(remarks[-REMARKS:])}"
         if self.page != "item":
             return "read"
         looks = self._looks(self.item)
         if looks == "looks right" and not self._perfect(self.item):
-            return "looks wrong"
+            looks = "looks wrong"
         if looks != "looks right":
             return looks
         left = [click[7:-2] for click in self._choices(self.item, self.chosen)]
@@ -363,20 +364,24 @@ class WebShop(TextEnv):
 
     def random_answer(self, rng):
         """The goal's search on the search page, a uniformly drawn click elsewhere."""
-        if self.page == "search":
-            return self.first_choice()
         clicks = list(self._clicks())
-        return f"click[ {clicks[rng.integers(len(clicks))]} ]"
+        return f"click[ {clicks[rng.integers(len(clicks))]} ]" if clicks else self.first_choice()
 
 
 class Shop:
-    """Products and a BM25 search over them, shared by all environments."""
+    """Products and a BM25 search over them: the generated ones, or those of WebShop's two files.
 
-    def __init__(self, products):
-        self.products = tuple(products)
-        self.characters = frozenset("".join(p.text(p.features) + p.instruction
-                                            for p in self.products))
-        self._index = BM25([p.text(p.features[:1]) for p in self.products])
+    raises: ValueError if only one file is given, and as `load_products` does
+    """
+
+    def __init__(self, products="", instructions=""):
+        if bool(products) != bool(instructions):
+            raise ValueError(f"a shop needs both of WebShop's files or neither: got "
+                             f"products={products!r} and instructions={instructions!r}.")
+        found = load_products(products, instructions) if products else generate_products()
+        self.products = found = tuple(found)
+        self.characters = frozenset("".join(p.text(p.features) + p.instruction for p in found))
+        self._index = BM25([p.text(p.features[:1]) for p in found])
         self.search = lru_cache(maxsize=CACHE_SIZE)(self._search)
 
     def _search(self, query):
@@ -384,13 +389,7 @@ class Shop:
         return tuple(self.products[i] for i, _ in self._index.top(query, LISTED))
 
 
-@lru_cache(maxsize=8)
-def shop(products="", instructions=""):
-    """The generated shop, or the one of WebShop's own two files (`load_products`)."""
-    if bool(products) != bool(instructions):
-        raise ValueError(f"a shop needs both of WebShop's files or neither: got "
-                         f"products={products!r} and instructions={instructions!r}.")
-    return Shop(load_products(products, instructions) if products else generate_products())
+shop = lru_cache(maxsize=8)(Shop)  # all environments with the same data share one
 
 
 def draw_goal(product, rng, attributes=2):
@@ -401,8 +400,7 @@ def draw_goal(product, rng, attributes=2):
     options = tuple((name, values[rng.integers(len(values))])
                     for name, values in product.options.items())
     above = [ten for ten in range(10, 1000, 10) if ten > product.price][:4]
-    cap = (float(above[rng.choice(len(above), 2, replace=False).max()])
-           if len(above) > 1 else NO_CAP)
+    cap = float(above[rng.choice(len(above), 2, replace=False).max()]) if above[1:] else NO_CAP
     if product.instruction:
         parts = [f"{name}: {value}" for name, value in options]
         parts += [f"price at most {format_price(cap)}"] if cap < NO_CAP else []
@@ -411,8 +409,7 @@ def draw_goal(product, rng, attributes=2):
     else:
         wanted = product.wanted[:attributes]
         words = " ".join((*wanted, product.query))
-        text = ", ".join((words, *(value for _, value in options),
-                          f"at most {format_price(cap)}"))
+        text = ", ".join((words, *(v for _, v in options), f"at most {format_price(cap)}"))
     return Goal(text, words, product, wanted, options, cap)
 
 
@@ -424,9 +421,12 @@ def format_price(price):
 def type_score(wanted, product):
     """1, 0.5, 0.1 or 0: how much the bought product is the kind of thing that was wanted.
 
-    As in WebShop, a title without the right nouns scores less even if the query is the same.
+    As in WebShop, a title without the right nouns scores less even if the query is the same. Nouns
+    are the words of a title except stop words, numbers and attributes.
     """
-    nouns = _nouns(wanted)
+    attributes = {word for a in (*wanted.attributes, *wanted.wanted) for word in words_of(a)}
+    nouns = {word for word in words_of(wanted.title) if word.isalpha()}
+    nouns = nouns.difference(attributes, TABLES["stop_words"])
     named = len(nouns & set(words_of(product.title))) / len(nouns) if nouns else 0.2
     if named < 0.1:
         return 0.1 if named else 0.0
@@ -435,15 +435,8 @@ def type_score(wanted, product):
     return 1.0 if related else 0.5
 
 
-def _nouns(product):
-    """The words of the title that name the product: no stop words, numbers or attributes."""
-    attributes = {word for a in (*product.attributes, *product.wanted) for word in words_of(a)}
-    words = {w for w in words_of(product.title) if w.isalpha()}
-    return words - attributes - set(TABLES["stop_words"])
-
-
 def has_attribute(product, attribute):
-    """Whether the product has an attribute alike, or its texts contain it."""
+    """Whether the product has an attribute like this, or its texts contain it."""
     wanted = attribute.lower()
     text = " ".join((product.title, *product.features, product.description)).lower()
     return wanted in text or any(alike(wanted, a.lower()) for a in product.attributes)
@@ -464,8 +457,8 @@ def _base_color(value):
 def alike(a, b):
     """Whether the token-set ratio of two texts is above ALIKE.
 
-    The ratio is the highest among the common words, and these with the rest of either text. If one
-    text has all words of the other, it is 1: `red` is `dark red`.
+    It is the highest similarity among three strings: the common words, alone and followed by the
+    other words of each text. It is 1 if one text has all words of the other: `red` is `dark red`.
     """
     x, y = set(words_of(a)), set(words_of(b))
     if not x or not y:
@@ -479,16 +472,12 @@ def alike(a, b):
 
 
 # ---- Generated products --------------------------------------------------------------------------
-STOCK = 1000  # products
-LINES = 8  # groups of products with the same title and options, for each kind of product
-
-
 def generate_products():
     """STOCK products over the shelves of data/webshop.json, the same on every machine.
 
     A title shows two attributes; a third is only among the features. Products with the same title
-    (a line) share their options and differ in price. An id is a kind and a letter (`camera b`),
-    which a small model can copy, unlike a number.
+    (a line) share their options. An id is a kind and a letter (`camera b`), because a small model
+    can copy it, unlike a number.
     """
     # Python promises only for Random(int).random() that its numbers never change.
     draw, lines, products = random.Random(7).random, defaultdict(dict), []
@@ -500,9 +489,9 @@ def generate_products():
     for i in range(STOCK):
         number, place = divmod(i, len(shelves))
         category, shelf = shelves[place]
-        kinds, attributes = shelf["kinds"], shelf["attributes"]
-        kind, line = kinds[number % len(kinds)], int(draw() * LINES)
-        known = lines[kind]
+        kinds, attributes, (low, high) = shelf["kinds"], shelf["attributes"], shelf["price"]
+        kind = kinds[number % len(kinds)]
+        known, line = lines[kind], int(draw() * LINES)
         if line not in known:
             taken = [shown for shown, _ in known.values()]
             pairs = [p for p in itertools.combinations(attributes, 2) if p not in taken]
@@ -510,7 +499,6 @@ def generate_products():
                 name: pick(values, 3) for name, values in shelf["options"].items()}
         shown, choices = known[line]
         features = shown + pick([a for a in attributes if a not in shown], 1)
-        low, high = shelf["price"]
         title, price = " ".join((*shown, kind)), float(low + int(draw() * (high - low + 1)))
         product_id = f"{kind} {string.ascii_lowercase[number // len(kinds)]}"
         products.append(Product(
@@ -531,15 +519,13 @@ def load_products(products_path, instructions_path):
     records = _read_json(products_path, list, "a list of products")
     instructions = _read_json(instructions_path, dict, "an object of product id -> instruction")
     products = {}
-    for record in records:
-        product = _product_of(record, instructions)
-        if product:
-            products.setdefault(product.id, product)
+    for product in filter(None, (_product_of(record, instructions) for record in records)):
+        products.setdefault(product.id, product)
     skipped = len(records) - len(products)
     if not any(p.wanted for p in products.values()):
         raise ValueError(f"no goal in {products_path} and {instructions_path}: got {len(records)} "
-                         f"products, {skipped} of them unusable, expected one that has an "
-                         f"instruction with attributes.")
+                         f"products, {skipped} of them unusable, expected one with an instruction "
+                         f"and attributes.")
     if skipped:
         warnings.warn(f"{skipped} of {len(records)} products of {products_path} are skipped: no "
                       f"usable asin or name, a repeated asin, or too many options.", stacklevel=2)
@@ -548,8 +534,7 @@ def load_products(products_path, instructions_path):
 
 def _read_json(path, kind, expected):
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
+        content = json.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
         raise ValueError(f"cannot read {path}: {problem}. Expected {expected} in JSON.") from None
     if not isinstance(content, kind):

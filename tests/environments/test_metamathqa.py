@@ -251,9 +251,9 @@ class TestRecords:
         for content, complaint in (
                 (None, "no file .*: expected a JSONL"), (b"", "no records in"),
                 (b'{"question": "q", "answer": "#### 1"}\nnot json', "cannot read line 2 of"),
-                (b"\xff\xfe\x00", "cannot read /"), (b"[" * 50_000, "expected JSONL"),
+                (b"\xff\xfe\x00", "cannot read /"), (b"[" * 50_000, "as JSONL"),
                 (b'{"question": "q", "answer": 3}', "got {.*'answer': 3}, expected the text"),
-                (b'{"question": "q", "answer": "none"}', "it has 0 train, 0 val, 0 test")):
+                (b'{"question": "q", "answer": "none"}', "with 0 train, 0 val, 0 test problems")):
             if content is not None:
                 path.write_bytes(content)
             with pytest.raises(ValueError, match=complaint):

@@ -6,13 +6,12 @@ import random
 import time
 
 import pytest
-from toys import Puppet, tiny
+from toys import prompt_length, puppet, tiny
 
 from minragen.bundled import tiny_tokenizer
 from minragen.chat import ChatFrame, Reply
 from minragen.environments.board import read_relations, relation, relation_f1, relations_text
 from minragen.envs import EnvGroups, make
-from minragen.models import Policy
 from minragen.rollout import Rules, collect, state_reward
 
 PLACES = [*itertools.product(("above", "same row", "below"), ("left", "same column", "right"))]
@@ -134,7 +133,7 @@ class TestStateReward:
 
     def test_without_descriptions_or_without_places_nothing_is_scored(self):
         for env, frame in (("frozenlake", tiny()[1]), ("bandit", lake_frame())):
-            policy = Policy("puppet", Puppet(len(frame.tokenizer)), frame.tokenizer)
+            policy, _ = puppet(frame.tokenizer)
             (t,) = collect(policy, frame, EnvGroups(env, 1, 1), 0, self.RULES)
             assert not {"grounding", "worldmodeling", "env_return"} & t.metrics.keys(), env
 
@@ -144,8 +143,7 @@ class TestStateReward:
         first, second = (frame.encode(frame.write({
             "observation": seen, "reasoning": "", "prediction": then, "answer": "Up"}))
             for seen, then in ((self.AHEAD, self.AHEAD), (self.HERE, self.HERE)))
-        policy = Policy("puppet", Puppet(len(frame.tokenizer)), frame.tokenizer)
-        start = len(frame.open(frame.system_message(groups.envs[0]), groups.reset(0)[0]))
+        (policy, _), start = puppet(frame.tokenizer), prompt_length(frame, groups)
         policy.model.script = dict(enumerate(first, start))
         start += len(first) + len(frame.between(first[-1], groups.step([0], ["Up"])[0][0]))
         policy.model.script |= dict(enumerate(second, start))
