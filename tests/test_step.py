@@ -210,15 +210,15 @@ class TestCollect:
                 assert a.response_mask == [turn >= 0 for turn in b.turn_ids]
                 assert a.sample_logprobs == pytest.approx(b.sample_logprobs, abs=1e-6)
 
-    def test_two_steps_of_training_are_those_of_the_slow_loop(self, real):
-        """Nothing is remembered here: the second step plays with the weights of the first."""
-        config = configured(steps=2, num_groups=3, epochs=2, algo="ppo", kl_reward_coef=0.1,
+    def test_three_steps_of_training_are_those_of_the_slow_loop(self, real):
+        """Every step plays with the weights of the one before; both learning rates fall."""
+        config = configured(steps=3, num_groups=3, epochs=2, algo="ppo", kl_reward_coef=0.1,
                             kl_target=0.01, kl_horizon=50.0, lr_final=0.5)
         gradients, _, learner = real(config, play=collect)
         oracle = slow_learner(config)
         frame = ChatFrame(oracle.policy.tokenizer)
         groups = env_groups(config, "train", 3, 3)
-        expected = [g for step in (1, 2)
+        expected = [g for step in (1, 2, 3)
                     for g in slow.train_step(oracle, frame, groups, config, step)[0]]
         for one, other in zip(gradients, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
@@ -250,7 +250,8 @@ FLIPS = {
     "response_format": [({}, "no_think")], "num_groups": [({}, 6)], "group_size": [({}, 4)],
     "temperature": [({}, 1.0)], "top_k": [({}, 5)], "top_p": [({}, 0.8)],
     "max_new_tokens": [({}, 5)], "max_context": [({}, 62)],
-    "context": [({}, "limited"), ({}, "single_turn")],
+    "context": [({}, "limited"), ({}, "single_turn"),
+                (dict(advantages="reinforce_pp_baseline"), "limited")],
     "window": [(dict(context="single_turn"), 1), (dict(context="limited"), 1)],
     "filter": [({}, "none"), ({}, "top_k"), ({}, "top_p_softmax"),
                (dict(filter_value=0.6), "min_p"), (dict(filter_value=1.0), "top_k_abs")],
@@ -266,7 +267,8 @@ FLIPS = {
     "reward_norm_over": [(ARPO | dict(reward_norm="mean_std"), "batch")], "overlong": [({}, 0.5)],
     "kl_reward_coef": [({}, 0.1), (PPO, 0.1)], "lr": [({}, 0.01)], "critic_lr": [(PPO, 0.02)],
     "advantages": [({}, "reinforce_pp_baseline"), ({}, "rloo"), ({}, "reinforce_pp")],
-    "norm_by_std": [({}, False)], "gamma": [(PPO, 0.9), (ARPO, 0.9), (BI_LEVEL, 0.9)],
+    "norm_by_std": [({}, False)],
+    "gamma": [(PPO, 0.9), (ARPO, 0.9), (BI_LEVEL, 0.9), (dict(algo="reinforce-pp"), 0.9)],
     "lam": [(PPO, 0.5), (BI_LEVEL, 0.5), (TURNS, 0.5)],
     "gamma_turn": [(BI_LEVEL, 0.5), (TURNS, 0.5),
                    (ARPO | dict(context="limited", credit="turn"), 0.5)],

@@ -93,8 +93,8 @@ def relations_text(relations):
 def read_relations(text):
     """The claims of a text: its clauses in the form of `relations_text`, in their order.
 
-    Semicolons, full stops and line ends separate clauses; case and blanks do not matter. All other
-    clauses are ignored, so a model may think aloud between its claims.
+    Clauses end at a semicolon, a full stop or a line end; case and blanks do not matter. Others are
+    ignored, so a model may think aloud between its claims.
     """
     clauses = (" ".join(clause.split()) for clause in re.split(r"[;.\n]", text.lower()))
     return [match.groups() for match in map(CLAIM.fullmatch, clauses) if match]
@@ -125,8 +125,7 @@ def relation_f1(claimed, true, weights, near=0.5):
 
 
 def _best_matching(claimed, true, near):
-    """The greatest sum over one-to-one matchings of two Counters of places, where a pair is worth
-    1, `near` <= 0.5 or 0.
+    """The best one-to-one matching of two Counters of places: a pair is worth 1, `near` or 0.
 
     Exact pairs come first: giving one up frees at most two others, worth 2 * near <= 1. The rest is
     a maximum matching, found as a minimum cut (Ford and Fulkerson 1956). The two sides now share no

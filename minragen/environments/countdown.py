@@ -3,7 +3,7 @@
 Reading order: the class; `find_expression`, the solver; `parse_equation`, which reads answers.
 
 Differences from RAGEN:
-  1. The answer is parsed, not evaluated, so powers, comparisons and lists of the numbers earn nothing.
+  1. The answer is parsed, not evaluated: powers, comparisons and lists of numbers earn nothing.
   2. `expr = target` counts. RAGEN takes the right side for another number.
   3. Values are exact fractions. Tasks may need multiplication and division.
   4. The splits share no task. RAGEN uses one file for training and validation.
@@ -27,8 +27,8 @@ class Countdown(TextEnv):
     Goal: an expression over all the numbers that equals the target.
     Observation: the numbers in ascending order and the target; after a wrong attempt its value.
     Actions: `expr` or `expr = value`, with + - * /, brackets and whole numbers; no signs.
-    Reward: an attempt is worth 1 if its value, and the one it claims, is the target; 0.1 if it only
-        uses each number once, minus what was paid before; anything else is no action.
+    Reward: 1 if the value, and the one claimed, is the target; 0.1 if only the numbers are right;
+        minus what earlier attempts earned. Anything else is no action.
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
     Solver: combines all subsets of the numbers, exactly.
     See an episode: python -m minragen.environments countdown 5
@@ -184,8 +184,8 @@ def parse_equation(text, operators="+-*/"):
     """Read `expr` or `expr = whole number`: (numbers in their order, exact value, the right side or
     else the value), or None for any other text.
 
-    Not with `eval`, which would run endless powers and any other Python. Only known tokens reach
-    Python's parser, and their number bounds the depth of brackets.
+    `eval` would run endless powers and any other Python. Here only known tokens reach Python's
+    parser, and their number bounds the depth of brackets.
     """
     found = len(text) <= 200 and re.fullmatch(r"([^=]+)(?:=\s*(-?[0-9]{1,20})\s*)?", text)
     tokens = re.findall(r"[0-9]+|\S", found[1]) if found else []

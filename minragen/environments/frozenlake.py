@@ -108,10 +108,8 @@ class FrozenLake(Board):
         return self._in_turns(plan)
 
     def _value_iteration(self):
-        """For 1, 2, ... actions left: an (n, n) array of the best action in each cell.
-
-        V_k(s) = max_a sum_s' p(s'|s,a) (1[s' = goal] + 0.999 V_{k-1}(s'))   0.999: short paths win
-        """
+        """For 1, 2, ... actions left: an (n, n) array of the best action in each cell, from
+        V_k(s) = max_a sum_s' p(s'|s,a) (1[s' = goal] + 0.999 V_{k-1}(s')), so short paths win."""
         n, slip, values, best = self.rows, self.options["slip"], 0.0, []
         for _ in range(self.budget.max_actions):
             worth = np.where(self.holes, 0.0, 0.999 * values)

@@ -318,23 +318,8 @@ AXIOM = r"(propext|Quot\.sound|Classical\.choice)"
 SOUND = rf"does not depend on any axioms|depends on axioms: \[{AXIOM}(,\s+{AXIOM})*\]"
 NAMES_OFF = "set_option autoImplicit false\nset_option tactic.hygienic false\nopen N List\n"
 PRELUDE_HEADER = f"prelude\nimport MinragenPrelude\nset_option pp.fieldNotation false\n{NAMES_OFF}"
-# Numbers and functions of prelude.lean for a Lean with a library; the namespace avoids its names.
-LIBRARY_HEADER = f"""namespace Minragen
-inductive N where
-  | zero : N
-  | succ (k : N) : N
-noncomputable def N.add (a b : N) : N := N.rec (motive := fun _ => N) a (fun _ r => N.succ r) b
-noncomputable instance : Add N := ⟨N.add⟩
-noncomputable def N.mul (a b : N) : N :=
-  N.rec (motive := fun _ => N) N.zero (fun _ r => r + a) b
-noncomputable instance : Mul N := ⟨N.mul⟩
-noncomputable def len {{α : Type}} (xs : List α) : N :=
-  List.rec (motive := fun _ => N) N.zero (fun _ _ r => N.succ r) xs
-noncomputable def rev {{α : Type}} (xs : List α) : List α :=
-  List.rec (motive := fun _ => List α) [] (fun x _ r => r ++ [x]) xs
-noncomputable def each {{α β : Type}} (f : α → β) (xs : List α) : List β :=
-  List.rec (motive := fun _ => List β) [] (fun x _ r => f x :: r) xs
-{NAMES_OFF}"""
+# library.lean: the numbers and functions of prelude.lean for a Lean with a library.
+LIBRARY_HEADER = (DATA / "library.lean").read_text(encoding="utf-8") + NAMES_OFF
 
 
 @functools.cache

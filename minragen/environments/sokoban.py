@@ -2,7 +2,7 @@
 
 Differences from RAGEN:
   1. The coordinates include the inner walls, without which no route can be planned.
-  2. Reverse play always succeeds. RAGEN's may fail and then seeds from `hash`, which is random.
+  2. Reverse play always succeeds. RAGEN's may fail and take a seed that differs by process.
 """
 
 import itertools
@@ -51,9 +51,8 @@ class Sokoban(Board):
         super().__init__(split, budget, **options)
         o = self.options
         rows, cols = self.rows, self.cols = o["rows"], o["cols"]
-        if not (5 <= rows <= 32 and 5 <= cols <= 32
-                and 1 <= o["boxes"] <= (rows - 2) * (cols - 2) // 4
-                and 0 <= o["walls"] <= 0.3 and 1 <= o["pulls"] <= 99):
+        if not (5 <= rows <= 32 and 5 <= cols <= 32 and 0 <= o["walls"] <= 0.3
+                and 1 <= o["boxes"] <= (rows - 2) * (cols - 2) // 4 and 1 <= o["pulls"] <= 99):
             raise ValueError(f"bad options of Sokoban: {o}; expected 5 <= rows, cols <= 32, "
                              f"1 <= boxes <= inner cells / 4, 0 <= walls <= 0.3, 1 <= pulls <= 99.")
         # Cells are numbered row by row; the border is wall, so no step ever leaves the board.
@@ -86,9 +85,7 @@ class Sokoban(Board):
 
     def _play_backwards(self, rng):
         """Place boxes and player: start from the solved room, pull boxes at random and walk on.
-
-        Played forwards these moves are a solution, so there are at most `budget.max_actions`.
-        """
+        Played forwards these moves are a solution, so there are at most `budget.max_actions`."""
         self.boxes, left, n = self.targets, self.budget.max_actions, self.options["boxes"]
         # The solution may end anywhere, so the walk to the first pull costs nothing.
         walk = dict.fromkeys(self.floor - self.boxes, 0)
@@ -174,9 +171,8 @@ class Sokoban(Board):
         """A shortest list of actions from (player, boxes) to all boxes on targets; empty if none
         has at most `budget.max_actions`.
 
-        A* (Hart, Nilsson and Raphael 1968): f = actions so far + pushes that the boxes need at
-        least. f never overestimates, so the first solved state from the queue took the fewest
-        actions. Positions with a lost box are dropped.
+        A* (Hart, Nilsson and Raphael 1968): f = actions so far + pushes needed at least. f never
+        overestimates, so the first solved state from the queue took the fewest actions.
         """
         needed, never = self._pushes_needed(), self.budget.max_actions + 1
         queue, best = [(0, 0, [], *start)], {start: 0}

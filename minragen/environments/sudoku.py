@@ -5,7 +5,7 @@ Reading order: the class; then `geometry`, `random_grid` and `solvable`, which o
 Differences from RAGEN:
   1. There is one solution. In RAGEN 23 to 92 % of the 9x9 puzzles have several.
   2. The budget always covers the blanks. RAGEN has 32 blanks and 10 actions.
-  3. A cell pays once, a wrong number nothing. RAGEN pays 0.5 if it fits, and for every toggle.
+  3. A cell pays once, a wrong number nothing. RAGEN pays 0.5 if it fits, and each toggle again.
   4. The whole text must be one of the FORMS. RAGEN takes the first match inside it.
 """
 
@@ -26,7 +26,7 @@ class Sudoku(TextEnv):
     """Fill the empty cells of a grid that has exactly one solution.
 
     Goal: every row, column and box holds each number once.
-    Observation: the grid, with a dot for an empty cell; what was refused in the last turn; what fits
+    Observation: the grid, with a dot for an empty cell; the last turn's refused actions; what fits
         into the ten cells with the least choice, least last, where a small model looks.
     Actions: `(R, C, N)` puts a number into a cell and may replace the player's own; `clear (R, C)`
         takes it back; up to 2 a turn. FORMS lists the other forms.
@@ -39,9 +39,8 @@ class Sudoku(TextEnv):
     Options: `size` 4, 9 or 16; `difficulty`: easy (0.4 of the cells are blank; in some order each
     admits one number only), medium (0.5; or its number has no other place in a row, column or box),
     hard (0.6; or all others lead to contradictions); `view`, one of compact, simple, detailed,
-    with_feedback; `hints`, what fits; `allow_conflicts`: a number that breaks a rule is put down and
-    marked, not refused, at the same cost. Larger grids have larger budgets; a smaller budget leaves
-    fewer blanks.
+    with_feedback; `hints`, what fits; `allow_conflicts`: a number against the rules is marked, not
+    refused, at the same cost. Larger grids have larger budgets; smaller budgets mean fewer blanks.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
@@ -131,8 +130,7 @@ class Sudoku(TextEnv):
         return sorted(free, key=lambda c: len(self._fitting(board, c)))
 
     def _act(self, action):
-        move = self._parse(action)
-        if move is None:
+        if (move := self._parse(action)) is None:
             return None
         cell, number = move
         if number == self.board[cell] and not self.clues[cell]:
@@ -160,10 +158,8 @@ class Sudoku(TextEnv):
         return Outcome(reward + 10.0 * solved, solved, solved, metrics={"correct": first})
 
     def _parse(self, action):
-        """(cell, number), number 0 for clear; None unless all of the text is one of FORMS.
-
-        Blanks beside a comma, inside brackets and before an opening one are ignored.
-        """
+        """(cell, number), number 0 for clear; None unless all of the text is one of FORMS. Blanks
+        beside a comma, inside brackets and before an opening one are ignored."""
         if len(action) > 80:
             return None
         text = re.sub(r"\s*([(,])\s*|\s*(\))", r"\1\2", action.lower(), flags=re.ASCII)

@@ -136,13 +136,13 @@ class TestOptions:
         monkeypatch.setattr(Countdown, "DRAWS", 10)
         path = written(tmp_path, ([2, 3, 7], 42))
         for options, reason in (
-                ({"count": 5}, "got 5, expected 3, 4"), ({"operators": ""}, "got '', expected"),
-                ({"operators": "+^"}, "operators of Countdown: got '+^', expected some of '+-*/'"),
-                ({"largest": 1}, "got 1, expected 2"), ({"largest": 1001}, "got 1001, expected 2"),
-                ({"operators": "*", "largest": 1000}, "none of 100 draws is a task"),
+                ({"count": 5}, "count': 5.*count 3, 4"), ({"operators": ""}, "rs': ''.* from "),
+                ({"operators": "+^"}, "bad options of Countdown: .*'\\+\\^'.* operators from "),
+                *(({"largest": n}, f"'largest': {n},.* 2 to 1000") for n in (1, 1001)),
+                ({"operators": "*", "largest": 1000}, "none of 100 draws is a task of Countdown"),
                 ({"data": path, "count": 4}, "has no row of 4 numbers"),
-                ({"data": path, "operators": "+-"}, "none of 10 draws is a task")):
-            with pytest.raises(ValueError, match=re.escape(reason)):
+                ({"data": path, "operators": "+-"}, "none of 10 draws is a task of Countdown")):
+            with pytest.raises(ValueError, match=reason):
                 Countdown(**options).reset(seed=0)
 
     def test_operators_are_named_in_the_prompt_and_no_other_is_an_action(self):

@@ -1,4 +1,4 @@
-"""What a model says about a state: how it is read, how it is scored, and the state reward."""
+"""Descriptions of a state: how they are read, how they are scored, and the state reward."""
 
 import functools
 import itertools
@@ -63,7 +63,7 @@ class TestLanguage:
                      "goal below right; goal below; hole below right left"):
             assert read_relations(text) == [("goal", "below", "right")], text
 
-    def test_the_time_to_read_and_grade_a_text_is_linear_in_its_length(self):
+    def test_the_time_to_read_and_score_a_text_is_linear_in_its_length(self):
         truth = [("goal", "below", "right"), ("hole", "above", "left")] * 50
         for piece in ("goal below right;", ";", "goal below ", "İ\u2003"):
             text, began = piece * (300_000 // len(piece)), time.process_time()
@@ -91,7 +91,7 @@ class TestF1:
                 # A hole that is not there: 0.7 * 1 + 0.3 * 0.
                 ("frozenlake", "goal below right; hole above left", "goal below right", 0.7),
                 ("sokoban", "box below right", "box below right; target above left", 0.5),
-                ("frozenlake", "box below right", "goal below right", 0),  # no kind of this world
+                ("frozenlake", "box below right", "goal below right", 0),  # a lake has no box
                 ("frozenlake", everywhere, "goal above left", 0.2)):  # 2 * 1 / (9 + 1)
             env = make(name)
             env.relations = functools.partial(read_relations, true)
@@ -127,7 +127,7 @@ class TestStateReward:
         right = {"grounding": 1.0, "worldmodeling": 1.0, "env_return": 0.125}
         assert rewarded() == (0.75, right)
         assert rewarded(valid=0.0) == rewarded(rules=Rules()) == (0, right)
-        # A malformed reply describes nothing, not even an empty world.
+        # A malformed reply describes nothing, not even a state without objects.
         assert rewarded(Reply()) == (0, right | {"grounding": 0.0, "worldmodeling": 0.0})
         assert rewarded(f1=(None, None)) == (0, {})
 

@@ -44,6 +44,10 @@ def state(env):
     return floor, targets, divmod(env.player, cols), boxes
 
 
+def plan_of(env):
+    return env._plan(env.player, env.boxes)
+
+
 def ahead(cell, action, steps=1):
     return cell[0] + steps * MOVES[action][0], cell[1] + steps * MOVES[action][1]
 
@@ -75,7 +79,7 @@ class TestMoves:
     def test_every_action_does_and_pays_what_the_rules_say(self):
         rng = np.random.default_rng(0)
         for env in (env for options in KINDS for env in drawn(20, **options)):
-            for action in [*env._plan(), *rng.choice(env.actions, size=30)]:
+            for action in [*plan_of(env), *rng.choice(env.actions, size=30)]:
                 floor, targets, player, boxes = state(env)
                 to, after = twin_step(floor, player, boxes, action)
                 reward, terminated, success, effective, _ = env._act(action)
@@ -97,28 +101,26 @@ class TestInstances:
                 floor, targets, player, boxes = state(env)
                 assert len(boxes) == len(targets) == env.options["boxes"]
                 assert player in floor - boxes and boxes | targets <= floor
-                reached = env._walk([env.player], env.floor)
-                assert reached.keys() == env.floor
+                assert env._walk([env.player], env.floor).keys() == env.floor
                 assert 1 <= shortest(env) <= budget.max_actions
 
     def test_they_are_varied_and_neither_trivial_nor_all_hard(self):
         """RAGEN's generator: nine in ten boards are distinct, a mean of 4.1 actions."""
-        boards, lengths = zip(*((str(state(env)), len(env._plan())) for env in drawn(400)))
+        boards, lengths = zip(*((str(state(env)), len(plan_of(env))) for env in drawn(400)))
         assert len(set(boards)) > 0.95 * 400
         assert 3.7 < np.mean(lengths) < 4.7
         assert set(lengths) == set(range(1, 11))
 
     def test_more_pulls_make_longer_solutions_where_the_budget_allows(self):
         options = {"budget": Budget(10, 4, 40), "rows": 8, "cols": 8}
-        short, long = (np.mean([len(env._plan()) for env in drawn(60, pulls=pulls, **options)])
+        short, long = (np.mean([len(plan_of(env)) for env in drawn(60, pulls=pulls, **options)])
                        for pulls in (1, 12))
         assert long > short + 2
 
     def test_extreme_options_are_drawn_and_impossible_ones_refused(self):
         for options in ({"boxes": 4, "walls": 0.3, "pulls": 99}, {"rows": 5, "cols": 5, "boxes": 2},
                         {"walls": 0.0, "pulls": 1}, {"rows": 32, "cols": 32, "boxes": 60}):
-            lengths = [len(env._plan()) for env in drawn(1, budget=Budget(1, 1, 1), **options)]
-            assert lengths == [1], options
+            assert [len(plan_of(env)) for env in drawn(1, budget=Budget(1, 1, 1), **options)] == [1]
         for options in ({"rows": 4}, {"rows": 33}, {"cols": 4}, {"cols": 33}, {"boxes": 0},
                         {"boxes": 5}, {"walls": -0.1}, {"walls": 0.31}, {"walls": float("nan")},
                         {"pulls": 0}, {"pulls": 100}, {"view": "image"}, {"symbols": "#_O√XP"},
@@ -160,20 +162,20 @@ class TestSolver:
         for boards, options in ((60, {}), (30, {"walls": 0.3, "cols": 8}), (15, LARGE),
                                 (15, {"boxes": 3})):
             for env in drawn(boards, **options):
-                assert len(env._plan()) == shortest(env)
+                assert len(plan_of(env)) == shortest(env)
 
     def test_a_shorter_way_to_a_position_that_is_found_later_is_taken(self):
         """Here a search that keeps the first way it sees to each position needs 13."""
         env = room("########", "#______#", "##_#OX_#", "#__PX__#", "#__O___#", "#_____##",
                    "#___#__#", "########", budget=Budget(10, 4, 40))
-        assert len(env._plan()) == shortest(env) == 12
+        assert len(plan_of(env)) == shortest(env) == 12
 
     def test_after_any_beginning_it_finishes_as_fast_as_possible_or_idles(self):
         rng, lost = np.random.default_rng(0), 0
         for env, seed in product((Sokoban(), Sokoban(**LARGE)), range(40)):
             env.reset(seed=seed)
             if not any(env.step(env.random_answer(rng))[2] for _ in range(3)):
-                length, plan = shortest(env), env._plan()
+                length, plan = shortest(env), plan_of(env)
                 assert len(plan) == (length if length <= 10 else 0)
                 assert plan or env.solve() == ["Right"]
                 lost += not plan
@@ -181,9 +183,6 @@ class TestSolver:
 
 
 class TestNotes:
-    def places(self, env):
-        return [(int(r), int(c)) for r, c in re.findall(r"\((\d+), (\d+)\)", env.note())]
-
     def test_it_names_the_next_push_its_target_and_the_way_to_it(self):
         for drawing, note in (
                 ("#_O__# #_XP_# #____#",
@@ -198,7 +197,8 @@ class TestNotes:
     def test_who_follows_the_notes_alone_solves_it_in_the_fewest_actions(self):
         for env in (env for options in ({}, LARGE) for env in drawn(25, **options)):
             for left in range(shortest(env), 0, -1):
-                player, box, _, start, *via = self.places(env)
+                player, box, _, start, *via = (tuple(map(int, cell)) for cell in
+                                               re.findall(r"\((\d+), (\d+)\)", env.note()))
                 push, first = re.search(r"push (\w+)", env.note())[1], (via or [start])[0]
                 assert ahead(start, push) == box
                 action = push if first == player else {ahead(player, a): a for a in MOVES}[first]
