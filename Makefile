@@ -36,7 +36,7 @@ check: .venv/ready       ## style, imports, dead links, options that nothing rea
 	@.venv/bin/ruff check .
 	@$(PY) tests/check.py
 
-test: .venv/ready .venv/lean        ## the specification: every test
+test: .venv/ready .venv/lean        ## run all tests: the specification of what minRAGEN promises
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q $(ARGS)
 
 mutants: .venv/ready .venv/lean     ## try wrong lines one by one; the tests must notice (45 minutes)

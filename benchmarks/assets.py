@@ -19,7 +19,7 @@ from minragen.chat import ChatFrame
 from minragen.config import env_groups, preset
 from minragen.envs import REGISTRY, SPLITS
 
-PROBE_STEPS = 2  # a test repeats this many steps and compares the weights by their probe
+CHECKSUM_STEPS = 2  # a test repeats this many steps and compares the weights by their checksums
 
 
 def make_asset(name):
@@ -34,13 +34,13 @@ def make_asset(name):
     groups = bundled.demonstration_groups(policy, groups_of)
     key, steps = bundled.warmup_key(policy, frame, groups, config.warmup_steps), config.warmup_steps
     short = bundled.tiny_policy(envs)
-    bundled.warm_up(short, frame, groups, steps, stop_after=PROBE_STEPS)
+    bundled.warm_up(short, frame, groups, steps, stop_after=CHECKSUM_STEPS)
     losses = bundled.warm_up(policy, frame, groups, steps)
     path = bundled.ASSETS / f"{bundled.asset_stem('tiny', groups)}-{key}.safetensors"
     # Tied weights stand once; the metadata says how the weights came about.
     state = {name: p.detach().contiguous() for name, p in policy.model.named_parameters()}
     save_file(state, path, metadata={"loss": json.dumps(losses),
-                                     "probe": json.dumps(bundled.probe(short.model))})
+                                     "probe": json.dumps(bundled.checksums(short.model))})
     print(f"{name}: loss {losses[0]:.3f} -> {np.mean(losses[-20:]):.3f} nats a token, "
           f"{policy.num_parameters:,} parameters, {time.time() - start:.0f} s")
 

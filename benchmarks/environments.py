@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from minragen.envs import REGISTRY, EnvGroups
-from minragen.eval import random_player, scripted, solver_player, wilson
+from minragen.eval import PLAYERS, scripted, wilson
 
 SIZE = 200
 STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-envs.json"
@@ -38,8 +38,8 @@ def measure(name, size=SIZE):
     rate, env = turn_rate(groups), groups.envs[0]
     return {"env": name, "turns": env.budget.max_turns,
             "actions": env.budget.max_actions_per_turn, "data": env.bundled_data,
-            "size": size, "random": sum(s for s, _ in scripted(groups, random_player)),
-            "solver": sum(s for s, _ in scripted(groups, solver_player)),
+            "size": size, "random": sum(s for s, _ in scripted(groups, PLAYERS["random policy"])),
+            "solver": sum(s for s, _ in scripted(groups, PLAYERS["solver"])),
             "resets_per_second": size / reset_seconds, "turns_per_second": rate}
 
 

@@ -4,8 +4,8 @@
 
 Draws docs/learning.png from runs/readme-*/metrics.jsonl, the committed runs. In each page of
 `PAGES` it rewrites what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`, and the
-episode below each `$ python -m minragen.environments NAME SEED`. tests/test_readme.py checks that
-the pages say what this script would write.
+episode below each `$ .venv/bin/python -m minragen.environments NAME SEED`. tests/test_readme.py
+checks that the pages say what this script would write.
 """
 
 import json
@@ -29,8 +29,9 @@ RUNS = (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("bandit", "grpo"), ("sok
 HEADLINES = (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("sokoban", "grpo"),
              ("countdown", "grpo"))
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
-EPISODE = re.compile(r"(```console\n\$ python -m minragen\.environments (\w+) (\d+)\n).*?(^```$)",
-                     re.DOTALL | re.MULTILINE)
+EPISODE = re.compile(
+    r"(```console\n\$ \.venv/bin/python -m minragen\.environments (\w+) (\d+)\n).*?(^```$)",
+    re.DOTALL | re.MULTILINE)
 
 
 def read(name):
@@ -73,7 +74,7 @@ def runs_of(env, algo):
 
 def results_table():
     """One row per environment and algorithm: before RL, and what the seeds have at the preset's
-    last step, with the 95 % interval of the lowest."""
+    last step, with the 95 % interval of the worst seed."""
     rows = ["| run | success before RL: sampled | greedy | after, seeds 0, 1, 2: sampled | greedy "
             "| return: before, after | test: success | minutes |",
             "|---|---|---|---|---|---|---|---|"]
@@ -143,13 +144,13 @@ def with_episodes(page):
 
 
 def log_lines():
-    """Console lines of the first GRPO run, printed again from its metrics by the function that
-    printed them."""
+    """The first and last console lines of the first GRPO run, printed again from its metrics by the
+    function that printed them; `...` stands for the others."""
     run = "readme-frozenlake-grpo-s0"
     config, metrics = read_config(ROOT / "runs" / run), read(run)
-    last = config.steps
-    chosen = [*metrics[:2], metrics[last // 2], *metrics[last:]]
-    return "\n".join(["```text", *(console_line(line, config) for line in chosen), "```"])
+    first, rest = ([console_line(line, config) for line in part]
+                   for part in (metrics[:2], metrics[config.steps:]))
+    return "\n".join(["```text", *first, "...", *rest, "```"])
 
 
 def environments_table():

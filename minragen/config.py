@@ -3,8 +3,7 @@
     python -m minragen.train --algo starpo-s --print-config
     python -m minragen.train --help
 
-Reading order: `Config` (every field is an option), `ALGOS` and `PRESETS` (what an algorithm and an
-environment change), `check`. docs/algorithms.md has the equations and papers.
+Reading order: `Config`, `ALGOS`, `PRESETS`, `check`. docs/algorithms.md has equations and papers.
 """
 
 import argparse
@@ -91,10 +90,10 @@ class Config:
     filter_include_zero: bool = opt(False, "whether groups of score 0 are candidates")
     resample: int = opt(0, "DAPO's dynamic sampling: extra rollouts per step, at most", most=100)
     # -- rewards
-    credit: str = opt("episode", "unit whose last token gets its reward", ("episode", "turn"))
+    credit: str = opt("episode", "rewards go to the end of each", ("episode", "turn"))
     reward_norm: str = opt("identity", "normalisation of the returns", starpo.REWARD_NORMS)
     reward_norm_over: str = opt("group", "rows of reward_norm's mean and std", ("group", "batch"))
-    overlong: float = opt(0.0, "DAPO: last share of max_new_tokens penalised, up to -1", most=0.99)
+    overlong: float = opt(0.0, "DAPO: final share of max_new_tokens, penalised to -1", most=0.99)
     kl_reward_coef: float = opt(0.0, "weight of the KL to the model before RL in token rewards")
     kl_target: float = opt(0.0, "nats per token that kl_reward_coef adapts to; 0: constant")
     kl_horizon: float = opt(1e4, "trajectories in which kl_reward_coef moves by up to 1/5", least=1)
@@ -107,17 +106,17 @@ class Config:
     gamma: float = opt(1.0, "discount per sampled token", most=1)
     lam: float = opt(1.0, "lambda of GAE per time step", most=1)
     gamma_turn: float = opt(1.0, "discount per turn, for estimators and credit by turn", most=1)
-    advantage_mask: str = opt("response", "GAE's time steps; all: an ablation", ("response", "all"))
+    advantage_mask: str = opt("response", "GAE's time steps (all: ablation)", ("response", "all"))
     soft_reweight: bool = opt(False, "advantages times the group's reward std over the largest one")
     length_weight: bool = opt(False, "advantages divided by the episode's share of the mean length")
     loss_scaling: str = opt("none", "policy loss times share of groups kept", starpo.LOSS_SCALINGS)
-    zero_task: bool = opt(False, "advantages 0, which leaves the regularisers alone (an ablation)")
+    zero_task: bool = opt(False, "advantages 0: only the regularisers train (an ablation)")
     ratio: str = opt("token", "importance ratio per token, or per row: GSPO", ("token", "sequence"))
-    clip_low: float = opt(0.2, "ratio is clipped to [1 - low, 1 + high]")
-    clip_high: float = opt(0.28, "ratio is clipped to [1 - low, 1 + high]")
+    clip_low: float = opt(0.2, "lower clip of the ratio: 1 - low")
+    clip_high: float = opt(0.28, "upper clip of the ratio: 1 + high")
     dual_clip: float = opt(3.0, "bound on the loss of tokens of negative advantage; >1, or 0: none")
     aggregation: str = opt("token-mean", "mean of the token losses", starpo.AGGREGATIONS)
-    loss_mask: str = opt("response", "tokens in the loss; all: an ablation", ("response", "all"))
+    loss_mask: str = opt("response", "tokens in the loss (all: ablation)", ("response", "all"))
     value_clip: float = opt(0.5, "how far one update may move a value")
     entropy_coef: float = opt(0.001, "weight of the entropy bonus")
     kl_coef: float = opt(0.0, "weight of the KL to the model before RL in the loss")
@@ -156,8 +155,7 @@ PRETRAINED = dict(warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_ba
                   max_new_tokens=128, max_context=2048, token_budget=8192)
 # SmolLM2 never closes a tag by itself.
 MODELS = {"tiny": {}, "smollm2": PRETRAINED | dict(warmup_steps=20)}
-# Tokens that each describing part of a format adds: enough for the longest of the ten environments,
-# in all turns, and for the prompt's lines about the language.
+# Tokens that each describing part of a format adds, in all turns and in the prompt.
 DESCRIPTION = dict(max_new_tokens=48, max_context=768)
 
 
@@ -165,7 +163,7 @@ def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_th
     """The complete Config of an environment, an algorithm, a model and a response format."""
     layers, names = {}, [part.partition("=")[0].strip() for part in env.split(",")]
     for name in names:
-        # A mixture takes the larger of each number, and no choice (a string) of one environment.
+        # A mixture takes the larger of each number and ignores strings.
         for key, value in PRESETS.get(name, {}).items():
             if len(names) == 1 or not isinstance(value, str):
                 layers[key] = max(value, layers.get(key, value))
@@ -188,7 +186,8 @@ def parse(argv):
     """{name: value} of the given options, with `resume` and `print_config`. Raises ValueError."""
     parser = argparse.ArgumentParser(
         prog="minragen.train", allow_abbrev=False, argument_default=argparse.SUPPRESS,
-        description="Train a language-model agent. Defaults depend on --env.")
+        description="Train a language-model agent. [base default]; presets change it: "
+                    "see --print-config.")
     parser.error = _usage_error
     parser.add_argument("--resume", action="store_true", default=False,
                         help="continue from runs/NAME/checkpoint")
@@ -286,19 +285,19 @@ def check(config):
     check_state_reward(config, env_groups(config, "val"))
 
 
-def needs(config):
-    """What the advantage estimator needs: "group", "returns" or "critic"."""
+def estimator_kind(config):
+    """What the advantage estimator needs: "group", "reward" or "critic"."""
     return starpo.ESTIMATORS[config.advantages][0]
 
 
 # (whether a Config contradicts itself, the message)
 CONTRADICTIONS = (
-    (lambda c: needs(c) == "group" and c.group_size < 2,
+    (lambda c: estimator_kind(c) == "group" and c.group_size < 2,
      "{advantages} compares the members of a group: got group_size 1, expected at least 2."),
     (lambda c: c.group_size < 2 and (c.soft_reweight or c.filter != "none"
                                      and c.filter_metric.endswith("std")),
      "group_size 1 has no reward std: expected at least 2, or filter none without soft_reweight."),
-    (lambda c: needs(c) == "group" and c.credit == "turn",
+    (lambda c: estimator_kind(c) == "group" and c.credit == "turn",
      "{advantages} compares whole episodes: got credit turn, expected episode, or an estimator of "
      "token rewards (gae, reinforce, ...)."),
     (lambda c: c.reward_norm != "identity" and c.credit == "turn",
@@ -314,16 +313,16 @@ CONTRADICTIONS = (
      != ("top_p", 1.0, "reward_std", False),
      "resample replaces groups of reward std 0: expected the filter that drops just those, filter "
      "top_p with filter_value 1 and filter_metric reward_std."),
-    (lambda c: c.ratio == "sequence" and needs(c) != "group",
+    (lambda c: c.ratio == "sequence" and estimator_kind(c) != "group",
      "ratio sequence needs one advantage per row: got {advantages}, expected grpo, rloo or "
      "reinforce_pp_baseline."),
 )
-_CRITIC = (lambda c: needs(c) == "critic", "an estimator with a critic")
+_CRITIC = (lambda c: estimator_kind(c) == "critic", "an estimator with a critic")
 _FILTER = (lambda c: c.filter != "none", "a filter")
 # option -> (whether it has an effect, what it needs for one)
 NEEDS = {
     "norm_by_std": (lambda c: c.advantages == "grpo", "advantages grpo"),
-    "gamma": (lambda c: needs(c) == "returns" or c.advantages in ("gae", "bi_level_gae"),
+    "gamma": (lambda c: estimator_kind(c) == "reward" or c.advantages in ("gae", "bi_level_gae"),
               "advantages gae, bi_level_gae or a REINFORCE"),
     "gamma_turn": (lambda c: c.advantages in ("bi_level_gae", "turn_gae")
                    or c.context != "full" and c.credit == "turn",

@@ -1,8 +1,7 @@
 """Measure whether a run learns or collapses: episodes, reasoning, warnings, gradients.
 
 Success shows a collapse late; these metrics show it earlier. docs/metrics.md defines them all.
-Reading order: `describe` (episodes), `collapse_metrics` (does the reasoning depend on the prompt),
-`regime` and `warnings_of` (a label and sentences), `gradient_metrics`.
+Reading order: `describe`, `collapse_metrics`, `regime`, `warnings_of`, `gradient_metrics`.
 
 Axes: M rows (reasonings), N columns (distinct prompts), Q reasoning tokens side by side, P groups.
 
@@ -15,22 +14,19 @@ prompt X and reasoning Z:
     I(X;Z) = mean(a - b)     H(Z|X) = -mean a     H(Z) = -mean b
 Here p(z) is the probability that the reply begins with z. The estimate is exact in the prompts and
 samples only the reasonings; it may be negative by chance and never exceeds H(w). With the suffix
-`_per_token`, S[i,j] / |z_i| replaces S[i,j]: comparable between lengths, but not information.
+`_per_token`, S[i,j] / |z_i| replaces S[i,j]: comparable between lengths, not information in nats.
 
 Differences from RAGEN V2's CollapseDetector and gradient analysis:
-  1. Z is the sampled ids before the first token that `</think>` touches. There the text is stripped
-     and tokenised again, which changes tokens at both ends.
-  2. Columns are distinct prompts, weighted by their rows. There a pair drawn twice is two columns
-     of equal weight: with unequal rows that adds KL(true mixture || uniform one) to I(X;Z).
-  3. No pair is drawn twice, and the draw has its own generator.
-  4. Each prompt goes through the model once, and all reasonings use its keys. There every pair of
-     N x M is a whole sequence.
-  5. Equal scores share the rank: a policy that ignores the prompt retrieves at chance.
-  6. `mi` is the information of the sequence; there it is the length-normalised proxy.
-  7. Bucket sizes differ by at most one (there the last takes the remainder). Each has one exact
-     gradient; there it is an average of mini-batch norms, scaled down in small buckets.
+  1. Z is the sampled ids before the first token that `</think>` touches. RAGEN strips the text and
+     tokenises it again, which changes tokens at both ends.
+  2. Columns are distinct prompts, weighted by their rows. RAGEN may draw a pair twice: two columns
+     of equal weight; with unequal rows that adds KL(true mixture || uniform one) to I(X;Z).
+  3. Each prompt goes through the model once. RAGEN makes every pair of N x M a whole sequence.
+  4. Equal scores share the rank: a policy that ignores the prompt retrieves at chance.
+  5. `mi` is the information of the sequence; RAGEN's is the length-normalised proxy.
+  6. A bucket has one exact gradient. RAGEN averages mini-batch norms, scaled down in small buckets.
 
-Exercise: `python -m pytest tests/test_diagnostics.py`.
+Tests: `python -m pytest tests/test_diagnostics.py`.
 """
 
 import functools
@@ -64,8 +60,8 @@ CHANCE_ERRORS = 2  # ... or if retrieval is less than so many standard errors ab
 LEAST_THINKING, LEAST_COLUMNS = 0.5, 4  # with less there is no regime
 
 WINDOW = 10  # steps averaged at the beginning and at the end of a run
-RECENT, BEFORE = 3, 20  # of sudden changes: the steps that are "now", and those before
-SOLVED = 0.9  # mean success of WINDOW steps from which on little variety is no trap
+RECENT, BEFORE = 3, 20  # for sudden changes: steps averaged as "now", and before
+SOLVED = 0.9  # mean success over WINDOW steps that silences variety warnings
 REARM = 20  # steps without a condition after which its warning is given again
 
 NUM_BUCKETS = 6
@@ -377,13 +373,12 @@ def regime(first, now):
     return "template collapse" if low_mi else "diverse"
 
 
-# What is compared, now and before -> how a warning begins (see `_compared`).
+# Comparison (see `_compared`) -> start of its warning.
 COMPARED = {
     "run": "is {now:.3g}, it began at {before:.3g}, and the task is not solved",
     "recent": f"is {{now:.3g}} over the last {RECENT} steps, its median was {{before:.3g}}",
     "best": f"is {{now:.3g}} over the last {RECENT} steps, it was up to {{before:.3g}}"}
-# Metric, comparison, factor, and how the warning ends. A factor below 1 warns when now < factor *
-# before, one above 1 when now > factor * before.
+# (metric, comparison, factor, end of the warning); a factor below 1 warns of a fall, else of a rise
 CONDITIONS = (
     ("reward_std", "run", 0.1, "the members of a group do the same, so there is little to learn "
                                "from. An Echo Trap begins like this."),

@@ -94,8 +94,8 @@ class TextEnv(gymnasium.Env):
 
     reset(seed=, options={"member": k}) -> (observation, info)
     step(answer) -> (observation, reward, terminated, truncated, info)
-    info: `success`, `valid`, `effective`, each 0.0 or 1.0 (`effective`: share of executed actions),
-        and the summed `metrics` of the turn's outcomes
+    info: `success` and `valid`, 0.0 or 1.0; `effective`, the share of executed actions that changed
+        the state; and the summed `metrics` of the turn's outcomes
     raises: ValueError for unknown options or splits, RuntimeError for a step without a live episode
     """
 
@@ -202,8 +202,7 @@ class TextEnv(gymnasium.Env):
         if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
         member = int((options or {}).get("member", 0))
-        # Slips and payouts: one stream per member. From 1 on, because [seed, 0, 1] draws the second
-        # attempt's instance below.
+        # Slips and payouts: one stream per member, from 1 on: [seed, 0, 1] is attempt 1 below.
         self.dynamics = np.random.default_rng([seed, member + 1, 1])
         self._turns = self._actions = 0
         for attempt in range(MAX_REDRAWS):
@@ -377,8 +376,8 @@ class EnvGroups:
     def step(self, rows, answers):
         """Step the given rows. Returns what each `env.step` returned, or the exception it raised.
 
-        Environments that declare `parallel` run in threads, all under one limit: STEP_TIME_LIMIT,
-        times the steps that share a core. The caller records exceptions (`StopReason.ENV_ERROR`).
+        Environments that declare `parallel` run in threads, under one limit: STEP_TIME_LIMIT times
+        the steps per core. The caller records exceptions (`StopReason.ENV_ERROR`).
         """
         results, waiting = {}, {}
         for r, answer in zip(rows, answers):

@@ -4,10 +4,9 @@
     python -m minragen.eval --run my-run --split val --size 1000
     python -m minragen.eval --play sokoban --seed 3      (or: make play ENV=sokoban)
 
-A success rate alone says little. The random policy shows what the rules alone are worth, the solver
-what the budget allows; both play the same instances. The interval is Wilson's (1927), which stays
-inside [0, 1] and holds near 0 and 1, where the normal one does not. A small environment repeats
-instances: `distinct` counts them.
+The random policy shows what chance earns, the solver what the budget allows; both play the same
+instances. The interval is Wilson's (1927), which stays inside [0, 1] and holds near 0 and 1, where
+the normal one does not. A small environment repeats instances: `distinct` counts different ones.
 """
 
 import argparse
@@ -22,6 +21,9 @@ import numpy as np
 from minragen.envs import SPLITS, make
 
 # torch and transformers are imported where a model is needed: `make envs` need not wait for them.
+
+PLAYERS = {"random policy": lambda env, rng: env.random_answer(rng),
+           "solver": lambda env, rng: env.solve()[0]}
 
 
 def wilson(successes, n, z=1.959964):
@@ -57,7 +59,7 @@ def evaluate(config, split, size):
                                        config.val_temperature)
     results = {"checkpoint": [(t.success, t.episode_return) for t in played[""]],
                "checkpoint, greedy": [(t.success, t.episode_return) for t in played["_greedy"]]}
-    for name, player in (("random policy", random_player), ("solver", solver_player)):
+    for name, player in PLAYERS.items():
         with contextlib.suppress(NotImplementedError):  # a user's environment may have no solver
             results[name] = scripted(groups, player)
     groups.reset(0)
@@ -71,14 +73,6 @@ def evaluate(config, split, size):
         described = {name: stats[name] for name in ("grounding", "worldmodeling") if name in stats}
         tables[env] = rows, len({groups.envs[row].instance() for row in mine}), described
     return tables
-
-
-def random_player(env, rng):
-    return env.random_answer(rng)
-
-
-def solver_player(env, rng):
-    return env.solve()[0]
 
 
 def scripted(groups, player):

@@ -1,12 +1,12 @@
 """What is trained: a policy loaded from a folder, its logprobs, the critic, and the optimizer.
 
-Reading order: `Policy` and `load_policy`, `token_logprobs` (the only way into the output layer),
+Reading order: `Policy` and `load_policy`, `token_logprobs` (logprobs of chosen tokens),
 `Critic`, `AdamW` (float32 masters). How text becomes tokens is in chat.py; the models that come
 with minRAGEN are made in bundled.py.
 
 Axes: B rows, T tokens, V vocabulary, N response tokens of a micro-batch, D hidden size.
 
-Exercise: `python -m pytest tests/test_models.py`.
+Tests: `python -m pytest tests/test_models.py`.
 """
 
 import copy

@@ -21,7 +21,7 @@ Differences from RAGEN's agent proxy on vLLM:
   4. In the windowed contexts a turn sees the earlier replies as they were sampled; they are in the
      loss only of their own row.
 
-Exercise: `python -m pytest tests/test_rollout.py`.
+Tests: `python -m pytest tests/test_rollout.py`.
 """
 
 import zlib
@@ -42,7 +42,7 @@ PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
 
 
 class StopReason(Enum):
-    """Why a reply (first four) or an episode (last four) ended."""
+    """Why a reply (up to CONTEXT) or an episode (from CONTEXT on) ended."""
 
     END_OF_TURN = "end_of_turn"  # the model sampled its end-of-turn token
     ANSWER = "answer"  # the reply closed its </answer>
@@ -55,7 +55,7 @@ class StopReason(Enum):
 
 @dataclass(frozen=True)
 class Rules:
-    """How a conversation is held. Every field is the option of the same name in config.py."""
+    """How a conversation is held: the options of the same names in config.py."""
 
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: all tokens
@@ -100,11 +100,6 @@ class Sequence:
         self.sample_logprobs += logprobs
         self.response_mask += [sampled] * len(ids)
         self.turn_ids += [turn] * len(ids)
-
-    @property
-    def reply(self):
-        """The sampled ids."""
-        return [i for i, sampled in zip(self.tokens, self.response_mask) if sampled]
 
 
 @dataclass
@@ -230,7 +225,7 @@ class _Player:
         cached = self.slots.lengths[live].tolist()
         fresh = [t.tokens[c:] for t, c in zip(self.rows, cached)]
         longest = max(len(t.tokens) for t in self.rows)
-        padded = max(cached) + max(map(len, fresh))  # a short row's padding may reach beyond
+        padded = max(cached) + max(map(len, fresh))  # positions that padding is written to
         self.slots.gather(torch.tensor(live), max(longest + self.rules.max_new_tokens, padded))
         return self._forward(fresh)
 
@@ -243,8 +238,8 @@ class _Player:
     def _sample_replies(self, logits):
         """Sample until every row has stopped. Returns one _Draft per row.
 
-        The first n rows go through the model. When few of them are unfinished, these are gathered
-        to the front, with everything else that is in the order of the slots.
+        Only the first n rows go through the model. When at most SHRINK of them are unfinished,
+        these move to the front, with their drafts, noise and slots.
         """
         rules, turn, n = self.rules, len(self.rows[0].turns), len(self.rows)
         lengths = torch.tensor([len(t.tokens) for t in self.rows])
@@ -252,7 +247,7 @@ class _Player:
                          if room <= rules.max_new_tokens else StopReason.MAX_NEW_TOKENS)
                   for room in (rules.max_context - lengths).tolist()]
         keys = noise_keys(rules.seed, self.groups.split, self.rows)
-        # Where every turn is a sequence of its own, positions repeat: turns count for themselves.
+        # In the windowed contexts positions repeat, so each turn has a range of its own.
         counters = lengths + (0 if rules.context == "full" else turn * rules.max_context)
         noise = uniforms(keys, counters + torch.arange(rules.max_new_tokens)[:, None])  # (t, B)
         for t in range(rules.max_new_tokens):
@@ -330,6 +325,7 @@ class _Player:
                 for name in PER_TURN & t.metrics.keys():
                     t.metrics[name] /= len(t.turns)
 
+
 def state_reward(reply, grounding, worldmodeling, reward, info, rules):
     """VAGEN's reward for describing the state.
 
@@ -383,7 +379,8 @@ def windowed_prompt(frame, t, context, window):
         return frame.open(t.system, "\n".join([*history, t.observation]))
     ids = frame.open(t.system, shown[0])
     for k, following in zip(earlier, shown[1:]):
-        reply = t.sequences[k].reply
+        sequence = t.sequences[k]
+        reply = [i for i, sampled in zip(sequence.tokens, sequence.response_mask) if sampled]
         ids = ids + reply + frame.between(reply[-1], following)
     return ids
 
@@ -397,7 +394,7 @@ class KVSlots:
     the slots; an explicit 4-D boolean mask says what each query may see. Positions beyond a row's
     length hold padding from earlier calls: masked, and overwritten before they become visible.
 
-    FOOTGUN: slots are zeroed, not empty. A masked key still enters `0 * value`, and 0 * nan is nan.
+    FOOTGUN: `new_zeros`, never `new_empty`: a masked key enters `0 * value`, and 0 * nan is nan.
     """
 
     def __init__(self, model, rows, capacity):
@@ -425,7 +422,7 @@ class KVSlots:
     def gather(self, index, capacity=None):
         """Gather slots by index into new buffers with room for `capacity` tokens each.
 
-        That is room for one turn: memory follows the conversations, not `max_context`.
+        Callers ask for the room of one turn, so memory follows the conversations.
         """
         self.lengths = self.lengths[index]
         filled = int(self.lengths.max())

@@ -7,7 +7,7 @@
 
 Reading order: `run_folder`, `Log`, `save_checkpoint`, `resumed_config`.
 
-Exercise: `python -m pytest tests/test_train.py -k "Runs or Resume"`.
+Tests: `python -m pytest tests/test_train.py -k "Runs or Resume"`.
 """
 
 import dataclasses
@@ -72,17 +72,20 @@ def write_whole(path, text):
 
 
 class Log:
-    """metrics.jsonl, trajectories.jsonl and the console line, all with the same names."""
+    """metrics.jsonl, trajectories.jsonl and the console line."""
 
     def __init__(self, folder, step):
         """Drop the lines after `step`, the checkpoint's. self.history: the metrics that stay."""
         self.folder = folder
-        for name in ("trajectories.jsonl", "metrics.jsonl"):
-            path = folder / name
-            lines = path.read_text().splitlines() if path.exists() else []
-            lines = [line for line in lines if _before(step, line)]
-            write_whole(path, "".join(line + "\n" for line in lines))
-        self.history = [json.loads(line) for line in lines]
+        self._keep("trajectories.jsonl", step)
+        self.history = [json.loads(line) for line in self._keep("metrics.jsonl", step)]
+
+    def _keep(self, name, step):
+        path = self.folder / name
+        lines = path.read_text().splitlines() if path.exists() else []
+        lines = [line for line in lines if _before(step, line)]
+        write_whole(path, "".join(line + "\n" for line in lines))
+        return lines
 
     def write(self, metrics, config):
         """Add a line to metrics.jsonl and print one."""
@@ -150,7 +153,7 @@ def save_checkpoint(folder, learner):
     """Write a plain Hugging Face folder plus trainer state beside, then rename it into place.
 
     A kill at any instant leaves a whole checkpoint: the manifest is written last, and the old
-    checkpoint stays until then. The next reader completes interrupted renames.
+    checkpoint stays until then. The next save completes interrupted renames.
     """
     current, new, old = (folder / f"checkpoint{end}" for end in ("", ".new", ".old"))
     # Finish the renames of a save that was killed.
@@ -175,7 +178,7 @@ def save_checkpoint(folder, learner):
 
 
 def find_checkpoint(folder):
-    """The newest whole checkpoint of a run. Raises ValueError if it is missing or damaged."""
+    """The whole checkpoint of a run. Raises ValueError if it is missing or damaged."""
     # Without `checkpoint`, a save was killed between its renames, and `checkpoint.new` is whole.
     paths = [folder / name for name in ("checkpoint", "checkpoint.new")]
     path = next((p for p in paths if (p / "manifest.json").exists()), None)

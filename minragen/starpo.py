@@ -57,8 +57,8 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
         top_k          int(value * P) groups, at least one
         top_k_abs      int(value) groups, at least one
         min_p          all with score >= value * largest (or <= smallest / value)
-    At value 1 the first two keep all candidates; `none` keeps every group, candidate or not. The
-    eps keeps rounding from taking one group too many. Ties are broken by group index.
+    At value 1 the first two keep all candidates; `none` keeps every group, candidate or not. Ties
+    are broken by group index.
 
     scores: (P,) float, e.g. the reward's standard deviation within each group (`group_scores`)
     returns: (P,) bool; all False if there are no candidates
@@ -126,9 +126,9 @@ def group_scores(x, group_ids, statistic="std", episode_ids=None):
 def _moments(x, group_ids, episode_ids=None):
     """Mean, sample std and size (P,) of each group, and every row's distance (B,) from its mean.
 
-    An episode counts once, however many rows it has. Measured from the group's smallest member, so
-    that equal entries have distance and std of exactly 0: sixteen times 0.9 has a float32 mean that
-    is not 0.9.
+    An episode counts once, however many rows it has. Entries are taken relative to the smallest of
+    their group, so equal ones have distance and std of exactly 0: the float32 mean of sixteen times
+    0.9 is not 0.9.
     """
     P, once = int(group_ids.max()) + 1, first_rows(x, episode_ids)
 
@@ -189,7 +189,7 @@ def last_token_rewards(scores, response_mask):
 
     scores: (B,)      returns: (B, T)
     """
-    last = turn_ends(response_mask.long() - 1, response_mask)  # the row as one turn
+    last = turn_ends(response_mask.long() - 1, response_mask)  # one turn: 0 where sampled, else -1
     return torch.where(last, scores[:, None], 0.0)
 
 
@@ -268,9 +268,9 @@ def adapt_kl_coef(coef, kl, target, trajectories, horizon):
 
 
 # ---- Which advantages ----------------------------------------------------------------------------
-# name -> (what it needs, function of a Batch and the Config). It needs a "group" whose members it
-# compares by their scores; or "returns", sums of token rewards; or a "critic", and then it gives
-# (advantages, returns, where the critic learns). A new estimator is a function and a row here.
+# name -> (kind, function of a Batch and the Config). "group" compares the scores of a group's
+# members, "reward" sums token rewards, "critic" has values too and returns (advantages, returns,
+# where the critic learns). A new estimator is a function and a row here.
 ESTIMATORS = {
     "grpo": ("group", lambda b, c: group_advantages(
         b.scores, b.group_ids, b.response_mask, c.norm_by_std, b.episode_ids)),
@@ -278,9 +278,9 @@ ESTIMATORS = {
         b.scores, b.group_ids, b.response_mask, b.episode_ids)),
     "reinforce_pp_baseline": ("group", lambda b, c: whiten(group_advantages(
         b.scores, b.group_ids, b.response_mask, False, b.episode_ids), b.response_mask)),
-    "reinforce": ("returns", lambda b, c: reinforce_advantages(
+    "reinforce": ("reward", lambda b, c: reinforce_advantages(
         b.token_rewards, b.response_mask, c.gamma)),
-    "reinforce_pp": ("returns", lambda b, c: whiten(reinforce_advantages(
+    "reinforce_pp": ("reward", lambda b, c: whiten(reinforce_advantages(
         b.token_rewards, b.response_mask, c.gamma), b.response_mask)),
     "gae": ("critic", lambda b, c: (*masked_gae(
         b.token_rewards, b.values, b.step_mask, c.gamma, c.lam), b.step_mask)),

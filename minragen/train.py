@@ -157,8 +157,8 @@ def update(learner, batch, config, step, scale=1.0):
 def roll_out(learner, groups, config):
     """Play fresh instances: round r of run seed s has seeds that no other round or run has.
 
-    With `resample` (DAPO, Yu et al. 2025, section 3.2) further rounds follow until `num_groups`
-    groups have a positive reward std, and at most so many.
+    With `resample` (DAPO, Yu et al. 2025, section 3.2) up to so many further rounds follow, until
+    `num_groups` groups have a positive reward std.
     """
     trajectories, informative = [], 0
     with progress_bar(f"step {learner.step + 1}: tokens sampled") as bar:
@@ -216,7 +216,7 @@ def compute_targets(learner, batch, config, scale=1.0):
     predictable[:, 0] = False
     masks = {"response": batch.response_mask, "all": predictable}
     batch = replace(batch, loss_mask=masks[config.loss_mask],
-                                step_mask=masks[config.advantage_mask])
+                    step_mask=masks[config.advantage_mask])
 
     def logprobs_of(model):
         return in_micro_batches(batch, config, lambda part: token_logprobs(
@@ -244,9 +244,10 @@ def compute_targets(learner, batch, config, scale=1.0):
 
 
 def token_rewards(learner, batch, config):
-    """The rewards to learn from: of the rows' episodes (B,), of tokens (B, T), and metrics.
+    """The rewards of the rows' episodes (B,) and of tokens (B, T), and metrics.
 
     The environment's rewards and the overlong penalty, normalised; last the KL of each token.
+    Estimators of kind "group" (grpo) read only the former.
     """
     episode, metrics = batch.episode_ids, {}
     turn_rewards, scores = batch.rewards, batch.episode_returns
@@ -289,8 +290,7 @@ def compute_advantages(batch, config, scale=1.0):
         advantages = starpo.length_weight(advantages, lengths, batch.episode_ids)
     if config.zero_task:
         advantages = torch.zeros_like(advantages)
-    return replace(batch, advantages=advantages * scale, returns=returns,
-                               value_mask=value_mask)
+    return replace(batch, advantages=advantages * scale, returns=returns, value_mask=value_mask)
 
 
 @torch.no_grad()
@@ -306,10 +306,10 @@ def in_micro_batches(batch, config, function):
 # ---- The update ----------------------------------------------------------------------------------
 def set_learning_rates(learner, config, step):
     """Linear decay from the first step to `lr_final` times the rate at the last."""
-    progress = 1 - (1 - config.lr_final) * (step - 1) / max(1, config.steps - 1)
-    learner.optimizer.set_lr(config.lr * progress)
+    decay = 1 - (1 - config.lr_final) * (step - 1) / max(1, config.steps - 1)
+    learner.optimizer.set_lr(config.lr * decay)
     if learner.critic:
-        learner.critic_optimizer.set_lr(config.critic_lr * progress)
+        learner.critic_optimizer.set_lr(config.critic_lr * decay)
 
 
 def optimizer_steps(batch, config, step):
@@ -346,7 +346,7 @@ def backward(learner, part, config):
 
 
 def policy_losses(model, part, config):
-    """The terms that are minimised {name: share} and the metrics beside them {metric: share}."""
+    """The loss terms and the metrics, each as its share of the mini-batch's mean."""
     logprobs, entropy = token_logprobs(model, part.tokens, part.loss_mask, config.temperature)
     loss, clipped = starpo.policy_loss(
         logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high,
@@ -394,7 +394,7 @@ def validate(learner, groups, config, log):
 
 
 def due(step, every):
-    """Whether what is done at the first step and every so many is done now; 0: never."""
+    """Whether `step` is 1 or a multiple of `every`; 0: never."""
     return every > 0 and (step == 1 or step % every == 0)
 
 

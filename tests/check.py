@@ -83,10 +83,13 @@ def unread_options(root=ROOT):
     faults = [f"option {f.name} is never read" for f in dataclasses.fields(Config)
               if not re.search(rf"\.{f.name}\b|\"{f.name}\"[,)]", code)]
     for env in REGISTRY:
-        text = "".join((root / "minragen" / "environments" / f"{name}.py").read_text()
+        code = "".join((root / "minragen" / "environments" / f"{name}.py").read_text()
                        for name in (env, "board"))
+        nodes = list(ast.walk(ast.parse(code)))  # an option is read by its key or into a variable
+        read = [getattr(node, "id", getattr(node, "value", None)) for node in nodes
+                if isinstance(node, (ast.Name, ast.Constant))]
         faults += [f"option {name} of {env} is never read" for name in make(env).defaults
-                   if len(re.findall(rf'"{name}"', text)) < 2]
+                   if read.count(name) < 2]
     return faults
 
 

@@ -68,9 +68,8 @@ def std(x):
 # ---- Playing -------------------------------------------------------------------------------------
 def collect(learner, frame, groups, first_seed, config):
     """Play one episode in every environment of `groups`, one after the other."""
-    observations = groups.reset(first_seed)
-    return [play_episode(learner, frame, groups, i, observations[i], config)
-            for i in range(len(observations))]
+    return [play_episode(learner, frame, groups, i, observation, config)
+            for i, observation in enumerate(groups.reset(first_seed))]
 
 
 def play_episode(learner, frame, groups, i, observation, config):
@@ -222,8 +221,7 @@ def predict(model, tokens, temperature):
     log_p = (model(torch.tensor([tokens])).logits[0] / temperature).log_softmax(-1)[:-1]
     entropy = -(log_p.exp() * log_p).sum(-1)
     chosen = log_p[range(len(log_p)), tokens[1:]]  # the logits that predict t stand at t - 1
-    nothing = torch.zeros(1)
-    return torch.cat([nothing, chosen]), torch.cat([nothing, entropy])
+    return tuple(torch.cat([torch.zeros(1), x]) for x in (chosen, entropy))
 
 
 # ---- Learning ------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def fresh(env="bandit", name="tiny", **changes):
     return policy, frame, bundled.demonstration_groups(policy, groups_of(env, **changes))
 
 
-def loss_and_probe(env):
+def loss_and_checksums(env):
     with safe_open(next(ASSETS.glob(f"tiny-{env}-*")), "pt") as file:
         return [json.loads(file.metadata()[name]) for name in ("loss", "probe")]
 
@@ -96,9 +96,9 @@ class TestBundledWeights:
     def test_redoing_the_first_steps_gives_the_same_weights(self):
         policy, frame, groups = fresh("frozenlake")
         losses = warm_up(policy, frame, groups, 400, stop_after=2)
-        loss, probe = loss_and_probe("frozenlake")
+        loss, checksums = loss_and_checksums("frozenlake")
         assert losses == pytest.approx(loss[:2], rel=1e-4)
-        assert bundled.probe(policy.model) == pytest.approx(probe, rel=1e-3, abs=1e-3)
+        assert bundled.checksums(policy.model) == pytest.approx(checksums, rel=1e-3, abs=1e-3)
 
     def test_other_settings_have_another_key(self):
         """So have other weights of a pretrained model, which its name does not tell."""
@@ -117,12 +117,12 @@ class TestBundledWeights:
         for origin in ("made now", f"from {tmp_path}", "made now"):
             folder = resolve("tiny", groups_of("bandit"), steps=2, say=said.append)
             assert origin in said[-1]
-            made.append(bundled.probe(load_policy(folder).model))
+            made.append(bundled.checksums(load_policy(folder).model))
             if len(made) == 2:  # a damaged file is made again
                 (folder / "model.safetensors").write_bytes(b"cut off")
         untrained = load_policy(resolve("tiny", groups_of("bandit"), say=said.append)).model
-        assert made[0] == made[1] == made[2] != bundled.probe(untrained) and len(said) == 3
-        assert bundled.probe(untrained) == bundled.probe(fresh()[0].model)
+        assert made[0] == made[1] == made[2] != bundled.checksums(untrained) and len(said) == 3
+        assert bundled.checksums(untrained) == bundled.checksums(fresh()[0].model)
 
     @pytest.mark.parametrize("env", sorted(REGISTRY))
     def test_they_are_of_the_presets_key_and_its_replies_fit_into_the_tokens_of_a_turn(
@@ -136,5 +136,5 @@ class TestBundledWeights:
         longest = max(np.bincount(np.array(row.turn_ids)[row.response_mask]).max()
                       for t in played[0] for row in t.sequences)
         assert longest <= PRESETS[env]["max_new_tokens"]
-        loss, _ = loss_and_probe(env)
+        loss, _ = loss_and_checksums(env)
         assert loss[-1] < 0.2 * loss[0]

@@ -20,7 +20,7 @@ from gymnasium.utils.env_checker import check_env
 
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, TextEnv, make
 
-# Environments that must be found stochastic, with the options that make them so.
+# Environments that must be stochastic, with the options that make them so.
 STOCHASTIC = {"bandit": {}, "frozenlake": {"slip": 0.5}}
 BUDGETS = (None, Budget(7, 3, 13), Budget(11, 2, 17))  # its own, and numbers that none has
 
@@ -218,7 +218,7 @@ class TestLife:
         for player in (None, lambda env: "", random_player(0)):
             if player:
                 play(env, 0, player)
-            with pytest.raises(RuntimeError, match=r"Call reset\(\)"):
+            with pytest.raises(RuntimeError, match="without a live episode: call reset"):
                 env.step("anything")
 
     def test_a_player_who_never_acts_is_penalised_every_turn_and_then_truncated(self, env_name):

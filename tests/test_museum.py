@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch.nn.functional import pad, scaled_dot_product_attention
-from toys import puppet, scripted, tiny
+from toys import puppet, sampled, scripted, tiny
 from transformers import PreTrainedTokenizerFast
 
 from minragen import bundled, envs, models, rollout, runs, starpo
@@ -65,7 +65,7 @@ class TestMask:
             theirs, (row,) = mask_by_headers(t.tokens, header), t.sequences
             extra = [i for i, m, ours in zip(t.tokens, theirs, row.response_mask) if m and not ours]
             assert frame.tokenizer.decode(extra).startswith(wrong)
-            assert row.reply == [*reply, 0, 0, 0]
+            assert sampled(row) == [*reply, 0, 0, 0]
 
     def test_observations_are_not_in_the_loss(self):
         """Search-R1 masks what it retrieves (Jin et al. 2025, section 3.1; Search-R1#108). Without
@@ -83,7 +83,7 @@ class TestMask:
         tokenizer = copy.deepcopy(tiny()[0].tokenizer)
         end, tokenizer.pad_token = tokenizer.eos_token_id, tokenizer.eos_token
         t, _, _ = scripted([40, end], tokenizer=tokenizer)
-        assert [i for i in t.sequences[0].reply if i != tokenizer.pad_token_id] == [40]
+        assert [i for i in sampled(t.sequences[0]) if i != tokenizer.pad_token_id] == [40]
         batch = with_targets(make_batch([t]))
         assert batch.tokens[batch.loss_mask].tolist() == [40, end]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from toys import Lottery, prompt_length, puppet, scripted, tiny
+from toys import Lottery, prompt_length, puppet, sampled, scripted, tiny
 
 from minragen import rollout
 from minragen.chat import Reply
@@ -157,7 +157,7 @@ class TestEpisodes:
                              "effective": pytest.approx(0.5), "found": 1110.0}
         assert t.success and t.stop is StopReason.TRUNCATED
         assert t.turn_rewards == [0.1, 0.2, 0.3] and t.episode_return == pytest.approx(0.6)
-        assert t.response_tokens == len(t.sequences[0].reply) == 3 * 12
+        assert t.response_tokens == len(sampled(t.sequences[0])) == 3 * 12
         assert [m["role"] for m in t.messages()] == ["system"] + ["user", "assistant"] * 3
 
     def test_an_environment_that_raises_ends_only_its_own_trajectory(self):
@@ -225,7 +225,7 @@ class TestIndependence:
         uniform, frame = puppet()
         uniform.model.get_output_embeddings = lambda: lambda hidden: hidden * 0.0
         (t,) = play(uniform, frame, EnvGroups("frozenlake", 1, 1), context="limited")
-        assert len({tuple(s.reply) for s in t.sequences}) == len(t.sequences) > 1
+        assert len({tuple(sampled(s)) for s in t.sequences}) == len(t.sequences) > 1
 
 
 class TestSampling:

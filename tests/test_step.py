@@ -29,6 +29,7 @@ BASE = dict(num_groups=5, group_size=3, max_new_tokens=6, max_context=88,  mini_
             temperature=0.7, entropy_coef=0.05, diagnose_every=0, val_size=1, steps=1, seed=71,
             warmup_steps=0)
 real_build, real_optimizer_step = trainer.build, trainer.AdamW.step
+EPISODES = {}  # of `collect_once`
 
 
 def configured(env="toys:Lottery", algo="grpo", **options):
@@ -40,12 +41,12 @@ def configured(env="toys:Lottery", algo="grpo", **options):
 
 
 @cache
-def small_model(vocabulary, seed=0):
+def small_model(response_format, seed=0):
     """An untrained decoder whose distributions are far from uniform."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(
-        vocab_size=vocabulary, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, initializer_range=0.4,
+        vocab_size=len(small_tokenizer(response_format)), hidden_size=16, intermediate_size=32,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, initializer_range=0.4,
         max_position_embeddings=512)).double().eval()
 
 
@@ -55,13 +56,13 @@ def small_tokenizer(response_format):
 
 
 def small_policy(config):
-    tokenizer = small_tokenizer(config.response_format)
-    return Policy("tiny", copy.deepcopy(small_model(len(tokenizer))), tokenizer)
+    return Policy("tiny", copy.deepcopy(small_model(config.response_format)),
+                  small_tokenizer(config.response_format))
 
 
 def reference(config):
     """Another network: with the policy's own weights the KL would have no gradient at first."""
-    return copy.deepcopy(small_model(len(small_tokenizer(config.response_format)), 1))
+    return copy.deepcopy(small_model(config.response_format, 1))
 
 
 @cache
@@ -76,14 +77,11 @@ def warm_policy():
 
 @pytest.fixture(autouse=True)
 def float64(monkeypatch):
-    """Everything in float64, where minragen says `.float()` too."""
+    """Compute in float64, also where minragen calls `.float()`."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-EPISODES = {}
 
 
 def collect_once(policy, frame, groups, first_seed, rules, progress=None):
@@ -131,16 +129,16 @@ def rules_of(config):
     return Rules(**{f.name: getattr(config, f.name) for f in dataclasses.fields(Rules)})
 
 
-def slow_learner(config, policy=None):
-    policy = policy or small_policy(config)
+def slow_learner(config):
+    policy = small_policy(config)
     critic = SimpleNamespace(trunk=copy.deepcopy(policy.model.base_model),
                              head=torch.nn.Linear(policy.model.config.hidden_size, 1))
     torch.nn.init.zeros_(critic.head.weight)
     torch.nn.init.zeros_(critic.head.bias)
     return SimpleNamespace(
-        policy=policy, rounds=0, critic=critic if settings.needs(config) == "critic" else None,
+        policy=policy, rounds=0, kl_reward_coef=config.kl_reward_coef,
+        critic=critic if settings.estimator_kind(config) == "critic" else None,
         reference=reference(config) if config.kl_coef or config.kl_reward_coef else None,
-        kl_reward_coef=config.kl_reward_coef,
         optimizer=torch.optim.AdamW(policy.model.parameters(), weight_decay=0.01),
         critic_optimizer=torch.optim.AdamW([*critic.trunk.parameters(), *critic.head.parameters()],
                                            weight_decay=0.01))

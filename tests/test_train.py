@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,19 +28,18 @@ from minragen.train import main
 pytestmark = pytest.mark.usefixtures("runs")
 
 # Episodes of one turn, where it does not matter what is played.
-BRIEF = ["--env", "bandit", "--num-groups", "2", "--group-size", "4", "--val-size", "4",
-         "--val-every", "2", "--save-every", "2", "--mini-batch", "4", "--max-new-tokens", "14"]
+BRIEF = shlex.split("--env bandit --num-groups 2 --group-size 4 --val-size 4 --val-every 2 "
+                    "--save-every 2 --mini-batch 4 --max-new-tokens 14")
 # Every field of `Rules` but the temperature differs from its default.
-RULES = ["--response-format", "grounding_worldmodeling", "--grounding-reward", "0.5",
-         "--worldmodeling-reward", "0.25", "--top-k", "3", "--top-p", "0.9", "--seed", "5",
-         "--max-rows", "7", "--max-new-tokens", "9", "--max-context", "300", "--context", "limited",
-         "--window", "2"]
+RULES = shlex.split("--response-format grounding_worldmodeling --grounding-reward 0.5 --seed 5 "
+                    "--worldmodeling-reward 0.25 --top-k 3 --top-p 0.9 --max-rows 7 --window 2 "
+                    "--max-new-tokens 9 --max-context 300 --context limited")
 TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed", "first_turn/seconds",
          "trajectory/seconds"}
 
 
-def run(*argv):
-    main([*argv])
+def run(line, *more):
+    main([*line.split(), *more])
 
 
 def read_lines(path):
@@ -58,7 +58,7 @@ def finished(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("minragen.runs.RUNS", folder)
         patch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        run("--run", "a", "--steps", "2", *BRIEF)
+        run("--run a --steps 2", *BRIEF)
     return folder / "a"
 
 
@@ -92,8 +92,8 @@ def episode(env="lake", rewards=(0.0, 1.0), tokens=(2, 3), stop=StopReason.TERMI
     return trajectory
 
 
-EPISODES = [episode(valid=0.5, f1=0.25), episode(rewards=(-0.1,), tokens=(4,), valid=0.0, f1=0.75,
-                                                stop=StopReason.CONTEXT),
+EPISODES = [episode(valid=0.5, f1=0.25),
+            episode(rewards=(-0.1,), tokens=(4,), valid=0.0, f1=0.75, stop=StopReason.CONTEXT),
             episode("shop", rewards=(0.5,), tokens=(1,), valid=1.0, stop=StopReason.ENV_ERROR)]
 
 
@@ -227,7 +227,7 @@ class TestRuns:
         assert {(e["step"], e["split"]) for e in entries} == {(0, "val"), (2, "val"), (2, "test")}
 
     def test_the_console_has_the_names_and_numbers_of_the_metrics(self, runs, capsys):
-        run("--run", "a", "--steps", "1", *BRIEF)
+        run("--run a --steps 1", *BRIEF)
         printed = capsys.readouterr().out
         assert "memory    about" in printed and "settings  the preset of bandit, " in printed
         line, step = metrics(runs / "a")[1], re.search(r"^step +1/1 .*$", printed, re.M)[0]
@@ -240,7 +240,7 @@ class TestRuns:
 
     def test_the_same_seed_gives_the_same_run_and_another_one_another(self, runs):
         for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
-            run("--run", name, "--seed", seed, "--steps", "1", *BRIEF)
+            run(f"--run {name} --seed {seed} --steps 1", *BRIEF)
         a, b, c = (metrics(runs / n) for n in "abc")
         assert a == b and a[1:] != c[1:]
 
@@ -250,7 +250,7 @@ class TestRuns:
         monkeypatch.setattr(diagnostics, "regime", lambda *pair: compared.append(pair) or "here")
         monkeypatch.setattr(diagnostics, "warnings_of", lambda lines: (
             history.append([line["step"] for line in lines]) or ["take care"] * (len(lines) == 3)))
-        run("--run", "a", "--steps", "4", *BRIEF, "--diagnose-every", "2")
+        run("--run a --steps 4", *BRIEF, "--diagnose-every", "2")
         assert history == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
         assert capsys.readouterr().out.count("warning   take care\n") == 1
         lines = metrics(runs / "a")
@@ -262,14 +262,13 @@ class TestRuns:
 
     def test_a_run_whose_filter_stays_empty_stops_says_why_and_plays_no_step_when_resumed(
             self, runs, capsys):
-        run("--env", "toys:Lottery", "--run", "a", "--steps", "9", "--num-groups", "2",
-            "--group-size", "4", "--val-size", "1", "--warmup-steps", "0", "--env-arg", "prize=0.0",
-            "--max-turns", "1", "--filter-metric", "entropy_std", "--filter", "top_k_abs",
-            "--filter-value", "1", "--temperature", "0.0001")
+        run("--env toys:Lottery --run a --steps 9 --num-groups 2 --group-size 4 --val-size 1 "
+            "--warmup-steps 0 --env-arg prize=0.0 --max-turns 1 --filter-metric entropy_std "
+            "--filter top_k_abs --filter-value 1 --temperature 0.0001")
         assert "the filter (top_k_abs of entropy_std) kept no group" in capsys.readouterr().out
         before = metrics(runs / "a")
         assert [line["step"] for line in before] == [0, 1, 2, 3, 4, 5, 5]
-        run("--run", "a", "--resume")
+        run("--run a --resume")
         assert metrics(runs / "a") == before
 
     def test_an_existing_run_is_not_overwritten_and_without_a_name_each_gets_a_new_one(
@@ -288,12 +287,12 @@ class TestRuns:
 
 class TestResume:
     def test_a_killed_run_goes_on_bit_for_bit_with_everything_that_adapts(self, runs, monkeypatch):
-        options = ["--env", "frozenlake", "--num-groups", "3", "--group-size", "3", "--steps", "3",
-                   "--val-size", "1", "--save-every", "1", "--algo", "ppo", "--kl-coef", "0.01",
-                   "--kl-reward-coef", "0.1", "--kl-target", "0.001", "--kl-horizon", "50",
-                   "--diagnose-every", "1", "--diagnose-samples", "4", "--context", "limited",
-                   "--window", "2", "--lr-final", "0.1", "--filter-value", "1", "--resample", "1"]
-        run("--run", "straight", *options)
+        options = shlex.split(
+            "--env frozenlake --num-groups 3 --group-size 3 --steps 3 --val-size 1 --save-every 1 "
+            "--algo ppo --kl-coef 0.01 --kl-reward-coef 0.1 --kl-target 0.001 --kl-horizon 50 "
+            "--diagnose-every 1 --diagnose-samples 4 --context limited --window 2 --lr-final 0.1 "
+            "--filter-value 1 --resample 1")
+        run("--run straight", *options)
         real, killed = trainer.roll_out, mock.Mock(side_effect=KeyboardInterrupt)
         with monkeypatch.context() as patch:
             patch.setattr(trainer, "roll_out", lambda learner, *arguments: (
@@ -301,7 +300,7 @@ class TestResume:
             assert "stopped" in message("--run", "stopped", *options)
         with open(runs / "stopped" / "metrics.jsonl", "a") as file:
             file.write('{"step": 2, "success": 1.0}\n{"step": 3, "succ')
-        run("--run", "stopped", "--resume")
+        run("--run stopped --resume")
         one, two = metrics(runs / "straight"), metrics(runs / "stopped")
         assert [line["step"] for line in one] == [line["step"] for line in two] == [0, 1, 2, 3, 3]
         assert not {name for a, b in zip(one, two) for name in a | b if a.get(name) != b.get(name)}
@@ -320,7 +319,7 @@ class TestResume:
                            (["--max-context", "200"], "cannot reduce max_context: it was 256"),
                            (["--steps", "1"], "cannot reduce steps: it was 2")):
             assert said in message("--run", "a", "--resume", *argv)
-        run("--run", "a", "--resume", "--steps", "3", "--max-context", "300", "--seed", "0")
+        run("--run a --resume --steps 3 --max-context 300 --seed 0")
         assert [line["step"] for line in metrics(begun)] == [0, 1, 2, 3, 3]
         assert read_config(begun).max_context == 300
 
@@ -349,7 +348,7 @@ class TestResume:
         with monkeypatch.context() as patch:
             patch.setattr(torch, "save", mock.Mock(side_effect=KeyboardInterrupt))
             assert "stopped" in message("--run", "a", "--resume", "--steps", "3")  # and the next
-        run("--run", "a", "--resume")
+        run("--run a --resume")
         assert metrics(begun)[-1]["step"] == 3 and (begun / "checkpoint").exists()
         assert not (begun / "checkpoint.new").exists() and not (begun / "checkpoint.old").exists()
 
@@ -357,8 +356,7 @@ class TestResume:
 class TestLearning:
     def test_bandit_learns_the_better_arm_of_known_pairs_in_the_order_not_trained_on(self, runs):
         """The whole algorithm at work: from noisy demonstrations to the better arm."""
-        run("--env", "bandit", "--run", "learns", "--steps", "12", "--val-every", "12",
-            "--val-size", "64", "--diagnose-every", "0")
+        run("--env bandit --run learns --steps 12 --val-every 12 --val-size 64 --diagnose-every 0")
         before, *_, after, _ = (line.get("val/success") for line in metrics(runs / "learns"))
         assert before < 0.75 and after > 0.85
 
@@ -384,15 +382,13 @@ class TestMetrics:
         return key
 
     def test_the_documented_keys_are_the_logged_ones(self, runs):
-        small = ["--group-size", "2", "--val-size", "2", "--steps", "1"]
-        run("--env", "frozenlake", "--run", "c", *small, "--num-groups", "16")
-        small += ["--num-groups", "2", "--max-turns", "1", "--warmup-steps", "0",
-                  "--diagnose-every", "0"]
-        run("--env", "frozenlake", "--run", "a", *small, "--algo", "ppo", "--kl-coef", "0.1",
-            "--kl-reward-coef", "0.1", "--overlong", "0.5", "--gradients-every", "1",
-            "--response-format", "grounding_worldmodeling", "--filter", "none")
-        run("--env", "bandit,frozenlake", "--run", "b", *small, "--resample", "1",
-            "--filter-value", "1")
+        small = "--group-size 2 --val-size 2 --steps 1"
+        run(f"--env frozenlake --run c --num-groups 16 {small}")
+        small += " --num-groups 2 --max-turns 1 --warmup-steps 0 --diagnose-every 0"
+        run(f"--env frozenlake --run a {small} --algo ppo --kl-coef 0.1 --kl-reward-coef 0.1 "
+            "--overlong 0.5 --gradients-every 1 --response-format grounding_worldmodeling "
+            "--filter none")
+        run(f"--env bandit,frozenlake --run b {small} --resample 1 --filter-value 1")
         logged = {key for name in "abc" for line in metrics(runs / name) for key in line} | TIMES
         for name in REGISTRY:  # what single environments report
             source = inspect.getsource(inspect.getmodule(type(make(name))))

@@ -70,6 +70,11 @@ def scripted(reply, turns=1, room=300, tokenizer=None, cap=None):
     return trajectory, frame, start
 
 
+def sampled(row):
+    """The sampled ids of a Sequence."""
+    return [i for i, ours in zip(row.tokens, row.response_mask) if ours]
+
+
 class Lottery(TextEnv):
     """Draws rewards and ends at random, in a quarter of the instances the same for all members: an
     untrained network gets episodes of different lengths and returns, and groups of reward std 0."""

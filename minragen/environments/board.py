@@ -6,8 +6,7 @@ Differences from RAGEN: the prompt names the board's own far corner. RAGEN's is 
 
 Differences from VAGEN, which introduced descriptions of the state:
   1. VAGEN asks a language model what a description claims. Here a regular expression reads it.
-  2. VAGEN's Sokoban subtracts 0.1 for any of the five most frequent descriptions so far. That
-     penalty depends on earlier episodes and is left out.
+  2. VAGEN's Sokoban penalises frequent descriptions, so a reward depends on earlier episodes.
 """
 
 import re
@@ -93,8 +92,7 @@ def relations_text(relations):
 def read_relations(text):
     """The claims of a text: its clauses in the form of `relations_text`, in their order.
 
-    Clauses end at a semicolon, a full stop or a line end; case and blanks do not matter. Others are
-    ignored, so a model may think aloud between its claims.
+    Clauses end at ; or . or a line end. Others are ignored: a model may think aloud between them.
     """
     clauses = (" ".join(clause.split()) for clause in re.split(r"[;.\n]", text.lower()))
     return [match.groups() for match in map(CLAIM.fullmatch, clauses) if match]

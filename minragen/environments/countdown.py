@@ -27,7 +27,7 @@ class Countdown(TextEnv):
     Goal: an expression over all the numbers that equals the target.
     Observation: the numbers in ascending order and the target; after a wrong attempt its value.
     Actions: `expr` or `expr = value`, with + - * /, brackets and whole numbers; no signs.
-    Reward: 1 if the value, and the one claimed, is the target; 0.1 if only the numbers are right;
+    Reward: 1 if the value (and any claim) is the target; 0.1 if only the numbers are right;
         minus what earlier attempts earned. Anything else is no action.
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
     Solver: combines all subsets of the numbers, exactly.
@@ -42,21 +42,21 @@ class Countdown(TextEnv):
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
     defaults = {"count": 3, "largest": 10, "operators": "+-*/", "data": ""}
     TARGETS = range(1, 100)  # of generated tasks
-    DRAWS = 1000  # rows of `data` tried for a task; ten times as many are generated
+    DRAWS = 1000  # draws from `data` per task; ten times as many without
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        count, largest, operators, path = (self.options[name] for name in self.defaults)
+        count, largest, operators, data = (self.options[name] for name in self.defaults)
         if not (count in (0, 3, 4) and 2 <= largest <= 1000
                 and operators and set(operators) <= set("+-*/")):
             raise ValueError(f"bad options of Countdown: {self.options}; expected count 3, 4 or 0, "
                              f"largest of 2 to 1000 and operators from +-*/.")
         self.operators = [op for op in "+-*/" if op in operators]
         self.counts = (count,) if count else (3, 4)
-        rows = read_tasks(path) if path else []
+        rows = read_tasks(data) if data else []
         self.rows = [row for row in rows if len(row[0]) in self.counts]
-        if path and not self.rows:
-            raise ValueError(f"{path} has no row of {' or '.join(map(str, self.counts))} numbers: "
+        if data and not self.rows:
+            raise ValueError(f"{data} has no row of {' or '.join(map(str, self.counts))} numbers: "
                              f"change the option count.")
 
     @property

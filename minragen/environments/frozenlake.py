@@ -24,8 +24,8 @@ class FrozenLake(Board):
 
     Options: `size`; `frozen`, the probability that a tile is ice and not a hole; `slip`, the
     probability that a step goes to one of the two perpendicular sides instead (0 in RAGEN V2's run,
-    0.2 in its tag, 2/3 in V1); `view`, one of coord, grid, grid_coord; `symbols`, one for each of
-    `meanings`. Start and goal are random, joined by a path within the action budget.
+    0.2 under the tag in its configuration, 2/3 in V1); `view`, one of coord, grid, grid_coord;
+    `symbols`, one for each of `meanings`. A path within the action budget joins start and goal.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)

@@ -1,6 +1,6 @@
 """Any registered Gymnasium environment with Text spaces as a TextEnv: `--env package.module:Id-v0`.
 
-Exercise: `python -m pytest tests/test_envs.py -k Gymnasium`.
+Tests: `python -m pytest tests/test_envs.py -k Gymnasium`.
 """
 
 import gymnasium

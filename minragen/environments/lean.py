@@ -1,16 +1,13 @@
 """Prove theorems tactic by tactic; Lean 4 checks every step.
 
-Reading order: `Lean` (the environment), `tactic_refusal` (what Lean never sees), `LeanChecker`
-(script to verdict), and its three backends.
+Reading order: `Lean`, `tactic_refusal` (what Lean never sees), `LeanChecker` and its backends.
 
 Differences from RAGEN's lean:
-  1. Every action costs a little. RAGEN pays 0.9 for every accepted tactic: 29 times `skip` and then
-     a proof earn three times as much as the proof alone.
+  1. Every action costs a little. RAGEN pays 0.9 for every accepted tactic, even for `skip`.
   2. A half-finished `have ... := by` is rejected. Accepted tactics can be undone.
   3. `#print axioms` decides whether a proof is complete, not a list of holes that may be empty.
-  4. The goal is also shown before the first tactic.
-  5. A server that is down is an environment error, not a penalty. `||` does not separate tactics.
-  6. The three splits are disjoint, each with easy and hard theorems.
+  4. A server that is down is an environment error, not a penalty. `||` does not separate tactics.
+  5. The three splits are disjoint, each with easy and hard theorems.
 """
 
 import contextlib
@@ -78,13 +75,12 @@ class Lean(TextEnv):
     Goal: leave no goal open, without errors and without new axioms.
     Observation: the theorem (at first), then Lean's proof state: the facts and goal of the first
         case, the goals of the others.
-    Actions: one tactic (`;` or line breaks join several), or `undo`, which takes back the last
-        tactic that changed the state.
-    Reward: 1 for the proof. Each undo and each tactic, even if joined or rejected, costs
-        `step_cost`.
+    Actions: one tactic (`;` or line breaks join several), or `undo` of the last effective one.
+    Reward: 1 for the proof; each undo and tactic, even if joined or rejected, costs `step_cost`.
     Ends when: the theorem is proved.
     Solver: undoes what is not in the stored proof and plays the rest of it, joined if turns are
         short. A shorter proof would cost less.
+    See an episode: python -m minragen.environments lean 29
 
     A text with a command, `sorry`, a comment, a string or an unbalanced bracket is not an action:
     Lean never sees it. If Lean rejects a tactic, the start of its error is shown without what it
@@ -93,8 +89,6 @@ class Lean(TextEnv):
     Options: `server`, the address of a Kimina server (else `lean` on PATH, else the packaged Lean);
     `data`, a file of miniF2F records, for a Lean with Mathlib; `step_cost`; `seconds` of CPU for a
     check by the packaged Lean (the others get three times as many of wall-clock time).
-
-    See an episode: python -m minragen.environments lean 29
     """
 
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
@@ -222,8 +216,7 @@ class Lean(TextEnv):
 # ---- Texts to and from Lean ----------------------------------------------------------------------
 LEAN_SYMBOLS = ("⊢→←↔¬∧∨∀∃λ✝⟨⟩≤≥≠∈∉⊆∪∩∘×ℕℤℚℝℂ·•↑∣∑∏∅∞▸⁻⁰¹²³⁴₀₁₂₃₄₅₆₇₈₉"
                 "αβγδεζηθικμνξπρστφχψωΓΔΣΩ")
-# Words refused anywhere in a tactic: they begin a command or a declaration, run code, leave the
-# proof, or stand for a missing one.
+# Words refused anywhere in a tactic: they declare, run code, leave the proof or stand for one.
 COMMANDS = frozenset(re.findall(r"\w+", """
     theorem lemma example def abbrev axiom axioms opaque instance inductive coinductive structure
     class mutual end section namespace open export import prelude module public private protected
@@ -290,8 +283,7 @@ def bundled_theorems():
 @functools.cache
 def load_minif2f(path):
     """The theorems of miniF2F records: `formal_statement` ends in `:= by` or `:= by sorry`; the
-    header stands before the theorem or in the field `header`. Raises ValueError for other records.
-    """
+    header stands before it or in the field `header`. Raises ValueError for other records."""
     pattern = (r"(?ms)(?P<before>.*?)(?P<statement>^(?:theorem|lemma)\s+(?P<name>\S+).*?):="
                r"\s*(?:by\b)?\s*(?:\b(?:sorry|admit))?\s*\Z")
     theorems = []
@@ -373,11 +365,9 @@ def judge(messages, theorem, length):
     """The verdict that follows from Lean's messages about a script.
 
     The only error that may remain lists the open goals of the theorem *itself*, at the `by` of its
-    statement. A half-finished `have ... := by` has the same error at another line and is rejected
-    (RAGEN accepts it; such an episode cannot be won).
+    statement. A half-finished `have ... := by` has the same error at another line and is rejected.
 
-    length: lines of the script after its header, counted back from the message of `#print axioms`
-        on the last, because servers shift lines by the length of the header
+    length: script lines after the header; lines count back from the last one, as servers shift them
     """
     messages = sorted(messages, key=lambda m: m.line)
     if not messages or theorem.name not in messages[-1].text:
@@ -553,7 +543,7 @@ class SystemLean(LeanChecker):
 class KiminaLean(LeanChecker):
     """A Kimina Lean server (`POST /api/check`), with the key $LEAN_SERVER_API_KEY if it is set.
 
-    Its own time limit is a fault of the script. Every other failure raises RuntimeError.
+    A server's timeout counts against the script. Every other failure raises RuntimeError.
     """
 
     def __init__(self, server, seconds):

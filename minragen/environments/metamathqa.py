@@ -1,11 +1,9 @@
 """MetaMathQA: a word problem and several attempts, judged by value.
 
-Reading order: `MetaMathQA`, `word_problems` (the bundled templates), `load_problems` (the user's
-records), `read_value` (the value of an answer).
+Reading order: `MetaMathQA`, `word_problems`, `load_problems` (the user's records), `read_value`.
 
 Differences from RAGEN:
-  1. An episode has five attempts. RAGEN's one action per episode makes its retries and their
-     reward of 1/2^k unreachable.
+  1. An episode has five attempts. RAGEN's has one, so its reward of 1/2^k is never paid.
   2. Answers are compared by value. RAGEN compares strings: 18.0 is not 18.
   3. The splits share no problem. RAGEN validates on its training records.
 """
@@ -45,18 +43,17 @@ class MetaMathQA(TextEnv):
     """A word problem and several attempts at it; each wrong one halves the reward.
 
     Goal: give the result.
-    Observation: the question; after a wrong answer also the number of wrong answers. Repeating the
-        question costs a few dozen tokens and makes each observation the whole state.
+    Observation: the question; after a wrong answer also the number of wrong answers.
     Actions: one value in any notation: 18, 18.0, 1.8e1, 36/2, 1 1/2, \\frac{3}{4}, 75%, $1,234.50,
         \\boxed{18}, 18 dollars. A text without exactly one value ("18 or 20") is not an action and
         not an attempt. Units are not judged.
     Reward: 1/2^k for the right value after k wrong ones, otherwise 0.
     Ends when: the value is right.
     Solver: computes the template's expression exactly; for the user's records it knows the answer.
+    See an episode: python -m minragen.environments metamathqa 18
 
     A percentage question wants the number before the sign: 75% and 75 are right, 0.75 is wrong. In
     any other question 75% is 0.75. Nothing is rounded: 0.33 is not 1/3.
-
     The templates need one to four operations. Problems with the same template and the same numbers
     in any order are one task: names and distractors do not matter.
 
@@ -65,8 +62,6 @@ class MetaMathQA(TextEnv):
     MetaMathQA or GSM8K records (see FORMS) instead of the templates. Records without a result are
     left out. Rephrasings of one `original_question` belong to one split. A result that is not a
     number (an interval, x+1) must be given literally, except for case, spaces and LaTeX decoration.
-
-    See an episode: python -m minragen.environments metamathqa 18
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
@@ -234,7 +229,7 @@ def problem_of(record, where):
     gold = read_text(result) if value is None else value
     task = " ".join(str(fields.get("original_question") or question).lower().split())
     usable = found and gold != "" and 0 < len(question) <= MAX_QUESTION
-    if not usable or re.search("[\ud800-\udfff]", question + task):  # half characters
+    if not usable or re.search("[\ud800-\udfff]", question + task):  # lone surrogates
         return None
     return WordProblem(question, result, gold, percent, task)
 

@@ -3,16 +3,11 @@
 A submission is a program that a model wrote. It runs in a child of a sandbox worker
 (sandbox_worker.py), never in this process. The child gets one input, and its output is compared
 *here* with the expected value. A submission can write to every descriptor it has, exit, raise,
-patch the builtins or take over its interpreter: without the expected value all this is a guess at
-it. Values arrive as JSON of plain types (no pickle), so no object of the submission, such as one
+patch the builtins or take over its interpreter: without the expected value it can only guess.
+Values arrive as JSON of plain types (no pickle), so no object of the submission, such as one
 whose `__eq__` always agrees, takes part in a comparison.
 
 Reading order: `judge`, `Submission`, `compare`; then `WorkerPool`, `Worker`, `Child`.
-
-Difference from RAGEN: its grader runs a submission in the interpreter that decides the verdict.
-
-Name the layers in use:
-    python -c "from minragen.environments import sandbox; print(sandbox.SUBMISSIONS.layers)"
 """
 
 import atexit
@@ -109,8 +104,7 @@ def judge_check(code, name, check, limits=None, pool=None, referees=None):
 
 
 class Submission:
-    """The program under test: one child for each run of a program, or for all calls of a function
-    until one fails."""
+    """One child for each run of a program, or for all calls of a function until one fails."""
 
     def __init__(self, worker, code, name, limits):
         self.worker, self.code, self.name, self.limits = worker, code, name, limits

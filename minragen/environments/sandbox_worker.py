@@ -1,15 +1,16 @@
 """The process inside the sandbox: it runs submissions, one at a time, and kills them.
 
-`sandbox.Worker` starts this file as a program (standard library only, no site-packages, an empty
-environment) and sends it jobs over a socket: a program and two pipes to the judge. For each job the
-worker forks a child, takes every right from it that the system can take, and runs the program
-there. On `stop` it kills the child and reports how the child ended. Expected outputs never come
-here, because a child is a fork of this process and can read its memory.
+`sandbox.Worker` starts this file as a program (standard library only, no environment but a hash
+seed) and sends it jobs over a socket: a program and two pipes to the judge. For each job the worker
+forks a child, takes every right from it that the system can take, and runs the program there. On
+`stop` it kills the child and reports how it ended. Expected outputs never come here, because a
+child is a fork of this process and can read its memory.
 
 Reading order: `main`, `run_job`, `confine`, the kinds of job, `Isolation`. Layers, where offered:
 
     namespaces   own users, processes, network, IPC, and a file system of the standard library alone
     landlock     without namespaces: the same file system, by rule instead of by mount
+    user         as root without namespaces: another user id
     seccomp      no new processes, programs, sockets, signals to others, ptrace, chmod, ... at all
     rlimits      CPU seconds, address space, file size, open files, threads, core files
 """
@@ -49,8 +50,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 prctl = LIBC.prctl if LINUX else lambda *arguments: None
 CHILD_UID = 100_000  # as root, children run as this plus the worker's process id
 
-# Modules that contest programs use without an import, as contest sites allow, and others that they
-# often import. All are loaded once, before any child is forked.
+# Modules that contest programs use without an import, and often import; loaded before any fork.
 SITE_MODULES = ("bisect", "collections", "functools", "heapq", "itertools", "math", "os", "random",
                 "re", "string", "sys")
 PRELOADED = ("copy", "datetime", "decimal", "fractions", "hashlib", "operator", "queue",

