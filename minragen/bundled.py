@@ -160,7 +160,7 @@ def save_folder(policy, folder):
 def warm_up(policy, frame, groups, steps, stop_after=None):
     """Imitate noisy demonstrations for `steps` steps, in place and deterministically.
 
-    stop_after: do only so many of them, with the learning rates of all
+    stop_after: stop after so many steps; the learning rates stay those of all
     returns: the loss of each step, in nats per reply token
     """
     peak, losses = LEARNING_RATE[_kind(policy)], []
@@ -353,7 +353,7 @@ def _lean_texts(env, seed):
     yield f"-{step:.4g} {1 - step:.4g}\nTurns left: {seed % env.budget.max_turns + 1}"
 
 
-NOT_PLAYED = ("DeepCoder", "Lean")  # a tokenizer's words are not worth the processes
+NOT_PLAYED = ("DeepCoder", "Lean")  # too slow to play just for a tokenizer's words
 EXTRA_TEXTS = {
     # Every target, product and sum, also those that no seed happens to show.
     "Countdown": lambda env, seed: ["".join(f" {n}" for n in range(env.TARGETS.stop + 1))],

@@ -209,8 +209,8 @@ def format_instructions(response_format):
 def _pattern(form):
     """The regular expression of a format: only blanks may stand between two adjacent tags.
 
-    Each part ends at the first place where the tags behind it stand. The atomic group (?>...) does
-    not try again: otherwise a reply full of closing tags costs the product of their numbers.
+    Each part ends at the first place where the tags behind it stand. An atomic group (?>...) never
+    backtracks: otherwise costs multiply in a reply full of closing tags.
     """
     opening, *rest = re.split(r"({\w+})", form)
     pattern = re.escape(opening)

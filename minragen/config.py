@@ -90,10 +90,11 @@ class Config:
     filter_include_zero: bool = opt(False, "whether groups of score 0 are candidates")
     resample: int = opt(0, "DAPO's dynamic sampling: extra rollouts per step, at most", most=100)
     # -- rewards
-    credit: str = opt("episode", "rewards go to the end of each", ("episode", "turn"))
+    credit: str = opt("episode", "where rewards go: to the end of the episode or of each turn",
+                      ("episode", "turn"))
     reward_norm: str = opt("identity", "normalisation of the returns", starpo.REWARD_NORMS)
-    reward_norm_over: str = opt("group", "rows of reward_norm's mean and std", ("group", "batch"))
-    overlong: float = opt(0.0, "DAPO: final share of max_new_tokens, penalised to -1", most=0.99)
+    reward_norm_over: str = opt("group", "whose mean and std reward_norm takes", ("group", "batch"))
+    overlong: float = opt(0.0, "DAPO: penalise this last share of max_new_tokens", most=0.99)
     kl_reward_coef: float = opt(0.0, "weight of the KL to the model before RL in token rewards")
     kl_target: float = opt(0.0, "nats per token that kl_reward_coef adapts to; 0: constant")
     kl_horizon: float = opt(1e4, "trajectories in which kl_reward_coef moves by up to 1/5", least=1)
@@ -108,7 +109,7 @@ class Config:
     gamma_turn: float = opt(1.0, "discount per turn, for estimators and credit by turn", most=1)
     advantage_mask: str = opt("response", "GAE's time steps (all: ablation)", ("response", "all"))
     soft_reweight: bool = opt(False, "advantages times the group's reward std over the largest one")
-    length_weight: bool = opt(False, "advantages divided by the episode's share of the mean length")
+    length_weight: bool = opt(False, "advantages times mean length / length of the episode")
     loss_scaling: str = opt("none", "policy loss times share of groups kept", starpo.LOSS_SCALINGS)
     zero_task: bool = opt(False, "advantages 0: only the regularisers train (an ablation)")
     ratio: str = opt("token", "importance ratio per token, or per row: GSPO", ("token", "sequence"))

@@ -19,12 +19,12 @@ samples only the reasonings; it may be negative by chance and never exceeds H(w)
 Differences from RAGEN V2's CollapseDetector and gradient analysis:
   1. Z is the sampled ids before the first token that `</think>` touches. RAGEN strips the text and
      tokenises it again, which changes tokens at both ends.
-  2. Columns are distinct prompts, weighted by their rows. RAGEN may draw a pair twice: two columns
-     of equal weight; with unequal rows that adds KL(true mixture || uniform one) to I(X;Z).
+  2. Columns are distinct prompts, weighted by their rows. RAGEN's columns have equal weights, which
+     adds KL(true mixture || uniform one) to I(X;Z) where prompts have unequal numbers of rows.
   3. Each prompt goes through the model once. RAGEN makes every pair of N x M a whole sequence.
   4. Equal scores share the rank: a policy that ignores the prompt retrieves at chance.
   5. `mi` is the information of the sequence; RAGEN's is the length-normalised proxy.
-  6. A bucket has one exact gradient. RAGEN averages mini-batch norms, scaled down in small buckets.
+  6. A bucket has one exact gradient. RAGEN averages mini-batch norms, too small in small buckets.
 
 Tests: `python -m pytest tests/test_diagnostics.py`.
 """
@@ -62,7 +62,7 @@ LEAST_THINKING, LEAST_COLUMNS = 0.5, 4  # with less there is no regime
 WINDOW = 10  # steps averaged at the beginning and at the end of a run
 RECENT, BEFORE = 3, 20  # for sudden changes: steps averaged as "now", and before
 SOLVED = 0.9  # mean success over WINDOW steps that silences variety warnings
-REARM = 20  # steps without a condition after which its warning is given again
+REARM = 20  # steps that a condition must be false before it warns again
 
 NUM_BUCKETS = 6
 HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling")
@@ -79,7 +79,7 @@ def describe(trajectories):
                  "response_tokens": sum(t.response_tokens for t in chosen) / n,
                  "context_full": sum(t.stop is StopReason.CONTEXT for t in chosen) / n,
                  "env_errors": sum(t.stop is StopReason.ENV_ERROR for t in chosen)}
-        # What only some environments of a mixture report is a metric of those alone.
+        # What not all environments report is left out of the mixture's own metrics.
         reported = [set().union(*(t.metrics for t in chosen if t.env == env))
                     for env in {t.env for t in chosen}]
         for name in sorted(set.intersection(*reported) - {"success"}):
@@ -430,7 +430,7 @@ def _true_conditions(steps):
 
 
 def _compared(steps, metric, span):
-    """(before, now) of a condition; with too few values nan, for which no comparison is true.
+    """(before, now) of a condition; nan, which compares false, if values are too few.
 
     run: means of the first and of the last WINDOW values
     recent: median of up to BEFORE values, and mean of the RECENT values after them

@@ -202,7 +202,7 @@ class TextEnv(gymnasium.Env):
         if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
         member = int((options or {}).get("member", 0))
-        # Slips and payouts: one stream per member, from 1 on: [seed, 0, 1] is attempt 1 below.
+        # Slips, payouts: one stream per member; + 1 because [seed, 0, 1] is attempt 1 below.
         self.dynamics = np.random.default_rng([seed, member + 1, 1])
         self._turns = self._actions = 0
         for attempt in range(MAX_REDRAWS):
@@ -376,12 +376,12 @@ class EnvGroups:
     def step(self, rows, answers):
         """Step the given rows. Returns what each `env.step` returned, or the exception it raised.
 
-        Environments that declare `parallel` run in threads, under one limit: STEP_TIME_LIMIT times
-        the steps per core. The caller records exceptions (`StopReason.ENV_ERROR`).
+        Environments that declare `parallel` run in threads, all within STEP_TIME_LIMIT * steps /
+        cores. The caller records exceptions (`StopReason.ENV_ERROR`).
         """
         results, waiting = {}, {}
         for r, answer in zip(rows, answers):
-            if self.envs[r].parallel:  # daemons: Python waits for all other threads at its exit
+            if self.envs[r].parallel:  # daemons: else Python's exit waits for them
                 waiting[r] = threading.Thread(target=self._step_row, args=(results, r, answer),
                                               daemon=True)
                 waiting[r].start()

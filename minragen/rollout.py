@@ -18,8 +18,8 @@ Differences from RAGEN's agent proxy on vLLM:
   2. The noise of a token is a function of (run seed, environment seed, member, position), so a
      trajectory does not depend on what else is in the batch.
   3. A reply stops at `</answer>`: the environment ignores everything after it.
-  4. In the windowed contexts a turn sees the earlier replies as they were sampled; they are in the
-     loss only of their own row.
+  4. In the windowed contexts a turn sees the earlier replies as they were sampled; each reply is in
+     the loss of its own row only.
 
 Tests: `python -m pytest tests/test_rollout.py`.
 """
@@ -42,7 +42,7 @@ PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
 
 
 class StopReason(Enum):
-    """Why a reply (up to CONTEXT) or an episode (from CONTEXT on) ended."""
+    """Why a reply ended (END_OF_TURN to CONTEXT) or an episode (CONTEXT to ENV_ERROR)."""
 
     END_OF_TURN = "end_of_turn"  # the model sampled its end-of-turn token
     ANSWER = "answer"  # the reply closed its </answer>

@@ -111,7 +111,7 @@ class Log:
 
 
 def _before(step, line):
-    """Whether a line is of the run up to `step`. Its final test is not."""
+    """Whether a line is from `step` or before; never the final test's."""
     try:
         entry = json.loads(line)
     except json.JSONDecodeError:  # a kill may cut off the last line

@@ -189,7 +189,7 @@ def last_token_rewards(scores, response_mask):
 
     scores: (B,)      returns: (B, T)
     """
-    last = turn_ends(response_mask.long() - 1, response_mask)  # one turn: 0 where sampled, else -1
+    last = turn_ends(response_mask.long() - 1, response_mask)  # turn id 0 where sampled
     return torch.where(last, scores[:, None], 0.0)
 
 
@@ -361,7 +361,7 @@ def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
 
 
 def bi_level_gae(rewards, values, response_mask, turn_ids, gamma=1.0, lam=1.0, gamma_turn=0.95):
-    """VAGEN's bi-level GAE (Wang et al. 2025): first turns are time steps, then tokens.
+    """VAGEN's bi-level GAE (Wang et al. 2025): turns are time steps first, then tokens.
 
     Turns, with e_k the last token of turn k:
         delta_k = r[e_k] + gamma_turn * V[e_{k+1}] - V[e_k]

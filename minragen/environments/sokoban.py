@@ -2,7 +2,7 @@
 
 Differences from RAGEN:
   1. The coordinates include the inner walls, without which no route can be planned.
-  2. Reverse play always succeeds. RAGEN's may fail and take a seed that differs by process.
+  2. Reverse play always succeeds. If RAGEN's fails, the next seed differs by process.
 """
 
 import itertools
@@ -87,7 +87,7 @@ class Sokoban(Board):
         """Place boxes and player: start from the solved room, pull boxes at random and walk on.
         Played forwards these moves are a solution, so there are at most `budget.max_actions`."""
         self.boxes, left, n = self.targets, self.budget.max_actions, self.options["boxes"]
-        # The solution may end anywhere, so the walk to the first pull costs nothing.
+        # The player may end anywhere, so reaching the first pull costs nothing.
         walk = dict.fromkeys(self.floor - self.boxes, 0)
         for u in rng.random(rng.integers(n, n * self.options["pulls"] + 1)).tolist():
             pulls = [(box, step) for box in sorted(self.boxes) for step in self.steps.values()

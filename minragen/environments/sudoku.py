@@ -5,7 +5,7 @@ Reading order: the class; then `geometry`, `random_grid` and `solvable`, which o
 Differences from RAGEN:
   1. There is one solution. In RAGEN 23 to 92 % of the 9x9 puzzles have several.
   2. The budget always covers the blanks. RAGEN has 32 blanks and 10 actions.
-  3. A cell pays once, a wrong number nothing. RAGEN pays 0.5 if it fits, and each toggle again.
+  3. A cell pays once, a wrong number nothing. RAGEN pays 0.5 for any that fits, every time.
   4. The whole text must be one of the FORMS. RAGEN takes the first match inside it.
 """
 
@@ -36,9 +36,9 @@ class Sudoku(TextEnv):
     Solver: corrects wrong numbers first, then fills the cells in an order of deduction.
     See an episode: python -m minragen.environments sudoku 0
 
-    Options: `size` 4, 9 or 16; `difficulty`: easy (0.4 of the cells are blank; in some order each
-    admits one number only), medium (0.5; or its number has no other place in a row, column or box),
-    hard (0.6; or all others lead to contradictions); `view`, one of compact, simple, detailed,
+    Options: `size` 4, 9 or 16; `difficulty`: easy (40 % blank: in some order only one number fits
+    each cell), medium (50 %: or its number fits nowhere else in a row, column or box), hard (60 %:
+    or all other numbers lead to contradictions); `view`, one of compact, simple, detailed,
     with_feedback; `hints`, what fits; `allow_conflicts`: a number against the rules is marked, not
     refused, at the same cost. Larger grids have larger budgets; smaller budgets mean fewer blanks.
     """
@@ -263,8 +263,8 @@ def geometry(n):
 def random_grid(n, rng):
     """A random full grid: a regular one with its lines and numbers shuffled, then stirred.
 
-    Regular: numbers form b blocks of b. Line i of box (band, stack) is block (i + stack) mod b,
-    rotated by a shift that differs between a stack's bands. Shuffling alone reaches few grids. A
+    Regular: numbers form b blocks of b. Line i of box (band, stack) holds block (i + stack) mod b,
+    rotated; the shifts differ within a stack. Shuffling alone reaches few grids. A
     stir swaps two numbers along a Kempe chain, a connected set of cells that hold one of the two. n
     stirs reach all 288 grids of 4x4.
     """
