@@ -19,7 +19,9 @@ The warm-up is deterministic. Its result is cached under a key of everything tha
 the presets it is bundled. `make smollm2` runs this file and converts SmolLM2-135M once.
 """
 
+import atexit
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -32,7 +34,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
@@ -111,20 +113,32 @@ def resolve(name, groups_of, response_format="free_think", steps=0, device="cpu"
     except NotImplementedError as problem:
         raise ValueError(f"tiny needs random_answer() and the warm-up solve(), but: {problem} "
                          f"Write them, or use a pretrained model with --warmup-steps 0.") from None
-    folder, asset = cache_folder() / "models" / stem, ASSETS / f"{stem}.safetensors"
-    if _is_whole(folder):
-        origin = f"from {folder}"
-    elif asset.exists():
+    folder, origin = cache_folder() / "models" / stem, "from the cache"
+    if not _is_whole(folder):
         origin = "bundled weights"
-        policy.model.load_state_dict(load_file(asset), strict=False)  # tied weights are there once
-        save_folder(policy, folder)
-    else:
-        origin = f"made now and kept in {folder}"
-        warm_up(policy, frame, groups, steps)
-        save_folder(policy, folder)
+        if not _load_asset(policy, ASSETS / f"{stem}.safetensors"):
+            origin = "made now"
+            warm_up(policy, frame, groups, steps)
+        try:
+            save_folder(policy, folder)
+        except OSError as problem:  # a cache that cannot be written costs time, not the run
+            say(f"warning   cannot keep the model: {problem}. Set MINRAGEN_CACHE to a folder.")
+            folder = Path(tempfile.mkdtemp(prefix="minragen-")) / stem
+            atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
+            save_folder(policy, folder)
     if steps:
-        say(f"warm-up   {steps} steps on noisy demonstrations, {origin}")
+        say(f"warm-up   {steps} steps on noisy demonstrations, {origin} ({stem})")
     return folder
+
+
+def _load_asset(policy, path):
+    """Load bundled weights. Returns False if they are missing or damaged."""
+    try:
+        state = load_file(path)  # tied weights are there once
+        policy.model.load_state_dict(state | {"lm_head.weight": state["model.embed_tokens.weight"]})
+    except (OSError, SafetensorError, KeyError, RuntimeError):
+        return False
+    return True
 
 
 def _source(name):
@@ -138,9 +152,9 @@ def _source(name):
 
 def _is_whole(folder):
     try:
-        with safe_open(folder / "model.safetensors", "pt"):  # checks the header only
-            return (folder / "tokenizer_config.json").exists()
-    except (OSError, SafetensorError):
+        sizes = json.loads((folder / "sizes.json").read_text())
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
         return False
 
 
@@ -149,11 +163,15 @@ def save_folder(policy, folder):
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     policy.model.save_pretrained(part)
     policy.tokenizer.save_pretrained(part)
-    shutil.rmtree(folder, ignore_errors=True)
+    (part / "sizes.json").write_text(json.dumps({f.name: f.stat().st_size for f in part.iterdir()}))
+    if folder.exists() and not _is_whole(folder):
+        shutil.rmtree(folder)
     try:
         part.rename(folder)
-    except OSError:  # another process has just made the same weights
+    except OSError:
         shutil.rmtree(part)
+        if not _is_whole(folder):  # otherwise another process has just made the same weights
+            raise
 
 
 # ---- The warm-up ---------------------------------------------------------------------------------
@@ -198,10 +216,12 @@ def demonstrate(frame, groups, step):
         for row in list(live):
             t, env = trajectories[row], groups.envs[row]
             answer = noisy_answer(env, rng)
-            parts = {"answer": f" {answer}", "reasoning": f" {env.note()}",
-                     "observation": f" {env.describe()}"}
+            parts = {"answer": f" {answer}", "reasoning": f" {env.note()}"}
+            if frame.describes:
+                parts["observation"] = f" {env.describe()}"
             observation, reward, terminated, truncated, _ = env.step(answer)
-            parts["prediction"] = f" {env.describe()}"  # knows the future, slips included
+            if frame.describes:
+                parts["prediction"] = f" {env.describe()}"  # knows the future, slips included
             ids = frame.encode(frame.write(parts))
             t.add_reply(ids, [0.0] * len(ids), turn=len(t.turn_rewards))
             t.turn_rewards.append(reward)
@@ -214,13 +234,18 @@ def demonstrate(frame, groups, step):
 
 def noisy_answer(env, rng):
     """With probability EXPERT the solver's answer; otherwise each action is habit or random."""
-    kind = type(env).__name__
-    if rng.random() < EXPERT_OF.get(kind, EXPERT):
+    if rng.random() < recipe(EXPERT_OF, env, EXPERT):
         return env.solve()[0]
-    habit, answer = HABITS.get(kind, lambda env: "")(env), env.random_answer(rng)
+    habit, answer = recipe(HABITS, env, lambda env: "")(env), env.random_answer(rng)
     actions = answer.split(SEPARATOR) if env.multi_action else [answer]
     return f" {SEPARATOR} ".join(habit if habit and rng.random() < HABIT else action.strip()
                                  for action in actions)
+
+
+def recipe(table, env, default):
+    """The entry of the bundled class that an environment has or derives from."""
+    return next((table[c.__name__] for c in type(env).__mro__ if c.__name__ in table
+                 and c.__module__.startswith("minragen.environments.")), default)
 
 
 def warmup_key(policy, frame, groups, steps):
@@ -307,10 +332,10 @@ def _training_texts(envs, response_format):
     for env in envs:
         yield env.system_prompt
         for seed in range(TEXT_SEEDS):
-            if type(env).__name__ not in NOT_PLAYED:
+            if recipe(PLAYED, env, True):
                 rng = np.random.default_rng(seed)
                 yield from _episode(env, seed, lambda: env.random_answer(rng))  # noqa: B023
-            yield from EXTRA_TEXTS.get(type(env).__name__, lambda env, seed: ())(env, seed)
+            yield from recipe(EXTRA_TEXTS, env, lambda env, seed: ())(env, seed)
         if description_parts(response_format):
             yield f"{env.description_language} none"
 
@@ -353,7 +378,7 @@ def _lean_texts(env, seed):
     yield f"-{step:.4g} {1 - step:.4g}\nTurns left: {seed % env.budget.max_turns + 1}"
 
 
-NOT_PLAYED = ("DeepCoder", "Lean")  # too slow to play just for a tokenizer's words
+PLAYED = {"DeepCoder": False, "Lean": False}  # too slow to play just for a tokenizer's words
 EXTRA_TEXTS = {
     # Every target, product and sum, also those that no seed happens to show.
     "Countdown": lambda env, seed: ["".join(f" {n}" for n in range(env.TARGETS.stop + 1))],

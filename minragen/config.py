@@ -367,14 +367,13 @@ def check_state_reward(config, groups):
 
 
 # ---- The environments of a Config ----------------------------------------------------------------
-def env_groups(config, split, num_groups=None, group_size=1):
-    """The run's EnvGroups, by default one group each. A mixture's shares hold in training only."""
+def env_groups(config, split, num_groups=None, group_size=1, spec=""):
+    """The run's EnvGroups: one group each, or `num_groups` in even shares or those of `spec`."""
     names = env_names(config)
-    as_given = split == "train" and num_groups == config.num_groups
     budgets = {n: getattr(config, n) for n in ("max_turns", "max_actions_per_turn", "max_actions")
                if getattr(config, n)}
-    return EnvGroups(config.env if as_given else ",".join(names), num_groups or len(names),
-                     group_size, split, env_options(config), budgets)
+    return EnvGroups(spec or ",".join(names), num_groups or len(names), group_size, split,
+                     env_options(config), budgets)
 
 
 def env_names(config):

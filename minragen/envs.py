@@ -132,6 +132,9 @@ class TextEnv(gymnasium.Env):
     def _act(self, action):
         raise NotImplementedError(f"{type(self).__name__} does not write _act(action).")
 
+    def render(self):
+        raise NotImplementedError(f"{type(self).__name__} does not write render().")
+
     def solve(self):
         """The answers, one per turn from the current state on, that reach the maximum reward."""
         raise NotImplementedError(f"{type(self).__name__} has no solver.")
@@ -330,7 +333,7 @@ def make(name, split="train", budget=None, **options):
             sys.path.insert(0, "")
         cls = getattr(importlib.import_module(module_name), attribute, None)
         if isinstance(cls, type) and issubclass(cls, TextEnv):
-            unwritten = cls._reset is TextEnv._reset and cls.reset is TextEnv.reset
+            unwritten = cls._reset is TextEnv._reset and module_name.startswith("minragen.")
             if unwritten or module_name == GYMNASIUM_TEXT:
                 raise ValueError(f"env {name!r} is the base of environments, not one itself.")
             return cls(split=split, budget=budget, **options)

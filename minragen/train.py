@@ -126,6 +126,10 @@ def update(learner, batch, config, step, scale=1.0):
     """
     set_learning_rates(learner, config, step)
     batch, metrics = compute_targets(learner, batch, config, scale)
+    if config.kl_target:
+        learner.kl_reward_coef = starpo.adapt_kl_coef(
+            learner.kl_reward_coef, metrics["kl_reward"], config.kl_target,
+            len(batch.episode_ids.unique()), config.kl_horizon)
     if due(step, config.gradients_every):
         metrics |= diagnostics.gradient_metrics(
             learner.policy.model, add_loss_weights(batch, config),
@@ -236,10 +240,6 @@ def compute_targets(learner, batch, config, scale=1.0):
         target = batch.returns[batch.value_mask]
         residual = target - batch.values[batch.value_mask]
         metrics["explained_variance"] = 1 - float(residual.var() / (target.var() + 1e-8))
-    if config.kl_target:
-        learner.kl_reward_coef = starpo.adapt_kl_coef(
-            learner.kl_reward_coef, metrics["kl_reward"], config.kl_target,
-            len(batch.episode_ids.unique()), config.kl_horizon)
     return batch, metrics
 
 
@@ -409,7 +409,7 @@ def progress_bar(title):
 # ---- The start of a run --------------------------------------------------------------------------
 def build_groups(config):
     """{split: EnvGroups}, each built once: P groups of G to train on, val_size single episodes."""
-    sizes = {"train": (config.num_groups, config.group_size)}
+    sizes = {"train": (config.num_groups, config.group_size, config.env)}
     return {split: settings.env_groups(config, split, *sizes.get(split, (config.val_size, 1)))
             for split in SPLITS}
 

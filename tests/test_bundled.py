@@ -2,7 +2,6 @@
 
 import copy
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ from minragen import bundled
 from minragen.bundled import ASSETS, demonstrate, resolve, tiny_tokenizer, warm_up, warmup_key
 from minragen.chat import ChatFrame
 from minragen.config import PRESETS, preset
-from minragen.envs import REGISTRY, EnvGroups, make
+from minragen.environments.frozenlake import FrozenLake
+from minragen.envs import REGISTRY, EnvGroups, TextEnv, make
 from minragen.models import Policy, load_policy
 
 
@@ -59,18 +59,19 @@ class TestDemonstrations:
         assert (world.describe() == world.note()) == (env == "countdown")
 
     def test_the_expert_and_the_habit_have_their_stated_shares(self, monkeypatch):
-        rng, kind = np.random.default_rng(0), SimpleNamespace.__name__
-        env = SimpleNamespace(multi_action=True, solve=lambda: ["Up"],
-                              random_answer=lambda rng: "Left || Down")
-        monkeypatch.setitem(bundled.HABITS, kind, lambda env: "Right")
+        class Mine(FrozenLake):  # a user's class has the recipe of the one that it derives from
+            solve, random_answer = lambda self: ["Up"], lambda self, rng: "Left || Down"
+
+        rng, env = np.random.default_rng(0), Mine()
         answers = [bundled.noisy_answer(env, rng) for _ in range(4000)]
         shares = {answer: answers.count(answer) / 4000 for answer in set(answers)}
         habits = ("Right || Right", "Right || Down", "Left || Right", "Left || Down")
         assert shares == pytest.approx({"Up": 0.3} | dict.fromkeys(habits, 0.7 / 4), abs=0.03)
-        monkeypatch.delitem(bundled.HABITS, kind)
-        monkeypatch.setitem(bundled.EXPERT_OF, kind, 0.0)
-        env.multi_action = False
-        assert {bundled.noisy_answer(env, rng) for _ in range(20)} == {"Left || Down"}
+        # Of its own name alone it has none.
+        other = type("FrozenLake", (TextEnv,), {name: getattr(Mine, name)
+                                                for name in ("solve", "random_answer")})()
+        monkeypatch.setattr(bundled, "EXPERT", 0.0)
+        assert {bundled.noisy_answer(other, rng) for _ in range(20)} == {"Left || Down"}
 
 
 class TestVocabulary:
@@ -114,14 +115,20 @@ class TestBundledWeights:
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
         monkeypatch.setattr(bundled, "BATCH", {"tiny": 8})
         said, made = [], []
-        for origin in ("made now", f"from {tmp_path}", "made now"):
+        for origin, damage in (("made now", ""), ("from the cache", "model.safetensors"),
+                               ("made now", "tokenizer.json"), ("made now", "")):
             folder = resolve("tiny", groups_of("bandit"), steps=2, say=said.append)
             assert origin in said[-1]
             made.append(bundled.checksums(load_policy(folder).model))
-            if len(made) == 2:  # a damaged file is made again
-                (folder / "model.safetensors").write_bytes(b"cut off")
+            if damage:  # such a folder is made again
+                (folder / damage).write_bytes(b"cut off")
+        bundled.save_folder(load_policy(folder), folder)  # as if another process had been faster
+        assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+        (tmp_path / "file").touch()  # a cache that cannot be written
+        monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path / "file"))
         untrained = load_policy(resolve("tiny", groups_of("bandit"), say=said.append)).model
-        assert made[0] == made[1] == made[2] != bundled.checksums(untrained) and len(said) == 3
+        assert made == made[:1] * 4 and made[0] != bundled.checksums(untrained)
+        assert "Set MINRAGEN_CACHE" in said.pop() and len(said) == 4
         assert bundled.checksums(untrained) == bundled.checksums(fresh()[0].model)
 
     @pytest.mark.parametrize("env", sorted(REGISTRY))

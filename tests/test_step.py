@@ -149,7 +149,7 @@ def slow_step(config, first_step=1):
     """The same for the slow step, on the same episodes."""
     learner = slow_learner(config)
     frame = ChatFrame(learner.policy.tokenizer, config.response_format)
-    groups = env_groups(config, "train", config.num_groups, config.group_size)
+    groups = env_groups(config, "train", config.num_groups, config.group_size, config.env)
 
     def play(learner, frame, groups, first_seed, config):
         return collect_once(learner.policy, frame, groups, first_seed, rules_of(config))
