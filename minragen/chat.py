@@ -105,7 +105,7 @@ class ChatFrame:
     def between(self, last_id, observation):
         """Ids between a reply, which ends with `last_id`, and the next: up to its forced prefix.
 
-        A reply that was stopped gets an end-of-turn id here, which is not in the loss.
+        A reply without its end-of-turn id gets one here, which is not in the loss.
         """
         ids = self.encode(f"{self._after_reply}{self._plain(observation)}{self._to_reply}"
                           f"{self._forced}")
@@ -129,7 +129,7 @@ class ChatFrame:
         """Whether the last of `ids` completed a closing tag.
 
         Tokenizers merge "</", "answer" and ">" with their neighbours as they like, so the tag is
-        looked for in text, and only behind a token with a ">" in it, which is cheap to see.
+        looked for in text, and only if the last id has a ">" in it, which is cheap to see.
         """
         return ids[-1] in self._closers and tag in self.tokenizer.decode(ids[-TAG_TAIL:])
 
@@ -209,7 +209,7 @@ def format_instructions(response_format):
 def _pattern(form):
     """The regular expression of a format: only blanks may stand between two adjacent tags.
 
-    Each part ends at the first place where the tags behind it stand. An atomic group (?>...) never
+    Each part ends where the tags that follow it first occur. An atomic group (?>...) never
     backtracks: otherwise costs multiply in a reply full of closing tags.
     """
     opening, *rest = re.split(r"({\w+})", form)

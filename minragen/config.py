@@ -156,7 +156,7 @@ PRETRAINED = dict(warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_ba
                   max_new_tokens=128, max_context=2048, token_budget=8192)
 # SmolLM2 never closes a tag by itself.
 MODELS = {"tiny": {}, "smollm2": PRETRAINED | dict(warmup_steps=20)}
-# Tokens that each describing part of a format adds, in all turns and in the prompt.
+# Tokens that each describing part of a format adds, per reply and per conversation.
 DESCRIPTION = dict(max_new_tokens=48, max_context=768)
 
 
@@ -368,7 +368,7 @@ def check_state_reward(config, groups):
 
 # ---- The environments of a Config ----------------------------------------------------------------
 def env_groups(config, split, num_groups=None, group_size=1, spec=""):
-    """The run's EnvGroups: one group each, or `num_groups` in even shares or those of `spec`."""
+    """The run's EnvGroups: one group an environment, or `num_groups` split evenly or by `spec`."""
     names = env_names(config)
     budgets = {n: getattr(config, n) for n in ("max_turns", "max_actions_per_turn", "max_actions")
                if getattr(config, n)}

@@ -159,7 +159,7 @@ class TextEnv(gymnasium.Env):
         return split_of(self.instance())
 
     def random_answer(self, rng):
-        """A well-formed answer of uniformly drawn actions: what knowing only the rules is worth."""
+        """A well-formed answer of uniformly drawn actions: a baseline that knows only the rules."""
         if not self.actions:
             raise NotImplementedError(f"{type(self).__name__} does not write random_answer().")
         count = min(self.budget.max_actions_per_turn, self.actions_left) if self.multi_action else 1
@@ -205,7 +205,7 @@ class TextEnv(gymnasium.Env):
         if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
         member = int((options or {}).get("member", 0))
-        # Slips, payouts: one stream per member; + 1 because [seed, 0, 1] is attempt 1 below.
+        # Slips, payouts: one stream per member; + 1 because 0 draws the instance below.
         self.dynamics = np.random.default_rng([seed, member + 1, 1])
         self._turns = self._actions = 0
         for attempt in range(MAX_REDRAWS):
@@ -350,7 +350,7 @@ class EnvGroups:
     All G members of a group share the instance (same seed) and have their own dynamics (`member`).
     Rows are group-major: row = group * G + member.
 
-    spec: a mixture. `frozenlake,bandit` splits the groups evenly, `frozenlake=12,bandit=4` as given
+    spec: a mixture; `frozenlake,bandit` splits evenly, `frozenlake=12,bandit=4` as it says
     options: `name.option` addresses one environment of a mixture
     budgets: fields of Budget that replace each environment's own
     """

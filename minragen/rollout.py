@@ -18,8 +18,8 @@ Differences from RAGEN's agent proxy on vLLM:
   2. The noise of a token is a function of (run seed, environment seed, member, position), so a
      trajectory does not depend on what else is in the batch.
   3. A reply stops at `</answer>`: the environment ignores everything after it.
-  4. In the windowed contexts a turn sees the earlier replies as they were sampled; each reply is in
-     the loss of its own row only.
+  4. In the limited context a turn sees earlier replies as they were sampled; each reply is in the
+     loss of its own row only.
 
 Tests: `python -m pytest tests/test_rollout.py`.
 """
@@ -335,8 +335,7 @@ def state_reward(reply, grounding, worldmodeling, reward, info, rules):
                        actions in it were valid; otherwise 0
 
     grounding, worldmodeling: F1, None where the format or the environment has nothing to grade
-    returns: paid, {name: F1} with `env_return`, the environment's own `reward`; 0.0, {} if nothing
-        is graded
+    returns: paid, {name: F1, "env_return": reward}; 0.0 and {} if nothing is graded
     """
     # A malformed reply describes nothing, not even an empty world.
     described = {name: f1 * reply.valid for name, f1 in
@@ -565,7 +564,7 @@ class Batch:
 
 
 def make_batch(trajectories):
-    """Pad to the longest. Padding is positional: no token id means padding, so none is lost."""
+    """Pad to the longest. Padding is positional, not a token id, so no id is lost."""
     rows = [(sequence, t, e) for e, t in enumerate(trajectories) for sequence in t.sequences]
 
     def column(name, fill):

@@ -63,7 +63,7 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
     scores: (P,) float, e.g. the reward's standard deviation within each group (`group_scores`)
     returns: (P,) bool; all False if there are no candidates
     raises: ValueError for unknown names, a value outside the strategy's range, scores that are
-        not finite, and negative ones where they are added up (top_p) or shared (min_p)
+        not finite, and negative ones with top_p or min_p
 
     >>> filter_groups(torch.tensor([9.0, 1.0, 5.0]), 0.9).tolist()
     [True, False, True]
@@ -253,7 +253,7 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
         return -d
     if estimator == "k2":
         return 0.5 * d**2
-    # Only exp can overflow; a clamp below would take the gradient away.
+    # Only exp can overflow; a lower bound would zero the gradient.
     d = d.clamp(max=LOG_RATIO_LIMIT)
     return torch.expm1(d) - d
 

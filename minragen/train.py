@@ -56,7 +56,7 @@ class Learner:
     critic_optimizer: AdamW | None = None
     reference: torch.nn.Module | None = None
     step: int = 0  # finished steps
-    rounds: int = 0  # rollouts of fresh instances, more than steps where `resample` asked for more
+    rounds: int = 0  # rollouts of fresh instances; more than steps if resampled
     kl_reward_coef: float = 0.0  # as adapted so far
     ema: dict = field(default_factory=dict)  # moving averages of the diagnostics
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
@@ -247,7 +247,7 @@ def token_rewards(learner, batch, config):
     """The rewards of the rows' episodes (B,) and of tokens (B, T), and metrics.
 
     The environment's rewards and the overlong penalty, normalised; last the KL of each token.
-    Estimators of kind "group" (grpo) read only those of episodes.
+    Estimators of kind "group" (grpo) read only the (B,) ones.
     """
     episode, metrics = batch.episode_ids, {}
     turn_rewards, scores = batch.rewards, batch.episode_returns
@@ -313,7 +313,7 @@ def set_learning_rates(learner, config, step):
 
 
 def optimizer_steps(batch, config, step):
-    """The mini-batches of all epochs: random rows, with what each token counts in the losses."""
+    """The mini-batches of all epochs: random rows, with each token's weights in the losses."""
     for epoch in range(config.epochs):
         shuffle = torch.Generator().manual_seed(hash_seed(config.seed, step, epoch))
         order = torch.randperm(len(batch), generator=shuffle).to(batch.tokens.device)
