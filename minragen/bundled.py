@@ -15,8 +15,7 @@ If the noise were uniform, greedy play would already be the expert's; with a hab
 there is something to learn. The loss is on the replies only: on every token, a model of this size
 learns to predict observations, not to name positions (LOG.md). It sees only training instances.
 
-The warm-up is deterministic. Its result is cached under a key of everything that shaped it, and for
-the presets it is bundled. `make smollm2` runs this file and converts SmolLM2-135M once.
+The result is cached under a key of everything that shaped it; for the presets it is bundled.
 """
 
 import atexit
@@ -117,8 +116,8 @@ def resolve(name, groups_of, response_format="free_think", steps=0, device="cpu"
     if not _is_whole(folder):
         origin = "bundled weights"
         if not _load_asset(policy, ASSETS / f"{stem}.safetensors"):
-            origin = "made now"
             warm_up(policy, frame, groups, steps)
+            origin = "made now"
         try:
             save_folder(policy, folder)
         except OSError as problem:  # a cache that cannot be written costs time, not the run

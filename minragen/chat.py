@@ -103,7 +103,7 @@ class ChatFrame:
                            f"{self._to_reply}{self._forced}")
 
     def between(self, last_id, observation):
-        """Ids between a reply, which ends with `last_id`, and the next: up to its forced prefix.
+        """Ids after a reply ending in `last_id`, through the next one's forced prefix.
 
         A reply without its end-of-turn id gets one here, which is not in the loss.
         """

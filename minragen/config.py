@@ -97,7 +97,7 @@ class Config:
     overlong: float = opt(0.0, "DAPO: penalise this last share of max_new_tokens", most=0.99)
     kl_reward_coef: float = opt(0.0, "weight of the KL to the model before RL in token rewards")
     kl_target: float = opt(0.0, "nats per token that kl_reward_coef adapts to; 0: constant")
-    kl_horizon: float = opt(1e4, "trajectories in which kl_reward_coef moves by up to 1/5", least=1)
+    kl_horizon: float = opt(1e4, "trajectories per change of kl_reward_coef by up to 1/5", least=1)
     # -- learning
     lr: float = opt(3e-4, "learning rate of the policy")
     lr_final: float = opt(1.0, "final learning rate / initial learning rate (linear decay)")

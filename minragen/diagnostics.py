@@ -512,7 +512,6 @@ def _added(total, pieces):
 
 
 def _gradient_row(prefix, gradients, tokens, reward_std, rows):
-    """The metrics of one bucket."""
     metrics = {"groups": len(reward_std), "rows": rows, "tokens": tokens,
                "reward_std": float(reward_std.mean()), "reward_std_min": float(reward_std.min()),
                "reward_std_max": float(reward_std.max())}

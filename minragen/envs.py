@@ -7,7 +7,7 @@ Axes: P groups, G members of a group (same instance, own dynamics), K turns.
 
 Differences from RAGEN V2's environments and its `es_manager`:
   1. The instance comes from `seed` alone and the dynamics from `(seed, member)`. In RAGEN all
-     members share the slip stream, and Bandit's members do not even share their prompt.
+     members share the dynamics, and Bandit's members do not even share their prompt.
   2. `train`, `val` and `test` are disjoint by *instance*: a CRC of the instance's text names its
      split, and generation draws again until it fits. RAGEN separates seeds; small worlds then share
      instances.

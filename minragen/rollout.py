@@ -95,7 +95,6 @@ class Sequence:
     sample_logprobs: list = field(default_factory=list)
 
     def add(self, ids, logprobs, sampled, turn):
-        """Append ids to all four lists."""
         self.tokens += ids
         self.sample_logprobs += logprobs
         self.response_mask += [sampled] * len(ids)
@@ -131,7 +130,6 @@ class Trajectory:
 
     @property
     def response_tokens(self):
-        """Number of sampled ids."""
         return sum(sum(sequence.response_mask) for sequence in self.sequences)
 
     def add_prompt(self, ids):
@@ -292,7 +290,7 @@ class _Player:
         texts = self.frame.tokenizer.batch_decode(
             [d.ids[:-1] if d.stop is StopReason.END_OF_TURN else d.ids for d in drafts])
         replies = [self.frame.parse(text) for text in texts]
-        # An observation is about the state before the step.
+        # Before the step: the state that the reply saw.
         grounding = [env.score_description(reply.observation)
                      if "observation" in self.frame.parts else None
                      for env, reply in zip(envs, replies)]
@@ -330,7 +328,7 @@ def state_reward(reply, grounding, worldmodeling, reward, info, rules):
     """VAGEN's reward for describing the state.
 
         grounding      F1(observation, state before the answer)
-        worldmodeling  F1(prediction, state after it); a slip counts against the prediction
+        worldmodeling  F1(prediction, state after it, chance included)
         paid           their sum, weighted by the rules, if both the format of the reply and the
                        actions in it were valid; otherwise 0
 
@@ -421,7 +419,7 @@ class KVSlots:
     def gather(self, index, capacity=None):
         """Gather slots by index into new buffers with room for `capacity` tokens each.
 
-        Callers ask for the room of one turn, so memory follows the conversations.
+        Callers ask for one more turn's room, so memory grows as conversations do.
         """
         self.lengths = self.lengths[index]
         filled = int(self.lengths.max())
@@ -564,7 +562,7 @@ class Batch:
 
 
 def make_batch(trajectories):
-    """Pad to the longest. Padding is positional, not a token id, so no id is lost."""
+    """Pad to the longest. Masks mark padding, so token id 0 stays usable."""
     rows = [(sequence, t, e) for e, t in enumerate(trajectories) for sequence in t.sequences]
 
     def column(name, fill):

@@ -75,7 +75,7 @@ class Log:
     """metrics.jsonl, trajectories.jsonl and the console line."""
 
     def __init__(self, folder, step):
-        """Drop the lines after `step`, the checkpoint's. self.history: the metrics that stay."""
+        """Drop the lines after the checkpoint's `step`. self.history: the metrics that stay."""
         self.folder = folder
         self._keep("trajectories.jsonl", step)
         self.history = [json.loads(line) for line in self._keep("metrics.jsonl", step)]
@@ -88,7 +88,6 @@ class Log:
         return lines
 
     def write(self, metrics, config):
-        """Add a line to metrics.jsonl and print one."""
         # JSON has no nan and no infinity.
         metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v
                    for k, v in metrics.items()}
@@ -179,7 +178,7 @@ def save_checkpoint(folder, learner):
 
 def find_checkpoint(folder):
     """The whole checkpoint of a run. Raises ValueError if it is missing or damaged."""
-    # Without `checkpoint`, a save was killed between its renames, and `checkpoint.new` is whole.
+    # A save killed between its renames leaves no `checkpoint` but a whole `checkpoint.new`.
     paths = [folder / name for name in ("checkpoint", "checkpoint.new")]
     path = next((p for p in paths if (p / "manifest.json").exists()), None)
     if path is None:

@@ -127,8 +127,8 @@ def _moments(x, group_ids, episode_ids=None):
     """Mean, sample std and size (P,) of each group, and every row's distance (B,) from its mean.
 
     An episode counts once, however many rows it has. Entries are taken relative to the smallest of
-    their group, so equal ones have distance and std of exactly 0: the float32 mean of sixteen times
-    0.9 is not 0.9.
+    their group, so equal ones have distance and std of exactly 0: the float32 mean of sixteen 0.9s
+    is not 0.9.
     """
     P, once = int(group_ids.max()) + 1, first_rows(x, episode_ids)
 
@@ -298,9 +298,9 @@ def group_advantages(episode_returns, group_ids, response_mask, by_std=True, epi
     """GRPO (Shao et al. 2024, eq. 2-3): return minus the group's mean, over the group's std.
 
         A_i = (R_i - mean_g) / (std_g + eps)        std over G - 1, as in RAGEN
-    on every sampled token of row i. `by_std=False` leaves the division out (Dr. GRPO, Liu et
-    al. 2025). REINFORCE++ with baseline (Hu et al. 2025) whitens that over the batch. The advantage
-    of a group of one is 0.
+    on every sampled token of row i. `by_std=False` omits the division (Dr. GRPO, Liu et al. 2025;
+    whitened over the batch: REINFORCE++ with baseline, Hu et al. 2025). The advantage of a group of
+    one is 0.
 
     episode_returns, group_ids: (B,)      response_mask: (B, T) bool
     returns: (B, T) of the returns' dtype, exactly 0 where response_mask is False
@@ -408,7 +408,7 @@ def _from_the_end(x, decay):
 
     By doubling: if y holds the sum over a window of w steps, and decay the product over it,
         y_t <- y_t + decay_t * y_{t+w},    decay_t <- decay_t * decay_{t+w}
-    holds them over 2w. Ten passes over (B, T) instead of a loop over a thousand tokens. They work
+    extends both to 2w. Ten passes over (B, T) instead of a loop over a thousand tokens. They work
     in place, so no gradient flows through: advantages are constants.
     """
     y, decay, w = x.clone(), decay.clone(), 1

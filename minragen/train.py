@@ -246,7 +246,7 @@ def compute_targets(learner, batch, config, scale=1.0):
 def token_rewards(learner, batch, config):
     """The rewards of the rows' episodes (B,) and of tokens (B, T), and metrics.
 
-    The environment's rewards and the overlong penalty, normalised; last the KL of each token.
+    Environment rewards plus overlong penalty, normalised; then minus each token's KL.
     Estimators of kind "group" (grpo) read only the (B,) ones.
     """
     episode, metrics = batch.episode_ids, {}
@@ -346,7 +346,7 @@ def backward(learner, part, config):
 
 
 def policy_losses(model, part, config):
-    """The loss terms and the metrics, each as its share of the mini-batch's mean."""
+    """Loss terms and metrics: this part's shares of the mini-batch's means."""
     logprobs, entropy = token_logprobs(model, part.tokens, part.loss_mask, config.temperature)
     loss, clipped = starpo.policy_loss(
         logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high,

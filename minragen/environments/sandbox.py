@@ -4,8 +4,7 @@ A submission is a program that a model wrote. It runs in a child of a sandbox wo
 (sandbox_worker.py), never in this process. The child gets one input, and its output is compared
 *here* with the expected value. A submission can write to every descriptor it has, exit, raise,
 patch the builtins or take over its interpreter: without the expected value it can only guess.
-Values arrive as JSON of plain types (no pickle), so no object of the submission, such as one
-whose `__eq__` always agrees, takes part in a comparison.
+Values arrive as JSON of plain types, so no `__eq__` of the submission takes part in a comparison.
 
 Reading order: `judge`, `Submission`, `compare`; then `WorkerPool`, `Worker`, `Child`.
 """
@@ -265,8 +264,7 @@ class Worker:
     def __init__(self, isolation):
         self.control, theirs = socket.socketpair()
         self.control.settimeout(60)
-        # No site-packages and no environment but a hash seed: the order of a set must not decide a
-        # verdict. Our process id is only a label.
+        # No site-packages, no environment but a hash seed: a set's order must not decide a verdict.
         self.process = subprocess.Popen(
             [sys.executable, "-s", "-S", "-P", "-B", sandbox_worker.__file__, isolation,
              f"judge={os.getpid()}"],

@@ -1,8 +1,6 @@
 """Full-text search: BM25 in memory, and the same search over HTTP.
 
 Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `search_server`. WebShop uses only BM25.
-
-Difference from RAGEN: its retriever embeds texts with E5 and needs an index of 61 GB.
 """
 
 import json
@@ -61,8 +59,7 @@ class BM25:
             self.postings[word] = where, idf * f * (k1 + 1) / (f + k1 * norm[where])
 
     def top(self, query, k=3):
-        """[(index, score)] of at most k texts that share a word with the query, best first. Equal
-        scores keep the order of the texts."""
+        """[(index, score)] of at most k texts that share a word with the query, best first."""
         scores = np.zeros(self.size)
         for word, times in Counter(words_of(query)).items():
             if word in self.postings:

@@ -8,8 +8,7 @@ Differences from RAGEN:
   2. Wanted and chosen options are reduced to base colours. RAGEN reduces only the chosen ones, so
      some goals cannot be reached.
   3. A search outside the search page is refused. RAGEN calls it invalid but executes it.
-  4. A title's kind is its words without stop words and attributes, and strings are compared by
-     difflib. RAGEN uses spaCy's nouns and thefuzz.
+  4. Strings are compared by difflib and stop words. RAGEN uses thefuzz and spaCy's nouns.
 """
 
 import difflib
@@ -112,8 +111,7 @@ class Goal(NamedTuple):
                 "r_option": options / len(self.options) if self.options else 1.0, "r_price": price}
 
     def choices(self, product):
-        """For each wanted option a (name, value) pair of `product` that matches it, if one does. No
-        option is used twice."""
+        """A (name, value) pair of `product` for each wanted option that has one; none twice."""
         found, free = [], dict(product.options)
         for name, value in self.options:
             ordered = sorted(free, key=lambda other: other != name)  # the same name first
