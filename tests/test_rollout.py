@@ -15,7 +15,10 @@ from minragen.rollout import Rules, StopReason, collect, make_batch, sample_toke
 
 def play(policy, frame, groups, first_seed=0, max_new_tokens=12, max_context=400, **rules):
     rules = Rules(max_new_tokens=max_new_tokens, max_context=max_context, **rules)
-    return collect(policy, frame, groups, first_seed, rules)
+    sampled = []
+    played = collect(policy, frame, groups, first_seed, rules, sampled.append)
+    assert sum(sampled) == sum(t.response_tokens for t in played)  # what the progress bar counts
+    return played
 
 
 class TestTokens:

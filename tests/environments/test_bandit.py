@@ -62,9 +62,10 @@ class TestPayouts:
             assert pulls(safe, reversed=swapped) == ((0.1,) * 100, {0.0})
 
     def test_hits_and_misses_pay_what_the_options_say_and_the_better_mean_wins(self):
-        for low, miss, better in ((0.3, 0.0, "safe"), (0.2, 0.0, "risky"), (0.25, 0.0, "safe"),
-                                  (0.3, 0.1, "risky")):
-            env = Bandit(low_reward=low, high_miss=miss)
+        for low, miss, hit, better in ((0.3, 0.0, 1.0, "safe"), (0.2, 0.0, 1.0, "risky"),
+                                       (0.25, 0.0, 1.0, "safe"), (0.3, 0.1, 1.0, "risky"),
+                                       (0.3, 0.0, 2.0, "risky")):
+            env = Bandit(low_reward=low, high_miss=miss, high_reward=hit)
             env.reset(seed=0)
             assert env.solve() == [getattr(env, better)]
         assert set(pulls("risky", high_reward=2.0, high_miss=-1.0)[0]) == {2.0, -1.0}
