@@ -46,7 +46,7 @@ CONTRACT = "test_env_contract.py test_bundled.py"
 # The tests run on a generic mutant of a file, the likeliest to fail first.
 TESTS = {
     "bundled.py": "test_bundled.py test_models.py",
-    "chat.py": "test_models.py test_rollout.py environments/test_relations.py test_museum.py",
+    "chat.py": "test_models.py test_rollout.py test_diagnostics.py environments/test_relations.py",
     "config.py": "test_config.py test_step.py test_train.py test_eval.py",
     "diagnostics.py": "test_diagnostics.py test_train.py test_eval.py", "eval.py": "test_eval.py",
     "envs.py": f"test_envs.py environments/test_frozenlake.py test_museum.py {CONTRACT}",
