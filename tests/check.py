@@ -1,12 +1,12 @@
 """What a linter does not see: forbidden imports, dead links, options that nothing reads.
 
-    make check          (runs `ruff` too)
-
-Each function returns a list of faults, in sentences. tests/test_project.py runs them.
+Each function returns a list of faults, in sentences. `make check` and tests/test_project.py run
+them.
 """
 
 import ast
 import dataclasses
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from minragen.config import Config  # noqa: E402  the line above finds it
-from minragen.envs import REGISTRY, make  # noqa: E402
+from minragen.envs import REGISTRY  # noqa: E402
 
 # module -> the modules of minragen that it may import, anywhere in the file
 ALGORITHM = {"envs", "starpo", "chat", "models", "rollout"}
@@ -82,14 +82,14 @@ def unread_options(root=ROOT):
                      for path in (root / "minragen").glob("*.py"))
     faults = [f"option {f.name} is never read" for f in dataclasses.fields(Config)
               if not re.search(rf"\.{f.name}\b|\"{f.name}\"[,)]", code)]
-    for env in REGISTRY:
+    for env, path in REGISTRY.items():
         code = "".join((root / "minragen" / "environments" / f"{name}.py").read_text()
                        for name in (env, "board"))
         nodes = list(ast.walk(ast.parse(code)))  # an option is read by its key or into a variable
         read = [getattr(node, "id", getattr(node, "value", None)) for node in nodes
                 if isinstance(node, (ast.Name, ast.Constant))]
-        faults += [f"option {name} of {env} is never read" for name in make(env).defaults
-                   if read.count(name) < 2]
+        faults += [f"option {name} of {env} is never read"
+                   for name in pkgutil.resolve_name(path).defaults if read.count(name) < 2]
     return faults
 
 
