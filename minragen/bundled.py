@@ -408,7 +408,7 @@ def convert_smollm2():
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 path.parent, gguf_file=path.name, dtype=torch.bfloat16,
                 quantization_config=GgufConfig(dequantize=True))
-        except ImportError:
+        except (ImportError, ValueError):  # the latter without accelerate
             raise RuntimeError("GGUF needs the packages gguf and accelerate: run `make smollm2` or "
                                "`pip install 'minragen[smollm2]'`.") from None
         tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
