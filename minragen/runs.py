@@ -88,6 +88,7 @@ class Log:
         return lines
 
     def write(self, metrics, config):
+        """Append the metrics to metrics.jsonl, rounded, and print the console line."""
         # JSON has no nan and no infinity.
         metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v
                    for k, v in metrics.items()}

@@ -1,7 +1,6 @@
 """What a linter does not see: forbidden imports, dead links, options that nothing reads.
 
-Each function returns a list of faults, in sentences. `make check` and tests/test_project.py run
-them.
+Each function returns its faults in sentences. `make check` and tests/test_project.py run them.
 """
 
 import ast

@@ -67,10 +67,9 @@ class TestDemonstrations:
         shares = {answer: answers.count(answer) / 4000 for answer in set(answers)}
         habits = ("Right || Right", "Right || Down", "Left || Right", "Left || Down")
         assert shares == pytest.approx({"Up": 0.3} | dict.fromkeys(habits, 0.7 / 4), abs=0.03)
-        # Of its own name alone it has none.
         other = type("FrozenLake", (TextEnv,), {name: getattr(Mine, name)
                                                 for name in ("solve", "random_answer")})()
-        monkeypatch.setattr(bundled, "EXPERT", 0.0)
+        monkeypatch.setattr(bundled, "EXPERT", 0.0)  # a class of the same name has no recipe
         assert {bundled.noisy_answer(other, rng) for _ in range(20)} == {"Left || Down"}
 
 

@@ -187,8 +187,10 @@ class TestPages:
                                PAGES["specification.md"]):
             file, *path = name.split("::")
             body = ast.parse((ROOT / "tests" / file).read_text()).body
-            for part in path:  # a ValueError where it is not there
-                (body,) = [node.body for node in body if getattr(node, "name", "") == part]
+            for part in path:
+                found = [node.body for node in body if getattr(node, "name", "") == part]
+                assert len(found) == 1, name
+                (body,) = found
 
     def test_the_result_of_the_mutants_is_what_the_run_found(self):
         found = json.loads((ROOT / "runs" / "readme-mutants.json").read_text())
