@@ -9,13 +9,14 @@ Differences from RAGEN's `ctx_manager`:
      the name of the model's folder.
   2. A sampled reply is never decoded, repaired and encoded again. RAGEN rebuilds replies from their
      parsed parts and so trains on tokens that were not sampled.
-  3. Templates that remove earlier thoughts (Qwen3) keep them here: history only ever grows.
+  3. Templates that remove earlier thoughts (Qwen3, R1) keep them here: history only ever grows.
 
-Tests: `python -m pytest tests/test_models.py -k Chat`.
+Tests: `python -m pytest tests/test_chat.py`.
 """
 
 import re
 from dataclasses import dataclass
+from datetime import date
 
 from minragen.envs import nearest
 
@@ -35,6 +36,7 @@ FORMATS = {
 }
 # What a turn sees: the whole conversation, its last turns, or one message that tells them as text.
 CONTEXTS = ("full", "limited", "single_turn")
+DATE = date(2024, 7, 26)  # for templates that print today's; the default of Llama 3's own
 TAG_TAIL = 12  # tokens that a closing tag can be spread over, and a few more
 
 
@@ -69,26 +71,35 @@ class ChatFrame:
 
     The forced prefix is everything before the first free choice: `<think>` (free_think),
     `<answer>` (no_think), `<think><observation>` or `<think><reasoning>`. It is part of the prompt
-    and never in the response mask. `end_ids` are the ids with which the model ends its own turn.
+    and never in the response mask.
 
-    raises: ValueError if appending does not reproduce the template's own rendering
+    end_ids: the model's `generation_config.eos_token_id`: one id, several or None. The attribute
+        of this name adds the tokenizer's eos and the token with which the template ends a reply.
+    raises: ValueError if the template cannot be appended to
     """
 
-    def __init__(self, tokenizer, response_format="free_think"):
+    def __init__(self, tokenizer, response_format="free_think", end_ids=None):
         self.parts = format_parts(response_format)
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model.")
         self.tokenizer, self._format = tokenizer, FORMATS[response_format]
+        self._line = self._ids("\n")
+        self._template = re.sub(  # "today" is DATE: a resumed run plays the same prompts
+            r"strftime_now\(\s*(['\"])(.*?)\1\s*\)",
+            lambda found: repr(DATE.strftime(found[2])), tokenizer.get_chat_template())
         self.instruction = format_instructions(response_format)
         self.thinks = "reasoning" in self.parts
         self.describes = bool(description_parts(response_format))
         self.prefix = self._format.partition("{")[0]
         self._pattern = _pattern(self._format)
-        self._specials = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._closers = {i for i, name in enumerate(names) if ">" in (name or "")}
-        self._derive()
-        self._prove()
+        try:
+            self._derive(has_system=True)
+        except ValueError:  # no system role (Gemma 2), or one that moves with the turns (Mistral)
+            self._derive(has_system=False)
+        end_ids = end_ids if isinstance(end_ids, (list, tuple)) else [end_ids]
+        self.end_ids = {self.end_of_turn, tokenizer.eos_token_id, *end_ids} - {None}
 
     def system_message(self, env):
         """The environment's prompt, the format instructions, and how states are described."""
@@ -99,17 +110,17 @@ class ChatFrame:
 
     def open(self, system, observation):
         """Ids up to and including the forced prefix of the first reply."""
-        return self.encode(f"{self._head}{system}{self._to_user}{self._plain(observation)}"
-                           f"{self._to_reply}{self._forced}")
+        return self._ids(f"{self._head}{system}{self._to_user}{self._plain(observation)}"
+                         f"{self._to_reply}")
 
     def between(self, last_id, observation):
         """Ids after a reply ending in `last_id`, through the next one's forced prefix.
 
         A reply without its end-of-turn id gets one here, which is not in the loss.
         """
-        ids = self.encode(f"{self._after_reply}{self._plain(observation)}{self._to_reply}"
-                          f"{self._forced}")
-        return ids[1:] if last_id is not None and last_id == self.end_of_turn else ids
+        ids = self.encode(f"{self._after_reply}{self._plain(observation)}{self._to_reply}")
+        ended = last_id is not None and last_id == self.end_of_turn
+        return ids[ids.index(last_id) + 1:] if ended else ids
 
     def write(self, parts):
         """What a policy would have sampled for these parts (name -> text); others are ignored."""
@@ -123,6 +134,11 @@ class ChatFrame:
         return Reply(**{part: text.strip() for part, text in found.groupdict().items()}, valid=True)
 
     def encode(self, text):
+        """Ids of a text that follows another, so SentencePiece must not put a blank before it."""
+        line, ids = self._line, self._ids(f"\n{text}")
+        return ids[len(line):] if ids[:len(line)] == line else self._ids(text)
+
+    def _ids(self, text):
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def completes(self, ids, tag="</answer>"):
@@ -143,59 +159,74 @@ class ChatFrame:
         return None
 
     def _plain(self, text):
-        """Observations are data: a special token in one must not open or close a turn."""
-        for special in self._specials:
-            if special in text:
-                text = text.replace(special, f"{special[0]} {special[1:]}")
+        """Observations are data: a blank inside a control token makes it ordinary text."""
+        while self._control.search(text):  # again, since the new text may hold another one
+            text = self._control.sub(lambda m: re.sub(r"\S", r"\g<0> ", m[0], count=1), text)
         return text
 
-    def _derive(self):
-        """Render four marked messages and keep the text between the marks."""
-        marks = ["S0MARK", "U1MARK", "A1MARK", "U2MARK"]
-        roles = ["system", "user", "assistant", "user"]
-        try:
-            text = self._render([dict(role=r, content=m) for r, m in zip(roles, marks)])
-            self.has_system = True
-        except Exception as error:  # templates raise jinja errors of their own for unknown roles
-            if "system" not in str(error).lower():
-                raise
-            text = self._render([dict(role=r, content=m) for r, m in zip(roles[1:], marks[1:])])
-            text = text.replace("U1MARK", "S0MARK\n\nU1MARK")
-            self.has_system = False
-        parts = re.split("|".join(marks), text)
-        if len(parts) != 5 or parts[2] != parts[4]:
-            raise ValueError("the chat template does not render four messages as four plain "
-                             "blocks, so turns cannot be appended to it.")
-        self._head, self._to_user, self._to_reply, self._after_reply, _ = parts
-        # A template may open the thought itself (R1): the rest of the prefix is forced.
+    def _derive(self, has_system):
+        """Find the texts around messages, and prove that every turn is rendered with them.
+
+        Only what stands before a finished reply may differ from the generation prompt: Mistral's
+        has one blank more, R1's lacks the opened thought. History keeps what the model saw.
+        """
+        def after(text, n):
+            return text.partition(f"mark{n}")[2].partition(f"mark{n + 1}")[0]
+
+        opened, whole = (self._render([f"mark{i}" for i in range(n)], has_system) for n in (2, 6))
+        head, to_user, to_reply = opened.partition("mark0")[0], after(opened, 0), after(opened, 1)
+        shown, after_reply = after(whole, 1), after(whole, 2)
+        if whole != (f"{head}mark0{to_user}mark1{shown}mark2{after_reply}mark3{shown}mark4"
+                     f"{after_reply}mark5{to_reply}") or not (
+                         shown.startswith(to_reply) or to_reply.startswith(shown)):
+            raise ValueError("the chat template does not render every turn in the same way, so "
+                             "turns cannot be appended to it.")
+        more = shown[len(to_reply):]
+        to_reply += "" if "<think>" in more else more  # GLM-4.5 shows an empty thought
+        if to_reply.rstrip().endswith("<think>") and not self.thinks:  # R1: close the thought
+            to_reply += "\n</think>\n\n"
+        # Where the template opens the thought itself (R1), the rest of the prefix is forced.
         given = next((n for n in range(len(self.prefix), 0, -1)
-                      if self._to_reply.rstrip().endswith(self.prefix[:n])), 0)
-        self._forced = self.prefix[given:]
-        after = self.encode(self._after_reply)
-        self.end_of_turn = (after[0] if after and after[0] in self.tokenizer.all_special_ids
-                            else None)
-        eos = self.tokenizer.eos_token_id
-        self.end_ids = {i for i in (self.end_of_turn, eos) if i is not None}
+                      if to_reply.rstrip().endswith(self.prefix[:n])), 0)
+        self._head, self._to_user, self._after_reply = head, to_user, after_reply
+        self._to_reply = to_reply + self.prefix[given:]
+        self._find_control_tokens(whole)
+        pieces = self.open("rules", "state 1") + self.between(None, "state 2")
+        at_once = self._ids(f"{head}rules{to_user}state 1{self._to_reply}{after_reply}state 2"
+                            f"{self._to_reply}")
+        if self.tokenizer.decode(pieces) != self.tokenizer.decode(at_once):
+            raise ValueError("the tokenizer changes a turn that is encoded by itself, so turns "
+                             "cannot be appended to a conversation.")
 
-    def _prove(self):
-        """Check that appended ids spell what the template renders; raise ValueError otherwise."""
-        reply, system = self.write(dict.fromkeys(self.parts, " fine")), f"rules\n{self.instruction}"
-        appended = (self.open(system, "state 1") + self.encode(reply)
-                    + self.between(None, "state 2"))
-        messages = [dict(role="user", content="state 1"), dict(role="assistant", content="REPLY"),
-                    dict(role="user", content="state 2")]
-        if self.has_system:
-            messages.insert(0, dict(role="system", content=system))
-        else:
-            messages[0]["content"] = f"{system}\n\nstate 1"
-        rendered = self._render(messages).replace("REPLY", self._forced + reply) + self._forced
-        if self.tokenizer.decode(appended) != self.tokenizer.decode(self.encode(rendered)):
-            raise ValueError("appending a turn does not reproduce the chat template's rendering; "
-                             "this tokenizer or template cannot be used for multi-turn training.")
+    def _find_control_tokens(self, rendered):
+        """Find what ends a reply, and what must not stand in an observation.
 
-    def _render(self, messages):
-        return self.tokenizer.apply_chat_template(messages, tokenize=False,
-                                                  add_generation_prompt=True)
+        Control tokens are the added tokens that are special, or that begin and end with punctuation
+        such as <tool_call>; other added tokens are ordinary words or runs of blanks. A template's
+        marks may be plain text.
+        """
+        added = {i: token.content for i, token in self.tokenizer.added_tokens_decoder.items()
+                 if len(token.content.strip()) > 1 and (token.special or re.fullmatch(
+                     r"[^\w\s▁].*[^\w\s▁]", token.content, re.DOTALL))}
+        marks = re.findall(r"<[^<>\s]+>|\[[^\[\]\s]+\]", rendered)
+        longest_first = sorted({*added.values(), *marks}, key=len, reverse=True)
+        # A tokenizer may change capitals before it looks for tokens.
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)", re.IGNORECASE)
+        ids = [i for i in self.encode(self._after_reply) if self.tokenizer.decode([i]).strip()]
+        self.end_of_turn = ids[0] if ids and ids[0] in added else None
+
+    def _render(self, texts, has_system):
+        """Render messages of system, user, assistant, user, and so on, then the next opening."""
+        if not has_system:  # the first user says it
+            texts = ["\n\n".join(texts[:2]), *texts[2:]]
+        roles = ["system"] * has_system + ["user", "assistant"] * len(texts)
+        messages = [dict(role=role, content=text) for role, text in zip(roles, texts)]
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, chat_template=self._template, tokenize=False, add_generation_prompt=True,
+                enable_thinking=self.thinks)
+        except Exception as error:  # templates raise what they like, for roles that they lack
+            raise ValueError(f"the chat template fails: {error}") from None
 
 
 def format_instructions(response_format):

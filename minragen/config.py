@@ -101,6 +101,7 @@ class Config:
     # -- learning
     lr: float = opt(3e-4, "learning rate of the policy")
     lr_final: float = opt(1.0, "final learning rate / initial learning rate (linear decay)")
+    decay_steps: int = opt(0, "steps over which the learning rate decays; 0: all")
     critic_lr: float = opt(1e-3, "learning rate of the critic")
     advantages: str = opt("grpo", "estimator of the advantages", tuple(starpo.ESTIMATORS))
     norm_by_std: bool = opt(True, "grpo: divide by the group's standard deviation")
@@ -322,22 +323,28 @@ _CRITIC = (lambda c: estimator_kind(c) == "critic", "an estimator with a critic"
 _FILTER = (lambda c: c.filter != "none", "a filter")
 # option -> (whether it has an effect, what it needs for one)
 NEEDS = {
+    "decay_steps": (lambda c: c.lr_final != 1, "an lr_final that is not 1"),
+    "soft_reweight": (lambda c: c.reward_norm != "mean_std" or c.reward_norm_over != "group",
+                      "a reward_norm that leaves groups different reward stds"),
     "norm_by_std": (lambda c: c.advantages == "grpo", "advantages grpo"),
     "gamma": (lambda c: estimator_kind(c) == "reward" or c.advantages in ("gae", "bi_level_gae"),
               "advantages gae, bi_level_gae or a REINFORCE"),
     "gamma_turn": (lambda c: c.advantages in ("bi_level_gae", "turn_gae")
                    or c.context != "full" and c.credit == "turn",
                    "advantages bi_level_gae or turn_gae, or credit turn and rows of one turn"),
-    "lam": _CRITIC, "critic_lr": _CRITIC, "value_clip": _CRITIC, "advantage_mask": _CRITIC,
+    "lam": _CRITIC, "critic_lr": _CRITIC, "value_clip": _CRITIC,
+    "advantage_mask": (lambda c: c.advantages in ("gae", "bi_level_gae"),
+                       "advantages gae or bi_level_gae"),
     "loss_mask": (_CRITIC[0], "an estimator with a critic: others train sampled tokens only"),
     "reward_norm_over": (lambda c: c.reward_norm != "identity", "a reward_norm"),
-    "window": (lambda c: c.context != "full", "context limited or single_turn"),
+    "window": (lambda c: c.context != "full" and c.window <= most_turns(c),
+               "context limited or single_turn, and to be no more than an episode's turns"),
     "kl_target": (lambda c: c.kl_reward_coef > 0, "a kl_reward_coef to start from"),
     "kl_horizon": (lambda c: c.kl_target > 0, "a kl_target"),
     "kl_estimator": (lambda c: c.kl_coef > 0, "a kl_coef"),
     "diagnose_samples": (lambda c: c.diagnose_every > 0, "a diagnose_every"),
     "filter_value": _FILTER, "filter_select": _FILTER, "filter_metric": _FILTER,
-    "filter_include_zero": _FILTER,
+    "filter_include_zero": _FILTER, "loss_scaling": _FILTER,
 }
 
 
@@ -346,7 +353,7 @@ def check_used(config):
     base = preset_of(config)
     for name, (has_effect, needed) in NEEDS.items():
         value = getattr(config, name)
-        if not has_effect(config) and value not in (getattr(base, name), getattr(Config, name)):
+        if value not in (getattr(base, name), getattr(Config, name)) and not has_effect(config):
             raise ValueError(f"{name}: got {value}, but it has no effect here. It needs {needed}.")
 
 
@@ -374,6 +381,11 @@ def env_groups(config, split, num_groups=None, group_size=1, spec=""):
                if getattr(config, n)}
     return EnvGroups(spec or ",".join(names), num_groups or len(names), group_size, split,
                      env_options(config), budgets)
+
+
+def most_turns(config):
+    """Turns of the longest episode."""
+    return max(env.budget.max_turns for env in env_groups(config, "val").envs)
 
 
 def env_names(config):

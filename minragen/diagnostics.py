@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from minragen.models import LOGIT_BUDGET, output_layer
+from minragen.models import LOGIT_BUDGET, attention_masks, max_positions, output_layer
 from minragen.rollout import KVSlots, StopReason, collect, forward_slots, micro_batches
 
 NUM_SAMPLES = 64  # rows of a score matrix
@@ -65,26 +65,33 @@ SOLVED = 0.9  # mean success over WINDOW steps that silences variety warnings
 REARM = 20  # steps that a condition must be false before it warns again
 
 NUM_BUCKETS = 6
-HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling")
+HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
 
 
 # ---- Episodes ------------------------------------------------------------------------------------
 def describe(trajectories):
-    """Metrics of the episodes, before any filter; of a mixture also for each environment."""
+    """Metrics of the episodes, before any filter; of a mixture also for each environment.
+
+    Episodes whose environment failed are counted in `env_errors` and enter nothing else. If all
+    failed there is nothing else.
+    """
     def means(chosen, prefix=""):
+        errors = {prefix + "env_errors": sum(bool(t.error) for t in chosen)}
+        chosen = [t for t in chosen if not t.error]
+        if not chosen:
+            return errors
         n = len(chosen)
         stats = {"success": sum(t.success for t in chosen) / n,
                  "episode_return": sum(t.episode_return for t in chosen) / n,
                  "turns": sum(len(t.turns) for t in chosen) / n,
                  "response_tokens": sum(t.response_tokens for t in chosen) / n,
-                 "context_full": sum(t.stop is StopReason.CONTEXT for t in chosen) / n,
-                 "env_errors": sum(t.stop is StopReason.ENV_ERROR for t in chosen)}
+                 "context_full": sum(t.stop is StopReason.CONTEXT for t in chosen) / n}
         # What not all environments report is left out of the mixture's own metrics.
         reported = [set().union(*(t.metrics for t in chosen if t.env == env))
                     for env in {t.env for t in chosen}]
         for name in sorted(set.intersection(*reported) - {"success"}):
             stats[name] = sum(t.metrics.get(name, 0.0) for t in chosen) / n
-        return {prefix + name: value for name, value in stats.items()}
+        return errors | {prefix + name: value for name, value in stats.items()}
 
     metrics, names = means(trajectories), sorted({t.env for t in trajectories})
     for name in names if len(names) > 1 else ():
@@ -277,7 +284,7 @@ def score_matrix(model, prompts, reasonings, temperature=1.0, token_budget=TOKEN
 
 def _continuations(model, slots, reasonings, temperature):
     """Logprobs of all but the first token of each reasoning behind each prompt, summed: (m, n)."""
-    n, longest, device = len(slots.lengths), int(slots.lengths.max()), slots.layers[0].device
+    n, longest, device = len(slots.lengths), int(slots.lengths.max()), slots.device
     scores = torch.zeros(len(reasonings), n, dtype=torch.float64)
     of = torch.tensor([i for i, z in enumerate(reasonings) for _ in z[1:]], dtype=torch.int64)
     q = len(of)
@@ -292,11 +299,14 @@ def _continuations(model, slots, reasonings, temperature):
     itself = (of[:, None] == of) & (torch.arange(q)[:, None] >= torch.arange(q))  # (q, q)
     visible = torch.cat([prompt[:, None, None].expand(n, 1, q, longest),
                          itself.expand(n, 1, q, q)], dim=-1).to(device)
+    # A reasoning behind a longer prompt than its own may end behind the model's last position.
+    positions = (slots.lengths[:, None] + depth).clamp(max=max_positions(model) - 1).to(device)
+    keys = torch.cat([torch.arange(longest, device=device).expand(n, longest), positions], dim=1)
     hidden = model.base_model(
-        input_ids=tokens.expand(n, q), attention_mask=visible,
-        position_ids=(slots.lengths[:, None] + depth).to(device), past_key_values=slots,
+        input_ids=tokens.expand(n, q), position_ids=positions, past_key_values=slots,
+        attention_mask=attention_masks(model, visible, positions, keys),
         use_cache=True).last_hidden_state.flatten(0, 1)
-    rows, chosen = max(1, LOGIT_BUDGET // model.config.vocab_size), []
+    rows, chosen = max(1, LOGIT_BUDGET // model.config.get_text_config().vocab_size), []
     for part, target in zip(hidden.split(rows), targets.repeat(n).split(rows)):
         log_p = (output_layer(model, part).float() / (temperature or 1.0)).log_softmax(dim=-1)
         chosen.append(log_p.gather(-1, target[:, None])[:, 0])

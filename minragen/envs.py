@@ -23,6 +23,7 @@ See an episode: `python -m minragen.environments frozenlake`.
 
 import difflib
 import importlib
+import math
 import os
 import sys
 import threading
@@ -38,7 +39,7 @@ from gymnasium import spaces
 
 FORMAT_PENALTY = -0.1  # reward added once to a turn with no action or with an unknown one
 MAX_REDRAWS = 20_000  # instances drawn in search of one of the right split before giving up
-STEP_TIME_LIMIT = 60.0  # seconds of one core for a step of a `parallel` environment
+STEP_TIME_LIMIT = 60.0  # seconds of a core for a `parallel` step; a reply's own limits are lower
 SEPARATOR = "||"  # between the actions of one turn
 CHARSET = frozenset(map(chr, range(32, 127))) | frozenset("\n\t√")
 SPLITS = ("train", "val", "test")
@@ -118,6 +119,9 @@ class TextEnv(gymnasium.Env):
             raise ValueError(f"unknown split {split!r}: expected one of {', '.join(SPLITS)}.")
         self.split = split
         self.budget = budget or self.budget
+        if self.budget.max_actions_per_turn > 1 and not self.multi_action:
+            raise ValueError(f"{type(self).__name__} takes one action a turn: max_actions_per_turn "
+                             f"is {self.budget.max_actions_per_turn}, expected 1.")
         self.options = {**self.defaults,
                         **check_options(type(self).__name__, self.defaults, options)}
         self.render_mode = "ansi"
@@ -172,6 +176,7 @@ class TextEnv(gymnasium.Env):
     def system_prompt(self):
         """Instruction, action names and budget: everything the model is told once."""
         b, lines = self.budget, [self.instruction]
+        fewer = f" and {b.max_actions} actions" if b.max_actions < b.max_turns else ""
         if self.actions and self.multi_action:
             pair = f", such as {self.actions[0]} {SEPARATOR} {self.actions[-1]} "
             example = pair if b.max_actions_per_turn > 1 else ""
@@ -179,14 +184,13 @@ class TextEnv(gymnasium.Env):
                          f"a turn{example}. "
                          f"You have {b.max_turns} turns and {b.max_actions} actions.")
         elif self.actions:
-            fewer = f" and {b.max_actions} actions" if b.max_actions < b.max_turns else ""
             lines.append(f"Actions: {', '.join(self.actions)}. One action a turn, "
                          f"{b.max_turns} turns{fewer}.")
         elif self.multi_action:
             lines.append(f"Up to {b.max_actions_per_turn} a turn, joined by {SEPARATOR}. "
                          f"You have {b.max_turns} turns and {b.max_actions} actions.")
         elif b.max_turns > 1:
-            lines.append(f"You have {b.max_turns} turns.")
+            lines.append(f"You have {b.max_turns} turns{fewer}.")
         return "\n".join(line for line in lines if line)
 
     @property
@@ -272,7 +276,8 @@ class TextEnv(gymnasium.Env):
             lines.append("No valid action was given, or not all were valid.")
         lines.append(self.render())
         if self.budget.max_turns > 1 and self._live:
-            left = f", actions left: {self.actions_left}" if self.multi_action else ""
+            counted = self.multi_action or self.budget.max_actions < self.budget.max_turns
+            left = f", actions left: {self.actions_left}" if counted else ""
             lines.append(f"Turns left: {self.turns_left}{left}")
         return "\n".join(lines)
 
@@ -348,7 +353,8 @@ class EnvGroups:
     """P groups of G members, possibly of several environments: reset together, stepped by row.
 
     All G members of a group share the instance (same seed) and have their own dynamics (`member`).
-    Rows are group-major: row = group * G + member.
+    Rows are group-major: row = group * G + member. A row whose environment raised is built anew at
+    the next reset: it may be in any state.
 
     spec: a mixture; `frozenlake,bandit` splits evenly, `frozenlake=12,bandit=4` as it says
     options: `name.option` addresses one environment of a mixture
@@ -364,50 +370,60 @@ class EnvGroups:
         self._build = [partial(make, n, split, replace(own[n], **(budgets or {})), **per_name[n])
                        for n in self.names for _ in range(group_size)]
         self.envs = [build() for build in self._build]
-        self.seeds = [None] * num_groups
+        self.seeds, self._broken = [None] * num_groups, set()
 
     def __len__(self):
         return len(self.envs)
 
     def reset(self, first_seed):
-        """Group g gets the instance of seed `first_seed + g`. Returns all rows' observations."""
+        """Group g gets the instance of seed `first_seed + g`. Returns each row's observation, or
+        the exception that its environment raised."""
         self.seeds = [first_seed + g for g in range(self.num_groups)]
-        return [env.reset(seed=self.seeds[row // self.group_size],
-                          options={"member": row % self.group_size})[0]
-                for row, env in enumerate(self.envs)]
+        return [self._attempt(row, self._reset_row, row) for row in range(len(self))]
 
-    def step(self, rows, answers):
-        """Step the given rows. Returns what each `env.step` returned, or the exception it raised.
+    def _reset_row(self, row):
+        if row in self._broken:
+            self.envs[row] = self._build[row]()
+            self._broken.remove(row)
+        group, member = divmod(row, self.group_size)
+        return self.envs[row].reset(seed=self.seeds[group], options={"member": member})[0]
 
-        Environments that declare `parallel` run in threads, all within STEP_TIME_LIMIT * steps /
-        cores. The caller records exceptions (`StopReason.ENV_ERROR`).
+    def step(self, rows, answers, play=lambda env, answer: env.step(answer)):
+        """Step the given rows. Returns what each `play(env, answer)` returned, or the exception
+        that it raised, which is not the reply's doing (`StopReason.ENV_ERROR`).
+
+        Environments that declare `parallel` run in threads, all within STEP_TIME_LIMIT times the
+        steps per core.
         """
         results, waiting = {}, {}
+
+        def step_row(r, answer):
+            results[r] = self._attempt(r, play, self.envs[r], answer)
+
         for r, answer in zip(rows, answers):
             if self.envs[r].parallel:  # daemons: else Python's exit waits for them
-                waiting[r] = threading.Thread(target=self._step_row, args=(results, r, answer),
-                                              daemon=True)
+                waiting[r] = threading.Thread(target=step_row, args=(r, answer), daemon=True)
                 waiting[r].start()
         for r, answer in zip(rows, answers):
             if r not in waiting:
-                self._step_row(results, r, answer)
-        limit = STEP_TIME_LIMIT * max(1.0, len(waiting) / (os.cpu_count() or 1))
+                step_row(r, answer)
+        limit = STEP_TIME_LIMIT * math.ceil(len(waiting) / (os.cpu_count() or 1))
         deadline = time.monotonic() + limit
         for thread in waiting.values():
             thread.join(max(0.0, deadline - time.monotonic()))
         finished = dict(results)
         for r in waiting.keys() - finished.keys():
-            env = self.envs[r]
-            finished[r] = TimeoutError(f"{type(env).__name__}: a step took over {limit:g} seconds.")
-            # The old one may still run in its thread: the next episode needs a new one.
-            self.envs[r] = self._build[r]()
+            finished[r] = TimeoutError(f"a step took over {limit:g} seconds.")
+            self._broken.add(r)  # it may still be running
         return [finished[r] for r in rows]
 
-    def _step_row(self, results, row, answer):
+    def _attempt(self, row, function, *arguments):
+        """What the function returned, or the exception that it raised."""
         try:
-            results[row] = self.envs[row].step(answer)
+            return function(*arguments)
         except Exception as error:  # a broken environment ends its episode, not the run
-            results[row] = error
+            self._broken.add(row)
+            return error
 
 
 def parse_mixture(spec, num_groups):

@@ -42,8 +42,9 @@ def evaluate(config, split, size):
     """Play `size` instances of `split` with the checkpoint and the scripted players.
 
     returns: {environment: (rows, distinct, described)}, rows of (player, successes, n, mean
-        return), the checkpoint first; described: {part: F1} of its descriptions of the state
-    raises: ValueError if the run has no whole checkpoint
+        return) over the instances on which no player's environment failed, the checkpoint first;
+        described: {part: F1} of its descriptions of the state
+    raises: ValueError if the run has no whole checkpoint, RuntimeError if no instance is left
     """
     from minragen import diagnostics, runs, train
     from minragen.bundled import choose_model
@@ -53,19 +54,25 @@ def evaluate(config, split, size):
 
     policy = load_policy(runs.find_checkpoint(runs.RUNS / config.run),
                          choose_model(config.model, config.device)[1], stored_dtype=True)
-    frame = ChatFrame(policy.tokenizer, config.response_format)
+    frame = ChatFrame(policy.tokenizer, config.response_format,
+                      policy.model.generation_config.eos_token_id)
     groups = env_groups(config, split, size)
     played = diagnostics.play_held_out(policy, frame, groups, train.rules_of(config),
                                        config.val_temperature)
-    results = {"checkpoint": [(t.success, t.episode_return) for t in played[""]],
-               "checkpoint, greedy": [(t.success, t.episode_return) for t in played["_greedy"]]}
+    results = {f"checkpoint{name.replace('_', ', ')}":
+               [None if t.error else (t.success, t.episode_return) for t in trajectories]
+               for name, trajectories in played.items()}
     for name, player in PLAYERS.items():
-        with contextlib.suppress(NotImplementedError):  # a user's environment may have no solver
+        with contextlib.suppress(NotImplementedError):
             results[name] = scripted(groups, player)
     groups.reset(0)
     tables = {}
     for env in env_names(config):
-        mine = [row for row, name in enumerate(groups.names) if name == env]
+        mine = [row for row, name in enumerate(groups.names)
+                if name == env and all(outcomes[row] for outcomes in results.values())]
+        if not mine:
+            raise RuntimeError(f"every episode of {env} failed in its environment. See: "
+                               f"python -m minragen.environments {env}")
         rows = [(player, sum(outcomes[row][0] for row in mine), len(mine),
                  np.mean([outcomes[row][1] for row in mine]))
                 for player, outcomes in results.items()]
@@ -76,16 +83,22 @@ def evaluate(config, split, size):
 
 
 def scripted(groups, player):
-    """[(success, episode return), ...] of one episode of a scripted player in every row."""
+    """(success, episode return) of one episode of a scripted player in every row; None where the
+    environment failed."""
     groups.reset(0)
     results, rng = [], np.random.default_rng(0)
     for env in groups.envs:
         success, total, over = False, 0.0, False
-        while not over:
-            _, reward, terminated, truncated, info = env.step(player(env, rng))
-            success, total, over = (success or info["success"] > 0, total + reward,
-                                    terminated or truncated)
-        results.append((success, total))
+        try:
+            while not over:
+                _, reward, terminated, truncated, info = env.step(player(env, rng))
+                success, total, over = (success or info["success"] > 0, total + reward,
+                                        terminated or truncated)
+            results.append((success, total))
+        except NotImplementedError:  # a user's environment may have no solver
+            raise
+        except Exception:
+            results.append(None)
     return results
 
 
@@ -134,6 +147,7 @@ def main(argv=None):
                         help="--play: environment option, name=value; may be repeated")
     args = parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     try:
         if args.seed < 0:
             raise ValueError(f"--seed: got {args.seed}, expected at least 0.")

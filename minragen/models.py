@@ -10,14 +10,15 @@ Tests: `python -m pytest tests/test_models.py`.
 """
 
 import copy
+import sys
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from safetensors import SafetensorError
+from huggingface_hub.errors import HFValidationError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from minragen import starpo
 
@@ -47,40 +48,54 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     stored_dtype: keep the dtype of the files, as for checkpoints and bundled models; otherwise a
         GPU gets bfloat16. On a CPU it is float32 either way.
     name: what messages call it; empty: the source
-    raises: ValueError for what cannot be loaded, RuntimeError for a model whose head or layers we
-        cannot train
+    raises: ValueError for what cannot be loaded, RuntimeError for what cannot be played (here by
+        its architecture, in `rollout.prove` by trying)
     """
     device, name = torch.device(device), name or str(source)
     dtype = torch.float32 if device.type == "cpu" else "auto" if stored_dtype else torch.bfloat16
     # NOTE: the dtype is given to from_pretrained and never to .to(): the latter would also round
     # the rotary frequencies, which changes the logits of distant tokens.
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype,
-                                                     attn_implementation="sdpa")
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, SafetensorError) as error:
-        first = str(error).strip().splitlines()[0]
+        if not (refused := why_unplayable(AutoConfig.from_pretrained(source))):
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True)
+            tokenizer = AutoTokenizer.from_pretrained(source)
+    except Exception as error:  # a folder may hold anything
+        first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
+                 else str(error).strip().splitlines()[0])
         raise ValueError(f"cannot load model {name!r}: {first} Give a bundled model (tiny, "
                          f"smollm2), a local folder or a Hugging Face id.") from None
+    if refused:
+        raise RuntimeError(f"model {name!r} {refused}.")
+    wrong = [f"{len(keys)} {kind}, e.g. {min(map(str, keys))}" for kind in (
+        "missing", "unexpected", "mismatched") if (keys := loading[f"{kind}_keys"])]
+    if wrong:  # what is missing would stay random
+        raise ValueError(f"the weights of model {name!r} do not fit its config.json: "
+                         f"{'; '.join(wrong)}. Take the config.json and names that belong to them.")
+    size, added = model.config.get_text_config().vocab_size, tokenizer.added_tokens_decoder
+    beyond = [token for token, i in tokenizer.get_vocab().items() if i >= size and not (
+        # Special tokens that no template writes are never encoded: Gemma 3 has one for images.
+        i in added and added[i].special and token not in str(tokenizer.chat_template))]
+    if beyond:
+        raise ValueError(f"the tokenizer of model {name!r} has tokens beyond the vocabulary of "
+                         f"{size}: {', '.join(beyond[:3])}. Resize the model's embeddings.")
     policy = Policy(name, model.to(device), tokenizer)
     policy.model.eval()  # no dropout anywhere: sampling and training must be the same function
-    _prove_head(policy)
     return policy
 
 
-@torch.no_grad()
-def _prove_head(policy):
-    """Check that our output layer gives the model's own logits; raise RuntimeError otherwise."""
-    kinds = set(getattr(policy.model.config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise RuntimeError(f"model {policy.name!r} has layers {sorted(kinds)}; the KV slots "
-                           f"support full attention only.")
-    tokens = torch.arange(1, 9, device=policy.device)[None] % policy.model.config.vocab_size
-    ours = output_layer(policy.model, hidden_states(policy.model, tokens)).float()
-    theirs = policy.model(tokens, use_cache=False).logits.float()
-    if not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
-        raise RuntimeError(f"model {policy.name!r} does more after its last layer than one output "
-                           f"layer; minragen.models.output_layer has to learn about it.")
+def why_unplayable(config):
+    """Why keys and values of this architecture cannot be cached by position; "" if they can."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None) or []
+    others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if config.is_encoder_decoder:
+        return "is an encoder-decoder, and only decoders continue a conversation"
+    if others:
+        return f"has layers {others}, and only full and sliding attention is supported"
+    if getattr(text, "alibi", False) or not hasattr(text, "max_position_embeddings"):
+        return "takes no position_ids, which conversations of different lengths need"
+    return ""
 
 
 # ---- From tokens to logprobs ---------------------------------------------------------------------
@@ -94,10 +109,36 @@ def hidden_states(model, tokens):
 
 
 def output_layer(model, hidden):
-    """Logits (..., V) of hidden states, with the soft cap of the models that have one (Gemma)."""
-    logits = model.get_output_embeddings()(hidden)
-    cap = getattr(model.config, "final_logit_softcapping", None)
+    """Logits (..., V) of hidden states, with the scale (Cohere, Granite) or soft cap (Gemma) that
+    some models have."""
+    config, logits = model.config.get_text_config(), model.get_output_embeddings()(hidden)
+    scale = (getattr(config, "logit_scale", None) or 1) / getattr(config, "logits_scaling", 1)
+    cap = getattr(config, "final_logit_softcapping", None)
+    logits = logits * scale if scale != 1 else logits
     return torch.tanh(logits / cap) * cap if cap else logits
+
+
+def attention_masks(model, visible, queries, keys):
+    """What `base_model` takes as attention_mask: floats to add to the scores, 0 where a query sees
+    a key and -inf elsewhere; a dict of them where layers differ in kind.
+
+    Under a sliding window of w the query at position p sees the keys at p - w + 1 to p, as in
+    transformers.masking_utils.
+
+    visible: (n, 1, q, k) bool, what full attention sees
+    queries, keys: their positions, (n, q) and (n or 1, k)
+    """
+    config, dtype = model.config.get_text_config(), next(model.parameters()).dtype
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or
+                ["sliding_attention" if window else "full_attention"])
+    masks = {}
+    for kind in kinds:
+        seen = visible if kind == "full_attention" else visible & (
+            keys[:, None, None] > queries[:, None, :, None] - window)
+        masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+            ~seen, -torch.inf)
+    return masks if len(masks) > 1 else masks[kind]
 
 
 def token_logprobs(model, tokens, response_mask, temperature=1.0):
@@ -111,7 +152,7 @@ def token_logprobs(model, tokens, response_mask, temperature=1.0):
     """
     predicts = hidden_states(model, tokens)[:, :-1][response_mask[:, 1:]]  # (N, D)
     targets = tokens[response_mask]  # (N,)
-    rows = max(1, LOGIT_BUDGET // model.config.vocab_size)
+    rows = max(1, LOGIT_BUDGET // model.config.get_text_config().vocab_size)
 
     def chunk(hidden, target):
         logits = output_layer(model, hidden).float() / (temperature or 1.0)
@@ -127,12 +168,14 @@ def token_logprobs(model, tokens, response_mask, temperature=1.0):
     return tuple(empty.masked_scatter(response_mask, torch.cat(column)) for column in zip(*pieces))
 
 
-def kv_shape(model):
-    """(layers, KV heads, head dimension): the sizes of a model's keys and values."""
+def max_positions(model):
+    """Positions that a conversation may have: the model's, or the original ones of longrope, whose
+    frequencies change beyond, so that the keys in the cache would be wrong."""
     config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return config.num_hidden_layers, heads, head_dim
+    rope = getattr(config, "rope_parameters", None) or {}
+    original = [part["original_max_position_embeddings"] for part in (rope, *rope.values())
+                if isinstance(part, dict) and part.get("rope_type") == "longrope"]
+    return min([getattr(config, "max_position_embeddings", sys.maxsize), *original])
 
 
 class Critic(nn.Module):
@@ -145,7 +188,8 @@ class Critic(nn.Module):
     def __init__(self, policy):
         super().__init__()
         self.trunk = copy.deepcopy(policy.model.base_model)
-        self.head = nn.Linear(policy.model.config.hidden_size, 1, device=policy.device)
+        hidden_size = policy.model.config.get_text_config().hidden_size
+        self.head = nn.Linear(hidden_size, 1, device=policy.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -24,6 +24,8 @@ Differences from RAGEN's agent proxy on vLLM:
 Tests: `python -m pytest tests/test_rollout.py`.
 """
 
+import copy
+import math
 import zlib
 from dataclasses import dataclass, field
 from enum import Enum
@@ -34,8 +36,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from minragen.chat import Reply
-from minragen.models import kv_shape, output_layer
+from minragen.models import attention_masks, max_positions, output_layer
 
+MASS = 2**38  # units in probability 1; a token of less than one unit is never drawn
+PROOF_TOKENS = 48  # of a row at start-up, behind the window if there is one
+# Tokens of a row x parameters at start-up: a few seconds.
+PROOF_BUDGET = {"cpu": 2**33, "mps": 2**36, "cuda": 2**43}
 SHRINK = 0.9  # a batch is cut to its unfinished rows when they are at most this share of it
 # Averaged over an episode's turns; other metrics are summed.
 PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
@@ -50,7 +56,7 @@ class StopReason(Enum):
     CONTEXT = "context"  # no room for another token or another observation
     TERMINATED = "terminated"  # the environment reached an end
     TRUNCATED = "truncated"  # turns or actions ran out
-    ENV_ERROR = "env_error"  # the environment raised or hung; the trajectory is kept and counted
+    ENV_ERROR = "env_error"  # the environment failed: counted, in no other statistic, in no loss
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,7 @@ class Trajectory:
     turn_rewards: list = field(default_factory=list)
     turns: list = field(default_factory=list)
     stop: StopReason | None = None
+    error: str = ""  # what the environment raised; then `stop` is ENV_ERROR
     success: bool = False
     metrics: dict = field(default_factory=dict)
 
@@ -131,6 +138,10 @@ class Trajectory:
     @property
     def response_tokens(self):
         return sum(sum(sequence.response_mask) for sequence in self.sequences)
+
+    def fail(self, exception):
+        """End the episode because its environment raised."""
+        self.stop, self.error = StopReason.ENV_ERROR, f"{type(exception).__name__}: {exception}"
 
     def add_prompt(self, ids):
         """Append ids that were not sampled: prompt, framing, observation."""
@@ -159,17 +170,24 @@ def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: No
     """
     trajectories = [first_prompt(frame, groups, row, observation, rules)
                     for row, observation in enumerate(groups.reset(first_seed))]
-    for start in range(0, len(trajectories), rules.max_rows):
-        _Player(policy, frame, groups, trajectories[start:start + rules.max_rows], rules,
+    begun = [t for t in trajectories if not t.error]
+    for start in range(0, len(begun), rules.max_rows):
+        _Player(policy, frame, groups, begun[start:start + rules.max_rows], rules,
                 progress).play()
     return trajectories
 
 
 def first_prompt(frame, groups, row, observation, rules):
-    """The Trajectory of a fresh episode. Raises ValueError if its prompt leaves no room."""
+    """The Trajectory of a fresh episode. Raises ValueError if its prompt leaves no room.
+
+    observation: of `groups.reset`, which may be an exception
+    """
     group, member = divmod(row, groups.group_size)
-    t = Trajectory(groups.names[group], groups.seeds[group], group, member,
-                   frame.system_message(groups.envs[row]), observation)
+    t = Trajectory(groups.names[group], groups.seeds[group], group, member)
+    if isinstance(observation, Exception):
+        t.fail(observation)
+        return t
+    t.system, t.observation = frame.system_message(groups.envs[row]), observation
     t.add_prompt(frame.open(t.system, observation))
     if len(t.tokens) >= rules.max_context:
         raise ValueError(f"the first prompt of {t.env} has {len(t.tokens)} tokens and max_context "
@@ -286,26 +304,18 @@ class _Player:
     def _step_environments(self, drafts):
         """Add the replies, act on them, and give each live row the prompt of its next turn."""
         places = [t.group_id * self.groups.group_size + t.member for t in self.rows]
-        envs = [self.groups.envs[place] for place in places]
         texts = self.frame.tokenizer.batch_decode(
             [d.ids[:-1] if d.stop is StopReason.END_OF_TURN else d.ids for d in drafts])
         replies = [self.frame.parse(text) for text in texts]
-        # Before the step: the state that the reply saw.
-        grounding = [env.score_description(reply.observation)
-                     if "observation" in self.frame.parts else None
-                     for env, reply in zip(envs, replies)]
-        results = self.groups.step(places, [reply.answer for reply in replies])
-        for t, env, draft, text, reply, f1, result in zip(self.rows, envs, drafts, texts, replies,
-                                                          grounding, results):
+        outcomes = self.groups.step(places, replies, self._step_environment)
+        for t, draft, text, reply, outcome in zip(self.rows, drafts, texts, replies, outcomes):
             t.add_reply(draft.ids, draft.logprobs, len(t.turns))
-            if isinstance(result, Exception):
-                observation, reward = f"{type(result).__name__}: {result}", 0.0
-                info, t.stop = {"valid": 0.0}, StopReason.ENV_ERROR
+            if isinstance(outcome, Exception):
+                t.fail(outcome)
+                observation, reward, info = t.error, 0.0, {}
             else:
-                observation, reward, terminated, truncated, info = result
-                predicted = (env.score_description(reply.prediction)
-                             if "prediction" in self.frame.parts else None)
-                paid, described = state_reward(reply, f1, predicted, reward, info, self.rules)
+                f1s, (observation, reward, terminated, truncated, info) = outcome
+                paid, described = state_reward(reply, *f1s, reward, info, self.rules)
                 reward, info = reward + paid, {**info, **described}
                 t.stop = (StopReason.TERMINATED if terminated else
                           StopReason.TRUNCATED if truncated else
@@ -322,6 +332,17 @@ class _Player:
             if t.stop is not None:
                 for name in PER_TURN & t.metrics.keys():
                     t.metrics[name] /= len(t.turns)
+
+
+    def _step_environment(self, env, reply):
+        """Returns (F1 of the observation before the step, of the prediction after it), the step."""
+        parts = self.frame.parts
+        seen = env.score_description(reply.observation) if "observation" in parts else None
+        result = env.step(reply.answer)
+        if not math.isfinite(result[1]):
+            raise ValueError(f"{type(env).__name__} gave a reward of {result[1]}.")
+        expected = env.score_description(reply.prediction) if "prediction" in parts else None
+        return (seen, expected), result
 
 
 def state_reward(reply, grounding, worldmodeling, reward, info, rules):
@@ -388,16 +409,15 @@ class KVSlots:
     transformers decoder as `past_key_values`.
 
     `update` writes each row's new keys at that row's own positions and returns the filled part of
-    the slots; an explicit 4-D boolean mask says what each query may see. Positions beyond a row's
-    length hold padding from earlier calls: masked, and overwritten before they become visible.
+    the slots; explicit 4-D masks say what each query may see. Positions beyond a row's length hold
+    padding from earlier calls: masked, and overwritten before they become visible.
 
     FOOTGUN: `new_zeros`, never `new_empty`: a masked key enters `0 * value`, and 0 * nan is nan.
     """
 
     def __init__(self, model, rows, capacity):
-        layers, heads, head_dim = kv_shape(model)
-        like = next(model.parameters())  # keys and values have the dtype and device of the weights
-        self.layers = [like.new_zeros(2, rows, heads, capacity, head_dim) for _ in range(layers)]
+        self.device, self.capacity = next(model.parameters()).device, capacity
+        self.layers = {}  # layer -> [keys, values], each (rows, heads, capacity, width)
         self.lengths = torch.zeros(rows, dtype=torch.int64)  # on the CPU, where it is read
 
     def set_positions(self, positions, filled):
@@ -406,12 +426,17 @@ class KVSlots:
         self._rows = torch.arange(len(positions), device=positions.device)[:, None]
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        """Called by the decoder. key_states, value_states: (n, kv_heads, q, head_dim)."""
-        keys, values = self.layers[layer_idx]
-        keys[self._rows, :, self._positions] = key_states.transpose(1, 2)
-        values[self._rows, :, self._positions] = value_states.transpose(1, 2)
-        n = len(self._positions)
-        return keys[:n, :, :self._filled], values[:n, :, :self._filled]
+        """Called by the decoder. key_states, value_states: (n, heads, q, width).
+
+        A layer's slots are made at its first call, with the sizes and dtype that it uses.
+        """
+        new = key_states, value_states
+        if layer_idx not in self.layers:
+            self.layers[layer_idx] = [x.new_zeros(len(self.lengths), x.shape[1], self.capacity,
+                                                  x.shape[3]) for x in new]
+        for slot, states in zip(self.layers[layer_idx], new):
+            slot[self._rows, :, self._positions] = states.transpose(1, 2)
+        return [slot[:len(self._rows), :, :self._filled] for slot in self.layers[layer_idx]]
 
     def get_seq_length(self, layer_idx=0):
         return self._filled
@@ -421,13 +446,13 @@ class KVSlots:
 
         Callers ask for one more turn's room, so memory grows as conversations do.
         """
-        self.lengths = self.lengths[index]
-        filled = int(self.lengths.max())
-        for i, old in enumerate(self.layers):
-            _, _, heads, room, width = old.shape
-            new = old.new_zeros(2, len(index), heads, capacity or room, width)
-            new[:, :, :, :filled] = old[:, index.to(old.device), :, :filled]
-            self.layers[i] = new
+        self.lengths, self.capacity = self.lengths[index], capacity or self.capacity
+        filled, index = int(self.lengths.max()), index.to(self.device)
+        for layer, slots in self.layers.items():
+            for i, old in enumerate(slots):
+                new = old.new_zeros(len(index), old.shape[1], self.capacity, old.shape[3])
+                new[:, :, :filled] = old[index, :, :filled]
+                self.layers[layer][i] = new
 
 
 @torch.no_grad()
@@ -441,24 +466,75 @@ def forward_slots(model, slots, tokens, counts):
     filled = int(slots.lengths[:n].max()) + q
     positions = slots.lengths[:n, None] + torch.arange(q)  # (n, q)
     slots.lengths[:n] += counts
-    device = slots.layers[0].device
-    positions, tokens, counts = positions.to(device), tokens.to(device), counts.to(device)
+    # Padding is written behind a row, perhaps behind the last position that the model has.
+    position_ids = positions.minimum(slots.lengths[:n, None] - 1)
+    positions, position_ids, tokens, counts = (
+        x.to(slots.device) for x in (positions, position_ids, tokens, counts))
+    keys = torch.arange(filled, device=slots.device)[None]
     # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
-    visible = (torch.arange(filled, device=device)
-               <= positions[:, None, :, None])  # (n, 1, q, filled)
+    visible = keys[:, None, None] <= positions[:, None, :, None]  # (n, 1, q, filled)
     slots.set_positions(positions, filled)
-    hidden = model.base_model(input_ids=tokens, attention_mask=visible, position_ids=positions,
-                              past_key_values=slots, use_cache=True).last_hidden_state
-    last = hidden[torch.arange(n, device=device), counts - 1] if q > 1 else hidden[:, 0]
+    hidden = model.base_model(
+        input_ids=tokens, attention_mask=attention_masks(model, visible, positions, keys),
+        position_ids=position_ids, past_key_values=slots, use_cache=True).last_hidden_state
+    last = hidden[torch.arange(n, device=slots.device), counts - 1] if q > 1 else hidden[:, 0]
     return output_layer(model, last)
+
+
+def prove(policy, max_context):
+    """Prove that cached turns give a full pass's logprobs, in the policy's dtype and in float32.
+
+    The turns exceed the sliding window where max_context and PROOF_BUDGET allow it.
+
+    returns: what was proved, for the console
+    raises: ValueError if the model has too few positions, RuntimeError if it cannot be played
+    """
+    name, model, most = policy.name, policy.model, max_positions(policy.model)
+    if max_context > most:
+        raise ValueError(f"max_context is {max_context} and model {name!r} has positions for "
+                         f"{most} tokens. Lower --max-context.")
+    window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
+    affordable = PROOF_BUDGET[policy.device.type] // policy.num_parameters
+    length = min(most, max(PROOF_TOKENS, min(max_context, window + PROOF_TOKENS, affordable)))
+    for dtype, tolerance in {model.dtype: 0.3, torch.float32: 1e-4}.items():
+        try:
+            gap = _gap(model if dtype == model.dtype else copy.deepcopy(model).float(), length)
+        except Exception as error:  # decoders fail in many ways on a cache not made for them
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise RuntimeError(f"model {name!r} cannot be played on KV slots: {reason}") from error
+        if not gap <= tolerance:  # nan too
+            raise RuntimeError(f"model {name!r} differs between cached turns and a full pass by "
+                               f"{gap:.2g} nats in {dtype}, allowed are {tolerance}. Its attention "
+                               f"or its output layer does something that we do not.")
+    rest = f"; its window of {window} was not reached" if length <= window < max_context else ""
+    return f"cached turns of {length} tokens equal a full pass, gap {gap:.0e} nats{rest}"
+
+
+@torch.no_grad()
+def _gap(model, length):
+    """Mean absolute nats between the logprobs of cached turns in three rows and of full passes."""
+    slots, rows, gaps = KVSlots(model, 3, length), torch.arange(3), []
+    tokens = torch.randint(model.config.get_text_config().vocab_size, (3, length),
+                           generator=torch.Generator().manual_seed(0))
+    full = model(tokens.to(slots.device), use_cache=False).logits
+    for counts in torch.tensor([[length - 14, length - 18, length - 22], [1, 1, 1], [1, 0, 1],
+                                [4, 9, 2], [1, 1, 1], [0, 1, 1]]):
+        fresh = [row[start:start + n] for row, start, n in zip(tokens, slots.lengths, counts)]
+        cached = forward_slots(model, slots, pad_sequence(fresh, batch_first=True), counts)
+        ours, theirs = (x.float().log_softmax(dim=-1)
+                        for x in (cached, full[rows, slots.lengths - 1]))
+        gaps += (ours - theirs).abs().mean(dim=-1)[counts > 0].tolist()
+    return sum(gaps) / len(gaps)
 
 
 # ---- Sampling ------------------------------------------------------------------------------------
 def sample_tokens(logits, u, rules):
     """Draw one token per row by inverting the cumulative distribution at the uniforms `u`.
 
-    One uniform a token, so the draw is a function of (logits, u) alone.
-    logits: (n, V)      u: (n,) in (0, 1)
+    One uniform a token, so the draw is a function of (logits, u) alone. Probabilities are counted
+    in units of 1 / MASS: integer sums are exact, so the distribution is monotone and does not
+    depend on the order in which a GPU adds.
+    logits: (n, V)      u: (n,) multiples of 2**-24 in (0, 1)
     returns: tokens (n,) int64, logprobs (n,) float32 nats, before truncation
     raises: RuntimeError if the logits are not finite
     """
@@ -474,10 +550,9 @@ def sample_tokens(logits, u, rules):
             kept = TopKLogitsWarper(rules.top_k)(None, kept)
         if rules.top_p < 1:
             kept = TopPLogitsWarper(rules.top_p)(None, kept)
-        cdf = kept.exp().cumsum(dim=-1)
-        total = cdf[:, -1]
-        # u * total may round up to total, which no cumulative value exceeds.
-        target = torch.minimum(u * total, torch.nextafter(total, torch.zeros_like(total)))
+        cdf = (kept.exp() * MASS).long().cumsum(dim=-1)
+        # u < 1 is a multiple of 2**-24: the product is exact, and the target below the last cdf.
+        target = (u * 2**24).long() * cdf[:, -1] >> 24
         token = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
     return token, log_p.gather(-1, token[:, None])[:, 0]
 
@@ -562,7 +637,10 @@ class Batch:
 
 
 def make_batch(trajectories):
-    """Pad to the longest. Masks mark padding, so token id 0 stays usable."""
+    """Pad to the longest. Masks mark padding, so token id 0 stays usable.
+
+    Groups are numbered again without gaps: one whose episodes all failed is no group.
+    """
     rows = [(sequence, t, e) for e, t in enumerate(trajectories) for sequence in t.sequences]
 
     def column(name, fill):
@@ -581,7 +659,7 @@ def make_batch(trajectories):
         attention_mask=torch.arange(turn_ids.shape[1]) < lengths[:, None],
         response_mask=column("response_mask", False), turn_ids=turn_ids,
         sample_logprobs=column("sample_logprobs", 0.0), rewards=rewards,
-        group_ids=torch.tensor([t.group_id for _, t, _ in rows]),
+        group_ids=torch.tensor([t.group_id for _, t, _ in rows]).unique(return_inverse=True)[1],
         episode_ids=torch.tensor([e for _, _, e in rows]),
         episode_returns=torch.tensor([t.episode_return for _, t, _ in rows]))
 

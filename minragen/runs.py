@@ -2,7 +2,7 @@
 
     runs/NAME/config.json          the Config
               metrics.jsonl        one line a step, with the names of docs/metrics.md
-              trajectories.jsonl   a few validation episodes as chat messages
+              trajectories.jsonl   a few episodes as chat messages
               checkpoint/          a plain Hugging Face folder plus trainer state
 
 Reading order: `run_folder`, `Log`, `save_checkpoint`, `resumed_config`.
@@ -17,17 +17,18 @@ import re
 import shutil
 import sys
 import zlib
+from collections import Counter
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from minragen.config import Config, check
-from minragen.models import kv_shape
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
 COUNTERS = ("step", "empty_steps", "rounds", "kl_reward_coef", "ema")
+SAMPLE = 4  # episodes of a kind that a step writes to trajectories.jsonl
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads")
 # Metric -> its part of the console line.
 CONSOLE = {
@@ -100,14 +101,20 @@ class Log:
         tqdm.write(console_line(metrics, config))
         sys.stdout.flush()
 
-    def trajectories(self, step, split, played):
-        """Write the episodes as chat messages, one JSON object a line."""
+    def trajectories(self, step, split, episodes):
+        """Write a sample as chat messages, one JSON object a line: SAMPLE episodes, and SAMPLE of
+        those whose environment failed. Print the most common failure."""
+        played, failed = ([t for t in episodes if bool(t.error) is e] for e in (False, True))
         with open(self.folder / "trajectories.jsonl", "a") as file:
-            for t in played:
+            for t in played[::max(1, len(played) // SAMPLE)][:SAMPLE] + failed[:SAMPLE]:
                 file.write(json.dumps({"step": step, "split": split, "env": t.env, "seed": t.seed,
-                                       "success": t.success, "stop": t.stop.value,
+                                       "success": t.success, "stop": t.stop.value, "error": t.error,
                                        "turn_rewards": t.turn_rewards,
                                        "messages": t.messages()}) + "\n")
+        if failed:
+            (message, _), = Counter(t.error for t in failed).most_common(1)
+            tqdm.write(f"env error {len(failed)} {split} episodes failed in their environment and "
+                       f"are left out: {message.splitlines()[0][:300]}")
 
 
 def _before(step, line):
@@ -124,7 +131,8 @@ def _before(step, line):
 
 def console_line(metrics, config):
     """One aligned line, without the parts whose metric this step does not have."""
-    known = metrics | {"of": config.steps, "groups": config.num_groups}
+    known = {"of": config.steps, "groups": config.num_groups,
+             "val/success_greedy": math.nan, "test/success_greedy": math.nan, **metrics}
     return " | ".join(part.format(known[name], **known) for name, part in CONSOLE.items()
                       if known.get(name) is not None)  # a number that is not finite is None
 
@@ -137,10 +145,12 @@ def memory_forecast(learner, config):
     trained = 1 + (learner.critic is not None)
     weights = n * width * (trained + (learner.reference is not None))
     state = n * (8 + width + (4 if width < 4 else 0)) * trained  # moments, gradients, masters
-    layers, heads, head_dim = kv_shape(model)
+    heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     rows = min(config.max_rows, config.num_groups * config.group_size)
-    cache = 2 * layers * rows * config.max_context * heads * head_dim * width
-    per_token = c.num_hidden_layers * (16 * c.hidden_size + 4 * c.intermediate_size) * width
+    cache = 2 * c.num_hidden_layers * rows * config.max_context * heads * head_dim * width
+    inner = getattr(c, "intermediate_size", None) or 4 * c.hidden_size  # GPT-2 and OPT
+    per_token = c.num_hidden_layers * (16 * c.hidden_size + 4 * inner) * width
     activations = trained * per_token * config.token_budget
     gib = {"weights": weights, "optimizer": state, "KV slots (at most)": cache,
            "activations": activations}
@@ -223,6 +233,9 @@ def resumed_config(given):
             raise ValueError(f"--resume keeps the run's settings: {name} was "
                              f"{getattr(stored, name)!r}, got {value!r}. Start a new run.")
     config = dataclasses.replace(stored, **given)
+    if config.steps > stored.steps and config.lr_final != 1 and not config.decay_steps:
+        # Keep the original decay; added steps run at its final rate.
+        config = dataclasses.replace(config, decay_steps=stored.steps)
     for name in ("max_context", "steps"):
         if getattr(config, name) < getattr(stored, name):
             raise ValueError(f"--resume cannot reduce {name}: it was {getattr(stored, name)}, got "

@@ -27,7 +27,7 @@ Differences from RAGEN V2 and the verl version it pins:
      ends of turns, so a turn without reward vanishes.
   6. REINFORCE++ passes later rewards on through observation tokens. There, the sum starts again at
      each of them, and earlier turns get nothing of later rewards.
-  7. The advantage of a group of one is 0. There, it is its raw score.
+  7. The advantage of a group of one is 0 (before it is whitened). There, it is its raw score.
 """
 
 import torch

@@ -38,7 +38,7 @@ from minragen import config as settings
 from minragen.chat import ChatFrame
 from minragen.envs import SPLITS
 from minragen.models import AdamW, Critic, load_policy, token_logprobs
-from minragen.rollout import Rules, collect, first_prompt, make_batch, micro_batches
+from minragen.rollout import Rules, collect, first_prompt, make_batch, micro_batches, prove
 
 # Instance seeds of run seed s begin at TRAIN_SEED + s * TRAIN_SEED_STRIDE; validation's at 0.
 TRAIN_SEED = 2**41
@@ -76,10 +76,13 @@ def train(config, resume=False, say=print):
     if learner.step == 0:
         log.write({"step": 0, **validate(learner, groups["val"], config, log)}, config)
     while learner.step < config.steps and learner.empty_steps < EMPTY_STEPS:
-        metrics = train_step(learner, groups["train"], config, log.history)
+        metrics, trajectories = train_step(learner, groups["train"], config, log.history)
         last = learner.step == config.steps or learner.empty_steps >= EMPTY_STEPS
         if learner.step % config.val_every == 0 or last:
             metrics |= validate(learner, groups["val"], config, log)
+        else:  # between validations only failures are written
+            trajectories = [t for t in trajectories if t.error]
+        log.trajectories(learner.step, "train", trajectories)
         log.write(metrics, config)
         for warning in diagnostics.warnings_of(log.history):
             say(f"warning   {warning}")
@@ -89,8 +92,9 @@ def train(config, resume=False, say=print):
             runs.save_checkpoint(folder, learner)
     if learner.empty_steps >= EMPTY_STEPS:
         say(f"stopped: in {EMPTY_STEPS} steps in a row the filter ({config.filter} of "
-            f"{config.filter_metric}) kept no group, so there is nothing to learn from. Is the "
-            f"task solved, or never solved? Read {folder}/trajectories.jsonl.")
+            f"{config.filter_metric}) kept no group, or every environment failed, so there is "
+            f"nothing to learn from. Is the task solved, or never solved? Read "
+            f"{folder}/trajectories.jsonl.")
     final = {"step": learner.step, **validate(learner, groups["test"], config, log),
              "elapsed": time.time() - start}
     log.write(final, config)
@@ -99,23 +103,28 @@ def train(config, resume=False, say=print):
 
 
 def train_step(learner, groups, config, history=()):
-    """One step of StarPO. Returns its metrics."""
+    """One step of StarPO. Returns its metrics and its trajectories."""
     step, began = learner.step + 1, time.time()
     trajectories = roll_out(learner, groups, config)  # play P*G episodes
     rollout_seconds = time.time() - began
-    batch = make_batch(trajectories).to(learner.policy.device)  # ragged lists -> (B, T)
-    kept, filtered = choose_groups(learner, batch, config)  # which groups teach something
-    metrics = {"step": step, **diagnostics.describe(trajectories), **filtered,
-               **diagnose(learner, config, step, trajectories, history)}
-    learner.empty_steps = 0 if kept.any() else learner.empty_steps + 1
-    if kept.any():
-        rows = kept[batch.group_ids].nonzero()[:, 0]
-        metrics |= update(learner, batch.take(rows), config, step,
-                          starpo.loss_scale(kept, config.loss_scaling))
+    played = [t for t in trajectories if not t.error]  # the others' environments failed
+    metrics = {"step": step, **diagnostics.describe(trajectories)}
+    learner.empty_steps += 1
+    if played:
+        batch = make_batch(played).to(learner.policy.device)  # ragged lists -> (B, T)
+        kept, filtered = choose_groups(learner, batch, config)  # which groups teach something
+        metrics |= filtered | diagnose(learner, config, step, played, history)
+        if kept.any():
+            learner.empty_steps = 0
+            rows = kept[batch.group_ids].nonzero()[:, 0]
+            metrics |= update(learner, batch.take(rows), config, step,
+                              starpo.loss_scale(kept, config.loss_scaling))
+    if config.resample:
+        metrics["rollouts"] = 1 + trajectories[-1].group_id // config.num_groups
     learner.step = step
-    sampled = metrics["response_tokens"] * len(trajectories)
+    sampled = sum(t.response_tokens for t in trajectories)
     return metrics | {"seconds": time.time() - began, "rollout_seconds": rollout_seconds,
-                      "tokens_per_second": sampled / rollout_seconds}
+                      "tokens_per_second": sampled / rollout_seconds}, trajectories
 
 
 def update(learner, batch, config, step, scale=1.0):
@@ -164,7 +173,7 @@ def roll_out(learner, groups, config):
     `resample` (DAPO, Yu et al. 2025, section 3.2) adds at most that many rounds, until `num_groups`
     groups have a positive reward std.
     """
-    trajectories, informative = [], 0
+    trajectories = []
     with progress_bar(f"step {learner.step + 1}: tokens sampled") as bar:
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
@@ -172,15 +181,20 @@ def roll_out(learner, groups, config):
             played = collect(learner.policy, learner.frame, groups, first_seed,
                              rules_of(config), bar.update)
             learner.rounds += 1
-            reward_std = starpo.group_scores(torch.tensor([t.episode_return for t in played]),
-                                             torch.tensor([t.group_id for t in played]))
-            informative += int((reward_std > starpo.ZERO).sum())
             for t in played:
                 t.group_id += attempt * config.num_groups
             trajectories += played
-            if informative >= config.num_groups:
+            known = [t for t in trajectories if not t.error]
+            if known and informative_groups(known) >= config.num_groups:
                 break
     return trajectories
+
+
+def informative_groups(trajectories):
+    """How many groups have a positive reward std."""
+    reward_std = starpo.group_scores(torch.tensor([t.episode_return for t in trajectories]),
+                                     torch.tensor([t.group_id for t in trajectories]))
+    return int((reward_std > starpo.ZERO).sum())
 
 
 def rules_of(config):
@@ -207,8 +221,6 @@ def choose_groups(learner, batch, config):
     kept &= kept.cumsum(0) <= config.num_groups
     metrics = {"reward_std": float(reward_std.mean()), "groups_kept": int(kept.sum()),
                "groups_zero_std": int((reward_std <= starpo.ZERO).sum())}
-    if config.resample:
-        metrics["rollouts"] = len(reward_std) // config.num_groups
     return kept, metrics
 
 
@@ -283,7 +295,7 @@ def compute_advantages(batch, config, scale=1.0):
         advantages, returns, value_mask = advantages
         advantages = starpo.whiten(advantages, batch.step_mask, value_mask)
     if config.soft_reweight:
-        advantages = starpo.soft_reweight(advantages, batch.episode_returns, batch.group_ids,
+        advantages = starpo.soft_reweight(advantages, batch.scores, batch.group_ids,
                                           batch.episode_ids)
     if config.length_weight:
         lengths = starpo.episode_sums(batch.response_mask.sum(dim=1), batch.episode_ids)
@@ -305,19 +317,24 @@ def in_micro_batches(batch, config, function):
 
 # ---- The update ----------------------------------------------------------------------------------
 def set_learning_rates(learner, config, step):
-    """Linear decay from the first step to `lr_final` times the rate at the last."""
-    decay = 1 - (1 - config.lr_final) * (step - 1) / max(1, config.steps - 1)
+    """Decay linearly to `lr_final` times the rate over `decay_steps` (0: all steps)."""
+    last = config.decay_steps or config.steps
+    decay = 1 - (1 - config.lr_final) * min(1, (step - 1) / max(1, last - 1))
     learner.optimizer.set_lr(config.lr * decay)
     if learner.critic:
         learner.critic_optimizer.set_lr(config.critic_lr * decay)
 
 
 def optimizer_steps(batch, config, step):
-    """The mini-batches of all epochs: random rows, with each token's weights in the losses."""
+    """The mini-batches of all epochs: random rows, with each token's weights in the losses.
+
+    Sizes differ by at most one row: a small mini-batch would weigh as much as a large one.
+    """
+    parts = math.ceil(len(batch) / config.mini_batch)
     for epoch in range(config.epochs):
         shuffle = torch.Generator().manual_seed(hash_seed(config.seed, step, epoch))
         order = torch.randperm(len(batch), generator=shuffle).to(batch.tokens.device)
-        for index in order.split(config.mini_batch):
+        for index in order.tensor_split(parts):
             yield add_loss_weights(batch.take(index), config)
 
 
@@ -389,7 +406,8 @@ def validate(learner, groups, config, log):
     with progress_bar(f"validation on {groups.split}: tokens sampled") as bar:
         played = diagnostics.play_held_out(learner.policy, learner.frame, groups,
                                            rules_of(config), config.val_temperature, bar.update)
-    log.trajectories(learner.step, groups.split, played[""][:4])
+    failed = [t for t in played["_greedy"] if t.error]
+    log.trajectories(learner.step, groups.split, played[""] + failed)
     return diagnostics.held_out_metrics(groups.split, played)
 
 
@@ -425,10 +443,13 @@ def build(config, groups, checkpoint_of=None, say=print):
             config.model, lambda *size: settings.env_groups(config, *size),
             config.response_format, config.warmup_steps, device, say),
         device, stored_dtype=checkpoint or config.model in bundled.BUNDLED, name=config.model)
-    frame = ChatFrame(policy.tokenizer, config.response_format)
+    say(f"proved    {prove(policy, config.max_context)}")
+    frame = ChatFrame(policy.tokenizer, config.response_format,
+                      policy.model.generation_config.eos_token_id)
     for split, held in groups.items():  # refuse a context that a first prompt already fills
         for row, observation in enumerate(held.reset(TRAIN_SEED if split == "train" else 0)):
-            first_prompt(frame, held, row, observation, rules_of(config))
+            if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:
+                raise RuntimeError(f"{t.env} does not begin: {t.error}")
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
                       kl_reward_coef=config.kl_reward_coef)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":

@@ -22,9 +22,9 @@ for folder in (str(Path(__file__).parent.parent), ""):
 from minragen.envs import REGISTRY  # noqa: E402  the loop above finds it
 
 # The order in which the specification is read: first how episodes become tokens, then the step.
-ORDER = ("test_rollout", "test_step", "test_starpo", "test_museum", "test_models", "test_train",
-         "test_config", "test_diagnostics", "test_eval", "test_bundled", "test_envs",
-         "test_env_contract")
+ORDER = ("test_rollout", "test_step", "test_starpo", "test_museum", "test_models", "test_families",
+         "test_chat", "test_train", "test_config", "test_diagnostics", "test_eval", "test_bundled",
+         "test_envs", "test_env_contract")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@
 every token. `update` visits one row after the other. Nothing is batched, cached, padded or masked.
 Environments, chat frame, tokenizer and network are minragen's; seeds and noise are computed again
 here. test_step.py compares minragen with this file: the rollout token by token, the update gradient
-by gradient. Left out: the state reward, environments that raise, filters that keep nothing.
+by gradient. Left out: the state reward, filters that keep nothing.
 
 A row is what the network sees at once: a whole conversation, or one turn in the windowed contexts.
 Its vectors have one entry per token. Read `train_step` first: it is the outline.
@@ -33,7 +33,8 @@ def train_step(learner, frame, groups, config, step, play=None):
         learner.rounds += 1
         for episode in (play or collect)(learner, frame, groups, first_seed, config):
             episode.group_id += attempt * P
-            episodes.append(episode)
+            if not episode.error:  # a failed environment says nothing of the policy
+                episodes.append(episode)
         stds = [std(map(total, group)) for group in by_group(episodes).values()]
         if sum(s > ZERO for s in stds) >= P:
             break
@@ -76,7 +77,7 @@ def play_episode(learner, frame, groups, i, observation, config):
     """Reply, step, observe, until the environment or the context ends the episode."""
     env, (group, member) = groups.envs[i], divmod(i, groups.group_size)
     source = (config.seed, f"{groups.split} {groups.names[group]}", groups.seeds[group], member)
-    episode = SimpleNamespace(group_id=group, sequences=[], turn_rewards=[])
+    episode = SimpleNamespace(group_id=group, sequences=[], turn_rewards=[], error="")
     prompt, turns, over = frame.open(frame.system_message(env), observation), [], False
     while not over:
         # Positions repeat in the windowed contexts, so each turn counts from a number of its own.
@@ -91,7 +92,11 @@ def play_episode(learner, frame, groups, i, observation, config):
         row.sample_logprobs += [0.0] * given + logprobs
         answer = frame.parse(learner.policy.tokenizer.decode(said[:-1] if ended else said)).answer
         turns.append((observation, answer, said))
-        observation, reward, terminated, truncated, _ = env.step(answer)
+        try:
+            observation, reward, terminated, truncated, _ = env.step(answer)
+        except OSError as failure:
+            episode.error = str(failure)
+            break
         episode.turn_rewards.append(reward)
         prompt = next_prompt(frame, env, config, row.tokens, turns, observation)
         over = terminated or truncated or prompt is None
@@ -243,13 +248,16 @@ def update(learner, episodes, config, step, scale):
     if config.kl_target:  # Ziegler et al. 2019
         error = min(max(metrics["kl_reward"] / config.kl_target - 1, -0.2), 0.2)
         learner.kl_reward_coef *= 1 + error * len(episodes) / config.kl_horizon
-    rate = 1 - (1 - config.lr_final) * (step - 1) / max(1, config.steps - 1)
+    last = config.decay_steps or config.steps
+    rate = max(1 - (1 - config.lr_final) * (step - 1) / max(1, last - 1), config.lr_final)
     gradients, log = [], defaultdict(list)
     for epoch in range(config.epochs):
         seed = zlib.crc32(repr((config.seed, step, epoch)).encode())
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
-        for start in range(0, len(rows), config.mini_batch):
-            mini = [rows[i] for i in order[start:start + config.mini_batch]]
+        parts, start = math.ceil(len(rows) / config.mini_batch), 0
+        for part in range(parts):  # sizes differ by one at most, the larger ones first
+            size = len(rows) // parts + (part < len(rows) % parts)
+            mini, start = [rows[i] for i in order[start:start + size]], start + size
             policy_loss(learner, mini, config, log).backward()
             gradients.append(optimize(learner.optimizer, config.lr * rate, config))
             log["grad_norm"].append(norm(gradients[-1]))
@@ -353,7 +361,7 @@ def compute_advantages(episodes, rows, config, critic):
         middle, deviation = fmean(measured), math.sqrt(std(measured)**2 + 1e-8)
         for row in rows:
             row.advantages[row.steps] = (row.advantages[row.steps] - middle) / deviation
-    stds = {g: std(map(total, group)) for g, group in groups.items()}
+    stds = {g: std(e.score for e in group) for g, group in groups.items()}
     lengths = {id(e): sum(len(row.sampled) for row in e.rows) for e in episodes}
     for row in rows:
         if config.soft_reweight:

@@ -25,12 +25,13 @@ class TestOptions:
         "window": ["--context", "limited"], "reward_norm_over": ["--reward-norm", "mean"],
         "kl_estimator": ["--kl-coef", "0.1"], "kl_target": ["--kl-reward-coef", "0.1"],
         "kl_horizon": ["--kl-reward-coef", "0.1", "--kl-target", "0.1"],
-        "resample": ["--filter-value", "1"]}
+        "resample": ["--filter-value", "1"], "decay_steps": ["--lr-final", "0.5"]}
 
     def test_every_field_is_an_option_with_a_help_text(self):
-        special = {"env": "bandit", "model": "tiny", "device": "cpu", "run": "x",
+        special = {"env": "bandit", "window": "1", "model": "tiny", "device": "cpu", "run": "x",
                    "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k2",
-                   "kl_target": "0.1", "kl_horizon": "2", "credit": "turn"}
+                   "kl_target": "0.1", "kl_horizon": "2", "credit": "turn",
+                   "max_actions_per_turn": "1"}
         for f in dataclasses.fields(Config):
             value = special.get(f.name) or (
                 f.metadata["choices"][-1] if f.metadata["choices"] else
@@ -59,7 +60,13 @@ class TestOptions:
                 (["--lam", "0.9"], "It needs an estimator with a critic"),
                 (["--critic-lr", "0.9"], "It needs an estimator with a critic"),
                 (["--value-clip", "0.9"], "It needs an estimator with a critic"),
-                (["--advantage-mask", "all"], "It needs an estimator with a critic"),
+                (["--advantage-mask", "all"], "It needs advantages gae or bi_level_gae"),
+                (["--algo", "turn-ppo", "--advantage-mask", "all"], "It needs advantages gae"),
+                (["--filter", "none", "--loss-scaling", "sqrt"], "It needs a filter"),
+                (["--context", "limited", "--window", "2"], "no more than an episode's turns"),
+                (["--decay-steps", "5"], "It needs an lr_final that is not 1"),
+                (["--soft-reweight", "true", "--reward-norm", "mean_std"],
+                 "It needs a reward_norm that leaves groups different reward stds"),
                 (["--loss-mask", "all"], "It needs an estimator with a critic"),
                 (["--algo", "ppo", "--norm-by-std", "false"], "It needs advantages grpo"),
                 (["--reward-norm-over", "batch"], "It needs a reward_norm"),

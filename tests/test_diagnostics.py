@@ -1,17 +1,17 @@
 """The diagnostics: information, retrieval, regimes, warnings, gradients by bucket."""
 
 import copy
+import doctest
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from test_families import family
 from toys import tiny
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig
 
 from minragen import diagnostics, models
 from minragen.chat import ChatFrame
@@ -32,14 +32,6 @@ def episode(frame, group, *turns, prompt="state"):
 
 
 class TestReasoning:
-    def test_it_is_the_sampled_ids_before_the_closing_tag(self):
-        policy, frame = tiny()
-        thought, rest = frame.encode(" player (0, 1)"), frame.encode("</think><answer> Up</answer>")
-        for end in (rest, policy.tokenizer.convert_tokens_to_ids(list("</think>"))):
-            pairs, turns = diagnostics.reasoning_pairs(frame, [episode(frame, 0, thought + end)])
-            assert pairs == [Pair(0, 0, tuple(frame.encode("state<think>")), tuple(thought))]
-            assert turns == 1
-
     def test_the_prompt_of_a_turn_is_all_of_its_sequence_before_its_first_sampled_id(self):
         _, frame = tiny()
         whole = episode(frame, 0, " a</think> b", " c</think> d")
@@ -52,19 +44,15 @@ class TestReasoning:
         assert pairs[4] == Pair(1, 0, tuple(frame.encode("summary<think>")), thought)
 
     def test_a_token_that_shares_a_character_with_the_tag_is_left_out(self):
-        """A tokenizer may merge "ok</" and ">x": only what lies wholly before the tag counts."""
-        pieces = ["so ", "ok", ".</", "think", ">x", "</think>", "a<", "/thi", "nk", "> y"]
-        frame = ChatFrame.__new__(ChatFrame)
-        frame.thinks, frame._closers = True, {i for i, p in enumerate(pieces) if ">" in p}
-        frame.tokenizer = SimpleNamespace(decode=lambda ids: "".join(pieces[i] for i in ids))
-        frame.encode = lambda text: [0]
-        for words, kept in ((["so ", "ok", ".</", "think", ">x"], 2),
-                            (["so ", "ok", "</think>"], 2),
-                            (["so ", "a<", "/thi", "nk", "> y"], 1),
-                            ([".</", "think", ">x"], 0),
-                            (["so ", "ok", "think", ">x"], 0),
-                            (["so ", "</think>", "ok", "</think>"], 1)):
-            ids = [pieces.index(w) for w in words]
+        """A tokenizer may merge ".</" and ">x": only what lies wholly before the tag counts."""
+        tokenizer = copy.deepcopy(tiny()[0].tokenizer)
+        tokenizer.add_tokens(["so", "ok", ".</", "think", ">x", "a<", "/thi", "nk", ">y"])
+        frame = ChatFrame(tokenizer)
+        for words, kept in ((["so", "ok", ".</", "think", ">x"], 2), (["so", "ok", "</think>"], 2),
+                            (["so", "a<", "/thi", "nk", ">y"], 1), ([".</", "think", ">x"], 0),
+                            (["so", "ok", "think", ">x"], 0),
+                            (["so", "</think>", "ok", "</think>"], 1)):
+            ids = tokenizer.convert_tokens_to_ids(words)
             pairs, _ = diagnostics.reasoning_pairs(frame, [episode(frame, 0, ids)])
             assert [p.reasoning for p in pairs] == ([tuple(ids[:kept])] if kept else []), words
 
@@ -109,15 +97,6 @@ class TestSamplers:
         assert abs(last - 1 / 9) < 0.04  # turns are uniform, too
 
 
-def small_model(kind):
-    torch.manual_seed(0)
-    config, options = {"llama": (LlamaConfig, dict(num_key_value_heads=2, head_dim=12)),
-                       "gpt_neox": (GPTNeoXConfig, {})}[kind]
-    return AutoModelForCausalLM.from_config(config(
-        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, initializer_range=0.2, **options), attn_implementation="sdpa").eval()
-
-
 class TestScores:
     PROMPTS = [(5, 6, 7), (9,), (4, 8, 9, 10, 11, 12, 3), (5, 6, 8)]
     REASONINGS = [(20, 21, 22), (23,), (20, 24), (25, 26, 27, 28, 29)]
@@ -128,18 +107,16 @@ class TestScores:
         scores = torch.zeros(4, 4, dtype=torch.float64)
         for i, z in enumerate(self.REASONINGS):
             for j, x in enumerate(self.PROMPTS):
-                logits = model(torch.tensor([[*x, *z]]), use_cache=False).logits[0] / temperature
-                log_p = logits.log_softmax(-1)
-                scores[i, j] = sum(log_p[len(x) - 1 + t, token] for t, token in enumerate(z))
+                log_p = (model(torch.tensor([x + z])).logits[0] / temperature).log_softmax(-1)
+                scores[i, j] = log_p[range(len(x) - 1, len(x + z) - 1), z].sum()
         return scores
 
-    @pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
-    def test_one_pass_for_each_prompt_equals_one_pass_for_every_pair(self, kind, monkeypatch):
+    def test_one_pass_for_each_prompt_equals_one_pass_for_every_pair(self, monkeypatch):
         """A single prompt or reasoning cannot be cut and may exceed the token budget. Without a
         bound there are two passes: one over all prompts and one over all reasonings."""
-        model, sizes = small_model(kind), []
+        model, sizes = family("Llama").model, []
         expected = {0.7: self.slow(model, 0.7), 0: self.slow(model)}  # 0: greedy play
-        monkeypatch.setattr(diagnostics, "LOGIT_BUDGET", 3 * 40)
+        monkeypatch.setattr(diagnostics, "LOGIT_BUDGET", 3 * model.config.vocab_size)
         model.base_model.register_forward_hook(
             lambda module, args, out: sizes.append(out.last_hidden_state[..., 0].numel()))
         for temperature, budget, most, passes in (
@@ -152,28 +129,22 @@ class TestScores:
 
 
 class TestInformation:
-    def test_prompts_weigh_as_much_as_their_rows(self):
-        """Three rows have prompt 0 and one has prompt 1; no row has prompt 2. Each reasoning is
-        certain, so the information is the entropy of (3/4, 1/4)."""
-        own = torch.tensor([0, 0, 0, 1])
-        scores = torch.where(own[:, None] == torch.arange(3), 0.0, -99.0)
-        expected = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-        assert math.isclose(diagnostics.information(scores, own)["mi"], expected)
-
     def test_the_estimates_equal_the_exact_values_of_a_known_channel(self):
-        """Every (x, z) has as many rows as its probability in twentieths."""
-        for p in ([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], [[0.5, 0.3, 0.2]] * 2):  # the 2nd carries 0
-            channel = torch.tensor(p, dtype=torch.float64)
-            rows = [(x, z) for x in range(2) for z in range(3) for _ in range(round(10 * p[x][z]))]
+        """The first prompt has half or three quarters of the rows, the last none. The reasonings of
+        the second channel tell nothing of the prompt, those of the third all."""
+        for joint in ([[5, 3, 2], [1, 1, 8]], [[6, 6, 3], [2, 2, 1]], [[15, 0, 0], [0, 2, 3]]):
+            p = torch.tensor([*joint, [0, 0, 0]]).double() / 20
+            rows = [(x, z) for x in range(2) for z in range(3) for _ in range(joint[x][z])]
+            channel, mixture = p / p.sum(1, keepdim=True).clamp(min=1e-9), p.sum(0)
             found = diagnostics.information(torch.stack([channel[:, z].log() for _, z in rows]),
                                             torch.tensor([x for x, _ in rows]))
-            mixture = channel.mean(0)
-            mi = float((channel * (channel / mixture).log()).sum() / 2)
+            prompt_entropy, z_entropy, both = (
+                float(torch.special.entr(q).sum()) for q in (p.sum(1), mixture, p))
             std = np.std([math.log(mixture[z]) for _, z in rows])
+            mi = prompt_entropy + z_entropy - both
             assert found == pytest.approx({
-                "mi": mi, "conditional_entropy": -float((channel * channel.log()).sum() / 2),
-                "reasoning_entropy": -float((mixture * mixture.log()).sum()),
-                "marginal_std": std, "mi_zscore": mi / (std + 1e-3)})
+                "mi": mi, "conditional_entropy": both - prompt_entropy, "marginal_std": std,
+                "reasoning_entropy": z_entropy, "mi_zscore": mi / (std + 1e-3)}, abs=1e-9)
 
 
 class TestRetrieval:
@@ -188,8 +159,7 @@ class TestRetrieval:
         scores[:, 0] += 1e-6  # rounding noise that favours column 0
         found = diagnostics.retrieval(scores, torch.tensor([0, 0, 3, 8, 8]))
         for at, k in (("", 1), ("@2", 2), ("@4", 4), ("@8", 8)):
-            assert found[f"retrieval{at}"] == pytest.approx(k / 9)
-            assert found[f"retrieval_chance{at}"] == k / 9
+            assert found[f"retrieval{at}"] == pytest.approx(k / 9) == found[f"retrieval_chance{at}"]
 
     def test_a_tie_of_some_is_the_expectation_over_random_orders(self):
         found = diagnostics.retrieval(torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0]]), torch.tensor([1]))
@@ -315,8 +285,8 @@ class TestWarnings:
 
     def test_a_solved_run_is_not_an_echo_trap(self):
         quiet = dict(reward_std={30: 0.0}, entropy={30: 0.0}, distinct_3={30: 0.0})
-        for success, count in ((0.91, 0), (0.89, 3)):
-            run = history(**quiet, success={1: success / HEALTHY["success"]})
+        for success, count in ((0.91, 1), (0.89, 4)):  # lost replies are no sign of success
+            run = history(**quiet, valid={30: 0.4}, success={1: success / HEALTHY["success"]})
             assert len(sum(given(run).values(), [])) == count, success
         late = {1: 0.0, 26: 0.91 / HEALTHY["success"]}  # solved for ten steps before the first
         assert given(history(40, **quiet, success=late)) == {}
@@ -353,15 +323,17 @@ class TestWarnings:
 
 def gradient_batch(tokens, mask, group_ids):
     """Rows whose loss weights are those of a mean over the tokens in `mask`."""
-    zeros = torch.zeros(mask.shape)
-    return Batch(tokens, mask, mask, zeros, zeros, zeros, group_ids, group_ids, zeros[:, 0],
+    zeros, there = torch.zeros(mask.shape), mask | (torch.arange(mask.shape[1]) == 0)
+    return Batch(tokens, there, mask, zeros, zeros, zeros, group_ids, group_ids, zeros[:, 0],
                  loss_mask=mask, loss_weights=mask / mask.sum())
 
 
 class TestGradients:
     def test_a_buckets_norm_is_that_of_its_own_token_mean_however_it_is_cut(self):
+        """The last bucket has no token in the loss, so it has sizes only."""
         torch.manual_seed(0)
         x, mask = torch.randn(14, 3, 3), torch.arange(3) < torch.arange(14)[:, None] % 3 + 1
+        mask[2:4] = False
         model = torch.nn.ParameterList([torch.randn(3), torch.ones(2), torch.ones(2)])
         model[2].requires_grad, weight = False, model[0]
 
@@ -374,35 +346,25 @@ class TestGradients:
                                torch.tensor([9, 4, 7, 2, 5, 3, 8]).repeat_interleave(2))
         # 9: groups that a filter has dropped.
         reward_std = torch.tensor([9, 9, 0.3, 0.1, 0.9, 0.0, 9, 0.5, 0.2, 0.7])
-        by_row, at_once = (gradient_metrics(model, batch, losses_of, reward_std, budget, 3)
+        by_row, at_once = (gradient_metrics(model, batch, losses_of, reward_std, budget, 4)
                            for budget in (1, 10**6))
         expected = {}
-        for name, groups in (("bucket_1", [5, 3, 8]), ("bucket_2", [2, 7]), ("bucket_3", [9, 4]),
-                             ("all", [2, 3, 4, 5, 7, 8, 9])):
+        for name, groups in (("bucket_1", [5, 3]), ("bucket_2", [8, 2]), ("bucket_3", [7, 9]),
+                             ("bucket_4", [4]), ("all", [2, 3, 4, 5, 7, 8, 9])):
             rows, stds = torch.isin(batch.group_ids, torch.tensor(groups)), reward_std[groups]
             y = x[rows][mask[rows]] @ weight
             found = {"groups": len(groups), "rows": rows.sum(), "tokens": len(y), "reward_std":
                      stds.mean(), "reward_std_min": stds.min(), "reward_std_max": stds.max()}
-            for term, loss in (("task", (y**2).mean()), ("entropy", -0.1 * y.sin().mean())):
-                found[term] = torch.autograd.grad(loss, weight, retain_graph=True)[0].norm()
+            losses = {"task": (y**2).mean(), "entropy": -0.1 * y.sin().mean()} if len(y) else {}
+            found |= {term: torch.autograd.grad(loss, weight, retain_graph=True)[0].norm()
+                      for term, loss in losses.items()}
             expected |= {f"gradient/{name}/{key}": float(value) for key, value in found.items()}
         assert by_row == pytest.approx(expected, rel=1e-5) == at_once
 
-    def test_buckets_are_ascending_and_as_equal_as_can_be(self):
-        reward_std = torch.rand(8)
-        parts = diagnostics.buckets(reward_std)
-        assert [len(p) for p in parts] == [2, 2, 1, 1, 1, 1]  # RAGEN: 1, 1, 1, 1, 1, 3
-        assert torch.equal(torch.cat(parts), reward_std.argsort())
-        assert [len(p) for p in diagnostics.buckets(reward_std[:2])] == [1, 1]
-
-    def test_without_tokens_a_bucket_has_sizes_only(self):
-        model = torch.nn.ParameterList([torch.ones(2)])
-        batch = gradient_batch(torch.ones(2, 3), torch.ones(2, 3).bool(), torch.arange(2))
-        batch.loss_mask = batch.loss_mask & torch.tensor([[True], [False]])
-        losses = {"task": model[0].sum()}
-        found = gradient_metrics(model, batch, lambda part: losses, torch.arange(2.0), 8)
-        assert "gradient/bucket_1/task" in found and "gradient/bucket_2/task" not in found
-        assert found["gradient/bucket_2/rows"] == 1 and found["gradient/bucket_2/tokens"] == 0
+    def test_the_examples_in_the_docstrings_are_true(self):
+        """Buckets are as equal as can be; RAGEN's last one has all that is left over."""
+        result = doctest.testmod(diagnostics)
+        assert result.attempted > 0 and result.failed == 0
 
     def test_a_policys_gradients_leave_nothing_behind(self, monkeypatch):
         """No hook fires, and recomputed chunks of logits allow several backward passes."""
@@ -425,9 +387,8 @@ class TestGradients:
         assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
     def test_the_figure_shows_every_norm_in_the_order_of_the_buckets(self, monkeypatch):
-        metrics, drawn = {"gradient/all/groups": 11}, []
-        for k in range(11, 0, -1):
-            metrics |= {f"gradient/bucket_{k}/{name}": value for name, value in (
+        drawn, metrics = [], {
+            f"gradient/bucket_{k}/{name}": value for k in range(11, 0, -1) for name, value in (
                 ("groups", 1), ("reward_std", k / 10), ("task", float(k)), ("kl", 0.1 * k))}
         del metrics["gradient/bucket_2/kl"]
         monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))

@@ -34,8 +34,9 @@ class TestWilson:
             wilson(0, 0)
 
 
-def trajectory(success, episode_return):
-    return Trajectory("", 0, 0, 0, success=success, turn_rewards=[episode_return], turns=[None])
+def trajectory(success, episode_return, error=""):
+    return Trajectory("", 0, 0, 0, success=success, turn_rewards=[episode_return], turns=[None],
+                      error=error)
 
 
 class TestEvaluate:
@@ -64,6 +65,22 @@ class TestEvaluate:
                                                         pytest.approx(0.2))]
         assert [row[0] for row in lake[2:]] == ["random policy", "solver"]
         assert lake[3] == ("solver", 3, 3, 1.0)
+
+    def test_an_instance_on_which_an_environment_failed_is_in_nobodys_rate(
+            self, evaluated, monkeypatch):
+        sampled = [(True, 1.0), (False, 0.5), (False, 9.0, "OSError: gone"), (True, 0.3)]
+        config, config_of = parsed("--env", "bandit"), evaluation.PLAYERS
+        monkeypatch.setitem(config_of, "solver", lambda env, rng: (
+            env.solve()[0] if env.instance() != broken else 1 / 0))
+        env = make("bandit", "val")
+        env.reset(seed=3)
+        broken = env.instance()
+        tables = evaluated(config, "val", 4, sampled, [(True, 1.0)] * 4)
+        rows, _, _ = tables["bandit"]
+        assert rows[:2] == [("checkpoint", 1, 2, 0.75), ("checkpoint, greedy", 2, 2, 1.0)]
+        assert [row[2] for row in rows] == [2, 2, 2, 2]
+        with pytest.raises(RuntimeError, match="every episode of bandit failed"):
+            evaluated(config, "val", 2, sampled[2:3] * 2, [(True, 1.0)] * 2)
 
     @pytest.mark.parametrize("split", ["val", "test"])
     def test_baselines_play_the_instances_of_the_split_from_seed_0(self, evaluated, split):

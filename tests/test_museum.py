@@ -8,11 +8,9 @@ from unittest import mock
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from test_chat import family
 from torch.nn.functional import pad, scaled_dot_product_attention
 from toys import puppet, sampled, scripted, tiny
-from transformers import PreTrainedTokenizerFast
 
 from minragen import bundled, envs, models, rollout, runs, starpo
 from minragen import config as settings
@@ -88,13 +86,6 @@ class TestMask:
         assert batch.tokens[batch.loss_mask].tolist() == [40, end]
 
 
-# Qwen3's rule: of all replies but the last message, only what follows the thoughts is rendered.
-QWEN3 = """{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content if loop.last or m.role != 'assistant' else m.content.split('</think>')[-1] }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-
-
 class TestTokens:
     def test_a_reply_is_trained_in_the_ids_that_were_sampled(self):
         """RAGEN ctx_manager.py:209 (trl#5224, rllm#272) encodes decoded text: 7 ids become one."""
@@ -106,26 +97,19 @@ class TestTokens:
     def test_the_forced_prefix_does_not_merge_with_the_reply(self):
         """Qwen2.5 has a token for ">\\n". If "<think>" and a reply that begins with a new line are
         encoded as one text (SkyRL#2092), the prefix takes its first token."""
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        names = ["<|pad|>", "<|im_start|>", "<|im_end|>", *alphabet, ">Ċ"]
-        core = Tokenizer(BPE(vocab={name: i for i, name in enumerate(names)}, merges=[(">", "Ċ")]))
-        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        core.decoder = decoders.ByteLevel()
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=core, pad_token=names[0], eos_token=names[2],
-            additional_special_tokens=[names[1]], chat_template=bundled.CHAT_TEMPLATE)
+        tokenizer = copy.deepcopy(tiny()[0].tokenizer)
+        tokenizer.add_tokens([">\n"])
         reply = tokenizer.convert_tokens_to_ids(["Ċ", "U", "p"])
         t, frame, start = scripted(reply, tokenizer=tokenizer)
         as_one_text = frame.encode(tokenizer.decode(t.tokens))
-        assert tokenizer.convert_ids_to_tokens(as_one_text[start - 1:]) == [">Ċ", "U", "p"]
-        assert tokenizer.convert_ids_to_tokens(t.tokens[start - 1:]) == [">", "Ċ", "U", "p"]
+        assert tokenizer.convert_ids_to_tokens(as_one_text)[-3:] == [">\n", "U", "p"]
+        assert tokenizer.convert_ids_to_tokens(t.tokens[start - 1:]) == ["<think>", "Ċ", "U", "p"]
 
     def test_the_thoughts_of_earlier_turns_stay(self):
         """Qwen3's template drops them, so the next prompt is a new one (verl#6854, gem#44)."""
-        tokenizer = copy.deepcopy(tiny()[0].tokenizer)
-        tokenizer.chat_template = QWEN3
+        tokenizer, _ = family("qwen3")
         reply = tokenizer(" plan A</think><answer> Up</answer>")["input_ids"]
-        t, frame, start = scripted(reply, turns=2, tokenizer=tokenizer)
+        t, frame, start = scripted(reply, turns=2, room=900, tokenizer=tokenizer)
         system, user, assistant, observation, _ = t.messages()
         assistant["content"] = f"<think>{assistant['content']}"
         rendered = tokenizer.apply_chat_template([system, user, assistant, observation],
@@ -143,13 +127,12 @@ class TestLogprobs:
         groups = EnvGroups("frozenlake", 4, 1, budgets=dict(max_turns=1))
         batch = make_batch(collect(*tiny(), groups, 0, Rules(0.25, max_new_tokens=12)))
         learner, config = Learner(*tiny(), None), Config(temperature=0.25)
-        mask = batch.response_mask
         batch, _ = trainer.compute_targets(learner, batch, config)
         with torch.no_grad():
-            at_one, _ = token_logprobs(learner.policy.model, batch.tokens, mask)
+            at_one, _ = token_logprobs(learner.policy.model, batch.tokens, batch.loss_mask)
             _, measured = trainer.policy_losses(
                 learner.policy.model, trainer.add_loss_weights(batch, config), config)
-        ratio = (at_one - batch.sample_logprobs)[mask].exp()
+        ratio = (at_one - batch.sample_logprobs)[batch.loss_mask].exp()
         assert ((ratio < 0.8) | (ratio > 1.28)).float().mean() > 0.7
         assert measured["logprob_gap"] < 1e-5 and measured["clip_fraction"] == 0
 
@@ -171,10 +154,8 @@ class TestLogprobs:
         cast = copy.deepcopy(policy.model).to(torch.bfloat16).model.rotary_emb.inv_freq
         angles = 512 * (cast.float() - policy.model.model.rotary_emb.inv_freq)
         assert angles.abs().max() > 0.09  # radians
-        policy.model.save_pretrained(tmp_path)
-        policy.tokenizer.save_pretrained(tmp_path)
-        with mock.patch.object(models, "_prove_head"):  # it computes, which `meta` cannot
-            loaded = models.load_policy(str(tmp_path), "meta").model
+        bundled.save_folder(policy, tmp_path)
+        loaded = models.load_policy(str(tmp_path), "meta").model
         assert loaded.dtype == torch.bfloat16
         assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
 
@@ -203,8 +184,6 @@ class TestEpisodes:
         with pytest.raises(ValueError, match="is longer than"):
             generate(t.tokens + frame.between(40, t.turns[0].observation), start + 20)
         assert (t.stop, len(t.tokens)) == (StopReason.CONTEXT, start + 10)
-        cut, _, _ = scripted([40] * 10, turns=2, room=4)  # no room for the reply either
-        assert (cut.stop, len(cut.tokens)) == (StopReason.CONTEXT, start + 4)
 
 
 def instance_seeds(learner, rounds, seed=0):
@@ -304,7 +283,6 @@ class TestLoss:
         labels = torch.where(batch.response_mask, batch.tokens, -100)
         labels[:][labels == -100] = 0
         assert (labels != -100).sum() == 10
-        token_logprobs(tiny()[0].model, batch.tokens, batch.response_mask)
         assert starpo.loss_weights(batch.loss_mask).unique().tolist() == pytest.approx([0, 1 / 3])
         for padding, theirs in ((0, 0.3), (5, 0.15)):
             mask = pad(batch.loss_mask, (0, padding))

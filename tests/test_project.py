@@ -1,32 +1,11 @@
-"""The project as a whole: imports, links, options, an installed wheel, small forks."""
+"""The project as a whole: imports, links, options, an installed wheel."""
 
-import os
-import re
-import shlex
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import check
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-TINY_RUN = shlex.split("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
-                       "--warmup-steps 0")
-
-
-def run(folder, *words, **environment):
-    """Run Python with `words` in `folder`, the first place where modules are found."""
-    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True,
-                          env=clean | environment, check=False)
-
-
-def train(folder, *words, **environment):
-    done = run(folder, "-m", "minragen.train", *words, *TINY_RUN, **environment,
-               MINRAGEN_CACHE=str(folder / "cache"))
-    assert done.returncode == 0 and "done      runs/" in done.stdout, done.stderr
+from test_readme import ROOT, SHORT, run
 
 
 @pytest.fixture
@@ -61,21 +40,9 @@ class TestWheel:
     def test_it_trains_sokoban_where_it_is_installed(self, fork):
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, fork)
-        built = run(fork, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
-                    "--disable-pip-version-check", "--wheel-dir", "dist", ".")
-        assert built.returncode == 0, built.stderr
+        run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+             "--disable-pip-version-check", "--wheel-dir", "dist", "."], fork)
         (wheel,) = (fork / "dist").glob("*.whl")
         shutil.unpack_archive(wheel, fork / "site", "zip")
-        train(fork / "dist", "--env", "sokoban", PYTHONPATH=str(fork / "site"))
-
-
-class TestForks:
-    def test_an_estimator_is_fifteen_lines_in_one_place_and_an_environment_is_one_file(self, fork):
-        page = (ROOT / "CONTRIBUTING.md").read_text()
-        estimator, environment = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-        assert len(estimator.strip().splitlines()) <= 15
-        with open(fork / "minragen" / "starpo.py", "a") as file:
-            file.write("\n\n" + estimator)
-        (fork / "mine.py").write_text(environment)
-        train(fork, "--advantages", re.search(r'ESTIMATORS\["(\w+)"\]', estimator)[1],
-              "--env", "mine:" + re.search(r"class (\w+)\(TextEnv\)", environment)[1])
+        words = [sys.executable, "-m", "minragen.train", "--env", "sokoban", *SHORT.split()]
+        assert "done      runs/" in run(words, fork / "dist", PYTHONPATH=str(fork / "site"))

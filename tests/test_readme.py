@@ -54,38 +54,36 @@ def checkout(tmp_path_factory):
     return folder
 
 
-def run(words, checkout):
-    """Run a command without the flags and ARGS that an outer make hands to inner ones."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
-    environment |= {"OMP_NUM_THREADS": "1", "MINRAGEN_CACHE": str(checkout / "cache")}
-    return subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True,
-                          stdin=subprocess.DEVNULL, check=False)
+def run(words, folder, **environment):
+    """What a command prints, which must succeed, run without what an outer make hands down."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    clean |= {"OMP_NUM_THREADS": "1", "MINRAGEN_CACHE": str(folder / "cache")}
+    done = subprocess.run(words, cwd=folder, env=clean | environment, capture_output=True,
+                          text=True, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, f"{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def run_here(words, checkout, monkeypatch, capfd):
-    """As `run`, but each `python -m minragen.x` of make's recipe (-n) runs in this process.
+    """Run make's recipe (-n), each `python -m minragen.x` of it in this process.
 
     Importing torch for each command would take most of the time. The benchmarks write into their
     own tree, so they remain processes in the copy.
     """
-    recipe = run([*words, "-n"], checkout)
     monkeypatch.chdir(checkout)
     monkeypatch.setenv("MINRAGEN_CACHE", str(checkout / "cache"))
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    done = recipe
-    for line in recipe.stdout.splitlines():
-        if not line.startswith(".venv/bin/python -m minragen.") or done.returncode:
-            done = run(["sh", "-c", line], checkout)
+    for line in run([*words, "-n"], checkout).splitlines():
+        if not line.startswith(".venv/bin/python -m minragen."):
+            run(["sh", "-c", line], checkout)
             continue
         _, _, module, *argv = shlex.split(line)
         monkeypatch.setattr(sys, "argv", [module, *argv])
-        code = 0
         try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         except SystemExit as leaving:
-            code = leaving.code or 0
-        done = subprocess.CompletedProcess(words, code, *capfd.readouterr())
-    return done
+            assert not leaving.code, leaving.code
+        assert "Traceback" not in capfd.readouterr().err
 
 
 def shortened(command):
@@ -116,16 +114,19 @@ class TestCommands:
         if "smollm2" in command and not os.environ.get("MINRAGEN_TEST_SMOLLM2"):
             pytest.skip("downloads 93 MB: set MINRAGEN_TEST_SMOLLM2=1 to run it")
         words = shortened(command)
-        done = (run_here(words, checkout, monkeypatch, capfd)  # not where packages are installed
-                if words[0] == "make" and "smollm2" not in words else run(words, checkout))
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}{done.returncode}"
-        assert "Traceback" not in done.stderr
+        if words[0] == "make" and "smollm2" not in words:  # which installs packages
+            run_here(words, checkout, monkeypatch, capfd)
+        else:
+            run(words, checkout)
+
+    def test_a_new_estimator_is_fifteen_lines_in_one_place(self):
+        estimator, _ = code_blocks("CONTRIBUTING.md", "python")
+        assert len(estimator) <= 15
 
     def test_every_make_target_is_in_the_help_and_the_help_names_no_other(self, checkout):
         makefile = (checkout / "Makefile").read_text()
         targets = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
-        helped = run(["make"], checkout).stdout
-        assert {line.split()[1] for line in helped.splitlines()} == targets
+        assert {line.split()[1] for line in run(["make"], checkout).splitlines()} == targets
         named = set(re.findall(r"`make (\w+)", "".join(PAGES.values())))
         assert {"check", "test", "mutants", "figure"} <= named <= targets
 

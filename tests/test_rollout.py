@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-import transformers
+from test_families import family
+from torch.nn.utils.rnn import pad_sequence
 from toys import Lottery, prompt_length, puppet, sampled, scripted, tiny
 
-from minragen import rollout
-from minragen.chat import Reply
+from minragen import rollout, starpo
+from minragen.chat import ChatFrame, Reply
 from minragen.envs import EnvGroups
-from minragen.models import Policy, token_logprobs
 from minragen.rollout import Rules, StopReason, collect, make_batch, sample_tokens, uniforms
 
 
@@ -153,6 +153,29 @@ class Breaks(Counts):
         return super().step(answer)
 
 
+class Mute(Counts):
+    """Raises when it scores the description of a third of the tickets, or what follows them."""
+
+    def score_description(self, text):
+        if self.number % 3 == 0 and self._turns == 0:
+            raise ValueError("no words")
+        return {}["box"] if self.number % 3 == 2 and self._turns == 1 else 0.5
+
+
+class Lame(Counts):
+    """Cannot begin at every third seed; pays no number at the seed after it."""
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        if seed % 3 == 0:
+            raise ConnectionError("no answer")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, answer):
+        observation, reward, *rest = super().step(answer)
+        return observation, float("nan") if self.seed % 3 == 1 else reward, *rest
+
+
 class TestEpisodes:
     def test_shares_are_averaged_over_turns_counts_are_summed_and_success_once_is_success(self):
         (t,) = play(*tiny(), EnvGroups("test_rollout:Counts", 1, 1))
@@ -165,30 +188,109 @@ class TestEpisodes:
 
     def test_an_environment_that_raises_ends_only_its_own_trajectory(self):
         groups = EnvGroups("test_rollout:Breaks", 8, 1)
-        played = play(*tiny(), groups)
+        groups.reset(0)
         odd = [env.number % 2 == 1 for env in groups.envs]
+        played = play(*tiny(), groups)
         assert any(odd) and not all(odd)
         assert [t.stop is StopReason.ENV_ERROR for t in played] == odd
+        assert [t.error for t in played] == ["OSError: the server is gone" if o else ""
+                                             for o in odd]
         assert [len(t.turns) for t in played] == [2 if o else 3 for o in odd]
+
+    def test_an_environment_that_cannot_score_a_description_ends_only_its_own_trajectory(self):
+        policy, _ = tiny()
+        frame = ChatFrame(policy.tokenizer, "grounding_worldmodeling")
+        groups = EnvGroups("test_rollout:Mute", 8, 1)
+        groups.reset(0)
+        expected = [{0: "ValueError: no words", 1: "", 2: "KeyError: 'box'"}[env.number % 3]
+                    for env in groups.envs]
+        assert [t.error for t in play(policy, frame, groups)] == expected
+        assert len(set(expected)) == 3
+
+    def test_one_that_cannot_begin_or_pays_no_number_has_failed_and_is_built_anew(self):
+        groups = EnvGroups("test_rollout:Lame", 6, 1)
+        before, errors = list(groups.envs), [t.error for t in play(*tiny(), groups)]
+        assert errors == ["ConnectionError: no answer", "ValueError: Lame gave a reward of nan.",
+                          ""] * 2
+        assert [t.error for t in play(*tiny(), groups, first_seed=2)] == errors[2:] + errors[:2]
+        assert [a is b for a, b in zip(before, groups.envs)] == [False, False, True] * 2
+
+    def test_a_group_whose_episodes_all_failed_is_no_group_of_the_batch(self):
+        played = play(*tiny(), EnvGroups("toys:Lottery", 4, 2))
+        del played[6], played[2:4]
+        assert make_batch(played).group_ids.tolist() == [0, 0, 1, 1, 2]
+
+    def test_a_policy_that_loops_forever_is_punished_as_for_any_wrong_answer(self, monkeypatch):
+        """Were that a failure of the environment, an endless loop would be free."""
+        policy, frame = tiny("deepcoder")
+        groups = EnvGroups("deepcoder", 1, 4, options={"seconds": 1})
+
+        def replies(player, logits):
+            right = groups.envs[0].solve()[0]
+            texts = [frame.write({"reasoning": " go", "answer": answer}) for answer in
+                     (right, right, "def f(a, b):\n while True: pass", "x = 1")]
+            return [rollout._Draft(99, None, ids, [-1.0] * len(ids), StopReason.ANSWER)
+                    for ids in map(frame.encode, texts)]
+
+        monkeypatch.setattr(rollout._Player, "_sample_replies", replies)
+        played = collect(policy, frame, groups, 0, Rules(max_context=1000))
+        assert [t.stop for t in played] == [StopReason.TERMINATED] * 4
+        assert [t.episode_return for t in played] == [1.0, 1.0, 0.0, -0.1]  # the last has no f()
+        batch = make_batch(played)
+        advantages = starpo.group_advantages(batch.episode_returns, batch.group_ids,
+                                             batch.response_mask)
+        assert (advantages[2][batch.response_mask[2]] < -0.5).all()
 
 
 class TestCaching:
-    @pytest.mark.parametrize("family, options", [
-        ("Llama", dict(num_key_value_heads=2)), ("Llama", dict(num_key_value_heads=4)),
-        ("Qwen2", dict(num_key_value_heads=2)), ("GPTNeoX", {}),
-        ("Qwen3", dict(num_key_value_heads=2, head_dim=16))])
-    def test_cached_turns_equal_one_full_forward_pass(self, family, options):
-        (policy, frame), config = tiny(), getattr(transformers, f"{family}Config")
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config(
-            vocab_size=len(policy.tokenizer), hidden_size=32, intermediate_size=48,
-            num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=1024, **options))
-        policy = Policy(family, model.eval(), policy.tokenizer)
-        played = play(policy, frame, EnvGroups("frozenlake", 3, 4))
-        assert max(len(t.turns) for t in played) == 5
-        batch = make_batch(played)
-        logprobs, _ = token_logprobs(policy.model, batch.tokens, batch.response_mask)
-        assert torch.allclose(logprobs, batch.sample_logprobs, atol=1e-5)
+    """That cached turns equal a full pass in every family: tests/test_families.py."""
+
+    @pytest.mark.parametrize("shift", [-1, 1], ids=["a key too many", "a key too few"])
+    @pytest.mark.parametrize("name", ["Mistral, window", "Gemma 3", "gpt-oss"])
+    def test_the_proof_refuses_a_window_that_is_wrong_by_one_key(self, name, shift, monkeypatch):
+        policy, right = family(name), rollout.attention_masks
+        assert "equal a full pass" in rollout.prove(policy, 320)
+        monkeypatch.setattr(rollout, "attention_masks", lambda model, visible, queries, keys: right(
+            model, visible, queries + shift, keys))
+        with pytest.raises(RuntimeError, match="nats in torch.float32"):
+            rollout.prove(policy, 320)
+
+    def test_the_proof_runs_in_the_policys_own_dtype_too(self, monkeypatch):
+        policy, right = family("Mistral, window"), rollout.attention_masks
+        policy.model.bfloat16()
+        assert "equal a full pass" in rollout.prove(policy, 320)
+        monkeypatch.setattr(rollout, "attention_masks", lambda model, visible, *positions: right(
+            model, visible | (model.dtype == torch.bfloat16), *positions))
+        with pytest.raises(RuntimeError, match="nats in torch.bfloat16"):
+            rollout.prove(policy, 320)
+
+    def test_the_proof_reaches_beyond_the_window_or_says_that_it_does_not(self, monkeypatch):
+        policy, missed = family("Mistral, window"), "its window of 24 was not reached"
+        monkeypatch.setattr(rollout, "PROOF_TOKENS", 24)
+        assert missed not in rollout.prove(policy, 320)
+        monkeypatch.setattr(rollout, "PROOF_BUDGET", {"cpu": 0})
+        assert missed in rollout.prove(policy, 320) and missed not in rollout.prove(policy, 24)
+
+    def test_the_proof_refuses_an_unknown_head_and_a_decoder_that_fails(self, monkeypatch):
+        policy = family("Granite")
+        monkeypatch.setattr(rollout, "output_layer",
+                            lambda model, hidden: model.get_output_embeddings()(hidden))
+        with pytest.raises(RuntimeError, match="its output layer does something"):
+            rollout.prove(policy, 320)
+        monkeypatch.setattr(rollout.KVSlots, "update", None)
+        with pytest.raises(RuntimeError, match="KV slots: TypeError: 'NoneType'"):
+            rollout.prove(policy, 320)
+
+    def test_padding_never_asks_for_a_position_that_the_model_lacks(self):
+        """The longer row has 79 of GPT-2's 80 tokens when the other one gets five more."""
+        model, tokens = family("GPT-2, longer").model, torch.randint(3, 300, (2, 80))
+        slots = rollout.KVSlots(model, 2, 90)
+        for counts in torch.tensor([[79, 60], [1, 5]]):
+            starts = slots.lengths.tolist()
+            fresh = [row[start:start + n] for row, start, n in zip(tokens, starts, counts)]
+            logits = rollout.forward_slots(model, slots, pad_sequence(fresh, batch_first=True),
+                                           counts)
+        assert torch.allclose(logits[1], model(tokens[1:, :65]).logits[0, -1], atol=1e-4)
 
     def test_no_token_is_fed_twice_and_a_groups_prompt_only_once(self, monkeypatch):
         fed, original = [], rollout.forward_slots
@@ -206,8 +308,10 @@ class TestCaching:
         logits = []
         for junk in (0.0, 1e4):
             slots = rollout.KVSlots(policy.model, 2, 30)
-            for layer in slots.layers:
-                layer.fill_(junk)
+            rollout.forward_slots(policy.model, slots, tokens, torch.tensor([9, 9]))
+            slots.lengths.zero_()
+            for keys, values in slots.layers.values():
+                keys.fill_(junk), values.fill_(junk)
             rollout.forward_slots(policy.model, slots, tokens, torch.tensor([9, 4]))
             logits.append(rollout.forward_slots(policy.model, slots, tokens[:, :3],
                                                 torch.tensor([3, 3])))
@@ -238,6 +342,14 @@ class TestSampling:
         tokens, _ = sample_tokens(logits.expand(100_000, 4), u, Rules(temperature=0.7))
         share = torch.bincount(tokens, minlength=4) / 100_000
         assert torch.allclose(share, (logits / 0.7).softmax(0), atol=1e-4)
+
+    def test_each_draw_inverts_the_exact_cumulative_distribution_of_200_000_tokens(self):
+        """A float32 sum of so many is off by whole tokens, and a GPU adds in no fixed order."""
+        logits = torch.randn(200_000)
+        exact = logits.double().softmax(0).cumsum(0)
+        u = rollout.uniforms(torch.arange(300), torch.zeros(1, dtype=torch.int64))
+        tokens, _ = sample_tokens(logits.expand(300, -1), u, Rules())
+        assert tokens.equal(torch.searchsorted(exact, u.double(), right=True))
 
     def test_top_k_and_top_p_never_leave_their_sets(self):
         logits = torch.randn(200, 30)

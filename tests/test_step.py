@@ -7,6 +7,7 @@ optimizer step of the real `train`, with a small untrained network and a lottery
 import copy
 import dataclasses
 import itertools
+from collections import Counter
 from functools import cache
 from types import SimpleNamespace
 
@@ -227,16 +228,22 @@ class TestAlgorithms:
     @pytest.mark.parametrize("algo", ALGOS)
     def test_every_algorithm_has_the_gradients_of_the_slow_step(self, real, algo):
         assert_equal(real, configured(algo=algo))
+        assert_equal(real, configured(algo=algo, env="toys:Faulty"))
         assert_equal(real, configured(algo=algo, kl_coef=0.1, kl_reward_coef=0.2))
 
     def test_the_episodes_compared_are_ragged_cut_off_and_of_some_groups_without_std(self):
         EPISODES.clear()
         gradients, metrics, _ = slow_step.__wrapped__(configured())
         (played,) = EPISODES.values()
-        assert len(gradients) == 3  # mini-batches of 4, 4 and 1 rows
+        assert len(gradients) == 3  # three mini-batches of three rows, which may have four
         assert metrics["groups_kept"] == 3 and metrics["groups_zero_std"] == 1
         assert {len(t.turns) for t in played} == {1, 2, 3}
         assert {t.stop.value for t in played} == {"terminated", "truncated", "context"}
+        EPISODES.clear()
+        slow_step.__wrapped__(configured(**FAULTY))
+        (played,) = EPISODES.values()
+        sizes = Counter(t.group_id for t in played if not t.error)
+        assert sorted(sizes.values()) == [1, 1, 2, 3]  # of five groups of three
 
 
 # option -> (the base of the comparison, another value of the option), ...
@@ -270,8 +277,9 @@ FLIPS = {
     "lam": [(PPO, 0.5), (BI_LEVEL, 0.5), (TURNS, 0.5)],
     "gamma_turn": [(BI_LEVEL, 0.5), (TURNS, 0.5),
                    (ARPO | dict(context="limited", credit="turn"), 0.5)],
-    "advantage_mask": [(PPO, "all"), (BI_LEVEL, "all")], "soft_reweight": [({}, True)],
-    "length_weight": [({}, True)], "loss_scaling": [({}, "sqrt"), ({}, "linear")],
+    "advantage_mask": [(PPO, "all"), (BI_LEVEL, "all")],
+    "soft_reweight": [({}, True), (dict(overlong=0.5), True)], "length_weight": [({}, True)],
+    "loss_scaling": [({}, "sqrt"), ({}, "linear")],
     "zero_task": [({}, True)], "ratio": [({}, "sequence")], "clip_low": [({}, 0.9)],
     "clip_high": [({}, 0.01)], "dual_clip": [({}, 1.1)],
     "aggregation": [({}, "seq-mean-token-sum"), ({}, "seq-mean-token-mean"),
@@ -286,7 +294,8 @@ ELSEWHERE = {
     "run", "model", "device", "threads", "warmup_steps", "val_size", "val_temperature",
     "val_every", "diagnose_every", "diagnose_samples", "gradients_every", "save_every",
     # are compared by other tests of this file,
-    "algo", "max_rows", "token_budget", "steps", "lr_final", "kl_target", "kl_horizon",
+    "algo", "max_rows", "token_budget", "steps", "lr_final", "decay_steps", "kl_target",
+    "kl_horizon",
     # or belong to other files: environments/test_relations.py and test_envs.py.
     "grounding_reward", "worldmodeling_reward", "max_actions_per_turn", "max_actions"}
 
@@ -315,9 +324,12 @@ class TestOptions:
         assert seen[-1].tolist() == pytest.approx(list(expected.values()))
 
     def test_the_learning_rate_of_the_last_step_is_the_final_share(self, real):
+        """Or of the last step of the decay, after which it stays."""
         constant, falling = (assert_equal(real, configured(steps=2, lr_final=final), first_step=2)
                              for final in (1.0, 0.1))
         assert differ(constant, falling)
+        resumed = assert_equal(real, configured(steps=3, lr_final=0.1, decay_steps=2), 3)
+        assert differ(resumed, slow_step(configured(steps=3, lr_final=1.0), 3)[0])
 
     def test_the_kl_coefficient_adapts_as_in_the_slow_step(self, real):
         for context in ("full", "limited"):  # it counts trajectories, however many rows they are
@@ -327,6 +339,7 @@ class TestOptions:
             assert slow_step(config)[2].kl_reward_coef > 0.1
 
 
+FAULTY = dict(env="toys:Faulty")
 FACTORS = {
     "context": [dict(context="limited", window=2), dict(context="single_turn", window=2)],
     "critic": [PPO, BI_LEVEL, TURNS], "kl_in_loss": [dict(kl_coef=0.1)],
@@ -335,6 +348,7 @@ FACTORS = {
     "mixture": [dict(env="toys:Lottery=2,toys:Raffle=3", val_size=2)],
     "overlong": [dict(overlong=0.5)], "loss_mask": [PPO | dict(loss_mask="all")],
     "epochs": [dict(epochs=2)], "micro_batches": [dict(token_budget=125)],
+    "failures": [FAULTY],
 }
 REFUSED = {("context", "critic"): "needs all turns in one row",
            ("filter", "resample"): "expected the filter that drops just those"}

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -15,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import message, parsed
-from toys import tiny
+from toys import Lottery, tiny
 
 from minragen import diagnostics
 from minragen import train as trainer
@@ -94,7 +95,8 @@ def episode(env="lake", rewards=(0.0, 1.0), tokens=(2, 3), stop=StopReason.TERMI
 
 EPISODES = [episode(valid=0.5, f1=0.25),
             episode(rewards=(-0.1,), tokens=(4,), valid=0.0, f1=0.75, stop=StopReason.CONTEXT),
-            episode("shop", rewards=(0.5,), tokens=(1,), valid=1.0, stop=StopReason.ENV_ERROR)]
+            dataclasses.replace(episode("shop", rewards=(0.5,), tokens=(1,), valid=1.0),
+                                stop=StopReason.ENV_ERROR, error="OSError: gone")]
 
 
 class TestDescribe:
@@ -103,14 +105,22 @@ class TestDescribe:
                 "response_tokens": 4.5, "context_full": 0.5, "env_errors": 0, "valid": 0.25,
                 "f1": 0.5}
         shop = {"success": 0.0, "episode_return": 0.5, "turns": 1.0, "response_tokens": 1.0,
-                "context_full": 0.0, "env_errors": 1, "valid": 1.0}
+                "context_full": 0.0, "env_errors": 0, "valid": 1.0}
+        bought = dataclasses.replace(EPISODES[2], stop=StopReason.TRUNCATED, error="")
         assert diagnostics.describe(EPISODES[:2]) == lake
-        assert diagnostics.describe(EPISODES) == {
+        assert diagnostics.describe([*EPISODES[:2], bought]) == {
             "success": pytest.approx(1 / 3), "episode_return": pytest.approx(1.4 / 3),
             "turns": pytest.approx(4 / 3), "response_tokens": pytest.approx(10 / 3),
-            "context_full": pytest.approx(1 / 3), "env_errors": 1, "valid": 0.5,  # f1: not of all
+            "context_full": pytest.approx(1 / 3), "env_errors": 0, "valid": 0.5,  # f1: not of all
             **{f"lake/{name}": value for name, value in lake.items()},
             **{f"shop/{name}": value for name, value in shop.items()}}
+
+    def test_episodes_whose_environment_failed_are_counted_and_in_no_other_number(self):
+        lake = diagnostics.describe(EPISODES[:2])
+        assert diagnostics.describe(EPISODES) == {
+            **lake, "env_errors": 1, **{f"lake/{name}": value for name, value in lake.items()},
+            "shop/env_errors": 1}
+        assert diagnostics.describe(EPISODES[2:]) == {"env_errors": 1}
 
 
 @pytest.fixture
@@ -135,7 +145,8 @@ class TestValidation:
         learner = trainer.Learner(*tiny(), None, step=7)
         assert trainer.validate(learner, groups, parsed("--val-temperature", "0.3"), log) == {
             "val/success": 0.5, "val/episode_return": pytest.approx(0.45), "val/valid": 0.25,
-            "val/success_greedy": 1.0, "val/episode_return_greedy": 1.0, "val/valid_greedy": 0.5}
+            "val/success_greedy": 1.0, "val/episode_return_greedy": 1.0, "val/valid_greedy": 0.5,
+            "val/env_errors": 0, "val/env_errors_greedy": 0}
         assert [(step, split, len(played)) for step, split, played in logged] == [(7, "val", 2)]
 
     def test_it_plays_the_first_instances_of_its_split_with_the_noise_of_seed_0_and_no_state_reward(
@@ -166,8 +177,8 @@ class TestRollOut:
         learner = trainer.Learner(*tiny(), None)
         trajectories = trainer.roll_out(learner, None, config)
         assert [t.group_id for t in trajectories] == [0, 0, 1, 1, 2, 2, 3, 3]
-        kept, metrics = trainer.choose_groups(learner, make_batch(trajectories), config)
-        assert kept.tolist() == [False, True, True, False] and metrics["rollouts"] == 2
+        kept, _ = trainer.choose_groups(learner, make_batch(trajectories), config)
+        assert kept.tolist() == [False, True, True, False]
 
 
 class TestInstances:
@@ -224,7 +235,9 @@ class TestRuns:
                    if name != "regime")
         entries = read_lines(finished / "trajectories.jsonl")
         assert [m["role"] for m in entries[0]["messages"]] == ["system", "user", "assistant"]
-        assert {(e["step"], e["split"]) for e in entries} == {(0, "val"), (2, "val"), (2, "test")}
+        assert Counter((e["step"], e["split"]) for e in entries) == {
+            (0, "val"): 4, (2, "val"): 4, (2, "train"): 4, (2, "test"): 4}
+        assert len({e["seed"] for e in entries if e["split"] == "train"}) == 2  # of two groups
 
     def test_the_console_has_the_names_and_numbers_of_the_metrics(self, runs, capsys):
         run("--run a --steps 1", *BRIEF)
@@ -280,12 +293,85 @@ class TestRuns:
         shutil.copytree(begun, runs / "bandit-grpo-tiny-s0")
         assert run_folder(parsed(*BRIEF), False).name == "bandit-grpo-tiny-s0-2"
 
+    def test_failures_of_the_environment_are_counted_told_and_written_and_do_not_stop_the_run(
+            self, runs, capsys):
+        small = ("--num-groups 4 --group-size 4 --steps 2 --val-size 9 --warmup-steps 0 "
+                 "--max-new-tokens 6 --max-context 200")
+        run(f"--env toys:Faulty --run a {small}")
+        _, one, two, _ = lines = metrics(runs / "a")
+        entries = [e for e in read_lines(runs / "a" / "trajectories.jsonl") if e["error"]]
+        assert {(e["error"], e["stop"]) for e in entries} == {
+            ("OSError: the server is gone", "env_error")}
+        failures = {(0, "val"): lines[0]["val/env_errors"], (1, "train"): one["env_errors"],
+                    (2, "train"): two["env_errors"], (2, "val"): two["val/env_errors"],
+                    (2, "test"): lines[3]["test/env_errors"]}
+        assert Counter((e["step"], e["split"]) for e in entries) == {
+            place: min(4, n) for place, n in failures.items()} and one["grad_norm"] > 0
+        assert (f"env error {one['env_errors']} train episodes failed in their environment and are "
+                "left out: OSError: the server is gone") in capsys.readouterr().out
+
+    def test_a_run_in_which_every_environment_fails_says_what_they_raised_and_stops(
+            self, runs, capsys):
+        run("--env test_train:Gone --run a --steps 9 --val-size 2 --warmup-steps 0 --num-groups 2 "
+            "--group-size 2 --max-context 200 --algo dapo")
+        printed = capsys.readouterr().out
+        assert "16 train episodes failed in their environment and are left out: Conn" in printed
+        assert "or every environment failed" in printed
+        lines = metrics(runs / "a")
+        assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5, 5]
+        assert lines[1] == {"step": 1, "env_errors": 16, "rollouts": 4}
+        assert len(read_lines(runs / "a" / "trajectories.jsonl")) == 5 * 4 + 3 * 4
+
+    def test_an_environment_that_cannot_begin_is_refused_before_there_is_a_folder(self, runs):
+        assert "test_train:Late does not begin: ConnectionError: not yet" in message(
+            "--env", "test_train:Late", "--warmup-steps", "0", "--run", "a")
+        assert not (runs / "a").exists()
+
     def test_a_context_that_a_prompt_fills_is_refused_before_there_is_a_folder(self, runs):
         assert "no room for a reply" in message("--run", "a", *BRIEF, "--max-context", "40")
         assert not (runs / "a").exists()
 
 
+class Gone(Lottery):
+    """Answers the random policy, from whose episodes the tokenizer is made, and nobody else."""
+
+    def step(self, answer):
+        if answer == self.random_answer(None):
+            return super().step(answer)
+        raise ConnectionError("no answer")
+
+
+class Late(Lottery):
+    """Knows the instances from which the tokenizer is made, and none of training."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed >= trainer.TRAIN_SEED:
+            raise ConnectionError("not yet")
+        return super().reset(seed=seed, options=options)
+
+
+class TestOptimizerSteps:
+    def test_the_mini_batches_of_an_epoch_are_as_equal_as_can_be_and_hold_every_row_once(self):
+        rows = make_batch([episode(tokens=(1,), rewards=(0.0,))] * 208)  # 13 groups of 16
+        rows.loss_mask = rows.response_mask
+        rows.returns = torch.arange(208)
+        parts = list(trainer.optimizer_steps(rows, parsed("--epochs", "2"), 1))
+        assert [len(part) for part in parts] == [52] * 8  # not 64, 64, 64 and 16
+        for epoch in (parts[:4], parts[4:]):
+            assert sorted(torch.cat([part.returns for part in epoch]).tolist()) == [*range(208)]
+        assert not parts[0].returns.equal(parts[4].returns)
+
+
 class TestResume:
+    def test_steps_added_to_a_run_keep_the_last_learning_rate(self, runs, monkeypatch):
+        rates, real = [], trainer.AdamW.set_lr
+        monkeypatch.setattr(trainer.AdamW, "set_lr", lambda self, lr: (
+            rates.append(lr), real(self, lr)))
+        run("--run a --steps 3 --lr 0.01 --lr-final 0.1 --filter none", *BRIEF)
+        run("--run a --resume --steps 4")
+        run("--run a --resume --steps 5")
+        assert rates == pytest.approx([0.01, 0.0055, 0.001, 0.001, 0.001])
+
     def test_a_killed_run_goes_on_bit_for_bit_with_everything_that_adapts(self, runs, monkeypatch):
         options = shlex.split(
             "--env frozenlake --num-groups 3 --group-size 3 --steps 3 --val-size 1 --save-every 1 "

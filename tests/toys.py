@@ -105,6 +105,17 @@ class Lottery(TextEnv):
         return "word"
 
 
+class Faulty(Lottery):
+    """A lottery whose third turn fails, and in some instances any turn of any member; the random
+    policy, from whose episodes the tokenizer is made, is spared."""
+
+    def step(self, answer):
+        unlucky = self._turns == 2 or (self.number % 3 and self.dynamics.random() < 0.4)
+        if unlucky and answer != self.random_answer(None):
+            raise OSError("the server is gone")
+        return super().step(answer)
+
+
 class Raffle(Lottery):
     """Another such environment, for mixtures."""
 

@@ -12,12 +12,11 @@ Differences from RAGEN:
 import ast
 import re
 from fractions import Fraction
-from functools import cache
 from itertools import combinations, product
 from operator import index
 from typing import NamedTuple
 
-from minragen.environments.data import read_records
+from minragen.environments.data import cached_until_changed, read_records
 from minragen.envs import Budget, Outcome, TextEnv
 
 
@@ -76,7 +75,7 @@ class Countdown(TextEnv):
 
     def _draw(self, rng):
         """A row of the data, or the numbers and the value of a random expression. None if the
-        operators cannot solve it or the value is not in TARGETS."""
+        operators cannot solve it, or the value is not in TARGETS or comes from fractions."""
         if self.rows:
             row = self.rows[rng.integers(len(self.rows))]
             return row if find_expression(*row, self.operators) else None
@@ -213,7 +212,7 @@ def evaluate(node):
     raise ValueError(f"no arithmetic: {node}")
 
 
-@cache
+@cached_until_changed
 def read_tasks(path):
     """The (sorted numbers, target) of every record; ValueError for a bad file or record."""
     tasks = []

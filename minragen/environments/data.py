@@ -3,6 +3,7 @@
 Difference from RAGEN: environments read local files. RAGEN's download named data sets.
 """
 
+import functools
 import gzip
 import json
 import os
@@ -14,6 +15,16 @@ def cache_folder():
     """$MINRAGEN_CACHE or ~/.cache/minragen: converted models, warm-up weights, Lean's prelude."""
     folder = os.environ.get("MINRAGEN_CACHE") or Path.home() / ".cache" / "minragen"
     return Path(folder).absolute()  # Lean runs in another folder
+
+
+def cached_until_changed(load):
+    """Cache `load(*paths)` until one of the files has another size or time of change."""
+    cached = functools.lru_cache(maxsize=8)(lambda _versions, *paths: load(*paths))
+    return lambda *paths: cached(tuple(map(_version, paths)), *paths)
+
+
+def _version(path):
+    return os.path.isfile(path) and (os.path.getmtime(path), os.path.getsize(path))
 
 
 def read_records(path):

@@ -17,18 +17,22 @@ import json
 import re
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from minragen.environments import sandbox
-from minragen.environments.data import read_records
+from minragen.environments.data import cached_until_changed, read_records
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 MAX_SOURCE = 32_768  # characters of an answer
 MAX_VERDICTS = 4096  # in the cache
+GET_NAMESPACES = (
+    "To get them, run `sysctl -w kernel.unprivileged_userns_clone=1` (Debian) or `sysctl -w "
+    "kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), or start Docker with "
+    "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined`.")
 
 # The parser warns of "\d" in the model's code.
 warnings.filterwarnings("ignore", module="<answer>")
@@ -77,10 +81,22 @@ class DeepCoder(TextEnv):
                 and 1 <= o["seconds"] <= 10):
             raise ValueError(f"bad options of DeepCoder: {o}; expected kinds of {[*FORMULAS]}, "
                              f"tests of {fewest} to {most} and seconds of 1 to 10.")
-        self.records = load_programs(o["data"], o["tests"]) if o["data"] else None
-        if self.records:
+        self.records = None
+        if o["data"]:
+            self.records = [replace(problem, hidden=problem.hidden[:o["tests"] or None])
+                            for problem in load_programs(o["data"])]
+            programs = not all(problem.name for problem in self.records)
+            if programs and self.backend.startswith(sandbox.Monty.layers):
+                raise ValueError(
+                    f"data={o['data']} has programs that read standard input: got {self.backend}, "
+                    f"which lacks it, expected Linux namespaces. {GET_NAMESPACES}")
             texts = [problem.text for problem in self.records]
             self.observation_space = text_space("".join(texts), 16_384 + max(map(len, texts)))
+
+    @property
+    def backend(self):
+        """The layers of the sandbox, or Monty and why."""
+        return sandbox.SUBMISSIONS.backend
 
     def _reset(self, rng):
         if self.records:
@@ -96,10 +112,13 @@ class DeepCoder(TextEnv):
             return None
         # Examples are only feedback, so they are not run on the last turn.
         examples = self.problem.public if self.turns_left > 1 else ()
-        passed, total, results = verdict(self.problem, code, len(examples), self.options["seconds"])
+        passed, total, results, unsupported = verdict(self.problem, code, len(examples),
+                                                      self.options["seconds"])
         lines = [f"Passed {passed} of {total} hidden tests."]
+        if unsupported:
+            lines.append("unsupported: the program uses what the sandbox's Python lacks.")
         for case, result in zip(examples, results):
-            if not result.passed and len(lines) <= 3:
+            if result.word != "passed" and len(lines) <= 3:
                 name, given = self.problem.name, ", ".join(map(ascii, case.given))
                 call = f"{name}({given[:200]})" if name else "An example"
                 lines.append(f"{call} {describe_result(result)}.")
@@ -108,7 +127,7 @@ class DeepCoder(TextEnv):
         self.best += gain
         solved = passed == total
         return Outcome(gain, terminated=solved, success=solved, effective=gain > 0,
-                       metrics={"tests_passed": passed / total})
+                       metrics={"tests_passed": passed / total, "unsupported": unsupported})
 
     @property
     def arguments(self):
@@ -158,14 +177,13 @@ def program_of(answer, problem):
     """Return the program in an answer, or None if there is none: then no process starts."""
     if len(answer) > MAX_SOURCE:
         return None
-    fenced = re.search(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)```", answer, re.DOTALL)
+    fenced = re.search(r"```[ \t]*+(?:python|py)?[ \t]*+\n(.*?)```", answer, re.DOTALL)
     code = fenced[1] if fenced else answer
     for candidate in (code, f"    {code}") if problem.preamble else (code,):
         body = candidate[:1] == " "  # a HumanEval body; its head is the preamble
-        whole = f"{problem.preamble}\n{candidate}"
-        names = bound_names(whole if body else candidate)
+        names = bound_names(f"def body():\n{candidate}" if body else candidate)
         if names and (body or (problem.name or "()") in names):
-            return whole
+            return f"{problem.preamble}\n{candidate}"
     return None
 
 
@@ -185,24 +203,24 @@ VERDICTS = {}  # the cache of `verdict`
 
 
 def verdict(problem, code, examples, seconds):
-    """Return (hidden tests passed, hidden tests, results of the first `examples` public ones).
+    """Return (hidden tests passed, hidden tests, results of the first `examples` public ones,
+    whether the sandbox lacks what the program uses).
 
     Groups repeat programs, so verdicts are cached; timeouts, which load may cause, are not.
     """
-    key = problem.key, code, examples, seconds
+    key = problem.key, len(problem.hidden), code, examples, seconds, sandbox.SUBMISSIONS.kind
     if key in VERDICTS:
         return VERDICTS[key]
-    limits = sandbox.Limits(seconds)
+    results = []
     if problem.check:
-        passed, total = sandbox.judge_check(code, problem.name, problem.check, limits)
-        found, in_time = (passed, total, []), passed == total
+        passed, total, words = sandbox.judge_check(code, problem.name, problem.check, seconds)
     else:
         cases = (*problem.public[:examples], *problem.hidden)
-        results = sandbox.judge(code, cases, problem.name, limits)
-        hidden = [result.passed for result in results[examples:]]
-        found = sum(hidden), len(hidden), results[:examples]
-        in_time = not any(result.word == "time" for result in results)
-    if in_time:
+        results = sandbox.judge(code, cases, problem.name, seconds)
+        words = [result.word for result in results]
+        passed, total = words[examples:].count("passed"), len(problem.hidden)
+    found = passed, total, results[:examples], "unsupported" in words
+    if "time" not in words:
         if len(VERDICTS) >= MAX_VERDICTS:
             VERDICTS.clear()
         VERDICTS[key] = found
@@ -213,8 +231,11 @@ def describe_result(result):
     """Return what a failed example did, in none of the program's own words."""
     if result.word != "wrong":
         return {"time": "ran out of time", "skipped": "ran out of time", "died": "ended early",
-                "output": "gave too much output"}.get(result.word, f"raised {result.word}")
-    text = repr(result.value)
+                "output": "gave too much output", "unsupported": "is unsupported here",
+                }.get(result.word, f"raised {result.word}")
+    text = ""
+    with suppress(ValueError, TypeError, KeyError):  # not what the sandbox writes
+        text = repr(sandbox.decode(json.loads(result.value[:80])))
     number = len(text) <= 40 and re.fullmatch(r"[-\d., \[\]()]+|True|False|None", text)
     return f"gave {text}" if number else "gave a wrong result"
 
@@ -282,8 +303,8 @@ def generate_problem(rng, kind, tests):
 
 
 # ---- Problems of others --------------------------------------------------------------------------
-@functools.lru_cache(maxsize=8)
-def load_programs(data, tests):
+@cached_until_changed
+def load_programs(data):
     """Return the CodeProblems of `humaneval` or of a file of records."""
     if data == "humaneval":
         # Not imported: the package runs programs without a sandbox.
@@ -295,7 +316,7 @@ def load_programs(data, tests):
     problems = []
     for number, record in enumerate(read_records(data), 1):
         try:
-            problems.append(record_problem(record, tests))
+            problems.append(record_problem(record))
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise ValueError(f"record {number} of {data}: {problem}. Expected a question (prompt, "
                              f"problem), tests (inputs, outputs) and any fn_name.") from None
@@ -312,7 +333,7 @@ def humaneval_problem(record):
                        check=f"{solution}\n{record['test']}", preamble=prompt, solution=solution)
 
 
-def record_problem(record, tests):
+def record_problem(record):
     """Return the problem of a record: DeepCoder-Preview, TACO, PrimeIntellect, LiveCodeBench."""
     text = first_of(record, "question", "prompt", "problem", "question_content")
     if not isinstance(text, str) or not text.strip():
@@ -330,7 +351,7 @@ def record_problem(record, tests):
     lines = [text.replace("\r\n", "\n").strip(),
              f"Write {name}." if name else "Read standard input and write to standard output."]
     lines += [f"Starter code:\n{starter.rstrip()}"] if starter.strip() else []
-    hidden = tuple(case for _, case in hidden)[:tests or None]
+    hidden = tuple(case for _, case in hidden)
     text = "".join(c for c in "\n".join(lines) if c.isprintable() or c in "\n\t")
     return CodeProblem(f"{text} {hidden}", text, " ".join(lines[0].split()), name, hidden,
                    tuple(case for _, case in public), reference_solution(record, name))
@@ -378,7 +399,7 @@ def from_json(value, otherwise=...):
     if not value.strip():
         return None
     for read in (json.loads, ast.literal_eval):
-        with suppress(ValueError, SyntaxError):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             return read(value)
     if otherwise is ...:
         raise ValueError(f"expected JSON, got {value[:40]!r}")

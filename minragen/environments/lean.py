@@ -33,7 +33,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from minragen.environments.data import cache_folder, read_records
+from minragen.environments.data import cache_folder, cached_until_changed, read_records
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 DATA = Path(__file__).parent.parent / "data"
@@ -101,9 +101,10 @@ class Lean(TextEnv):
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         server, data, step_cost, seconds = (self.options[name] for name in self.defaults)
-        if not (0 < step_cost <= 0.1 and 1 <= seconds <= 300):
+        # Three times `seconds` must be less than STEP_TIME_LIMIT.
+        if not (0 < step_cost <= 0.1 and 1 <= seconds <= 15):
             raise ValueError(f"bad options of Lean: got step_cost {step_cost} and seconds "
-                             f"{seconds}, expected 0 < step_cost <= 0.1 and 1 <= seconds <= 300.")
+                             f"{seconds}, expected 0 < step_cost <= 0.1 and 1 <= seconds <= 15.")
         self.checker = lean_checker(server, seconds)
         self.backend = self.checker.name
         if data and isinstance(self.checker, PackagedLean):
@@ -279,7 +280,7 @@ def bundled_theorems():
                  for split, statement, name, proof in re.findall(pattern, text, re.M))
 
 
-@functools.cache
+@cached_until_changed
 def load_minif2f(path):
     """The theorems of miniF2F records: `formal_statement` ends in `:= by` or `:= by sorry`; the
     header stands before it or in the field `header`. Raises ValueError for other records."""
@@ -325,7 +326,8 @@ class LeanChecker:
     """`check(theorem, tactics)` -> Verdict, by the Lean called `name`.
 
     A backend writes `_ask(script)`, which returns Lean's messages (rows of `lean --json`), or None
-    if Lean was stopped. The rollouts of a group share checks, which are deterministic.
+    if the script exceeded a limit: the tactic is wrong. Every other failure raises. The rollouts of
+    a group share checks, which are deterministic.
     """
 
     default_header = LIBRARY_HEADER
@@ -346,7 +348,10 @@ class LeanChecker:
         if script not in self._cache:
             try:
                 with self._cores:
-                    rows = self._ask(script)
+                    try:
+                        rows = self._ask(script)
+                    except ChildProcessError:  # not of its limits: once more, in a fresh process
+                        rows = self._ask(script)
                 if rows is None:  # not cached: the machine may have been busy
                     return Verdict(False, error="Lean ran out of time or memory.")
                 messages = [Message(int(row["pos"]["line"]), str(row["severity"]),
@@ -389,16 +394,19 @@ def judge(messages, theorem, length):
 
 def json_rows(output):
     """The rows that `lean --json` printed, one object a line; other lines are ignored."""
-    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in output.split("\n") if line.startswith("{")]
 
 
 def limit_resources(pid, seconds, memory, file_bytes=0):
     """Limit CPU time, memory and files of a process (0: this one). It cannot lift the limits."""
     if not hasattr(resource, "prlimit"):
         return  # macOS, where only the wall clock limits a check
-    for kind, limit in (("CPU", int(seconds) + 1), ("AS", memory), ("FSIZE", file_bytes),
+    for name, limit in (("CPU", int(seconds) + 1), ("AS", memory), ("FSIZE", file_bytes),
                         ("NOFILE", 64), ("CORE", 0)):
-        resource.prlimit(pid, getattr(resource, f"RLIMIT_{kind}"), (limit, limit))
+        kind = getattr(resource, f"RLIMIT_{name}")
+        most = resource.prlimit(pid, kind)[1] % 2**64  # of this session; -1 is no limit
+        # At its CPU limit it gets SIGXCPU, only a second later SIGKILL, which is left to others.
+        resource.prlimit(pid, kind, (min(limit, most), min(limit + (name == "CPU"), most)))
 
 
 # ---- The backends --------------------------------------------------------------------------------
@@ -419,25 +427,25 @@ class PackagedLean(LeanChecker):
 
     def _ask(self, script):
         self._start()
-        rows = json_rows(self._fork(["--json", "--stdin", *LEAN_OPTIONS], script))
-        # `#print axioms` on the last line always prints, unless the child was killed.
-        ended = max((row["pos"]["line"] for row in rows), default=0) >= script.count("\n")
-        return rows if ended else None
+        printed, status = self._fork(["--json", "--stdin", *LEAN_OPTIONS], script)
+        if status == signal.SIGKILL:
+            raise ChildProcessError(f"{self.name} was killed twice, and not by its limits.")
+        return None if os.WIFSIGNALED(status) else json_rows(printed)
 
     def _fork(self, arguments, script="", file_bytes=0):
-        """Run Lean's command line in a child of the zygote. Returns what it printed."""
+        """Run Lean's command line in a child of the zygote. Returns its output and wait status."""
         request = json.dumps([arguments, self.seconds, file_bytes]).encode()
-        ours, theirs = socket.socketpair()
-        with ours:
+        (ours, theirs), answer = socket.socketpair(), b""
+        with ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             with theirs:
                 socket.send_fds(self._control, [request], [theirs.fileno()])
             ours.settimeout(3 * self.seconds + 30)  # the child's own alarm comes first
-            try:
-                ours.sendall(script.encode())
-                ours.shutdown(socket.SHUT_WR)
-                return b"".join(iter(lambda: ours.recv(1 << 16), b"")).decode(errors="replace")
-            except (BrokenPipeError, ConnectionResetError):
-                return ""  # killed before it read the script
+            ours.sendall(script.encode())
+            ours.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: ours.recv(1 << 16), b""))
+        printed, _, status = answer.decode(errors="replace").rpartition("\n")
+        # Without a status even the process that should report it is gone.
+        return printed, int(status) if status.isdecimal() else signal.SIGKILL
 
     def _start(self):
         """Start the zygote and compile the prelude, unless that is done."""
@@ -455,14 +463,14 @@ class PackagedLean(LeanChecker):
                     [sys.executable, "-I", "-c", source], stdin=theirs, cwd="/",
                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
                     env={"LEAN_PATH": str(folder)})
-            if not self._fork(["--version"]).startswith("Lean (version 4.35.0"):
+            if not self._fork(["--version"])[0].startswith("Lean (version 4.35.0"):
                 raise RuntimeError(f"{self.name} does not start: it needs Linux on x86-64 with "
                                    f"glibc 2.35+. Use a Kimina server or `lean` on PATH.")
             target = folder / "MinragenPrelude.olean"
             if not target.exists():
                 folder.mkdir(parents=True, exist_ok=True)
                 part = folder / f"{uuid.uuid4().hex}.part"  # others may compile it, too
-                output = self._fork(["--stdin", "-o", str(part)], prelude, file_bytes=2**26)
+                output, _ = self._fork(["--stdin", "-o", str(part)], prelude, file_bytes=2**26)
                 if output or not part.exists():
                     raise RuntimeError(f"Lean does not accept prelude.lean: {output}")
                 part.replace(target)
@@ -483,7 +491,7 @@ def zygote(library, memory):
     """Run Lean in a forked child for each request. `_start` copies this source and its imports."""
     lean = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     lean.lean_initialize()  # the 35 ms; threads start only later, in lean_main, so fork is safe
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes that wait
     control = socket.socket(fileno=0)
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
@@ -492,6 +500,10 @@ def zygote(library, memory):
         if os.fork():
             os.close(descriptors[0])
             continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if child := os.fork():  # this process waits for Lean and reports its end
+            os.write(descriptors[0], b"\n%d" % os.waitpid(child, 0)[1])
+            os._exit(0)
         os.dup2(descriptors[0], 0)
         os.dup2(descriptors[0], 1)
         os.closerange(3, 256)
@@ -523,8 +535,9 @@ class SystemLean(LeanChecker):
 
     def _ask(self, script):
         running = subprocess.Popen(
-            [self.program, "--json", "--stdin"], text=True, cwd="/", stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            [self.program, "--json", "--stdin"], encoding="utf-8", errors="replace", cwd="/",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True,
             env={name: os.environ[name] for name in self.ENVIRONMENT if name in os.environ})
         limit_resources(running.pid, 6 * self.seconds, 4 * LEAN_MEMORY)  # Mathlib is mapped
         try:
@@ -535,14 +548,19 @@ class SystemLean(LeanChecker):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
             running.wait()
+        if running.returncode == -signal.SIGKILL:
+            raise ChildProcessError(f"{self.name} was killed twice, and not by its limits.")
         return json_rows(output) if running.returncode >= 0 else None
 
 
 class KiminaLean(LeanChecker):
     """A Kimina Lean server (`POST /api/check`), with the key $LEAN_SERVER_API_KEY if it is set.
 
-    A server's timeout counts against the script. Every other failure raises RuntimeError.
+    A server's timeout counts against the script, and so does status 500 (its Lean has crashed, such
+    as for want of memory) if it then runs OTHER. Every other failure raises RuntimeError.
     """
+
+    OTHER = "example : True := trivial"
 
     def __init__(self, server, seconds):
         super().__init__(f"the Kimina server {server}", seconds)
@@ -553,30 +571,35 @@ class KiminaLean(LeanChecker):
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def _ask(self, script):
-        snippet = {"id": uuid.uuid4().hex, "code": script}
-        body = {"snippets": [snippet], "timeout": max(1, round(3 * self.seconds)), "reuse": True}
-        result = self._post(json.dumps(body).encode())["results"][0]
-        error, response = result.get("error"), result.get("response")
-        if error is not None and "timed out" in error:
+        result = self._post(script)
+        # The header, whose timeout has another text, is not the reply's.
+        if result is None or "REPL command timed out" in (error := result.get("error") or ""):
             return None
-        if error is not None or "messages" not in response and "message" in response:
+        response = result.get("response")
+        if error or "messages" not in response and "message" in response:
             raise RuntimeError(f"{self.name} failed: {error or response['message']}")
         holes = [{"pos": hole["pos"], "severity": "error", "data": "The proof uses sorry."}
                  for hole in response.get("sorries", ())]
         return [*response.get("messages", ()), *holes]
 
-    def _post(self, body):
+    def _post(self, script):
+        """The server's result for a script; None if this script alone crashes its Lean."""
+        snippet = {"id": uuid.uuid4().hex, "code": script}
+        body = {"snippets": [snippet], "timeout": max(1, round(3 * self.seconds)), "reuse": True}
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get("LEAN_SERVER_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(f"{self.server}/api/check", body, headers)
+        request = urllib.request.Request(f"{self.server}/api/check", json.dumps(body).encode(),
+                                         headers)
         for wait in (0.0, 0.2, 0.4):  # seconds before each attempt
             time.sleep(wait)
             try:
                 with self._opener.open(request, timeout=3 * self.seconds + 15) as answer:
-                    return json.loads(answer.read())
+                    return json.loads(answer.read())["results"][0]
             except (OSError, HTTPException) as error:
                 problem = error
                 if 400 <= getattr(error, "code", 0) < 500:
                     break
+        if getattr(problem, "code", 0) == 500 and script != self.OTHER and self._post(self.OTHER):
+            return None
         raise RuntimeError(f"{self.name}: {problem}. Start it, or leave out option server.")

@@ -16,7 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from minragen.environments.data import read_records
+from minragen.environments.data import cached_until_changed, read_records
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
 MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of an answer
@@ -202,7 +202,7 @@ def format_number(value, money=False):
 
 
 # ---- Problems of the user ------------------------------------------------------------------------
-@functools.cache
+@cached_until_changed
 def load_problems(path):
     """({split: list of WordProblem}, their characters) of a MetaMathQA or GSM8K file."""
     by_split, characters = {"train": [], "val": [], "test": []}, set()

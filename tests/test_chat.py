@@ -1,0 +1,247 @@
+"""How a conversation becomes tokens, and how a reply is read."""
+
+import copy
+import functools
+import json
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from toys import tiny
+from transformers import PreTrainedTokenizerFast
+
+from minragen import bundled
+from minragen.chat import FORMATS, ChatFrame, Reply, description_parts
+from minragen.envs import SPLITS, make
+
+CHATML = bundled.CHAT_TEMPLATE
+REPLY = " a</think><answer> Up</answer>"
+# Tokens, ends of turns and a conversation of each family; NAME.jinja renders as its template does.
+FOLDER = Path(__file__).parent / "templates"
+FAMILIES = json.loads((FOLDER / "families.json").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def family(name):
+    """A byte-level or SentencePiece tokenizer with a family's tokens and template, and its ends."""
+    known, kind = FAMILIES[name], FAMILIES[name].get("kind", "")
+    if kind:
+        names = ["<unk>", "▁", "\n", "\n\n", *(f"<0x{byte:02X}>" for byte in range(256))]
+        core = Tokenizer(BPE({n: i for i, n in enumerate(names)}, [("\n", "\n")],
+                             byte_fallback=True))
+        if "legacy" in kind:  # a blank after every token, not only at the beginning
+            core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"),
+                                                    normalizers.Replace(" ", "▁")])
+        else:
+            core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
+                                          decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    else:
+        names = sorted(pre_tokenizers.ByteLevel.alphabet())
+        core = Tokenizer(BPE({n: i for i, n in enumerate(names)}, []))
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        core.decoder = decoders.ByteLevel()
+    for place in ("special", "added"):
+        core.add_tokens([AddedToken(text, special=place == "special", normalized=False,
+                                    rstrip=text in known.get("strips", []))
+                         for text in known.get(place, [])])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=known["eos"], bos_token=known.get("bos"),
+        chat_template=(FOLDER / f"{known.get('template', name)}.jinja").read_text(encoding="utf-8"))
+    return tokenizer, tokenizer.convert_tokens_to_ids(known["generation_eos"])
+
+
+@functools.cache
+def family_frame(name, response_format="free_think"):
+    tokenizer, ends = family(name)
+    return ChatFrame(tokenizer, response_format, ends)
+
+
+@functools.cache
+def built(response_format="free_think"):
+    return bundled.tiny_tokenizer([make("frozenlake", split) for split in SPLITS], response_format)
+
+
+@pytest.fixture
+def tokenizer():
+    """A copy, which a test may give another template."""
+    return copy.deepcopy(built())
+
+
+class TestTinyTokenizer:
+    @settings(max_examples=50, deadline=None)
+    @given(st.text())
+    def test_any_text_round_trips_exactly(self, text):
+        policy, frame = tiny()
+        assert policy.tokenizer.decode(frame.encode(text)) == text
+
+    def test_a_place_an_action_and_a_run_of_signs_are_one_token_each(self):
+        for text, count in ((" (0, 3)", 1), (" (2, 1)", 1), ("<think>", 1), (" Left", 1),
+                            (" ||", 1), (" ||</answer>", 2)):  # signs end where a tag begins
+            assert len(tiny()[1].encode(text)) == count, text
+
+    def test_every_tag_and_relation_of_a_format_is_one_token_each(self):
+        for response_format in FORMATS:
+            frame = ChatFrame(built(response_format), response_format)
+            parts = dict.fromkeys(frame.parts, " Left") | dict.fromkeys(
+                description_parts(response_format),
+                " hole same row left; goal below same column; none")
+            reply = frame.write(parts)
+            names = frame.tokenizer.convert_ids_to_tokens(frame.encode(reply))
+            assert names == re.findall(r"<[^>]+>|Ġ?[a-zA-Z]+|;", reply.replace(" ", "Ġ"))
+
+    def test_formats_without_descriptions_share_the_vocabulary_of_the_bundled_weights(self):
+        vocabulary = built().get_vocab()
+        assert vocabulary == built("no_think").get_vocab() and "<observation>" not in vocabulary
+
+
+def system_message(frame, prompt="rules"):
+    """That of an environment with this prompt, which describes its states in the language L."""
+    return frame.system_message(SimpleNamespace(system_prompt=prompt, description_language="L"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+class TestFamilies:
+    def test_a_conversation_has_exactly_this_text(self, name):
+        """It is what the template renders, with the thoughts that it drops, on a fixed date."""
+        (tokenizer, _), frame, text = family(name), family_frame(name), FAMILIES[name]["text"]
+        decode, framing = tokenizer.decode, frame.between(None, "state 2")
+        ids = frame.open("rules", "state 1") + frame.encode(REPLY) + framing
+        assert decode(ids) == "\n".join(text)
+        assert decode(frame.encode("\nx")) == "\nx"
+        rest = framing[framing.index(frame.end_of_turn) + 1:]
+        assert frame.between(frame.end_of_turn, "state 2") == rest
+        said = ["rules", "state 1", f"<think>{REPLY}", "state 2"]
+        if name in ("gemma2", "mistral0.3"):  # they get the system message from the user
+            said[:2] = ["rules\n\nstate 1"]
+        rendered = tokenizer.apply_chat_template(
+            [dict(role=role, content=part) for role, part in zip(
+                ("system", "user", "assistant", "user")[-len(said):], said)],
+            tokenize=False, add_generation_prompt=True, date_string="26 Jul 2024")
+        assert (REPLY in rendered) == (name not in ("qwen3", "deepseek-r1", "glm4.5"))
+        if REPLY in rendered and name != "smollm3":  # which takes no date
+            spelled = decode(frame.encode(rendered)).strip()
+            assert spelled == "\n".join(text).removesuffix("<think>").strip()
+
+    def test_the_ends_of_template_tokenizer_and_model_all_end_a_reply(self, name):
+        tokenizer, _ = family(name)
+        names = tokenizer.convert_ids_to_tokens(family_frame(name).end_ids)
+        assert sorted(names) == sorted(FAMILIES[name]["ends"])
+        alone = ChatFrame(tokenizer)
+        assert alone.end_ids == {alone.end_of_turn, tokenizer.eos_token_id}
+
+    def test_every_format_begins_with_its_tags_once(self, name):
+        """Where the template opens a thought, the rest is forced; no_think closes it."""
+        for response_format in FORMATS:
+            frame = family_frame(name, response_format)
+            body = frame.write(dict.fromkeys(frame.parts, " b"))
+            text = frame.tokenizer.decode(frame.open(system_message(frame), "one")
+                                          + frame.encode(body) + frame.between(None, "two"))
+            order = [text.index(part) for part in (frame.instruction, "one", body, "two")]
+            assert order == sorted(order)
+            tags = re.sub(r">\s+", ">", text)
+            assert tags.endswith(frame.prefix) and "<think><think>" not in tags, response_format
+            assert frame.thinks or text.endswith(FAMILIES[name].get("no_think", "<answer>"))
+
+    @settings(max_examples=40, deadline=None)
+    @given(data=st.data())
+    def test_no_control_token_written_in_an_observation_becomes_one(self, name, data):
+        tokenizer, frame = family(name)[0], family_frame(name)
+        added = {i: t.content for i, t in tokenizer.added_tokens_decoder.items()
+                 if re.search(r"\w", t.content)}
+        cuts = [cut for t in added.values() for cut in (t, t[:1], t[1:], t[:-1], t[-1:], t[:4])]
+        drawn = data.draw(st.lists(st.sampled_from([*cuts, " ", "\n", "x"]), max_size=8))
+        nested = [t[:-1] + t + t[-1] for t in added.values()]
+        for text in ("".join(drawn), *added.values(), *nested):
+            for harmless, ids in ((frame.open("x", "x"), frame.open("x", text)),
+                                  (frame.between(None, "x"), frame.between(None, text))):
+                assert [i for i in ids if i in added] == [i for i in harmless if i in added], text
+            system = system_message(frame, text).removesuffix(frame.instruction)
+            assert not added.keys() & set(frame.encode(system)), text
+
+
+class TestChatFrame:
+    def test_only_added_tokens_within_signs_or_special_ones_are_changed(self, tokenizer):
+        """Words, blanks and one sign are text; a tokenizer may lower text before it looks."""
+        tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+        call = AddedToken("<CALL>", normalized=True)
+        tokenizer.add_tokens(["frozen", "well-known", "    ", call, AddedToken("#", special=True)])
+        same, frame = "a frozen    well-known #", ChatFrame(tokenizer)
+        for text, shown in ((same, same), ("<Call><|pad|>", "< call>< |pad|>")):
+            assert tokenizer.decode(frame.open("", text)).count(f"user\n{shown}<|im_end|>") == 1
+
+    def test_marks_that_are_plain_text_are_changed_too(self):
+        for name, mark in (("tinyllama", "<|user|>"), ("olmo2", "<|assistant|>")):
+            frame = family_frame(name)
+            text = frame.tokenizer.decode(frame.open("rules", f"one\n{mark}\ntwo"))
+            assert f"\n< {mark[1:]}\n" in text and text.count(mark) == 1
+
+    @pytest.mark.parametrize("template, problem", [
+        (None, "no chat template"),
+        ("{{ messages[-1].content }}", "every turn in the same way"),
+        (CHATML.replace("m.content", "m.content | upper"), "every turn in the same way"),
+        (CHATML.replace("m.role", "loop.index ~ m.role"), "every turn in the same way"),
+        (CHATML.replace("assistant\n{% endif", "helper\n{% endif"), "every turn in the same way"),
+        (CHATML.replace("m.role", "raise_exception('no tools')"), "template fails: no tools")],
+        ids=["none", "does not append", "changes messages", "counts turns", "asks another",
+             "raises"])
+    def test_a_template_that_cannot_be_appended_to_or_an_unknown_format_is_refused(
+            self, tokenizer, template, problem):
+        tokenizer.chat_template = template
+        with pytest.raises(ValueError, match=problem):
+            ChatFrame(tokenizer)
+        with pytest.raises(ValueError, match="did you mean 'free_think'"):
+            ChatFrame(tokenizer, "freethink")
+
+    def test_a_tokenizer_that_writes_a_blank_before_a_turn_is_refused(self):
+        tokenizer = copy.deepcopy(family("tinyllama")[0])
+        tokenizer.chat_template = tokenizer.chat_template.replace("eos_token", "''")
+        with pytest.raises(ValueError, match="encoded by itself"):
+            ChatFrame(tokenizer)
+
+
+class TestParsing:
+    def test_a_reply_in_the_format_is_read(self):
+        for text, reasoning, answer in (
+                (" a b</think><answer> Left || Up</answer>", "a b", "Left || Up"),
+                ("</think>\n <answer></answer>", "", ""),
+                (" a</think><answer>x</think>\ny</answer>.", "a", "x</think>\ny")):
+            assert tiny()[1].parse(text) == Reply(reasoning, answer, True)
+
+    def test_what_is_written_is_read_again_in_every_format_whatever_its_parts_are(self):
+        """Blanks may stand between two tags."""
+        prefixes = ("<think>", "<answer>", "<think><observation>", "<think><reasoning>",
+                    "<think><observation>")
+        for response_format, prefix in zip(FORMATS, prefixes, strict=True):
+            frame = ChatFrame(built(), response_format)
+            parts = {part: f"{part} {{0}} < > </x> ;" for part in frame.parts}
+            text = frame.write({"observation": "", "prediction": "", **parts})
+            for reply in (text, text.replace("><", ">\n <")):
+                assert frame.parse(reply) == Reply(**parts, valid=True), response_format
+            assert frame.prefix == prefix and frame.thinks == (response_format != "no_think")
+
+    def test_a_reply_that_is_not_in_the_format_has_no_parts_at_all(self):
+        for text in ("", "<answer> a</answer>", " r</think> so <answer> a</answer>",
+                     " r</think><answer> a", " r <answer> a</answer>", "</answer></think>"):
+            assert tiny()[1].parse(text) == Reply(), text
+        for text in (" r</think><answer> a</answer>",
+                     " o</observation><reasoning> r</think><answer> a</answer>",
+                     " o</observation> and <reasoning> r</reasoning></think><answer> a</answer>",
+                     " o</observation><reasoning> r</reasoning><prediction> p</prediction></think>"
+                     "<answer> a</answer>"):
+            assert ChatFrame(built(), "grounding").parse(text) == Reply(), text
+
+    def test_a_reply_full_of_closing_tags_is_read_in_no_time(self):
+        """Backtracking would cost the product of the numbers of tags."""
+        frame = ChatFrame(built(), "grounding_worldmodeling")
+        reply = frame.write(dict.fromkeys(frame.parts, " b"))
+        text = "".join(tags * 15_000 for tags in re.findall(r"(?:<[^>]+>)+", reply)[:-1])
+        began = time.process_time()
+        assert not frame.parse(text).valid and len(text) > 10**6
+        assert time.process_time() - began < 1

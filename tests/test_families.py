@@ -1,0 +1,173 @@
+"""Which architectures can be trained: with random weights they work, or a sentence refuses them.
+
+docs/models.md has one row for each of FAMILIES; a failing test prints the table as measured.
+"""
+
+import contextlib
+import copy
+import functools
+import tempfile
+
+import pytest
+import torch
+import transformers
+from toys import tiny
+
+from benchmarks.figure import ROOT
+from minragen import diagnostics
+from minragen.config import Config
+from minragen.envs import EnvGroups
+from minragen.models import Critic, load_policy
+from minragen.rollout import Rules, collect, make_batch, prove
+from minragen.runs import memory_forecast
+from minragen.train import Learner
+
+PAGE = (ROOT / "docs" / "models.md").read_text()
+CONTEXT, WINDOW = 320, 24
+# A family takes those that it knows. Large weights: a wrong mask costs whole nats.
+SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=CONTEXT, initializer_range=0.3)
+SLIDING = dict(sliding_window=WINDOW)
+MIXED = SLIDING | dict(layer_types=["sliding_attention", "full_attention"] * 2)
+EXPERTS = dict(num_local_experts=4, num_experts=4, num_experts_per_tok=2,
+               moe_intermediate_size=16, shared_expert_intermediate_size=16)
+DEEPSEEK = EXPERTS | dict(kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8,
+                          head_dim=4, num_key_value_heads=4, q_lora_rank=8, n_routed_experts=4,
+                          n_group=2, topk_group=1, n_shared_experts=1, first_k_dense_replace=1)
+GEMMA = dict(head_dim=8, query_pre_attn_scalar=8)
+VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+              image_size=16, patch_size=8)
+
+
+def rope(rope_type, original=CONTEXT // 4, **options):
+    return dict(rope_parameters=dict(rope_type=rope_type, rope_theta=1e4, factor=4.0,
+                                     original_max_position_embeddings=original, **options))
+
+
+def longrope(original):
+    return dict(original_max_position_embeddings=original) | rope(
+        "longrope", original, short_factor=[1.0] * 4, long_factor=[3.0] * 4)
+
+
+FAMILIES = {  # name: class of the configuration, options
+    "Llama": ("Llama", {}),
+    "Llama, linear rope": ("Llama", rope("linear")),
+    "Llama 3": ("Llama", rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
+    "Llama, yarn": ("Llama", rope("yarn")),
+    "Llama, dynamic rope": ("Llama", rope("dynamic")),
+    "Llama, dynamic rope, longer": ("Llama", rope("dynamic") | dict(max_position_embeddings=80)),
+    "Llama 4": ("Llama4Text", {}),
+    "Mistral, window": ("Mistral", SLIDING),
+    "Ministral": ("Ministral", MIXED | dict(head_dim=8)),
+    "Mixtral, window": ("Mixtral", SLIDING | EXPERTS),
+    "Qwen2": ("Qwen2", {}),
+    "Qwen2, windows": ("Qwen2", SLIDING | dict(use_sliding_window=True, max_window_layers=2)),
+    "Qwen2-MoE": ("Qwen2Moe", EXPERTS),
+    "Qwen3": ("Qwen3", dict(head_dim=16)),
+    "Qwen3-MoE": ("Qwen3Moe", EXPERTS | dict(head_dim=16)),
+    "Qwen3-Next": ("Qwen3Next", {}),
+    "Gemma": ("Gemma", GEMMA),
+    "Gemma 2": ("Gemma2", GEMMA | SLIDING | dict(final_logit_softcapping=3.0)),
+    "Gemma 3": ("Gemma3Text", GEMMA | MIXED),
+    "Gemma 3, with its vision tower": ("Gemma3", dict(
+        text_config=SIZES | GEMMA | MIXED | dict(vocab_size=400), vision_config=VISION)),
+    "Phi": ("Phi", {}),
+    "Phi-3, window": ("Phi3", SLIDING),
+    "Phi-3, longrope": ("Phi3", longrope(CONTEXT)),
+    "Phi-3, longrope, longer": ("Phi3", longrope(CONTEXT // 4)),
+    "StarCoder2, window": ("Starcoder2", SLIDING),
+    "OLMo 2": ("Olmo2", {}),
+    "OLMo 3": ("Olmo3", MIXED),
+    "OLMoE": ("Olmoe", EXPERTS),
+    "GPT-NeoX": ("GPTNeoX", {}),
+    "GPT-Neo": ("GPTNeo", dict(attention_types=[[["global", "local"], 2]])),
+    "GPT-2": ("GPT2", {}),
+    "GPT-2, longer": ("GPT2", dict(max_position_embeddings=80)),
+    "OPT": ("OPT", dict(ffn_dim=48, word_embed_proj_dim=32)),
+    "Falcon": ("Falcon", {}),
+    "Falcon, alibi": ("Falcon", dict(alibi=True)),
+    "Bloom": ("Bloom", {}),
+    "MPT": ("Mpt", {}),
+    "StableLM": ("StableLm", {}),
+    "GLM4": ("Glm4", dict(head_dim=8)),
+    "EXAONE 4": ("Exaone4", MIXED),
+    "ERNIE 4.5": ("Ernie4_5", dict(head_dim=8)),
+    "Nemotron": ("Nemotron", {}),
+    "SmolLM3": ("SmolLM3", dict(no_rope_layers=[1, 1, 0, 1])),
+    "Granite": ("Granite", dict(logits_scaling=4.0, embedding_multiplier=2.0)),
+    "Cohere": ("Cohere", dict(logit_scale=0.25)),
+    "Cohere 2": ("Cohere2", MIXED | dict(logit_scale=0.25)),
+    "gpt-oss": ("GptOss", MIXED | EXPERTS | dict(head_dim=8)),
+    "DeepSeek V2": ("DeepseekV2", DEEPSEEK),
+    "DeepSeek V3": ("DeepseekV3", DEEPSEEK),
+    "Mamba": ("Mamba", {}),
+    "Jamba": ("Jamba", dict(use_mamba_kernels=False)),
+    "RecurrentGemma": ("RecurrentGemma", {}),
+    "T5": ("T5", {}),
+}
+
+
+def family(name):
+    """A policy of a family with random weights and tiny's tokenizer."""
+    kind, options = FAMILIES[name]
+    kind, tokenizer = getattr(transformers, f"{kind}Config"), tiny()[0].tokenizer
+    known, sizes = kind(), SIZES | dict(vocab_size=len(tokenizer) + 9, pad_token_id=0)
+    config = kind(**{k: v for k, v in sizes.items() if hasattr(known, k)} | options)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        with contextlib.suppress(ValueError):  # no decoder: T5
+            transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return load_policy(folder, name="NAME")
+
+
+@functools.cache
+@torch.no_grad()
+def measured(name):
+    """"works", or the sentence that refuses the family."""
+    try:
+        policy = family(name)
+        prove(policy, CONTEXT)
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    frame, rules = copy.copy(tiny()[1]), Rules(2.0, max_new_tokens=20, max_context=CONTEXT)
+    frame.end_ids = set(range(0, len(frame.tokenizer), 8))  # replies of many lengths
+    batch = make_batch(collect(policy, frame, EnvGroups("frozenlake", 2, 3), 0, rules))
+    log_p = (policy.model(batch.tokens, use_cache=False).logits / 2.0).log_softmax(dim=-1)
+    own = log_p[:, :-1].gather(-1, batch.tokens[:, 1:, None])[..., 0]
+    gap = (own - batch.sample_logprobs[:, 1:])[batch.response_mask[:, 1:]].abs().max()
+    assert gap < 1e-4, f"{name} is silently wrong by {gap:.2g} nats"
+    assert batch.turn_ids.max() >= 2 and len(batch.lengths.unique()) > 2, name
+    critic = Critic(policy)
+    critic.head.weight.data += 1.0
+    assert critic(batch.tokens, batch.response_mask)[batch.response_mask].std() > 0, name
+    assert "GiB" in memory_forecast(Learner(policy, frame, None, critic), Config()), name
+    return "works"
+
+
+def table():
+    return "\n".join(f"| {name} | {measured(name)} |" for name in FAMILIES)
+
+
+class TestFamilies:
+    @pytest.mark.parametrize("name", FAMILIES)
+    def test_it_works_or_is_refused_as_the_page_says_and_is_never_silently_wrong(self, name):
+        assert f"\n| {name} | {measured(name)} |\n" in PAGE, f"write into the page:\n{table()}"
+
+    def test_the_page_has_all_of_them_and_no_other(self):
+        assert f"\n|---|---|\n{table()}\n\n" in PAGE, f"write into the page:\n{table()}"
+
+    @pytest.mark.parametrize("name", ["Ministral", "StarCoder2, window", "GPT-2, longer"])
+    @torch.no_grad()
+    def test_the_scores_of_the_diagnostics_are_those_of_full_passes(self, name):
+        """They build masks of their own. Behind the last position of a model it serves again."""
+        model, rng = family(name).model, torch.Generator().manual_seed(0)
+        prompts, reasonings = ([torch.randint(300, (n,), generator=rng).tolist() for n in lengths]
+                               for lengths in ((49, 31, 12), (30, 6, 1)))
+        scores, _ = diagnostics.score_matrix(model, prompts, reasonings)
+        for i, z in enumerate(reasonings):
+            for j, x in enumerate(prompts):
+                log_p = model(torch.tensor([x + z])).logits[0, len(x) - 1:-1].log_softmax(dim=-1)
+                assert abs(log_p[range(len(z)), z].sum() - scores[i, j]) < 1e-3
+        diagnostics.score_matrix(model, [prompts[0] + reasonings[0]], reasonings)
