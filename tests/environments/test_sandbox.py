@@ -296,8 +296,8 @@ class TestComparison:
         for got, want in equal + unequal:
             assert sandbox.same_output(got, want) == ((got, want) in equal), (got, want)
 
-    def test_no_answer_of_a_megabyte_takes_a_tenth_of_a_second(self):
-        """The judge holds the trainer's interpreter lock."""
+    def test_no_answer_of_a_megabyte_occupies_the_trainer_for_a_quarter_of_a_second(self):
+        """The judge holds its interpreter lock. On a quiet core all stay below 0.1 s."""
         collide = [i * (2**61 - 1) for i in range(8_000)]  # equal hashes; 200 KB
         answers = [{"set": collide}, 20 * [{"set": collide[:512]}], 60_000 * [[]],
                    {"dict": [{"tuple": [i, 0]} for i in collide[:5000]]}, 15_000 * [{"set": [1]}]]
@@ -315,7 +315,7 @@ class TestComparison:
                 else:
                     answer = sandbox.Result("value", value if given == [] else text)
                     assert sandbox.compare(answer, Case(given, want)).word == "wrong", text[:99]
-                assert time.process_time() - began < 0.1, text[:99]
+                assert time.process_time() - began < 0.25, text[:99]
 
 
 class TestCheck:
