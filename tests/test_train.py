@@ -368,9 +368,9 @@ class TestResume:
         monkeypatch.setattr(trainer.AdamW, "set_lr", lambda self, lr: (
             rates.append(lr), real(self, lr)))
         run("--run a --steps 3 --lr 0.01 --lr-final 0.1 --filter none", *BRIEF)
-        run("--run a --resume --steps 4")
         run("--run a --resume --steps 5")
-        assert rates == pytest.approx([0.01, 0.0055, 0.001, 0.001, 0.001])
+        run("--run a --resume --steps 6")
+        assert rates == pytest.approx([0.01, 0.0055, 0.001, 0.001, 0.001, 0.001])
 
     def test_a_killed_run_goes_on_bit_for_bit_with_everything_that_adapts(self, runs, monkeypatch):
         options = shlex.split(
