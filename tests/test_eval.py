@@ -69,14 +69,13 @@ class TestEvaluate:
     def test_an_instance_on_which_an_environment_failed_is_in_nobodys_rate(
             self, evaluated, monkeypatch):
         sampled = [(True, 1.0), (False, 0.5), (False, 9.0, "OSError: gone"), (True, 0.3)]
-        config, config_of = parsed("--env", "bandit"), evaluation.PLAYERS
-        monkeypatch.setitem(config_of, "solver", lambda env, rng: (
+        config = parsed("--env", "bandit")
+        monkeypatch.setitem(evaluation.PLAYERS, "solver", lambda env, rng: (
             env.solve()[0] if env.instance() != broken else 1 / 0))
         env = make("bandit", "val")
         env.reset(seed=3)
         broken = env.instance()
-        tables = evaluated(config, "val", 4, sampled, [(True, 1.0)] * 4)
-        rows, _, _ = tables["bandit"]
+        rows, _, _ = evaluated(config, "val", 4, sampled, [(True, 1.0)] * 4)["bandit"]
         assert rows[:2] == [("checkpoint", 1, 2, 0.75), ("checkpoint, greedy", 2, 2, 1.0)]
         assert [row[2] for row in rows] == [2, 2, 2, 2]
         with pytest.raises(RuntimeError, match="every episode of bandit failed"):
@@ -122,15 +121,17 @@ class TestCommand:
         assert last == "F1 of descriptions: grounding 0.250, worldmodeling 0.750"
 
     def test_it_measures_a_run_on_the_split_asked_for_as_the_run_measured_itself(
-            self, runs, capsys):
+            self, runs, capsys, monkeypatch):
         train.main(["--env", "bandit", "--run", "a", "--steps", "1", "--num-groups", "2",
                     "--group-size", "4", "--val-size", "16"])
         (runs / "a").rename(runs / "b")  # a run is where its folder is
         lines = [json.loads(x) for x in (runs / "b" / "metrics.jsonl").read_text().splitlines()]
         capsys.readouterr()
         for split, line in (("val", lines[1]), ("test", lines[2])):
+            monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
             evaluation.main(["--run", "b", "--split", split, "--size", "16"])
-            printed = capsys.readouterr().out.splitlines()
+            printed, bars = (text.splitlines() for text in capsys.readouterr())
+            assert bars == []
             for row, name in zip(printed[2:4], ("success", "success_greedy")):
                 low, high = wilson(round(line[f"{split}/{name}"] * 16), 16)
                 assert f"{line[f'{split}/{name}']:8.3f}   [{low:.3f}, {high:.3f}]" in row

@@ -353,8 +353,7 @@ class Late(Lottery):
 class TestOptimizerSteps:
     def test_the_mini_batches_of_an_epoch_are_as_equal_as_can_be_and_hold_every_row_once(self):
         rows = make_batch([episode(tokens=(1,), rewards=(0.0,))] * 208)  # 13 groups of 16
-        rows.loss_mask = rows.response_mask
-        rows.returns = torch.arange(208)
+        rows.loss_mask, rows.returns = rows.response_mask, torch.arange(208)
         parts = list(trainer.optimizer_steps(rows, parsed("--epochs", "2"), 1))
         assert [len(part) for part in parts] == [52] * 8  # not 64, 64, 64 and 16
         for epoch in (parts[:4], parts[4:]):
