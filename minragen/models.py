@@ -48,8 +48,8 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     stored_dtype: keep the dtype of the files, as for checkpoints and bundled models; otherwise a
         GPU gets bfloat16. On a CPU it is float32 either way.
     name: what messages call it; empty: the source
-    raises: ValueError for what cannot be loaded, RuntimeError for what cannot be played (here by
-        its architecture, in `rollout.prove` by trying)
+    raises: ValueError for what cannot be loaded, RuntimeError for an unsupported architecture
+        (`rollout.prove` tests the rest)
     """
     device, name = torch.device(device), name or str(source)
     dtype = torch.float32 if device.type == "cpu" else "auto" if stored_dtype else torch.bfloat16
@@ -169,8 +169,8 @@ def token_logprobs(model, tokens, response_mask, temperature=1.0):
 
 
 def max_positions(model):
-    """Positions that a conversation may have: the model's, or the original ones of longrope, whose
-    frequencies change beyond, so that the keys in the cache would be wrong."""
+    """The maximum length of a conversation: the model's, or longrope's original length. Beyond that
+    its frequencies change, and cached keys would be wrong."""
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     original = [part["original_max_position_embeddings"] for part in (rope, *rope.values())

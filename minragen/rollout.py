@@ -39,7 +39,7 @@ from minragen.chat import Reply
 from minragen.models import attention_masks, max_positions, output_layer
 
 MASS = 2**38  # units in probability 1; a token of less than one unit is never drawn
-PROOF_TOKENS = 48  # of a row at start-up, behind the window if there is one
+PROOF_TOKENS = 48  # per row of the proof, in addition to any window
 # Tokens of a row x parameters at start-up: a few seconds.
 PROOF_BUDGET = {"cpu": 2**33, "mps": 2**36, "cuda": 2**43}
 SHRINK = 0.9  # a batch is cut to its unfinished rows when they are at most this share of it
@@ -56,7 +56,7 @@ class StopReason(Enum):
     CONTEXT = "context"  # no room for another token or another observation
     TERMINATED = "terminated"  # the environment reached an end
     TRUNCATED = "truncated"  # turns or actions ran out
-    ENV_ERROR = "env_error"  # the environment failed: counted, in no other statistic, in no loss
+    ENV_ERROR = "env_error"  # the environment failed: counted, and left out of all else
 
 
 @dataclass(frozen=True)

@@ -179,8 +179,6 @@ MUTANTS = {
         ("(rules.max_new_tokens if window > 1 else 1)", "1",
          "a window leaves no room for a whole reply"),
         ("old[index, :", "old[:len(index), :", "keys stay in their slots when rows leave"),
-        ("going[:n].long(", "torch.ones(n, dtype=torch.int64",
-         "a finished row goes on filling its slot"),
         ("positions[:, None, :", "positions.amax(1)[:, None, None",
          "a query sees the tokens after it"),
         ("(rules.temperature or 1.0)", "1.0", "sampling ignores the temperature"),
@@ -381,6 +379,8 @@ MUTANTS = {
         ("MASS = 2**38", "MASS = 2**18", "tokens below four millionths are never drawn"),
     ],
     ("rollout.py", "test_families.py"): [
+        ("going[:n].long(", "torch.ones(n, dtype=torch.int64",
+         "a finished row goes on filling its slot"),
         ("max_context > most", "False", "conversations run beyond the model's positions"),
     ],
     ("diagnostics.py", "test_families.py"): [

@@ -32,7 +32,7 @@ import pydantic_monty as monty
 from minragen.environments import sandbox_worker as worker
 from minragen.environments.sandbox_worker import ERRORS, OUTPUT_BYTES, decode, encode
 
-VALUE_BYTES = 1 << 18  # of a function's value as JSON
+VALUE_BYTES = 1 << 16  # of a function's value as JSON; what is longer would occupy the judge
 MEMORY = 512  # MiB of a submission; a quarter in Monty, which hands whole values to the host
 CLOCK = 3.0  # seconds for each second of CPU time: a busy machine fails no honest program
 TOTAL_SECONDS = 40.0  # of the clock for all tests of a submission; a step may take 60
@@ -63,6 +63,7 @@ def judge(code, cases, name="", cpu=2, pool=None):
     """Run `code` on every case: call its function `name`, or without a name run it as a program.
 
     Tests after one that runs out of time are skipped, so that an endless loop costs one limit.
+    A process gets the calls that are left, a program only its own input.
     cpu: whole seconds for each case
     returns: list of Result, one for each case      raises: RuntimeError if the sandbox fails
     """
@@ -70,7 +71,8 @@ def judge(code, cases, name="", cpu=2, pool=None):
     results = []
     with (pool or SUBMISSIONS).lend(code, name, cpu) as run:
         while len(results) < len(cases) and "time" not in [r.word for r in results]:
-            results += map(compare, run(given[len(results):]), cases[len(results):])
+            rest = given[len(results):]
+            results += map(compare, run(rest if name else rest[:1]), cases[len(results):])
     return results + (len(cases) - len(results)) * [Result("skipped")]
 
 
@@ -79,7 +81,7 @@ def judge_check(code, name, check, cpu=2, pool=None):
 
     The test program always runs in Monty, and the submission in the sandbox. Every assertion that
     depends on a call counts, also after a failed one.
-    returns: (assertions that held, such assertions, the words of the calls)
+    returns: (passed assertions, all such assertions, the words of the calls)
     raises: RuntimeError if the sandbox fails
     """
     words = []
@@ -176,7 +178,7 @@ def same_word(got, want):
 class WorkerPool:
     """As many sandboxes as there are cores; further threads wait for one.
 
-    kind: Namespaces, Monty, or None: Namespaces, or else Monty, and `downgrade` says why
+    kind: Namespaces or Monty; None tries Namespaces, then Monty (`downgrade`: why)
     """
 
     def __init__(self, kind=None):
@@ -186,8 +188,8 @@ class WorkerPool:
 
     @contextmanager
     def lend(self, code="", name="", cpu=2):
-        """Lend a sandbox for a `with`, as a function that runs a submission on the first of several
-        inputs and returns one or more Results. A sandbox that fails is closed."""
+        """Yield a function that runs the submission on a list of inputs and returns Results for the
+        first one or more of them. A sandbox that fails is closed."""
         sandbox, end = self.free.get(), time.monotonic() + TOTAL_SECONDS
         try:
             sandbox = sandbox or self._start()
@@ -252,8 +254,8 @@ class Namespaces:
     def run(self, code, name, given, cpu, seconds):
         """Run a program on the first input, or have one process answer calls (as JSON) until its
         time is over or it ends. Returns a Result for each answer: its word is `value`, or the
-        reason why there is none. An input without an answer has one only if it is the first: time
-        that earlier calls have used up, or harm that they did, is not its fault."""
+        reason why there is none. Later inputs without an answer get no Result, because an earlier
+        call may be the cause."""
         kills = oom_kills()
         job = {"code": code, "name": name, "given": given, "cpu": cpu, "memory": MEMORY}
         with open(os.memfd_create("job"), "wb") as file, \
@@ -340,8 +342,8 @@ def answer():
 
 def monty_session(pool, seconds, calls=1000):
     """Return an interpreter with limits: seconds of the clock for each feed, memory, and calls of
-    the host (files, unknown names), whose time does not count. It has no clock and no chance: the
-    same program gets the same verdict. HumanEval needs `string`."""
+    the host (files, unknown names), whose time does not count. Clock and seed are fixed: the same
+    program gets the same verdict. HumanEval needs `string`."""
     constants = {name: value for name, value in vars(string).items() if isinstance(value, str)}
     return pool.checkout(
         limits={"max_feed_duration_secs": seconds, "max_memory": MEMORY << 18,
@@ -354,7 +356,7 @@ def monty_session(pool, seconds, calls=1000):
 
 def monty_word(kind, message):
     """Return the word of an exception in Monty: `unsupported` where CPython would not raise it.
-    Modules that nobody has imported stay so: a submission chooses these names."""
+    It imports no module: the submission chooses the names."""
     names = [*re.findall(r"'(\w+)'", message), "", ""]
     lacks = re.search("^The monty syntax parser|^Wildcard imports|Internal error in monty", message)
     if kind == "ModuleNotFoundError":

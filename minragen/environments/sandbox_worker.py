@@ -68,9 +68,9 @@ def main():
 
 
 def run_job(seconds, job, answers, control):
-    """Run one child until it ends, the judge hangs up or the seconds are over. Returns why it
-    ended: `time`, `died`, or `killed`, which only the kernel can do to the first process of a
-    namespace, because its time is used up or the machine's memory."""
+    """Run one child until it ends, the judge hangs up or the seconds are over. Returns why:
+    `time`, `died` or `killed`. Only the kernel can kill the first process of a namespace: at its
+    limit of CPU time, or when the machine is out of memory."""
     if (pid := os.fork()) == 0:
         try:
             os.setsid()  # kill(0) reaches a group, whose others may be outside of the namespace
@@ -210,15 +210,15 @@ def call(function, *arguments):
 
 
 def enter_namespaces():
-    """Go on in a fork, the first process of own namespaces. Return a descriptor of that of
-    processes. Raises OSError if the system refuses."""
+    """Fork into new namespaces and continue there. Return a descriptor of the PID namespace. Raises
+    OSError if the system refuses."""
     if sys.platform != "linux" or os.uname().machine not in CALLS:
         raise OSError("only Linux on x86-64 and aarch64 has them")
     # If memory runs out, Linux kills a submission before the training run.
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
     os.chdir(STDLIB)  # which may be in a folder of root's
-    if os.getuid() == 0:  # no limit counts root's threads, so go on as one who owns nothing
+    if os.getuid() == 0:  # NPROC does not limit root's threads, so become an unused user
         os.setgroups([])
         os.setresgid(*3 * [100_000 + os.getpid()])
         os.setresuid(*3 * [100_000 + os.getpid()])
@@ -237,8 +237,8 @@ def enter_namespaces():
 
 
 def build_root(root):
-    """Make the file system of the children: the current folder, which is the standard library,
-    without what is installed in it, read-only."""
+    """Make the children's file system: the current folder (the standard library), read-only and
+    without installed packages."""
     call(LIBC.mount, "none", "/", None, MS_REC | MS_PRIVATE, None)
     call(LIBC.mount, "tmpfs", root, "tmpfs", 0, "size=1m,mode=755")
     os.makedirs(root + STDLIB)
@@ -255,8 +255,8 @@ def build_root(root):
 
 
 def refuse_calls():
-    """Have seccomp refuse CALLS, with EPERM, so that an honest program goes on. Of new processes,
-    clone() may only start threads."""
+    """Have seccomp refuse CALLS, with EPERM, so that an honest program goes on. clone() may start
+    threads but no processes."""
     load, equal, at_least, has, end = 0x20, 0x15, 0x35, 0x45, 0x06  # in the language of BPF
     allow, kill, eperm, enosys = 0x7FFF0000, 0x80000000, 0x50001, 0x50026
     machine, _, clone, *refused = CALLS[os.uname().machine]
