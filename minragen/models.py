@@ -56,7 +56,7 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     # NOTE: the dtype is given to from_pretrained and never to .to(): the latter would also round
     # the rotary frequencies, which changes the logits of distant tokens.
     try:
-        if not (refused := why_unplayable(AutoConfig.from_pretrained(source))):
+        if not (refused := why_unsupported(AutoConfig.from_pretrained(source))):
             model, loading = AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True)
             tokenizer = AutoTokenizer.from_pretrained(source)
@@ -84,7 +84,7 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     return policy
 
 
-def why_unplayable(config):
+def why_unsupported(config):
     """Why keys and values of this architecture cannot be cached by position; "" if they can."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None) or []

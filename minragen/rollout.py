@@ -1,8 +1,9 @@
 """Batched multi-turn generation: many conversations at once, each token computed once.
 
 Reading order: `Rules` (how a conversation is held), `Trajectory` (what comes out), `collect` (the
-loop over turns; RAGEN's agent proxy), `KVSlots` (why nothing is prefilled twice), `sample_tokens`
-and `uniforms` (where randomness comes from), `Batch` (what the learner takes).
+loop over turns; RAGEN's agent proxy), `KVSlots` (why nothing is prefilled twice), `prove` (that it
+equals a full pass), `sample_tokens` and `uniforms` (where randomness comes from), `Batch` (what the
+learner takes).
 
 Axes: B rows, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of each.
 
@@ -487,7 +488,7 @@ def prove(policy, max_context):
     The turns exceed the sliding window where max_context and PROOF_BUDGET allow it.
 
     returns: what was proved, for the console
-    raises: ValueError if the model has too few positions, RuntimeError if it cannot be played
+    raises: ValueError if the model has too few positions, RuntimeError if it is unsupported
     """
     name, model, most = policy.name, policy.model, max_positions(policy.model)
     if max_context > most:
@@ -501,7 +502,7 @@ def prove(policy, max_context):
             gap = _gap(model if dtype == model.dtype else copy.deepcopy(model).float(), length)
         except Exception as error:  # decoders fail in many ways on a cache not made for them
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise RuntimeError(f"model {name!r} cannot be played on KV slots: {reason}") from error
+            raise RuntimeError(f"model {name!r} cannot use the KV slots: {reason}") from error
         if not gap <= tolerance:  # nan too
             raise RuntimeError(f"model {name!r} differs between cached turns and a full pass by "
                                f"{gap:.2g} nats in {dtype}, allowed are {tolerance}. Its attention "

@@ -104,7 +104,8 @@ class Log:
     def trajectories(self, step, split, episodes):
         """Write a sample as chat messages, one JSON object a line: SAMPLE episodes, and SAMPLE of
         those whose environment failed. Print the most common failure."""
-        played, failed = ([t for t in episodes if bool(t.error) is e] for e in (False, True))
+        played = [t for t in episodes if not t.error]
+        failed = [t for t in episodes if t.error]
         with open(self.folder / "trajectories.jsonl", "a") as file:
             for t in played[::max(1, len(played) // SAMPLE)][:SAMPLE] + failed[:SAMPLE]:
                 file.write(json.dumps({"step": step, "split": split, "env": t.env, "seed": t.seed,

@@ -164,7 +164,7 @@ class TestPrograms:
 class TestFunctions:
     def test_a_function_or_a_method_of_solution_is_called_and_returns_a_value(self, pool):
         for name, code, *cases in [
-                ("f", "def f(a, b): print('noise'); return a + b", Case([1, 2.5], 3.5),
+                ("f", "def f(a, b): print('noise' * 10**6); return a + b", Case([1, 2.5], 3.5),
                  Case(["a", "b"], "ab"), Case([[1], [None]], [1, None])),
                 ("two", "class Solution:\n  def two(self, n: List[int]) -> int: return n[0] * 2",
                  Case([[4]], 8)),
@@ -249,7 +249,7 @@ class TestMonty:
             held, total, _ = judge_check(problem.solution, problem.name, problem.check,
                                          pool=self.POOL)
             passed += held == total > 0
-        assert passed >= 160 and len(problems) == 164
+        assert passed == len(problems) == 164
         for seed in range(30):
             env = deepcoder.DeepCoder()
             env.reset(seed=seed)
