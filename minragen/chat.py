@@ -17,6 +17,7 @@ Tests: `python -m pytest tests/test_chat.py`.
 import re
 from dataclasses import dataclass
 from datetime import date
+from functools import lru_cache
 
 from minragen.envs import nearest
 
@@ -83,6 +84,7 @@ class ChatFrame:
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model.")
         self.tokenizer, self._format = tokenizer, FORMATS[response_format]
+        self._ids = lru_cache(4096)(self._ids)  # members of a group see much alike
         self._line = self._ids("\n")
         self._template = re.sub(  # "today" is DATE: a resumed run plays the same prompts
             r"strftime_now\(\s*(['\"])(.*?)\1\s*\)",

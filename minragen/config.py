@@ -125,7 +125,10 @@ class Config:
     kl_estimator: str = opt("k3", "estimator of the KL in the loss", starpo.KL_ESTIMATORS[1:])
     epochs: int = opt(1, "passes over a batch", least=1)
     mini_batch: int = opt(64, "rows (trajectories, or windowed turns) per optimizer step", least=1)
-    token_budget: int = opt(2400, "padded tokens per learner pass; speed and memory only", least=1)
+    token_budget: int = opt(2400, "ids in one forward pass; speed and memory only", least=1)
+    activation_checkpointing: bool = opt(False, "recompute activations in the backward pass")
+    attention: str = opt("", "transformers' attention of the learner's passes, such as "
+                             "flash_attention_2; empty: ours, which shares prompts")
     max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm", least=1e-4)
     # -- measuring
     val_size: int = opt(256, "held-out instances per validation", least=1, most=2**16)
@@ -374,13 +377,13 @@ def check_state_reward(config, groups):
 
 
 # ---- The environments of a Config ----------------------------------------------------------------
-def env_groups(config, split, num_groups=None, group_size=1, spec=""):
+def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slice(None)):
     """The run's EnvGroups: one group an environment, or `num_groups` split evenly or by `spec`."""
     names = env_names(config)
     budgets = {n: getattr(config, n) for n in ("max_turns", "max_actions_per_turn", "max_actions")
                if getattr(config, n)}
     return EnvGroups(spec or ",".join(names), num_groups or len(names), group_size, split,
-                     env_options(config), budgets)
+                     env_options(config), budgets, share)
 
 
 def most_turns(config):

@@ -40,8 +40,9 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from minragen.models import LOGIT_BUDGET, attention_masks, max_positions, output_layer
-from minragen.rollout import KVSlots, StopReason, collect, forward_slots, micro_batches
+from minragen.attention import KVSlots, attention_masks, forward_slots, padded_batches
+from minragen.models import LOGIT_BUDGET, max_positions, output_layer
+from minragen.rollout import StopReason, collect
 
 NUM_SAMPLES = 64  # rows of a score matrix
 TOKEN_BUDGET = 8192  # padded tokens in one forward pass
@@ -266,16 +267,18 @@ def score_matrix(model, prompts, reasonings, temperature=1.0, token_budget=TOKEN
     first = torch.tensor([z[0] for z in reasonings])
     fed = torch.tensor([len(z) - 1 for z in reasonings])  # nothing after the last token is scored
     widths = torch.tensor([len(x) for x in prompts])
-    for columns in micro_batches(widths.clamp(min=fed.max()), token_budget):
+    for columns in padded_batches(widths.clamp(min=fed.max()), token_budget):
         lengths = widths[columns]
         tokens = pad_sequence([torch.tensor(prompts[j]) for j in columns], batch_first=True)
-        packs = list(micro_batches(
+        packs = list(padded_batches(
             fed.clamp(min=1), min(PACK_TOKENS, token_budget // len(columns))))
         room = max(int(fed[rows].sum()) for rows in packs)
         slots = KVSlots(model, len(columns), tokens.shape[1] + room)
-        logits = forward_slots(model, slots, tokens, lengths).float().cpu()
-        log_p = (logits / (temperature or 1.0)).log_softmax(dim=-1)  # (n, V) after the prompts
-        block = log_p[:, first].T.double()  # (M, n)
+        hidden = forward_slots(model, slots, tokens.to(slots.device), lengths.to(slots.device))
+        logits = output_layer(model, hidden).float() / (temperature or 1.0)
+        # The (n, V) logprobs after the prompts stay where they are.
+        log_p = logits.log_softmax(dim=-1)[:, first.to(slots.device)]
+        block = log_p.T.cpu().double()  # (M, n)
         for rows in packs:
             block[rows] += _continuations(model, slots, [reasonings[i] for i in rows], temperature)
         scores[:, columns] = block
@@ -284,7 +287,9 @@ def score_matrix(model, prompts, reasonings, temperature=1.0, token_budget=TOKEN
 
 def _continuations(model, slots, reasonings, temperature):
     """Logprobs of all but the first token of each reasoning behind each prompt, summed: (m, n)."""
-    n, longest, device = len(slots.lengths), int(slots.lengths.max()), slots.device
+    n, device = len(slots.lengths), slots.device
+    lengths = slots.lengths.cpu()
+    longest = int(lengths.max())
     scores = torch.zeros(len(reasonings), n, dtype=torch.float64)
     of = torch.tensor([i for i, z in enumerate(reasonings) for _ in z[1:]], dtype=torch.int64)
     q = len(of)
@@ -295,12 +300,12 @@ def _continuations(model, slots, reasonings, temperature):
     depth = torch.tensor([t for z in reasonings for t in range(len(z) - 1)])
     # All rows write behind the longest prompt; the gap behind a shorter one is masked.
     slots.set_positions((longest + torch.arange(q)).expand(n, q).to(device), longest + q)
-    prompt = torch.arange(longest) < slots.lengths[:, None]  # (n, longest)
+    prompt = torch.arange(longest) < lengths[:, None]  # (n, longest)
     itself = (of[:, None] == of) & (torch.arange(q)[:, None] >= torch.arange(q))  # (q, q)
     visible = torch.cat([prompt[:, None, None].expand(n, 1, q, longest),
                          itself.expand(n, 1, q, q)], dim=-1).to(device)
     # A reasoning behind a longer prompt than its own may end behind the model's last position.
-    positions = (slots.lengths[:, None] + depth).clamp(max=max_positions(model) - 1).to(device)
+    positions = (lengths[:, None] + depth).clamp(max=max_positions(model) - 1).to(device)
     keys = torch.cat([torch.arange(longest, device=device).expand(n, longest), positions], dim=1)
     hidden = model.base_model(
         input_ids=tokens.expand(n, q), position_ids=positions, past_key_values=slots,
@@ -505,7 +510,7 @@ def buckets(reward_std, num_buckets=NUM_BUCKETS):
 def _summed_gradients(parameters, bucket, losses_of, token_budget):
     """{term: gradient of its sum over the bucket, a float32 tensor per parameter}."""
     gradients = {}
-    for rows in micro_batches(bucket.lengths, token_budget):
+    for rows in padded_batches(bucket.lengths, token_budget):
         losses = losses_of(bucket.take(rows))
         # A term that does not depend on the parameters has no gradient.
         live = [name for name, value in losses.items() if value.requires_grad]

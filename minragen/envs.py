@@ -359,26 +359,30 @@ class EnvGroups:
     spec: a mixture; `frozenlake,bandit` splits evenly, `frozenlake=12,bandit=4` as it says
     options: `name.option` addresses one environment of a mixture
     budgets: fields of Budget that replace each environment's own
+    share: which of the groups this object holds; they keep their `numbers`
     """
 
-    def __init__(self, spec, num_groups, group_size, split="train", options=None, budgets=None):
-        self.num_groups, self.group_size, self.split = num_groups, group_size, split
-        self.names = [name for name, count in parse_mixture(spec, num_groups) for _ in range(count)]
+    def __init__(self, spec, num_groups, group_size, split="train", options=None, budgets=None,
+                 share=slice(None)):
+        self.numbers = range(num_groups)[share]
+        self.num_groups, self.group_size, self.split = len(self.numbers), group_size, split
+        self.names = [name for name, count in parse_mixture(spec, num_groups)
+                      for _ in range(count)][share]
         per_name = {n: _options_of(n, options or {}, set(self.names))
                     for n in dict.fromkeys(self.names)}
         own = {n: make(n, split, **per_name[n]).budget for n in per_name}
         self._build = [partial(make, n, split, replace(own[n], **(budgets or {})), **per_name[n])
                        for n in self.names for _ in range(group_size)]
         self.envs = [build() for build in self._build]
-        self.seeds, self._broken = [None] * num_groups, set()
+        self.seeds, self._broken = [None] * self.num_groups, set()
 
     def __len__(self):
         return len(self.envs)
 
     def reset(self, first_seed):
-        """Group g gets the instance of seed `first_seed + g`. Returns each row's observation, or
-        the exception that its environment raised."""
-        self.seeds = [first_seed + g for g in range(self.num_groups)]
+        """Group number g gets the instance of seed `first_seed + g`. Returns each row's
+        observation, or the exception that its environment raised."""
+        self.seeds = [first_seed + g for g in self.numbers]
         return [self._attempt(row, self._reset_row, row) for row in range(len(self))]
 
     def _reset_row(self, row):

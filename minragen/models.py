@@ -19,8 +19,10 @@ from huggingface_hub.errors import HFValidationError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from minragen import starpo
+from minragen.attention import states_before
 
 LOGIT_BUDGET = 2**24  # elements of one (chunk, V) block of logits: 64 MiB in float32
 
@@ -42,12 +44,13 @@ class Policy:
         return sum(p.numel() for p in self.model.parameters())
 
 
-def load_policy(source, device="cpu", stored_dtype=False, name=""):
+def load_policy(source, device="cpu", stored_dtype=False, name="", attention=""):
     """The policy in a folder or behind a Hugging Face id.
 
     stored_dtype: keep the dtype of the files, as for checkpoints and bundled models; otherwise a
         GPU gets bfloat16. On a CPU it is float32 either way.
     name: what messages call it; empty: the source
+    attention: transformers' implementation for the learner's passes; empty: ours where it applies
     raises: ValueError for what cannot be loaded, RuntimeError for an unsupported architecture
         (`rollout.prove` tests the rest)
     """
@@ -79,6 +82,7 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     if beyond:
         raise ValueError(f"the tokenizer of model {name!r} has tokens beyond the vocabulary of "
                          f"{size}: {', '.join(beyond[:3])}. Resize the model's embeddings.")
+    choose_attention(model, name, attention)
     policy = Policy(name, model.to(device), tokenizer)
     policy.model.eval()  # no dropout anywhere: sampling and training must be the same function
     return policy
@@ -98,16 +102,31 @@ def why_unsupported(config):
     return ""
 
 
-# ---- From tokens to logprobs ---------------------------------------------------------------------
-def hidden_states(model, tokens):
-    """Last hidden states (B, T, D) of right-padded `tokens` (B, T).
+def choose_attention(model, name, attention):
+    """Let the learner's passes use an attention of transformers, if it can be had here."""
+    model.base_model.learner_attention = attention
+    if attention:
+        usual = model.config._attn_implementation
+        try:
+            model.set_attn_implementation(attention)
+        except (ValueError, ImportError) as error:
+            raise ValueError(f"model {name!r} cannot use attention {attention!r}: "
+                             f"{str(error).strip().splitlines()[0]}") from None
+        model.set_attn_implementation(usual)
 
-    No attention mask: under causal attention a real token never sees the padding to its right, and
-    without a mask the attention kernel may take its causal fast path.
+
+def checkpoint_activations(module):
+    """Let every decoder layer keep only its input and compute the rest again in the backward pass.
+
+    transformers has the switch, but obeys it only in training mode, which would turn on dropout.
     """
-    return model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    for layer in module.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.gradient_checkpointing = True  # for llama.decode
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
+# ---- From tokens to logprobs ---------------------------------------------------------------------
 def output_layer(model, hidden):
     """Logits (..., V) of hidden states, with the scale (Cohere, Granite) or soft cap (Gemma) that
     some models have."""
@@ -116,29 +135,6 @@ def output_layer(model, hidden):
     cap = getattr(config, "final_logit_softcapping", None)
     logits = logits * scale if scale != 1 else logits
     return torch.tanh(logits / cap) * cap if cap else logits
-
-
-def attention_masks(model, visible, queries, keys):
-    """What `base_model` takes as attention_mask: floats to add to the scores, 0 where a query sees
-    a key and -inf elsewhere; a dict of them where layers differ in kind.
-
-    Under a sliding window of w the query at position p sees the keys at p - w + 1 to p, as in
-    transformers.masking_utils.
-
-    visible: (n, 1, q, k) bool, what full attention sees
-    queries, keys: their positions, (n, q) and (n or 1, k)
-    """
-    config, dtype = model.config.get_text_config(), next(model.parameters()).dtype
-    window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or
-                ["sliding_attention" if window else "full_attention"])
-    masks = {}
-    for kind in kinds:
-        seen = visible if kind == "full_attention" else visible & (
-            keys[:, None, None] > queries[:, None, :, None] - window)
-        masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
-            ~seen, -torch.inf)
-    return masks if len(masks) > 1 else masks[kind]
 
 
 def token_logprobs(model, tokens, response_mask, temperature=1.0):
@@ -150,7 +146,7 @@ def token_logprobs(model, tokens, response_mask, temperature=1.0):
     tokens: (B, T) int64      response_mask: (B, T) bool, False in column 0
     returns: logprobs, entropy, both (B, T) float32 in nats, exactly 0 where response_mask is False
     """
-    predicts = hidden_states(model, tokens)[:, :-1][response_mask[:, 1:]]  # (N, D)
+    predicts = states_before(model.base_model, tokens, response_mask)  # (N, D)
     targets = tokens[response_mask]  # (N,)
     rows = max(1, LOGIT_BUDGET // model.config.get_text_config().vocab_size)
 
@@ -195,8 +191,7 @@ class Critic(nn.Module):
 
     def forward(self, tokens, mask):
         """values (B, T) float32, exactly 0 where mask is False."""
-        hidden = self.trunk(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1]
-        values = self.head(hidden[mask[:, 1:]].float())[:, 0]
+        values = self.head(states_before(self.trunk, tokens, mask).float())[:, 0]
         return torch.zeros(tokens.shape, device=tokens.device).masked_scatter(mask, values)
 
 

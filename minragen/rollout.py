@@ -1,9 +1,9 @@
 """Batched multi-turn generation: many conversations at once, each token computed once.
 
 Reading order: `Rules` (how a conversation is held), `Trajectory` (what comes out), `collect` (the
-loop over turns; RAGEN's agent proxy), `KVSlots` (why nothing is prefilled twice), `prove` (that it
-equals a full pass), `sample_tokens` and `uniforms` (where randomness comes from), `Batch` (what the
-learner takes).
+loop over turns; RAGEN's agent proxy), `prove` (that cached turns equal a full pass),
+`sample_tokens` and `uniforms` (where randomness comes from), `Batch` (what the learner takes). The
+cache is in attention.py.
 
 Axes: B rows, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of each.
 
@@ -36,14 +36,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
+from minragen.attention import KVSlots, forward_slots
 from minragen.chat import Reply
-from minragen.models import attention_masks, max_positions, output_layer
+from minragen.models import max_positions, output_layer, token_logprobs
 
 MASS = 2**38  # units in probability 1; a token of less than one unit is never drawn
 PROOF_TOKENS = 48  # per row of the proof, in addition to any window
-# Tokens of a row x parameters at start-up: a few seconds.
-PROOF_BUDGET = {"cpu": 2**33, "mps": 2**36, "cuda": 2**43}
+# Tokens of a row x parameters at start-up, a few seconds; other devices 2**43.
+PROOF_BUDGET = {"cpu": 2**33, "mps": 2**36}
 SHRINK = 0.9  # a batch is cut to its unfinished rows when they are at most this share of it
+BLOCK = {"cpu": 1}  # tokens between two synchronisations with the host; an accelerator's: 8
 # Averaged over an episode's turns; other metrics are summed.
 PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
 
@@ -70,6 +72,7 @@ class Rules:
     max_new_tokens: int = 64  # of a reply
     max_context: int = 1024  # tokens of a conversation
     max_rows: int = 256  # conversations in one batch
+    token_budget: int = 8192  # padded ids in one forward pass of prompts or observations
     # What a turn sees. full: the whole conversation; limited: its last `window` turns, this one
     # included; single_turn: one message that tells the window's earlier turns as text.
     context: str = "full"
@@ -184,7 +187,7 @@ def first_prompt(frame, groups, row, observation, rules):
     observation: of `groups.reset`, which may be an exception
     """
     group, member = divmod(row, groups.group_size)
-    t = Trajectory(groups.names[group], groups.seeds[group], group, member)
+    t = Trajectory(groups.names[group], groups.seeds[group], groups.numbers[group], member)
     if isinstance(observation, Exception):
         t.fail(observation)
         return t
@@ -205,6 +208,7 @@ class _Draft:
     ids: list = field(default_factory=list)
     logprobs: list = field(default_factory=list)
     stop: StopReason | None = None
+    cached: int = 0  # ids of it that its slot has seen: all but the last, or all in a block
 
 
 class _Player:
@@ -233,78 +237,125 @@ class _Player:
         longest = max(map(len, distinct))
         self.slots = KVSlots(self.policy.model, len(distinct), longest)
         logits = self._forward(list(distinct))
-        index = torch.tensor([distinct[p] for p in prompts])
+        index = [distinct[p] for p in prompts]
         self.slots.gather(index, longest + self.rules.max_new_tokens)
-        return logits[index]
+        return logits[*self._upload(torch.tensor(index))]
 
     def _append_observations(self, live):
         """Feed each live row the ids that its slot has not seen: last sampled id, observation."""
-        cached = self.slots.lengths[live].tolist()
-        fresh = [t.tokens[c:] for t, c in zip(self.rows, cached)]
+        fresh = [t.tokens[self.cached[i]:] for t, i in zip(self.rows, live)]
         longest = max(len(t.tokens) for t in self.rows)
-        padded = max(cached) + max(map(len, fresh))  # positions that padding is written to
-        self.slots.gather(torch.tensor(live), max(longest + self.rules.max_new_tokens, padded))
+        padded = max(self.cached[i] for i in live) + max(map(len, fresh))  # padding is written too
+        self.slots.set_lengths(self.cached)
+        self.slots.gather(live, max(longest + self.rules.max_new_tokens, padded))
         return self._forward(fresh)
 
     def _forward(self, fresh):
-        """Feed row i the ids fresh[i]. Returns the logits (n, V) after its last one."""
-        counts = torch.tensor([len(ids) for ids in fresh])
-        tokens = pad_sequence([torch.tensor(ids) for ids in fresh], batch_first=True)
-        return forward_slots(self.policy.model, self.slots, tokens, counts)
+        """Feed row i the ids fresh[i], `token_budget` ids at a time. Returns the logits (n, V)
+        after each row's last one."""
+        bounds, logits = self.slots.bounds + torch.tensor([len(ids) for ids in fresh]), []
+        rows = max(1, self.rules.token_budget // max(map(len, fresh)))
+        for start in range(0, len(fresh), rows):
+            part = [torch.tensor(ids) for ids in fresh[start:start + rows]]
+            counts, tokens = self._upload(torch.tensor([len(ids) for ids in part]),
+                                          pad_sequence(part, batch_first=True))
+            logits.append(output_layer(self.policy.model, forward_slots(
+                self.policy.model, self.slots, tokens, counts, start)))
+        self.slots.bounds = bounds  # those of forward_slots count padding
+        return torch.cat(logits)
 
     def _sample_replies(self, logits):
         """Sample until every row has stopped. Returns one _Draft per row.
 
         Only the first n rows go through the model. When at most SHRINK of them are unfinished,
-        these move to the front, with their drafts, noise and slots.
+        these move to the front, with their drafts, noise and slots. On an accelerator the host
+        looks at the tokens once a block: those that a row sampled after its stop are dropped.
         """
-        rules, turn, n = self.rules, len(self.rows[0].turns), len(self.rows)
-        lengths = torch.tensor([len(t.tokens) for t in self.rows])
-        drafts = [_Draft(min(room, rules.max_new_tokens), StopReason.CONTEXT
-                         if room <= rules.max_new_tokens else StopReason.MAX_NEW_TOKENS)
-                  for room in (rules.max_context - lengths).tolist()]
-        keys = noise_keys(rules.seed, self.groups.split, self.rows)
-        # In the windowed contexts positions repeat, so each turn has a range of its own.
-        counters = lengths + (0 if rules.context == "full" else turn * rules.max_context)
-        noise = uniforms(keys, counters + torch.arange(rules.max_new_tokens)[:, None])  # (t, B)
-        for t in range(rules.max_new_tokens):
-            tokens, logprobs = sample_tokens(logits, noise[t, :n].to(logits.device), rules)
-            tokens = tokens.cpu()
-            self._extend(drafts[:n], tokens.tolist(), logprobs.tolist())
-            going = torch.tensor([draft.stop is None for draft in drafts[:n]])
-            self.progress(sum(len(draft.ids) == t + 1 for draft in drafts[:n]))
-            if not going.any():
+        (drafts, noise), n, sampled = self._begin_replies(), len(self.rows), 0
+        going = torch.ones(n, dtype=torch.int64, device=logits.device)  # 0: leave its slot as it is
+        while True:
+            room = min(draft.cap for draft in drafts[:n] if draft.stop is None) - sampled
+            block = []  # of (tokens, logprobs)
+            for t in range(sampled, sampled + min(room, BLOCK.get(logits.device.type, 8))):
+                if block:
+                    logits = self._feed(block[-1][0], going)
+                block.append(sample_tokens(logits, noise[t, :n], self.rules))
+            sampled += len(block)
+            tokens = self._extend(drafts[:n], block)
+            live, order = [draft.stop is None for draft in drafts[:n]], list(range(len(drafts)))
+            if not any(live):
                 break
-            if going.sum() <= SHRINK * n:
-                order = (~going).sort(stable=True).indices  # the unfinished first
-                tokens, going = tokens[order], going[order]
-                order = torch.cat([order, torch.arange(n, len(drafts))])
-                self.rows = [self.rows[i] for i in order.tolist()]
-                drafts = [drafts[i] for i in order.tolist()]
-                noise, n = noise[:, order], int(going.sum())
+            if sum(live) <= SHRINK * n:
+                order.sort(key=lambda i: i >= n or not live[i])  # the unfinished first
+                self.rows, drafts = ([rows[i] for i in order] for rows in (self.rows, drafts))
                 self.slots.gather(order)
-            # The count of a finished row is 0, which leaves its slot unchanged.
-            logits = forward_slots(self.policy.model, self.slots, tokens[:n, None],
-                                   going[:n].long())
+                noise = noise[:, *self._upload(torch.tensor(order))]
+                n = sum(live)
+            front, going = self._upload(torch.tensor(order[:n]),
+                                        torch.tensor([int(live[i]) for i in order[:n]]))
+            logits = self._feed(tokens[front], going)
+        self.cached = [len(row.tokens) + draft.cached for row, draft in zip(self.rows, drafts)]
         return drafts
 
-    def _extend(self, drafts, tokens, logprobs):
-        """Add a token to each unfinished reply and note which of them it ends."""
-        for draft, token, logprob in zip(drafts, tokens, logprobs):
-            if draft.stop is not None:
-                continue
-            draft.ids.append(token)
-            draft.logprobs.append(logprob)
-            if self.frame.completes(draft.ids):
-                draft.stop = StopReason.ANSWER
-            elif token in self.frame.end_ids:
-                draft.stop = StopReason.END_OF_TURN
-            elif len(draft.ids) == draft.cap:
-                draft.stop = draft.limit
+    def _begin_replies(self):
+        """An empty _Draft for each row, and the noise of its tokens: (max_new_tokens, B)."""
+        rules, turn = self.rules, len(self.rows[0].turns)
+        begin = torch.tensor([len(t.tokens) for t in self.rows])
+        drafts = [_Draft(min(room, rules.max_new_tokens), StopReason.CONTEXT
+                         if room <= rules.max_new_tokens else StopReason.MAX_NEW_TOKENS)
+                  for room in (rules.max_context - begin).tolist()]
+        # In the windowed contexts positions repeat, so each turn has a range of its own.
+        counters = begin + (0 if rules.context == "full" else turn * rules.max_context)
+        return drafts, uniforms(*self._upload(
+            noise_keys(rules.seed, self.groups.split, self.rows),
+            counters + torch.arange(rules.max_new_tokens)[:, None]))
+
+    def _upload(self, *tensors):
+        """To the policy's device, without waiting for it."""
+        return [x.to(self.policy.device, non_blocking=True) for x in tensors]
+
+    def _feed(self, tokens, going):
+        """Append one id (n,) to each of the first n slots. Returns the logits (n, V)."""
+        return output_layer(self.policy.model, forward_slots(
+            self.policy.model, self.slots, tokens[:, None], going))
+
+    def _extend(self, drafts, block):
+        """Add a block's tokens to each unfinished reply and note which of them they end.
+
+        block: [(tokens (n,), logprobs (n,)), ...]      returns: the last tokens
+        raises: RuntimeError if a logprob is not finite
+        """
+        tokens, logprobs = (torch.stack(column, dim=1) for column in zip(*block))
+        # The one synchronisation of a block: two tensors of 32 bits move as one.
+        both = torch.stack([tokens.int(), logprobs.view(torch.int32)]).cpu()
+        before = sum(len(draft.ids) for draft in drafts)
+        for draft, *columns in zip(drafts, both[0].tolist(), both[1].view(torch.float32).tolist()):
+            fed = len(draft.ids) + len(block) - 1
+            for token, logprob in zip(*columns):
+                if draft.stop is None:
+                    self._add(draft, token, logprob)
+                    draft.cached = min(len(draft.ids), fed)
+        self.progress(sum(len(draft.ids) for draft in drafts) - before)
+        return tokens[:, -1]
+
+    def _add(self, draft, token, logprob):
+        """Add a token to a reply and note whether it ends it."""
+        if not math.isfinite(logprob):
+            raise RuntimeError("the policy's logits are not finite: the policy has diverged. Is "
+                               "the learning rate too large?")
+        draft.ids.append(token)
+        draft.logprobs.append(logprob)
+        if self.frame.completes(draft.ids):
+            draft.stop = StopReason.ANSWER
+        elif token in self.frame.end_ids:
+            draft.stop = StopReason.END_OF_TURN
+        elif len(draft.ids) == draft.cap:
+            draft.stop = draft.limit
 
     def _step_environments(self, drafts):
         """Add the replies, act on them, and give each live row the prompt of its next turn."""
-        places = [t.group_id * self.groups.group_size + t.member for t in self.rows]
+        places = [self.groups.numbers.index(t.group_id) * self.groups.group_size + t.member
+                  for t in self.rows]
         texts = self.frame.tokenizer.batch_decode(
             [d.ids[:-1] if d.stop is StopReason.END_OF_TURN else d.ids for d in drafts])
         replies = [self.frame.parse(text) for text in texts]
@@ -404,84 +455,7 @@ def windowed_prompt(frame, t, context, window):
     return ids
 
 
-# ---- Keys and values -----------------------------------------------------------------------------
-class KVSlots:
-    """Preallocated keys and values of n conversations of different lengths, given to an unmodified
-    transformers decoder as `past_key_values`.
-
-    `update` writes each row's new keys at that row's own positions and returns the filled part of
-    the slots; explicit 4-D masks say what each query may see. Positions beyond a row's length hold
-    padding from earlier calls: masked, and overwritten before they become visible.
-
-    FOOTGUN: `new_zeros`, never `new_empty`: a masked key enters `0 * value`, and 0 * nan is nan.
-    """
-
-    def __init__(self, model, rows, capacity):
-        self.device, self.capacity = next(model.parameters()).device, capacity
-        self.layers = {}  # layer -> [keys, values], each (rows, heads, capacity, width)
-        self.lengths = torch.zeros(rows, dtype=torch.int64)  # on the CPU, where it is read
-
-    def set_positions(self, positions, filled):
-        """Set where the next `update` writes, (n, q), and how many positions it returns."""
-        self._positions, self._filled = positions, filled
-        self._rows = torch.arange(len(positions), device=positions.device)[:, None]
-
-    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        """Called by the decoder. key_states, value_states: (n, heads, q, width).
-
-        A layer's slots are made at its first call, with the sizes and dtype that it uses.
-        """
-        new = key_states, value_states
-        if layer_idx not in self.layers:
-            self.layers[layer_idx] = [x.new_zeros(len(self.lengths), x.shape[1], self.capacity,
-                                                  x.shape[3]) for x in new]
-        for slot, states in zip(self.layers[layer_idx], new):
-            slot[self._rows, :, self._positions] = states.transpose(1, 2)
-        return [slot[:len(self._rows), :, :self._filled] for slot in self.layers[layer_idx]]
-
-    def get_seq_length(self, layer_idx=0):
-        return self._filled
-
-    def gather(self, index, capacity=None):
-        """Gather slots by index into new buffers with room for `capacity` tokens each.
-
-        Callers ask for one more turn's room, so memory grows as conversations do.
-        """
-        self.lengths, self.capacity = self.lengths[index], capacity or self.capacity
-        filled, index = int(self.lengths.max()), index.to(self.device)
-        for layer, slots in self.layers.items():
-            for i, old in enumerate(slots):
-                new = old.new_zeros(len(index), old.shape[1], self.capacity, old.shape[3])
-                new[:, :, :filled] = old[index, :, :filled]
-                self.layers[layer][i] = new
-
-
-@torch.no_grad()
-def forward_slots(model, slots, tokens, counts):
-    """Append counts[i] ids of tokens[i] to slot i. Returns the logits (n, V) after the last one.
-
-    tokens: (n, q) int64, right-padded
-    counts: (n,) int64; a row of 0 leaves its slot unchanged, and its logits mean nothing
-    """
-    n, q = tokens.shape
-    filled = int(slots.lengths[:n].max()) + q
-    positions = slots.lengths[:n, None] + torch.arange(q)  # (n, q)
-    slots.lengths[:n] += counts
-    # Padding is written behind a row, perhaps behind the last position that the model has.
-    position_ids = positions.minimum(slots.lengths[:n, None] - 1)
-    positions, position_ids, tokens, counts = (
-        x.to(slots.device) for x in (positions, position_ids, tokens, counts))
-    keys = torch.arange(filled, device=slots.device)[None]
-    # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
-    visible = keys[:, None, None] <= positions[:, None, :, None]  # (n, 1, q, filled)
-    slots.set_positions(positions, filled)
-    hidden = model.base_model(
-        input_ids=tokens, attention_mask=attention_masks(model, visible, positions, keys),
-        position_ids=position_ids, past_key_values=slots, use_cache=True).last_hidden_state
-    last = hidden[torch.arange(n, device=slots.device), counts - 1] if q > 1 else hidden[:, 0]
-    return output_layer(model, last)
-
-
+# ---- The proof at start-up -----------------------------------------------------------------------
 def prove(policy, max_context):
     """Prove that cached turns give a full pass's logprobs, in the policy's dtype and in float32.
 
@@ -495,11 +469,11 @@ def prove(policy, max_context):
         raise ValueError(f"max_context is {max_context} and model {name!r} has positions for "
                          f"{most} tokens. Lower --max-context.")
     window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
-    affordable = PROOF_BUDGET[policy.device.type] // policy.num_parameters
+    affordable = PROOF_BUDGET.get(policy.device.type, 2**43) // policy.num_parameters
     length = min(most, max(PROOF_TOKENS, min(max_context, window + PROOF_TOKENS, affordable)))
     for dtype, tolerance in {model.dtype: 0.3, torch.float32: 1e-4}.items():
         try:
-            gap = _gap(model if dtype == model.dtype else copy.deepcopy(model).float(), length)
+            gap = _gap(model if dtype == model.dtype else _exact(model), length)
         except Exception as error:  # decoders fail in many ways on a cache not made for them
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise RuntimeError(f"model {name!r} cannot use the KV slots: {reason}") from error
@@ -511,21 +485,37 @@ def prove(policy, max_context):
     return f"cached turns of {length} tokens equal a full pass, gap {gap:.0e} nats{rest}"
 
 
+def _exact(model):
+    """A float32 copy with the learner's usual attention: flash attention has no float32."""
+    exact = copy.deepcopy(model).float()
+    exact.base_model.learner_attention = ""
+    return exact
+
+
 @torch.no_grad()
 def _gap(model, length):
-    """Mean absolute nats between the logprobs of cached turns in three rows and of full passes."""
-    slots, rows, gaps = KVSlots(model, 3, length), torch.arange(3), []
+    """Mean absolute nats between the logprobs of full passes of transformers' model, of cached
+    turns in three rows, and of the learner."""
+    slots, lengths, gaps = KVSlots(model, 3, length), torch.zeros(3, dtype=torch.int64), []
     tokens = torch.randint(model.config.get_text_config().vocab_size, (3, length),
                            generator=torch.Generator().manual_seed(0))
-    full = model(tokens.to(slots.device), use_cache=False).logits
+    tokens[1, :length // 2] = tokens[0, :length // 2]  # a beginning to share
+    full = model(tokens.to(slots.device), use_cache=False).logits.float().log_softmax(dim=-1)
     for counts in torch.tensor([[length - 14, length - 18, length - 22], [1, 1, 1], [1, 0, 1],
                                 [4, 9, 2], [1, 1, 1], [0, 1, 1]]):
-        fresh = [row[start:start + n] for row, start, n in zip(tokens, slots.lengths, counts)]
-        cached = forward_slots(model, slots, pad_sequence(fresh, batch_first=True), counts)
-        ours, theirs = (x.float().log_softmax(dim=-1)
-                        for x in (cached, full[rows, slots.lengths - 1]))
-        gaps += (ours - theirs).abs().mean(dim=-1)[counts > 0].tolist()
-    return sum(gaps) / len(gaps)
+        fresh = [row[start:start + n] for row, start, n in zip(tokens, lengths, counts)]
+        cached = output_layer(model, forward_slots(
+            model, slots, pad_sequence(fresh, batch_first=True).to(slots.device),
+            counts.to(slots.device)))
+        lengths += counts
+        gap = cached.float().log_softmax(dim=-1) - full[torch.arange(3), lengths - 1]
+        gaps += gap.abs().mean(dim=-1)[(counts > 0).to(slots.device)].tolist()
+    tokens, mask = tokens.to(slots.device), torch.zeros_like(tokens, dtype=torch.bool)
+    mask[:, length // 2 + 1::2] = True
+    ours, _ = token_logprobs(model, tokens, mask.to(slots.device))
+    theirs = full[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
+    learner = (ours[:, 1:] - theirs)[mask[:, 1:]].abs().mean()
+    return max(sum(gaps) / len(gaps), float(learner))
 
 
 # ---- Sampling ------------------------------------------------------------------------------------
@@ -536,13 +526,10 @@ def sample_tokens(logits, u, rules):
     in units of 1 / MASS: integer sums are exact, so the distribution is monotone and does not
     depend on the order in which a GPU adds.
     logits: (n, V)      u: (n,) multiples of 2**-24 in (0, 1)
-    returns: tokens (n,) int64, logprobs (n,) float32 nats, before truncation
-    raises: RuntimeError if the logits are not finite
+    returns: tokens (n,) int64, logprobs (n,) float32 nats, before truncation; nan for logits that
+        are not finite
     """
     log_p = (logits.float() / (rules.temperature or 1.0)).log_softmax(dim=-1)
-    if not log_p[:, 0].isfinite().all():  # nan in one logit makes the whole row nan
-        raise RuntimeError("the policy's logits are not finite: the policy has diverged. Is the "
-                           "learning rate too large?")
     if rules.temperature == 0:
         token = log_p.argmax(dim=-1)
     else:
@@ -554,7 +541,9 @@ def sample_tokens(logits, u, rules):
         cdf = (kept.exp() * MASS).long().cumsum(dim=-1)
         # u < 1 is a multiple of 2**-24: the product is exact, and the target below the last cdf.
         target = (u * 2**24).long() * cdf[:, -1] >> 24
-        token = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
+        # Within the vocabulary even if the logits are nan, which the host sees later.
+        token = torch.searchsorted(cdf, target[:, None], right=True)[:, 0].clamp(
+            max=logits.shape[1] - 1)
     return token, log_p.gather(-1, token[:, None])[:, 0]
 
 
@@ -663,13 +652,3 @@ def make_batch(trajectories):
         group_ids=torch.tensor([t.group_id for _, t, _ in rows]).unique(return_inverse=True)[1],
         episode_ids=torch.tensor([e for _, _, e in rows]),
         episode_returns=torch.tensor([t.episode_return for _, t, _ in rows]))
-
-
-def micro_batches(lengths, token_budget):
-    """Row indices, longest first, cut so that rows * longest <= token_budget; at least one each."""
-    order = lengths.argsort(descending=True, stable=True)
-    start = 0
-    while start < len(order):
-        rows = max(1, token_budget // int(lengths[order[start]]))
-        yield order[start:start + rows]
-        start += rows

@@ -54,8 +54,11 @@ def run_folder(config, resume):
     return next(RUNS / n for n in names if not (RUNS / n).exists())
 
 
-def begin(folder, config, step, resume):
-    """Make the folder of a new run, write its Config, and open its Log."""
+def begin(folder, config, step, resume, writes=True):
+    """Make the folder of a new run, write its Config, and open its Log. One of several processes
+    `writes`; the others get a Log that keeps quiet."""
+    if not writes:
+        return Log(folder, step, writes)
     if not resume:
         try:
             folder.mkdir(parents=True)
@@ -75,11 +78,12 @@ def write_whole(path, text):
 class Log:
     """metrics.jsonl, trajectories.jsonl and the console line."""
 
-    def __init__(self, folder, step):
+    def __init__(self, folder, step, writes=True):
         """Drop the lines after the checkpoint's `step`. self.history: the metrics that stay."""
-        self.folder = folder
-        self._keep("trajectories.jsonl", step)
-        self.history = [json.loads(line) for line in self._keep("metrics.jsonl", step)]
+        self.folder, self.writes, self.history = folder, writes, []
+        if writes:
+            self._keep("trajectories.jsonl", step)
+            self.history = [json.loads(line) for line in self._keep("metrics.jsonl", step)]
 
     def _keep(self, name, step):
         path = self.folder / name
@@ -90,6 +94,8 @@ class Log:
 
     def write(self, metrics, config):
         """Append the metrics to metrics.jsonl, rounded, and print the console line."""
+        if not self.writes:
+            return
         # JSON has no nan and no infinity.
         metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v
                    for k, v in metrics.items()}
@@ -104,6 +110,8 @@ class Log:
     def trajectories(self, step, split, episodes):
         """Write a sample as chat messages, one JSON object a line: SAMPLE episodes, and SAMPLE of
         those whose environment failed. Print the most common failure."""
+        if not self.writes:
+            return
         played = [t for t in episodes if not t.error]
         failed = [t for t in episodes if t.error]
         with open(self.folder / "trajectories.jsonl", "a") as file:
@@ -136,27 +144,6 @@ def console_line(metrics, config):
              "val/success_greedy": math.nan, "test/success_greedy": math.nan, **metrics}
     return " | ".join(part.format(known[name], **known) for name, part in CONSOLE.items()
                       if known.get(name) is not None)  # a number that is not finite is None
-
-
-def memory_forecast(learner, config):
-    """One line: GiB of memory by purpose; activations are a rule of thumb."""
-    model = learner.policy.model
-    c, n = model.config.get_text_config(), learner.policy.num_parameters
-    width = next(model.parameters()).element_size()
-    trained = 1 + (learner.critic is not None)
-    weights = n * width * (trained + (learner.reference is not None))
-    state = n * (8 + width + (4 if width < 4 else 0)) * trained  # moments, gradients, masters
-    heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    rows = min(config.max_rows, config.num_groups * config.group_size)
-    cache = 2 * c.num_hidden_layers * rows * config.max_context * heads * head_dim * width
-    inner = getattr(c, "intermediate_size", None) or 4 * c.hidden_size  # GPT-2 and OPT
-    per_token = c.num_hidden_layers * (16 * c.hidden_size + 4 * inner) * width
-    activations = trained * per_token * config.token_budget
-    gib = {"weights": weights, "optimizer": state, "KV slots (at most)": cache,
-           "activations": activations}
-    parts = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in gib.items())
-    return f"memory    about {sum(gib.values()) / 2**30:.2f} GiB: {parts}"
 
 
 # ---- Checkpoints ---------------------------------------------------------------------------------

@@ -33,12 +33,13 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from minragen import bundled, diagnostics, runs, starpo
+from minragen import bundled, diagnostics, distributed, memory, runs, starpo
 from minragen import config as settings
+from minragen.attention import micro_batches
 from minragen.chat import ChatFrame
 from minragen.envs import SPLITS
-from minragen.models import AdamW, Critic, load_policy, token_logprobs
-from minragen.rollout import Rules, collect, first_prompt, make_batch, micro_batches, prove
+from minragen.models import AdamW, Critic, checkpoint_activations, load_policy, token_logprobs
+from minragen.rollout import Rules, collect, first_prompt, make_batch, prove
 
 # Instance seeds of run seed s begin at TRAIN_SEED + s * TRAIN_SEED_STRIDE; validation's at 0.
 TRAIN_SEED = 2**41
@@ -61,16 +62,22 @@ class Learner:
     ema: dict = field(default_factory=dict)  # moving averages of the diagnostics
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
 
+    def optimizers(self):
+        """[(metric of the gradient norm, optimizer), ...]"""
+        critic = [("critic_grad_norm", self.critic_optimizer)] if self.critic else []
+        return [("grad_norm", self.optimizer), *critic]
+
 
 def train(config, resume=False, say=print):
     """Run `config.steps` steps of StarPO in runs/NAME. Returns the metrics of the last line.
 
     raises: ValueError for a taken name, a damaged checkpoint, a prompt that fills the context
     """
-    folder = runs.run_folder(config, resume)
+    writes = distributed.rank() == 0
+    folder = distributed.together(runs.run_folder(config, resume) if writes else None)[0]
     groups = build_groups(config)
     learner = build(config, groups, folder if resume else None, say)
-    log = runs.begin(folder, config, learner.step, resume)
+    log = runs.begin(folder, config, learner.step, resume, writes)
     start = time.time()
     say(f"run       {folder}: metrics.jsonl, trajectories.jsonl, checkpoint/")
     if learner.step == 0:
@@ -88,7 +95,7 @@ def train(config, resume=False, say=print):
             say(f"warning   {warning}")
         if "gradient/all/groups" in metrics:
             diagnostics.plot_gradients(metrics, folder / f"gradients-{learner.step}.png")
-        if learner.step % config.save_every == 0 or last:
+        if writes and (learner.step % config.save_every == 0 or last):
             runs.save_checkpoint(folder, learner)
     if learner.empty_steps >= EMPTY_STEPS:
         say(f"stopped: in {EMPTY_STEPS} steps in a row the filter ({config.filter} of "
@@ -139,7 +146,7 @@ def update(learner, batch, config, step, scale=1.0):
         learner.kl_reward_coef = starpo.adapt_kl_coef(
             learner.kl_reward_coef, metrics["kl_reward"], config.kl_target,
             len(batch.episode_ids.unique()), config.kl_horizon)
-    if due(step, config.gradients_every):
+    if due(step, config.gradients_every) and distributed.rank() == 0:
         metrics |= diagnostics.gradient_metrics(
             learner.policy.model, add_loss_weights(batch, config),
             lambda part: policy_losses(learner.policy.model, part, config)[0],
@@ -149,13 +156,13 @@ def update(learner, batch, config, step, scale=1.0):
     with progress_bar(f"step {step}: rows trained on") as bar:
         for mini in optimizer_steps(batch, config, step):  # epochs x mini-batches
             sums = Counter()
-            for rows in micro_batches(mini.lengths, config.token_budget):
+            for rows in parts_of(mini, learner, config):
                 sums.update(backward(learner, mini.take(rows), config))
                 bar.update(len(rows))
-            sums["grad_norm"] = float(learner.optimizer.step(config.max_grad_norm))
-            if learner.critic:
-                sums["critic_grad_norm"] = float(
-                    learner.critic_optimizer.step(config.max_grad_norm))
+            sums = distributed.total(sums)
+            for name, optimizer in learner.optimizers():
+                distributed.sum_gradients(optimizer.masters)
+                sums[name] = float(optimizer.step(config.max_grad_norm))
             steps.append(sums)
     metrics |= {name: sum(sums[name] for sums in steps) / len(steps) for name in steps[0]}
     metrics["logprob_gap"] = steps[0]["logprob_gap"]  # from then on the policy has moved
@@ -178,8 +185,8 @@ def roll_out(learner, groups, config):
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
                           + learner.rounds * config.num_groups)
-            played = collect(learner.policy, learner.frame, groups, first_seed,
-                             rules_of(config), bar.update)
+            played = in_order(collect(learner.policy, learner.frame, groups, first_seed,
+                                      rules_of(config), bar.update))
             learner.rounds += 1
             for t in played:
                 t.group_id += attempt * config.num_groups
@@ -188,6 +195,12 @@ def roll_out(learner, groups, config):
             if known and informative_groups(known) >= config.num_groups:
                 break
     return trajectories
+
+
+def in_order(trajectories):
+    """The trajectories of all processes, group-major, as one process would have played them."""
+    return sorted((t for part in distributed.together(trajectories) for t in part),
+                  key=lambda t: (t.group_id, t.member))
 
 
 def informative_groups(trajectories):
@@ -212,7 +225,7 @@ def choose_groups(learner, batch, config):
         x = lengths = starpo.episode_sums(batch.response_mask.sum(dim=1).float(),
                                           batch.episode_ids)
     if what == "entropy":
-        entropies = in_micro_batches(batch, config, lambda part: token_logprobs(
+        entropies = in_micro_batches(learner, batch, config, lambda part: token_logprobs(
             learner.policy.model, part.tokens, part.response_mask, config.temperature)[1])
         x = starpo.episode_sums(entropies.sum(dim=1), batch.episode_ids) / lengths
     scores = starpo.group_scores(x, batch.group_ids, statistic, batch.episode_ids)
@@ -235,7 +248,7 @@ def compute_targets(learner, batch, config, scale=1.0):
                     step_mask=masks[config.advantage_mask])
 
     def logprobs_of(model):
-        return in_micro_batches(batch, config, lambda part: token_logprobs(
+        return in_micro_batches(learner, batch, config, lambda part: token_logprobs(
             model, part.tokens, part.loss_mask, config.temperature)[0])
 
     exact = next(learner.policy.model.parameters()).dtype == torch.float32
@@ -245,7 +258,7 @@ def compute_targets(learner, batch, config, scale=1.0):
                                   logprobs_of(learner.policy.model)))
     scores, rewards, metrics = token_rewards(learner, batch, config)
     values = learner.critic and in_micro_batches(
-        batch, config, lambda part: learner.critic(part.tokens, part.step_mask))
+        learner, batch, config, lambda part: learner.critic(part.tokens, part.step_mask))
     batch = compute_advantages(replace(
         batch, scores=scores, token_rewards=rewards, values=values), config, scale)
     if learner.critic:
@@ -306,13 +319,19 @@ def compute_advantages(batch, config, scale=1.0):
 
 
 @torch.no_grad()
-def in_micro_batches(batch, config, function):
+def in_micro_batches(learner, batch, config, function):
     """function(part) -> (b, t) for every micro-batch, put together to (B, T)."""
     result = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
-    for rows in micro_batches(batch.lengths, config.token_budget):
+    for rows in parts_of(batch, learner, config):
         part = function(batch.take(rows))
         result[rows, :part.shape[1]] = part
-    return result
+    return distributed.sum_tensor(result)
+
+
+def parts_of(batch, learner, config):
+    """The rows of each micro-batch that this process computes."""
+    return micro_batches(learner.policy.model.base_model, batch.tokens, batch.lengths,
+                         config.token_budget, distributed.rank(), distributed.size())
 
 
 # ---- The update ----------------------------------------------------------------------------------
@@ -359,7 +378,7 @@ def backward(learner, part, config):
             starpo.value_loss(values, part.values, part.returns, config.value_clip),
             part.value_weights)
         shares["value_loss"].backward()
-    return {name: float(share.detach()) for name, share in shares.items()}
+    return {name: share.detach() for name, share in shares.items()}
 
 
 def policy_losses(model, part, config):
@@ -389,7 +408,7 @@ def policy_losses(model, part, config):
 # ---- Measuring -----------------------------------------------------------------------------------
 def diagnose(learner, config, step, trajectories, history):
     """How varied the replies are, every step; how much they depend on the prompt, when due."""
-    if not learner.frame.thinks:
+    if not learner.frame.thinks or distributed.rank() > 0:
         return {}
     metrics = diagnostics.reply_metrics(learner.frame, trajectories)
     if due(step, config.diagnose_every):
@@ -406,6 +425,7 @@ def validate(learner, groups, config, log):
     with progress_bar(f"validation on {groups.split}: tokens sampled") as bar:
         played = diagnostics.play_held_out(learner.policy, learner.frame, groups,
                                            rules_of(config), config.val_temperature, bar.update)
+    played = {suffix: in_order(trajectories) for suffix, trajectories in played.items()}
     failed = [t for t in played["_greedy"] if t.error]
     log.trajectories(learner.step, groups.split, played[""] + failed)
     return diagnostics.held_out_metrics(groups.split, played)
@@ -421,28 +441,35 @@ def hash_seed(*parts):
 
 
 def progress_bar(title):
-    return tqdm(desc=title, unit="", leave=False, disable=None)
+    return tqdm(desc=title, unit="", leave=False, disable=distributed.rank() > 0 or None)
 
 
 # ---- The start of a run --------------------------------------------------------------------------
 def build_groups(config):
-    """{split: EnvGroups}, each built once: P groups of G to train on, val_size single episodes."""
+    """{split: EnvGroups} of this process's share, each built once: of P groups of G to train on
+    and of val_size single episodes."""
+    if config.num_groups < distributed.size():
+        raise ValueError(f"num_groups: got {config.num_groups}, expected at least one for each of "
+                         f"the {distributed.size()} processes.")
     sizes = {"train": (config.num_groups, config.group_size, config.env)}
-    return {split: settings.env_groups(config, split, *sizes.get(split, (config.val_size, 1)))
-            for split in SPLITS}
+    share = slice(distributed.rank(), None, distributed.size())
+    return {split: settings.env_groups(config, split, *sizes.get(split, (config.val_size, 1, "")),
+                                       share) for split in SPLITS}
 
 
 def build(config, groups, checkpoint_of=None, say=print):
     """The Learner of a new run, or of a checkpoint if the folder of a run is given."""
     _, device, _ = bundled.choose_model(config.model, config.device)
     on_one_core = config.model == "tiny" and device.type == "cpu"
-    torch.set_num_threads(config.threads or (1 if on_one_core else os.cpu_count()))
+    cores = max(1, os.cpu_count() // distributed.size_here())
+    torch.set_num_threads(config.threads or (1 if on_one_core else cores))
     checkpoint = checkpoint_of and runs.find_checkpoint(checkpoint_of)
-    policy = load_policy(
-        checkpoint or bundled.resolve(
+    with distributed.first_alone():  # the warm-up fills the cache
+        source = checkpoint or bundled.resolve(
             config.model, lambda *size: settings.env_groups(config, *size),
-            config.response_format, config.warmup_steps, device, say),
-        device, stored_dtype=checkpoint or config.model in bundled.BUNDLED, name=config.model)
+            config.response_format, config.warmup_steps, device, say)
+    policy = load_policy(source, device, checkpoint or config.model in bundled.BUNDLED,
+                         config.model, config.attention)
     say(f"proved    {prove(policy, config.max_context)}")
     frame = ChatFrame(policy.tokenizer, config.response_format,
                       policy.model.generation_config.eos_token_id)
@@ -457,10 +484,14 @@ def build(config, groups, checkpoint_of=None, say=print):
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
     if config.kl_coef > 0 or config.kl_reward_coef > 0:
         learner.reference = copy.deepcopy(policy.model).requires_grad_(False)
+    if config.activation_checkpointing:
+        checkpoint_activations(policy.model)
+        if learner.critic:
+            checkpoint_activations(learner.critic)
     if checkpoint:
         runs.load_trainer_state(checkpoint, learner)
         say(f"resumed   after step {learner.step}")
-    say(runs.memory_forecast(learner, config))
+    say(memory.forecast(learner, config))
     return learner
 
 
@@ -468,6 +499,7 @@ def main(argv=None):
     """The command: train, or print one sentence that says why not."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    say = print
     try:
         given = settings.parse(sys.argv[1:] if argv is None else argv)
         resume, show = given.pop("resume"), given.pop("print_config")
@@ -480,14 +512,18 @@ def main(argv=None):
         if show:
             print(settings.explain(config, given))
             return
-        print(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
-              f"{settings.backends(config)}")
-        print(f"settings  {settings.summary(config)}")
-        train(config, resume)
+        _, device, _ = bundled.choose_model(config.model, config.device)
+        say = distributed.begin(device)
+        say(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
+            f"{settings.backends(config)}{distributed.described(device)}")
+        say(f"settings  {settings.summary(config)}")
+        train(config, resume, say)
+        distributed.end()
     except (ValueError, ImportError, RuntimeError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+        distributed.fail(problem)
     except KeyboardInterrupt:
-        sys.exit("\nstopped. If the run has a checkpoint, --run NAME --resume continues it.")
+        say("\nstopped. If the run has a checkpoint, --run NAME --resume continues it.")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

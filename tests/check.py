@@ -17,13 +17,16 @@ from minragen.config import Config  # noqa: E402  the line above finds it
 from minragen.envs import REGISTRY  # noqa: E402
 
 # module -> the modules of minragen that it may import, anywhere in the file
-ALGORITHM = {"envs", "starpo", "chat", "models", "rollout"}
+ALGORITHM = {"envs", "starpo", "chat", "attention", "models", "rollout"}
 ALLOWED = {
-    "__init__": set(), "envs": set(), "starpo": set(), "chat": {"envs"}, "models": {"starpo"},
-    "rollout": {"envs", "chat", "models"}, "diagnostics": {"chat", "models", "rollout"},
-    "bundled": {"envs", "chat", "models", "rollout", "environments.data"},
+    "__init__": set(), "envs": set(), "starpo": set(), "llama": set(), "distributed": set(),
+    "chat": {"envs"}, "attention": {"llama"}, "models": {"starpo", "attention"},
+    "rollout": {"envs", "chat", "attention", "models"},
+    "diagnostics": {"chat", "attention", "models", "rollout"},
+    "bundled": {"envs", "chat", "attention", "models", "rollout", "environments.data"},
     "config": {"envs", "chat", "starpo"}, "runs": {"config", "models"},
-    "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs"},
+    "memory": {"attention", "models", "diagnostics", "config", "distributed"},
+    "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "memory", "distributed"},
     "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train"}}
 
 

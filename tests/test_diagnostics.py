@@ -117,8 +117,8 @@ class TestScores:
         model, sizes = family("Llama").model, []
         expected = {0.7: self.slow(model, 0.7), 0: self.slow(model)}  # 0: greedy play
         monkeypatch.setattr(diagnostics, "LOGIT_BUDGET", 3 * model.config.vocab_size)
-        model.base_model.register_forward_hook(
-            lambda module, args, out: sizes.append(out.last_hidden_state[..., 0].numel()))
+        model.get_input_embeddings().register_forward_hook(
+            lambda module, args, out: sizes.append(out[..., 0].numel()))
         for temperature, budget, most, passes in (
                 (0.7, 1, 7, 16), (0.7, 8, 8, 10), (0.7, 10**6, 28, 2), (0, 10**6, 28, 2)):
             sizes.clear()

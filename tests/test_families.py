@@ -14,12 +14,11 @@ import transformers
 from toys import tiny
 
 from benchmarks.figure import ROOT
-from minragen import diagnostics
+from minragen import diagnostics, memory
 from minragen.config import Config
 from minragen.envs import EnvGroups
 from minragen.models import Critic, load_policy
 from minragen.rollout import Rules, collect, make_batch, prove
-from minragen.runs import memory_forecast
 from minragen.train import Learner
 
 PAGE = (ROOT / "docs" / "models.md").read_text()
@@ -142,7 +141,7 @@ def measured(name):
     critic = Critic(policy)
     critic.head.weight.data += 1.0
     assert critic(batch.tokens, batch.response_mask)[batch.response_mask].std() > 0, name
-    assert "GiB" in memory_forecast(Learner(policy, frame, None, critic), Config()), name
+    assert "MiB" in memory.forecast(Learner(policy, frame, None, critic), Config()), name
     return "works"
 
 

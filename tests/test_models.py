@@ -9,11 +9,23 @@ import math
 
 import pytest
 import torch
+from conftest import message
 from safetensors.torch import load_file, save_file
+from test_families import family
+from torch.autograd.graph import saved_tensors_hooks
 from toys import tiny
+from transformers import AttentionInterface
 
 from minragen import bundled, models
-from minragen.models import AdamW, Critic, Policy, load_policy, token_logprobs
+from minragen.models import (
+    AdamW,
+    Critic,
+    Policy,
+    checkpoint_activations,
+    load_policy,
+    token_logprobs,
+)
+from minragen.rollout import prove
 
 
 def ragged():
@@ -67,6 +79,63 @@ class TestCritic:
         tokens[0, t - 1] += 1
         assert critic(tokens, mask)[0, t] != values[0, t]
         assert torch.equal(values != 0, mask)
+
+
+class TestCheckpointing:
+    @pytest.mark.parametrize("name", ["Llama", "GPT-2"])
+    def test_layers_are_computed_again_with_equal_gradients_and_less_is_kept(self, name):
+        """GPT-2's configuration has dropout, which transformers' own switch would turn on."""
+        critic, (tokens, mask) = Critic(family(name)), ragged()
+        critic.head.weight.data.normal_()
+        calls, measured, gradients = [], [], []
+        for path, module in critic.named_modules():
+            if path.endswith(".mlp"):
+                module.register_forward_pre_hook(lambda *_: calls.append(1))
+        for prepare in (lambda module: None, checkpoint_activations):
+            prepare(critic)
+            calls.clear()
+            kept = {p.untyped_storage().data_ptr(): 0 for p in critic.parameters()}
+
+            def keep(x, kept=kept):
+                kept.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes())
+                return x
+
+            with saved_tensors_hooks(keep, lambda x: x):
+                total = critic(tokens, mask).square().sum()
+            forward = len(calls)
+            gradients.append(torch.autograd.grad(total, critic.parameters()))
+            measured.append((forward, len(calls), sum(kept.values())))
+        (*plain, everything), (*again, inputs) = measured
+        assert (plain, again) == ([4, 4], [4, 8]) and inputs < everything / 4
+        torch.testing.assert_close(*gradients)
+
+
+class TestAttention:
+    """--attention: the learner computes whole rows with an attention of transformers."""
+
+    def test_eager_attention_gives_our_logprobs(self, tmp_path):
+        bundled.save_folder(tiny()[0], tmp_path)
+        ours, eager = (load_policy(tmp_path, attention=name).model for name in ("", "eager"))
+        (tokens, mask), used = ragged(), []
+        eager.base_model.norm.register_forward_hook(lambda module, args, out: used.append(
+            (eager.config._attn_implementation, out[..., 0].numel())))
+        torch.testing.assert_close(token_logprobs(eager, tokens, mask),
+                                   token_logprobs(ours, tokens, mask), atol=1e-5, rtol=1e-5)
+        assert used == [("eager", tokens.numel())]
+        assert eager.config._attn_implementation == ours.config._attn_implementation == "sdpa"
+
+    @pytest.mark.parametrize("name", ["flash_attention_2", "flash"])
+    def test_one_that_cannot_be_had_is_refused_before_there_is_a_folder(self, name, runs):
+        said = message("--env", "bandit", "--warmup-steps", "0", "--attention", name)
+        assert f"error: model 'tiny' cannot use attention '{name}': " in said
+        assert not runs.exists()
+
+    def test_one_that_differs_is_refused(self, tmp_path):
+        AttentionInterface.register("blind", lambda module, query, key, value, *_, **__: (
+            value.repeat_interleave(module.num_key_value_groups, dim=1).transpose(1, 2), None))
+        bundled.save_folder(tiny()[0], tmp_path)
+        with pytest.raises(RuntimeError, match="differs between"):
+            prove(load_policy(tmp_path, attention="blind"), 320)
 
 
 class TestOptimizer:

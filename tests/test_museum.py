@@ -145,7 +145,8 @@ class TestLogprobs:
         model, tokens = tiny()[0].model, torch.arange(3, 15)[None]
         slots = rollout.KVSlots(model, 1, 12)
         rollout.forward_slots(model, slots, tokens[:, :9], torch.tensor([9]))
-        logits = rollout.forward_slots(model, slots, tokens[:, 9:], torch.tensor([3]))
+        logits = models.output_layer(model, rollout.forward_slots(
+            model, slots, tokens[:, 9:], torch.tensor([3])))
         torch.testing.assert_close(logits, model(tokens).logits[:, -1], atol=1e-5, rtol=1e-5)
 
     def test_rotary_frequencies_are_not_rounded(self, tmp_path):
@@ -295,9 +296,9 @@ class TestLoss:
         batch = written((0, 1.0, 1), (0, 0.0, 4))
         batch.sample_logprobs = token_logprobs(tiny()[0].model, batch.tokens,
                                                batch.response_mask)[0].detach()
-        short, long = -0.5, 0.5  # losses per token; the longest row is trained first
-        mean_of_means, last, ours = (short + long) / 2, short, (1 * short + 4 * long) / 5
-        assert (mean_of_means, last, ours) == (0, -0.5, 0.3)
+        short, long = -0.5, 0.5  # losses per token; the longest row is trained last
+        mean_of_means, last, ours = (short + long) / 2, long, (1 * short + 4 * long) / 5
+        assert (mean_of_means, last, ours) == (0, 0.5, 0.3)
         norms = []
         for token_budget in (1, 1000):  # one row at a time, and both at once
             config = Config(norm_by_std=False, entropy_coef=0.0, lr=0.0, token_budget=token_budget)

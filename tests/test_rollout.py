@@ -1,5 +1,7 @@
 """Multi-turn generation: tokens in = tokens out, recorded masks, caches that change nothing."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,10 @@ from test_families import family
 from torch.nn.utils.rnn import pad_sequence
 from toys import Lottery, prompt_length, puppet, sampled, scripted, tiny
 
-from minragen import rollout, starpo
+from minragen import attention, llama, rollout, starpo
 from minragen.chat import ChatFrame, Reply
 from minragen.envs import EnvGroups
+from minragen.models import output_layer, token_logprobs
 from minragen.rollout import Rules, StopReason, collect, make_batch, sample_tokens, uniforms
 
 
@@ -65,7 +68,14 @@ class TestTokens:
             Reply("player", "Left", True), Reply("goal", "Up", True)]
 
 
+@pytest.mark.parametrize("block", [1, 8], indirect=True)
 class TestStops:
+    """Wherever in a block of tokens it is that a reply ends."""
+
+    @pytest.fixture(autouse=True)
+    def block(self, request, monkeypatch):
+        monkeypatch.setitem(rollout.BLOCK, "cpu", request.param)
+
     def stop_of(self, text, end=False, turns=1, cap=12):
         """The trajectory, the position of the last token of its first reply, and the frame."""
         frame = tiny()[1]
@@ -248,18 +258,18 @@ class TestCaching:
     @pytest.mark.parametrize("shift", [-1, 1], ids=["a key too many", "a key too few"])
     @pytest.mark.parametrize("name", ["Mistral, window", "Gemma 3", "gpt-oss"])
     def test_the_proof_refuses_a_window_that_is_wrong_by_one_key(self, name, shift, monkeypatch):
-        policy, right = family(name), rollout.attention_masks
+        policy, right = family(name), attention.attention_masks
         assert "equal a full pass" in rollout.prove(policy, 320)
-        monkeypatch.setattr(rollout, "attention_masks", lambda model, visible, queries, keys: right(
-            model, visible, queries + shift, keys))
+        monkeypatch.setattr(attention, "attention_masks", lambda model, visible, queries, keys: (
+            right(model, visible, queries + shift, keys)))
         with pytest.raises(RuntimeError, match="nats in torch.float32"):
             rollout.prove(policy, 320)
 
     def test_the_proof_runs_in_the_policys_own_dtype_too(self, monkeypatch):
-        policy, right = family("Mistral, window"), rollout.attention_masks
+        policy, right = family("Mistral, window"), attention.attention_masks
         policy.model.bfloat16()
         assert "equal a full pass" in rollout.prove(policy, 320)
-        monkeypatch.setattr(rollout, "attention_masks", lambda model, visible, *positions: right(
+        monkeypatch.setattr(attention, "attention_masks", lambda model, visible, *positions: right(
             model, visible | (model.dtype == torch.bfloat16), *positions))
         with pytest.raises(RuntimeError, match="nats in torch.bfloat16"):
             rollout.prove(policy, 320)
@@ -270,6 +280,19 @@ class TestCaching:
         assert missed not in rollout.prove(policy, 320)
         monkeypatch.setattr(rollout, "PROOF_BUDGET", {"cpu": 0})
         assert missed in rollout.prove(policy, 320) and missed not in rollout.prove(policy, 24)
+
+    @pytest.mark.parametrize("owner, function, wrong", [
+        (llama, "_rotate", lambda right, x, cos, sin: right(x, cos, -sin)),
+        (attention, "neighbours", lambda right, rows: (
+            right(rows)[0], [n + (n > 1) for n in right(rows)[1]])),
+        (attention.KVSlots, "update", lambda right, self, keys, values, layer: right(
+            self, values, keys, layer))], ids=["both", "the learner's", "the cached one"])
+    def test_the_proof_refuses_a_pass_that_differs(self, owner, function, wrong, monkeypatch):
+        policy, right = family("Llama"), getattr(owner, function)
+        assert "equal a full pass" in rollout.prove(policy, 320)
+        monkeypatch.setattr(owner, function, lambda *arguments: wrong(right, *arguments))
+        with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
+            rollout.prove(policy, 320)
 
     def test_the_proof_refuses_an_unknown_head_and_a_decoder_that_fails(self, monkeypatch):
         policy = family("Granite")
@@ -288,14 +311,14 @@ class TestCaching:
         for counts in torch.tensor([[79, 60], [1, 5]]):
             starts = slots.lengths.tolist()
             fresh = [row[start:start + n] for row, start, n in zip(tokens, starts, counts)]
-            logits = rollout.forward_slots(model, slots, pad_sequence(fresh, batch_first=True),
-                                           counts)
+            logits = output_layer(model, rollout.forward_slots(
+                model, slots, pad_sequence(fresh, batch_first=True), counts))
         assert torch.allclose(logits[1], model(tokens[1:, :65]).logits[0, -1], atol=1e-4)
 
     def test_no_token_is_fed_twice_and_a_groups_prompt_only_once(self, monkeypatch):
         fed, original = [], rollout.forward_slots
-        monkeypatch.setattr(rollout, "forward_slots", lambda model, slots, tokens, counts: (
-            fed.append(int(counts.sum())), original(model, slots, tokens, counts))[1])
+        monkeypatch.setattr(rollout, "forward_slots", lambda model, slots, tokens, counts, *rows: (
+            fed.append(int(counts.sum())), original(model, slots, tokens, counts, *rows))[1])
         played = play(*tiny(), EnvGroups("frozenlake", 3, 4))
         prompts = [t.sequences[-1].response_mask.index(True) for t in played]
         # The last id needs no forward.
@@ -305,17 +328,17 @@ class TestCaching:
     def test_what_a_slot_holds_beyond_its_length_is_never_seen(self):
         policy, _ = tiny()
         tokens = torch.randint(3, 200, (2, 9))
-        logits = []
+        states = []
         for junk in (0.0, 1e4):
             slots = rollout.KVSlots(policy.model, 2, 30)
             rollout.forward_slots(policy.model, slots, tokens, torch.tensor([9, 9]))
-            slots.lengths.zero_()
+            slots.set_lengths([0, 0])
             for keys, values in slots.layers.values():
                 keys.fill_(junk), values.fill_(junk)
             rollout.forward_slots(policy.model, slots, tokens, torch.tensor([9, 4]))
-            logits.append(rollout.forward_slots(policy.model, slots, tokens[:, :3],
+            states.append(rollout.forward_slots(policy.model, slots, tokens[:, :3],
                                                 torch.tensor([3, 3])))
-        assert torch.allclose(*logits, atol=1e-5)
+        assert torch.allclose(*states, atol=1e-5)
 
 
 class TestIndependence:
@@ -327,6 +350,50 @@ class TestIndependence:
                 *tiny(), EnvGroups("frozenlake", groups, 2), max_rows=rows, context=context)]
                 for rows in sizes)
             assert one == many
+
+    def test_a_share_of_the_groups_plays_what_it_plays_among_all(self):
+        def played(share):
+            groups = EnvGroups("frozenlake=3,bandit=2", 5, 2, share=share)
+            return [(t.env, t.seed, t.group_id, t.member, t.tokens, t.turn_rewards)
+                    for t in play(*tiny(), groups)]
+
+        everything = played(slice(None))
+        for rank in range(2):
+            assert played(slice(rank, None, 2)) == [t for t in everything if t[2] % 2 == rank]
+
+    def varied(self, **rules):
+        """A batch of FrozenLake with replies of many lengths."""
+        policy, frame = tiny()[0], copy.copy(tiny()[1])
+        frame.end_ids = set(range(0, len(frame.tokenizer), 9))
+        return make_batch(play(policy, frame, EnvGroups("frozenlake", 2, 4), **rules))
+
+    @pytest.mark.parametrize("context", ["full", "limited"])
+    def test_tokens_sampled_in_blocks_are_those_sampled_one_at_a_time(self, context, monkeypatch):
+        expected, sizes = self.varied(context=context), []
+        real = rollout._Player._extend
+        monkeypatch.setattr(rollout._Player, "_extend", lambda self, drafts, block: (
+            sizes.append(len(block)), real(self, drafts, block))[1])
+        for size in (1, 3, 8):
+            monkeypatch.setitem(rollout.BLOCK, "cpu", size)
+            batch = self.varied(context=context)
+            assert max(sizes) == size
+            assert all(getattr(batch, name).equal(getattr(expected, name))
+                       for name in ("tokens", "turn_ids", "rewards"))
+            own, _ = token_logprobs(tiny()[0].model, batch.tokens, batch.response_mask)
+            assert torch.allclose(own, batch.sample_logprobs, atol=1e-4)
+
+    def test_prompts_and_observations_are_fed_in_parts_of_the_token_budget(self, monkeypatch):
+        shapes, passes, real = [], [], rollout.forward_slots
+        monkeypatch.setattr(rollout, "forward_slots", lambda model, slots, tokens, *rest: (
+            shapes.append(tokens.shape), real(model, slots, tokens, *rest))[1])
+        expected = self.varied()
+        for budget in (8192, 270, 1):
+            shapes.clear()
+            assert self.varied(token_budget=budget).tokens.equal(expected.tokens)
+            fed = [(n, q) for n, q in shapes if q > 1]
+            assert all(n == 1 or n * q <= budget for n, q in fed)
+            passes.append(len(fed))
+        assert passes[0] < passes[1] < passes[2]
 
     def test_turns_with_equal_prompts_draw_differently(self):
         uniform, frame = puppet()
@@ -369,11 +436,13 @@ class TestSampling:
             assert sample_tokens(logits, torch.tensor([u]), Rules())[0].item() == 7
 
     def test_logits_that_are_not_finite_are_an_error_and_not_a_token(self):
-        logits = torch.zeros(2, 5)
-        logits[1, 3] = float("nan")
+        diverged, frame = puppet()
+        broken = torch.arange(len(frame.tokenizer)) == 3  # one logit of them all
+        diverged.model.get_output_embeddings = lambda: lambda hidden: torch.where(
+            broken, float("nan"), hidden)
         for temperature in (1.0, 0.0):
             with pytest.raises(RuntimeError, match="the policy has diverged"):
-                sample_tokens(logits, torch.rand(2), Rules(temperature))
+                play(diverged, frame, EnvGroups("bandit", 1, 2), temperature=temperature)
 
 
 class TestNoise:

@@ -14,16 +14,20 @@ from types import SimpleNamespace
 import pytest
 import slow
 import torch
+from several import several
 from toys import Lottery, Raffle
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from minragen import bundled, runs
+from minragen import attention, bundled, rollout, runs
 from minragen import config as settings
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.config import ALGOS, Config, env_groups, preset
-from minragen.models import Policy, load_policy
-from minragen.rollout import Rules, collect
+from minragen.models import Policy, choose_attention, load_policy
+from minragen.rollout import Rules, collect, sample_tokens
+
+pytestmark = pytest.mark.usefixtures("float64")
 
 # Several optimizer steps that move the weights far enough for every clip to matter.
 BASE = dict(num_groups=5, group_size=3, max_new_tokens=6, max_context=88,  mini_batch=4, lr=0.04,
@@ -56,14 +60,19 @@ def small_tokenizer(response_format):
     return bundled.tiny_tokenizer([Lottery(), Raffle()], response_format)
 
 
+def network(config, seed=0):
+    model = copy.deepcopy(small_model(config.response_format, seed))
+    choose_attention(model, "tiny", config.attention)
+    return model
+
+
 def small_policy(config):
-    return Policy("tiny", copy.deepcopy(small_model(config.response_format)),
-                  small_tokenizer(config.response_format))
+    return Policy("tiny", network(config), small_tokenizer(config.response_format))
 
 
 def reference(config):
     """Another network: with the policy's own weights the KL would have no gradient at first."""
-    return copy.deepcopy(small_model(config.response_format, 1))
+    return network(config, 1)
 
 
 @cache
@@ -76,10 +85,21 @@ def warm_policy():
     return policy, ChatFrame(policy.tokenizer)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def float64(monkeypatch):
-    """Compute in float64, also where minragen calls `.float()`."""
+    """Compute in float64, also where minragen calls `.float()` and where transformers rounds; only
+    the sampler hands out float32."""
+    def sample(*arguments):
+        tokens, logprobs = sample_tokens(*arguments)
+        return tokens, logprobs.to(torch.float32)
+
+    def norm(self, x):
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * x * scale
+
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(rollout, "sample_tokens", sample)
+    monkeypatch.setattr(LlamaRMSNorm, "forward", norm)
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -87,7 +107,7 @@ def float64(monkeypatch):
 
 def collect_once(policy, frame, groups, first_seed, rules, progress=None):
     """`collect`, remembered: at the first step all tests have the same policy."""
-    key = (*groups.names, len(groups), first_seed, str(groups.envs[0].options),
+    key = (*groups.names, groups.numbers, len(groups), first_seed, str(groups.envs[0].options),
            str(groups.envs[0].budget), frame.instruction, rules)
     if key not in EPISODES:
         EPISODES[key] = collect(policy, frame, groups, first_seed, rules)
@@ -96,8 +116,8 @@ def collect_once(policy, frame, groups, first_seed, rules, progress=None):
 
 @pytest.fixture
 def real(monkeypatch, tmp_path):
-    """real(config): gradients, metrics and learner of one step of the real `train`."""
-    def run(config, first_step=1, play=collect_once):
+    """real(config): gradients, metrics and what a Learner is after one step of the real `train`."""
+    def run(config, first_step=1, play=collect_once, processes=1):
         built, gradients, lines = [], [], []
 
         def build(*arguments):
@@ -121,8 +141,20 @@ def real(monkeypatch, tmp_path):
                 (runs, "save_checkpoint", lambda *_: None),
                 (runs.Log, "write", lambda log, line, _: lines.append(line))):
             monkeypatch.setattr(module, name, stub)
-        trainer.train(config, say=lambda line: None)
-        return gradients, next(line for line in lines if "groups_kept" in line), built[0]
+
+        def result():
+            trainer.train(config, say=lambda line: None)
+            weights = [p.detach() for p in built[0].policy.model.parameters()]
+            return (gradients, next(line for line in lines if "groups_kept" in line),
+                    SimpleNamespace(weights=weights, kl_reward_coef=built[0].kl_reward_coef,
+                                    lines=lines))
+
+        if processes == 1:
+            return result()
+        first, *others = several(processes, result)
+        for other in others:
+            assert all(map(torch.equal, first[2].weights, other[2].weights))
+        return first
     return run
 
 
@@ -158,10 +190,10 @@ def slow_step(config, first_step=1):
     return *slow.train_step(learner, frame, groups, config, first_step, play), learner
 
 
-def assert_equal(real, config, first_step=1):
+def assert_equal(real, config, first_step=1, processes=1):
     """Gradients of all optimizer steps, metrics, and the weights that result."""
     (ours, metrics, learner), (exact, expected, oracle) = (
-        real(config, first_step), slow_step(config, first_step))
+        real(config, first_step, processes=processes), slow_step(config, first_step))
     assert len(ours) == len(exact)
     for one, other in zip(ours, exact):
         for a, b in zip(one, other, strict=True):
@@ -169,8 +201,8 @@ def assert_equal(real, config, first_step=1):
     for name, value in expected.items():
         if name != "kl_ref" or config.kl_coef:
             assert metrics[name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
-    for a, b in zip(learner.policy.model.parameters(), oracle.policy.model.parameters()):
-        torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-6, atol=1e-9)
+    for a, b in zip(learner.weights, oracle.policy.model.parameters()):
+        torch.testing.assert_close(a, b.detach(), rtol=1e-6, atol=1e-9)
     assert learner.kl_reward_coef == pytest.approx(oracle.kl_reward_coef, rel=1e-9)
     return ours
 
@@ -295,7 +327,7 @@ ELSEWHERE = {
     "val_every", "diagnose_every", "diagnose_samples", "gradients_every", "save_every",
     # are compared by other tests of this file,
     "algo", "max_rows", "token_budget", "steps", "lr_final", "decay_steps", "kl_target",
-    "kl_horizon",
+    "kl_horizon", "attention", "activation_checkpointing",
     # or belong to other files: environments/test_relations.py and test_envs.py.
     "grounding_reward", "worldmodeling_reward", "max_actions_per_turn", "max_actions"}
 
@@ -349,20 +381,33 @@ FACTORS = {
     "overlong": [dict(overlong=0.5)], "loss_mask": [PPO | dict(loss_mask="all")],
     "epochs": [dict(epochs=2)], "micro_batches": [dict(token_budget=125)],
     "failures": [FAULTY],
+    # Usually one process computes what rows have in common once and keeps all activations.
+    "whole_rows": [dict(attention="sdpa")],
+    "checkpointing": [dict(activation_checkpointing=True)], "processes": [dict(processes=2)],
 }
 REFUSED = {("context", "critic"): "needs all turns in one row",
            ("filter", "resample"): "expected the filter that drops just those"}
 
 
 class TestPairs:
+    def test_the_slow_step_is_compared_with_shared_beginnings_and_with_whole_rows(
+            self, real, monkeypatch):
+        monkeypatch.setattr(attention, "PrefixTree", None)
+        monkeypatch.setattr(trainer, "prove", lambda *_: "")  # it shares beginnings in any case
+        real(configured(attention="sdpa"))
+        with pytest.raises(TypeError, match="NoneType"):
+            real(configured())
+
     @pytest.mark.parametrize("pair", list(itertools.combinations(FACTORS, 2)), ids="-with-".join)
     def test_two_choices_together_equal_the_slow_step_or_are_refused_with_a_sentence(
             self, real, pair):
         for one, other in itertools.product(*(FACTORS[name] for name in pair)):
+            options = {**other, **one}
+            processes = options.pop("processes", 1)
             try:
-                config = configured(**one, **{k: v for k, v in other.items() if k not in one})
+                config = configured(**options)
             except ValueError as refusal:
                 assert REFUSED[pair] in str(refusal)
             else:
-                assert_equal(real, config)
+                assert_equal(real, config, processes=processes)
                 assert pair not in REFUSED or (pair == ("context", "critic") and other == PPO)

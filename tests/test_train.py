@@ -1,5 +1,6 @@
 """The loop around the step: what is measured, what is kept on disk, and how a run goes on."""
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -34,13 +35,20 @@ BRIEF = shlex.split("--env bandit --num-groups 2 --group-size 4 --val-size 4 --v
 # Every field of `Rules` but the temperature differs from its default.
 RULES = shlex.split("--response-format grounding_worldmodeling --grounding-reward 0.5 --seed 5 "
                     "--worldmodeling-reward 0.25 --top-k 3 --top-p 0.9 --max-rows 7 --window 2 "
-                    "--max-new-tokens 9 --max-context 300 --context limited")
+                    "--max-new-tokens 9 --max-context 300 --context limited --token-budget 99")
 TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed", "first_turn/seconds",
          "trajectory/seconds"}
 
 
 def run(line, *more):
     main([*line.split(), *more])
+
+
+def interrupted(line, *more):
+    """A run in which somebody presses Ctrl-C."""
+    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as printed:
+        run(line, *more)
+    assert "stopped. If the run has a checkpoint, --run NAME --resume" in printed.getvalue()
 
 
 def read_lines(path):
@@ -157,7 +165,7 @@ class TestValidation:
         log = SimpleNamespace(trajectories=lambda *entry: None)
         trainer.validate(trainer.Learner(*tiny(), None), groups, config, log)
         assert [call["rules"] for call in calls] == [
-            Rules(t, 0, 1.0, 9, 300, 7, "limited", 2) for t in (0.3, 0.0)]
+            Rules(t, 0, 1.0, 9, 300, 7, 99, "limited", 2) for t in (0.3, 0.0)]
         assert all(call["groups"] is groups and call["first_seed"] == 0 for call in calls)
 
 
@@ -166,7 +174,7 @@ class TestRollOut:
         groups = object()
         trainer.roll_out(trainer.Learner(*tiny(), None), groups, parsed(*RULES))
         assert calls[0]["groups"] is groups
-        assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, "limited", 2, 0.5, 0.25, 5)
+        assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, 99, "limited", 2, 0.5, 0.25, 5)
 
     def test_dynamic_sampling_asks_for_more_groups_until_enough_have_std(self, monkeypatch):
         rounds = iter([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 2.0, 2.0]])  # two groups of two
@@ -382,7 +390,7 @@ class TestResume:
         with monkeypatch.context() as patch:
             patch.setattr(trainer, "roll_out", lambda learner, *arguments: (
                 killed if learner.step == 1 else real)(learner, *arguments))  # in step 2
-            assert "stopped" in message("--run", "stopped", *options)
+            interrupted("--run stopped", *options)
         with open(runs / "stopped" / "metrics.jsonl", "a") as file:
             file.write('{"step": 2, "success": 1.0}\n{"step": 3, "succ')
         run("--run stopped --resume")
@@ -432,7 +440,7 @@ class TestResume:
         (begun / "checkpoint").rename(begun / "checkpoint.new")  # between its two renames
         with monkeypatch.context() as patch:
             patch.setattr(torch, "save", mock.Mock(side_effect=KeyboardInterrupt))
-            assert "stopped" in message("--run", "a", "--resume", "--steps", "3")  # and the next
+            interrupted("--run a --resume --steps 3")  # and the next
         run("--run a --resume")
         assert metrics(begun)[-1]["step"] == 3 and (begun / "checkpoint").exists()
         assert not (begun / "checkpoint.new").exists() and not (begun / "checkpoint.old").exists()

@@ -1,0 +1,175 @@
+"""Training on a GPU: is it right, what share of the card's rates does it reach, how much memory?
+
+    python -m benchmarks.gpu                              (Qwen2.5-0.5B-Instruct on FrozenLake)
+    python -m benchmarks.gpu --model tiny --device cpu    (a trial without a GPU)
+
+NOTE: nobody has run it on a GPU yet; on a CPU it runs in tests/test_accelerator.py.
+
+It takes the options of training and measures them as given, with activation checkpointing, and with
+--attention flash_attention_2 where flash-attn is installed. Each variant plays a batch of episodes
+twice and learns from it twice; the second time counts. Random returns replace the real ones, so
+that every group has a gradient. The last line is all numbers as JSON.
+"""
+
+import gc
+import importlib.util
+import json
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from minragen import bundled, memory, rollout, train
+from minragen import config as settings
+from minragen.models import token_logprobs
+
+WORK = dict(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda", num_groups=8, group_size=16,
+            val_size=1)
+SIDE = {"cuda": 8192, "cpu": 512}  # rows and columns of the products that measure the rate
+COPIED = {"cuda": 2**31, "cpu": 2**26}  # bytes
+REPEATS = 10
+
+
+def main(arguments=None):
+    """Measure all variants. Returns {variant: {name: number}}."""
+    try:
+        given = settings.parse(sys.argv[1:] if arguments is None else arguments)
+        del given["resume"], given["print_config"]
+        config = settings.from_options(WORK | given)
+        _, device, where = bundled.choose_model(config.model, config.device)
+    except ValueError as problem:
+        sys.exit(f"error: {problem}")
+    print(f"device    {where}")
+    variants = {"as given": config,
+                "activation checkpointing": replace(config, activation_checkpointing=True)}
+    if device.type == "cuda" and importlib.util.find_spec("flash_attn"):
+        variants["flash_attention_2"] = replace(config, attention="flash_attention_2")
+    results = {}
+    for name, variant in variants.items():
+        print(f"\n{name}")
+        results[name] = measure(variant)
+        for what, number in results[name].items():
+            print(f"  {what:48}{number:14.5g}")
+        gc.collect()  # a learner holds itself through the hooks of its optimizer
+    print("\n" + json.dumps({"torch": torch.__version__, "where": where, **results}))
+    return results
+
+
+def measure(config):
+    """{name: number} of one variant. That cached turns equal a full pass of transformers, in the
+    weights' dtype and in float32, is proved by `build`, which raises RuntimeError if they do not.
+    """
+    groups = train.build_groups(config)
+    learner = train.build(config, groups)
+    device, model = learner.policy.device, learner.policy.model
+
+    play = partial(rollout.collect, learner.policy, learner.frame, groups["train"], 0,
+                   train.rules_of(config))
+    read, played = bytes_read(model, config, play)
+    batch = rollout.make_batch([t for t in played if not t.error])
+    returns = torch.rand(len(played), generator=torch.Generator().manual_seed(0))
+    batch = replace(batch, episode_returns=returns[batch.episode_ids]).to(device)
+    needed = products(learner, batch, config)
+    compared = against_float32(learner, batch, config)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    play_seconds = timed(device, play)
+    for _ in range(2):
+        update_seconds = timed(device, lambda: train.update(learner, batch, config, step=2))
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else float("nan")
+    always, *phases = (sum(sizes.values()) for sizes in memory.phases(learner, config).values())
+    side, half = SIDE[device.type], torch.zeros(COPIED[device.type] // 8, device=device)
+    square, target = torch.randn(side, side, device=device).to(model.dtype), half.clone()
+    copy_rate = rate(device, 2 * half.nbytes, lambda: target.copy_(half))
+    product_rate = rate(device, 2 * side**3, lambda: square @ square)
+    return compared | {
+        "sampled tokens/s": sum(t.response_tokens for t in played) / play_seconds,
+        "copy, GB/s (read and written)": copy_rate / 1e9,
+        "rollout, share of that rate": read / play_seconds / copy_rate,
+        "matrix products, TFLOP/s": product_rate / 1e12,
+        "update, seconds": update_seconds,
+        "update, share of that rate": needed / update_seconds / product_rate,
+        "memory forecast, GiB": (always + max(phases)) / 2**30,
+        "memory peak / forecast": peak / (always + max(phases))}
+
+
+def timed(device, function):
+    """Seconds of function(); the GPU's work is waited for on both sides."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else bool
+    wait()
+    start = time.perf_counter()
+    function()
+    wait()
+    return time.perf_counter() - start
+
+
+def rate(device, amount, function):
+    """What function() does a second, if it does `amount` of it."""
+    function()
+    return REPEATS * amount / timed(device, lambda: [function() for _ in range(REPEATS)])
+
+
+def bytes_read(model, config, play):
+    """What the decode steps of play() must read, and its result. A step reads all weights but an
+    input embedding of its own, and the keys and values up to the longest row."""
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    own = 0 if embedding.weight is output.weight else embedding.weight.nbytes
+    weights, sizes = sum(p.nbytes for p in model.parameters()) - own, memory._sizes(model, config)
+    usual, read = rollout.forward_slots, []
+
+    def counted(model, slots, tokens, *rest):
+        if tokens.shape[1] == 1:
+            keys = len(tokens) * (1 + int(slots.bounds[:len(tokens)].max()))
+            read.append(weights + keys * sizes.layers * sizes.keys * sizes.width)
+        return usual(model, slots, tokens, *rest)
+
+    rollout.forward_slots = counted
+    try:
+        played = play()
+    finally:
+        rollout.forward_slots = usual
+    return sum(read), played
+
+
+def products(learner, batch, config):
+    """FLOPs of an update in products with weights, 2 for each multiplication: forward, twice that
+    backward, and in bfloat16 forward for the old logprobs. Attention and recomputation are left
+    out."""
+    model, flops = learner.policy.model, []
+    hooks = [layer.register_forward_hook(
+        lambda layer, x, _: flops.append(2 * x[0].numel() * layer.out_features))
+        for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    for mini in train.optimizer_steps(replace(batch, loss_mask=batch.response_mask), config, 2):
+        train.in_micro_batches(learner, mini, config, lambda part: token_logprobs(
+            model, part.tokens, part.response_mask, config.temperature)[0])
+    for hook in hooks:
+        hook.remove()
+    return (3 if model.dtype == torch.float32 else 4) * sum(flops)
+
+
+def against_float32(learner, batch, config):
+    """The sampler's logprobs and the gradient of one optimizer step over the whole batch, beside
+    those of a float32 copy of the weights: mean absolute nats, cosine, |difference| / |gradient|.
+    """
+    exact, gap, gradients = rollout._exact(learner.policy.model), 0.0, []
+    mini = train.add_loss_weights(train.compute_targets(learner, batch, config)[0], config)
+    for model, masters in ((learner.policy.model, learner.optimizer.masters),
+                           (exact, list(exact.parameters()))):
+        for rows in train.parts_of(mini, learner, config):
+            losses, shares = train.policy_losses(model, mini.take(rows), config)
+            sum(losses.values()).backward()
+            gap += float(shares["logprob_gap"]) * (model is exact)
+        gradients.append([m.grad for m in masters])
+        for master in masters:
+            master.grad = None
+    ours, theirs, error = (sum(float(g.double().square().sum()) for g in each)**0.5 for each in (
+        *gradients, [a - b for a, b in zip(*gradients)]))
+    cosine = (ours**2 + theirs**2 - error**2) / (2 * ours * theirs)
+    return {"sampler and float32 differ by, nats": gap, "gradient, cosine with float32": cosine,
+            "gradient, relative error": error / theirs}
+
+
+if __name__ == "__main__":
+    main()

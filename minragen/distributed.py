@@ -1,0 +1,178 @@
+"""Several processes train one policy: each plays its share of the groups and computes its share of
+every optimizer step; whatever is small is known to all.
+
+    make train NPROC=2                                            (one machine)
+    torchrun --nproc-per-node=2 -m -- minragen.train --env bandit (the same; docs/scaling.md)
+
+All processes hold the whole model and, after each rollout, all trajectories. So filter,
+normalisation, advantages and metrics are computed as by one process, by all of them alike; only
+forward and backward passes are divided, and gradients are summed. Process 0 writes. With one
+process every function here returns what it was given.
+
+Reading order: `begin`, `together` (what all know), `sum_gradients`.
+
+Tests: `python -m pytest tests/test_distributed.py`.
+"""
+
+import logging
+import os
+import sys
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+PATIENCE = timedelta(days=2)  # a slow process is waited for; a dead one closes its connections
+_watched = []  # the process group that nothing is sent in, and the thread that listens to it
+
+
+def begin(device):
+    """Join the other processes if torchrun started this one. Returns `print` for process 0, and for
+    the others a function that prints nothing.
+
+    device: torch.device
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                                timeout=PATIENCE)
+        if size() > 1:
+            _watched.append(dist.new_group(backend="gloo", timeout=PATIENCE))
+            _watched.append(threading.Thread(target=_watch, args=_watched[:], daemon=True))
+            _watched[1].start()
+    return print if rank() == 0 else lambda line: None
+
+
+def described(device):
+    """For the first line of a run: how many processes there are, or that more would be faster."""
+    cores = os.cpu_count() or 1
+    if size() > 1:
+        return f"; {size()} processes"
+    if device.type == "cpu" and cores > 1 and os.getloadavg()[0] < cores / 2:
+        return f"; {cores} idle cores: NPROC={min(cores, 4)} is faster"
+    return ""
+
+
+def _watch(group):
+    """End this process as soon as the next one dies, even in the middle of a long rollout.
+
+    The next one sends nothing before it has finished, but its connection closes when it dies.
+    """
+    try:
+        dist.recv(torch.zeros(1), src=(rank() + 1) % size(), group=group)
+    except RuntimeError as error:
+        fail(error)
+
+
+def end():
+    """Finish together with the other processes."""
+    if size() > 1:
+        group, watch = _watched
+        dist.send(torch.zeros(1), dst=(rank() - 1) % size(), group=group)
+        watch.join()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def fail(error):
+    """End this process with a sentence; torchrun and `_watch` end the others."""
+    if size() == 1:
+        sys.exit(f"error: {error}")
+    if "Connection closed by peer" in str(error):
+        error = "another process has ended, so this one ends too"
+    sys.stdout.flush()
+    print(f"error in process {rank()}: {error}", file=sys.stderr, flush=True)
+    os._exit(1)  # sys.exit would wait for threads that wait for other processes
+
+
+@contextmanager
+def first_alone():
+    """Process 0 runs the body before the others: it fills the caches that they read."""
+    if rank() > 0:
+        dist.barrier()
+    yield
+    if rank() == 0 and size() > 1:
+        dist.barrier()
+
+
+def rank():
+    """The number of this process, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def size():
+    """The number of processes."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def size_here():
+    """The number of processes on this machine."""
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if dist.is_initialized() else 1
+
+
+def together(value):
+    """The values of all processes, in their order. value: anything that can be pickled"""
+    if size() == 1:
+        return [value]
+    values = [None] * size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def total(sums):
+    """{name: float} of the sums of all processes' {name: tensor}, whatever names each has."""
+    result = Counter()
+    for part in together({name: float(value) for name, value in sums.items()}):
+        result.update(part)
+    return result
+
+
+def sum_tensor(x):
+    """Add all processes' x, in place. Returns x."""
+    if size() > 1:
+        dist.all_reduce(x)
+    return x
+
+
+def sum_gradients(parameters):
+    """Add all processes' gradients, in place. One that no process has stays None."""
+    if size() == 1:
+        return
+    has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
+    dist.all_reduce(has)
+    waiting = []
+    for parameter, count in zip(parameters, has.tolist()):
+        if count:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            waiting.append(dist.all_reduce(parameter.grad, async_op=True))
+    for work in waiting:
+        work.wait()
+
+
+def launch(processes, arguments):
+    """What torchrun does, without its traceback: a process that failed has said why, unless a
+    signal ended it."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process sets its own number of threads
+    logging.disable(logging.CRITICAL)  # of torchrun, in this process
+    try:
+        run.main([f"--nproc-per-node={processes}", "-m", "--", "minragen.train", *arguments])
+    except ChildFailedError as error:
+        for number, failure in error.failures.items():
+            if failure.exitcode < 0:
+                print(f"error: process {number} was ended by signal {-failure.exitcode}",
+                      file=sys.stderr)
+        sys.exit(1)
+    except (SignalException, KeyboardInterrupt):
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    launch(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,77 @@
+"""The decoder of Llama's family on tokens without padding: Llama, Mistral, Qwen2, Qwen3.
+
+transformers computes (rows, tokens) matrices, padding and repeated prompts included. Here the
+tokens of a pass are one list, `attend` alone knows which sees which (attention.py), and the last
+layer computes queries, attention and MLP only where a state is wanted. It uses the modules of the
+transformers model, so weights, biases and rotary frequencies are the same; `rollout.prove` compares
+the two at the start of a run. Other decoders run as transformers has them.
+
+Axes: N tokens, M wanted ones, H query heads, K key heads, d width of a head, D hidden size.
+
+Tests: `python -m pytest tests/test_attention.py`.
+"""
+
+import torch
+from torch.nn.functional import rms_norm
+from torch.utils.checkpoint import checkpoint
+
+FAMILY = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
+
+
+def supports(decoder):
+    """Whether `decode` computes this decoder."""
+    return type(decoder).__name__ in FAMILY
+
+
+def decode(decoder, tokens, positions, attend, wanted=None):
+    """Last hidden states (M, D) of the tokens `wanted` (M,); None: of all.
+
+    tokens, positions: (N,) int64
+    attend: (layer number, q (N or M, H, d), k, v (N, K, d), scale) -> (N or M, H, d); M in the last
+        layer
+    """
+    x = decoder.embed_tokens(tokens)  # (N, D)
+    angles = [angle[0, :, None] for angle in decoder.rotary_emb(x[None], positions[None])]
+    for number, layer in enumerate(decoder.layers):
+        asked = wanted if number == len(decoder.layers) - 1 else None
+        step = (layer, number, x, angles, attend, asked)
+        if layer.gradient_checkpointing and torch.is_grad_enabled():
+            x = checkpoint(_layer, *step, use_reentrant=False)
+        else:
+            x = _layer(*step)
+    return _norm(decoder.norm, x)
+
+
+def _layer(layer, number, x, angles, attend, asked):
+    """One decoder layer: (N, D) -> (N, D), or of the tokens `asked` only."""
+    attention, normed = layer.self_attn, _norm(layer.input_layernorm, x)
+    keys, values = _heads(attention, "k", normed), _heads(attention, "v", normed)
+    if asked is None:
+        queries = _heads(attention, "q", normed)
+        both = _rotate(torch.cat([queries, keys], dim=1), *angles)
+        queries, keys = both.split([queries.shape[1], keys.shape[1]], dim=1)
+    else:
+        keys = _rotate(keys, *angles)
+        x, normed, angles = x[asked], normed[asked], [angle[asked] for angle in angles]
+        queries = _rotate(_heads(attention, "q", normed), *angles)
+    seen = attend(number, queries, keys, values, attention.scaling)
+    x = x + attention.o_proj(seen.flatten(1))
+    return x + layer.mlp(_norm(layer.post_attention_layernorm, x))
+
+
+def _heads(attention, name, x):
+    """(N, D) -> (N, heads, d): projected, and in Qwen3 normalised."""
+    states = getattr(attention, f"{name}_proj")(x).view(len(x), -1, attention.head_dim)
+    norm = getattr(attention, f"{name}_norm", None)
+    return _norm(norm, states) if norm else states
+
+
+def _norm(norm, x):
+    """Root mean square normalisation (Zhang and Sennrich 2019), in one call of torch."""
+    return rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
+
+
+def _rotate(x, cos, sin):
+    """Rotary position embedding (Su et al. 2021): pairs (i, i + d/2) turn by the angle."""
+    one, other = x.chunk(2, dim=-1)
+    return torch.addcmul(x * cos, torch.cat([-other, one], dim=-1), sin)

@@ -1,0 +1,110 @@
+"""How much memory training needs: a forecast from the sizes of the model and the run.
+
+What a run always holds adds up; rollout, update and diagnostics follow each other, so only the
+largest of them counts. Every conversation is supposed to fill `max_context`. The forecast counts
+the tensors of one process: not Python, not libraries, not what an allocator keeps for later.
+Activations are those of llama.py; other decoders pad, and keep some results more than once.
+
+Reading order: `forecast`, `phases`, then a function for each phase.
+
+Tests: `python -m pytest tests/test_memory.py`, which measures the peaks.
+"""
+
+from types import SimpleNamespace
+
+from minragen import attention, diagnostics, distributed
+from minragen import config as settings
+from minragen.models import LOGIT_BUDGET
+
+# Bytes of an id of a batch: 2 integers, 5 masks, 11 numbers, and the part that mini-batches copy.
+BATCH_BYTES = 100
+
+
+def forecast(learner, config):
+    """One line for the console: the peak and its parts, in MiB."""
+    always, *others = phases(learner, config).items()
+    largest = max(others, key=lambda phase: sum(phase[1].values()))
+    parts = [", ".join(f"{what} {size / 2**20:,.0f}" for what, size in sizes.items() if size)
+             for _, sizes in (always, largest)]
+    total = sum(sum(sizes.values()) for _, sizes in (always, largest))
+    return f"memory    about {total / 2**20:,.0f} MiB: {parts[0]}; {largest[0]}: {parts[1]}"
+
+
+def phases(learner, config):
+    """{phase: {what: bytes}}: first what is always held, then what each phase adds to that."""
+    models = [m for m in (learner.policy.model, learner.critic, learner.reference) if m is not None]
+    parameters = [p for model in models for p in model.parameters()]
+    trained = [p for p in parameters if p.requires_grad]
+    n = _sizes(learner.policy.model, config)
+    return {"always": {"weights": sum(p.nbytes for p in parameters),
+                       "masters": sum(4 * p.numel() for p in trained if p.itemsize < 4),
+                       "Adam": sum(8 * p.numel() for p in trained)},
+            "rollout": _rollout(n, config), "update": (update := _update(n, config, trained)),
+            "diagnostics": _diagnostics(n, config, learner.policy.num_parameters, update)}
+
+
+def _sizes(model, config):
+    """The numbers that the phases share."""
+    c, context, rows = (model.config.get_text_config(), config.max_context,
+                        config.num_groups * config.group_size)
+    heads = c.num_attention_heads
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // heads
+    groups, episodes = (-(-total // distributed.size())  # of this process
+                        for total in (config.num_groups, config.val_size))
+    tokens = max(context, min(config.token_budget, min(rows, config.mini_batch) * context))
+    turns = settings.most_turns(config) if config.context == "full" else 1
+    share = 1 if config.loss_mask == "all" else turns * config.max_new_tokens / context
+    return SimpleNamespace(
+        width=model.dtype.itemsize, vocab=c.vocab_size, layers=c.num_hidden_layers,
+        hidden=c.hidden_size, queries=heads * head_dim,
+        keys=2 * head_dim * (getattr(c, "num_key_value_heads", None) or heads),  # and values
+        inner=getattr(c, "intermediate_size", None) or 4 * c.hidden_size,  # GPT-2, OPT
+        context=context, rows=rows, tokens=tokens, in_loss=tokens * min(1, share),
+        slots=min(config.max_rows, max(groups * config.group_size, episodes)))
+
+
+def _rollout(n, config):
+    """Slots; and beside them the pass over prompts or observations, the logits with their
+    cumulative sums (20 bytes each), or the copies of a layer's slots when rows are gathered."""
+    room = n.context + config.max_new_tokens  # of a turn, before its length is known
+    slots = n.slots * room * n.layers * n.keys * n.width
+    fed = _one_pass(n, min(config.token_budget, n.slots * n.context))
+    return {"KV slots": slots,
+            "one pass": max(fed, n.slots * n.vocab * (20 + n.width), slots / n.layers)}
+
+
+def _one_pass(n, tokens):
+    """A layer's results without gradients, and the masks with the booleans that they come from."""
+    results = n.width * (4 * n.hidden + 2 * n.queries + 3 * n.inner)
+    return tokens * (results + n.context * (n.width + 2))
+
+
+def _update(n, config, trained):
+    """Gradients of all models, and one micro-batch of one model."""
+    parts = (n.context / attention.QUERIES + 1) / 2  # of attention that gather a key, on average
+    # Of a token and layer autograd keeps: norms in float32, their results, the input and the output
+    # of attention, queries twice, keys and values of the parts, and four results of the MLP.
+    layer = 16 * n.hidden + n.width * (
+        2 * n.hidden + 3 * n.queries + n.keys * parts + 4 * n.inner)
+    kept = (n.tokens * (n.layers - 1) + n.in_loss) * layer  # the last layer has few queries
+    logits = 20 * min(n.in_loss * n.vocab, LOGIT_BUDGET)  # five copies, for logprob and entropy
+    if config.activation_checkpointing:  # a layer is computed again when the logits are gone
+        again = n.tokens * (layer + 2 * n.inner * n.width)
+        kept = n.tokens * n.layers * n.hidden * n.width + max(0, again - logits)
+    masks = n.context * n.width * (n.tokens / 2 + n.in_loss)
+    numbers = [p.numel() for p in trained]
+    return {"gradients": 4 * (sum(numbers) + max(numbers)),  # one is new and not yet added
+            "activations": kept + masks, "logits": logits,
+            "batch": n.rows * n.context * BATCH_BYTES}
+
+
+def _diagnostics(n, config, parameters, update):
+    """Gradients by reward std, where they are measured; else slots of prompts and reasonings."""
+    if config.gradients_every:
+        terms = 1 + (config.entropy_coef > 0) + (config.kl_coef > 0)
+        # Of each term: the total, the last bucket's sum and this one's; and two in the making.
+        return update | {"gradients": 4 * parameters * (3 * terms + 2)}
+    packed = config.token_budget * min(1, diagnostics.PACK_TOKENS / n.context)
+    slots = (config.token_budget + packed) * n.layers * n.keys * n.width
+    logits = 8 * min(packed * n.vocab, LOGIT_BUDGET)
+    return {"KV slots": slots, "one pass": max(_one_pass(n, config.token_budget), logits)}

@@ -1,0 +1,255 @@
+"""Training on an accelerator, shown on `pretend:0`: the CPU's numbers, no tensor left behind, and
+few waits. accelerator.py says what this cannot show."""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import inspect
+import itertools
+import json
+import math
+import tempfile
+
+import pytest
+import torch
+from accelerator import PretendDevice
+from safetensors.torch import load_file
+from toys import tiny
+
+from benchmarks import gpu
+from minragen import bundled, diagnostics, models, rollout, starpo
+from minragen import train as trainer
+from minragen.config import preset
+from minragen.envs import EnvGroups
+from minragen.rollout import Rules, collect
+
+HOST_STEPS = 8  # tokens of each row that are sampled between two waits of the host
+SMALL = tempfile.TemporaryDirectory()  # of an untrained policy of two layers
+LOTTERY = dict(model=SMALL.name, warmup_steps=0, num_groups=2, group_size=3, max_new_tokens=6,
+               max_context=160, max_turns=2, mini_batch=3, val_size=1, steps=2, seed=3, lr=1e-3)
+LAKE = dict(env="frozenlake", model="tiny", filter="none", num_groups=2, group_size=2,
+            max_new_tokens=16, lr=1e-3)  # with the bundled weights
+KL = dict(kl_coef=0.1, kl_reward_coef=0.1)
+
+
+@functools.cache
+def small():
+    """A policy of two layers, which lies in SMALL, and its frame."""
+    policy, frame = tiny("toys:Lottery")
+    policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model))
+    del policy.model.model.layers[2:]
+    policy.model.config.num_hidden_layers = 2
+    policy.model.save_pretrained(SMALL.name)
+    policy.tokenizer.save_pretrained(SMALL.name)
+    return policy, frame
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch, runs):
+    """minRAGEN accepts the device, proves it as briefly as a CPU, and keeps SMALL in float32."""
+    small()
+    monkeypatch.setattr(bundled, "BUNDLED", (*bundled.BUNDLED, SMALL.name))
+    monkeypatch.setattr(bundled, "choose_model",
+                        lambda model, device: (model, torch.device(device), ""))
+    monkeypatch.setitem(rollout.PROOF_BUDGET, "pretend", rollout.PROOF_BUDGET["cpu"])
+
+
+def configured(device, env="toys:Lottery", algo="grpo", **options):
+    return dataclasses.replace(preset(env, algo, "tiny"), device=device, **options)
+
+
+def halved(*arguments, **options):
+    policy = models.load_policy(*arguments, **options)
+    policy.model.bfloat16()
+    return policy
+
+
+def on(device):
+    return PretendDevice() if device != "cpu" else contextlib.nullcontext()
+
+
+def step(device, **options):
+    """One training step. Returns the learner, metrics, trajectories and the PretendDevice."""
+    config = configured(device, gradients_every=1, **options)
+    with on(device) as pretend:
+        groups = trainer.build_groups(config)
+        learner = trainer.build(config, groups, say=lambda line: None)
+        if pretend:
+            pretend.waits.clear()
+            pretend.moved.clear()
+        return learner, *trainer.train_step(learner, groups["train"], config), pretend
+
+
+def run(config, resume=False):
+    """A whole run. Returns its weights and the lines of metrics.jsonl."""
+    with on(config.device):
+        trainer.train(config, resume, say=lambda line: None)
+    folder = trainer.runs.RUNS / config.run
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return load_file(folder / "checkpoint" / "model.safetensors"), [json.loads(x) for x in lines]
+
+
+def assert_close(ours, theirs, tolerance):
+    """Equal metrics, but for times."""
+    for name, value in theirs.items():
+        if "second" not in name and name != "elapsed":
+            number = isinstance(value, float)
+            assert ours[name] == (pytest.approx(value, tolerance, tolerance) if number else value)
+
+
+class TestDevice:
+    """The instrument itself: what it refuses and counts is what PyTorch does on CUDA."""
+
+    @pytest.mark.parametrize("mixed", [
+        torch.add, torch.nn.functional.linear, lambda a, b: b.add_(a), lambda a, b: a @ b.T,
+        lambda a, b: torch.cat([a, b]), lambda a, b: a.gather(1, b.long()),
+        lambda a, b: torch.where(b > 0, a, 0.0), lambda a, b: b[a.long()],
+        lambda a, b: a.masked_scatter(b > 0, a), lambda a, b: a.index_add(0, b[0].long(), a)])
+    @pytest.mark.parametrize("inference", [False, True])
+    def test_an_operation_on_tensors_of_two_devices_is_refused(self, mixed, inference):
+        with PretendDevice(), torch.inference_mode(inference):
+            with pytest.raises(RuntimeError, match="mixes devices"):
+                mixed(torch.ones(2, 2, device="pretend:0"), torch.ones(2, 2))
+            mixed(torch.ones(2, 2, device="pretend:0"), torch.ones(2, 2, device="pretend:0"))
+            torch.ones(2, device="pretend:0") + torch.tensor(1.0)  # a number may be on the host
+
+    @pytest.mark.parametrize("waits, moved, operation", [
+        (0, [], lambda x: x.masked_fill(x > 2, 0.0).masked_scatter(x > 2, x).sort().values),
+        (1, [], lambda x: float(x[0, 0])), (1, [], lambda x: bool((x > 2).any())),
+        (1, [("copy to host", 6)], lambda x: x.cpu()),
+        (1, [("copy to host", 3)], lambda x: x[0].tolist()),
+        (1, [("copy to device", 4)], lambda x: torch.zeros(4).to("pretend:0")),
+        (0, [("copy to device", 4)], lambda x: torch.zeros(4).to("pretend:0", non_blocking=True)),
+        (1, [("copy to device", 3)], lambda x: x[0].copy_(torch.zeros(3))),
+        (1, [("copy to device", 2)], lambda x: torch.tensor([1, 0], device="pretend:0")),
+        (1, [("copy to device", 2)], lambda x: x[torch.tensor([1, 0])]),
+        (1, [("copy to device", 2)], lambda x: x[[1, 0]]),
+        (1, [], lambda x: x[x > 2]), (1, [], lambda x: x.nonzero()), (1, [], lambda x: x.unique()),
+        (1, [], lambda x: x.masked_select(x > 2)), (1, [], lambda x: torch.equal(x, x)),
+        (1, [], lambda x: x.long().flatten().bincount())])
+    @pytest.mark.parametrize("inference", [False, True])
+    def test_waits_and_copies_are_counted(self, waits, moved, operation, inference):
+        with PretendDevice() as device, torch.inference_mode(inference):
+            x = torch.arange(6.0, device="pretend:0").view(2, 3)
+            operation(x)
+        assert device.waits.total() == waits
+        assert [(what, elements) for _, what, elements in device.moved] == moved
+
+
+class TestNumbers:
+    """One training step on both devices: tokens, metrics, weights."""
+
+    def compare(self, options, tolerance, weight_tolerance):
+        """weight_tolerance: root mean square of the differences / the learning rate, which is about
+        what a weight moves in a step"""
+        (cpu, expected, theirs, _), (ours, metrics, played, _) = (
+            step(device, **options) for device in ("cpu", "pretend:0"))
+        assert ours.policy.device.type == "pretend" and "gradient/all/task" in metrics
+        assert ("first_turn/mi" in metrics) == (options.get("env") == "frozenlake")
+        assert [[s.tokens for s in t.sequences] for t in played] == [
+            [s.tokens for s in t.sequences] for t in theirs]
+        assert_close(metrics, expected, tolerance)
+        gap = torch.cat([(b.detach().cpu() - a.detach()).flatten() for a, b in zip(
+            cpu.optimizer.masters, ours.optimizer.masters, strict=True)])  # as many: still tied
+        assert gap.square().mean().sqrt() < weight_tolerance * LOTTERY["lr"]
+        return ours
+
+    @pytest.mark.parametrize("options", [
+        LAKE, LOTTERY | dict(algo="ppo", activation_checkpointing=True),
+        LOTTERY | KL | dict(algo="bi-level", kl_target=0.01, loss_mask="all"),
+        LOTTERY | dict(context="limited", window=2, filter_metric="entropy", top_k=9, top_p=0.9)])
+    def test_a_step_gives_the_cpus_tokens_metrics_and_weights(self, options):
+        self.compare(options, 1e-3, 1e-2)
+
+    def test_bfloat16_weights_with_float32_masters_give_the_cpus(self, monkeypatch):
+        """Attention rounds differently, so that both devices play but learn from equal episodes."""
+        episodes = []
+
+        def once(*arguments):
+            episodes.append(collect(*arguments))
+            return copy.deepcopy(episodes[0])
+
+        monkeypatch.setattr(trainer, "load_policy", halved)
+        monkeypatch.setattr(trainer, "collect", once)
+        learner = self.compare(LOTTERY | dict(algo="ppo", kl_coef=0.1), 0.03, 0.2)
+        assert learner.policy.model.dtype == torch.bfloat16
+        assert all(m.dtype == torch.float32 for m in learner.optimizer.masters)
+
+    def test_a_resumed_run_equals_an_uninterrupted_one_and_that_of_the_cpu(self):
+        options = LOTTERY | dict(algo="ppo", kl_coef=0.1)
+        whole, lines = run(configured("pretend:0", run="whole", **options))
+        cut = configured("pretend:0", run="cut", **options | dict(steps=1))
+        run(cut)
+        resumed, _ = run(dataclasses.replace(cut, steps=2), resume=True)
+        torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+        cpu, expected = run(configured("cpu", run="cpu", **options))
+        torch.testing.assert_close(whole, cpu, rtol=0, atol=options["lr"] / 20)
+        assert_close(lines[-1], expected[-1], 1e-3)
+
+
+class TestWaits:
+    @pytest.mark.parametrize("context", ["full", "limited"])
+    def test_a_rollout_waits_once_for_several_tokens_of_each_row(self, context):
+        policy, frame = small()
+        groups = EnvGroups("toys:Lottery", 2, 2, budgets=dict(max_turns=3))
+        rules = Rules(max_new_tokens=48, max_context=600, context=context)
+        with PretendDevice() as device:
+            policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model).to("pretend:0"))
+            device.waits.clear()
+            played = collect(policy, frame, groups, 0, rules)
+        replies = [[sum(s.turn_ids.count(turn) for s in t.sequences)
+                    for turn in range(len(t.turns))] for t in played]
+        longest = [max(n) for n in itertools.zip_longest(*replies, fillvalue=0)]
+        assert sum(longest) > 60, "most replies are cut off"
+        assert device.waits.total() <= sum(math.ceil(n / HOST_STEPS) for n in longest)
+
+    def test_no_copy_grows_with_the_vocabulary(self, monkeypatch):
+        """The larger vocabulary has ids that are never sampled, so the episodes are the same."""
+        def widened(extra, *arguments, **options):
+            policy = models.load_policy(arguments[0], **options)
+            used = len(policy.tokenizer)
+            policy.model.resize_token_embeddings(used + extra, mean_resizing=False)
+            bias = torch.cat([torch.zeros(used), torch.full((extra,), -1e4)])
+            policy.model.lm_head.bias = torch.nn.Parameter(bias)
+            policy.model.to("pretend:0")
+            return policy
+
+        moved = []
+        for extra in (8, 1000):
+            monkeypatch.setattr(trainer, "load_policy", functools.partial(widened, extra))
+            learner, metrics, _, device = step("pretend:0", **LOTTERY | KL | dict(algo="ppo"))
+            assert {"gradient/all/task", "kl_ref", "value_loss"} <= metrics.keys()
+            with device:
+                diagnostics.score_matrix(learner.policy.model, [[3, 4], [5]], [[6, 7], [8]])
+            moved.append(device.moved)
+        assert moved[0] == moved[1]
+
+
+class TestBroken:
+    """A line that leaves a tensor on the host is found."""
+
+    @pytest.mark.parametrize("module, function, right, wrong", [
+        (models, "token_logprobs", ", device=tokens.device", ""),
+        (starpo, "_next", ", device=mask.device", "")])
+    def test_a_tensor_left_on_the_host_is_refused(
+            self, monkeypatch, module, function, right, wrong):
+        source, names = inspect.getsource(getattr(module, function)), dict(vars(module))
+        assert source.count(right) == 1
+        exec(source.replace(right, wrong), names)
+        for holder in (module, trainer):
+            monkeypatch.setattr(holder, function, names[function], raising=False)
+        with pytest.raises(RuntimeError, match="mixes devices"):
+            step("pretend:0", **LOTTERY | dict(algo="ppo"))
+
+
+def test_the_benchmark_for_gpus_runs_on_a_cpu(monkeypatch, capsys):
+    monkeypatch.setattr(trainer, "load_policy", halved)
+    results = gpu.main([f"--{name.replace('_', '-')}={value}" for name, value in {
+        **LOTTERY, "env": "toys:Lottery", "device": "cpu"}.items()])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]).keys() >= results.keys()
+    for numbers in results.values():
+        assert 0.99 < numbers["gradient, cosine with float32"] < 1
+        assert 0 < numbers["gradient, relative error"] < 0.15
+        assert 0 < numbers["sampler and float32 differ by, nats"] < 0.05
+        assert all(number > 0 for number in numbers.values() if not math.isnan(number))

@@ -1,0 +1,169 @@
+"""The learner computes what rows begin with once, with the numbers of plain full passes of the same
+transformers model."""
+
+import itertools
+import random
+import shlex
+
+import pytest
+import torch
+from test_families import family
+from test_train import played
+
+from minragen import attention
+from minragen import train as trainer
+from minragen.attention import PrefixTree, micro_batches, states_before
+from minragen.models import Critic, token_logprobs
+
+pytestmark = pytest.mark.usefixtures("runs")
+LEAN = ["Llama", "Llama 3", "Mistral, window", "Qwen2", "Qwen2, windows", "Qwen3"]
+
+
+def related_rows(seed):
+    """Padded rows that begin like earlier ones, a mask, and the rows' lengths.
+
+    Some rows are equal, some are the beginning of another, some have no masked token.
+    """
+    rng, rows = random.Random(seed), [[5] * 9]
+    for _ in range(rng.randint(2, 9)):
+        like = rng.choice(rows)
+        rows.append(like[:rng.randint(1, len(like))] + rng.choices(range(9), k=rng.choice(
+            [0, 1, 7, 30])))
+    masks = [[p > 0 and rng.random() < share for p in range(len(row))]
+             for row, share in zip(rows, rng.choices([0, 0.3, 1], k=len(rows)))]
+    masks[0][-1] = True
+    lengths, longest = torch.tensor([len(row) for row in rows]), max(map(len, rows))
+    return (torch.tensor([row + [7] * (longest - len(row)) for row in rows]),
+            torch.tensor([m + [False] * (longest - len(m)) for m in masks]), lengths)
+
+
+def beginnings(tokens, mask):
+    """The different beginnings of rows that end before a masked token."""
+    return {tuple(row[:end + 1]) for row, masked in zip(tokens.tolist(), mask)
+            for end in range(max(masked.nonzero()[:, 0], default=0))}
+
+
+def embedded(model):
+    """A list that gets the number of ids of every forward pass of the model."""
+    counts = []
+    model.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: counts.append(args[0].numel()))
+    return counts
+
+
+@pytest.fixture
+def float64(monkeypatch):
+    """Compute in float64, also where minragen calls `.float()` and where transformers rounds."""
+    def norm(self, x):
+        return self.weight * x * (x.square().mean(-1, True) + self.variance_epsilon).rsqrt()
+
+    for name in LEAN:
+        monkeypatch.setattr(type(family(name).model.base_model.norm), "forward", norm)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class TestPrefixTree:
+    @pytest.mark.parametrize("name", LEAN)
+    def test_logprobs_values_and_gradients_are_those_of_a_plain_full_pass(
+            self, name, float64, monkeypatch):
+        policy = family(name)
+        for p in policy.model.double().parameters():
+            if p.dim() == 1:  # norms, and the biases that are 0 at first
+                p.data.normal_(1.0, 0.5)
+        critic = Critic(policy)
+        critic.head.weight.data.normal_()
+        for seed in range(8):
+            monkeypatch.setattr(attention, "QUERIES", 2 if seed % 2 else 64)
+            monkeypatch.setattr(attention, "PAIRS", 99 if seed % 3 else 2**19)
+            tokens, mask, _ = related_rows(seed)
+            log_p = (policy.model(tokens, use_cache=False).logits[:, :-1] / 0.7).log_softmax(-1)
+            expected = (log_p.gather(-1, tokens[:, 1:, None])[..., 0],
+                        torch.special.entr(log_p.exp()).sum(dim=-1),
+                        critic.head(critic.trunk(tokens, use_cache=False).last_hidden_state[
+                            :, :-1])[..., 0])
+            ours = (*token_logprobs(policy.model, tokens, mask, 0.7), critic(tokens, mask))
+            for module, x, full in zip((policy.model, policy.model, critic), ours, expected):
+                plain = torch.where(mask[:, 1:], full, 0.0)
+                assert x.dtype == torch.float64 and torch.allclose(x[:, 1:], plain, 1e-9, 1e-9)
+                weights = torch.randn(plain.shape)
+                one, other = (torch.autograd.grad((y * weights).sum(), module.parameters(),
+                                                  retain_graph=True) for y in (x[:, 1:], plain))
+                for a, b in zip(one, other):
+                    assert (a - b).norm() <= 1e-9 * b.norm() + 1e-9
+
+    @pytest.mark.parametrize("name, window", [("Llama", 10**6), ("Mistral, window", 24)])
+    def test_each_beginning_is_one_node_that_sees_its_own_row_and_nothing_else(
+            self, name, window, monkeypatch):
+        """Where all scores are 0 and values are unit vectors, attention shows what is seen."""
+        monkeypatch.setattr(attention, "PAIRS", 2000)
+        decoder = family(name).model.base_model
+        for seed in range(20):
+            tokens, mask, _ = related_rows(seed)
+            tree = PrefixTree(decoder, tokens, mask)
+            n = len(tree.tokens)
+            assert n == len(beginnings(tokens, mask))
+            zeros, units = torch.zeros(n, 1, n), torch.eye(n)[:, None]
+            seen = tree.attend(0, zeros, zeros, units, 1.0)[:, 0] > 0
+            asked = tree.attend(len(decoder.layers) - 1, zeros[tree.asked], zeros, units, 1.0)
+            assert (asked[:, 0] > 0).equal(seen[tree.asked])
+            for (row, end), answer in zip(mask.nonzero().tolist(), tree.answers, strict=True):
+                nodes = seen[tree.asked[answer]].nonzero()[:, 0]
+                start, places = max(0, end - window), tree.positions[nodes]
+                assert places.sort().values.tolist() == list(range(start, end))
+                assert tree.tokens[nodes[places.argsort()]].equal(tokens[row, start:end])
+
+    def test_in_bfloat16_it_is_as_exact_as_a_plain_full_pass(self):
+        model, gaps = family("Qwen2").model, []
+        tokens, mask, _ = related_rows(1)
+        with torch.no_grad():
+            exact = states_before(model.base_model, tokens, mask)
+            model.bfloat16()
+            plain = model.base_model(tokens, use_cache=False).last_hidden_state[:, :-1]
+            for states in (plain[mask[:, 1:]], states_before(model.base_model, tokens, mask)):
+                assert states.dtype == torch.bfloat16
+                gaps.append((states - exact).norm())
+        assert 0 < gaps[1] < 1.5 * gaps[0]
+
+    def test_a_training_step_of_tiny_computes_each_beginning_once_for_every_model(self):
+        config, learner, batch = played(*shlex.split(
+            "--env frozenlake --max-turns 1 --algo ppo --kl-coef 0.1 --warmup-steps 0 "
+            "--num-groups 2 --group-size 8 --mini-batch 99 --token-budget 99999"))
+        counts = [embedded(model) for model in (
+            learner.policy.model, learner.reference, learner.critic.trunk)]
+        trainer.update(learner, batch, config, 1)
+        once = len(beginnings(batch.tokens, batch.response_mask))
+        assert counts == [[once], [once], [once, once]]  # the critic: before and in the update
+        assert once < batch.attention_mask.sum() / 3
+
+
+class TestMicroBatches:
+    @pytest.mark.parametrize("name", ["Llama", "GPT-2"])
+    @pytest.mark.parametrize("size", [1, 2, 5])
+    def test_each_row_is_in_one_of_one_process_and_only_single_rows_exceed_the_budget(
+            self, name, size):
+        decoder = family(name).model.base_model
+        for seed, budget in itertools.product(range(20), (1, 40, 90, 10**6)):
+            tokens, mask, lengths = related_rows(seed)
+            parts = [part.tolist() for rank in range(size)
+                     for part in micro_batches(decoder, tokens, lengths, budget, rank, size)]
+            assert sorted(itertools.chain(*parts)) == list(range(len(tokens)))
+            for part in parts:
+                padded = len(part) * lengths[part].max()
+                nodes = {tuple(tokens[row, :end].tolist()) for row in part
+                         for end in range(1, lengths[row] + 1)}
+                assert len(part) == 1 or (len(nodes) if name == "Llama" else padded) <= budget
+            assert budget < 10**6 or len(parts) <= size
+
+    @pytest.mark.parametrize("name", ["Llama", "GPT-2"])
+    def test_processes_get_about_equal_shares(self, name):
+        """16 groups of 16 with a prompt of 40 and up to 60 ids behind it."""
+        decoder, rng = family(name).model.base_model, torch.Generator().manual_seed(0)
+        tokens = torch.randint(300, (256, 100), generator=rng)
+        tokens[:, :40] = tokens[::16, :40].repeat_interleave(16, dim=0)
+        lengths = torch.randint(45, 100, (256,), generator=rng)
+        shares = [sum(int(lengths[part].sum()) - 40 * len(part) for part in micro_batches(
+            decoder, tokens, lengths, 900, rank, 4)) for rank in range(4)]
+        assert max(shares) < 1.06 * min(shares)

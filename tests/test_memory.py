@@ -1,0 +1,122 @@
+"""The forecast of memory beside what PyTorch's profiler counts on a CPU: every allocation and
+release of a tensor's memory, inside operations too, and nothing of the interpreter."""
+
+import functools
+import gc
+import tempfile
+from itertools import accumulate
+
+import pytest
+import torch
+from conftest import parsed
+from torch.profiler import ProfilerActivity, profile
+from toys import tiny
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from minragen import diagnostics, distributed, memory, train
+from minragen.models import AdamW
+from minragen.rollout import make_batch
+
+MODELS = {"tiny": None,  # and random ones of so many parameters
+          "10M": dict(vocab_size=8192, hidden_size=256, intermediate_size=1024,
+                      num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2),
+          "60M": dict(vocab_size=32000, hidden_size=512, intermediate_size=2048,
+                      num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=4)}
+# Untrained replies are as long as they may be, so these conversations fill their context.
+RUN = dict(env="frozenlake", num_groups=2, val_size=1, max_new_tokens=24, max_context=384,
+           warmup_steps=0, filter="none", device="cpu", threads=1)
+SHORT = dict(num_groups=1, group_size=4, mini_batch=2, token_budget=160)  # one row at a time
+SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": SHORT, "60M": SHORT}
+
+
+def begun(size, **options):
+    """(learner, its groups, its Config, the console's last line) as `train` has them at step 1."""
+    policy, lines = tiny()[0], []
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        model = policy.model if size == "tiny" else LlamaForCausalLM(LlamaConfig(
+            **MODELS[size], max_position_embeddings=512, tie_word_embeddings=True))
+        model.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+        given = RUN | SIZES[size] | dict(model=folder) | options
+        config = parsed(*(f"--{name.replace('_', '-')}={x}" for name, x in given.items()))
+        groups = train.build_groups(config)
+        return train.build(config, groups, say=lines.append), groups, config, lines[-1]
+
+
+def allocated(function):
+    """(the most bytes that were held at a time, the function's result)"""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        result = function()
+    sizes = sorted((event.start_ns(), event.nbytes()) for event in
+                   found.profiler.kineto_results.events() if event.name() == "[memory]")
+    return max(accumulate(size for _, size in sizes)), result
+
+
+def forecast_of(learner, config):
+    return {name: sum(parts.values()) for name, parts in memory.phases(learner, config).items()}
+
+
+@functools.cache
+def rollout_of(size):
+    """(bytes of the forecast, of the profiler, the batch)"""
+    learner, groups, config, _ = begun(size)
+    peak, trajectories = allocated(lambda: train.roll_out(learner, groups["train"], config))
+    return forecast_of(learner, config)["rollout"], peak, make_batch(trajectories)
+
+
+def check_update(size, dtype=torch.float32, **options):
+    """The measured peak of an update, which the forecast must meet, as it must what is held."""
+    learner, _, config, _ = begun(size, **options)
+    learner.optimizer = AdamW(learner.policy.model.to(dtype).parameters(), config.lr)
+    held = []
+    for model, (_, optimizer) in zip((learner.policy.model, learner.critic), learner.optimizers()):
+        for master in optimizer.masters:
+            master.grad = torch.zeros_like(master)
+        optimizer.step(1.0)  # makes Adam's moments
+        held += [*model.parameters(), *(master for _, master in optimizer.copies),
+                 *(x for state in optimizer.inner.state.values() for x in state.values())]
+    batch = rollout_of(size)[2].take(torch.arange(config.mini_batch))
+    peak, _ = allocated(lambda: train.update(learner, batch, config, step=1))
+    forecast = forecast_of(learner, config)
+    assert forecast["update"] == pytest.approx(peak, rel=0.2)
+    assert forecast["always"] == pytest.approx(sum(x.nbytes for x in held), rel=0.01)
+    return peak
+
+
+class TestForecast:
+    @pytest.mark.parametrize("size", MODELS)
+    def test_a_rollout_is_within_a_fifth_of_the_measured_peak(self, size):
+        forecast, peak, _ = rollout_of(size)
+        assert forecast == pytest.approx(peak, rel=0.2)
+
+    @pytest.mark.parametrize("size, algo", [
+        ("tiny", "grpo"), ("tiny", "ppo"), ("10M", "ppo"), ("60M", "grpo")])
+    def test_an_update_is_too_and_checkpointing_lowers_both(self, size, algo):
+        plain, less = (check_update(size, algo=algo, activation_checkpointing=again)
+                       for again in (False, True))
+        assert less < 0.8 * plain
+
+    def test_it_counts_the_float32_masters_of_bfloat16_weights(self):
+        check_update("tiny", torch.bfloat16)
+
+    def test_validation_may_have_more_rows_than_a_rollout(self):
+        learner, groups, config, line = begun("tiny", val_size=80, token_budget=400)
+        peak, _ = allocated(lambda: diagnostics.play_held_out(
+            learner.policy, learner.frame, groups["val"], train.rules_of(config), 0.5))
+        assert forecast_of(learner, config)["rollout"] == pytest.approx(peak, rel=0.2)
+        assert "; rollout: KV slots " in line  # the larger phase
+
+    def test_diagnostics_are_within_a_fifth_of_the_measured_peak(self):
+        learner, _, config, _ = begun("10M", token_budget=400)
+        prompts, reasonings = torch.arange(16 * 400).view(16, 400).split([380, 20], dim=1)
+        peak, _ = allocated(lambda: diagnostics.score_matrix(
+            learner.policy.model, prompts.tolist(), reasonings.tolist(), 1.0, config.token_budget))
+        assert forecast_of(learner, config)["diagnostics"] == pytest.approx(peak, rel=0.2)
+
+    def test_a_process_holds_its_share_of_the_slots(self, monkeypatch):
+        learner, _, config, _ = begun("tiny")
+        alone = memory.phases(learner, config)["rollout"]["KV slots"]
+        monkeypatch.setattr(distributed, "size", lambda: 2)
+        assert memory.phases(learner, config)["rollout"]["KV slots"] == alone / 2
