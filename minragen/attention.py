@@ -23,7 +23,9 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from minragen import llama
 
-QUERIES = 64  # of a row in one attention call: later keys are left out
+# Queries of a row in one attention call, which leaves out later keys; but autograd keeps the keys of
+# each call, so a row has at most MOST_PARTS of them.
+QUERIES, MOST_PARTS = 64, 8
 PAIRS = 2**19  # of queries and keys in one attention call
 
 
@@ -122,9 +124,7 @@ def forward_slots(model, slots, tokens, counts, first_row=0):
         mask = _mask_of(decoder, masks, layer)
         if len(queries) > n:
             queries = queries.unflatten(0, (n, q)).transpose(1, 2)
-            seen = scaled_dot_product_attention(queries, keys, values, mask, scale=scale,
-                                                enable_gqa=True)
-            return seen.transpose(1, 2).flatten(0, 1)
+            return _attend(queries, keys, values, mask, scale).transpose(1, 2).flatten(0, 1)
         # One query a row: the heads that share a key head take the place of queries.
         queries = queries.unflatten(1, (keys.shape[1], -1))  # (n, K, H / K, d)
         if q > 1:
@@ -249,7 +249,8 @@ class PrefixTree:
         self.answers = self._tensor([asked[node] for node in before])
         # In the last layer only the nodes in `asked` have queries.
         few = [(path, [p for p in positions if path[p] in asked]) for path, positions in own]
-        self._parts = self._cut(own, range(len(ids)), QUERIES)
+        longest = max(map(len, rows))
+        self._parts = self._cut(own, range(len(ids)), max(QUERIES, longest // MOST_PARTS))
         self._last_parts = self._cut(few, asked, len(ids))
 
     def attend(self, layer, queries, keys, values, scale):
@@ -260,8 +261,7 @@ class PrefixTree:
         for at, keys_at, masks, real in parts:
             q, k, v = (x.index_select(0, i.flatten()).unflatten(0, i.shape).transpose(1, 2)
                        for x, i in ((queries, at), (keys, keys_at), (values, keys_at)))
-            out = scaled_dot_product_attention(q, k, v, _mask_of(self._decoder, masks, layer),
-                                               scale=scale, enable_gqa=True)
+            out = _attend(q, k, v, _mask_of(self._decoder, masks, layer), scale)
             seen.append(out.transpose(1, 2).flatten(0, 1).index_select(0, real))
         return torch.cat(seen).index_select(0, order)
 
@@ -327,6 +327,14 @@ def attention_masks(model, visible, queries, keys):
         masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
             ~seen, -torch.inf)
     return masks if len(masks) > 1 else masks[kind]
+
+
+def _attend(queries, keys, values, mask, scale):
+    """(n, H, q, d) of queries (n, H, q, d), keys and values (n, K, k, d): H is a multiple of K."""
+    if queries.device.type != "cpu":  # with a mask, fast CUDA kernels want as many key heads
+        keys, values = (x.repeat_interleave(queries.shape[1] // x.shape[1], dim=1)
+                        for x in (keys, values))
+    return scaled_dot_product_attention(queries, keys, values, mask, scale=scale, enable_gqa=True)
 
 
 def _mask_of(decoder, masks, layer):

@@ -315,7 +315,7 @@ def _continuations(model, slots, reasonings, temperature):
     for part, target in zip(hidden.split(rows), targets.repeat(n).split(rows)):
         log_p = (output_layer(model, part).float() / (temperature or 1.0)).log_softmax(dim=-1)
         chosen.append(log_p.gather(-1, target[:, None])[:, 0])
-    return scores.index_add(0, of, torch.cat(chosen).view(n, q).T.double().cpu())
+    return scores.index_add(0, of, torch.cat(chosen).view(n, q).T.cpu().double())
 
 
 def information(scores, own):

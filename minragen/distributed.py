@@ -83,8 +83,8 @@ def end():
 
 def fail(error):
     """End this process with a sentence; torchrun and `_watch` end the others."""
-    if size() == 1:
-        sys.exit(f"error: {error}")
+    if size() == 1:  # or not yet begun: then all have the same error
+        sys.exit(f"error: {error}" if rank() == 0 else 1)
     if "Connection closed by peer" in str(error):
         error = "another process has ended, so this one ends too"
     sys.stdout.flush()
@@ -104,7 +104,9 @@ def first_alone():
 
 def rank():
     """The number of this process, from 0."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    if dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
 def size():

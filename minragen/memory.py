@@ -81,7 +81,8 @@ def _one_pass(n, tokens):
 
 def _update(n, config, trained):
     """Gradients of all models, and one micro-batch of one model."""
-    parts = (n.context / attention.QUERIES + 1) / 2  # of attention that gather a key, on average
+    # Parts of attention that gather a key, on average.
+    parts = (min(n.context / attention.QUERIES, attention.MOST_PARTS) + 1) / 2
     # Of a token and layer autograd keeps: norms in float32, their results, the input and the output
     # of attention, queries twice, keys and values of the parts, and four results of the MLP.
     layer = 16 * n.hidden + n.width * (

@@ -245,6 +245,8 @@ class AdamW:
 
 def _add_to_master(master, parameter):
     """Sum the micro-batches' gradients in float32: bfloat16 would round small shares away."""
-    gradient = parameter.grad.float()
-    master.grad = gradient if master.grad is None else master.grad + gradient
+    if master.grad is None:
+        master.grad = parameter.grad.float()
+    else:
+        master.grad.add_(parameter.grad)
     parameter.grad = None

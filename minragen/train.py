@@ -510,7 +510,8 @@ def main(argv=None):
             model, _, why = bundled.choose_model(given.get("model", ""), given.get("device", ""))
             config = settings.from_options({**given, "model": model})
         if show:
-            print(settings.explain(config, given))
+            if distributed.rank() == 0:
+                print(settings.explain(config, given))
             return
         _, device, _ = bundled.choose_model(config.model, config.device)
         say = distributed.begin(device)

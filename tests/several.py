@@ -1,21 +1,27 @@
-"""Call a function in several processes that work together.
-
-They are forked, as torchrun takes seconds to import torch in each. test_distributed.py also starts
-torchrun itself.
-"""
+"""Several processes for the tests: forked, which is quick, or launched as users do."""
 
 import multiprocessing
 import os
 import pickle
 import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import torch
 
 from minragen import distributed
 
+TESTS = Path(__file__).parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
 
 def several(number, function):
-    """[what function() returned in process 0, in process 1, ...]: None where it ended early."""
+    """[what function() returned in process 0, in process 1, ...]: None where it ended early.
+
+    They have imported everything already, which takes torchrun's processes seconds.
+    """
     context, started = multiprocessing.get_context("fork"), []
     port = free_port()
     for rank in range(number):
@@ -48,3 +54,22 @@ def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+class Launched:
+    """A command in the background, with its output in files."""
+
+    def __init__(self, folder, *command):
+        self.output = folder / f"{time.time()}.out"
+        self.errors = self.output.with_suffix(".err")
+        with open(self.output, "w") as out, open(self.errors, "w") as err:
+            self.process = subprocess.Popen(
+                command, cwd=folder, stdout=out, stderr=err, start_new_session=True,
+                env=os.environ | {"PYTHONPATH": f"{TESTS.parent}:{TESTS}", "OMP_NUM_THREADS": "1",
+                                  "MINRAGEN_CACHE": str(folder / "cache")})
+
+    def workers(self):
+        """Process ids in the order of ranks."""
+        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], check=False,
+                               capture_output=True).stdout
+        return sorted(map(int, found.split()))
