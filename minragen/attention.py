@@ -23,10 +23,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from minragen import llama
 
-# Queries of a row in one attention call, which leaves out later keys; but autograd keeps the keys of
-# each call, so a row has at most MOST_PARTS of them.
-QUERIES, MOST_PARTS = 64, 8
-PAIRS = 2**19  # of queries and keys in one attention call
+PAIRS = {"cpu": 2**18}  # of queries and keys in one attention call; on an accelerator 2**24
 
 
 # ---- Sampling ------------------------------------------------------------------------------------
@@ -249,9 +246,8 @@ class PrefixTree:
         self.answers = self._tensor([asked[node] for node in before])
         # In the last layer only the nodes in `asked` have queries.
         few = [(path, [p for p in positions if path[p] in asked]) for path, positions in own]
-        longest = max(map(len, rows))
-        self._parts = self._cut(own, range(len(ids)), max(QUERIES, longest // MOST_PARTS))
-        self._last_parts = self._cut(few, asked, len(ids))
+        self._parts = self._cut(own, range(len(ids)))
+        self._last_parts = self._cut(few, asked)
 
     def attend(self, layer, queries, keys, values, scale):
         """Attention of one layer, as `llama.decode` asks for it."""
@@ -265,24 +261,21 @@ class PrefixTree:
             seen.append(out.transpose(1, 2).flatten(0, 1).index_select(0, real))
         return torch.cat(seen).index_select(0, order)
 
-    def _cut(self, rows, number, width):
-        """The attention of one layer in parts of rows that are alike in length, of at most `width`
-        queries each, so that few pairs are computed in vain; and the order of the results.
+    def _cut(self, rows, number):
+        """The attention of one layer in parts of rows that are alike in length, so that few pairs
+        are computed in vain; and the order of the results.
 
         rows: [(path, positions that ask)]      number: node -> its number among the queries
         """
         rows = sorted((row for row in rows if row[1]), key=lambda row: -len(row[1]))
-        parts, group, order = [], [], []
-        for i, (path, positions) in enumerate(rows):
-            group.append((path, positions))
-            pairs = len(group) * len(group[0][1]) * max(len(path) for path, _ in group)
-            if i == len(rows) - 1 or pairs > PAIRS:
-                for begin in range(0, len(group[0][1]), width):
-                    part = [(path, positions[begin:begin + width]) for path, positions in group
-                            if begin < len(positions)]
-                    parts.append(self._part(part, number))
-                    order += [number[path[p]] for path, positions in part for p in positions]
-                group = []
+        parts, part = [], []
+        for row in rows:
+            part.append(row)
+            pairs = len(part) * len(part[0][1]) * max(len(path) for path, _ in part)
+            if row is rows[-1] or pairs > PAIRS.get(self._device.type, 2**24):
+                parts.append(self._part(part, number))
+                part = []
+        order = [number[path[p]] for path, positions in rows for p in positions]
         return parts, self._tensor(order).argsort()
 
     def _part(self, rows, number):

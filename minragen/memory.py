@@ -12,8 +12,8 @@ Tests: `python -m pytest tests/test_memory.py`, which measures the peaks.
 
 from types import SimpleNamespace
 
-from minragen import attention, diagnostics, distributed
 from minragen import config as settings
+from minragen import diagnostics, distributed
 from minragen.models import LOGIT_BUDGET
 
 # Bytes of an id of a batch: 2 integers, 5 masks, 11 numbers, and the part that mini-batches copy.
@@ -81,12 +81,10 @@ def _one_pass(n, tokens):
 
 def _update(n, config, trained):
     """Gradients of all models, and one micro-batch of one model."""
-    # Parts of attention that gather a key, on average.
-    parts = (min(n.context / attention.QUERIES, attention.MOST_PARTS) + 1) / 2
     # Of a token and layer autograd keeps: norms in float32, their results, the input and the output
     # of attention, queries twice, keys and values of the parts, and four results of the MLP.
     layer = 16 * n.hidden + n.width * (
-        2 * n.hidden + 3 * n.queries + n.keys * parts + 4 * n.inner)
+        2 * n.hidden + 3 * n.queries + n.keys + 4 * n.inner)
     kept = (n.tokens * (n.layers - 1) + n.in_loss) * layer  # the last layer has few queries
     logits = 20 * min(n.in_loss * n.vocab, LOGIT_BUDGET)  # five copies, for logprob and entropy
     if config.activation_checkpointing:  # a layer is computed again when the logits are gone

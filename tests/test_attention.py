@@ -76,8 +76,7 @@ class TestPrefixTree:
         critic = Critic(policy)
         critic.head.weight.data.normal_()
         for seed in range(8):
-            monkeypatch.setattr(attention, "QUERIES", 2 if seed % 2 else 64)
-            monkeypatch.setattr(attention, "PAIRS", 99 if seed % 3 else 2**19)
+            monkeypatch.setitem(attention.PAIRS, "cpu", 99 if seed % 3 else 2**18)
             tokens, mask, _ = related_rows(seed)
             log_p = (policy.model(tokens, use_cache=False).logits[:, :-1] / 0.7).log_softmax(-1)
             expected = (log_p.gather(-1, tokens[:, 1:, None])[..., 0],
@@ -98,7 +97,7 @@ class TestPrefixTree:
     def test_each_beginning_is_one_node_that_sees_its_own_row_and_nothing_else(
             self, name, window, monkeypatch):
         """Where all scores are 0 and values are unit vectors, attention shows what is seen."""
-        monkeypatch.setattr(attention, "PAIRS", 2000)
+        monkeypatch.setitem(attention.PAIRS, "cpu", 2000)
         decoder = family(name).model.base_model
         for seed in range(20):
             tokens, mask, _ = related_rows(seed)
