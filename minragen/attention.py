@@ -11,7 +11,7 @@ Reading order: `KVSlots` and `forward_slots` (sampling), `states_before` and `Pr
 Axes: n rows in a forward pass, q new tokens of each, k keys, D hidden size, B rows, T tokens, N
 nodes.
 
-Tests: `python -m pytest tests/test_rollout.py tests/test_models.py`.
+Tests: `python -m pytest tests/test_attention.py tests/test_rollout.py`.
 """
 
 from contextlib import contextmanager
@@ -111,8 +111,9 @@ def forward_slots(model, slots, tokens, counts, first_row=0):
     masks, decoder = attention_masks(model, visible, positions, keys), model.base_model
     ends = (counts - 1).clamp(min=0) + q * torch.arange(n, device=slots.device)
     if not llama.supports(decoder):
-        hidden = decoder(input_ids=tokens, attention_mask=masks, position_ids=position_ids,
-                         past_key_values=slots, use_cache=True).last_hidden_state
+        with slots_attention(model):
+            hidden = decoder(input_ids=tokens, attention_mask=masks, position_ids=position_ids,
+                             past_key_values=slots, use_cache=True).last_hidden_state
         return hidden.flatten(0, 1)[ends]
 
     def attend(layer, queries, keys, values, scale):
@@ -143,8 +144,7 @@ def states_before(decoder, tokens, mask):
     decoder: a model without its head      tokens: (B, T) int64      mask: (B, T), False in column 0
     """
     if not shares_beginnings(decoder):
-        with learner_attention(decoder):
-            hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
+        hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
         return hidden[:, :-1][mask[:, 1:]]
     tree = PrefixTree(decoder, tokens, mask)
     if not len(tree.tokens):  # nothing is masked
@@ -159,16 +159,19 @@ def shares_beginnings(decoder):
 
 
 @contextmanager
-def learner_attention(decoder):
-    """Let the decoder use the attention of option --attention, which must not be asked to attend
-    to the slots of a rollout."""
-    config = decoder.config.get_text_config()
-    usual = config._attn_implementation
-    config._attn_implementation = getattr(decoder, "learner_attention", "") or usual
+def slots_attention(model):
+    """Use the model's usual attention: that of option --attention is for the learner's passes, and
+    may not take the masks of a rollout."""
+    if not getattr(model.base_model, "learner_attention", ""):
+        yield
+        return
+    config = model.config.get_text_config()
+    learners = config._attn_implementation
+    config._attn_implementation = model.base_model.slots_attention
     try:
         yield
     finally:
-        config._attn_implementation = usual
+        config._attn_implementation = learners
 
 
 def neighbours(rows):
@@ -218,7 +221,7 @@ def padded_batches(lengths, token_budget):
 
 
 class PrefixTree:
-    """The ids of a micro-batch as a tree: what rows begin with alike stands in it once.
+    """A micro-batch as a prefix tree: each prefix that rows share is stored and computed once.
 
     Every id is a node and sees the nodes before it in any row that goes through it. The members of
     a group share their prompt, all groups the rules of the game, and some members their first
@@ -231,7 +234,7 @@ class PrefixTree:
     def __init__(self, decoder, tokens, mask):
         self._decoder, self._device = decoder, tokens.device
         masked = [[p for p, m in enumerate(row) if m] for row in mask.tolist()]
-        # The last masked token predicts nothing.
+        # The last masked token is only predicted: it and what follows need no state.
         rows = [ids[:max(places, default=0)] for ids, places in zip(tokens.tolist(), masked)]
         paths, own, ids, path = [None] * len(rows), [], [], []
         for row, begin in zip(*neighbours(rows)):
@@ -262,8 +265,8 @@ class PrefixTree:
         return torch.cat(seen).index_select(0, order)
 
     def _cut(self, rows, number):
-        """The attention of one layer in parts of rows that are alike in length, so that few pairs
-        are computed in vain; and the order of the results.
+        """Split the attention of a layer into groups of rows of similar length, to waste little on
+        padding. Returns the parts, and the order of their results.
 
         rows: [(path, positions that ask)]      number: node -> its number among the queries
         """

@@ -40,7 +40,13 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from minragen.attention import KVSlots, attention_masks, forward_slots, padded_batches
+from minragen.attention import (
+    KVSlots,
+    attention_masks,
+    forward_slots,
+    padded_batches,
+    slots_attention,
+)
 from minragen.models import LOGIT_BUDGET, max_positions, output_layer
 from minragen.rollout import StopReason, collect
 
@@ -307,10 +313,11 @@ def _continuations(model, slots, reasonings, temperature):
     # A reasoning behind a longer prompt than its own may end behind the model's last position.
     positions = (lengths[:, None] + depth).clamp(max=max_positions(model) - 1).to(device)
     keys = torch.cat([torch.arange(longest, device=device).expand(n, longest), positions], dim=1)
-    hidden = model.base_model(
-        input_ids=tokens.expand(n, q), position_ids=positions, past_key_values=slots,
-        attention_mask=attention_masks(model, visible, positions, keys),
-        use_cache=True).last_hidden_state.flatten(0, 1)
+    with slots_attention(model):
+        hidden = model.base_model(
+            input_ids=tokens.expand(n, q), position_ids=positions, past_key_values=slots,
+            attention_mask=attention_masks(model, visible, positions, keys),
+            use_cache=True).last_hidden_state.flatten(0, 1)
     rows, chosen = max(1, LOGIT_BUDGET // model.config.get_text_config().vocab_size), []
     for part, target in zip(hidden.split(rows), targets.repeat(n).split(rows)):
         log_p = (output_layer(model, part).float() / (temperature or 1.0)).log_softmax(dim=-1)

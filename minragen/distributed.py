@@ -1,15 +1,14 @@
 """Several processes train one policy: each plays its share of the groups and computes its share of
-every optimizer step; whatever is small is known to all.
+every optimizer step. Trajectories and metrics are gathered on every process.
 
     make train NPROC=2                                            (one machine)
     torchrun --nproc-per-node=2 -m -- minragen.train --env bandit (the same; docs/scaling.md)
 
 All processes hold the whole model and, after each rollout, all trajectories. So filter,
 normalisation, advantages and metrics are computed as by one process, by all of them alike; only
-forward and backward passes are divided, and gradients are summed. Process 0 writes. With one
-process every function here returns what it was given.
+forward and backward passes are divided, and gradients are summed. Process 0 writes.
 
-Reading order: `begin`, `together` (what all know), `sum_gradients`.
+Reading order: `begin`, `all_gather` (what all know), `sum_gradients`.
 
 Tests: `python -m pytest tests/test_distributed.py`.
 """
@@ -28,8 +27,8 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-PATIENCE = timedelta(days=2)  # a slow process is waited for; a dead one closes its connections
-_watched = []  # the process group that nothing is sent in, and the thread that listens to it
+PATIENCE = timedelta(days=365)  # a slow process is waited for; a dead one closes its connections
+_watched = []  # the process group that only detects a dead process, and its thread
 
 
 def begin(device):
@@ -39,24 +38,31 @@ def begin(device):
     device: torch.device
     """
     if "TORCHELASTIC_RUN_ID" in os.environ and not dist.is_initialized():
+        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        if here > 1 and (device.type not in ("cpu", "cuda") or device.index is not None):
+            raise ValueError(f"several processes take --device cpu or cuda, got {device}.")
+        if device.type == "cuda" and here > torch.cuda.device_count():
+            raise ValueError(f"got {here} processes for {torch.cuda.device_count()} GPUs, expected "
+                             f"one for each.")
         if device.type == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                                 timeout=PATIENCE)
-        if size() > 1:
+        if world_size() > 1:
             _watched.append(dist.new_group(backend="gloo", timeout=PATIENCE))
             _watched.append(threading.Thread(target=_watch, args=_watched[:], daemon=True))
             _watched[1].start()
     return print if rank() == 0 else lambda line: None
 
 
-def described(device):
-    """For the first line of a run: how many processes there are, or that more would be faster."""
+def described(most):
+    """For the first line of a run: how many processes there are, or that up to `most` would be
+    faster on these cores."""
     cores = os.cpu_count() or 1
-    if size() > 1:
-        return f"; {size()} processes"
-    if device.type == "cpu" and cores > 1 and os.getloadavg()[0] < cores / 2:
-        return f"; {cores} idle cores: NPROC={min(cores, 4)} is faster"
+    if world_size() > 1:
+        return f"; {world_size()} processes"
+    if min(cores, most) > 1 and os.getloadavg()[0] < cores / 2:
+        return f"; {cores} idle cores: NPROC={min(cores, most)} is faster"
     return ""
 
 
@@ -66,16 +72,16 @@ def _watch(group):
     The next one sends nothing before it has finished, but its connection closes when it dies.
     """
     try:
-        dist.recv(torch.zeros(1), src=(rank() + 1) % size(), group=group)
+        dist.recv(torch.zeros(1), src=(rank() + 1) % world_size(), group=group)
     except RuntimeError as error:
         fail(error)
 
 
 def end():
     """Finish together with the other processes."""
-    if size() > 1:
+    if world_size() > 1:
         group, watch = _watched
-        dist.send(torch.zeros(1), dst=(rank() - 1) % size(), group=group)
+        dist.send(torch.zeros(1), dst=(rank() - 1) % world_size(), group=group)
         watch.join()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -83,7 +89,7 @@ def end():
 
 def fail(error):
     """End this process with a sentence; torchrun and `_watch` end the others."""
-    if size() == 1:  # or not yet begun: then all have the same error
+    if world_size() == 1:  # before `begin` all have the same error, and process 0 prints it
         sys.exit(f"error: {error}" if rank() == 0 else 1)
     if "Connection closed by peer" in str(error):
         error = "another process has ended, so this one ends too"
@@ -93,12 +99,12 @@ def fail(error):
 
 
 @contextmanager
-def first_alone():
+def main_process_first():
     """Process 0 runs the body before the others: it fills the caches that they read."""
     if rank() > 0:
         dist.barrier()
     yield
-    if rank() == 0 and size() > 1:
+    if rank() == 0 and world_size() > 1:
         dist.barrier()
 
 
@@ -109,43 +115,43 @@ def rank():
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
-def size():
+def world_size():
     """The number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def size_here():
+def local_world_size():
     """The number of processes on this machine."""
     return int(os.environ["LOCAL_WORLD_SIZE"]) if dist.is_initialized() else 1
 
 
-def together(value):
+def all_gather(value):
     """The values of all processes, in their order. value: anything that can be pickled"""
-    if size() == 1:
+    if world_size() == 1:
         return [value]
-    values = [None] * size()
+    values = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
 
 
-def total(sums):
+def sum_metrics(sums):
     """{name: float} of the sums of all processes' {name: tensor}, whatever names each has."""
     result = Counter()
-    for part in together({name: float(value) for name, value in sums.items()}):
+    for part in all_gather({name: float(value) for name, value in sums.items()}):
         result.update(part)
     return result
 
 
 def sum_tensor(x):
     """Add all processes' x, in place. Returns x."""
-    if size() > 1:
+    if world_size() > 1:
         dist.all_reduce(x)
     return x
 
 
 def sum_gradients(parameters):
     """Add all processes' gradients, in place. One that no process has stays None."""
-    if size() == 1:
+    if world_size() == 1:
         return
     has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
     dist.all_reduce(has)

@@ -49,16 +49,17 @@ def _sizes(model, config):
                         config.num_groups * config.group_size)
     heads = c.num_attention_heads
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // heads
-    groups, episodes = (-(-total // distributed.size())  # of this process
+    groups, episodes = (-(-total // distributed.world_size())  # of this process
                         for total in (config.num_groups, config.val_size))
     tokens = max(context, min(config.token_budget, min(rows, config.mini_batch) * context))
     turns = settings.most_turns(config) if config.context == "full" else 1
     share = 1 if config.loss_mask == "all" else turns * config.max_new_tokens / context
+    inner = getattr(c, "intermediate_size", None)
     return SimpleNamespace(
         width=model.dtype.itemsize, vocab=c.vocab_size, layers=c.num_hidden_layers,
         hidden=c.hidden_size, queries=heads * head_dim,
         keys=2 * head_dim * (getattr(c, "num_key_value_heads", None) or heads),  # and values
-        inner=getattr(c, "intermediate_size", None) or 4 * c.hidden_size,  # GPT-2, OPT
+        inner=inner if isinstance(inner, int) else 4 * c.hidden_size,  # GPT-2, OPT
         context=context, rows=rows, tokens=tokens, in_loss=tokens * min(1, share),
         slots=min(config.max_rows, max(groups * config.group_size, episodes)))
 

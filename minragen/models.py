@@ -105,14 +105,13 @@ def why_unsupported(config):
 def choose_attention(model, name, attention):
     """Let the learner's passes use an attention of transformers, if it can be had here."""
     model.base_model.learner_attention = attention
+    model.base_model.slots_attention = model.config._attn_implementation
     if attention:
-        usual = model.config._attn_implementation
         try:
             model.set_attn_implementation(attention)
         except (ValueError, ImportError) as error:
             raise ValueError(f"model {name!r} cannot use attention {attention!r}: "
                              f"{str(error).strip().splitlines()[0]}") from None
-        model.set_attn_implementation(usual)
 
 
 def checkpoint_activations(module):
@@ -120,10 +119,12 @@ def checkpoint_activations(module):
 
     transformers has the switch, but obeys it only in training mode, which would turn on dropout.
     """
-    for layer in module.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.gradient_checkpointing = True  # for llama.decode
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError("activation_checkpointing: the layers of this model cannot be recomputed.")
+    for layer in layers:
+        layer.gradient_checkpointing = True  # for llama.decode
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 # ---- From tokens to logprobs ---------------------------------------------------------------------

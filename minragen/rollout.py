@@ -208,7 +208,7 @@ class _Draft:
     ids: list = field(default_factory=list)
     logprobs: list = field(default_factory=list)
     stop: StopReason | None = None
-    cached: int = 0  # ids of it that its slot has seen: all but the last, or all in a block
+    cached: int = 0  # ids already in its slot: all but the last, or all in a block
 
 
 class _Player:
@@ -385,7 +385,6 @@ class _Player:
                 for name in PER_TURN & t.metrics.keys():
                     t.metrics[name] /= len(t.turns)
 
-
     def _step_environment(self, env, reply):
         """Returns (F1 of the observation before the step, of the prediction after it), the step."""
         parts = self.frame.parts
@@ -489,6 +488,8 @@ def _exact(model):
     """A float32 copy with the learner's usual attention: flash attention has no float32."""
     exact = copy.deepcopy(model).float()
     exact.base_model.learner_attention = ""
+    if hasattr(model.base_model, "slots_attention"):
+        exact.config._attn_implementation = model.base_model.slots_attention
     return exact
 
 

@@ -29,7 +29,8 @@ RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
 COUNTERS = ("step", "empty_steps", "rounds", "kl_reward_coef", "ema")
 SAMPLE = 4  # episodes of a kind that a step writes to trajectories.jsonl
-FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads")
+FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows", "token_budget",
+                  "activation_checkpointing")
 # Metric -> its part of the console line.
 CONSOLE = {
     "step": "step {:4d}/{of}", "success": "success {:.3f}", "episode_return": "return {:6.3f}",

@@ -74,7 +74,7 @@ def train(config, resume=False, say=print):
     raises: ValueError for a taken name, a damaged checkpoint, a prompt that fills the context
     """
     writes = distributed.rank() == 0
-    folder = distributed.together(runs.run_folder(config, resume) if writes else None)[0]
+    folder = distributed.all_gather(runs.run_folder(config, resume) if writes else None)[0]
     groups = build_groups(config)
     learner = build(config, groups, folder if resume else None, say)
     log = runs.begin(folder, config, learner.step, resume, writes)
@@ -159,7 +159,7 @@ def update(learner, batch, config, step, scale=1.0):
             for rows in parts_of(mini, learner, config):
                 sums.update(backward(learner, mini.take(rows), config))
                 bar.update(len(rows))
-            sums = distributed.total(sums)
+            sums = distributed.sum_metrics(sums)
             for name, optimizer in learner.optimizers():
                 distributed.sum_gradients(optimizer.masters)
                 sums[name] = float(optimizer.step(config.max_grad_norm))
@@ -199,7 +199,7 @@ def roll_out(learner, groups, config):
 
 def in_order(trajectories):
     """The trajectories of all processes, group-major, as one process would have played them."""
-    return sorted((t for part in distributed.together(trajectories) for t in part),
+    return sorted((t for part in distributed.all_gather(trajectories) for t in part),
                   key=lambda t: (t.group_id, t.member))
 
 
@@ -232,6 +232,8 @@ def choose_groups(learner, batch, config):
     kept = starpo.filter_groups(scores, config.filter_value, config.filter, config.filter_select,
                                 config.filter_include_zero)
     kept &= kept.cumsum(0) <= config.num_groups
+    # Rounding may differ between machines; the choice must not.
+    kept = distributed.all_gather(kept.cpu())[0].to(kept.device)
     metrics = {"reward_std": float(reward_std.mean()), "groups_kept": int(kept.sum()),
                "groups_zero_std": int((reward_std <= starpo.ZERO).sum())}
     return kept, metrics
@@ -272,7 +274,7 @@ def token_rewards(learner, batch, config):
     """The rewards of the rows' episodes (B,) and of tokens (B, T), and metrics.
 
     Environment rewards plus overlong penalty, normalised; then minus each token's KL.
-    Estimators of kind "group" (grpo) read only the (B,) ones.
+    Estimators of kind "group" (grpo) read only the episode scores.
     """
     episode, metrics = batch.episode_ids, {}
     turn_rewards, scores = batch.rewards, batch.episode_returns
@@ -331,7 +333,7 @@ def in_micro_batches(learner, batch, config, function):
 def parts_of(batch, learner, config):
     """The rows of each micro-batch that this process computes."""
     return micro_batches(learner.policy.model.base_model, batch.tokens, batch.lengths,
-                         config.token_budget, distributed.rank(), distributed.size())
+                         config.token_budget, distributed.rank(), distributed.world_size())
 
 
 # ---- The update ----------------------------------------------------------------------------------
@@ -448,11 +450,11 @@ def progress_bar(title):
 def build_groups(config):
     """{split: EnvGroups} of this process's share, each built once: of P groups of G to train on
     and of val_size single episodes."""
-    if config.num_groups < distributed.size():
+    if config.num_groups < distributed.world_size():
         raise ValueError(f"num_groups: got {config.num_groups}, expected at least one for each of "
-                         f"the {distributed.size()} processes.")
+                         f"the {distributed.world_size()} processes.")
     sizes = {"train": (config.num_groups, config.group_size, config.env)}
-    share = slice(distributed.rank(), None, distributed.size())
+    share = slice(distributed.rank(), None, distributed.world_size())
     return {split: settings.env_groups(config, split, *sizes.get(split, (config.val_size, 1, "")),
                                        share) for split in SPLITS}
 
@@ -461,10 +463,10 @@ def build(config, groups, checkpoint_of=None, say=print):
     """The Learner of a new run, or of a checkpoint if the folder of a run is given."""
     _, device, _ = bundled.choose_model(config.model, config.device)
     on_one_core = config.model == "tiny" and device.type == "cpu"
-    cores = max(1, os.cpu_count() // distributed.size_here())
+    cores = max(1, os.cpu_count() // distributed.local_world_size())
     torch.set_num_threads(config.threads or (1 if on_one_core else cores))
     checkpoint = checkpoint_of and runs.find_checkpoint(checkpoint_of)
-    with distributed.first_alone():  # the warm-up fills the cache
+    with distributed.main_process_first():  # the warm-up fills the cache
         source = checkpoint or bundled.resolve(
             config.model, lambda *size: settings.env_groups(config, *size),
             config.response_format, config.warmup_steps, device, say)
@@ -515,8 +517,10 @@ def main(argv=None):
             return
         _, device, _ = bundled.choose_model(config.model, config.device)
         say = distributed.begin(device)
+        # More processes than groups have nothing to do; other models use all cores already.
+        most = min(4, config.num_groups) if config.model == "tiny" and device.type == "cpu" else 1
         say(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
-            f"{settings.backends(config)}{distributed.described(device)}")
+            f"{settings.backends(config)}{distributed.described(most)}")
         say(f"settings  {settings.summary(config)}")
         train(config, resume, say)
         distributed.end()

@@ -13,7 +13,6 @@ import tempfile
 
 import pytest
 import torch
-from accelerator import PretendDevice
 from safetensors.torch import load_file
 from toys import tiny
 
@@ -31,6 +30,13 @@ LOTTERY = dict(model=SMALL.name, warmup_steps=0, num_groups=2, group_size=3, max
 LAKE = dict(env="frozenlake", model="tiny", filter="none", num_groups=2, group_size=2,
             max_new_tokens=16, lr=1e-3)  # with the bundled weights
 KL = dict(kl_coef=0.1, kl_reward_coef=0.1)
+
+
+def pretend_device():
+    """Imported late: with a second kind of device autograd starts threads, and then no test may
+    fork processes that learn (several.py)."""
+    from accelerator import PretendDevice
+    return PretendDevice()
 
 
 @functools.cache
@@ -66,7 +72,7 @@ def halved(*arguments, **options):
 
 
 def on(device):
-    return PretendDevice() if device != "cpu" else contextlib.nullcontext()
+    return pretend_device() if device != "cpu" else contextlib.nullcontext()
 
 
 def step(device, **options):
@@ -108,7 +114,7 @@ class TestDevice:
         lambda a, b: a.masked_scatter(b > 0, a), lambda a, b: a.index_add(0, b[0].long(), a)])
     @pytest.mark.parametrize("inference", [False, True])
     def test_an_operation_on_tensors_of_two_devices_is_refused(self, mixed, inference):
-        with PretendDevice(), torch.inference_mode(inference):
+        with pretend_device(), torch.inference_mode(inference):
             with pytest.raises(RuntimeError, match="mixes devices"):
                 mixed(torch.ones(2, 2, device="pretend:0"), torch.ones(2, 2))
             mixed(torch.ones(2, 2, device="pretend:0"), torch.ones(2, 2, device="pretend:0"))
@@ -130,7 +136,7 @@ class TestDevice:
         (1, [], lambda x: x.long().flatten().bincount())])
     @pytest.mark.parametrize("inference", [False, True])
     def test_waits_and_copies_are_counted(self, waits, moved, operation, inference):
-        with PretendDevice() as device, torch.inference_mode(inference):
+        with pretend_device() as device, torch.inference_mode(inference):
             x = torch.arange(6.0, device="pretend:0").view(2, 3)
             operation(x)
         assert device.waits.total() == waits
@@ -194,7 +200,7 @@ class TestWaits:
         policy, frame = small()
         groups = EnvGroups("toys:Lottery", 2, 2, budgets=dict(max_turns=3))
         rules = Rules(max_new_tokens=48, max_context=600, context=context)
-        with PretendDevice() as device:
+        with pretend_device() as device:
             policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model).to("pretend:0"))
             device.waits.clear()
             played = collect(policy, frame, groups, 0, rules)

@@ -159,7 +159,7 @@ class TestEnd:
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_a_killed_process_ends_those_that_are_busy(self, rank):
         def work():
-            distributed.together(0)
+            distributed.all_gather(0)
             if distributed.rank() == rank:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)

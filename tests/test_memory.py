@@ -116,5 +116,5 @@ class TestForecast:
     def test_a_process_holds_its_share_of_the_slots(self, monkeypatch):
         learner, _, config, _ = begun("tiny")
         alone = memory.phases(learner, config)["rollout"]["KV slots"]
-        monkeypatch.setattr(distributed, "size", lambda: 2)
+        monkeypatch.setattr(distributed, "world_size", lambda: 2)
         assert memory.phases(learner, config)["rollout"]["KV slots"] == alone / 2

@@ -17,6 +17,7 @@ from toys import tiny
 from transformers import AttentionInterface
 
 from minragen import bundled, models
+from minragen.attention import slots_attention
 from minragen.models import (
     AdamW,
     Critic,
@@ -122,7 +123,9 @@ class TestAttention:
         torch.testing.assert_close(token_logprobs(eager, tokens, mask),
                                    token_logprobs(ours, tokens, mask), atol=1e-5, rtol=1e-5)
         assert used == [("eager", tokens.numel())]
-        assert eager.config._attn_implementation == ours.config._attn_implementation == "sdpa"
+        with slots_attention(eager):  # a rollout's
+            assert eager.config._attn_implementation == ours.config._attn_implementation == "sdpa"
+        assert eager.config._attn_implementation == "eager"
 
     @pytest.mark.parametrize("name", ["flash_attention_2", "flash"])
     def test_one_that_cannot_be_had_is_refused_before_there_is_a_folder(self, name, runs):
