@@ -158,6 +158,18 @@ def shares_beginnings(decoder):
     return llama.supports(decoder) and not getattr(decoder, "learner_attention", "")
 
 
+def choose_attention(model, name, attention):
+    """Let the learner's passes use an attention of transformers, if it can be had here."""
+    model.base_model.learner_attention = attention
+    model.base_model.slots_attention = model.config._attn_implementation
+    if attention:
+        try:
+            model.set_attn_implementation(attention)
+        except (ValueError, ImportError) as error:
+            raise ValueError(f"model {name!r} cannot use attention {attention!r}: "
+                             f"{str(error).strip().splitlines()[0]}") from None
+
+
 @contextmanager
 def slots_attention(model):
     """Use the model's usual attention: that of option --attention is for the learner's passes, and

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from minragen import starpo
-from minragen.attention import states_before
+from minragen.attention import choose_attention, states_before
 
 LOGIT_BUDGET = 2**24  # elements of one (chunk, V) block of logits: 64 MiB in float32
 
@@ -100,18 +100,6 @@ def why_unsupported(config):
     if getattr(text, "alibi", False) or not hasattr(text, "max_position_embeddings"):
         return "takes no position_ids, which conversations of different lengths need"
     return ""
-
-
-def choose_attention(model, name, attention):
-    """Let the learner's passes use an attention of transformers, if it can be had here."""
-    model.base_model.learner_attention = attention
-    model.base_model.slots_attention = model.config._attn_implementation
-    if attention:
-        try:
-            model.set_attn_implementation(attention)
-        except (ValueError, ImportError) as error:
-            raise ValueError(f"model {name!r} cannot use attention {attention!r}: "
-                             f"{str(error).strip().splitlines()[0]}") from None
 
 
 def checkpoint_activations(module):

@@ -477,6 +477,7 @@ MUTANTS = {
          "the last query does not see itself"),
     ],
     ("attention.py", "test_models.py"): [
+        ("learner_attention = attention", 'learner_attention = ""', "--attention is forgotten"),
         (' and not getattr(decoder, "learner_attention", "")', "", "--attention is ignored"),
         ("config._attn_implementation = model.base_model.slots_attention", "pass",
          "the sampler gets the learner's attention"),
@@ -496,7 +497,6 @@ MUTANTS = {
     ("models.py", "test_models.py"): [
         ("layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)", "pass",
          "--activation-checkpointing keeps everything outside Llama's family"),
-        ("learner_attention = attention", 'learner_attention = ""', "--attention is forgotten"),
     ],
     ("rollout.py", "test_accelerator.py"): [
         ("BLOCK.get(logits.device.type, 8)", "BLOCK.get(logits.device.type, 4)",
