@@ -40,6 +40,7 @@ check: .venv/ready       ## style, imports, dead links, options that nothing rea
 
 test: .venv/ready .venv/lean        ## run all tests: the specification of what minRAGEN promises
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q $(ARGS)
+	@$(if $(ARGS),,OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/test_accelerator.py)
 
 mutants: .venv/ready .venv/lean     ## try wrong lines one by one; the tests must notice (45 minutes)
 	@$(PY) -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0

@@ -33,8 +33,7 @@ KL = dict(kl_coef=0.1, kl_reward_coef=0.1)
 
 
 def pretend_device():
-    """Imported late: with a second kind of device autograd starts threads, and then no test may
-    fork processes that learn (several.py)."""
+    """Imported late, so that collecting this file registers no device."""
     from accelerator import PretendDevice
     return PretendDevice()
 
