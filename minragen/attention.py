@@ -1,9 +1,9 @@
 """Which token sees which: keys and values that are kept, prompts that rows share, and masks.
 
 Sampling keeps keys and values in `KVSlots`, so that nothing is computed twice; learning computes
-what rows have in common once (`states_before`) and lets gradients flow back through it. Both give
-an unmodified transformers decoder an object as `past_key_values`, explicit `position_ids`, and a
-4-D mask of floats.
+what rows have in common once (`states_before`) and lets gradients flow back through it. Llama's
+family runs by llama.py. Other decoders are unmodified transformers models: sampling gives them the
+slots as `past_key_values`, explicit `position_ids` and a 4-D mask of floats; learning, whole rows.
 
 Reading order: `KVSlots` and `forward_slots` (sampling), `states_before` and `PrefixTree`
 (learning), `attention_masks`.
@@ -117,6 +117,7 @@ def forward_slots(model, slots, tokens, counts, first_row=0):
         return hidden.flatten(0, 1)[ends]
 
     def attend(layer, queries, keys, values, scale):
+        """Attention of one layer to its slots, as `llama.decode` asks for it."""
         keys, values = slots.update(*(x.unflatten(0, (n, q)).transpose(1, 2)
                                       for x in (keys, values)), layer)
         mask = _mask_of(decoder, masks, layer)
