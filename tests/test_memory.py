@@ -2,6 +2,7 @@
 release of a tensor's memory, inside operations too, and nothing of the interpreter."""
 
 import functools
+import gc
 import tempfile
 from itertools import accumulate
 
@@ -45,6 +46,7 @@ def begun(size, **options):
 
 def allocated(function):
     """(the most bytes that were held at a time, the function's result)"""
+    gc.collect()  # else the learner of an earlier test may be released while this one is measured
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         result = function()
     sizes = sorted((event.start_ns(), event.nbytes()) for event in
