@@ -30,7 +30,7 @@ def make_asset(name):
     groups_of = partial(env_groups, config)
     envs = [env for split in SPLITS for env in groups_of(split).envs]
     policy = bundled.tiny_policy(envs)
-    frame = ChatFrame(policy.tokenizer)
+    frame = ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens)
     groups = bundled.demonstration_groups(policy, groups_of)
     key, steps = bundled.warmup_key(policy, frame, groups, config.warmup_steps), config.warmup_steps
     short = bundled.tiny_policy(envs)
@@ -38,7 +38,7 @@ def make_asset(name):
     losses = bundled.warm_up(policy, frame, groups, steps)
     path = bundled.ASSETS / f"{bundled.asset_stem('tiny', groups)}-{key}.safetensors"
     # Tied weights stand once; the metadata says how the weights came about.
-    state = {name: p.detach().contiguous() for name, p in policy.model.named_parameters()}
+    state = {name: p.detach().half() for name, p in policy.model.named_parameters()}
     save_file(state, path, metadata={"loss": json.dumps(losses),
                                      "probe": json.dumps(bundled.checksums(short.model))})
     print(f"{name}: loss {losses[0]:.3f} -> {np.mean(losses[-20:]):.3f} nats a token, "

@@ -92,7 +92,8 @@ def choose_model(model="", device=""):
     return "tiny", device, f"model tiny {where}: `make smollm2` gives a bundled pretrained model"
 
 
-def resolve(name, groups_of, response_format="free_think", steps=0, device="cpu", say=print):
+def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, steps=0, device="cpu",
+            say=print):
     """The folder or Hugging Face id that a model's name stands for, after `steps` of warm-up.
 
     groups_of: (split, number of groups) -> EnvGroups. `tiny` gets the words of their texts; the
@@ -107,7 +108,7 @@ def resolve(name, groups_of, response_format="free_think", steps=0, device="cpu"
             policy = tiny_policy(envs, response_format)
         else:
             policy = load_policy(_source(name), device, stored_dtype=name in BUNDLED, name=name)
-        frame = ChatFrame(policy.tokenizer, response_format)
+        frame = ChatFrame(policy.tokenizer, response_format, max_new_tokens=max_new_tokens)
         groups = demonstration_groups(policy, groups_of)
         stem = f"{asset_stem(name, groups)}-{warmup_key(policy, frame, groups, steps)}"
     except NotImplementedError as problem:
@@ -118,6 +119,8 @@ def resolve(name, groups_of, response_format="free_think", steps=0, device="cpu"
         origin = "bundled weights"
         if not _load_asset(policy, ASSETS / f"{stem}.safetensors"):
             warm_up(policy, frame, groups, steps)
+            if name == "tiny":
+                round_weights(policy.model)
             origin = "made now"
         try:
             save_folder(policy, folder)
@@ -139,6 +142,13 @@ def _load_asset(policy, path):
     except (OSError, SafetensorError, KeyError, RuntimeError):
         return False
     return True
+
+
+def round_weights(model):
+    """Round to half precision in place: bundled weights are stored in it, so those made now are
+    the same."""
+    for p in model.parameters():
+        p.data = p.data.half().float()
 
 
 def _source(name):
@@ -326,8 +336,7 @@ def _piece(tags):
 def _training_texts(envs, response_format):
     """Texts of the format, and of TEXT_SEEDS instances of each environment."""
     yield "system\nuser\nassistant\n"
-    yield "Reply in this form and no other: your thoughts your answer"
-    yield format_instructions(response_format)
+    yield format_instructions(response_format, max_new_tokens=1)
     yield "Reward: 0 -0.1 1 No valid action was given, or not all were valid."
     for env in envs:
         yield env.system_prompt

@@ -76,10 +76,11 @@ class ChatFrame:
 
     end_ids: the model's `generation_config.eos_token_id`: one id, several or None. The attribute
         of this name adds the tokenizer's eos and the token with which the template ends a reply.
+    max_new_tokens: the limit that the system message tells; 0: none
     raises: ValueError if the template cannot be appended to
     """
 
-    def __init__(self, tokenizer, response_format="free_think", end_ids=None):
+    def __init__(self, tokenizer, response_format="free_think", end_ids=None, max_new_tokens=0):
         self.parts = format_parts(response_format)
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model.")
@@ -89,7 +90,7 @@ class ChatFrame:
         self._template = re.sub(  # "today" is DATE: a resumed run plays the same prompts
             r"strftime_now\(\s*(['\"])(.*?)\1\s*\)",
             lambda found: repr(DATE.strftime(found[2])), tokenizer.get_chat_template())
-        self.instruction = format_instructions(response_format)
+        self.instruction = format_instructions(response_format, max_new_tokens)
         self.thinks = "reasoning" in self.parts
         self.describes = bool(description_parts(response_format))
         self.prefix = self._format.partition("{")[0]
@@ -231,12 +232,17 @@ class ChatFrame:
             raise ValueError(f"the chat template fails: {error}") from None
 
 
-def format_instructions(response_format):
-    """The format instructions in the system message."""
-    form = FORMATS[response_format].format(
-        observation=" what you see", reasoning=" your thoughts",
-        prediction=" what you will see after the answer", answer=" your answer")
-    return f"Reply in this form and no other:\n{form}"
+def format_instructions(response_format, max_new_tokens=0):
+    """The format instructions in the system message.
+
+    Dots stand for the parts: small models copy a sentence such as "your thoughts" instead.
+    """
+    form = re.sub(r"{\w+}", "...", FORMATS[response_format])
+    described = [f"{part}: {DESCRIPTIONS[part]}" for part in description_parts(response_format)]
+    limit = f"A reply has at most {max_new_tokens} tokens." if max_new_tokens else ""
+    return " ".join(filter(None, [
+        f"Reply in the form {form}: first a short thought about this state, then the answer alone.",
+        *described, limit]))
 
 
 def _pattern(form):

@@ -3,7 +3,7 @@
     python -m minragen.train --algo starpo-s --print-config
     python -m minragen.train --help
 
-Reading order: `Config`, `ALGOS`, `PRESETS`, `check`. docs/algorithms.md has equations and papers.
+Reading order: `Config`, `ALGOS`, `TINY`, `check`. docs/algorithms.md has equations and papers.
 """
 
 import argparse
@@ -140,13 +140,17 @@ class Config:
     save_every: int = opt(20, "steps between checkpoints; also after the last", least=1)
 
 
-# An environment's preset is complete: `--env NAME` alone is enough. Values are for tiny.
-PRESETS = {"bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256)}
-PRESETS |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
-    "frozenlake": dict(steps=70, max_new_tokens=24, max_context=512),
-    "sokoban": dict(steps=50, max_new_tokens=24, max_context=640, val_every=25),
-    "sudoku": dict(steps=40, warmup_steps=300, num_groups=8, max_new_tokens=24, max_context=768),
-    "countdown": dict(steps=160, max_new_tokens=32, max_context=128, val_every=40),
+# With an environment's preset `--env NAME` alone is enough. Those of tiny include the environment
+# options that make a task of its size.
+TINY = {"bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256)}
+TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
+    "frozenlake": dict(env_arg=("view=coord",), steps=70, max_new_tokens=24, max_context=512),
+    "sokoban": dict(env_arg=("view=coord",), steps=50, max_new_tokens=24, max_context=640,
+                    val_every=25),
+    "sudoku": dict(env_arg=("hints=True",), steps=40, warmup_steps=300, num_groups=8,
+                   max_new_tokens=24, max_context=768),
+    "countdown": dict(env_arg=("count=3", "largest=10"), steps=160, max_new_tokens=32,
+                      max_context=128, val_every=40),
     # Failed episodes are the longest; a token mean would over-weight them.
     "webshop": dict(steps=60, warmup_steps=1200, group_size=8, aggregation="seq-mean-token-mean",
                     max_new_tokens=40, max_context=1280, val_every=30),
@@ -155,9 +159,12 @@ PRESETS |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "deepcoder": dict(steps=40, warmup_steps=200, num_groups=8, max_new_tokens=48, max_context=256),
     "metamathqa": dict(steps=40, warmup_steps=300, num_groups=8, max_new_tokens=64,
                        max_context=768)}.items()}
-# What changes for a pretrained model: RAGEN V2's rates, shorter batches, room for longer replies.
-PRETRAINED = dict(warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
+# What changes for a pretrained model: RAGEN V2's rates and steps, smaller batches, longer replies.
+PRETRAINED = dict(steps=200, warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
                   max_new_tokens=128, max_context=2048, token_budget=8192)
+LONGER = {"webshop": dict(max_context=8192), "deepcoder": dict(max_new_tokens=512),
+          "metamathqa": dict(max_new_tokens=256), "lean": dict(max_context=4096),
+          "searchqa": dict(max_context=4096)}
 # SmolLM2 never closes a tag by itself.
 MODELS = {"tiny": {}, "smollm2": PRETRAINED | dict(warmup_steps=20)}
 # Tokens that each describing part of a format adds, per reply and per conversation.
@@ -166,19 +173,29 @@ DESCRIPTION = dict(max_new_tokens=48, max_context=768)
 
 def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_think"):
     """The complete Config of an environment, an algorithm, a model and a response format."""
-    layers, names = {}, [part.partition("=")[0].strip() for part in env.split(",")]
-    for name in names:
-        # A mixture takes the larger of each number and ignores strings.
-        for key, value in PRESETS.get(name, {}).items():
-            if len(names) == 1 or not isinstance(value, str):
-                layers[key] = max(value, layers.get(key, value))
     if algo not in ALGOS:
         raise ValueError(nearest("algo", algo, list(ALGOS)))
-    layers |= ALGOS[algo] | MODELS.get(model, PRETRAINED)
+    layers = (_of_envs(TINY, env) | ALGOS[algo] if model == "tiny" else
+              ALGOS[algo] | MODELS.get(model, PRETRAINED) | _of_envs(LONGER, env))
     parts = len(description_parts(response_format))
     for name, tokens in DESCRIPTION.items():
         layers[name] = layers.get(name, getattr(Config, name)) + parts * tokens
     return Config(env=env, algo=algo, model=model, response_format=response_format, **layers)
+
+
+def _of_envs(table, env):
+    """The entry of an environment, or of a mixture: the larger of each number, all environment
+    options under their environment's name, and no texts."""
+    merged, names = {}, [part.partition("=")[0].strip() for part in env.split(",")]
+    for name in names:
+        for key, value in table.get(name, {}).items():
+            if len(names) == 1:
+                merged[key] = value
+            elif key == "env_arg":
+                merged[key] = (*merged.get(key, ()), *(f"{name}.{text}" for text in value))
+            elif not isinstance(value, str):
+                merged[key] = max(value, merged.get(key, value))
+    return merged
 
 
 def preset_of(config):
@@ -212,8 +229,16 @@ def parse(argv):
 
 
 def from_options(given):
-    """The checked Config of the given options {name: value}; `model` must be among them."""
-    config = dataclasses.replace(preset_of(Config(**given)), **given)
+    """The checked Config of the given options {name: value}; `model` must be among them.
+
+    Given environment options are added to the preset's and replace those of the same name.
+    """
+    base = preset_of(Config(**given))
+    options = given.get("env_arg", ())
+    names = {text.partition("=")[0] for text in options}
+    kept = tuple(text for text in base.env_arg if not names & {
+        name := text.partition("=")[0], name.rpartition(".")[2]})
+    config = dataclasses.replace(base, **given | {"env_arg": kept + options})
     check(config)
     return config
 
@@ -236,11 +261,14 @@ def explain(config, given):
             continue
         value = getattr(config, f.name)
         line = f"{f.name.replace('_', '-'):22} {value!r:14}"
+        sized = f.name in LONGER.get(config.env, {}) and config.model != "tiny"
         sources = {"you": f.name in given,
                    f"env {config.env} and format {config.response_format}":
                        f.name in DESCRIPTION and description_parts(config.response_format),
-                   f"model {config.model}": f.name in MODELS.get(config.model, PRETRAINED),
-                   f"algo {config.algo}": f.name in ALGOS[config.algo], f"env {config.env}": True}
+                   f"model {config.model}": f.name in MODELS.get(config.model, PRETRAINED)
+                       and not sized,
+                   f"algo {config.algo}": f.name in ALGOS[config.algo],
+                   f"env {config.env} and model {config.model}": True}
         through = next(source for source, applies in sources.items() if applies)
         if value == f.default:
             rest.append(line.rstrip())

@@ -90,8 +90,9 @@ class TextEnv(gymnasium.Env):
         solve()            list of answers, one per remaining turn, that reach the maximum reward
 
     and, optionally, `note()` (one truthful line about the state: the thought of a good player),
-    `instance()` (canonical text whose CRC decides the split), `random_answer(rng)`, and for the
-    response formats that describe the state `describe()` and `score_description(text)`.
+    `instance()` (canonical text whose CRC decides the split), the baselines `random_answer(rng)`
+    and `shallow_answer(texts)`, and for the response formats that describe the state `describe()`
+    and `score_description(text)`.
 
     reset(seed=, options={"member": k}) -> (observation, info)
     step(answer) -> (observation, reward, terminated, truncated, info)
@@ -169,6 +170,15 @@ class TextEnv(gymnasium.Env):
         count = min(self.budget.max_actions_per_turn, self.actions_left) if self.multi_action else 1
         return f" {SEPARATOR} ".join(self.actions[i]
                                      for i in rng.integers(len(self.actions), size=count))
+
+    @staticmethod
+    def shallow_answer(texts):
+        """The answer of a shallow player, who pastes, matches words or repeats a fixed tactic: a
+        baseline that a model must beat to have learnt the task.
+
+        texts: what a model has seen: system prompt, observation, answer, observation, ...
+        """
+        raise NotImplementedError("it does not write shallow_answer().")
 
     # -- what every environment gets -------------------------------------------------------------
 

@@ -1,12 +1,16 @@
-"""Success with its confidence interval, beside the random policy and the solver; or play yourself.
+"""Success with its confidence interval, beside three baselines; or play yourself.
 
     python -m minragen.eval --run my-run                 (or: make eval RUN=my-run)
     python -m minragen.eval --run my-run --split val --size 1000
     python -m minragen.eval --play sokoban --seed 3      (or: make play ENV=sokoban)
 
-The random policy shows what chance earns, the solver what the budget allows; both play the same
-instances. The interval is Wilson's (1927), which stays inside [0, 1] and holds near 0 and 1, where
-the normal one does not. A small environment repeats instances: `distinct` counts different ones.
+All play the same instances. The random policy shows what chance earns, the solver what the budget
+allows, and two shallow players what can be had without learning the task: the environment's own
+`shallow_answer`, and one that answers as the solver did in the most similar conversation among
+DEMONSTRATIONS of the training split.
+
+The interval is Wilson's (1927), which stays inside [0, 1] and holds near 0 and 1, where the normal
+one does not. A small environment repeats instances: `distinct` counts different ones.
 """
 
 import argparse
@@ -15,6 +19,7 @@ import dataclasses
 import itertools
 import math
 import sys
+from collections import defaultdict
 
 import numpy as np
 
@@ -22,8 +27,7 @@ from minragen.envs import SPLITS, make
 
 # torch and transformers are imported where a model is needed: `make envs` need not wait for them.
 
-PLAYERS = {"random policy": lambda env, rng: env.random_answer(rng),
-           "solver": lambda env, rng: env.solve()[0]}
+DEMONSTRATIONS = 256  # episodes of the solver that the nearest demonstration is chosen from
 
 
 def wilson(successes, n, z=1.959964):
@@ -55,14 +59,15 @@ def evaluate(config, split, size):
     policy = load_policy(runs.find_checkpoint(runs.RUNS / config.run),
                          choose_model(config.model, config.device)[1], stored_dtype=True)
     frame = ChatFrame(policy.tokenizer, config.response_format,
-                      policy.model.generation_config.eos_token_id)
+                      policy.model.generation_config.eos_token_id, config.max_new_tokens)
     groups = env_groups(config, split, size)
     played = diagnostics.play_held_out(policy, frame, groups, train.rules_of(config),
                                        config.val_temperature)
     results = {f"checkpoint{name.replace('_', ', ')}":
                [None if t.error else (t.success, t.episode_return) for t in trajectories]
                for name, trajectories in played.items()}
-    for name, player in PLAYERS.items():
+    training = env_groups(config, "train", DEMONSTRATIONS)
+    for name, player in players(training).items():
         with contextlib.suppress(NotImplementedError):
             results[name] = scripted(groups, player)
     groups.reset(0)
@@ -82,16 +87,69 @@ def evaluate(config, split, size):
     return tables
 
 
+def players(training):
+    """{name: function (env, texts, rng) -> answer} of the baselines. `texts` is what a model has
+    seen: system prompt, observation, answer, observation, ...; `training` is EnvGroups."""
+    return {"random policy": lambda env, texts, rng: env.random_answer(rng),
+            "shallow player": lambda env, texts, rng: env.shallow_answer(texts),
+            "nearest demonstration": NearestDemonstration(training),
+            "solver": lambda env, texts, rng: env.solve()[0]}
+
+
+class NearestDemonstration:
+    """Answer as the solver did in the most similar conversation of training.
+
+        similarity = sum of idf over the shared features / sqrt(features of the demonstration)
+
+    The features of a conversation are its words and its pairs of adjacent words.
+    """
+
+    def __init__(self, training):
+        self.training, self.answers = training, []
+
+    def __call__(self, env, texts, rng):
+        if not self.answers:
+            self._record()
+        scores = np.zeros(len(self.answers))
+        for feature in features(texts) & self.where.keys():
+            where = self.where[feature]
+            scores[where] += math.log(len(scores) / len(where))
+        return self.answers[np.argmax(scores / self.norms)]
+
+    def _record(self):
+        """Fill in the answer and the features of every turn of the solver."""
+        found = []
+
+        def solve(env, texts, rng):
+            found.append((env.solve()[0], features(texts)))
+            return found[-1][0]
+
+        scripted(self.training, solve)
+        self.answers = [answer for answer, _ in found]
+        self.norms = np.sqrt([len(seen) for _, seen in found])
+        self.where = defaultdict(list)  # feature -> the turns that have it
+        for turn, (_, seen) in enumerate(found):
+            for feature in seen:
+                self.where[feature].append(turn)
+
+
+def features(texts):
+    words = " ".join(texts).split()
+    return {*words, *zip(words, words[1:])}
+
+
 def scripted(groups, player):
     """(success, episode return) of one episode of a scripted player in every row; None where the
     environment failed."""
-    groups.reset(0)
     results, rng = [], np.random.default_rng(0)
-    for env in groups.envs:
+    for env, observation in zip(groups.envs, groups.reset(0)):
         success, total, over = False, 0.0, False
+        texts = [env.system_prompt, observation]
         try:
             while not over:
-                _, reward, terminated, truncated, info = env.step(player(env, rng))
+                answer = player(env, texts, rng)
+                observation, reward, terminated, truncated, info = env.step(answer)
+                texts += answer, observation
                 success, total, over = (success or info["success"] > 0, total + reward,
                                         terminated or truncated)
             results.append((success, total))

@@ -469,12 +469,12 @@ def build(config, groups, checkpoint_of=None, say=print):
     with distributed.main_process_first():  # the warm-up fills the cache
         source = checkpoint or bundled.resolve(
             config.model, lambda *size: settings.env_groups(config, *size),
-            config.response_format, config.warmup_steps, device, say)
+            config.response_format, config.max_new_tokens, config.warmup_steps, device, say)
     policy = load_policy(source, device, checkpoint or config.model in bundled.BUNDLED,
                          config.model, config.attention)
     say(f"proved    {prove(policy, config.max_context)}")
     frame = ChatFrame(policy.tokenizer, config.response_format,
-                      policy.model.generation_config.eos_token_id)
+                      policy.model.generation_config.eos_token_id, config.max_new_tokens)
     for split, held in groups.items():  # refuse a context that a first prompt already fills
         for row, observation in enumerate(held.reset(TRAIN_SEED if split == "train" else 0)):
             if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:

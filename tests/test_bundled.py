@@ -11,14 +11,18 @@ from toys import tiny
 from minragen import bundled
 from minragen.bundled import ASSETS, demonstrate, resolve, tiny_tokenizer, warm_up, warmup_key
 from minragen.chat import ChatFrame
-from minragen.config import PRESETS, preset
+from minragen.config import TINY, env_groups, preset
 from minragen.environments.frozenlake import FrozenLake
 from minragen.envs import REGISTRY, EnvGroups, TextEnv, make
 from minragen.models import Policy, load_policy
 
 
 def groups_of(env, options=None, budgets=None):
-    """groups_of(env)(split, num_groups): single episodes of one environment."""
+    """groups_of(env)(split, num_groups): single episodes of one environment, by default as its
+    preset has them."""
+    config = preset(env)
+    if not (options or budgets):
+        return lambda split, num_groups: env_groups(config, split, num_groups)
     return lambda split, num_groups: EnvGroups(env, num_groups or 1, 1, split, options, budgets)
 
 
@@ -141,6 +145,6 @@ class TestBundledWeights:
         assert path.name == f"tiny-{env}-{key}.safetensors"
         longest = max(np.bincount(np.array(row.turn_ids)[row.response_mask]).max()
                       for t in played[0] for row in t.sequences)
-        assert longest <= PRESETS[env]["max_new_tokens"]
+        assert longest <= TINY[env]["max_new_tokens"]
         loss, _ = loss_and_checksums(env)
         assert loss[-1] < 0.2 * loss[0]

@@ -7,7 +7,7 @@ import torch
 from conftest import message, parsed
 
 from minragen import config as settings
-from minragen.config import ALGOS, PRESETS, Config, preset
+from minragen.config import ALGOS, LONGER, TINY, Config, env_options, preset
 from minragen.envs import REGISTRY
 from minragen.runs import read_config
 from minragen.train import main
@@ -79,7 +79,7 @@ class TestOptions:
 
 class TestPresets:
     def test_every_environment_has_a_preset_and_every_preset_an_environment(self):
-        assert set(PRESETS) == set(REGISTRY)
+        assert set(TINY) == set(REGISTRY)
 
     def test_presets_are_valid_as_they_stand(self):
         for env in REGISTRY:
@@ -93,7 +93,8 @@ class TestPresets:
         for name, choices in ALGOS.items():
             main(["--algo", name, "--print-config"])
             above, _, _ = capsys.readouterr().out.partition("the rest is the base")
-            lines = {line.split(" ")[0].replace("-", "_"): line for line in above.splitlines()}
+            lines = {line.split(" ")[0].replace("-", "_"): line 
+                   for line in above.split("\n")[1:-2]}
             assert all(lines[field].endswith(f"through algo {name}")
                        for field, value in choices.items() if value != getattr(Config, field))
 
@@ -103,12 +104,30 @@ class TestPresets:
         assert "through you" in next(x for x in above.splitlines() if x.startswith("lr "))
         assert "base 64 " in (rows := next(x for x in above.splitlines() if "mini-batch" in x))
         assert rows.endswith("through model smollm2") and "\ngamma " in below
-        assert "through env sokoban" in next(x for x in above.splitlines() if "val-every" in x)
+        assert "val-every" in below
+        main(["--env", "webshop", "--model", "smollm2", "--algo", "ppo", "--print-config"])
+        above, _ = capsys.readouterr().out.split("the rest is the base")
+        sources = {line.split()[0]: line.partition(" through ")[2]
+                   for line in above.split("\n")[1:-2]}
+        assert sources["max-context"] == "env webshop and model smollm2"
+        assert (sources["lr"], sources["lam"]) == ("model smollm2", "algo ppo")
+
+    def test_tinys_preset_turns_on_options_which_given_ones_join_and_replace(self):
+        def options(env, *given):
+            return env_options(parsed("--env", env, *(x for o in given for x in ("--env-arg", o))))
+
+        assert options("sudoku")["hints"] is True
+        assert options("sudoku", "size=9") == options("sudoku") | {"size": 9}
+        assert options("sudoku", "hints=False")["hints"] is False
+        mixed = options("sudoku,frozenlake")
+        assert mixed["sudoku.hints"] is True and mixed["frozenlake.view"] == "coord"
+        mine = options("frozenlake,sokoban", "view=grid", "sokoban.walls=0.1")
+        assert "frozenlake.view" not in mine and mine["view"] == "grid"
 
     def test_a_mixture_takes_the_larger_of_each_number_and_no_ones_choices(self):
         mixed = preset("frozenlake,bandit")
-        assert mixed.max_context == PRESETS["frozenlake"]["max_context"]
-        assert mixed.steps == max(PRESETS[env]["steps"] for env in ("frozenlake", "bandit"))
+        assert mixed.max_context == TINY["frozenlake"]["max_context"]
+        assert mixed.steps == max(TINY[env]["steps"] for env in ("frozenlake", "bandit"))
         assert preset("webshop").aggregation == "seq-mean-token-mean"
         assert preset("webshop,frozenlake").aggregation == Config.aggregation == "token-mean"
         assert preset("webshop", "dapo").aggregation == "token-mean"
@@ -118,8 +137,10 @@ class TestPresets:
             for model, warmup_steps in (("smollm2", 20), ("some/folder", 0)):
                 config = preset(env, "ppo", model)
                 assert (config.lr, config.critic_lr, config.mini_batch) == (1e-6, 1e-5, 32), env
-                assert (config.max_new_tokens, config.max_context) == (128, 2048), env
+                room = dict(max_new_tokens=128, max_context=2048) | LONGER.get(env, {})
+                assert room.items() <= vars(config).items(), env
                 assert (config.num_groups, config.token_budget) == (8, 8192), env
+                assert (config.steps, config.lr_final, config.env_arg) == (200, 1.0, ()), env
                 assert config.warmup_steps == warmup_steps < preset(env).warmup_steps, env
 
     def test_a_format_that_describes_the_state_has_room_for_it(self):

@@ -63,21 +63,21 @@ class TestEvaluate:
                                                         pytest.approx(0.1))]
         assert arms[:2] == [("checkpoint", 0, 2, 0.0), ("checkpoint, greedy", 2, 2,
                                                         pytest.approx(0.2))]
-        assert [row[0] for row in lake[2:]] == ["random policy", "solver"]
-        assert lake[3] == ("solver", 3, 3, 1.0)
+        assert [row[0] for row in lake[2:]] == ["random policy", "shallow player",
+                                                "nearest demonstration", "solver"]
+        assert lake[5] == ("solver", 3, 3, 1.0)
 
     def test_an_instance_on_which_an_environment_failed_is_in_nobodys_rate(
             self, evaluated, monkeypatch):
         sampled = [(True, 1.0), (False, 0.5), (False, 9.0, "OSError: gone"), (True, 0.3)]
         config = parsed("--env", "bandit")
-        monkeypatch.setitem(evaluation.PLAYERS, "solver", lambda env, rng: (
-            env.solve()[0] if env.instance() != broken else 1 / 0))
+        monkeypatch.setattr(type(make("bandit")), "shallow_answer", staticmethod(
+            lambda texts: "Nurse" if texts[1] != broken else 1 / 0))
         env = make("bandit", "val")
-        env.reset(seed=3)
-        broken = env.instance()
+        broken, _ = env.reset(seed=3)
         rows, _, _ = evaluated(config, "val", 4, sampled, [(True, 1.0)] * 4)["bandit"]
         assert rows[:2] == [("checkpoint", 1, 2, 0.75), ("checkpoint, greedy", 2, 2, 1.0)]
-        assert [row[2] for row in rows] == [2, 2, 2, 2]
+        assert [row[2] for row in rows] == [2] * 6
         with pytest.raises(RuntimeError, match="every episode of bandit failed"):
             evaluated(config, "val", 2, sampled[2:3] * 2, [(True, 1.0)] * 2)
 
@@ -96,7 +96,7 @@ class TestEvaluate:
                 _, _, terminated, truncated, info = env.step(env.random_answer(rng))
                 over = terminated or truncated
             won += info["success"] == 1
-        assert rows[2][1:3] == (won, 40) and rows[3][1:] == (40, 40, 1.0)
+        assert rows[2][1:3] == (won, 40) and rows[5][1:] == (40, 40, 1.0)
         assert 0.05 < won / 40 < 0.5
 
     def test_equal_instances_are_counted_once_as_distinct(self, evaluated):
@@ -107,7 +107,38 @@ class TestEvaluate:
 
     def test_success_in_any_turn_is_success(self):
         groups = EnvGroups("test_rollout:Counts", 1, 1)
-        assert scripted(groups, lambda env, rng: "x") == [(True, pytest.approx(0.6))]
+        assert scripted(groups, lambda env, texts, rng: "x") == [(True, pytest.approx(0.6))]
+
+    def test_a_scripted_player_sees_what_a_model_has_seen(self):
+        groups, seen = EnvGroups("frozenlake", 1, 1), []
+        scripted(groups, lambda env, texts, rng: seen.append([*texts]) or "Up")
+        env = make("frozenlake")
+        expected = [env.system_prompt, env.reset(seed=0)[0]]
+        for texts in seen:
+            assert texts == expected
+            expected += "Up", env.step("Up")[0]
+
+    def test_the_nearest_demonstration_is_the_one_that_shares_most_of_the_rare_words(self):
+        """Its slow twin compares every pair of conversations."""
+        def answers(groups, player):
+            said = []
+            scripted(groups, lambda *given: said.append(player(*given)) or said[-1])
+            return said
+
+        def slow(env, texts, rng):
+            def similarity(seen):
+                shared = evaluation.features(texts) & evaluation.features(seen)
+                idf = (math.log(len(shown) / sum(f in evaluation.features(x) for x, _ in shown))
+                       for f in shared)
+                return sum(idf) / math.sqrt(len(evaluation.features(seen)))
+            return max(shown, key=lambda pair: round(similarity(pair[0]), 9))[1]
+
+        training, held, shown = EnvGroups("bandit", 30, 1), EnvGroups("bandit", 20, 1, "val"), []
+        scripted(training, lambda env, texts, rng: shown.append(
+            ([*texts], env.solve()[0])) or shown[-1][1])
+        nearest = evaluation.NearestDemonstration(training)
+        assert answers(held, nearest) == answers(held, slow)
+        assert sum(success for success, _ in scripted(held, nearest)) == 20
 
 
 class TestCommand:
@@ -135,7 +166,7 @@ class TestCommand:
             for row, name in zip(printed[2:4], ("success", "success_greedy")):
                 low, high = wilson(round(line[f"{split}/{name}"] * 16), 16)
                 assert f"{line[f'{split}/{name}']:8.3f}   [{low:.3f}, {high:.3f}]" in row
-            assert printed[5].startswith("solver                  1.000")
+            assert printed[7].startswith("solver                  1.000")
         assert lines[1]["val/success"] > lines[2]["test/success"]
         for argv, said in ((["--run", "c"], r"unknown run 'c'\. Known: b\."),
                            (["--run", "b", "--size", "0"], "expected 1 to 65536")):

@@ -79,10 +79,11 @@ def reference(config):
 def warm_policy():
     """The bundled model after its warm-up on FrozenLake, which closes its tags."""
     config = preset("frozenlake")
-    policy = load_policy(bundled.resolve("tiny", lambda *size: env_groups(config, *size),
-                                         steps=config.warmup_steps, say=lambda line: None))
+    policy = load_policy(bundled.resolve(
+        "tiny", lambda *size: env_groups(config, *size), max_new_tokens=config.max_new_tokens,
+        steps=config.warmup_steps, say=lambda line: None))
     policy.model.double()
-    return policy, ChatFrame(policy.tokenizer)
+    return policy, ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens)
 
 
 @pytest.fixture

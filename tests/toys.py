@@ -9,6 +9,7 @@ from torch import nn
 
 from minragen.bundled import tiny_policy
 from minragen.chat import ChatFrame
+from minragen.config import env_groups, preset
 from minragen.envs import SPLITS, Budget, EnvGroups, TextEnv, make
 from minragen.models import Policy
 from minragen.rollout import Rules, collect
@@ -16,9 +17,11 @@ from minragen.rollout import Rules, collect
 
 @functools.cache
 def tiny(env="frozenlake"):
-    """The untrained tiny policy of an environment and its frame; nobody may change its weights."""
-    policy = tiny_policy([make(env, split) for split in SPLITS])
-    return policy, ChatFrame(policy.tokenizer)
+    """The untrained tiny policy of an environment's preset and its frame; nobody may change its
+    weights."""
+    config = preset(env)
+    policy = tiny_policy([x for split in SPLITS for x in env_groups(config, split).envs])
+    return policy, ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens)
 
 
 class Puppet(nn.Module):

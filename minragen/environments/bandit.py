@@ -6,6 +6,7 @@ Differences from RAGEN:
   3. `reversed` restores V1's BanditRev. V2's configuration has only its tag.
 """
 
+import re
 import zlib
 
 from minragen.envs import Budget, Outcome, TextEnv
@@ -82,6 +83,11 @@ class Bandit(TextEnv):
 
     def note(self):
         return " or ".join(self.actions)
+
+    @staticmethod
+    def shallow_answer(texts):
+        """The first name."""
+        return re.search(r"Two arms: (\S+)", texts[1])[1]
 
     def solve(self):
         o = self.options
