@@ -1,14 +1,15 @@
-"""The table of the environments: budget, data, success of two scripted players, speed.
+"""The table of the environments: budget, data, success of four scripted players, speed.
 
     python -m benchmarks.environments            (or: make envs)
     python -m benchmarks.environments --write    also into runs/readme-envs.json
 
-`make figure` puts the stored rows into docs/environments.md.
+Each environment is measured as it is by default, and once more with the options of tiny's preset,
+where there are any. `make figure` puts the stored rows into docs/.
 
-Both players play the same 200 validation instances. `resets/s` and `turns/s` are one process with
-the random policy, so that nothing but the environment is timed. Environments that wait on something
-outside (`parallel`: deepcoder's sandbox, lean) step all their rows at once, as they do in training,
-on all cores; the others use one.
+All players play the 256 validation instances that a run validates on. `resets/s` and `turns/s` are
+one process with the random policy, so that nothing but the environment is timed. Environments that
+wait on something outside (`parallel`: deepcoder's sandbox, lean) step all their rows at once, as
+they do in training, on all cores; the others use one.
 """
 
 import argparse
@@ -19,27 +20,31 @@ from pathlib import Path
 
 import numpy as np
 
-from minragen.envs import REGISTRY, EnvGroups
-from minragen.eval import PLAYERS, scripted, wilson
+from minragen.config import Config, changed_environment, env_groups, preset
+from minragen.envs import REGISTRY
+from minragen.eval import DEMONSTRATIONS, players, scripted, wilson
 
-SIZE = 200
+SIZE = 256
 STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-envs.json"
-HEADER = ("| env | turns x actions | bundled data | random policy | solver "
-          "| resets/s | turns/s |", "|---|---|---|---|---|---|---|")
+HEADER = ("| env | turns x actions | bundled data | random policy | shallow player "
+          "| nearest demonstration | solver | resets/s | turns/s |",
+          "|---|---|---|---|---|---|---|---|---|")
 
 
-def measure(name, size=SIZE):
-    """One row of the table as a dict; rates are of episodes with success."""
-    groups = EnvGroups(name, size, 1, "val")
+def measure(config, size=SIZE):
+    """One row of the table as a dict; of each player the number of successes."""
+    groups = env_groups(config, "val", size)
     began = time.perf_counter()
     groups.reset(0)
     reset_seconds = time.perf_counter() - began
     # Before the players: verdicts on programs and proofs are remembered, and would be timed.
     rate, env = turn_rate(groups), groups.envs[0]
-    return {"env": name, "turns": env.budget.max_turns,
-            "actions": env.budget.max_actions_per_turn, "data": env.bundled_data,
-            "size": size, "random": sum(s for s, _ in scripted(groups, PLAYERS["random policy"])),
-            "solver": sum(s for s, _ in scripted(groups, PLAYERS["solver"])),
+    training = env_groups(config, "train", DEMONSTRATIONS)
+    return {"env": config.env, "options": changed_environment(config),
+            "turns": env.budget.max_turns, "actions": env.budget.max_actions_per_turn,
+            "data": env.bundled_data, "size": size,
+            "players": {name: sum(success for success, _ in scripted(groups, player))
+                        for name, player in players(training).items()},
             "resets_per_second": size / reset_seconds, "turns_per_second": rate}
 
 
@@ -58,11 +63,12 @@ def turn_rate(groups):
 
 
 def line(row):
-    low, high = wilson(row["random"], row["size"])
-    low_solver, high_solver = wilson(row["solver"], row["size"])
-    return (f"| {row['env']} | {row['turns']} x {row['actions']} | {row['data']} "
-            f"| {row['random'] / row['size']:.2f} [{low:.2f}, {high:.2f}] "
-            f"| {row['solver'] / row['size']:.2f} [{low_solver:.2f}, {high_solver:.2f}] "
+    rates = []
+    for successes in row["players"].values():
+        low, high = wilson(successes, row["size"])
+        rates.append(f"{successes / row['size']:.2f} [{low:.2f}, {high:.2f}]")
+    name = f"{row['env']}, {', '.join(row['options'])}" if row["options"] else row["env"]
+    return (f"| {name} | {row['turns']} x {row['actions']} | {row['data']} | {' | '.join(rates)} "
             f"| {row['resets_per_second']:,.0f} | {row['turns_per_second']:,.0f} |")
 
 
@@ -85,8 +91,10 @@ def main(argv=None):
     print("\n".join(HEADER), flush=True)
     for name in args.names or REGISTRY:
         try:
-            rows.append(measure(name, args.size))
-            print(line(rows[-1]), flush=True)
+            configs = [Config(env=name), preset(name)]
+            for config in configs if changed_environment(configs[1]) else configs[:1]:
+                rows.append(measure(config, args.size))
+                print(line(rows[-1]), flush=True)
         except (ImportError, ValueError, RuntimeError) as problem:
             sys.exit(f"error: {name}: {problem}")
     if args.write:

@@ -10,6 +10,7 @@ checks that the pages say what this script would write.
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -18,16 +19,17 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks import environments
+from minragen.config import changed_environment
 from minragen.environments.__main__ import transcript
+from minragen.envs import REGISTRY
 from minragen.eval import wilson
 from minragen.runs import console_line, read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)
-RUNS = (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("bandit", "grpo"), ("sokoban", "grpo"),
-        ("countdown", "grpo"), ("sudoku", "grpo"), ("searchqa", "grpo"), ("webshop", "grpo"))
-HEADLINES = (("frozenlake", "grpo"), ("frozenlake", "ppo"), ("sokoban", "grpo"),
-             ("countdown", "grpo"))
+RUNS = (("frozenlake", "grpo"), ("frozenlake", "ppo"),
+        *((env, "grpo") for env in REGISTRY if env != "frozenlake"))
+HEADLINES = (("frozenlake", "grpo"), ("sokoban", "grpo"), ("countdown", "grpo"), ("lean", "grpo"))
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 EPISODE = re.compile(
     r"(```console\n\$ \.venv/bin/python -m minragen\.environments (\w+) (\d+)\n).*?(^```$)",
@@ -67,48 +69,64 @@ def draw(path):
 
 
 def runs_of(env, algo):
-    """The metrics of the three seeds, and their lines of the last validation."""
-    runs = [read(f"readme-{env}-{algo}-s{seed}") for seed in SEEDS]
-    return runs, [[line for line in run if "val/success" in line][-1] for run in runs]
+    """The metrics of the three seeds, their lines of the last validation, and its size."""
+    names = [f"readme-{env}-{algo}-s{seed}" for seed in SEEDS]
+    runs = [read(name) for name in names]
+    return (runs, [[line for line in run if "val/success" in line][-1] for run in runs],
+            read_config(ROOT / "runs" / names[0]).val_size)
 
 
 def results_table():
     """One row per environment and algorithm: before RL, and what the seeds have at the preset's
-    last step, with the 95 % interval of the worst seed."""
-    rows = ["| run | success before RL: sampled | greedy | after, seeds 0, 1, 2: sampled | greedy "
-            "| return: before, after | test: success | minutes |",
-            "|---|---|---|---|---|---|---|---|"]
-    for env, algo in RUNS:
-        (runs, last), size = runs_of(env, algo), val_size(env, algo)
-        first = runs[0][0]
-        rows.append("| " + " | ".join([
-            f"{env} {algo}",
-            with_interval(first["val/success"], size),
-            with_interval(first["val/success_greedy"], size),
-            of_seeds([line["val/success"] for line in last], size),
-            of_seeds([line["val/success_greedy"] for line in last], size),
-            f"{first['val/episode_return']:.2f}, "
-            + " ".join(f"{line['val/episode_return']:.2f}" for line in last),
-            ", ".join(f"{run[-1]['test/success']:.2f}" for run in runs), minutes(runs)]) + " |")
-    return "\n".join(rows)
+    last step, with the 95 % interval of the worst seed, beside the baselines."""
+    return table(("environment and options", "before RL: sampled", "greedy",
+                  "after RL, seeds 0, 1, 2: sampled", "greedy", "test, sampled", "random policy",
+                  "shallow player", "nearest demonstration", "solver", "minutes"), [
+        [named(env, algo), with_interval(runs[0][0]["val/success"], size),
+         with_interval(runs[0][0]["val/success_greedy"], size),
+         of_seeds([line["val/success"] for line in last], size),
+         of_seeds([line["val/success_greedy"] for line in last], size),
+         ", ".join(f"{run[-1]['test/success']:.2f}" for run in runs),
+         *(with_interval(rate, size) for rate in baselines(env).values()), minutes(runs)]
+        for env, algo in RUNS for runs, last, size in [runs_of(env, algo)]])
 
 
 def headline_table():
-    """The README's few rows: sampled success beside that of the random policy."""
-    chance = {row["env"]: row for row in json.loads(environments.STORED.read_text())}
-    rows = ["| environment, algorithm | random policy | before RL | after RL: seeds 0, 1, 2 "
-            "| minutes |", "|---|---|---|---|---|"]
-    for env, algo in HEADLINES:
-        (runs, last), size, row = runs_of(env, algo), val_size(env, algo), chance[env]
-        rows.append("| " + " | ".join([
-            f"{env}, {algo}", with_interval(row["random"] / row["size"], row["size"]),
-            with_interval(runs[0][0]["val/success"], size),
-            of_seeds([line["val/success"] for line in last], size), minutes(runs)]) + " |")
-    return "\n".join(rows)
+    """The README's few rows: sampled success beside that of the best shallow player."""
+    return table(("environment and options", "random policy", "best shallow player", "before RL",
+                  "after RL: seeds 0, 1, 2", "minutes"), [
+        [named(env, algo), with_interval(random, size), with_interval(max(shallow), size),
+         with_interval(runs[0][0]["val/success"], size),
+         of_seeds([line["val/success"] for line in last], size), minutes(runs)]
+        for env, algo in HEADLINES for runs, last, size in [runs_of(env, algo)]
+        for random, *shallow, _ in [baselines(env).values()]])
 
 
-def val_size(env, algo):
-    return read_config(ROOT / "runs" / f"readme-{env}-{algo}-s0").val_size
+def table(names, rows):
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def named(env, algo):
+    """An environment with the options that its run had, and the algorithm if it is not GRPO."""
+    options = changed_environment(read_config(ROOT / "runs" / f"readme-{env}-{algo}-s0"))
+    return ", ".join([env if algo == "grpo" else f"{env} with {algo}", *options])
+
+
+def baselines(env):
+    """{player: success} in the environment as tiny's preset has it."""
+    row = [row for row in json.loads(environments.STORED.read_text()) if row["env"] == env][-1]
+    return {player: successes / row["size"] for player, successes in row["players"].items()}
+
+
+def episode_of(run, split="val"):
+    """The first validation episode of a run's last stored step: what was said, by turns."""
+    lines = (ROOT / "runs" / run / "trajectories.jsonl").read_text().splitlines()
+    episodes = [json.loads(line) for line in lines]
+    last = max(e["step"] for e in episodes)
+    first = next(e for e in episodes if e["step"] == last and e["split"] == split)
+    said = [m["content"] for m in first["messages"] if m["role"] != "system"]
+    return "\n".join(["```text", *said, "```"])
 
 
 def minutes(runs):
@@ -160,7 +178,10 @@ def environments_table():
 # page -> {name of a block in it: function that makes its text}
 PAGES = {"README.md": {"log": log_lines, "headlines": headline_table},
          "docs/environments.md": {"environments": environments_table},
-         "docs/results.md": {"results": results_table}}
+         "docs/results.md": {"results": results_table},
+         **{f"docs/environments/{env}.md": {
+             "tiny": partial(episode_of, f"readme-{env}-grpo-s0"),
+             "smollm2": partial(episode_of, f"readme-{env}-smollm2")} for env in REGISTRY}}
 
 
 def rewritten(page):

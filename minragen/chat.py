@@ -35,6 +35,8 @@ FORMATS = {
                                "<prediction>{prediction}</prediction></think>"
                                "<answer>{answer}</answer>",
 }
+DESCRIPTIONS = {"observation": "The observation says what you see.",
+                "prediction": "The prediction says what you will see after the answer."}
 # What a turn sees: the whole conversation, its last turns, or one message that tells them as text.
 CONTEXTS = ("full", "limited", "single_turn")
 DATE = date(2024, 7, 26)  # for templates that print today's; the default of Llama 3's own
@@ -235,14 +237,14 @@ class ChatFrame:
 def format_instructions(response_format, max_new_tokens=0):
     """The format instructions in the system message.
 
-    Dots stand for the parts: small models copy a sentence such as "your thoughts" instead.
+    Dots stand for the parts. Small models copy a placeholder such as "your answer" (LOG.md).
     """
     form = re.sub(r"{\w+}", "...", FORMATS[response_format])
-    described = [f"{part}: {DESCRIPTIONS[part]}" for part in description_parts(response_format)]
-    limit = f"A reply has at most {max_new_tokens} tokens." if max_new_tokens else ""
-    return " ".join(filter(None, [
-        f"Reply in the form {form}: first a short thought about this state, then the answer alone.",
-        *described, limit]))
+    thinks = "first a short thought about this state, then " if "think" in form else ""
+    lines = [f"Reply in the form {form}: {thinks}the answer alone."]
+    lines += [DESCRIPTIONS[part] for part in description_parts(response_format)]
+    lines += [f"A reply has at most {max_new_tokens} tokens."] if max_new_tokens else []
+    return " ".join(lines)
 
 
 def _pattern(form):

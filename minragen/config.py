@@ -20,6 +20,7 @@ from minragen.chat import CONTEXTS, FORMATS, description_parts, format_parts
 from minragen.envs import EnvGroups, nearest, parse_mixture
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
+BUDGETS = ("max_turns", "max_actions_per_turn", "max_actions")
 # What is measured in each episode, and which statistic of a group is its score.
 FILTER_METRICS = {"reward_std": ("returns", "std"), "reward": ("returns", "mean"),
                   "length": ("lengths", "mean"), "entropy": ("entropy", "mean"),
@@ -408,8 +409,7 @@ def check_state_reward(config, groups):
 def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slice(None)):
     """The run's EnvGroups: one group an environment, or `num_groups` split evenly or by `spec`."""
     names = env_names(config)
-    budgets = {n: getattr(config, n) for n in ("max_turns", "max_actions_per_turn", "max_actions")
-               if getattr(config, n)}
+    budgets = {n: getattr(config, n) for n in BUDGETS if getattr(config, n)}
     return EnvGroups(spec or ",".join(names), num_groups or len(names), group_size, split,
                      env_options(config), budgets, share)
 
@@ -437,6 +437,12 @@ def env_options(config):
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             options[name] = value  # a text
     return options
+
+
+def changed_environment(config):
+    """The environment options and budgets that a Config sets, as texts."""
+    budgets = [f"{n}={getattr(config, n)}" for n in BUDGETS if getattr(config, n)]
+    return [*config.env_arg, *budgets]
 
 
 def backends(config):

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import re
 import sys
 from collections import defaultdict
 
@@ -101,7 +102,7 @@ class NearestDemonstration:
 
         similarity = sum of idf over the shared features / sqrt(features of the demonstration)
 
-    The features of a conversation are its words and its pairs of adjacent words.
+    The features of a conversation are its words, its signs, and pairs of adjacent ones.
     """
 
     def __init__(self, training):
@@ -134,7 +135,7 @@ class NearestDemonstration:
 
 
 def features(texts):
-    words = " ".join(texts).split()
+    words = re.findall(r"\w+|[^\w\s]", " ".join(texts))
     return {*words, *zip(words, words[1:])}
 
 
@@ -142,9 +143,9 @@ def scripted(groups, player):
     """(success, episode return) of one episode of a scripted player in every row; None where the
     environment failed."""
     results, rng = [], np.random.default_rng(0)
-    for env, observation in zip(groups.envs, groups.reset(0)):
+    for env, first in zip(groups.envs, groups.reset(0)):
         success, total, over = False, 0.0, False
-        texts = [env.system_prompt, observation]
+        texts = [env.system_prompt, first]
         try:
             while not over:
                 answer = player(env, texts, rng)

@@ -10,7 +10,7 @@ from torch import nn
 from minragen.bundled import tiny_policy
 from minragen.chat import ChatFrame
 from minragen.config import env_groups, preset
-from minragen.envs import SPLITS, Budget, EnvGroups, TextEnv, make
+from minragen.envs import SPLITS, Budget, EnvGroups, TextEnv
 from minragen.models import Policy
 from minragen.rollout import Rules, collect
 
