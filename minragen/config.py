@@ -157,7 +157,8 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
                     max_new_tokens=40, max_context=1280, val_every=30),
     "searchqa": dict(steps=50, warmup_steps=600, max_new_tokens=24, max_context=512, val_every=25),
     "lean": dict(steps=20, warmup_steps=300, num_groups=8, max_new_tokens=72, max_context=1024),
-    "deepcoder": dict(steps=40, warmup_steps=200, num_groups=8, max_new_tokens=48, max_context=256),
+    "deepcoder": dict(env_arg=("family=formulas",), steps=40, warmup_steps=500, max_new_tokens=32,
+                      max_context=256),
     "metamathqa": dict(steps=40, warmup_steps=300, num_groups=8, max_new_tokens=64,
                        max_context=768)}.items()}
 # What changes for a pretrained model: RAGEN V2's rates and steps, smaller batches, longer replies.
