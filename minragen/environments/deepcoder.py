@@ -77,7 +77,7 @@ class DeepCoder(TextEnv):
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
     parallel = True
-    bundled_data = "PROBLEMS problems; HumanEval (164)"
+    bundled_data = "238 problems; HumanEval (164)"
     defaults = {"data": "", "family": "programs", "tests": 8, "seconds": 2}
     instruction = ("Write the Python code that is asked for. It is run on hidden tests. "
                    "Answer with code only.")
