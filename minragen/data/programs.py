@@ -1,9 +1,10 @@
-"""The problems of DeepCoder: each function is the reference solution of one problem, or of one for
-each value of its last argument `k`, which the problem replaces by that value.
+"""The problems of DeepCoder.
 
-The docstring is the task. An annotation names the kind of an argument, from KINDS:
-    description, edge cases, a function of a numpy Generator that makes an input, and one-line
-    programs over {v}. The hidden tests are chosen so that each of these fails at least half.
+Each function is the reference solution of a problem, or of one problem for each value of its last
+argument `k`, which the problem replaces by that value. The docstring is the task. An annotation
+names the kind of an argument, from KINDS: description, edge cases, a function of a numpy Generator
+that makes an input, and one-line programs over {v}, each of which fails half of the hidden tests or
+more.
 """
 # ruff: noqa: F821  (annotations are kinds)
 
@@ -80,6 +81,20 @@ KINDS = {
                _prices, ["{v}", "list({v})", "sorted({v})", "len({v})", "sum({v}.values())",
                          "max({v}.values(), default=0)", "list({v}.values())",
                          "min({v}, default='')"])}
+
+
+# Formulas: pairs (phrase, expression). Parts bind at least as tightly as a product, so that joins
+# need no parentheses. Numbers are words, which a small model translates more easily than it copies
+# digits.
+PARTS = [("{v}", "{v}"), ("twice {v}", "2 * {v}"), ("three times {v}", "3 * {v}"),
+         ("four times {v}", "4 * {v}"), ("five times {v}", "5 * {v}"),
+         ("ten times {v}", "10 * {v}"), ("{v} squared", "{v} ** 2"), ("{v} cubed", "{v} ** 3")]
+JOINS = [("{}, plus {}", "{} + {}"), ("{}, minus {}", "{} - {}"),
+         ("the product of {} and {}", "{} * {}"), ("the larger of {} and {}", "max({}, {})"),
+         ("the smaller of {} and {}", "min({}, {})"),
+         ("the distance from {} to {}", "abs({} - {})"),
+         ("{} if a is even, else {}", "{} if a % 2 == 0 else {}"),
+         ("{} if a is above b, else {}", "{} if a > b else {}")]
 
 
 # ---- Lists of numbers ----------------------------------------------------------------------------

