@@ -188,8 +188,8 @@ def rare_numbers(xs: "numbers", k=(1, 2)):
 
 
 def largest_distinct(xs: "numbers", k=(2, 3)):
-    """Return number {k} of the distinct numbers of xs when they are sorted from the largest to the
-    smallest (the largest is number 1). If there are fewer, return None."""
+    """Sort the distinct numbers of xs from the largest to the smallest and return number {k} of
+    them; the largest is number 1. If there are fewer, return None."""
     values = sorted(set(xs), reverse=True)
     return values[k - 1] if len(values) >= k else None
 

@@ -25,7 +25,6 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -161,10 +160,8 @@ class DeepCoder(TextEnv):
         the first of them shows. It does not read the task."""
         found = re.search(r"(\w+)\(([a-z]\w*(?:, [a-z]\w*)*)\)", texts[1])
         name, names = found.groups() if found else ("solution", "given")
-        calls = [ast.parse(line).body[0].value for line in
-                 re.findall(rf"^{name}\(.+\) == .+$", texts[1], re.MULTILINE)]
-        examples = [([*map(ast.literal_eval, call.left.args)],
-                     ast.literal_eval(call.comparators[0])) for call in calls]
+        examples = [[*map(ast.literal_eval, (f"[{given}]", value))] for given, value in
+                    re.findall(rf"^{name}\((.+)\) == (.+)$", texts[1], re.MULTILINE)]
         for form, v, w in itertools.product(SHALLOW, names.split(", "), names.split(", ")):
             program = f"def {name}({names}): return {form.format(v=v, w=w)}"
             with suppress(Exception):  # arguments of another kind
@@ -175,24 +172,24 @@ class DeepCoder(TextEnv):
 
 
 SHALLOW = ("{v}", "{v} + {w}", "{v} - {w}", "{v} * {w}", "max({v}, {w})", "min({v}, {w})",
-           "abs({v} - {w})", "{v} ** 2", "2 * {v}", "2 * {v} + {w}", "{v} + 1", "str({v})",
-           "sorted({v})", "{v}[::-1]", "sum({v})", "len({v})", "max({v})", "min({v})",
-           "{v}.split()", "{v}.upper()", "sorted(set({v}))", "[*zip(*{v})]", "{v}[1:]")
+           "abs({v} - {w})", "2 * {v}", "2 * {v} + {w}", "sorted({v})", "sorted(set({v}))",
+           "{v}[::-1]", "sum({v})", "len({v})", "max({v})", "min({v})", "{v}.split()", "{v}[1:]")
 
 
 @dataclass(frozen=True, eq=False)
 class CodeProblem:
     """A problem with its tests."""
 
-    key: str  # identifies it in the verdict cache
     text: str
-    meaning: str  # must not be in two splits
+    key: str = ""  # identifies it in the verdict cache
+    meaning: str = ""  # must not be in two splits
     name: str = ""  # the function asked for; empty: a program between standard input and output
     hidden: tuple = ()  # of sandbox.Case
     public: tuple = ()
     solution: str = ""
     arguments: str = "*given"  # of that function
     simpler: tuple = ("given[0]",)  # expressions that should not solve it
+    kinds: tuple = ()  # of the arguments of a generated problem, from KINDS
     check: str = ""  # HumanEval's own test program instead of hidden tests
     preamble: str = ""  # code put before the submission
 
@@ -265,27 +262,16 @@ def describe_result(result):
 
 
 # ---- Generated problems --------------------------------------------------------------------------
-class Task(NamedTuple):
-    """A function to write, before its tests are drawn."""
-
-    statement: str
-    name: str
-    arguments: str  # such as "xs, ys"
-    kinds: tuple  # of the arguments, from KINDS
-    solution: str  # our own program, never a model's
-    simpler: tuple  # expressions over the arguments, none of which may pass most of the tests
-
-
 def generate_problem(rng, family, tests):
-    """Draw a task, two examples and `tests` hidden tests that tell it from simpler programs."""
+    """Draw a problem, two examples and `tests` hidden tests that tell it from simpler programs."""
     hidden = public = ()
     while len(hidden) < tests or len(public) < 2:
         task = (draw_formula(rng) if family == "formulas" else
                 all_tasks()[rng.integers(len(all_tasks()))])
         edges, pool = inputs_of(task.kinds)
         wanted = values_of(task.solution, task.name, task.kinds)
-        simpler = [values_of(f"def f({task.arguments}): return {expression}", "f", task.kinds)
-                   for expression in task.simpler]
+        simpler = [values_of(f"def f({task.arguments}): return {line}", "f", task.kinds)
+                   for line in task.simpler]
         order = [*rng.permutation(edges)[:3].tolist(),
                  *(edges + rng.permutation(len(pool) - edges)).tolist()]
         hidden = choose_tests(order, wanted, simpler, tests)
@@ -293,10 +279,9 @@ def generate_problem(rng, family, tests):
     cases = [sandbox.Case(pool[i], wanted[i]) for i in (*public, *hidden)]
     examples = [f"{task.name}({', '.join(map(ascii, case.given))}) == {case.expected!r}"
                 for case in cases[:2]]
-    return CodeProblem(
-        f"{task.solution} {public} {hidden}", "\n".join([task.statement, *examples]),
-        f"{task.kinds} {wanted}", task.name, tuple(cases[2:]), tuple(cases[:2]), task.solution,
-        task.arguments, task.simpler)
+    return replace(task, key=f"{task.solution} {public} {hidden}", hidden=tuple(cases[2:]),
+                   text="\n".join([task.text, *examples]), public=tuple(cases[:2]),
+                   meaning=f"{task.kinds} {wanted}")
 
 
 def choose_tests(order, wanted, simpler, tests):
@@ -322,7 +307,8 @@ def programs():
 
 @functools.cache
 def all_tasks():
-    """Return the Tasks of data/programs.py: one for each function and each value of its `k`."""
+    """Return the problems of data/programs.py without tests: one for each function and each value
+    of its `k`."""
     tasks = []
     for node in ast.parse(PROGRAMS.read_text("utf-8")).body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -332,7 +318,7 @@ def all_tasks():
 
 
 def program_task(node, k):
-    """Return the Task of a function's syntax tree and a value of its `k`; None: it has no k."""
+    """Return the problem of a function's syntax tree and a value of its `k`; None: it has no k."""
     given = [argument for argument in node.args.args if argument.annotation]
     names, kinds = [a.arg for a in given], tuple(a.annotation.value for a in given)
     arguments, rules = ", ".join(names), " ".join(ast.get_docstring(node).split())
@@ -342,7 +328,8 @@ def program_task(node, k):
              " ".join(f"{name} is {table[kind][0]}." for name, kind in zip(names, kinds))]
     code = f"def {node.name}({arguments}):\n" + textwrap.indent("\n".join(body), "    ")
     simpler = tuple(form.format(v=v) for v, kind in zip(names, kinds) for form in table[kind][3])
-    return Task("\n".join(lines), node.name, arguments, kinds, code, simpler)
+    return CodeProblem(text="\n".join(lines), name=node.name, arguments=arguments, solution=code,
+                       simpler=simpler, kinds=kinds)
 
 
 @functools.cache
@@ -367,14 +354,15 @@ def values_of(code, name, kinds):
 
 
 def draw_formula(rng):
-    """Draw the Task of a formula over a and b; simpler programs are its two parts."""
+    """Draw a problem without tests: a formula over a and b. Simpler programs are its parts."""
     joins, parts = programs()["JOINS"], programs()["PARTS"]
     phrase, code = joins[rng.integers(len(joins))]
     drawn = [[text.format(v=v) for text in parts[rng.integers(len(parts))]]
              for v in rng.permutation(["a", "b"])]
     phrases, codes = zip(*drawn)
-    return Task(f"Write f(a, b) that returns {phrase.format(*phrases)}.", "f", "a, b",
-                ("digit", "digit"), f"def f(a, b): return {code.format(*codes)}", codes)
+    return CodeProblem(text=f"Write f(a, b) that returns {phrase.format(*phrases)}.", name="f",
+                       solution=f"def f(a, b): return {code.format(*codes)}", arguments="a, b",
+                       simpler=codes, kinds=("digit", "digit"))
 
 
 # ---- Problems of others --------------------------------------------------------------------------
@@ -430,23 +418,22 @@ def record_problem(record):
     lines += [f"Starter code:\n{starter.rstrip()}"] if starter.strip() else []
     hidden = tuple(case for _, case in hidden)
     text = "".join(c for c in "\n".join(lines) if c.isprintable() or c in "\n\t")
-    return CodeProblem(f"{text} {hidden}", text, " ".join(lines[0].split()), name, hidden,
+    return CodeProblem(text, f"{text} {hidden}", " ".join(lines[0].split()), name, hidden,
                    tuple(case for _, case in public), reference_solution(record, name))
 
 
 def mbpp_problem(record):
     """Return an MBPP record's problem. The first assertion is its example, and says the name."""
     tests, code = record["test_list"], record["code"]
-    name = next((called for called in re.findall(r"(\w+)\(", tests[0])
-                 if called in (bound_names(code) or ())), None)
-    if not name:
+    names = [n for n in re.findall(r"(\w+)\(", tests[0]) if n in (bound_names(code) or ())]
+    if not names:
         raise ValueError("its first test calls no function of its code")
     setup = [record.get("test_setup_code") or "", *record.get("test_imports", ())]
-    head = [*setup, code, f"def check({name}):"]
-    check = "\n".join([*head, textwrap.indent("\n".join(tests), "  ")])
+    check = [*setup, code, f"def check({names[0]}):", textwrap.indent("\n".join(tests), "  ")]
     question = first_of(record, "text", "prompt").strip()
     return CodeProblem(key=f"{question} {tests}", text=f"{question}\n{tests[0]}",
-                       meaning=" ".join(question.split()), name=name, check=check, solution=code)
+                       meaning=" ".join(question.split()), name=names[0], solution=code,
+                       check="\n".join(check))
 
 
 def test_cases(tests, metadata):
@@ -478,10 +465,9 @@ def unpacked(tests):
     string is read out of the pickle, which is not run. Other tests are returned as they are."""
     if not isinstance(tests, str) or not re.match("e[A-Z]", tests):  # a zlib header in base64
         return tests
-    parts = [(code.name, value) for code, value, _ in pickletools.genops(
-        zlib.decompress(base64.b64decode(tests)))]
-    texts = [value for name, value in parts if "UNICODE" in name]
-    if len(texts) != 1 or any("GLOBAL" in name or name == "REDUCE" for name, _ in parts):
+    parts = pickletools.genops(zlib.decompress(base64.b64decode(tests)))
+    texts = [value for code, value, _ in parts if "UNICODE" in code.name]
+    if len(texts) != 1:
         raise ValueError("its private tests are not a pickled string")
     return texts[0]
 

@@ -135,11 +135,11 @@ class TestPrograms:
 
     def test_a_parameter_is_in_the_task_and_in_the_solution(self):
         task = next(task for task in all_tasks() if "k = 7" in task.solution)
-        assert task.statement == (
+        assert task.text == (
             "Write a Python function sum_before(xs).\nReturn the sum of the numbers of xs that "
             "come before the first number greater than 7. If there is no such number, return the "
             "sum of all.\nxs is a list of integers.")
-        assert "{k}" not in "".join(task.statement for task in all_tasks())
+        assert "{k}" not in "".join(task.text for task in all_tasks())
         assert values_of(task.solution, task.name, task.kinds)[4] == 5 + 4 + 3 + 2 + 1
 
     def test_edge_cases_are_among_the_hidden_tests_and_both_examples_are_right(self):
