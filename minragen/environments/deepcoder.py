@@ -429,7 +429,7 @@ def mbpp_problem(record):
     if not names:
         raise ValueError("its first test calls no function of its code")
     setup = [record.get("test_setup_code") or "", *record.get("test_imports", ())]
-    check = [*setup, code, f"def check({names[0]}):", textwrap.indent("\n".join(tests), "  ")]
+    check = [*setup, f"def check({names[0]}):", textwrap.indent("\n".join(tests), "  ")]
     question = first_of(record, "text", "prompt").strip()
     return CodeProblem(key=f"{question} {tests}", text=f"{question}\n{tests[0]}",
                        meaning=" ".join(question.split()), name=names[0], solution=code,
