@@ -428,7 +428,7 @@ def mbpp_problem(record):
     names = [n for n in re.findall(r"(\w+)\(", tests[0]) if n in (bound_names(code) or ())]
     if not names:
         raise ValueError("its first test calls no function of its code")
-    setup = [record.get("test_setup_code") or "", *record.get("test_imports", ())]
+    setup = [record.get("test_setup_code") or "", *(record.get("test_imports") or ())]
     check = [*setup, f"def check({names[0]}):", textwrap.indent("\n".join(tests), "  ")]
     question = first_of(record, "text", "prompt").strip()
     return CodeProblem(key=f"{question} {tests}", text=f"{question}\n{tests[0]}",
