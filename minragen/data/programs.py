@@ -784,7 +784,8 @@ def border_sum(rows: "grid"):
 
 
 def diagonal(rows: "grid"):
-    """Return the numbers whose row and column have the same number."""
+    """Return the first number of the first row, the second of the second row, and so on, as long as
+    there are both such a row and such a number in it."""
     return [row[i] for i, row in enumerate(rows) if i < len(row)]
 
 
