@@ -335,7 +335,8 @@ RECORDS["LiveCodeBench's own file"] = (
      "private_test_cases": packed(RECORDS["LiveCodeBench"][0]["private_test_cases"])},
     RECORDS["LiveCodeBench"][1])
 MBPP = {"task_id": 2, "text": "Write a function to find shared elements.",
-        "code": "import heapq\r\ndef shared(a, b):\r\n  return tuple(set(a) & set(b))", "test_setup_code": "",
+        "code": "import heapq\r\ndef shared(a, b):\r\n  return tuple(set(a) & set(b))",
+        "test_setup_code": "",
         "test_list": ["assert set(shared((3, 4), (4, 5))) == set([4])",
                       "assert shared([], [1]) == ()", "assert len(shared([1, 2], [2, 1])) == 2"]}
 
