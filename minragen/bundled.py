@@ -56,7 +56,8 @@ HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right
           "Sokoban": lambda env: "Right", "WebShop": lambda env: env.first_choice(),
           "DeepCoder": lambda env: (f"def {env.problem.name}({env.problem.arguments}): return "
                                     f"{env.problem.simpler[0]}" if env.problem.name else ""),
-          "Lean": lambda env: "intro h"}
+          "Lean": lambda env: "intro h",
+          "SearchQA": lambda env: f"search[ {env.question.steps[0].query} ]"}
 # ... and how probably a turn is the solver's: more where success needs several good turns in a row.
 EXPERT, EXPERT_OF = 0.3, {"SearchQA": 0.6}
 HABIT = 0.5  # probability that an action of another turn is the habit

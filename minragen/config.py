@@ -155,7 +155,8 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     # Failed episodes are the longest; a token mean would over-weight them.
     "webshop": dict(steps=60, warmup_steps=1200, group_size=8, aggregation="seq-mean-token-mean",
                     max_new_tokens=40, max_context=1280, val_every=30),
-    "searchqa": dict(steps=50, warmup_steps=600, max_new_tokens=24, max_context=512, val_every=25),
+    "searchqa": dict(env_arg=("hops=2", "results=1"), steps=40, warmup_steps=600, max_turns=3,
+                     max_new_tokens=32, max_context=512),
     "lean": dict(steps=20, warmup_steps=300, num_groups=8, max_new_tokens=72, max_context=1024),
     "deepcoder": dict(env_arg=("family=formulas",), steps=40, warmup_steps=500, max_new_tokens=32,
                       max_context=256),
