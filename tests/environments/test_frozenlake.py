@@ -96,7 +96,15 @@ class TestMaps:
                 env.options["view"] = view
                 assert env.render().splitlines() == seen
             assert env.render() in env.observation_space
-        assert lake("P_O", "___", "OG_").note() == "player (0, 0) goal (2, 1)"
+
+    def test_the_note_names_player_goal_and_the_holes_within_two_steps_nearest_first(self):
+        for rows, holes in ((("P_O", "___", "OG_"), " hole Right Right hole Down Down"),
+                            (("_O__", "__OG", "_OP_", "O___"), " hole Up hole Left"),
+                            (("O__O", "__P_", "_G__", "O__O"), " hole Up Right"),
+                            (("OO_O", "_G__", "OOOO", "P___"), " hole Up hole Up Right"),
+                            (("PG", "__"), "")):
+            env = lake(*rows)
+            assert env.note() == f"player {env.player} goal {env.goal}{holes}"
 
     def test_the_instruction_explains_the_board_its_symbols_and_the_slip(self):
         """RAGEN says that the far corner is (5, 5) on every board."""
@@ -105,7 +113,15 @@ class TestMaps:
         assert "with probability 0.667 a step goes sideways.\nSymbols: @ player, . ice, # h" in told
 
 
-class TestSolver:
+class TestPlayers:
+    def test_the_shallow_bot_walks_straight_to_the_goal_in_every_view_that_has_coordinates(self):
+        for view in ("coord", "grid_coord"):
+            env = lake("P__", "O__", "__G", view=view)
+            assert env.shallow_answer(["", env.render()]) == "Down || Down || Right || Right"
+            env.step("Right || Right")
+            assert env.shallow_answer(["", "", "", env.render()]) == "Down || Down"
+        assert FrozenLake.shallow_answer(["", "P_G"]) == "Right"
+
     @pytest.mark.parametrize("slip", [0.0, 0.3, 0.9])
     def test_each_action_is_optimal_in_every_cell_for_any_number_of_actions_left(self, slip):
         env = FrozenLake(slip=slip, frozen=0.7)
@@ -120,4 +136,4 @@ class TestSolver:
                     there = env.player
                     if (left, there) in v:  # neither a hole nor the goal
                         assert q[left, there, action] == pytest.approx(v[left, there], abs=1e-12)
-                    env.player = env._move(there, env.MOVES[env.actions.index(action)])
+                    env.player = env._move(there, action)
