@@ -5,6 +5,8 @@ Differences from RAGEN:
   2. A path within the action budget always exists. RAGEN's may be longer.
 """
 
+from itertools import accumulate
+
 import numpy as np
 
 from minragen.environments.board import MOVES, Board, flood, moved, read_places, straight
@@ -93,10 +95,14 @@ class FrozenLake(Board):
         return self.player, {"goal": [self.goal], "hole": holes}
 
     def note(self):
-        """Player, goal, and the holes within two steps: `hole Up Right` is one up and one right."""
-        ways = [straight(self.player, hole) for hole in self._things()[1]["hole"]]
-        near = [" ".join(["", "hole", *way]) for way in sorted(ways, key=len) if len(way) <= 2]
-        return f"player {self.player} goal {self.goal}{''.join(near)}"
+        """Player, goal, holes, and the cells of the next turn on the best way."""
+        way = accumulate(self._plan()[:self.budget.max_actions_per_turn], self._move,
+                         initial=self.player)
+        next(way)
+        places = {"player": [self.player], "goal": [self.goal],
+                  "holes": self._things()[1]["hole"], "next": list(way)}
+        return " ".join(f"{name} {' '.join(map(str, cells))}"
+                        for name, cells in places.items() if cells)
 
     @staticmethod
     def shallow_answer(texts):
@@ -106,6 +112,9 @@ class FrozenLake(Board):
 
     def solve(self):
         """The best plan if no step slips; without slip, a shortest path."""
+        return self._in_turns(self._plan())
+
+    def _plan(self):
         plan, cell = [], self.player
         self.best_actions = self.best_actions or self._value_iteration()
         for best in reversed(self.best_actions[:self.actions_left]):
@@ -113,7 +122,7 @@ class FrozenLake(Board):
                 break
             plan.append(self.actions[best[cell]])
             cell = self._move(cell, plan[-1])
-        return self._in_turns(plan)
+        return plan
 
     def _value_iteration(self):
         """For 1, 2, ... actions left: an (n, n) array of the best action in each cell, from

@@ -97,14 +97,18 @@ class TestMaps:
                 assert env.render().splitlines() == seen
             assert env.render() in env.observation_space
 
-    def test_the_note_names_player_goal_and_the_holes_within_two_steps_nearest_first(self):
-        for rows, holes in ((("P_O", "___", "OG_"), " hole Right Right hole Down Down"),
-                            (("_O__", "__OG", "_OP_", "O___"), " hole Up hole Left"),
-                            (("O__O", "__P_", "_G__", "O__O"), " hole Up Right"),
-                            (("OO_O", "_G__", "OOOO", "P___"), " hole Up hole Up Right"),
-                            (("PG", "__"), "")):
+    def test_the_note_names_player_goal_holes_and_the_cells_of_the_next_turn(self):
+        for rows, note in (
+                (("P_O", "___", "OG_"),
+                 "player (0, 0) goal (2, 1) holes (0, 2) (2, 0) next (1, 0) (1, 1)"),
+                (("_PG", "__O", "___"), "player (0, 1) goal (0, 2) holes (1, 2) next (0, 2)"),
+                (("_P_", "OO_", "G__"), "player (0, 1) goal (2, 0) holes (1, 0) (1, 1) "
+                                        "next (0, 2) (1, 2)"),
+                (("PG", "__"), "player (0, 0) goal (0, 1) next (0, 1)")):
             env = lake(*rows)
-            assert env.note() == f"player {env.player} goal {env.goal}{holes}"
+            assert env.note() == note
+            env.player = env.goal
+            assert "next" not in env.note()
 
     def test_the_instruction_explains_the_board_its_symbols_and_the_slip(self):
         """RAGEN says that the far corner is (5, 5) on every board."""
