@@ -30,7 +30,7 @@ class Countdown(TextEnv):
         minus what earlier attempts earned. Anything else is no action.
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
     Solver: combines all subsets of the numbers, exactly.
-    See an episode: python -m minragen.environments countdown 5
+    See an episode: python -m minragen.environments countdown 67
 
     Options: `count` of numbers, 3 or 4, or 0 for either; `largest` of them; `operators`, those of
     +-*/ that tasks and answers may use (RAGEN's tasks: "+-"); `data`, a JSON, JSONL or parquet file
@@ -131,7 +131,7 @@ class Countdown(TextEnv):
 
     @staticmethod
     def shallow_answer(texts):
-        """The largest number plus or minus the others: the signs that hit the target, or the sum."""
+        """The largest number plus or minus the others: signs that hit the target, or the sum."""
         found = re.search(r"Numbers: (.*)\nTarget: (\d+)", texts[1])
         first, *others = found[1].split()[::-1]
         tries = ["".join([first, *(f" {sign} {number}" for sign, number in zip(signs, others))])
