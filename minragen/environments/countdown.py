@@ -118,8 +118,8 @@ class Countdown(TextEnv):
             lines.append(f"{self.target} {self.numbers[i]} make {' '.join(map(str, needed))}")
             if len(others) == 2:
                 lines[-1] += f", {others[0]} {others[1]} make {' '.join(map(str, made))}"
-                if {*needed} & {*made}:
-                    break
+                if both := [value for value in needed if value in made]:
+                    return f"{'; '.join(lines)}, both {both[0]}"
         return "; ".join(lines)
 
     def random_answer(self, rng):

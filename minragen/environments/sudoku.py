@@ -38,10 +38,10 @@ class Sudoku(TextEnv):
 
     Options: `size` 4, 9 or 16; `difficulty`: easy (half of the cells blank; naked singles solve it:
     some empty cell always has only one number that fits), medium (60 %; also takes hidden singles:
-    a number that fits nowhere else in a row, column or box), hard (65 %; takes more than both).
-    Only 9x9 has the latter two: every 4x4 puzzle is easy, and 16x16 ones take minutes to make.
-    `view`, one of compact, simple, detailed, with_feedback; `hints` lists the empty cells, each
-    with the numbers that its row, column and box hold; `allow_conflicts`: a number against the
+    a number that fits nowhere else in a row, column or box), hard (67 %; takes more than both).
+    Only 9x9 has the latter two: naked singles solve every 4x4 puzzle, and 16x16 ones take long to
+    make. `view`, one of compact, simple, detailed, with_feedback; `hints` lists the empty cells,
+    each with the numbers that its row, column and box hold; `allow_conflicts`: a number against the
     rules is marked, not refused, at the same cost. Larger grids have larger budgets. A smaller
     budget means fewer blanks, and is refused unless the puzzle is easy.
     """
@@ -269,8 +269,7 @@ class Sudoku(TextEnv):
         tried there."""
         rows = [re.findall(r"[0-9]+|\.", line) for line in texts[-1].splitlines()
                 if re.fullmatch(r"[0-9.|*\[\] ]+", line)]
-        shown = [*"".join(sum(rows, [])).replace(".", "")]
-        numbers = sorted(map(str, range(1, len(rows) + 1)), key=shown.count)
+        numbers = sorted(map(str, range(1, len(rows) + 1)), key=sum(rows, []).count)
         guesses = []
         for r, c in product(range(len(rows)), repeat=2):
             options = [f"({r + 1}, {c + 1}, {n})" for n in numbers]

@@ -80,11 +80,11 @@ def written(folder, *tasks):
 class TestPlayers:
     def test_the_note_goes_down_to_the_first_number_whose_rest_can_make_what_is_needed(self):
         for numbers, target, note in (
-                ((3, 5, 8), 4, "4 8 make 12 4 32 2, 3 5 make 8 2 15"),
-                ((2, 7, 8), 6, "6 8 make 14 2 48, 2 7 make 9 5 14"),
-                ((5, 6, 7), 37, "37 7 make 44 30, 5 6 make 11 1 30"),
+                ((3, 5, 8), 4, "4 8 make 12 4 32 2, 3 5 make 8 2 15, both 2"),
+                ((2, 7, 8), 6, "6 8 make 14 2 48, 2 7 make 9 5 14, both 14"),
+                ((5, 6, 7), 37, "37 7 make 44 30, 5 6 make 11 1 30, both 30"),
                 ((2, 5, 9), 7, "7 9 make 16 2 63, 2 5 make 7 3 10; 7 5 make 12 2 35, "
-                               "2 9 make 11 7 18; 7 2 make 9 5 14, 5 9 make 14 4 45"),
+                               "2 9 make 11 7 18; 7 2 make 9 5 14, 5 9 make 14 4 45, both 14"),
                 ((1, 2, 3, 50), 1, "1 50 make 51 49 50 50; 1 3 make 4 2 3 3; 1 2 make 3 1 2 2; "
                                    "1 1 make 2 0 1 1")):
             assert task(numbers, target).note() == note
