@@ -148,7 +148,7 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "frozenlake": dict(env_arg=("view=coord",), steps=70, max_new_tokens=24, max_context=512),
     "sokoban": dict(env_arg=("view=coord",), steps=50, max_new_tokens=24, max_context=640,
                     val_every=25),
-    "sudoku": dict(env_arg=("hints=True",), steps=40, warmup_steps=110, num_groups=8, group_size=8,
+    "sudoku": dict(env_arg=("hints=True",), steps=40, warmup_steps=300, num_groups=8, group_size=8,
                    mini_batch=32, max_new_tokens=40, max_context=1024),
     "countdown": dict(env_arg=("count=3", "largest=10"), steps=60, warmup_steps=800, lr=3e-4,
                       max_new_tokens=64, max_context=224, val_every=30),
