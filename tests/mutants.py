@@ -282,7 +282,6 @@ MUTANTS = {
     ],
     ("environments/sudoku.py", "environments/test_sudoku.py"): [
         (" and cell not in self.paid", "", "a cell pays every time that it is changed back"),
-        ("return 3", "return 2", "hard puzzles have several solutions"),
         ("self.board == self.solution", "0 not in self.board",
          "a full grid with a mistake counts as solved"),
     ],

@@ -31,7 +31,7 @@ OUT_OF_RANGE = {
                    "symbols": ("P_OGX", "PPOGX√", "P_OGX√√", "P_OGX\n")},
     "sokoban": {"rows": (4, 33), "cols": (4, 33), "boxes": (0, 5), "walls": (-0.1, 0.31),
                 "pulls": (0, 100)},
-    "sudoku": {"size": (5,), "difficulty": ("harder",), "view": ("grid",)},
+    "sudoku": {"size": (5,), "difficulty": ("harder", "hard"), "view": ("grid",)},
     "countdown": {"count": (5,), "operators": ("", "+^"), "largest": (1, 1001)},
     "metamathqa": {"max_steps": (0, 5)},
     "searchqa": {"hops": (-1, 3), "results": (0, 11), "reward": ("bleu",), "timeout": (0.0, 60.1),
