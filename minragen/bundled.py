@@ -367,8 +367,9 @@ def _metamathqa_texts(env, seed):
 
 
 def _webshop_texts(env, seed):
-    """A share of the titles, and a good episode with its notes."""
-    yield " ".join(f"[{p.title}]" for p in env.shop.products[seed % TEXT_SEEDS::TEXT_SEEDS])
+    """A share of the titles, the synonyms, and a good episode with its notes."""
+    yield env.synonyms()
+    yield " ".join(f"- {p.title}" for p in env.shop.products[seed % TEXT_SEEDS::TEXT_SEEDS])
     yield from _episode(env, seed, lambda: env.solve()[0])
 
 

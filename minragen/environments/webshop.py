@@ -18,6 +18,7 @@ import random
 import re
 import string
 import warnings
+import zlib
 from collections import defaultdict
 from functools import lru_cache, partial
 from pathlib import Path
@@ -35,7 +36,9 @@ ALIKE = 0.85  # token-set ratio above which two descriptions mean the same
 NO_CAP = float("inf")
 STOCK = 1000  # generated products
 FAMILIES = 8  # of each kind: products with the same title and options
-BUTTONS = ("next >", "< prev", "buy now", "description", "features", "back to search")
+PARAPHRASED = 0.5  # probability that a goal says a kind or an attribute in other words
+SUB_PAGES = ("description", "features", "reviews", "attributes")
+BUTTONS = ("next >", "< prev", "buy now", *SUB_PAGES, "back to search")
 TABLES = json.loads((Path(__file__).parent.parent / "data" / "webshop.json").read_text("utf-8"))
 
 
@@ -58,6 +61,7 @@ class Product(NamedTuple):
     features: tuple
     wanted: tuple = ()
     instruction: str = ""
+    reviews: tuple = ()
 
     @property
     def line(self):
@@ -128,45 +132,46 @@ class WebShop(TextEnv):
     """Find and buy in a shop of web pages what a customer asks for.
 
     Goal: buy a product of the right kind, with the wanted attributes and options, within the price.
-    Observation: the goal, the page, and in brackets what can be clicked. The brackets have a space
-        on either side, so that a word is the same token wherever it stands.
-    Actions: search[ words ] on the search page; click[ target ] elsewhere. Spaces are optional.
+    Observation: the goal, the page, and in brackets what can be clicked.
+    Actions: search[words] on the search page; click[target] elsewhere.
     Reward: on buying, WebShop's score in [0, 1] (`Goal.score`); nothing before.
     Ends when: something is bought.
     Solver: takes the shortest way to a purchase that scores 1, over pages or by a new search. If
         too few actions are left, it leaves out options, or buys the item it looks at.
     See an episode: python -m minragen.environments webshop 3
 
-    Pages: search -> results (`page_size` per page, at most 50) -> item -> description or features.
-    `< prev` leads back from each and, from an item, discards the chosen options. Success is a score
-    of 1. Metrics are the score, its parts (r_type, r_att, r_option, r_price), and `bought`. Splits
+    Pages: search -> results (`page_size` per page, at most 50) -> item -> description, features,
+    reviews and, with `show_attrs`, attributes. `< prev` leads back from each and, from an
+    item, discards the chosen options. Success is a score of 1. Metrics are the score, its parts (r_type, r_att, r_option, r_price), and `bought`. Splits
     are by goal without the price cap. As in WebShop, all splits use the same shop.
 
-    Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size` (10
-    in WebShop); `attributes`, how many a goal names: 1 to 3, the third appears only among an item's
-    features; `products` and `instructions`, paths of WebShop's items_shuffle and items_ins_v2 JSON
-    files, to replace the generated shop. RAGEN's runs on all of WebShop have a budget of 15 turns.
-    Longer pages or titles need a larger `--max-context`.
+    Goals paraphrase: half of their attributes and kinds are said in other words than on the pages
+    (`something to boil water in that does not make noise`: a quiet kettle). The description, the
+    features and a review say what a title's word means.
+
+    Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size`;
+    `attributes`, how many a goal names: 1 to 3, the third is not in the title; `show_attrs`, as in
+    RAGEN; `wording`, natural or plain: titles without brands, goals as lists in which half of the
+    attributes are synonyms, ids made of words, and spaces inside brackets, so that a word is the
+    same token wherever it stands; `products` and `instructions`, paths of WebShop's items_shuffle
+    and items_ins_v2 JSON files, to replace the generated shop. RAGEN's runs on all of WebShop have
+    a budget of 15 turns. Longer pages or titles need a larger `--max-context`.
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
     bundled_data = "generated shop of 1,000 products"
-    defaults = {"reward": "score", "page_size": 5, "attributes": 2, "products": "",
-                "instructions": ""}
-    instruction = ("You are in a web shop. Buy what the goal asks for: the right kind of thing, "
-                   "its attributes, its options and its price. search[ words ] looks for "
-                   "products and works on the search page only. click[ target ] clicks a target "
-                   "shown in brackets. Options are chosen on the page of an item; "
-                   "click[ buy now ] ends the episode.")
+    defaults = {"reward": "score", "page_size": 10, "attributes": 2, "show_attrs": False,
+                "wording": "natural", "products": "", "instructions": ""}
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
         if not (o["reward"] in ("score", "binary") and 1 <= o["page_size"] <= 50
-                and 1 <= o["attributes"] <= 3):
+                and 1 <= o["attributes"] <= 3 and o["wording"] in ("natural", "plain")):
             raise ValueError(f"options of WebShop: got {o}, expected reward score or binary, "
-                             f"page_size of 1 to 50, attributes of 1 to 3.")
-        self.shop = shop(o["products"], o["instructions"])
+                             f"page_size of 1 to 50, attributes of 1 to 3, wording natural or "
+                             f"plain.")
+        self.shop = shop(o["products"], o["instructions"], o["wording"])
         self.observation_space = text_space(self.shop.characters, max_length=2**16)
         wanted = [p for p in self.shop.products if p.wanted]
         # Besides the clicks that choose options: search, item and buy.
@@ -175,10 +180,25 @@ class WebShop(TextEnv):
             raise ValueError(f"WebShop needs {fewest + 3} turns for a purchase: got {self.budget}.")
         self._wanted = [p for p in wanted if len(p.options) <= most]
 
+    @property
+    def instruction(self):
+        return (f"You are in a web shop. Buy what the goal asks for: the right kind of thing, its "
+                f"attributes, its options and its price. search{self._box('words')} looks for "
+                f"products and works on the search page only. {self._click('target')} clicks a "
+                f"target shown in brackets. Options are chosen on the page of an item; "
+                f"{self._click('buy now')} ends the episode.")
+
+    def _box(self, text):
+        return f"[ {text} ]" if self.options["wording"] == "plain" else f"[{text}]"
+
+    def _click(self, label):
+        return f"click{self._box(label)}"
+
     def _reset(self, rng):
         for _ in range(1000):  # bounded, because what is wanted may be on a page out of reach
             product = self._wanted[rng.integers(len(self._wanted))]
-            self.goal = draw_goal(product, rng, self.options["attributes"])
+            self.goal = draw_goal(product, rng, self.options["attributes"],
+                                  self.options["wording"] == "plain")
             if self._within_reach():
                 break
         else:
@@ -230,8 +250,9 @@ class WebShop(TextEnv):
             if self.at:
                 clicks["< prev"] = partial(go, "results", at=self.at - 1)
         elif self.page == "item":
-            clicks = {"buy now": self._buy, "description": partial(go, "description"),
-                      "features": partial(go, "features"), "< prev": partial(go, "results")}
+            pages = SUB_PAGES if self.options["show_attrs"] else SUB_PAGES[:-1]
+            clicks = {"buy now": self._buy, **{page: partial(go, page) for page in pages},
+                      "< prev": partial(go, "results")}
             for label, (name, value) in self.item.labels.items():
                 clicks[label] = partial(go, "item", chosen={**self.chosen, name: value})
         else:
@@ -261,23 +282,24 @@ class WebShop(TextEnv):
             return f"{heading}. Bought, score: {self.sold['score']:.3g}"
         lines = [f"Goal: {self.goal.text}"]
         if self.page == "search":
-            return "\n".join([*lines, "Search page: search[ words ]"])
+            return "\n".join([*lines, f"Search page: search{self._box('words')}"])
         if self.page == "results":
             # After the dash, the first word is the same token as in the goal. The id comes last,
             # so that a model reads it after the line that it compares with the goal.
-            lines += [f"- {p.line} [ {p.id} ]" for p in self._listed()]
+            lines += [f"- {p.line} {self._box(p.id)}" for p in self._listed()]
             lines.append(f"Results, page {self.at + 1}" if self.found else "Nothing found.")
         elif self.page == "item":
             lines.append(heading)
             for name in self.item.options:
                 labels = [k for k, pair in self.item.labels.items() if pair[0] == name]
-                lines.append(f"{name}: [ {' ] [ '.join(labels)} ]")
+                lines.append(f"{name}: {' '.join(map(self._box, labels))}")
             if self.chosen:
                 lines.append(f"Chosen: {', '.join(self.chosen.values())}")
         else:
-            text = {"description": self.item.description, "features": ", ".join(self.item.features)}
-            lines.append(f"{heading}. {self.page}: {text[self.page][:1000]}")
-        buttons = " ".join(f"[ {label} ]" for label in self._clicks() if label in BUTTONS)
+            text = getattr(self.item, self.page)
+            text = (text if isinstance(text, str) else ", ".join(text)) or "none"
+            lines.append(f"{heading}. {self.page}: {text[:1000]}")
+        buttons = " ".join(self._box(label) for label in self._clicks() if label in BUTTONS)
         return "\n".join([*lines, buttons])
 
     # ---- Players ---------------------------------------------------------------------------------
@@ -288,32 +310,34 @@ class WebShop(TextEnv):
                             default=([self.first_choice()], []))
         if self.page == "item" and len(walk + choices) >= left:
             walk, choices = [], self._choices(self.item, self.chosen)
-        return [*walk, *choices[:max(0, left - len(walk) - 1)], "click[ buy now ]"][:left]
+        choices = choices[:max(0, left - len(walk) - 1)]
+        return [*walk, *map(self._click, choices), self._click("buy now")][:left]
 
     def _ways(self):
-        """Ways to purchases that score 1: (answers up to the item's page, answers that choose)."""
+        """Ways to purchases that score 1: (answers up to the item's page, labels to choose)."""
+        prev = self._click("< prev")
         back, lists = [], []
         if self.page not in ("search", "results"):
-            back = ["click[ < prev ]"] * (self.page != "item")
+            back = [prev] * (self.page != "item")
             if self._perfect(self.item):
                 yield back, self._choices(self.item, self.chosen)
-            back = [*back, "click[ < prev ]"]
+            back = [*back, prev]
         if self.page != "search":
             lists = [(back, self.found, self.at)]
-            back = ["click[ back to search ]"]
-        lists += [([*back, f"search[ {words} ]"], self.shop.search(words), 0)
+            back = [self._click("back to search")]
+        lists += [([*back, f"search{self._box(words)}"], self.shop.search(words), 0)
                   for words in self._searches()]
         for steps, found, at in lists:
             for rank, product in enumerate(found):
                 if self._perfect(product):
                     ahead = rank // self.options["page_size"] - at
-                    turn = ["click[ next > ]" if ahead > 0 else "click[ < prev ]"] * abs(ahead)
-                    yield [*steps, *turn, f"click[ {product.id} ]"], self._choices(product, {})
+                    turn = [self._click("next >") if ahead > 0 else prev] * abs(ahead)
+                    yield [*steps, *turn, self._click(product.id)], self._choices(product, {})
 
     def _choices(self, product, chosen):
-        """The clicks on the product's page that choose what is wanted and not yet chosen."""
+        """The labels on the product's page that choose what is wanted and not yet chosen."""
         wanted = self.goal.choices(product)
-        return [f"click[ {label} ]" for label, pair in product.labels.items()
+        return [label for label, pair in product.labels.items()
                 if pair in wanted and pair not in chosen.items()]
 
     def _perfect(self, product):
@@ -350,19 +374,43 @@ class WebShop(TextEnv):
             looks = "looks wrong"
         if looks != "looks right":
             return looks
-        left = [click[7:-2] for click in self._choices(self.item, self.chosen)]
+        left = self._choices(self.item, self.chosen)
         return f"looks right: {'choose ' + ', '.join(left) if left else 'buy now'}"
 
     def first_choice(self):
-        """A bad habit: open the first product, or buy it without options."""
+        """A bad habit: search the goal's words, open the first product, or buy without options."""
         if self.page == "search":
-            return f"search[ {self.goal.words} ]"
-        return f"click[ {next(iter(self._clicks()))} ]"
+            return f"search{self._box(one_line(self.goal.text[:200].partition(',')[0], '[]'))}"
+        return self._click(next(iter(self._clicks())))
 
     def random_answer(self, rng):
-        """The goal's search on the search page, a uniformly drawn click elsewhere."""
+        """The goal's words on the search page, a uniformly drawn click elsewhere."""
         clicks = list(self._clicks())
-        return f"click[ {clicks[rng.integers(len(clicks))]} ]" if clicks else self.first_choice()
+        return self._click(clicks[rng.integers(len(clicks))]) if clicks else self.first_choice()
+
+    def synonyms(self):
+        """The words that only goals of the plain wording use."""
+        return "".join(f" {words[0]}" for shelf in TABLES["shelves"].values()
+                       for words in shelf["attributes"].values())
+
+    @staticmethod
+    def shallow_answer(texts):
+        """A text matcher: of the first results within the price it buys the one whose title shares
+        most words with the goal, with every option that the goal names."""
+        page = texts[-1]
+        goal = re.search("^Goal: (.*)", page, re.M)[1]
+        words, cap = words_of(goal), max(map(float, re.findall(r"([\d.]+) dollars", goal)))
+        rows = re.findall(r"^- (.*), ([\d.]+) dollars \[ ?(.*?) ?\]$", page, re.M)
+        rows = [(len(set(words) & set(words_of(title))), label) for title, price, label in rows
+                if float(price) <= cap]
+        if "\nSearch page" in page:
+            return f"search[{' '.join(words)[:200]}]"
+        if "\nResults" in page:
+            return f"click[{max(rows, key=lambda row: row[0])[1] if rows else 'next >'}]"
+        chosen = page.partition("\nChosen: ")[2].partition("\n")[0]
+        options = re.findall(r"\[ ?(.*?) ?\]", page.rpartition("\n[")[0])
+        left = [o for o in options if set(words_of(o)) <= set(words) - set(words_of(chosen))]
+        return f"click[{left[0] if left else 'buy now'}]"
 
 
 class Shop:
@@ -371,11 +419,12 @@ class Shop:
     raises: ValueError if only one file is given, and as `load_products` does
     """
 
-    def __init__(self, products="", instructions=""):
+    def __init__(self, products="", instructions="", wording="natural"):
         if bool(products) != bool(instructions):
             raise ValueError(f"a shop needs both of WebShop's files or neither: got "
                              f"products={products!r} and instructions={instructions!r}.")
-        found = load_products(products, instructions) if products else generate_products()
+        found = (load_products(products, instructions) if products
+                 else generate_products(wording == "plain"))
         self.products = found = tuple(found)
         self.characters = frozenset("".join(p.text(p.features) + p.instruction for p in found))
         self._index = BM25([p.text(p.features[:1]) for p in found])
@@ -389,7 +438,7 @@ class Shop:
 shop = cached_until_changed(Shop)  # all environments with the same data share one
 
 
-def draw_goal(product, rng, attributes=2):
+def draw_goal(product, rng, attributes=2, plain=False):
     """Draw a goal for `product`: a value of every option, and a price cap.
 
     The cap is WebShop's: of the next four multiples of ten above the price, the larger of two.
@@ -406,8 +455,26 @@ def draw_goal(product, rng, attributes=2):
     else:
         wanted = product.wanted[:attributes]
         words = " ".join((*wanted, product.query))
-        text = ", ".join((words, *(v for _, v in options), f"at most {format_price(cap)}"))
+        said = product, wanted, options, format_price(cap)
+        text = plain_goal(*said) if plain else natural_goal(*said, rng)
     return Goal(text, words, product, wanted, options, cap)
+
+
+def plain_goal(product, wanted, options, cap):
+    """`silent metal kettle, red, at most 60 dollars`"""
+    synonyms = (TABLES["shelves"][product.category[0]]["attributes"][a][0] for a in wanted)
+    return ", ".join((" ".join((*synonyms, product.query)), *(value for _, value in options),
+                      f"at most {cap}"))
+
+
+def natural_goal(product, wanted, options, cap, rng):
+    """`I am looking for a kettle that does not make noise and is steel, in red, for at most ...`"""
+    shelf = TABLES["shelves"][product.category[0]]
+    wishes = [shelf["attributes"][a][1] if rng.random() < PARAPHRASED else f"is {a}" for a in wanted]
+    return TABLES["goals"][rng.integers(len(TABLES["goals"]))].format(
+        thing=shelf["kinds"][product.query][int(rng.random() < PARAPHRASED)], cap=cap,
+        wishes=" and ".join(wishes),
+        choice="".join(f", {TABLES['choices'][name].format(value)}" for name, value in options))
 
 
 def format_price(price):
@@ -469,24 +536,24 @@ def alike(a, b):
 
 
 # ---- Generated products --------------------------------------------------------------------------
-def generate_products():
+def generate_products(plain=False):
     """STOCK products over the shelves of data/webshop.json, the same on every machine.
 
-    A title shows two attributes; a third is only among the features. Products with the same title
-    (a family) share their options. An id is a kind and a letter (`camera b`), because a small model
-    can copy it, unlike a number.
+    A title shows two attributes; a third is only among the features. Products with the same
+    attributes in their titles (a family) share their options.
     """
     # Python promises only for Random(int).random() that its numbers never change.
     draw, families, products = random.Random(7).random, defaultdict(dict), []
     shelves = list(TABLES["shelves"].items())
 
     def pick(things, k):
+        things = list(things)
         return tuple(sorted(sorted(things, key=lambda _: draw())[:k], key=things.index))
 
     for i in range(STOCK):
         number, place = divmod(i, len(shelves))
         category, shelf = shelves[place]
-        kinds, attributes, (low, high) = shelf["kinds"], shelf["attributes"], shelf["price"]
+        attributes, (low, high), kinds = shelf["attributes"], shelf["price"], list(shelf["kinds"])
         kind = kinds[number % len(kinds)]
         known, family = families[kind], int(draw() * FAMILIES)
         if family not in known:
@@ -496,12 +563,39 @@ def generate_products():
                 name: pick(values, 3) for name, values in shelf["options"].items()}
         shown, choices = known[family]
         features = shown + pick([a for a in attributes if a not in shown], 1)
-        title, price = " ".join((*shown, kind)), float(low + int(draw() * (high - low + 1)))
-        product_id = f"{kind} {string.ascii_lowercase[number // len(kinds)]}"
-        products.append(Product(
-            product_id, title, kind, (category, kind), price, features, choices,
-            f"this {title} belongs to {category}.", features, wanted=features))
+        price, copy = float(low + int(draw() * (high - low + 1))), number // len(kinds)
+        texts = plain_texts if plain else natural_texts
+        product_id, title, description, reviews = texts(kind, features, category, copy)
+        products.append(Product(product_id, title, kind, (category, kind), price, features, choices,
+                                description, features, wanted=features, reviews=reviews))
     return products
+
+
+def plain_texts(kind, features, category, copy):
+    """(id, title, description, reviews) of a product, the `copy`-th of its kind.
+
+    An id is a kind and a letter (`camera b`): a small model can copy it, unlike a number.
+    """
+    title = " ".join((*features[:2], kind))
+    description = f"this {title} belongs to {category}."
+    return f"{kind} {string.ascii_lowercase[copy]}", title, description, ()
+
+
+def natural_texts(kind, features, category, copy):
+    """The same as a shop writes it. A brand makes one kind of thing; its model is no noun."""
+    draw = random.Random(zlib.crc32(f"{kind} {copy}".encode())).random
+    kinds = [k for shelf in TABLES["shelves"].values() for k in shelf["kinds"]]
+    parts, brands = TABLES["syllables"], 3 * kinds.index(kind) + int(draw() * 3)
+    brand = parts[brands % len(parts)] + parts[(brands + brands // len(parts) + 1) % len(parts)]
+    letters, titles = string.ascii_uppercase, TABLES["titles"]
+    names = {"brand": brand, "kind": kind, "model": f"{letters[int(draw() * 26)]}{int(draw() * 90) + 10}",
+             "first": features[0], "second": features[1]}
+    title = string.capwords(titles[int(draw() * len(titles))].format(**names))
+    meaning = [TABLES["shelves"][category]["attributes"][a][2].capitalize() for a in features]
+    signs = string.digits + string.ascii_lowercase
+    return ("b0" + "".join(signs[int(draw() * 36)] for _ in range(8)), title,
+            f"{brand.capitalize()} presents: {title}. {meaning[0]}. {meaning[1]}.",
+            (f"{int(draw() * 2) + 4} of 5 stars. {meaning[2]}!",))
 
 
 # ---- WebShop's own files -------------------------------------------------------------------------
