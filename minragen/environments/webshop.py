@@ -18,7 +18,6 @@ import random
 import re
 import string
 import warnings
-import zlib
 from collections import defaultdict
 from functools import lru_cache, partial
 from pathlib import Path
@@ -141,27 +140,31 @@ class WebShop(TextEnv):
     See an episode: python -m minragen.environments webshop 3
 
     Pages: search -> results (`page_size` per page, at most 50) -> item -> description, features,
-    reviews and, with `show_attrs`, attributes. `< prev` leads back from each and, from an
-    item, discards the chosen options. Success is a score of 1. Metrics are the score, its parts (r_type, r_att, r_option, r_price), and `bought`. Splits
-    are by goal without the price cap. As in WebShop, all splits use the same shop.
-
-    Goals paraphrase: half of their attributes and kinds are said in other words than on the pages
-    (`something to boil water in that does not make noise`: a quiet kettle). The description, the
-    features and a review say what a title's word means.
+    reviews and, with `show_attrs`, attributes. `< prev` leads back from each and, from an item,
+    discards the chosen options. Success is a score of 1. Metrics are the score, its parts (r_type,
+    r_att, r_option, r_price), and `bought`. Splits are by goal without wording and price cap. As in
+    WebShop, all splits use the same shop.
 
     Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size`;
-    `attributes`, how many a goal names: 1 to 3, the third is not in the title; `show_attrs`, as in
-    RAGEN; `wording`, natural or plain: titles without brands, goals as lists in which half of the
-    attributes are synonyms, ids made of words, and spaces inside brackets, so that a word is the
-    same token wherever it stands; `products` and `instructions`, paths of WebShop's items_shuffle
-    and items_ins_v2 JSON files, to replace the generated shop. RAGEN's runs on all of WebShop have
-    a budget of 15 turns. Longer pages or titles need a larger `--max-context`.
+    `attributes`, how many a goal names: 1 to 3, the third is not in a title; `show_attrs`, RAGEN's;
+    `wording` of the generated shop. natural: half of the attributes and kinds are paraphrased
+    (`something to boil water in that does not make noise`: a quiet kettle), and an item's pages
+    say what an attribute means. plain: a goal is a list of words, with synonyms of attributes
+    (`silent`), ids are words, and brackets have spaces inside, so that a word is the same token
+    wherever it stands. `products` and `instructions`: paths of WebShop's items_shuffle and
+    items_ins_v2 JSON files, to replace the generated shop. RAGEN's runs on all of WebShop have a
+    budget of 15 turns. Longer pages or titles need a larger `--max-context`.
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
     bundled_data = "generated shop of 1,000 products"
     defaults = {"reward": "score", "page_size": 10, "attributes": 2, "show_attrs": False,
                 "wording": "natural", "products": "", "instructions": ""}
+    instruction = ("You are in a web shop. Buy what the goal asks for: the right kind of thing, "
+                   "its attributes, its options and its price. search[words] looks for products "
+                   "and works on the search page only. click[target] clicks a target shown in "
+                   "brackets. Options are chosen on the page of an item; click[buy now] ends the "
+                   "episode.")
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
@@ -171,6 +174,8 @@ class WebShop(TextEnv):
             raise ValueError(f"options of WebShop: got {o}, expected reward score or binary, "
                              f"page_size of 1 to 50, attributes of 1 to 3, wording natural or "
                              f"plain.")
+        self.plain = o["wording"] == "plain"
+        self.instruction = re.sub(r"\[(.*?)\]", lambda match: self._box(match[1]), self.instruction)
         self.shop = shop(o["products"], o["instructions"], o["wording"])
         self.observation_space = text_space(self.shop.characters, max_length=2**16)
         wanted = [p for p in self.shop.products if p.wanted]
@@ -180,16 +185,8 @@ class WebShop(TextEnv):
             raise ValueError(f"WebShop needs {fewest + 3} turns for a purchase: got {self.budget}.")
         self._wanted = [p for p in wanted if len(p.options) <= most]
 
-    @property
-    def instruction(self):
-        return (f"You are in a web shop. Buy what the goal asks for: the right kind of thing, its "
-                f"attributes, its options and its price. search{self._box('words')} looks for "
-                f"products and works on the search page only. {self._click('target')} clicks a "
-                f"target shown in brackets. Options are chosen on the page of an item; "
-                f"{self._click('buy now')} ends the episode.")
-
     def _box(self, text):
-        return f"[ {text} ]" if self.options["wording"] == "plain" else f"[{text}]"
+        return f"[ {text} ]" if self.plain else f"[{text}]"
 
     def _click(self, label):
         return f"click{self._box(label)}"
@@ -197,8 +194,7 @@ class WebShop(TextEnv):
     def _reset(self, rng):
         for _ in range(1000):  # bounded, because what is wanted may be on a page out of reach
             product = self._wanted[rng.integers(len(self._wanted))]
-            self.goal = draw_goal(product, rng, self.options["attributes"],
-                                  self.options["wording"] == "plain")
+            self.goal = draw_goal(product, rng, self.options["attributes"], self.plain)
             if self._within_reach():
                 break
         else:
@@ -397,19 +393,20 @@ class WebShop(TextEnv):
     def shallow_answer(texts):
         """A text matcher: of the first results within the price it buys the one whose title shares
         most words with the goal, with every option that the goal names."""
-        page = texts[-1]
-        goal = re.search("^Goal: (.*)", page, re.M)[1]
-        words, cap = words_of(goal), max(map(float, re.findall(r"([\d.]+) dollars", goal)))
-        rows = re.findall(r"^- (.*), ([\d.]+) dollars \[ ?(.*?) ?\]$", page, re.M)
-        rows = [(len(set(words) & set(words_of(title))), label) for title, price, label in rows
-                if float(price) <= cap]
+        page, goal = texts[-1], re.search("^Goal: (.*)", texts[1], re.M)[1]
+        common = "a an and at by do for i in is it more not of one than that the to want with you"
+        words = [word for word in words_of(goal) if word not in common.split()]
         if "\nSearch page" in page:
             return f"search[{' '.join(words)[:200]}]"
-        if "\nResults" in page:
-            return f"click[{max(rows, key=lambda row: row[0])[1] if rows else 'next >'}]"
-        chosen = page.partition("\nChosen: ")[2].partition("\n")[0]
+        rows = re.findall(r"^- (.*), ([\d.]+) dollars \[ ?(.*?) ?\]$", page, re.M)
+        if rows:
+            limit = max(map(float, re.findall(r"([\d.]+) dollars", goal) or ["inf"]))
+            _, _, best = max(rows, key=lambda row: (
+                float(row[1]) <= limit, len({*words} & {*words_of(row[0])})))
+            return f"click[{best}]"
+        chosen = words_of(page.partition("\nChosen: ")[2].partition("\n")[0])
         options = re.findall(r"\[ ?(.*?) ?\]", page.rpartition("\n[")[0])
-        left = [o for o in options if set(words_of(o)) <= set(words) - set(words_of(chosen))]
+        left = [o for o in options if {*words_of(o)} <= {*words}.difference(chosen)]
         return f"click[{left[0] if left else 'buy now'}]"
 
 
@@ -447,34 +444,30 @@ def draw_goal(product, rng, attributes=2, plain=False):
                     for name, values in product.options.items())
     above = [ten for ten in range(10, 1000, 10) if ten > product.price][:4]
     cap = float(above[rng.choice(len(above), 2, replace=False).max()]) if above[1:] else NO_CAP
+    limit, wanted = format_price(cap), product.wanted
     if product.instruction:
         parts = [f"{name}: {value}" for name, value in options]
-        parts += [f"price at most {format_price(cap)}"] if cap < NO_CAP else []
+        parts += [f"price at most {limit}"] if cap < NO_CAP else []
         text = product.instruction.rstrip(". ") + (" with " if parts else "") + ", and ".join(parts)
-        words, wanted = one_line(product.instruction[:200], "[]"), product.wanted
+        return Goal(text, one_line(product.instruction[:200], "[]"), product, wanted, options, cap)
+    wanted, said = wanted[:attributes], TABLES["shelves"][product.category[0]]["attributes"]
+    if plain:
+        words = " ".join((*(said[a][0] for a in wanted), product.query))
+        text = ", ".join((words, *(value for _, value in options), f"at most {limit}"))
     else:
-        wanted = product.wanted[:attributes]
-        words = " ".join((*wanted, product.query))
-        said = product, wanted, options, format_price(cap)
-        text = plain_goal(*said) if plain else natural_goal(*said, rng)
-    return Goal(text, words, product, wanted, options, cap)
+        text = natural_goal(product, wanted, options, limit, rng)
+    return Goal(text, " ".join((*wanted, product.query)), product, wanted, options, cap)
 
 
-def plain_goal(product, wanted, options, cap):
-    """`silent metal kettle, red, at most 60 dollars`"""
-    synonyms = (TABLES["shelves"][product.category[0]]["attributes"][a][0] for a in wanted)
-    return ", ".join((" ".join((*synonyms, product.query)), *(value for _, value in options),
-                      f"at most {cap}"))
-
-
-def natural_goal(product, wanted, options, cap, rng):
+def natural_goal(product, wanted, options, limit, rng):
     """`I am looking for a kettle that does not make noise and is steel, in red, for at most ...`"""
-    shelf = TABLES["shelves"][product.category[0]]
-    wishes = [shelf["attributes"][a][1] if rng.random() < PARAPHRASED else f"is {a}" for a in wanted]
+    shelf, phrases = TABLES["shelves"][product.category[0]], TABLES["choices"]
+    wishes = [shelf["attributes"][a][1] if rng.random() < PARAPHRASED else f"is {a}"
+              for a in wanted]
     return TABLES["goals"][rng.integers(len(TABLES["goals"]))].format(
-        thing=shelf["kinds"][product.query][int(rng.random() < PARAPHRASED)], cap=cap,
+        thing=shelf["kinds"][product.query][int(rng.random() < PARAPHRASED)], limit=limit,
         wishes=" and ".join(wishes),
-        choice="".join(f", {TABLES['choices'][name].format(value)}" for name, value in options))
+        choice="".join(f", {phrases[name].format(value)}" for name, value in options))
 
 
 def format_price(price):
@@ -540,62 +533,57 @@ def generate_products(plain=False):
     """STOCK products over the shelves of data/webshop.json, the same on every machine.
 
     A title shows two attributes; a third is only among the features. Products with the same
-    attributes in their titles (a family) share their options.
+    attributes in their titles (a family) share their options. A plain id is a kind and a letter
+    (`camera b`), because a small model can copy it, unlike a number.
     """
     # Python promises only for Random(int).random() that its numbers never change.
     draw, families, products = random.Random(7).random, defaultdict(dict), []
     shelves = list(TABLES["shelves"].items())
 
+    def one(things):
+        return things[int(draw() * len(things))]
+
     def pick(things, k):
-        things = list(things)
         return tuple(sorted(sorted(things, key=lambda _: draw())[:k], key=things.index))
 
     for i in range(STOCK):
         number, place = divmod(i, len(shelves))
         category, shelf = shelves[place]
-        attributes, (low, high), kinds = shelf["attributes"], shelf["price"], list(shelf["kinds"])
+        kinds, attributes, (low, high) = [*shelf["kinds"]], [*shelf["attributes"]], shelf["price"]
         kind = kinds[number % len(kinds)]
         known, family = families[kind], int(draw() * FAMILIES)
         if family not in known:
             taken = [shown for shown, _ in known.values()]
-            pairs = [p for p in itertools.combinations(attributes, 2) if p not in taken]
-            known[family] = pairs[int(draw() * len(pairs))], {
-                name: pick(values, 3) for name, values in shelf["options"].items()}
+            known[family] = (one([p for p in itertools.combinations(attributes, 2)
+                                  if p not in taken]),
+                             {name: pick(values, 3) for name, values in shelf["options"].items()})
         shown, choices = known[family]
         features = shown + pick([a for a in attributes if a not in shown], 1)
-        price, copy = float(low + int(draw() * (high - low + 1))), number // len(kinds)
-        texts = plain_texts if plain else natural_texts
-        product_id, title, description, reviews = texts(kind, features, category, copy)
+        price, name = float(low + int(draw() * (high - low + 1))), " ".join((*shown, kind))
+        product_id, title, description, reviews = (
+            f"{kind} {string.ascii_lowercase[number // len(kinds)]}", name,
+            f"this {name} belongs to {category}.", ()) if plain else natural_texts(
+                kind, features, category, one)
         products.append(Product(product_id, title, kind, (category, kind), price, features, choices,
                                 description, features, wanted=features, reviews=reviews))
     return products
 
 
-def plain_texts(kind, features, category, copy):
-    """(id, title, description, reviews) of a product, the `copy`-th of its kind.
+def natural_texts(kind, features, category, one):
+    """(id, title, description, reviews) of a product. `one` draws from a sequence.
 
-    An id is a kind and a letter (`camera b`): a small model can copy it, unlike a number.
+    A brand makes things of one kind, and a model has a digit in its name, so that a title's nouns
+    tell the kind (`type_score`).
     """
-    title = " ".join((*features[:2], kind))
-    description = f"this {title} belongs to {category}."
-    return f"{kind} {string.ascii_lowercase[copy]}", title, description, ()
-
-
-def natural_texts(kind, features, category, copy):
-    """The same as a shop writes it. A brand makes one kind of thing; its model is no noun."""
-    draw = random.Random(zlib.crc32(f"{kind} {copy}".encode())).random
-    kinds = [k for shelf in TABLES["shelves"].values() for k in shelf["kinds"]]
-    parts, brands = TABLES["syllables"], 3 * kinds.index(kind) + int(draw() * 3)
-    brand = parts[brands % len(parts)] + parts[(brands + brands // len(parts) + 1) % len(parts)]
-    letters, titles = string.ascii_uppercase, TABLES["titles"]
-    names = {"brand": brand, "kind": kind, "model": f"{letters[int(draw() * 26)]}{int(draw() * 90) + 10}",
-             "first": features[0], "second": features[1]}
-    title = string.capwords(titles[int(draw() * len(titles))].format(**names))
-    meaning = [TABLES["shelves"][category]["attributes"][a][2].capitalize() for a in features]
-    signs = string.digits + string.ascii_lowercase
-    return ("b0" + "".join(signs[int(draw() * 36)] for _ in range(8)), title,
-            f"{brand.capitalize()} presents: {title}. {meaning[0]}. {meaning[1]}.",
-            (f"{int(draw() * 2) + 4} of 5 stars. {meaning[2]}!",))
+    kinds = [kind for shelf in TABLES["shelves"].values() for kind in shelf["kinds"]]
+    brands = ["".join(pair) for pair in itertools.product(TABLES["syllables"], repeat=2)]
+    brand, digits = one(brands[kinds.index(kind)::len(kinds)]), string.digits
+    title = string.capwords(one(TABLES["titles"]).format(
+        brand=brand, kind=kind, model=f"{one(string.ascii_lowercase)}{one(digits)}{one(digits)}",
+        first=features[0], second=features[1]))
+    means = [TABLES["shelves"][category]["attributes"][a][2].capitalize() for a in features]
+    return ("b0" + "".join(one(digits + string.ascii_lowercase) for _ in range(8)), title,
+            f"{title}. {means[0]}. {means[1]}.", (f"{one('45')} of 5 stars. {means[2]}.",))
 
 
 # ---- WebShop's own files -------------------------------------------------------------------------
