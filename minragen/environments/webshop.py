@@ -137,13 +137,13 @@ class WebShop(TextEnv):
     Ends when: something is bought.
     Solver: takes the shortest way to a purchase that scores 1, over pages or by a new search. If
         too few actions are left, it leaves out options, or buys the item it looks at.
-    See an episode: python -m minragen.environments webshop 3
+    See an episode: python -m minragen.environments webshop 1
 
     Pages: search -> results (`page_size` per page, at most 50) -> item -> description, features,
-    reviews and, with `show_attrs`, attributes. `< prev` leads back from each and, from an item,
-    discards the chosen options. Success is a score of 1. Metrics are the score, its parts (r_type,
-    r_att, r_option, r_price), and `bought`. Splits are by goal without wording and price cap. As in
-    WebShop, all splits use the same shop.
+    reviews and, with `show_attrs`, attributes, those of them that the item has. `< prev` leads back
+    from each and, from an item, discards the chosen options. Success is a score of 1. Metrics are
+    the score, its parts (r_type, r_att, r_option, r_price), and `bought`. Splits are by goal,
+    whatever its words and price cap. As in WebShop, all splits use the same shop.
 
     Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size`;
     `attributes`, how many a goal names: 1 to 3, the third is not in a title; `show_attrs`, RAGEN's;
@@ -160,11 +160,10 @@ class WebShop(TextEnv):
     bundled_data = "generated shop of 1,000 products"
     defaults = {"reward": "score", "page_size": 10, "attributes": 2, "show_attrs": False,
                 "wording": "natural", "products": "", "instructions": ""}
-    instruction = ("You are in a web shop. Buy what the goal asks for: the right kind of thing, "
-                   "its attributes, its options and its price. search[words] looks for products "
-                   "and works on the search page only. click[target] clicks a target shown in "
-                   "brackets. Options are chosen on the page of an item; click[buy now] ends the "
-                   "episode.")
+    instruction = ("Buy in this web shop what the goal asks for: the right kind of thing with the "
+                   "right attributes and options, within the price. search[words] finds products, "
+                   "on the search page only. click[target] clicks what stands in brackets. Options "
+                   "are chosen on an item's page; click[buy now] ends the episode.")
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
@@ -246,7 +245,8 @@ class WebShop(TextEnv):
             if self.at:
                 clicks["< prev"] = partial(go, "results", at=self.at - 1)
         elif self.page == "item":
-            pages = SUB_PAGES if self.options["show_attrs"] else SUB_PAGES[:-1]
+            pages = [page for page in SUB_PAGES if getattr(self.item, page)
+                     and (page != "attributes" or self.options["show_attrs"])]
             clicks = {"buy now": self._buy, **{page: partial(go, page) for page in pages},
                       "< prev": partial(go, "results")}
             for label, (name, value) in self.item.labels.items():
@@ -293,7 +293,7 @@ class WebShop(TextEnv):
                 lines.append(f"Chosen: {', '.join(self.chosen.values())}")
         else:
             text = getattr(self.item, self.page)
-            text = (text if isinstance(text, str) else ", ".join(text)) or "none"
+            text = text if isinstance(text, str) else ", ".join(text)
             lines.append(f"{heading}. {self.page}: {text[:1000]}")
         buttons = " ".join(self._box(label) for label in self._clicks() if label in BUTTONS)
         return "\n".join([*lines, buttons])
@@ -560,10 +560,9 @@ def generate_products(plain=False):
         shown, choices = known[family]
         features = shown + pick([a for a in attributes if a not in shown], 1)
         price, name = float(low + int(draw() * (high - low + 1))), " ".join((*shown, kind))
+        texts = f"{kind} {string.ascii_lowercase[number // len(kinds)]}", name, "", ()
         product_id, title, description, reviews = (
-            f"{kind} {string.ascii_lowercase[number // len(kinds)]}", name,
-            f"this {name} belongs to {category}.", ()) if plain else natural_texts(
-                kind, features, category, one)
+            texts if plain else natural_texts(kind, features, category, one))
         products.append(Product(product_id, title, kind, (category, kind), price, features, choices,
                                 description, features, wanted=features, reviews=reviews))
     return products
