@@ -171,8 +171,7 @@ class WebShop(TextEnv):
         if not (o["reward"] in ("score", "binary") and 1 <= o["page_size"] <= 50
                 and 1 <= o["attributes"] <= 3 and o["wording"] in ("natural", "plain")):
             raise ValueError(f"options of WebShop: got {o}, expected reward score or binary, "
-                             f"page_size of 1 to 50, attributes of 1 to 3, wording natural or "
-                             f"plain.")
+                             f"wording natural or plain, page_size of 1 to 50, attributes 1 to 3.")
         self.plain = o["wording"] == "plain"
         self.instruction = re.sub(r"\[(.*?)\]", lambda match: self._box(match[1]), self.instruction)
         self.shop = shop(o["products"], o["instructions"], o["wording"])
@@ -311,8 +310,7 @@ class WebShop(TextEnv):
 
     def _ways(self):
         """Ways to purchases that score 1: (answers up to the item's page, labels to choose)."""
-        prev = self._click("< prev")
-        back, lists = [], []
+        prev, back, lists = self._click("< prev"), [], []
         if self.page not in ("search", "results"):
             back = [prev] * (self.page != "item")
             if self._perfect(self.item):
@@ -366,23 +364,23 @@ class WebShop(TextEnv):
         if self.page != "item":
             return "read"
         looks = self._looks(self.item)
-        if looks == "looks right" and not self._perfect(self.item):
-            looks = "looks wrong"
-        if looks != "looks right":
-            return looks
+        if looks != "looks right" or not self._perfect(self.item):
+            return looks.replace("right", "wrong")
         left = self._choices(self.item, self.chosen)
         return f"looks right: {'choose ' + ', '.join(left) if left else 'buy now'}"
 
     def first_choice(self):
-        """A bad habit: search the goal's words, open the first product, or buy without options."""
+        """A bad habit: after a good search open the first product, and buy without options."""
         if self.page == "search":
-            return f"search{self._box(one_line(self.goal.text[:200].partition(',')[0], '[]'))}"
+            return f"search{self._box(self.goal.words)}"
         return self._click(next(iter(self._clicks())))
 
     def random_answer(self, rng):
-        """The goal's words on the search page, a uniformly drawn click elsewhere."""
+        """The first words of the goal on the search page, a uniformly drawn click elsewhere."""
         clicks = list(self._clicks())
-        return self._click(clicks[rng.integers(len(clicks))]) if clicks else self.first_choice()
+        words = one_line(self.goal.text[:200].partition(",")[0], "[]")
+        return (self._click(clicks[rng.integers(len(clicks))]) if clicks
+                else f"search{self._box(words)}")
 
     def synonyms(self):
         """The words that only goals of the plain wording use."""
@@ -420,9 +418,8 @@ class Shop:
         if bool(products) != bool(instructions):
             raise ValueError(f"a shop needs both of WebShop's files or neither: got "
                              f"products={products!r} and instructions={instructions!r}.")
-        found = (load_products(products, instructions) if products
-                 else generate_products(wording == "plain"))
-        self.products = found = tuple(found)
+        self.products = found = tuple(load_products(products, instructions) if products else
+                                      generate_products(wording == "plain"))
         self.characters = frozenset("".join(p.text(p.features) + p.instruction for p in found))
         self._index = BM25([p.text(p.features[:1]) for p in found])
         self.search = lru_cache(maxsize=CACHE_SIZE)(self._search)
@@ -462,11 +459,11 @@ def draw_goal(product, rng, attributes=2, plain=False):
 def natural_goal(product, wanted, options, limit, rng):
     """`I am looking for a kettle that does not make noise and is steel, in red, for at most ...`"""
     shelf, phrases = TABLES["shelves"][product.category[0]], TABLES["choices"]
-    wishes = [shelf["attributes"][a][1] if rng.random() < PARAPHRASED else f"is {a}"
-              for a in wanted]
+    wishes = " and ".join(shelf["attributes"][a][1] if rng.random() < PARAPHRASED else f"is {a}"
+                          for a in wanted)
     return TABLES["goals"][rng.integers(len(TABLES["goals"]))].format(
-        thing=shelf["kinds"][product.query][int(rng.random() < PARAPHRASED)], limit=limit,
-        wishes=" and ".join(wishes),
+        thing=shelf["kinds"][product.query][int(rng.random() < PARAPHRASED)], wishes=wishes,
+        limit=limit,
         choice="".join(f", {phrases[name].format(value)}" for name, value in options))
 
 
