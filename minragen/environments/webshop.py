@@ -150,10 +150,10 @@ class WebShop(TextEnv):
     `wording` of the generated shop. natural: half of the attributes and kinds are paraphrased
     (`something to boil water in that does not make noise`: a quiet kettle), and an item's pages
     say what an attribute means. plain: a goal is a list of words, with synonyms of attributes
-    (`silent`), ids are words, and brackets have spaces inside, so that a word is the same token
-    wherever it stands. `products` and `instructions`: paths of WebShop's items_shuffle and
-    items_ins_v2 JSON files, to replace the generated shop. RAGEN's runs on all of WebShop have a
-    budget of 15 turns. Longer pages or titles need a larger `--max-context`.
+    (`silent`), results have numbers instead of ids, and brackets have spaces inside, so that a word
+    is the same token wherever it stands. `products` and `instructions`: paths of WebShop's
+    items_shuffle and items_ins_v2 JSON files, to replace the generated shop. RAGEN's runs on all of
+    WebShop have a budget of 15 turns. Longer pages or titles need a larger `--max-context`.
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
@@ -238,7 +238,8 @@ class WebShop(TextEnv):
         if self.page == "search":
             return {}
         if self.page == "results":
-            clicks = {p.id: partial(go, "item", item=p, chosen={}) for p in self._listed()}
+            clicks = {self._label(p, place): partial(go, "item", item=p, chosen={})
+                      for place, p in enumerate(self._listed())}
             if self._listed(1):
                 clicks["next >"] = partial(go, "results", at=self.at + 1)
             if self.at:
@@ -259,6 +260,9 @@ class WebShop(TextEnv):
         first = (self.at + ahead) * self.options["page_size"]
         return self.found[first:first + self.options["page_size"]]
 
+    def _label(self, product, place):
+        return str(place + 1) if self.plain else product.id
+
     def _go(self, page, **changes):
         effective = page != self.page or any(getattr(self, k) != v for k, v in changes.items())
         vars(self).update(page=page, **changes)
@@ -272,7 +276,7 @@ class WebShop(TextEnv):
                        metrics={**self.sold, "bought": 1.0})
 
     def render(self):
-        heading = self.item and f"Item {self.item.id}: {self.item.line}"
+        heading = self.item and f"Item{'' if self.plain else f' {self.item.id}'}: {self.item.line}"
         if self.sold:
             return f"{heading}. Bought, score: {self.sold['score']:.3g}"
         lines = [f"Goal: {self.goal.text}"]
@@ -281,7 +285,8 @@ class WebShop(TextEnv):
         if self.page == "results":
             # After the dash, the first word is the same token as in the goal. The id comes last,
             # so that a model reads it after the line that it compares with the goal.
-            lines += [f"- {p.line} {self._box(p.id)}" for p in self._listed()]
+            lines += [f"- {p.line} {self._box(self._label(p, place))}"
+                      for place, p in enumerate(self._listed())]
             lines.append(f"Results, page {self.at + 1}" if self.found else "Nothing found.")
         elif self.page == "item":
             lines.append(heading)
@@ -324,9 +329,11 @@ class WebShop(TextEnv):
         for steps, found, at in lists:
             for rank, product in enumerate(found):
                 if self._perfect(product):
-                    ahead = rank // self.options["page_size"] - at
+                    pages, place = divmod(rank, self.options["page_size"])
+                    ahead = pages - at
                     turn = [self._click("next >") if ahead > 0 else prev] * abs(ahead)
-                    yield [*steps, *turn, self._click(product.id)], self._choices(product, {})
+                    yield [*steps, *turn, self._click(self._label(product, place))], (
+                        self._choices(product, {}))
 
     def _choices(self, product, chosen):
         """The labels on the product's page that choose what is wanted and not yet chosen."""
@@ -356,7 +363,8 @@ class WebShop(TextEnv):
         if self.page == "search":
             return f"want {self.goal.words}"
         if self.page == "results":
-            remarks = [f"{p.id} {self._looks(p)}" for p in self._listed()]
+            remarks = [f"{self._label(p, place)} {self._looks(p)}"
+                       for place, p in enumerate(self._listed())]
             right = next((n for n, r in enumerate(remarks, 1) if r.endswith("right")), None)
             remarks = [r for r in remarks[:right] if not r.endswith("wrong")]
             remarks += [] if right else ["none looks right"]
@@ -530,8 +538,7 @@ def generate_products(plain=False):
     """STOCK products over the shelves of data/webshop.json, the same on every machine.
 
     A title shows two attributes; a third is only among the features. Products with the same
-    attributes in their titles (a family) share their options. A plain id is a kind and a letter
-    (`camera b`), because a small model can copy it, unlike a number.
+    attributes in their titles (a family) share their options.
     """
     # Python promises only for Random(int).random() that its numbers never change.
     draw, families, products = random.Random(7).random, defaultdict(dict), []
@@ -557,7 +564,7 @@ def generate_products(plain=False):
         shown, choices = known[family]
         features = shown + pick([a for a in attributes if a not in shown], 1)
         price, name = float(low + int(draw() * (high - low + 1))), " ".join((*shown, kind))
-        texts = f"{kind} {string.ascii_lowercase[number // len(kinds)]}", name, "", ()
+        texts = f"{kind} {number}", name, "", ()
         product_id, title, description, reviews = (
             texts if plain else natural_texts(kind, features, category, one))
         products.append(Product(product_id, title, kind, (category, kind), price, features, choices,

@@ -60,7 +60,7 @@ class TestShop:
     def test_its_catalogue_is_the_same_on_every_machine(self):
         crcs = [zlib.crc32(repr(webshop.generate_products(plain)).encode())
                 for plain in (False, True)]
-        assert crcs == [4052272272, 1202483097]
+        assert crcs == [4052272272, 141086396]
 
     def test_a_product_has_the_attributes_that_its_pages_explain_and_no_other_by_accident(self):
         for plain in (False, True):
@@ -154,7 +154,7 @@ class TestShop:
 class TestPages:
     @pytest.mark.parametrize("options", WORDINGS)
     def test_an_action_works_exactly_where_the_page_shows_it_however_spelt(self, options):
-        env, known = make(NAME, show_attrs=True, **options), {"shirt a", "red", "search"}
+        env, known = make(NAME, show_attrs=True, **options), {"1", "red", "search"}
         wrong = r"\[[^ ]|[^ ]\]" if options else r"\[ | \]"  # spaces in brackets: plain only
         for answer in walk(env, range(10)):
             here, before, page = shown(env), dict(vars(env)), env.render()
@@ -165,7 +165,7 @@ class TestPages:
                 first = "buy now" if env.page == "item" else here[0]
                 assert env.first_choice() == env._click(first)
             actions = {f"click[{label}]": label in here for label in known}
-            verb, target = re.fullmatch(r"(\w+)\[ ?(\S.*\S) ?\]", answer).groups()
+            verb, target = re.fullmatch(r"(\w+)\[ ?(\S|\S.*\S) ?\]", answer).groups()
             spellings = f"{verb}[{target}]", f"{verb.title()}[  {target.upper()} ]", answer
             nearly = (target, f"say {answer}", f"{answer}.", f"{answer}{answer}", f"{verb}[ ]",
                       f"{verb} [{target}]", f"{verb}[{target}", f"ſ{answer[1:]}")
@@ -181,15 +181,16 @@ class TestPages:
 
     @pytest.mark.parametrize("size", (1, 5, 50))
     def test_paging_forth_and_back_shows_every_result_once(self, size):
-        env = after("search[Soft shirt]", page_size=size)
+        env = after("search[Soft shirt]", wording="natural", page_size=size)
         ids = [product.id for product in env.shop.search("soft shirt")]
         pages = [env.render()]
         assert len(ids) > 20 and "< prev" not in shown(env)
         while "next >" in shown(env):
             assert env._act("click[next >]").effective
             pages.append(env.render())
-        assert re.findall(r" \[ (\w+ \w) \]", "".join(pages)) == ids
+        assert re.findall(r" \[(b0\w+)\]", "".join(pages)) == ids
         assert len(pages) == -(-len(ids) // size)
+        assert shown(after("search[Soft shirt]", page_size=3))[:4] == ["1", "2", "3", "next >"]
         for page in pages[-2::-1]:
             env._act("click[< prev]")
             assert env.render() == page
@@ -223,7 +224,7 @@ class TestPages:
 
     def test_buying_pays_the_score_or_in_binary_nothing_below_1_and_nothing_else_pays(self):
         for reward, paid in (("score", 3 / 4), ("binary", 0)):
-            env = after("search[camera] click[next >] click[next >] click[camera m]", reward=reward)
+            env = after("search[camera] click[next >] click[next >] click[3]", reward=reward)
             _, got, terminated, _, info = env.step("click[buy now]")
             assert terminated and (got, info["success"], info["bought"]) == (paid, 0, 1)
             assert (info["score"], info["r_option"]) == (3 / 4, 0)
@@ -240,10 +241,10 @@ class TestPages:
     def test_the_plan_of_the_solver_is_the_shortest_from_any_page(self):
         camera, forth = "search[portable foldable camera]", "click[next >]"
         for actions, plan in (
-                ("search[camera]", f"{forth} {forth} click[camera m] click[blue]"),
-                (f"search[camera] {forth} {forth} {forth}", "click[camera q] click[blue]"),
-                (f"{camera} {forth} click[charger n] click[features]",
-                 f"click[back to search] {camera} click[camera m] click[blue]")):
+                ("search[camera]", f"{forth} {forth} click[3] click[blue]"),
+                (f"search[camera] {forth} {forth} {forth}", "click[2] click[blue]"),
+                (f"{camera} {forth} click[1] click[features]",
+                 f"click[back to search] {camera} click[1] click[blue]")):
             said = " ".join(after(actions).solve()).replace("[ ", "[").replace(" ]", "]")
             assert said == f"{plan} click[buy now]", actions
 
