@@ -153,7 +153,7 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "countdown": dict(env_arg=("count=3", "largest=10"), steps=160, max_new_tokens=32,
                       max_context=128, val_every=40),
     # Failed episodes are the longest; a token mean would over-weight them.
-    "webshop": dict(env_arg=("wording=plain", "page_size=3"), steps=40, warmup_steps=450,
+    "webshop": dict(env_arg=("wording=plain", "page_size=3"), steps=40, warmup_steps=700,
                     group_size=8, aggregation="seq-mean-token-mean", max_new_tokens=40,
                     max_context=1280, val_every=20),
     "searchqa": dict(steps=50, warmup_steps=600, max_new_tokens=24, max_context=512, val_every=25),
