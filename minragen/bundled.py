@@ -59,7 +59,7 @@ HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right
           "Lean": lambda env: "intro h",
           "SearchQA": lambda env: f"search[ {env.question.steps[0].query} ]"}
 # ... and how probably a turn is the solver's: more where success needs several good turns in a row.
-EXPERT, EXPERT_OF = 0.3, {"SearchQA": 0.6, "FrozenLake": 0.4, "Sokoban": 0.6, "Countdown": 0.6}
+EXPERT, EXPERT_OF = 0.3, {"SearchQA": 0.6, "FrozenLake": 0.4, "Sokoban": 0.6, "Countdown": 0.6, "WebShop": 0.5}
 HABIT = 0.5  # probability that an action of another turn is the habit
 DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
 VERSION = 1  # raise it when this file changes the resulting weights
@@ -368,8 +368,9 @@ def _metamathqa_texts(env, seed):
 
 
 def _webshop_texts(env, seed):
-    """A share of the titles, and a good episode with its notes."""
-    yield " ".join(f"[{p.title}]" for p in env.shop.products[seed % TEXT_SEEDS::TEXT_SEEDS])
+    """A share of the titles, the synonyms, and a good episode with its notes."""
+    yield env.synonyms()
+    yield " ".join(f"- {p.title}" for p in env.shop.products[seed % TEXT_SEEDS::TEXT_SEEDS])
     yield from _episode(env, seed, lambda: env.solve()[0])
 
 

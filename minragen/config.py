@@ -153,8 +153,9 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "countdown": dict(env_arg=("count=3", "largest=10"), steps=160, warmup_steps=800, lr=3e-4,
                       max_new_tokens=64, max_context=224, val_every=30),
     # Failed episodes are the longest; a token mean would over-weight them.
-    "webshop": dict(steps=60, warmup_steps=1200, group_size=8, aggregation="seq-mean-token-mean",
-                    max_new_tokens=40, max_context=1280, val_every=30),
+    "webshop": dict(env_arg=("wording=plain", "page_size=3"), steps=40, warmup_steps=700,
+                    group_size=8, aggregation="seq-mean-token-mean", max_new_tokens=40,
+                    max_context=1280, val_every=20),
     "searchqa": dict(env_arg=("hops=2", "results=1"), steps=40, warmup_steps=600, max_turns=3,
                      max_new_tokens=32, max_context=512),
     "lean": dict(steps=20, warmup_steps=300, num_groups=8, max_new_tokens=72, max_context=1024),
@@ -188,7 +189,7 @@ def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_th
 
 def _of_envs(table, env):
     """The entry of an environment, or of a mixture: the larger of each number, all environment
-    options under their environment's name, and no texts."""
+    options under their environment's name, and no texts and budgets."""
     merged, names = {}, [part.partition("=")[0].strip() for part in env.split(",")]
     for name in names:
         for key, value in table.get(name, {}).items():
@@ -196,7 +197,7 @@ def _of_envs(table, env):
                 merged[key] = value
             elif key == "env_arg":
                 merged[key] = (*merged.get(key, ()), *(f"{name}.{text}" for text in value))
-            elif not isinstance(value, str):
+            elif key not in BUDGETS and not isinstance(value, str):
                 merged[key] = max(value, merged.get(key, value))
     return merged
 

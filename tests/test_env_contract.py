@@ -36,7 +36,8 @@ OUT_OF_RANGE = {
     "metamathqa": {"max_steps": (0, 5)},
     "searchqa": {"hops": (-1, 3), "results": (0, 11), "reward": ("bleu",), "timeout": (0.0, 60.1),
                  "url": ("file:///etc/passwd",)},
-    "webshop": {"reward": ("raw",), "page_size": (0, 51), "attributes": (0, 4)},
+    "webshop": {"reward": ("raw",), "page_size": (0, 51), "attributes": (0, 4),
+                "wording": ("bold",)},
     "deepcoder": {"family": ("formula",), "tests": (3, 15), "seconds": (0, 11)},
     # Three times `seconds` has to be less than a step may take in all.
     "lean": {"step_cost": (0.0, 0.11), "seconds": (0.9, 15.1), "server": ("x",)}}

@@ -35,7 +35,9 @@ ALIKE = 0.85  # token-set ratio above which two descriptions mean the same
 NO_CAP = float("inf")
 STOCK = 1000  # generated products
 FAMILIES = 8  # of each kind: products with the same title and options
-BUTTONS = ("next >", "< prev", "buy now", "description", "features", "back to search")
+PARAPHRASED = 0.5  # probability that a goal says a kind or an attribute in other words
+SUB_PAGES = ("description", "features", "reviews", "attributes")
+BUTTONS = ("next >", "< prev", "buy now", *SUB_PAGES, "back to search")
 TABLES = json.loads((Path(__file__).parent.parent / "data" / "webshop.json").read_text("utf-8"))
 
 
@@ -58,6 +60,7 @@ class Product(NamedTuple):
     features: tuple
     wanted: tuple = ()
     instruction: str = ""
+    reviews: tuple = ()
 
     @property
     def line(self):
@@ -128,45 +131,50 @@ class WebShop(TextEnv):
     """Find and buy in a shop of web pages what a customer asks for.
 
     Goal: buy a product of the right kind, with the wanted attributes and options, within the price.
-    Observation: the goal, the page, and in brackets what can be clicked. The brackets have a space
-        on either side, so that a word is the same token wherever it stands.
-    Actions: search[ words ] on the search page; click[ target ] elsewhere. Spaces are optional.
+    Observation: the goal, the page, and in brackets what can be clicked.
+    Actions: search[words] on the search page; click[target] elsewhere.
     Reward: on buying, WebShop's score in [0, 1] (`Goal.score`); nothing before.
     Ends when: something is bought.
     Solver: takes the shortest way to a purchase that scores 1, over pages or by a new search. If
         too few actions are left, it leaves out options, or buys the item it looks at.
-    See an episode: python -m minragen.environments webshop 3
+    See an episode: python -m minragen.environments webshop 1
 
-    Pages: search -> results (`page_size` per page, at most 50) -> item -> description or features.
-    `< prev` leads back from each and, from an item, discards the chosen options. Success is a score
-    of 1. Metrics are the score, its parts (r_type, r_att, r_option, r_price), and `bought`. Splits
-    are by goal without the price cap. As in WebShop, all splits use the same shop.
+    Pages: search -> results (`page_size` per page, at most 50) -> item -> description, features,
+    reviews and, with `show_attrs`, attributes, those of them that the item has. `< prev` leads back
+    from each and, from an item, discards the chosen options. Success is a score of 1. Metrics are
+    the score, its parts (r_type, r_att, r_option, r_price), and `bought`. Splits are by goal,
+    whatever its words and price cap. As in WebShop, all splits use the same shop.
 
-    Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size` (10
-    in WebShop); `attributes`, how many a goal names: 1 to 3, the third appears only among an item's
-    features; `products` and `instructions`, paths of WebShop's items_shuffle and items_ins_v2 JSON
-    files, to replace the generated shop. RAGEN's runs on all of WebShop have a budget of 15 turns.
-    Longer pages or titles need a larger `--max-context`.
+    Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size`;
+    `attributes`, how many a goal names: 1 to 3, the third is not in a title; `show_attrs`, RAGEN's;
+    `wording` of the generated shop. natural: half of the attributes and kinds are paraphrased
+    (`something to boil water in that does not make noise`: a quiet kettle), and an item's pages
+    say what an attribute means. plain: a goal is a list of words, with synonyms of attributes
+    (`silent`), results have numbers instead of ids, and brackets have spaces inside, so that a word
+    is the same token wherever it stands. `products` and `instructions`: paths of WebShop's
+    items_shuffle and items_ins_v2 JSON files, to replace the generated shop. RAGEN's runs on all of
+    WebShop have a budget of 15 turns. Longer pages or titles need a larger `--max-context`.
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
     bundled_data = "generated shop of 1,000 products"
-    defaults = {"reward": "score", "page_size": 5, "attributes": 2, "products": "",
-                "instructions": ""}
-    instruction = ("You are in a web shop. Buy what the goal asks for: the right kind of thing, "
-                   "its attributes, its options and its price. search[ words ] looks for "
-                   "products and works on the search page only. click[ target ] clicks a target "
-                   "shown in brackets. Options are chosen on the page of an item; "
-                   "click[ buy now ] ends the episode.")
+    defaults = {"reward": "score", "page_size": 10, "attributes": 2, "show_attrs": False,
+                "wording": "natural", "products": "", "instructions": ""}
+    instruction = ("Buy in this web shop what the goal asks for: the right kind of thing with the "
+                   "right attributes and options, within the price. search[words] finds products, "
+                   "on the search page only. click[target] clicks what stands in brackets. Options "
+                   "are chosen on an item's page; click[buy now] ends the episode.")
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
         if not (o["reward"] in ("score", "binary") and 1 <= o["page_size"] <= 50
-                and 1 <= o["attributes"] <= 3):
+                and 1 <= o["attributes"] <= 3 and o["wording"] in ("natural", "plain")):
             raise ValueError(f"options of WebShop: got {o}, expected reward score or binary, "
-                             f"page_size of 1 to 50, attributes of 1 to 3.")
-        self.shop = shop(o["products"], o["instructions"])
+                             f"wording natural or plain, page_size of 1 to 50, attributes 1 to 3.")
+        self.plain = o["wording"] == "plain"
+        self.instruction = re.sub(r"\[(.*?)\]", lambda match: self._box(match[1]), self.instruction)
+        self.shop = shop(o["products"], o["instructions"], o["wording"])
         self.observation_space = text_space(self.shop.characters, max_length=2**16)
         wanted = [p for p in self.shop.products if p.wanted]
         # Besides the clicks that choose options: search, item and buy.
@@ -175,10 +183,16 @@ class WebShop(TextEnv):
             raise ValueError(f"WebShop needs {fewest + 3} turns for a purchase: got {self.budget}.")
         self._wanted = [p for p in wanted if len(p.options) <= most]
 
+    def _box(self, text):
+        return f"[ {text} ]" if self.plain else f"[{text}]"
+
+    def _click(self, label):
+        return f"click{self._box(label)}"
+
     def _reset(self, rng):
         for _ in range(1000):  # bounded, because what is wanted may be on a page out of reach
             product = self._wanted[rng.integers(len(self._wanted))]
-            self.goal = draw_goal(product, rng, self.options["attributes"])
+            self.goal = draw_goal(product, rng, self.options["attributes"], self.plain)
             if self._within_reach():
                 break
         else:
@@ -224,14 +238,17 @@ class WebShop(TextEnv):
         if self.page == "search":
             return {}
         if self.page == "results":
-            clicks = {p.id: partial(go, "item", item=p, chosen={}) for p in self._listed()}
+            clicks = {self._label(p, place): partial(go, "item", item=p, chosen={})
+                      for place, p in enumerate(self._listed())}
             if self._listed(1):
                 clicks["next >"] = partial(go, "results", at=self.at + 1)
             if self.at:
                 clicks["< prev"] = partial(go, "results", at=self.at - 1)
         elif self.page == "item":
-            clicks = {"buy now": self._buy, "description": partial(go, "description"),
-                      "features": partial(go, "features"), "< prev": partial(go, "results")}
+            pages = [page for page in SUB_PAGES if getattr(self.item, page)
+                     and (page != "attributes" or self.options["show_attrs"])]
+            clicks = {"buy now": self._buy, **{page: partial(go, page) for page in pages},
+                      "< prev": partial(go, "results")}
             for label, (name, value) in self.item.labels.items():
                 clicks[label] = partial(go, "item", chosen={**self.chosen, name: value})
         else:
@@ -242,6 +259,9 @@ class WebShop(TextEnv):
         """The products on the current page of results, or `ahead` pages later."""
         first = (self.at + ahead) * self.options["page_size"]
         return self.found[first:first + self.options["page_size"]]
+
+    def _label(self, product, place):
+        return str(place + 1) if self.plain else product.id
 
     def _go(self, page, **changes):
         effective = page != self.page or any(getattr(self, k) != v for k, v in changes.items())
@@ -256,28 +276,30 @@ class WebShop(TextEnv):
                        metrics={**self.sold, "bought": 1.0})
 
     def render(self):
-        heading = self.item and f"Item {self.item.id}: {self.item.line}"
+        heading = self.item and f"Item{'' if self.plain else f' {self.item.id}'}: {self.item.line}"
         if self.sold:
             return f"{heading}. Bought, score: {self.sold['score']:.3g}"
         lines = [f"Goal: {self.goal.text}"]
         if self.page == "search":
-            return "\n".join([*lines, "Search page: search[ words ]"])
+            return "\n".join([*lines, f"Search page: search{self._box('words')}"])
         if self.page == "results":
             # After the dash, the first word is the same token as in the goal. The id comes last,
             # so that a model reads it after the line that it compares with the goal.
-            lines += [f"- {p.line} [ {p.id} ]" for p in self._listed()]
+            lines += [f"- {p.line} {self._box(self._label(p, place))}"
+                      for place, p in enumerate(self._listed())]
             lines.append(f"Results, page {self.at + 1}" if self.found else "Nothing found.")
         elif self.page == "item":
             lines.append(heading)
             for name in self.item.options:
                 labels = [k for k, pair in self.item.labels.items() if pair[0] == name]
-                lines.append(f"{name}: [ {' ] [ '.join(labels)} ]")
+                lines.append(f"{name}: {' '.join(map(self._box, labels))}")
             if self.chosen:
                 lines.append(f"Chosen: {', '.join(self.chosen.values())}")
         else:
-            text = {"description": self.item.description, "features": ", ".join(self.item.features)}
-            lines.append(f"{heading}. {self.page}: {text[self.page][:1000]}")
-        buttons = " ".join(f"[ {label} ]" for label in self._clicks() if label in BUTTONS)
+            text = getattr(self.item, self.page)
+            text = text if isinstance(text, str) else ", ".join(text)
+            lines.append(f"{heading}. {self.page}: {text[:1000]}")
+        buttons = " ".join(self._box(label) for label in self._clicks() if label in BUTTONS)
         return "\n".join([*lines, buttons])
 
     # ---- Players ---------------------------------------------------------------------------------
@@ -288,32 +310,35 @@ class WebShop(TextEnv):
                             default=([self.first_choice()], []))
         if self.page == "item" and len(walk + choices) >= left:
             walk, choices = [], self._choices(self.item, self.chosen)
-        return [*walk, *choices[:max(0, left - len(walk) - 1)], "click[ buy now ]"][:left]
+        choices = choices[:max(0, left - len(walk) - 1)]
+        return [*walk, *map(self._click, choices), self._click("buy now")][:left]
 
     def _ways(self):
-        """Ways to purchases that score 1: (answers up to the item's page, answers that choose)."""
-        back, lists = [], []
+        """Ways to purchases that score 1: (answers up to the item's page, labels to choose)."""
+        prev, back, lists = self._click("< prev"), [], []
         if self.page not in ("search", "results"):
-            back = ["click[ < prev ]"] * (self.page != "item")
+            back = [prev] * (self.page != "item")
             if self._perfect(self.item):
                 yield back, self._choices(self.item, self.chosen)
-            back = [*back, "click[ < prev ]"]
+            back = [*back, prev]
         if self.page != "search":
             lists = [(back, self.found, self.at)]
-            back = ["click[ back to search ]"]
-        lists += [([*back, f"search[ {words} ]"], self.shop.search(words), 0)
+            back = [self._click("back to search")]
+        lists += [([*back, f"search{self._box(words)}"], self.shop.search(words), 0)
                   for words in self._searches()]
         for steps, found, at in lists:
             for rank, product in enumerate(found):
                 if self._perfect(product):
-                    ahead = rank // self.options["page_size"] - at
-                    turn = ["click[ next > ]" if ahead > 0 else "click[ < prev ]"] * abs(ahead)
-                    yield [*steps, *turn, f"click[ {product.id} ]"], self._choices(product, {})
+                    pages, place = divmod(rank, self.options["page_size"])
+                    ahead = pages - at
+                    turn = [self._click("next >") if ahead > 0 else prev] * abs(ahead)
+                    yield [*steps, *turn, self._click(self._label(product, place))], (
+                        self._choices(product, {}))
 
     def _choices(self, product, chosen):
-        """The clicks on the product's page that choose what is wanted and not yet chosen."""
+        """The labels on the product's page that choose what is wanted and not yet chosen."""
         wanted = self.goal.choices(product)
-        return [f"click[ {label} ]" for label, pair in product.labels.items()
+        return [label for label, pair in product.labels.items()
                 if pair in wanted and pair not in chosen.items()]
 
     def _perfect(self, product):
@@ -338,7 +363,8 @@ class WebShop(TextEnv):
         if self.page == "search":
             return f"want {self.goal.words}"
         if self.page == "results":
-            remarks = [f"{p.id} {self._looks(p)}" for p in self._listed()]
+            remarks = [f"{self._label(p, place)} {self._looks(p)}"
+                       for place, p in enumerate(self._listed())]
             right = next((n for n, r in enumerate(remarks, 1) if r.endswith("right")), None)
             remarks = [r for r in remarks[:right] if not r.endswith("wrong")]
             remarks += [] if right else ["none looks right"]
@@ -346,23 +372,48 @@ class WebShop(TextEnv):
         if self.page != "item":
             return "read"
         looks = self._looks(self.item)
-        if looks == "looks right" and not self._perfect(self.item):
-            looks = "looks wrong"
-        if looks != "looks right":
-            return looks
-        left = [click[7:-2] for click in self._choices(self.item, self.chosen)]
+        if looks != "looks right" or not self._perfect(self.item):
+            return looks.replace("right", "wrong")
+        left = self._choices(self.item, self.chosen)
         return f"looks right: {'choose ' + ', '.join(left) if left else 'buy now'}"
 
     def first_choice(self):
-        """A bad habit: open the first product, or buy it without options."""
+        """A bad habit: after a good search open the first product, and buy without options."""
         if self.page == "search":
-            return f"search[ {self.goal.words} ]"
-        return f"click[ {next(iter(self._clicks()))} ]"
+            return f"search{self._box(self.goal.words)}"
+        return self._click(next(iter(self._clicks())))
 
     def random_answer(self, rng):
-        """The goal's search on the search page, a uniformly drawn click elsewhere."""
+        """The first words of the goal on the search page, a uniformly drawn click elsewhere."""
         clicks = list(self._clicks())
-        return f"click[ {clicks[rng.integers(len(clicks))]} ]" if clicks else self.first_choice()
+        words = one_line(self.goal.text[:200].partition(",")[0], "[]")
+        return (self._click(clicks[rng.integers(len(clicks))]) if clicks
+                else f"search{self._box(words)}")
+
+    def synonyms(self):
+        """The words that only goals of the plain wording use."""
+        return "".join(f" {words[0]}" for shelf in TABLES["shelves"].values()
+                       for words in shelf["attributes"].values())
+
+    @staticmethod
+    def shallow_answer(texts):
+        """A text matcher: of the first results within the price it buys the one whose title shares
+        most words with the goal, with every option that the goal names."""
+        page, goal = texts[-1], re.search("^Goal: (.*)", texts[1], re.M)[1]
+        common = "a an and at by do for i in is it more not of one than that the to want with you"
+        words = [word for word in words_of(goal) if word not in common.split()]
+        if "\nSearch page" in page:
+            return f"search[{' '.join(words)[:200]}]"
+        rows = re.findall(r"^- (.*), ([\d.]+) dollars \[ ?(.*?) ?\]$", page, re.M)
+        if rows:
+            limit = max(map(float, re.findall(r"([\d.]+) dollars", goal) or ["inf"]))
+            _, _, best = max(rows, key=lambda row: (
+                float(row[1]) <= limit, len({*words} & {*words_of(row[0])})))
+            return f"click[{best}]"
+        chosen = words_of(page.partition("\nChosen: ")[2].partition("\n")[0])
+        options = re.findall(r"\[ ?(.*?) ?\]", page.rpartition("\n[")[0])
+        left = [o for o in options if {*words_of(o)} <= {*words}.difference(chosen)]
+        return f"click[{left[0] if left else 'buy now'}]"
 
 
 class Shop:
@@ -371,12 +422,12 @@ class Shop:
     raises: ValueError if only one file is given, and as `load_products` does
     """
 
-    def __init__(self, products="", instructions=""):
+    def __init__(self, products="", instructions="", wording="natural"):
         if bool(products) != bool(instructions):
             raise ValueError(f"a shop needs both of WebShop's files or neither: got "
                              f"products={products!r} and instructions={instructions!r}.")
-        found = load_products(products, instructions) if products else generate_products()
-        self.products = found = tuple(found)
+        self.products = found = tuple(load_products(products, instructions) if products else
+                                      generate_products(wording == "plain"))
         self.characters = frozenset("".join(p.text(p.features) + p.instruction for p in found))
         self._index = BM25([p.text(p.features[:1]) for p in found])
         self.search = lru_cache(maxsize=CACHE_SIZE)(self._search)
@@ -389,7 +440,7 @@ class Shop:
 shop = cached_until_changed(Shop)  # all environments with the same data share one
 
 
-def draw_goal(product, rng, attributes=2):
+def draw_goal(product, rng, attributes=2, plain=False):
     """Draw a goal for `product`: a value of every option, and a price cap.
 
     The cap is WebShop's: of the next four multiples of ten above the price, the larger of two.
@@ -398,16 +449,30 @@ def draw_goal(product, rng, attributes=2):
                     for name, values in product.options.items())
     above = [ten for ten in range(10, 1000, 10) if ten > product.price][:4]
     cap = float(above[rng.choice(len(above), 2, replace=False).max()]) if above[1:] else NO_CAP
+    limit, wanted = format_price(cap), product.wanted
     if product.instruction:
         parts = [f"{name}: {value}" for name, value in options]
-        parts += [f"price at most {format_price(cap)}"] if cap < NO_CAP else []
+        parts += [f"price at most {limit}"] if cap < NO_CAP else []
         text = product.instruction.rstrip(". ") + (" with " if parts else "") + ", and ".join(parts)
-        words, wanted = one_line(product.instruction[:200], "[]"), product.wanted
+        return Goal(text, one_line(product.instruction[:200], "[]"), product, wanted, options, cap)
+    wanted, said = wanted[:attributes], TABLES["shelves"][product.category[0]]["attributes"]
+    if plain:
+        words = " ".join((*(said[a][0] for a in wanted), product.query))
+        text = ", ".join((words, *(value for _, value in options), f"at most {limit}"))
     else:
-        wanted = product.wanted[:attributes]
-        words = " ".join((*wanted, product.query))
-        text = ", ".join((words, *(v for _, v in options), f"at most {format_price(cap)}"))
-    return Goal(text, words, product, wanted, options, cap)
+        text = natural_goal(product, wanted, options, limit, rng)
+    return Goal(text, " ".join((*wanted, product.query)), product, wanted, options, cap)
+
+
+def natural_goal(product, wanted, options, limit, rng):
+    """`I am looking for a kettle that does not make noise and is steel, in red, for at most ...`"""
+    shelf, phrases = TABLES["shelves"][product.category[0]], TABLES["choices"]
+    wishes = " and ".join(shelf["attributes"][a][1] if rng.random() < PARAPHRASED else f"is {a}"
+                          for a in wanted)
+    return TABLES["goals"][rng.integers(len(TABLES["goals"]))].format(
+        thing=shelf["kinds"][product.query][int(rng.random() < PARAPHRASED)], wishes=wishes,
+        limit=limit,
+        choice="".join(f", {phrases[name].format(value)}" for name, value in options))
 
 
 def format_price(price):
@@ -469,16 +534,18 @@ def alike(a, b):
 
 
 # ---- Generated products --------------------------------------------------------------------------
-def generate_products():
+def generate_products(plain=False):
     """STOCK products over the shelves of data/webshop.json, the same on every machine.
 
-    A title shows two attributes; a third is only among the features. Products with the same title
-    (a family) share their options. An id is a kind and a letter (`camera b`), because a small model
-    can copy it, unlike a number.
+    A title shows two attributes; a third is only among the features. Products with the same
+    attributes in their titles (a family) share their options.
     """
     # Python promises only for Random(int).random() that its numbers never change.
     draw, families, products = random.Random(7).random, defaultdict(dict), []
     shelves = list(TABLES["shelves"].items())
+
+    def one(things):
+        return things[int(draw() * len(things))]
 
     def pick(things, k):
         return tuple(sorted(sorted(things, key=lambda _: draw())[:k], key=things.index))
@@ -486,22 +553,40 @@ def generate_products():
     for i in range(STOCK):
         number, place = divmod(i, len(shelves))
         category, shelf = shelves[place]
-        kinds, attributes, (low, high) = shelf["kinds"], shelf["attributes"], shelf["price"]
+        kinds, attributes, (low, high) = [*shelf["kinds"]], [*shelf["attributes"]], shelf["price"]
         kind = kinds[number % len(kinds)]
         known, family = families[kind], int(draw() * FAMILIES)
         if family not in known:
             taken = [shown for shown, _ in known.values()]
-            pairs = [p for p in itertools.combinations(attributes, 2) if p not in taken]
-            known[family] = pairs[int(draw() * len(pairs))], {
-                name: pick(values, 3) for name, values in shelf["options"].items()}
+            known[family] = (one([p for p in itertools.combinations(attributes, 2)
+                                  if p not in taken]),
+                             {name: pick(values, 3) for name, values in shelf["options"].items()})
         shown, choices = known[family]
         features = shown + pick([a for a in attributes if a not in shown], 1)
-        title, price = " ".join((*shown, kind)), float(low + int(draw() * (high - low + 1)))
-        product_id = f"{kind} {string.ascii_lowercase[number // len(kinds)]}"
-        products.append(Product(
-            product_id, title, kind, (category, kind), price, features, choices,
-            f"this {title} belongs to {category}.", features, wanted=features))
+        price, name = float(low + int(draw() * (high - low + 1))), " ".join((*shown, kind))
+        texts = f"{kind} {number}", name, "", ()
+        product_id, title, description, reviews = (
+            texts if plain else natural_texts(kind, features, category, one))
+        products.append(Product(product_id, title, kind, (category, kind), price, features, choices,
+                                description, features, wanted=features, reviews=reviews))
     return products
+
+
+def natural_texts(kind, features, category, one):
+    """(id, title, description, reviews) of a product. `one` draws from a sequence.
+
+    A brand makes things of one kind, and a model has a digit in its name, so that a title's nouns
+    tell the kind (`type_score`).
+    """
+    kinds = [kind for shelf in TABLES["shelves"].values() for kind in shelf["kinds"]]
+    brands = ["".join(pair) for pair in itertools.product(TABLES["syllables"], repeat=2)]
+    brand, digits = one(brands[kinds.index(kind)::len(kinds)]), string.digits
+    title = string.capwords(one(TABLES["titles"]).format(
+        brand=brand, kind=kind, model=f"{one(string.ascii_lowercase)}{one(digits)}{one(digits)}",
+        first=features[0], second=features[1]))
+    means = [TABLES["shelves"][category]["attributes"][a][2].capitalize() for a in features]
+    return ("b0" + "".join(one(digits + string.ascii_lowercase) for _ in range(8)), title,
+            f"{title}. {means[0]}. {means[1]}.", (f"{one('45')} of 5 stars. {means[2]}.",))
 
 
 # ---- WebShop's own files -------------------------------------------------------------------------

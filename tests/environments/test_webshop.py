@@ -3,16 +3,18 @@
 import json
 import re
 import zlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from minragen.environments import webshop
-from minragen.environments.webshop import Goal, Product, draw_goal, shop
+from minragen.environments.webshop import Goal, Product, draw_goal
 from minragen.envs import Budget, make
 
-NAME = "webshop"
+NAME, PLAIN = "webshop", {"wording": "plain", "page_size": 5}
+WORDINGS = ({}, PLAIN)
 SHIRT = Product("s1", "Soft Cotton Shirt for 2", "shirts", ("clothing", "tops"), 30.0,
                 ("soft", "machine washable"), {"color": ("red", "dark blue")},
                 "Comes in a linen bag.", ("long sleeve", "warm"), ("soft", "machine washable"))
@@ -36,8 +38,8 @@ def solved(env, seed):
 
 
 def after(actions, seed=3, **options):
-    """An environment after some actions, none of which pays or costs anything."""
-    env = make(NAME, budget=Budget(15, 1, 15), **options)
+    """A plain shop after some actions, none of which pays or costs anything."""
+    env = make(NAME, budget=Budget(15, 1, 15), **{**PLAIN, **options})
     env.reset(seed=seed)
     for action in re.findall(r"\w+\[.*?\]", actions):
         assert env.step(action)[1] == 0, action
@@ -46,7 +48,7 @@ def after(actions, seed=3, **options):
 
 def shown(env):
     """The labels in brackets on the current page, but for the words to be searched."""
-    return [label for label in re.findall(r"\[ ([^]]*) \]", env.render()) if label != "words"]
+    return [label for label in re.findall(r"\[ ?([^]]*?) ?\]", env.render()) if label != "words"]
 
 
 def score(bought=SHIRT, chosen=(), wanted=SHIRT, attributes=(), colors=(), cap=50):
@@ -56,24 +58,54 @@ def score(bought=SHIRT, chosen=(), wanted=SHIRT, attributes=(), colors=(), cap=5
 
 class TestShop:
     def test_its_catalogue_is_the_same_on_every_machine(self):
-        assert zlib.crc32(repr(webshop.generate_products()).encode()) == 3918771781
+        crcs = [zlib.crc32(repr(webshop.generate_products(plain)).encode())
+                for plain in (False, True)]
+        assert crcs == [4052272272, 141086396]
+
+    def test_a_product_has_the_attributes_that_its_pages_explain_and_no_other_by_accident(self):
+        for plain in (False, True):
+            products = webshop.generate_products(plain)
+            assert len({p.id for p in products}) == 1000
+            for p in products:
+                known = webshop.TABLES["shelves"][p.category[0]]["attributes"]
+                assert {a for a in known if webshop.has_attribute(p, a)} == {*p.attributes}, p
+                assert plain or re.fullmatch("b0[0-9a-z]{8}", p.id) and all(
+                    known[a][2].capitalize() in p.description + p.reviews[0] for a in p.features)
+            for p, other in zip(products[::2] + products, products[1::2] + products[48:]):
+                assert (webshop.type_score(p, other) == 1) == (p.query == other.query), (p, other)
 
     def test_a_price_cap_is_the_larger_of_two_of_the_next_four_tens(self):
         """Of 40, 50, 60, 70 above 30: never the first; 50, 60, 70 as 1 : 2 : 3."""
         rng = np.random.default_rng(0)
-        caps = [draw_goal(SHIRT, rng).cap for _ in range(1500)]
+        caps = [draw_goal(SHIRT._replace(instruction="A"), rng).cap for _ in range(1500)]
         assert [caps.count(cap) / 1500 for cap in (40, 50, 60, 70)] == pytest.approx(
             [0, 1 / 6, 2 / 6, 3 / 6], abs=0.04)
 
     def test_a_goal_names_attributes_the_kind_a_value_of_each_option_and_the_cap(self):
         goal = after("", seed=0, attributes=3).goal
         assert goal.words == "natural soothing creamy cream"
-        assert goal.text == f"{goal.words}, lemon, medium, at most 100 dollars"
+        assert goal.text == "pure calming buttery cream, lemon, medium, at most 100 dollars"
         shirt = SHIRT._replace(instruction="A shirt.", options={"color": ["red"]})
         for change, text in (  # 990 is the last ten
                 ({"price": 975}, "A shirt with color: red, and price at most 990 dollars"),
                 ({"price": 985, "options": {}}, "A shirt")):
             assert draw_goal(shirt._replace(**change), np.random.default_rng(0)).text == text
+
+    def test_half_of_the_kinds_and_attributes_of_natural_goals_are_paraphrased(self):
+        env, counts = make(NAME), Counter()
+        for seed in range(400):
+            env.reset(seed=seed)
+            text, goal = env.goal.text, env.goal
+            shelf = webshop.TABLES["shelves"][goal.product.category[0]]
+            named, paraphrase = shelf["kinds"][goal.product.query]
+            assert (named in text) != (paraphrase in text)
+            counts["kind"] += paraphrase in text
+            for attribute in goal.attributes:
+                assert (f"is {attribute}" in text) != (shelf["attributes"][attribute][1] in text)
+                counts["attribute"] += shelf["attributes"][attribute][1] in text
+            assert f"{goal.cap:.0f} dollars" in text and all(v in text for _, v in goal.options)
+        assert counts["kind"] / 400 == pytest.approx(0.5, abs=0.1)
+        assert counts["attribute"] / 800 == pytest.approx(0.5, abs=0.07)
 
     def test_a_split_is_by_what_is_asked_for_in_any_order_and_whatever_the_cap(self):
         env = after("", seed=0)
@@ -120,16 +152,20 @@ class TestShop:
 
 
 class TestPages:
-    def test_an_action_works_exactly_where_the_page_shows_it_whatever_case_and_spaces(self):
-        env, known = make(NAME), {"shirt a", "red", "search"}
+    @pytest.mark.parametrize("options", WORDINGS)
+    def test_an_action_works_exactly_where_the_page_shows_it_however_spelt(self, options):
+        env, known = make(NAME, show_attrs=True, **options), {"1", "red", "search"}
+        wrong = r"\[[^ ]|[^ ]\]" if options else r"\[ | \]"  # spaces in brackets: plain only
         for answer in walk(env, range(10)):
             here, before, page = shown(env), dict(vars(env)), env.render()
             known |= set(here)
-            assert len(here) == len(set(here)) and not re.search(r"\[[^ ]|[^ ]\]", page + answer)
+            assert len(here) == len(set(here)) and not re.search(
+                wrong, env.system_prompt + page + answer)
             if env.page != "search":  # an impulsive customer takes and buys the first thing
-                assert env.first_choice()[7:-2] == ("buy now" if env.page == "item" else here[0])
+                first = "buy now" if env.page == "item" else here[0]
+                assert env.first_choice() == env._click(first)
             actions = {f"click[{label}]": label in here for label in known}
-            verb, target = re.fullmatch(r"(\w+)\[ (\S.*\S) \]", answer).groups()
+            verb, target = re.fullmatch(r"(\w+)\[ ?(\S|\S.*\S) ?\]", answer).groups()
             spellings = f"{verb}[{target}]", f"{verb.title()}[  {target.upper()} ]", answer
             nearly = (target, f"say {answer}", f"{answer}.", f"{answer}{answer}", f"{verb}[ ]",
                       f"{verb} [{target}]", f"{verb}[{target}", f"ſ{answer[1:]}")
@@ -145,37 +181,50 @@ class TestPages:
 
     @pytest.mark.parametrize("size", (1, 5, 50))
     def test_paging_forth_and_back_shows_every_result_once(self, size):
-        env = after("search[Soft shirt]", page_size=size)
-        ids = [product.id for product in shop().search("soft shirt")]
+        env = after("search[Soft shirt]", wording="natural", page_size=size)
+        ids = [product.id for product in env.shop.search("soft shirt")]
         pages = [env.render()]
         assert len(ids) > 20 and "< prev" not in shown(env)
         while "next >" in shown(env):
             assert env._act("click[next >]").effective
             pages.append(env.render())
-        assert re.findall(r" \[ (\w+ \w) \]", "".join(pages)) == ids
+        assert re.findall(r" \[(b0\w+)\]", "".join(pages)) == ids
         assert len(pages) == -(-len(ids) // size)
+        assert shown(after("search[Soft shirt]", page_size=3))[:4] == ["1", "2", "3", "next >"]
         for page in pages[-2::-1]:
             env._act("click[< prev]")
             assert env.render() == page
 
-    def test_options_are_replaced_kept_by_sub_pages_and_forgotten_with_the_item(self):
-        env = after("search[natural soothing cream] click[cream b]", seed=0)
+    @pytest.mark.parametrize(("options", "pages"), [
+        ({"wording": "natural", "show_attrs": True}, {
+            "description": "Natural Cream By Haxkel U01 - Soothing. Without artificial colors. It "
+                           "helps where the skin hurts.",
+            "features": "natural, soothing, creamy", "attributes": "natural, soothing, creamy",
+            "reviews": "5 of 5 stars. Like butter on the skin."}),
+        ({"wording": "natural"}, {"description": "Natural", "features": "nat", "reviews": "5 of"}),
+        (PLAIN, {"features": "natural, soothing, creamy"})])
+    def test_options_are_replaced_kept_by_sub_pages_and_forgotten_with_the_item(
+            self, options, pages):
+        """An item has the sub-pages that have a text, attributes only if asked for."""
+        env = after("search[natural soothing cream]", seed=0, **options)
+        first = shown(env)[0]
+        env._act(f"click[{first}]")
+        assert {*shown(env)} & {*webshop.SUB_PAGES} == {*pages}
         for value in ("rose", "lemon", "small"):
             assert env._act(f"click[{value}]").effective, value
             assert not env._act(f"click[{value}]").effective, value
         assert "\nChosen: lemon, small\n" in env.render()
-        for page, text in (("description", env.item.description),
-                           ("features", "natural, soothing, creamy")):
-            assert env._act(f"click[{page}]").effective and f"{page}: {text}\n" in env.render()
+        for page, text in pages.items():
+            assert env._act(f"click[{page}]").effective and f"{page}: {text}" in env.render()
             env._act("click[< prev]")
             assert env.chosen == {"scent": "lemon", "size": "small"}
         env._act("click[< prev]")
-        env._act("click[cream b]")
+        env._act(f"click[{first}]")
         assert env.chosen == {}
 
     def test_buying_pays_the_score_or_in_binary_nothing_below_1_and_nothing_else_pays(self):
         for reward, paid in (("score", 3 / 4), ("binary", 0)):
-            env = after("search[camera] click[next >] click[next >] click[camera m]", reward=reward)
+            env = after("search[camera] click[next >] click[next >] click[3]", reward=reward)
             _, got, terminated, _, info = env.step("click[buy now]")
             assert terminated and (got, info["success"], info["bought"]) == (paid, 0, 1)
             assert (info["score"], info["r_option"]) == (3 / 4, 0)
@@ -192,12 +241,25 @@ class TestPages:
     def test_the_plan_of_the_solver_is_the_shortest_from_any_page(self):
         camera, forth = "search[portable foldable camera]", "click[next >]"
         for actions, plan in (
-                ("search[camera]", f"{forth} {forth} click[camera m] click[blue]"),
-                (f"search[camera] {forth} {forth} {forth}", "click[camera q] click[blue]"),
-                (f"{camera} {forth} click[charger n] click[features]",
-                 f"click[back to search] {camera} click[camera m] click[blue]")):
+                ("search[camera]", f"{forth} {forth} click[3] click[blue]"),
+                (f"search[camera] {forth} {forth} {forth}", "click[2] click[blue]"),
+                (f"{camera} {forth} click[1] click[features]",
+                 f"click[back to search] {camera} click[1] click[blue]")):
             said = " ".join(after(actions).solve()).replace("[ ", "[").replace(" ]", "]")
             assert said == f"{plan} click[buy now]", actions
+
+    @pytest.mark.parametrize(("options", "most"), [({}, 0.7), (PLAIN, 0.45)])
+    def test_matching_words_buys_something_in_every_episode_but_often_the_wrong_thing(
+            self, options, most):
+        env, success, bought = make(NAME, **options), 0.0, 0.0
+        for seed in range(200):
+            texts, over = [env.system_prompt, env.reset(seed=seed)[0]], False
+            while not over:
+                answer = env.shallow_answer(texts)
+                seen, _, *ends, info = env.step(answer)
+                texts, over = [*texts, answer, seen], any(ends)
+            success, bought = success + info["success"], bought + info.get("bought", 0)
+        assert 0.2 < success / 200 < most and bought / 200 > 0.95
 
 
 def write(path, content):
