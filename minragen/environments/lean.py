@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 import inspect
+import itertools
 import json
 import os
 import re
@@ -33,6 +34,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from minragen.environments.data import cache_folder, cached_until_changed, read_records
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
@@ -51,7 +54,6 @@ class Theorem(NamedTuple):
     statement: str  # ends in `:= by`
     header: str = ""  # the Lean code before it; empty for the checker's default
     proof: tuple = ()  # one tactic a turn, if a proof is known
-    split: str = ""
 
 
 class Message(NamedTuple):  # from Lean, about a script
@@ -93,14 +95,15 @@ class Lean(TextEnv):
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
     parallel = True
     bundled_data = "84 theorems"
-    defaults = {"server": "", "data": "", "step_cost": 0.02, "seconds": 10.0}
+    defaults = {"server": "", "data": "", "step_cost": 0.02, "seconds": 10.0, "family": "all"}
     TACTICS = ("intro", "exact", "apply", "refine", "assumption", "constructor", "left", "right",
                "cases", "induction", "rw", "rewrite", "rfl", "eq_refl", "contradiction", "exfalso",
-               "have", "show", "revert", "clear", "subst", "specialize", "injection", "skip")
+               "have", "show", "revert", "clear", "subst", "specialize", "injection", "skip",
+               "intros", "simp", "simp_all", "decide")
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        server, data, step_cost, seconds = (self.options[name] for name in self.defaults)
+        server, data, step_cost, seconds, family = (self.options[name] for name in self.defaults)
         # Three times `seconds` must be less than STEP_TIME_LIMIT.
         if not (0 < step_cost <= 0.1 and 1 <= seconds <= 15):
             raise ValueError(f"bad options of Lean: got step_cost {step_cost} and seconds "
@@ -110,7 +113,8 @@ class Lean(TextEnv):
         if data and isinstance(self.checker, PackagedLean):
             raise ValueError(f"option data of Lean needs Mathlib: got {self.backend}. Give "
                              f"server=http://... or put `lean` on PATH.")
-        self.theorems = load_minif2f(data) if data else bundled_theorems()
+        self.theorems = load_minif2f(data) if data else (
+            drawn_theorems(600) if family == "logic" else bundled_theorems())
         text = "".join(t.statement for t in self.theorems)
         self.observation_space = text_space(LEAN_SYMBOLS + "".join(filter(str.isprintable, text)))
 
@@ -127,11 +131,7 @@ class Lean(TextEnv):
         self._error = (-2, "")  # (turn, text)
 
     def instance(self):
-        """The statement without its name, so that a theorem under two names is one instance."""
-        return " ".join(re.sub(r"^(theorem|lemma)\s+\S+", "", self.theorem.statement).split())
-
-    def instance_split(self):
-        return self.theorem.split or super().instance_split()
+        return shape(self.theorem.statement)
 
     def _goals(self):
         """The current proof state, as Lean prints it."""
@@ -180,9 +180,12 @@ class Lean(TextEnv):
         return self._fitted("\n".join(lines), SHOWN_TEXT)
 
     def note(self):
-        known = ", ".join(f"{name} : {fact}" for name, fact in self._facts_and_terms()[0][-3:])
+        """The goal, and the facts that the next two tactics of the proof use."""
+        facts = dict(self._facts_and_terms()[0])
+        used = [name for name in re.findall(r"\w+", " ".join(self.solve()[:2])) if name in facts]
+        known = ", ".join(f"{name} : {facts[name]}" for name in used)
         goal = parse_goals(self._goals())[1]
-        return self._fitted(f"goal {goal}{known and ' from '}{known}", SHOWN_TEXT)
+        return self._fitted(f"goal {goal} from {known or 'no fact'}", SHOWN_TEXT)
 
     def solve(self):
         proof = self.theorem.proof
@@ -200,6 +203,27 @@ class Lean(TextEnv):
                  *(form.format(name) for name, fact in facts for form, pattern in FACT_TACTICS
                    if re.search(pattern, fact))]
         return forms[rng.integers(len(forms))]
+
+    @staticmethod
+    def shallow_answer(texts):
+        """A fixed tactic: match whole facts, then the goal's sign, then the ends of facts, then rest.
+
+        Of these it plays the first that it has not yet played on this goal.
+        """
+        goals = [re.search(r"^⊢ (.*)", text, re.M)[1] for text in texts[1::2] if "⊢" in text]
+        goal, tried = goals[-1], [a for g, a in zip(goals, texts[2::2]) if g == goals[-1]]
+        facts = re.findall(r"^(\w+) : (?!Prop|Type|N$|List)(.*)", texts[-1], re.M)
+        head = re.sub(r"\(.*?\)", "", goal)
+        plans = [*(f"exact {name}" for name, fact in facts if fact == goal),
+                 *(f"intro i{len(goals)}" for sign in "→∀¬" if sign in head),
+                 *("constructor" for sign in "∧↔" if sign in head),
+                 *(side for side in ("left", "right") if "∨" in head),
+                 *(f"apply {name}" for name, fact in facts if fact.endswith(f"→ {goal}")),
+                 *(f"rw [{name}]" for name, fact in facts if "=" in fact),
+                 *(f"cases {name}" for name, fact in facts if re.search("[∧∨∃↔=]", fact)),
+                 *("rfl" for sign in "=" if sign in goal),
+                 *("contradiction" for sign in "¬F" if sign in texts[-1])]
+        return next((plan for plan in plans if plan not in tried), "undo")
 
     def _facts_and_terms(self):
         """The facts of the first goal as (name, fact), and the names of its numbers and lists."""
@@ -273,11 +297,76 @@ def parse_goals(text):
 
 @functools.cache
 def bundled_theorems():
-    """The theorems of data/theorems.lean, with their splits and proofs (one line is one turn)."""
-    text = (DATA / "theorems.lean").read_text(encoding="utf-8")
-    pattern = r"^-- (train|val|test)\n(theorem (\S+) [\s\S]*?:= by)\n((?:  .+\n)+)"
-    return tuple(Theorem(name, statement, "", tuple(map(str.strip, proof.splitlines())), split)
-                 for split, statement, name, proof in re.findall(pattern, text, re.M))
+    """The theorems of data/theorems.lean, where its patterns are explained, and some drawn ones."""
+    text, theorems = (DATA / "theorems.lean").read_text(encoding="utf-8"), []
+    form = r"^((?:-- [A-Z]: .+\n)*)(theorem (\S+) [\s\S]*?:= by)\n((?:  .+\n)+)"
+    for pattern, statement, name, proof in re.findall(form, text, re.M):
+        choices = [line[6:].split(" | ") for line in pattern.splitlines()]
+        for choice in itertools.product(*choices):
+            texts = [statement, *map(str.strip, proof.splitlines())]
+            for line, alternative in zip(pattern.splitlines(), choice):
+                texts = [re.sub(rf"\b{line[3]}\b(?:\((\w+)\))?",
+                                lambda m, text=alternative: text.replace("_", m[1] or "_"), t)
+                         for t in texts]
+            theorems.append(Theorem(name, texts[0], "", tuple(texts[1:])))
+    return (*theorems, *drawn_theorems(100))
+
+
+@functools.cache
+def drawn_theorems(count):
+    return tuple(draw_theorem(np.random.default_rng(seed)) for seed in range(count))
+
+
+def draw_theorem(rng):
+    """Draw a theorem of propositional logic with its proof.
+
+    Implications lead from a fact to the goal. Beside each stand others with the same conclusion,
+    whose premise nothing proves: to choose, one has to look a step ahead.
+    """
+    atoms, names = ([*map(str, rng.permutation([*letters]))]
+                    for letters in ("pqrstuvwxyz", "abcdefghk"))
+    facts, (a, b, x, y, other) = [], (atoms.pop() for _ in range(5))
+
+    def given(fact):
+        facts.append(f"({names[-1]} : {fact})")
+        return names.pop()
+
+    def chain(path, start=""):
+        proof = []
+        for goal, premise in itertools.pairwise(path):
+            proof.append(f"apply {given(f'{premise} → {goal}')}")
+            for _ in range(rng.integers(1, 3)):
+                given(f"{atoms.pop()} → {goal}")
+        return (*proof, f"exact {start or given(path[-1])}")
+
+    sign = rng.choice(["", "∧", "∨", "→"])
+    goal = f"{a} {sign} {b}" if sign else a
+    if sign == "∧":
+        proof = ("constructor", *chain([a, x]), *chain([b, y]))
+    elif sign == "∨":
+        side = rng.integers(2)
+        given(f"{other} → {(b, a)[side]}")
+        proof = (("left", "right")[side], *chain([(a, b)[side], x, y]))
+    elif sign == "→":
+        name = names.pop()
+        proof = (f"intro {name}", *chain([b, x, a], name))
+    else:
+        proof = chain([a, x, y])
+    given = " ".join(rng.permutation(facts))
+    letters = " ".join(sorted({*re.findall(r"\b[p-z]\b", f"{goal} {given}")}))
+    return Theorem("drawn", f"theorem drawn ({letters} : Prop) {given} : {goal} := by", "", proof)
+
+
+def shape(statement):
+    """The statement without its name, its variables numbered in the order of their use."""
+    text = " ".join(re.sub(r"^(theorem|lemma)\s+\S+", "", statement).split())
+    bound = " ".join(re.findall(r"[({∀∃]([\w ]+)(?= :|,)", text)).split()
+    # `(p q : Prop)` names its variables before they are used.
+    used = re.sub(r"\([\w ]+ : [A-Z][\w →]*\)", "", text) + text
+    numbers = {word: f"x{k}" for k, word in enumerate(dict.fromkeys(re.findall(r"\w+", used)))
+               if word in bound}
+    text = re.sub(r"\w+", lambda m: numbers.get(m[0], m[0]), text)
+    return re.sub(r"(?<=\()[x\d ]+(?= :)", lambda m: " ".join(sorted(m[0].split())), text)
 
 
 @cached_until_changed
