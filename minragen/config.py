@@ -155,7 +155,8 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "webshop": dict(steps=60, warmup_steps=1200, group_size=8, aggregation="seq-mean-token-mean",
                     max_new_tokens=40, max_context=1280, val_every=30),
     "searchqa": dict(steps=50, warmup_steps=600, max_new_tokens=24, max_context=512, val_every=25),
-    "lean": dict(steps=20, warmup_steps=300, num_groups=8, max_new_tokens=72, max_context=1024),
+    "lean": dict(env_arg=("family=logic",), steps=40, warmup_steps=200, num_groups=8, max_turns=6,
+                 max_new_tokens=48, max_context=1024),
     "deepcoder": dict(steps=40, warmup_steps=200, num_groups=8, max_new_tokens=48, max_context=256),
     "metamathqa": dict(steps=40, warmup_steps=300, num_groups=8, max_new_tokens=64,
                        max_context=768)}.items()}

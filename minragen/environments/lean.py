@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import functools
 import inspect
-import itertools
 import json
 import os
 import re
@@ -34,9 +33,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-from minragen.environments.data import cache_folder, cached_until_changed, read_records
+from minragen.environments.data import cache_folder
+from minragen.environments.theorems import bundled_theorems, drawn_theorems, load_minif2f, shape
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 DATA = Path(__file__).parent.parent / "data"
@@ -46,14 +44,6 @@ PLAIN_TACTICS = ("intro h", "constructor", "left", "right", "assumption", "contr
 # A tactic about a fact, and a pattern of the facts that it is for.
 FACT_TACTICS = (("exact {}", ""), ("apply {}", "[→¬∀]"), ("cases {}", "[∧∨∃↔=]|False"),
                 ("rw [{}]", "="))
-DEFAULT_HEADER = "import Mathlib\nopen BigOperators Real Nat Topology Rat"  # of miniF2F records
-
-
-class Theorem(NamedTuple):
-    name: str
-    statement: str  # ends in `:= by`
-    header: str = ""  # the Lean code before it; empty for the checker's default
-    proof: tuple = ()  # one tactic a turn, if a proof is known
 
 
 class Message(NamedTuple):  # from Lean, about a script
@@ -88,22 +78,26 @@ class Lean(TextEnv):
     quotes.
 
     Options: `server`, the address of a Kimina server (else `lean` on PATH, else the packaged Lean);
-    `data`, a file of miniF2F records, for a Lean with Mathlib; `step_cost`; `seconds` of CPU for a
-    check by the packaged Lean (others: three times that in wall-clock time).
+    `data`, a file of miniF2F records, for a Lean with Mathlib; `family`, `all` theorems or those of
+    propositional `logic`, drawn, for which simp and decide are refused (simp_all, which the
+    packaged Lean lacks, would prove each at once); `step_cost`; `seconds` of CPU for a check by the
+    packaged Lean (others: three times that in wall-clock time).
     """
 
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
     parallel = True
-    bundled_data = "84 theorems"
-    defaults = {"server": "", "data": "", "step_cost": 0.02, "seconds": 10.0, "family": "all"}
+    bundled_data = "390 theorems"
+    defaults = {"server": "", "data": "", "family": "all", "step_cost": 0.02, "seconds": 10.0}
     TACTICS = ("intro", "exact", "apply", "refine", "assumption", "constructor", "left", "right",
                "cases", "induction", "rw", "rewrite", "rfl", "eq_refl", "contradiction", "exfalso",
-               "have", "show", "revert", "clear", "subst", "specialize", "injection", "skip",
-               "intros", "simp", "simp_all", "decide")
+               "have", "show", "revert", "clear", "subst", "specialize", "injection", "intros",
+               "skip")
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        server, data, step_cost, seconds, family = (self.options[name] for name in self.defaults)
+        server, data, family, step_cost, seconds = (self.options[name] for name in self.defaults)
+        if family not in ("all", "logic"):
+            raise ValueError(f"option family of Lean: got {family!r}, expected all or logic.")
         # Three times `seconds` must be less than STEP_TIME_LIMIT.
         if not (0 < step_cost <= 0.1 and 1 <= seconds <= 15):
             raise ValueError(f"bad options of Lean: got step_cost {step_cost} and seconds "
@@ -113,17 +107,22 @@ class Lean(TextEnv):
         if data and isinstance(self.checker, PackagedLean):
             raise ValueError(f"option data of Lean needs Mathlib: got {self.backend}. Give "
                              f"server=http://... or put `lean` on PATH.")
-        self.theorems = load_minif2f(data) if data else (
-            drawn_theorems(600) if family == "logic" else bundled_theorems())
+        self.theorems = (load_minif2f(data) if data else drawn_theorems(600) if family == "logic"
+                         else bundled_theorems())
+        self.known = () if data else self.TACTICS + (AUTOMATION if family == "all" else ())
         text = "".join(t.statement for t in self.theorems)
         self.observation_space = text_space(LEAN_SYMBOLS + "".join(filter(str.isprintable, text)))
 
     @property
     def instruction(self):
         known = ("Tactics: intro h, exact h, apply h, cases h, constructor, left, right, "
-                 "assumption, contradiction, rfl, rw [h], induction n, injection h. ")
+                 "assumption, contradiction, rfl, rw [h], induction n, injection h, simp [h], "
+                 "decide. There is no simp_all, omega, linarith, ring or norm_num. ")
+        if self.options["family"] == "logic":
+            known = ("Tactics: intro h, exact h, apply h, constructor, left, right, assumption. "
+                     "There is no simp. ")
         return ("Prove the theorem in Lean 4. Answer with one tactic; it works on the first goal. "
-                f"{'' if self.options['data'] else known}Write undo to take back the last one.")
+                f"{known if self.known else ''}Write undo to take back the last one.")
 
     def _reset(self, rng):
         self.theorem = self.theorems[rng.integers(len(self.theorems))]
@@ -150,7 +149,7 @@ class Lean(TextEnv):
                 self.states.pop()
             return Outcome(-cost, effective=self._goals() != before, metrics={"undone": 1.0})
         tactic = tidy_tactic(action)
-        if refusal := tactic_refusal(tactic, None if self.options["data"] else self.TACTICS):
+        if refusal := tactic_refusal(tactic, self.known):
             self._error = (self._turns, refusal)
             return None
         cost *= 1 + len(re.findall(r"[;\n]", tactic))  # joining tactics saves turns, not the cost
@@ -206,23 +205,23 @@ class Lean(TextEnv):
 
     @staticmethod
     def shallow_answer(texts):
-        """A fixed tactic: match whole facts, then the goal's sign, then the ends of facts, then rest.
+        """The first tactic of a fixed list that it has not yet played on this goal; then undo.
 
-        Of these it plays the first that it has not yet played on this goal.
+        It compares whole facts and the ends of implications with the goal, and looks at signs.
         """
-        goals = [re.search(r"^⊢ (.*)", text, re.M)[1] for text in texts[1::2] if "⊢" in text]
+        goals = [re.search(r"^⊢ (.*)", text, re.M)[1] for text in texts[1::2]]
         goal, tried = goals[-1], [a for g, a in zip(goals, texts[2::2]) if g == goals[-1]]
         facts = re.findall(r"^(\w+) : (?!Prop|Type|N$|List)(.*)", texts[-1], re.M)
-        head = re.sub(r"\(.*?\)", "", goal)
-        plans = [*(f"exact {name}" for name, fact in facts if fact == goal),
-                 *(f"intro i{len(goals)}" for sign in "→∀¬" if sign in head),
-                 *("constructor" for sign in "∧↔" if sign in head),
-                 *(side for side in ("left", "right") if "∨" in head),
+        plans = [*("simp [*]" for word in ("simp [h]",) if word in texts[0]),
+                 *(f"exact {name}" for name, fact in facts if fact == goal),
+                 *(f"intro i{len(goals)}" for sign in "→∀¬" if sign in goal),
+                 *("constructor" for sign in "∧↔" if sign in goal),
+                 *(side for side in ("left", "right") if "∨" in goal),
                  *(f"apply {name}" for name, fact in facts if fact.endswith(f"→ {goal}")),
-                 *(f"rw [{name}]" for name, fact in facts if "=" in fact),
+                 *(form for sign in "=" if sign in goal for form in ("rfl", "simp")),
                  *(f"cases {name}" for name, fact in facts if re.search("[∧∨∃↔=]", fact)),
-                 *("rfl" for sign in "=" if sign in goal),
-                 *("contradiction" for sign in "¬F" if sign in texts[-1])]
+                 *(f"apply {name}" for name, fact in facts if re.search("[∀¬]", fact)),
+                 *(f"exact ⟨_, {name}⟩" for name, fact in facts if "∃" in goal)]
         return next((plan for plan in plans if plan not in tried), "undo")
 
     def _facts_and_terms(self):
@@ -238,6 +237,7 @@ class Lean(TextEnv):
 
 
 # ---- Texts to and from Lean ----------------------------------------------------------------------
+AUTOMATION = ("simp", "decide")
 LEAN_SYMBOLS = ("⊢→←↔¬∧∨∀∃λ✝⟨⟩≤≥≠∈∉⊆∪∩∘×ℕℤℚℝℂ·•↑∣∑∏∅∞▸⁻⁰¹²³⁴₀₁₂₃₄₅₆₇₈₉"
                 "αβγδεζηθικμνξπρστφχψωΓΔΣΩ")
 # Words refused anywhere in a tactic: they declare, run code, leave the proof or stand for one.
@@ -260,17 +260,18 @@ def tidy_tactic(action):
     return "\n".join(lines[:1] + textwrap.dedent("\n".join(lines[1:])).splitlines())
 
 
-def tactic_refusal(tactic, known=None):
+def tactic_refusal(tactic, known=()):
     """Return why Lean must not see this text, or "". It may begin with a `known` tactic only."""
+    words = re.findall(r"\w+", tactic)
     if not tactic or len(tactic) > MAX_TACTIC or tactic.count("\n") >= MAX_LINES:
         return "the tactic is empty or too long."
     if not all(" " <= c <= "~" or c == "\n" or c in LEAN_SYMBOLS for c in tactic):
         return "the tactic has characters that are not allowed."
-    if known and re.match(r"\w*", tactic)[0] not in known:
-        return "unknown tactic."
+    if known and (words[:1] != [*{*words[:1]} & {*known}] or {*AUTOMATION} - {*known} & {*words}):
+        return f"unknown tactic. Use {', '.join(known)}."
     # A quote may only end a name (h'), because a character literal could hide a bracket.
     if (re.search(r"--|/-|[\"`#\\]|@\[|(?<![\w'])'|eval%", tactic)
-            or COMMANDS & set(re.findall(r"\w+", tactic))):
+            or COMMANDS.intersection(words)):
         return "no commands, no comments, no strings, no sorry."
     brackets, pairs = re.sub(r"[^()\[\]{}⟨⟩]", "", tactic), 1
     while pairs:  # remove the innermost pairs
@@ -293,98 +294,6 @@ def parse_goals(text):
             goals.append((lines[:-1], lines[-1][2:]))
     facts, goal = goals[0] if goals else ([], "")
     return facts, goal, [other for _, other in goals[1:]]
-
-
-@functools.cache
-def bundled_theorems():
-    """The theorems of data/theorems.lean, where its patterns are explained, and some drawn ones."""
-    text, theorems = (DATA / "theorems.lean").read_text(encoding="utf-8"), []
-    form = r"^((?:-- [A-Z]: .+\n)*)(theorem (\S+) [\s\S]*?:= by)\n((?:  .+\n)+)"
-    for pattern, statement, name, proof in re.findall(form, text, re.M):
-        choices = [line[6:].split(" | ") for line in pattern.splitlines()]
-        for choice in itertools.product(*choices):
-            texts = [statement, *map(str.strip, proof.splitlines())]
-            for line, alternative in zip(pattern.splitlines(), choice):
-                texts = [re.sub(rf"\b{line[3]}\b(?:\((\w+)\))?",
-                                lambda m, text=alternative: text.replace("_", m[1] or "_"), t)
-                         for t in texts]
-            theorems.append(Theorem(name, texts[0], "", tuple(texts[1:])))
-    return (*theorems, *drawn_theorems(100))
-
-
-@functools.cache
-def drawn_theorems(count):
-    return tuple(draw_theorem(np.random.default_rng(seed)) for seed in range(count))
-
-
-def draw_theorem(rng):
-    """Draw a theorem of propositional logic with its proof.
-
-    Implications lead from a fact to the goal. Beside each stand others with the same conclusion,
-    whose premise nothing proves: to choose, one has to look a step ahead.
-    """
-    atoms, names = ([*map(str, rng.permutation([*letters]))]
-                    for letters in ("pqrstuvwxyz", "abcdefghk"))
-    facts, (a, b, x, y, other) = [], (atoms.pop() for _ in range(5))
-
-    def given(fact):
-        facts.append(f"({names[-1]} : {fact})")
-        return names.pop()
-
-    def chain(path, start=""):
-        proof = []
-        for goal, premise in itertools.pairwise(path):
-            proof.append(f"apply {given(f'{premise} → {goal}')}")
-            for _ in range(rng.integers(1, 3)):
-                given(f"{atoms.pop()} → {goal}")
-        return (*proof, f"exact {start or given(path[-1])}")
-
-    sign = rng.choice(["", "∧", "∨", "→"])
-    goal = f"{a} {sign} {b}" if sign else a
-    if sign == "∧":
-        proof = ("constructor", *chain([a, x]), *chain([b, y]))
-    elif sign == "∨":
-        side = rng.integers(2)
-        given(f"{other} → {(b, a)[side]}")
-        proof = (("left", "right")[side], *chain([(a, b)[side], x, y]))
-    elif sign == "→":
-        name = names.pop()
-        proof = (f"intro {name}", *chain([b, x, a], name))
-    else:
-        proof = chain([a, x, y])
-    given = " ".join(rng.permutation(facts))
-    letters = " ".join(sorted({*re.findall(r"\b[p-z]\b", f"{goal} {given}")}))
-    return Theorem("drawn", f"theorem drawn ({letters} : Prop) {given} : {goal} := by", "", proof)
-
-
-def shape(statement):
-    """The statement without its name, its variables numbered in the order of their use."""
-    text = " ".join(re.sub(r"^(theorem|lemma)\s+\S+", "", statement).split())
-    bound = " ".join(re.findall(r"[({∀∃]([\w ]+)(?= :|,)", text)).split()
-    # `(p q : Prop)` names its variables before they are used.
-    used = re.sub(r"\([\w ]+ : [A-Z][\w →]*\)", "", text) + text
-    numbers = {word: f"x{k}" for k, word in enumerate(dict.fromkeys(re.findall(r"\w+", used)))
-               if word in bound}
-    text = re.sub(r"\w+", lambda m: numbers.get(m[0], m[0]), text)
-    return re.sub(r"(?<=\()[x\d ]+(?= :)", lambda m: " ".join(sorted(m[0].split())), text)
-
-
-@cached_until_changed
-def load_minif2f(path):
-    """The theorems of miniF2F records: `formal_statement` ends in `:= by` or `:= by sorry`; the
-    header stands before it or in the field `header`. Raises ValueError for other records."""
-    pattern = (r"(?ms)(?P<before>.*?)(?P<statement>^(?:theorem|lemma)\s+(?P<name>\S+).*?):="
-               r"\s*(?:by\b)?\s*(?:\b(?:sorry|admit))?\s*\Z")
-    theorems = []
-    for number, row in enumerate(read_records(path), 1):
-        text = row.get("formal_statement") if isinstance(row, dict) else None
-        found = re.match(pattern, text) if isinstance(text, str) else None
-        if not found:
-            raise ValueError(f"option data of Lean: record {number} of {path} has no "
-                             f"formal_statement of the form `theorem ... := by`.")
-        header = f"{row.get('header') or ''}\n{found['before']}".strip() or DEFAULT_HEADER
-        theorems.append(Theorem(found["name"], f"{found['statement']}:= by", header))
-    return tuple(theorems)
 
 
 # ---- The checker ---------------------------------------------------------------------------------
