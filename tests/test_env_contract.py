@@ -38,7 +38,7 @@ OUT_OF_RANGE = {
                  "url": ("file:///etc/passwd",)},
     "webshop": {"reward": ("raw",), "page_size": (0, 51), "attributes": (0, 4)},
     # Three times `seconds` has to be less than a step may take in all.
-    "lean": {"step_cost": (0.0, 0.11), "seconds": (0.9, 15.1), "server": ("x",)}}
+    "lean": {"family": ("nat",), "step_cost": (0.0, 0.11), "seconds": (0.9, 15.1), "server": ("x",)}}
 
 
 def stochastic(name, split="train"):

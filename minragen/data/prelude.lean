@@ -403,8 +403,7 @@ def close : Lean.Syntax := tree `Lean.Parser.Tactic.first (.cons (token "first")
       (.cons (token ";") (.cons close .nil)))) (.cons (token ")") .nil)))) s
   | _ => .error .unsupportedSyntax s
 
--- What `simp` and `decide` need: lemmas that Lean looks up by name, and a small simp set. There is
--- no `simp_all` and no `simp [*]`, which prove many of the theorems at once. ---------------------
+-- What `simp` and `decide` need: the lemmas that Lean looks up by name, and a small simp set -------
 
 axiom propext {a b : Prop} (h : a ↔ b) : a = b
 theorem of_eq_true {p : Prop} (h : p = True) : p := Eq.mpr (α := p) (β := True) h True.intro
@@ -515,9 +514,10 @@ syntax simpPre := "↓"
 syntax simpPost := "↑"
 syntax simpLemma := optional(orelse(simpPre, simpPost)) optional("← ") term
 syntax simpErase := "-" term:1024
+syntax simpStar := "*"
 syntax discharger := " (" &"disch" " := " tacticSeq ")"
 syntax (name := simp) "simp" optConfig optional(discharger) optional(&" only")
-  optional(" [" sepBy(orelse(simpErase, simpLemma), ", ") "]")
+  optional(" [" sepBy(orelse(simpStar, orelse(simpErase, simpLemma)), ", ") "]")
   optional(location) : tactic
 syntax (name := decide) "decide" optConfig : tactic
 end Lean.Parser.Tactic

@@ -71,7 +71,7 @@ class Lean(TextEnv):
     Ends when: the theorem is proved.
     Solver: undoes what is not in the stored proof and plays the rest of it, joined if turns are
         short. A shorter proof would cost less.
-    See an episode: python -m minragen.environments lean 29
+    See an episode: python -m minragen.environments lean 118
 
     A text with a command, `sorry`, a comment, a string or an unbalanced bracket is not an action:
     Lean never sees it. If Lean rejects a tactic, the start of its error is shown without what it
@@ -86,7 +86,7 @@ class Lean(TextEnv):
 
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
     parallel = True
-    bundled_data = "390 theorems"
+    bundled_data = "393 theorems"
     defaults = {"server": "", "data": "", "family": "all", "step_cost": 0.02, "seconds": 10.0}
     TACTICS = ("intro", "exact", "apply", "refine", "assumption", "constructor", "left", "right",
                "cases", "induction", "rw", "rewrite", "rfl", "eq_refl", "contradiction", "exfalso",

@@ -129,6 +129,7 @@ class TestProofs:
 
 class TestTheorems:
     def test_there_are_three_hundred_and_sixty_in_each_held_out_split(self):
+        assert Lean.bundled_data == f"{len(THEOREMS)} theorems"
         for some, least in ((THEOREMS, 300), (theorems.drawn_theorems(600), 500)):
             splits = [split_of(theorems.shape(theorem.statement)) for theorem in some]
             assert len(some) >= least and min(map(splits.count, ("val", "test"))) >= 60
@@ -142,7 +143,9 @@ class TestTheorems:
         for other in ("(p q : Prop) (h : p ∧ q) : p ∧ q", "(p q : N) (h : p ∧ q) : q ∧ p",
                       "(p q : Prop) (h : p ∨ q) : q ∧ p", "(p q : Prop) (h : p ∧ q) : q ∧ h"):
             assert theorems.shape(f"theorem swap {other} := by") != swap, other
-        assert theorems.shape("theorem a : ∀ x, p x") == theorems.shape("theorem b : ∀ y, p y")
+        for one, two in ((": ∀ x, p x", ": ∀ y, p y"),
+                         ("(p q r : Prop) (h : q) : q", "(n a b : Prop) (k : b) : b")):
+            assert theorems.shape(f"theorem a {one}") == theorems.shape(f"theorem b {two}")
 
     def test_a_pattern_makes_a_theorem_of_each_alternative(self):
         assert theorems.fill("C", "succ _ + k", ["C(n) = C", "Cs"]) == ["succ n + k = succ _ + k",
