@@ -78,10 +78,10 @@ class Lean(TextEnv):
     quotes.
 
     Options: `server`, the address of a Kimina server (else `lean` on PATH, else the packaged Lean);
-    `data`, a file of miniF2F records, for a Lean with Mathlib; `family`, `all` theorems or those of
-    propositional `logic`, drawn, for which simp and decide are refused (simp_all, which the
-    packaged Lean lacks, would prove each at once); `step_cost`; `seconds` of CPU for a check by the
-    packaged Lean (others: three times that in wall-clock time).
+    `data`, a file of miniF2F records, for a Lean with Mathlib; `family`, `all` theorems or drawn
+    ones of propositional `logic`, for which simp and decide are refused, since `simp [*]` alone
+    proves three of four; `step_cost`; `seconds` of CPU for a check by the packaged Lean (others:
+    three times that in wall-clock time).
     """
 
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)

@@ -46,10 +46,12 @@ def fill(letter, choice, lines):
 
 @functools.cache
 def drawn_theorems(count):
+    """The different ones among the first `count` theorems of `draw_theorem`."""
     return distinct([draw_theorem(np.random.default_rng(seed)) for seed in range(count)])
 
 
 def distinct(theorems):
+    """One theorem of each shape."""
     return tuple({shape(theorem.statement): theorem for theorem in theorems}.values())
 
 
@@ -112,10 +114,13 @@ def load_minif2f(path):
 
 
 def shape(statement):
-    """The statement without its name, its variables numbered in the order of their use."""
+    """The statement without its name, its variables and facts numbered in the order of their use.
+
+    It is the instance that decides the split: what differs in names only belongs to one split.
+    """
     text = " ".join(re.sub(r"^(theorem|lemma)\s+\S+", "", statement).split())
     bound = " ".join(re.findall(r"[({∀∃]([\w ]+)(?= :|,)", text)).split()
-    # `(p q : Prop)` names its variables before they are used.
+    # First where they are used, then `(p q : Prop)` where they are declared.
     used = re.sub(r"\([\w ]+ : [A-Z][\w →]*\)", "", text) + text
     numbers = {word: f"x{k}" for k, word in enumerate(dict.fromkeys(re.findall(r"\w+", used)))
                if word in bound}
