@@ -59,7 +59,9 @@ HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right
           "Lean": lambda env: "intro h",
           "SearchQA": lambda env: f"search[ {env.question.steps[0].query} ]"}
 # ... and how probably a turn is the solver's: more where success needs several good turns in a row.
-EXPERT, EXPERT_OF = 0.3, {"SearchQA": 0.6, "FrozenLake": 0.4, "Sokoban": 0.6, "Countdown": 0.6, "WebShop": 0.5}
+EXPERT = 0.3
+EXPERT_OF = {"FrozenLake": 0.4, "Sokoban": 0.6, "Countdown": 0.6, "SearchQA": 0.6, "WebShop": 0.5,
+             "Lean": 0.6}
 HABIT = 0.5  # probability that an action of another turn is the habit
 DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
 VERSION = 1  # raise it when this file changes the resulting weights
@@ -381,9 +383,9 @@ def _deepcoder_texts(env, seed):
 
 
 def _lean_texts(env, seed):
-    for number in (seed, seed + TEXT_SEEDS):  # there are a few more theorems than seeds
-        theorem = env.theorems[number % len(env.theorems)]
-        yield "\n ".join((theorem.statement, *theorem.proof))
+    for number in (seed, seed + TEXT_SEEDS):
+        env._reset(np.random.default_rng(number))
+        yield "\n ".join((env.theorem.statement, *env.theorem.proof))
     step = env.options["step_cost"]
     yield LEAN_WORDS.read_text(encoding="utf-8")
     yield f"-{step:.4g} {1 - step:.4g}\nTurns left: {seed % env.budget.max_turns + 1}"

@@ -146,8 +146,8 @@ class Config:
 TINY = {"bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256)}
 TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "frozenlake": dict(env_arg=("view=coord",), steps=70, max_new_tokens=24, max_context=512),
-    "sokoban": dict(env_arg=("view=coord", "pulls=2"), steps=50, max_new_tokens=24, max_context=640,
-                    val_every=25),
+    "sokoban": dict(env_arg=("view=coord", "pulls=2"), steps=50, max_new_tokens=24,
+                    max_context=640, val_every=25),
     "sudoku": dict(env_arg=("hints=True",), steps=40, warmup_steps=300, num_groups=8, group_size=8,
                    mini_batch=32, max_new_tokens=40, max_context=1024),
     "countdown": dict(env_arg=("count=3", "largest=10"), steps=160, warmup_steps=800, lr=3e-4,
@@ -158,7 +158,8 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
                     max_context=1280, val_every=20),
     "searchqa": dict(env_arg=("hops=2", "results=1"), steps=40, warmup_steps=600, max_turns=3,
                      max_new_tokens=32, max_context=512),
-    "lean": dict(steps=20, warmup_steps=300, num_groups=8, max_new_tokens=72, max_context=1024),
+    "lean": dict(env_arg=("family=logic",), steps=40, warmup_steps=200, num_groups=8, max_turns=6,
+                 max_new_tokens=48, max_context=1024),
     "deepcoder": dict(env_arg=("family=formulas",), steps=40, warmup_steps=500, max_new_tokens=32,
                       max_context=256),
     "metamathqa": dict(steps=40, warmup_steps=300, num_groups=8, max_new_tokens=64,

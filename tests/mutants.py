@@ -70,6 +70,7 @@ TESTS = {
                             "environments/test_searchqa.py environments/test_lean.py",
     "environments/gymnasium_text.py": "test_envs.py",
     "environments/search.py": "environments/test_searchqa.py environments/test_webshop.py",
+    "environments/theorems.py": "environments/test_lean.py",
     "environments/sandbox.py": "environments/test_sandbox.py environments/test_deepcoder.py",
     "environments/sandbox_worker.py": "environments/test_sandbox.py "
                                       "environments/test_deepcoder.py"}

@@ -4,7 +4,8 @@ The world in which the packaged Lean proves. `prelude` means that nothing is imp
 Lean's elaborator and kernel look things up by name (`Eq`, `HEq`, `Lean.ParserDescr`, ...). Names,
 constructor orders and syntax kinds are therefore those of Lean 4's own library (Copyright Lean FRO,
 Microsoft Corporation and contributors, Apache License 2.0); what is made of them is ours. Order:
-logic, what `syntax` needs, what a macro needs, numbers and lists, notation, tactics.
+logic, what `syntax` needs, what a macro needs, numbers and lists, notation, tactics, what `simp` and
+`decide` need.
 
 FOOTGUN: a helper whose full name Lean itself has (`Lean.mkApp2`) runs Lean's code, not the one
 here. The same rule makes `syntax` of a name that Lean has (`Lean.Parser.Tactic.exact`) Lean's own.
@@ -66,7 +67,7 @@ theorem Eq.trans {α : Sort u} {a b c : α} (h : Eq a b) (k : Eq b c) : Eq a c :
   Eq.subst (motive := fun x => Eq a x) k h
 theorem congrArg {α : Sort u} {β : Sort v} {a b : α} (f : α → β) (h : Eq a b) : Eq (f a) (f b) :=
   Eq.subst (motive := fun x => Eq (f a) (f x)) h rfl
-theorem absurd {a : Prop} {b : Prop} (h : a) (k : Not a) : b := (k h).rec
+noncomputable def absurd {a : Prop} {b : Sort v} (h : a) (k : Not a) : b := (k h).rec
 noncomputable def False.elim {C : Sort u} (h : False) : C := h.rec
 def cast {α β : Sort u} (h : Eq α β) (a : α) : β := h.rec a
 theorem eq_of_heq {α : Sort u} {a a' : α} (h : HEq a a') : Eq a a' :=
@@ -80,15 +81,17 @@ def Eq.mpr {α β : Sort u} (h : Eq α β) (b : β) : α := cast h.symm b
 
 -- What `syntax` needs -----------------------------------------------------------------------------
 
-inductive Bool : Type where
-  | false : Bool
-  | true : Bool
-def cond {α : Sort u} (c : Bool) (a b : α) : α := match c with
-  | .true => a
-  | .false => b
 inductive Nat where
   | zero : Nat
   | succ (n : Nat) : Nat
+inductive Bool : Type where
+  | false : Bool
+  | true : Bool
+export Bool (false true)
+def cond {α : Sort u} (c : Bool) (a b : α) : α := match c with
+  | .true => a
+  | .false => b
+@[reducible] noncomputable def Bool.ctorIdx (b : Bool) : Nat := cond b Nat.zero.succ Nat.zero
 @[extern "lean_nat_dec_le"] def Nat.ble (a b : Nat) : Bool :=
   Nat.rec (motive := fun _ => Nat → Bool) (fun _ => .true)
     (fun _ le b => Nat.rec (motive := fun _ => Bool) .false (fun b _ => le b) b) a b
@@ -190,7 +193,11 @@ abbrev Macro : Type := Syntax → Macro.Context → Macro.State →
 abbrev PrettyPrinter.Unexpander : Type := Syntax → Syntax → Unit → EStateM.Result Unit Unit Syntax
 end Lean
 
--- Numbers and lists: functions by recursor, so that `rfl` computes --------------------------------
+-- Booleans, numbers and lists: functions by recursor, so that `rfl` computes ----------------------
+
+noncomputable def Bool.not (b : Bool) : Bool := Bool.rec (motive := fun _ => Bool) true false b
+noncomputable def Bool.and (b c : Bool) : Bool := Bool.rec (motive := fun _ => Bool) false c b
+noncomputable def Bool.or (b c : Bool) : Bool := Bool.rec (motive := fun _ => Bool) c true b
 
 set_option genCtorIdx true in
 inductive N where
@@ -251,6 +258,15 @@ def unbinder (kind : Name) (symbol : String) : PrettyPrinter.Unexpander := fun s
       | _ => .error PUnit.unit s
     | _ => .error PUnit.unit s
   | _ => .error PUnit.unit s
+-- ¬a  =  Not a
+def prefixed (f : Name) : Macro := fun stx _ s =>
+  match children stx with
+  | .cons _ args => .ok (call f args) s
+  | _ => .error .unsupportedSyntax s
+def unprefixed (kind : Name) (symbol : String) : PrettyPrinter.Unexpander := fun stx _ s =>
+  match second (children stx) with
+  | .cons a .nil => .ok (tree kind (.cons (token symbol) (.cons a .nil))) s
+  | _ => .error PUnit.unit s
 end Notation
 open Notation
 
@@ -266,6 +282,14 @@ syntax:35 (name := termAnd) term:36 " ∧ " term:35 : term
 syntax:50 (name := termEq) term:51 " = " term:51 : term
 @[macro termEq] def expandEq : Lean.Macro := binop `Eq
 @[app_unexpander Eq] def printEq : Lean.PrettyPrinter.Unexpander := unbinop `termEq "="
+syntax:35 (name := termAndB) term:35 " && " term:36 : term
+@[macro termAndB] def expandAndB : Lean.Macro := binop `Bool.and
+@[app_unexpander Bool.and]
+def printAndB : Lean.PrettyPrinter.Unexpander := unbinop `termAndB "&&"
+syntax:30 (name := termOrB) term:30 " || " term:31 : term
+@[macro termOrB] def expandOrB : Lean.Macro := binop `Bool.or
+@[app_unexpander Bool.or]
+def printOrB : Lean.PrettyPrinter.Unexpander := unbinop `termOrB "||"
 syntax:65 (name := termAppend) term:65 " ++ " term:66 : term
 @[macro termAppend] def expandAppend : Lean.Macro := binop `List.append
 @[app_unexpander List.append]
@@ -284,14 +308,12 @@ syntax (name := termEx) "∃ " ident ", " term : term
 @[macro termEx] def expandEx : Lean.Macro := binder `Exists
 @[app_unexpander Exists] def printEx : Lean.PrettyPrinter.Unexpander := unbinder `termEx "∃"
 syntax:1024 (name := termNot) "¬" term:40 : term
-@[macro termNot] def expandNot : Lean.Macro := fun stx _ s =>
-  match children stx with
-  | .cons _ args => .ok (call `Not args) s
-  | _ => .error .unsupportedSyntax s
-@[app_unexpander Not] def printNot : Lean.PrettyPrinter.Unexpander := fun stx _ s =>
-  match second (children stx) with
-  | .cons a .nil => .ok (tree `termNot (.cons (token "¬") (.cons a .nil))) s
-  | _ => .error PUnit.unit s
+@[macro termNot] def expandNot : Lean.Macro := prefixed `Not
+@[app_unexpander Not] def printNot : Lean.PrettyPrinter.Unexpander := unprefixed `termNot "¬"
+syntax:1024 (name := termNotB) "!" term:40 : term
+@[macro termNotB] def expandNotB : Lean.Macro := prefixed `Bool.not
+@[app_unexpander Bool.not]
+def printNotB : Lean.PrettyPrinter.Unexpander := unprefixed `termNotB "!"
 syntax (name := termEmpty) "[" "]" : term
 @[macro termEmpty] def expandEmpty : Lean.Macro := fun _ _ s => .ok (word `List.nil) s
 @[app_unexpander List.nil] def printEmpty : Lean.PrettyPrinter.Unexpander := fun _ _ s =>
@@ -302,6 +324,7 @@ syntax (name := termEmpty) "[" "]" : term
 namespace Lean.Parser.Tactic
 syntax (name := paren) "(" withoutPosition(tacticSeq) ")" : tactic
 syntax (name := exact) "exact " term : tactic
+syntax (name := intros) "intros" many(ppSpace colGt orelse(ident, hole)) : tactic
 syntax (name := intro) "intro" notFollowedBy("|") many(ppSpace colGt term:1024) : tactic
 syntax (name := apply) "apply " term : tactic
 syntax (name := refine) "refine " term : tactic
@@ -379,3 +402,122 @@ def close : Lean.Syntax := tree `Lean.Parser.Tactic.first (.cons (token "first")
       (tree `Lean.Parser.Tactic.rewriteSeq (.cons (token "rewrite") rest))
       (.cons (token ";") (.cons close .nil)))) (.cons (token ")") .nil)))) s
   | _ => .error .unsupportedSyntax s
+
+-- What `simp` and `decide` need: the lemmas that Lean looks up by name, and a small simp set -------
+
+axiom propext {a b : Prop} (h : a ↔ b) : a = b
+theorem of_eq_true {p : Prop} (h : p = True) : p := Eq.mpr (α := p) (β := True) h True.intro
+theorem eq_true {p : Prop} (h : p) : p = True := propext ⟨fun _ => True.intro, fun _ => h⟩
+theorem eq_false {p : Prop} (h : ¬p) : p = False := propext ⟨fun a => h a, fun a => a.elim⟩
+theorem eq_false' {p : Prop} (h : p → False) : p = False := eq_false h
+theorem of_eq_false {p : Prop} (h : p = False) : ¬p := fun a => Eq.mp (α := p) (β := False) h a
+theorem congrFun {α : Sort u} {β : α → Sort v} {f g : (x : α) → β x} (h : f = g) (a : α) :
+    f a = g a := @Eq.ndrec _ f (fun x => f a = x a) rfl g h
+theorem congrFun' {α : Sort u} {β : Sort v} {f g : α → β} (h : f = g) (a : α) : f a = g a :=
+  congrFun h a
+theorem congr {α : Sort u} {β : Sort v} {f g : α → β} {a b : α} (h : f = g) (k : a = b) :
+    f a = g b := Eq.trans (congrFun h a) (congrArg g k)
+theorem implies_congr_ctx {p p' q q' : Prop} (h : p = p') (k : p' → q = q') :
+    (p → q) = (p' → q') := propext
+  ⟨fun f a => Eq.mp (α := q) (β := q') (k a) (f (Eq.mpr (α := p) (β := p') h a)),
+   fun f a => Eq.mpr (α := q) (β := q') (k (Eq.mp (α := p) (β := p') h a))
+     (f (Eq.mp (α := p) (β := p') h a))⟩
+theorem implies_congr {p p' q q' : Prop} (h : p = p') (k : q = q') : (p → q) = (p' → q') :=
+  implies_congr_ctx h (fun _ => k)
+theorem forall_congr {α : Sort u} {p q : α → Prop} (h : ∀ a, p a = q a) :
+    (∀ a, p a) = (∀ a, q a) := propext
+  ⟨fun f a => Eq.mp (α := p a) (β := q a) (h a) (f a),
+   fun f a => Eq.mpr (α := p a) (β := q a) (h a) (f a)⟩
+init_quot
+axiom Quot.sound {α : Sort u} {r : α → α → Prop} {a b : α} (h : r a b) : Quot.mk r a = Quot.mk r b
+def agree {α : Sort u} {β : α → Sort v} (f g : (x : α) → β x) : Prop := ∀ x, f x = g x
+noncomputable def value {α : Sort u} {β : α → Sort v} (f : Quot (agree (β := β))) (x : α) :
+    β x :=
+  Quot.lift (fun g => g x) (fun _ _ h => h x) f
+theorem funext {α : Sort u} {β : α → Sort v} {f g : (x : α) → β x} (h : ∀ x, f x = g x) : f = g :=
+  show value (Quot.mk agree f) = value (Quot.mk agree g) from congrArg value (Quot.sound h)
+class inductive Decidable (p : Prop) where
+  | isFalse (h : ¬p) : Decidable p
+  | isTrue (h : p) : Decidable p
+@[reducible] noncomputable def Decidable.decide (p : Prop) [d : Decidable p] : Bool :=
+  Decidable.rec (motive := fun _ => Bool) (fun _ => Bool.false) (fun _ => Bool.true) d
+theorem of_decide_eq_true {p : Prop} [d : Decidable p] (h : Decidable.decide p = Bool.true) : p :=
+  Decidable.rec (motive := fun d => Decidable.decide p (d := d) = Bool.true → p)
+    (fun _ k => (noConfusion_of_Nat Bool.ctorIdx k).elim) (fun h _ => h) d h
+instance : Decidable True := .isTrue True.intro
+instance : Decidable False := .isFalse id
+noncomputable instance {p q : Prop} [a : Decidable p] [b : Decidable q] : Decidable (p ∧ q) :=
+  a.rec (motive := fun _ => Decidable (p ∧ q)) (fun h => .isFalse fun k => h k.left) fun h =>
+    b.rec (motive := fun _ => Decidable (p ∧ q)) (fun k => .isFalse fun l => k l.right)
+      fun k => .isTrue ⟨h, k⟩
+noncomputable instance {p q : Prop} [a : Decidable p] [b : Decidable q] : Decidable (p → q) :=
+  b.rec (motive := fun _ => Decidable (p → q))
+    (fun k => a.rec (motive := fun _ => Decidable (p → q))
+      (fun h => .isTrue fun l => (h l).elim) fun h => .isFalse fun l => k (l h))
+    fun k => .isTrue fun _ => k
+noncomputable instance {p : Prop} [a : Decidable p] : Decidable (¬p) :=
+  a.rec (motive := fun _ => Decidable (¬p)) (fun h => .isTrue h) fun h => .isFalse fun k => k h
+noncomputable instance {p q : Prop} [a : Decidable p] [b : Decidable q] : Decidable (p ∨ q) :=
+  a.rec (motive := fun _ => Decidable (p ∨ q))
+    (fun h => b.rec (motive := fun _ => Decidable (p ∨ q))
+      (fun k => .isFalse fun l => l.rec h k) fun k => .isTrue (.inr k))
+    fun h => .isTrue (.inl h)
+noncomputable instance {p : Bool → Prop} [a : Decidable (p true)] [b : Decidable (p false)] :
+    Decidable (∀ c, p c) :=
+  a.rec (motive := fun _ => Decidable (∀ c, p c)) (fun h => .isFalse fun k => h (k true)) fun h =>
+    b.rec (motive := fun _ => Decidable (∀ c, p c)) (fun k => .isFalse fun l => k (l false))
+      fun k => .isTrue fun c => c.rec k h
+theorem Bool.differ (h : true = false) : False :=
+  noConfusion_of_Nat Bool.ctorIdx h
+noncomputable instance (b c : Bool) : Decidable (b = c) :=
+  b.rec (motive := fun b => Decidable (b = c))
+    (c.rec (motive := fun c => Decidable (false = c)) (.isTrue rfl)
+      (.isFalse fun h => Bool.differ h.symm))
+    (c.rec (motive := fun c => Decidable (true = c)) (.isFalse Bool.differ) (.isTrue rfl))
+
+syntax (name := Lean.Parser.Attr.simp) "simp" optional("↓") optional("← ") optional(prio) : attr
+@[simp] theorem eq_self {α : Sort u} (a : α) : (a = a) = True := eq_true rfl
+@[simp] theorem iff_self (p : Prop) : (p ↔ p) = True := eq_true ⟨id, id⟩
+@[simp] theorem and_self (p : Prop) : (p ∧ p) = p := propext ⟨(·.left), fun h => ⟨h, h⟩⟩
+@[simp] theorem or_self (p : Prop) : (p ∨ p) = p := propext ⟨fun h => h.rec id id, .inl⟩
+@[simp] theorem and_true (p : Prop) : (p ∧ True) = p := propext ⟨(·.left), fun h => ⟨h, .intro⟩⟩
+@[simp] theorem true_and (p : Prop) : (True ∧ p) = p := propext ⟨(·.right), fun h => ⟨.intro, h⟩⟩
+@[simp] theorem and_false (p : Prop) : (p ∧ False) = False := eq_false (·.right)
+@[simp] theorem false_and (p : Prop) : (False ∧ p) = False := eq_false (·.left)
+@[simp] theorem or_true (p : Prop) : (p ∨ True) = True := eq_true (.inr .intro)
+@[simp] theorem true_or (p : Prop) : (True ∨ p) = True := eq_true (.inl .intro)
+@[simp] theorem or_false (p : Prop) : (p ∨ False) = p := propext ⟨fun h => h.rec id (·.elim), .inl⟩
+@[simp] theorem false_or (p : Prop) : (False ∨ p) = p := propext ⟨fun h => h.rec (·.elim) id, .inr⟩
+@[simp] theorem not_true : (¬True) = False := eq_false (· .intro)
+@[simp] theorem not_false : (¬False) = True := eq_true id
+@[simp] theorem imp_true {α : Sort u} : (α → True) = True := eq_true fun _ => .intro
+@[simp] theorem true_imp (p : Prop) : (True → p) = p := propext ⟨(· .intro), fun h _ => h⟩
+@[simp] theorem false_imp (p : Prop) : (False → p) = True := eq_true (·.elim)
+@[simp] theorem exists_false {α : Sort u} : Exists (fun _ : α => False) = False :=
+  eq_false fun h => h.rec fun _ none => none
+@[simp] theorem N.add_zero (n : N) : n + N.zero = n := rfl
+@[simp] theorem N.add_succ (n m : N) : n + N.succ m = N.succ (n + m) := rfl
+@[simp] theorem N.mul_zero (n : N) : n * N.zero = N.zero := rfl
+@[simp] theorem N.mul_succ (n m : N) : n * N.succ m = n * m + n := rfl
+@[simp] theorem List.nil_append {α : Type} (xs : List α) : [] ++ xs = xs := rfl
+@[simp] theorem List.cons_append {α : Type} (x : α) (xs ys : List α) :
+    x :: xs ++ ys = x :: (xs ++ ys) := rfl
+@[simp] theorem Bool.not_true : (!true) = false := rfl
+@[simp] theorem Bool.not_false : (!false) = true := rfl
+@[simp] theorem Bool.true_and (b : Bool) : (true && b) = b := rfl
+@[simp] theorem Bool.false_and (b : Bool) : (false && b) = false := rfl
+@[simp] theorem Bool.true_or (b : Bool) : (true || b) = true := rfl
+@[simp] theorem Bool.false_or (b : Bool) : (false || b) = b := rfl
+
+namespace Lean.Parser.Tactic
+syntax simpPre := "↓"
+syntax simpPost := "↑"
+syntax simpLemma := optional(orelse(simpPre, simpPost)) optional("← ") term
+syntax simpErase := "-" term:1024
+syntax simpStar := "*"
+syntax discharger := " (" &"disch" " := " tacticSeq ")"
+syntax (name := simp) "simp" optConfig optional(discharger) optional(&" only")
+  optional(" [" sepBy(orelse(simpStar, orelse(simpErase, simpLemma)), ", ") "]")
+  optional(location) : tactic
+syntax (name := decide) "decide" optConfig : tactic
+end Lean.Parser.Tactic

@@ -33,7 +33,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from minragen.environments.data import cache_folder, cached_until_changed, read_records
+from minragen.environments.data import cache_folder
+from minragen.environments.theorems import bundled_theorems, drawn_theorems, load_minif2f, shape
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 DATA = Path(__file__).parent.parent / "data"
@@ -43,15 +44,6 @@ PLAIN_TACTICS = ("intro h", "constructor", "left", "right", "assumption", "contr
 # A tactic about a fact, and a pattern of the facts that it is for.
 FACT_TACTICS = (("exact {}", ""), ("apply {}", "[→¬∀]"), ("cases {}", "[∧∨∃↔=]|False"),
                 ("rw [{}]", "="))
-DEFAULT_HEADER = "import Mathlib\nopen BigOperators Real Nat Topology Rat"  # of miniF2F records
-
-
-class Theorem(NamedTuple):
-    name: str
-    statement: str  # ends in `:= by`
-    header: str = ""  # the Lean code before it; empty for the checker's default
-    proof: tuple = ()  # one tactic a turn, if a proof is known
-    split: str = ""
 
 
 class Message(NamedTuple):  # from Lean, about a script
@@ -79,28 +71,33 @@ class Lean(TextEnv):
     Ends when: the theorem is proved.
     Solver: undoes what is not in the stored proof and plays the rest of it, joined if turns are
         short. A shorter proof would cost less.
-    See an episode: python -m minragen.environments lean 29
+    See an episode: python -m minragen.environments lean 118
 
     A text with a command, `sorry`, a comment, a string or an unbalanced bracket is not an action:
     Lean never sees it. If Lean rejects a tactic, the start of its error is shown without what it
     quotes.
 
     Options: `server`, the address of a Kimina server (else `lean` on PATH, else the packaged Lean);
-    `data`, a file of miniF2F records, for a Lean with Mathlib; `step_cost`; `seconds` of CPU for a
-    check by the packaged Lean (others: three times that in wall-clock time).
+    `data`, a file of miniF2F records, for a Lean with Mathlib; `family`, `all` theorems or drawn
+    ones of propositional `logic`, for which simp and decide are refused, since `simp [*]` alone
+    proves three of four; `step_cost`; `seconds` of CPU for a check by the packaged Lean (others:
+    three times that in wall-clock time).
     """
 
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
     parallel = True
-    bundled_data = "84 theorems"
-    defaults = {"server": "", "data": "", "step_cost": 0.02, "seconds": 10.0}
+    bundled_data = "393 theorems"
+    defaults = {"server": "", "data": "", "family": "all", "step_cost": 0.02, "seconds": 10.0}
     TACTICS = ("intro", "exact", "apply", "refine", "assumption", "constructor", "left", "right",
                "cases", "induction", "rw", "rewrite", "rfl", "eq_refl", "contradiction", "exfalso",
-               "have", "show", "revert", "clear", "subst", "specialize", "injection", "skip")
+               "have", "show", "revert", "clear", "subst", "specialize", "injection", "intros",
+               "skip")
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        server, data, step_cost, seconds = (self.options[name] for name in self.defaults)
+        server, data, family, step_cost, seconds = (self.options[name] for name in self.defaults)
+        if family not in ("all", "logic"):
+            raise ValueError(f"option family of Lean: got {family!r}, expected all or logic.")
         # Three times `seconds` must be less than STEP_TIME_LIMIT.
         if not (0 < step_cost <= 0.1 and 1 <= seconds <= 15):
             raise ValueError(f"bad options of Lean: got step_cost {step_cost} and seconds "
@@ -110,16 +107,22 @@ class Lean(TextEnv):
         if data and isinstance(self.checker, PackagedLean):
             raise ValueError(f"option data of Lean needs Mathlib: got {self.backend}. Give "
                              f"server=http://... or put `lean` on PATH.")
-        self.theorems = load_minif2f(data) if data else bundled_theorems()
+        self.theorems = (load_minif2f(data) if data else drawn_theorems(600) if family == "logic"
+                         else bundled_theorems())
+        self.known = () if data else self.TACTICS + (AUTOMATION if family == "all" else ())
         text = "".join(t.statement for t in self.theorems)
         self.observation_space = text_space(LEAN_SYMBOLS + "".join(filter(str.isprintable, text)))
 
     @property
     def instruction(self):
         known = ("Tactics: intro h, exact h, apply h, cases h, constructor, left, right, "
-                 "assumption, contradiction, rfl, rw [h], induction n, injection h. ")
+                 "assumption, contradiction, rfl, rw [h], induction n, injection h, simp [h], "
+                 "decide. There is no simp_all, omega, linarith, ring or norm_num. ")
+        if self.options["family"] == "logic":
+            known = ("Tactics: intro h, exact h, apply h, constructor, left, right, assumption. "
+                     "There is no simp. ")
         return ("Prove the theorem in Lean 4. Answer with one tactic; it works on the first goal. "
-                f"{'' if self.options['data'] else known}Write undo to take back the last one.")
+                f"{known if self.known else ''}Write undo to take back the last one.")
 
     def _reset(self, rng):
         self.theorem = self.theorems[rng.integers(len(self.theorems))]
@@ -127,11 +130,7 @@ class Lean(TextEnv):
         self._error = (-2, "")  # (turn, text)
 
     def instance(self):
-        """The statement without its name, so that a theorem under two names is one instance."""
-        return " ".join(re.sub(r"^(theorem|lemma)\s+\S+", "", self.theorem.statement).split())
-
-    def instance_split(self):
-        return self.theorem.split or super().instance_split()
+        return shape(self.theorem.statement)
 
     def _goals(self):
         """The current proof state, as Lean prints it."""
@@ -150,7 +149,7 @@ class Lean(TextEnv):
                 self.states.pop()
             return Outcome(-cost, effective=self._goals() != before, metrics={"undone": 1.0})
         tactic = tidy_tactic(action)
-        if refusal := tactic_refusal(tactic, None if self.options["data"] else self.TACTICS):
+        if refusal := tactic_refusal(tactic, self.known):
             self._error = (self._turns, refusal)
             return None
         cost *= 1 + len(re.findall(r"[;\n]", tactic))  # joining tactics saves turns, not the cost
@@ -180,9 +179,12 @@ class Lean(TextEnv):
         return self._fitted("\n".join(lines), SHOWN_TEXT)
 
     def note(self):
-        known = ", ".join(f"{name} : {fact}" for name, fact in self._facts_and_terms()[0][-3:])
+        """The goal, and the facts that the next two tactics of the proof use."""
+        facts = dict(self._facts_and_terms()[0])
+        used = [name for name in re.findall(r"\w+", " ".join(self.solve()[:2])) if name in facts]
+        known = ", ".join(f"{name} : {facts[name]}" for name in used)
         goal = parse_goals(self._goals())[1]
-        return self._fitted(f"goal {goal}{known and ' from '}{known}", SHOWN_TEXT)
+        return self._fitted(f"goal {goal} from {known or 'no fact'}", SHOWN_TEXT)
 
     def solve(self):
         proof = self.theorem.proof
@@ -201,6 +203,27 @@ class Lean(TextEnv):
                    if re.search(pattern, fact))]
         return forms[rng.integers(len(forms))]
 
+    @staticmethod
+    def shallow_answer(texts):
+        """The first tactic of a fixed list that it has not yet played on this goal; then undo.
+
+        It compares whole facts and the ends of implications with the goal, and looks at signs.
+        """
+        goals = [re.search(r"^⊢ (.*)", text, re.M)[1] for text in texts[1::2]]
+        goal, tried = goals[-1], [a for g, a in zip(goals, texts[2::2]) if g == goals[-1]]
+        facts = re.findall(r"^(\w+) : (?!Prop|Type|N$|List)(.*)", texts[-1], re.M)
+        plans = [*("simp [*]" for word in ("simp [h]",) if word in texts[0]),
+                 *(f"exact {name}" for name, fact in facts if fact == goal),
+                 *(f"intro i{len(goals)}" for sign in "→∀¬" if sign in goal),
+                 *("constructor" for sign in "∧↔" if sign in goal),
+                 *(side for side in ("left", "right") if "∨" in goal),
+                 *(f"apply {name}" for name, fact in facts if fact.endswith(f"→ {goal}")),
+                 *(form for sign in "=" if sign in goal for form in ("rfl", "simp")),
+                 *(f"cases {name}" for name, fact in facts if re.search("[∧∨∃↔=]", fact)),
+                 *(f"apply {name}" for name, fact in facts if re.search("[∀¬]", fact)),
+                 *(f"exact ⟨_, {name}⟩" for name, fact in facts if "∃" in goal)]
+        return next((plan for plan in plans if plan not in tried), "undo")
+
     def _facts_and_terms(self):
         """The facts of the first goal as (name, fact), and the names of its numbers and lists."""
         facts, terms = [], []
@@ -214,6 +237,7 @@ class Lean(TextEnv):
 
 
 # ---- Texts to and from Lean ----------------------------------------------------------------------
+AUTOMATION = ("simp", "decide")
 LEAN_SYMBOLS = ("⊢→←↔¬∧∨∀∃λ✝⟨⟩≤≥≠∈∉⊆∪∩∘×ℕℤℚℝℂ·•↑∣∑∏∅∞▸⁻⁰¹²³⁴₀₁₂₃₄₅₆₇₈₉"
                 "αβγδεζηθικμνξπρστφχψωΓΔΣΩ")
 # Words refused anywhere in a tactic: they declare, run code, leave the proof or stand for one.
@@ -236,17 +260,18 @@ def tidy_tactic(action):
     return "\n".join(lines[:1] + textwrap.dedent("\n".join(lines[1:])).splitlines())
 
 
-def tactic_refusal(tactic, known=None):
+def tactic_refusal(tactic, known=()):
     """Return why Lean must not see this text, or "". It may begin with a `known` tactic only."""
+    words = re.findall(r"\w+", tactic)
     if not tactic or len(tactic) > MAX_TACTIC or tactic.count("\n") >= MAX_LINES:
         return "the tactic is empty or too long."
     if not all(" " <= c <= "~" or c == "\n" or c in LEAN_SYMBOLS for c in tactic):
         return "the tactic has characters that are not allowed."
-    if known and re.match(r"\w*", tactic)[0] not in known:
-        return "unknown tactic."
+    if known and (words[:1] != [*{*words[:1]} & {*known}] or {*AUTOMATION} - {*known} & {*words}):
+        return f"unknown tactic. Use {', '.join(known)}."
     # A quote may only end a name (h'), because a character literal could hide a bracket.
     if (re.search(r"--|/-|[\"`#\\]|@\[|(?<![\w'])'|eval%", tactic)
-            or COMMANDS & set(re.findall(r"\w+", tactic))):
+            or COMMANDS.intersection(words)):
         return "no commands, no comments, no strings, no sorry."
     brackets, pairs = re.sub(r"[^()\[\]{}⟨⟩]", "", tactic), 1
     while pairs:  # remove the innermost pairs
@@ -269,33 +294,6 @@ def parse_goals(text):
             goals.append((lines[:-1], lines[-1][2:]))
     facts, goal = goals[0] if goals else ([], "")
     return facts, goal, [other for _, other in goals[1:]]
-
-
-@functools.cache
-def bundled_theorems():
-    """The theorems of data/theorems.lean, with their splits and proofs (one line is one turn)."""
-    text = (DATA / "theorems.lean").read_text(encoding="utf-8")
-    pattern = r"^-- (train|val|test)\n(theorem (\S+) [\s\S]*?:= by)\n((?:  .+\n)+)"
-    return tuple(Theorem(name, statement, "", tuple(map(str.strip, proof.splitlines())), split)
-                 for split, statement, name, proof in re.findall(pattern, text, re.M))
-
-
-@cached_until_changed
-def load_minif2f(path):
-    """The theorems of miniF2F records: `formal_statement` ends in `:= by` or `:= by sorry`; the
-    header stands before it or in the field `header`. Raises ValueError for other records."""
-    pattern = (r"(?ms)(?P<before>.*?)(?P<statement>^(?:theorem|lemma)\s+(?P<name>\S+).*?):="
-               r"\s*(?:by\b)?\s*(?:\b(?:sorry|admit))?\s*\Z")
-    theorems = []
-    for number, row in enumerate(read_records(path), 1):
-        text = row.get("formal_statement") if isinstance(row, dict) else None
-        found = re.match(pattern, text) if isinstance(text, str) else None
-        if not found:
-            raise ValueError(f"option data of Lean: record {number} of {path} has no "
-                             f"formal_statement of the form `theorem ... := by`.")
-        header = f"{row.get('header') or ''}\n{found['before']}".strip() or DEFAULT_HEADER
-        theorems.append(Theorem(found["name"], f"{found['statement']}:= by", header))
-    return tuple(theorems)
 
 
 # ---- The checker ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -15,8 +16,9 @@ from urllib.error import HTTPError
 
 import pytest
 
-from minragen.environments import lean
-from minragen.environments.lean import KiminaLean, Lean, PackagedLean, Theorem, Verdict
+from minragen.environments import lean, theorems
+from minragen.environments.lean import KiminaLean, Lean, PackagedLean, Verdict
+from minragen.environments.theorems import Theorem
 from minragen.envs import FORMAT_PENALTY, Budget, split_of
 
 SWAP = Theorem("swap", "theorem swap (p q : Prop) (h : p ∧ q) : q ∧ p := by",
@@ -28,7 +30,7 @@ SLOW = Theorem("slow", f"theorem slow : {BIG} = succ ({BIG}) := by",
                "noncomputable def two : N := succ (succ zero)\n"
                "noncomputable def pow (a b : N) : N :=\n"
                "  N.rec (motive := fun _ => N) (succ zero) (fun _ r => r * a) b\n")
-THEOREMS = lean.bundled_theorems()
+THEOREMS = theorems.bundled_theorems()
 STOPPED = Verdict(False, error="Lean ran out of time or memory.")
 COST, SECONDS = Lean.defaults["step_cost"], Lean.defaults["seconds"]
 URL = "http://kimina:8000"
@@ -56,13 +58,15 @@ def playing(**options):
 
 class TestProofs:
     def test_lean_accepts_the_stored_proofs_and_every_tactic_changes_the_goals(self, packaged):
-        """Checks from many threads do not mix."""
+        """Of a tenth of the theorems, all of which were checked once. Checks from many threads do
+        not mix."""
         def verdicts(theorem):
             return [packaged.check(theorem, theorem.proof[:k])
                     for k in range(len(theorem.proof) + 1)]
 
         with ThreadPoolExecutor(5) as pool:
-            for theorem, (*states, end) in zip(THEOREMS, pool.map(verdicts, THEOREMS)):
+            sample = [*THEOREMS[::10], *theorems.drawn_theorems(600)[::60]]
+            for theorem, (*states, end) in zip(sample, pool.map(verdicts, sample)):
                 goals = {state.goals for state in states}
                 assert end.proved and len(states) <= Lean.budget.max_turns, theorem
                 assert "" not in goals and len(goals) == len(states), theorem
@@ -107,8 +111,8 @@ class TestProofs:
         for text in ("", "exact h\n)\naxiom cheat (p : Prop) : p\ntheorem x : True := by (",
                      "exact ((h)", "exact [h)", "exact ⟨h", "exact ([h)]", "exact h)(", "exact {h",
                      "exact h -- no", "exact h /- no -/", "exact #eval 1", "exact @[reducible] h",
-                     "exact '('", 'exact "theorem"', "exact `h", "exact «h»", "exact \\h", "decide",
-                     "exact eval% h", "exact \u202eh", "exact sorry", "exact h;sorryAx",
+                     "exact '('", 'exact "theorem"', "exact `h", "exact «h»", "exact \\h",
+                     "simp_all", "exact eval% h", "exact \u202eh", "exact sorry", "exact h;sorryAx",
                      "exact (h.axiom.y)", "exact " + "h" * 1000, "exact h" + "\n h" * 30):
             env = playing()
             goals = env._goals()
@@ -121,6 +125,95 @@ class TestProofs:
         for text in ("nlinarith [sq_nonneg (a - b), h']", "cases h with\n| inl x => exact x",
                      "· exact @f {x} ⟨[y], (z)⟩", "h" * 1000, "h" + "\nh" * 29):
             assert lean.tactic_refusal(text) == "", text
+
+
+class TestTheorems:
+    def test_there_are_three_hundred_and_sixty_in_each_held_out_split(self):
+        assert Lean.bundled_data == f"{len(THEOREMS)} theorems"
+        for some, least in ((THEOREMS, 300), (theorems.drawn_theorems(600), 500)):
+            splits = [split_of(theorems.shape(theorem.statement)) for theorem in some]
+            assert len(some) >= least and min(map(splits.count, ("val", "test"))) >= 60
+            assert len({theorems.shape(theorem.statement) for theorem in some}) == len(some)
+
+    def test_what_differs_only_in_names_is_one_instance(self):
+        swap = theorems.shape(SWAP.statement)
+        for same in ("theorem x (q p : Prop) (h : p ∧ q) : q ∧ p := by",
+                     "lemma and.swap (a b : Prop)\n    (g : b ∧ a) : a ∧ b := by"):
+            assert theorems.shape(same) == swap, same
+        for other in ("(p q : Prop) (h : p ∧ q) : p ∧ q", "(p q : N) (h : p ∧ q) : q ∧ p",
+                      "(p q : Prop) (h : p ∨ q) : q ∧ p", "(p q : Prop) (h : p ∧ q) : q ∧ h"):
+            assert theorems.shape(f"theorem swap {other} := by") != swap, other
+        for one, two in ((": ∀ x, p x", ": ∀ y, p y"),
+                         ("(p q r : Prop) (h : q) : q", "(n a b : Prop) (k : b) : b")):
+            assert theorems.shape(f"theorem a {one}") == theorems.shape(f"theorem b {two}")
+
+    def test_a_pattern_makes_a_theorem_of_each_alternative(self):
+        assert theorems.fill("C", "succ _ + k", ["C(n) = C", "Cs"]) == ["succ n + k = succ _ + k",
+                                                                         "Cs"]
+        assert [t.statement for t in THEOREMS if t.name == "bool_comm"] == [
+            f"theorem bool_comm (b c : Bool) : (b {sign} c) = (c {sign} b) := by"
+            for sign in ("&&", "||")]
+
+    def test_a_drawn_theorem_has_one_way_from_its_facts_to_its_goal(self):
+        """Forward chaining from the facts reaches the goal, and no longer without any fact used."""
+        for theorem in theorems.drawn_theorems(100):
+            facts = dict(re.findall(r"\((\w) : ([^)]*)\)", theorem.statement))
+            used = set(re.findall(r"\b[a-k]\b", " ".join(theorem.proof))) & facts.keys()
+            for missing in ["", *used]:
+                assert chained(theorem, facts, missing) == (missing == ""), theorem
+
+
+def chained(theorem, facts, missing):
+    """Whether forward chaining from all facts but one proves the goal."""
+    *given, goal = re.split(r" → ", theorem.statement[:-6].rpartition(" : ")[2])
+    known, rules = {*given}, [fact for name, fact in facts.items() if name != missing]
+    for _ in rules:
+        known |= {fact.split(" → ")[-1] for fact in rules if {*fact.split(" → ")[:-1]} <= known}
+    parts = goal.split(" ∧ ") if "∧" in goal else goal.split(" ∨ ")
+    return (any if "∨" in goal else all)(part in known for part in parts)
+
+
+class TestTactics:
+    def test_simp_and_decide_prove_and_there_is_no_omega(self, packaged):
+        for statement, tactic, proved in (
+                ("(p q : Prop) (h : p) (g : q) : p ∧ (q ∨ p)", "simp [h, g]", True),
+                ("(n m : N) (h : n = m) : n + zero = m", "simp [h]", True),
+                ("(f : N → N) (h : ∀ x, f x = x) : f (f zero) = zero", "simp only [h]", True),
+                ("(p : N → Prop) (h : ∀ x, p x) : ¬∃ x, ¬p x", "simp [h]", True),
+                ("(p : Prop) (h : p ∧ True) : p", "simp at h; exact h", True),
+                ("(p q : Prop) : p ∧ q", "simp", False), ("(p : Prop) : p", "decide", False),
+                (": ∀ b c : Bool, (b && c) = (c && b)", "decide", True),
+                (": ¬(true = false) ∧ (False → true = false)", "decide", True),
+                (": ∀ b : Bool, (!b) = b", "decide", False),
+                (": zero = zero", "omega", False)):
+            verdict = packaged.check(Theorem("x", f"theorem x {statement} := by"), (tactic,))
+            assert verdict.proved == proved, (statement, tactic, verdict)
+
+    def test_an_unknown_tactic_is_told_which_there_are_and_logic_has_no_simp(self):
+        for family, text, unknown in (("all", "omega", True), ("all", "simp", False),
+                                      ("logic", "simp", True), ("logic", "exact (by decide)", True),
+                                      ("logic", "assumption", False)):
+            env = playing(family=family)
+            observation, *_, info = env.step(text)
+            assert (info["valid"] == 0.0) == unknown == ("unknown tactic. Use intro, exact, apply"
+                                                         in observation), text
+            assert ("simp" in env.known) == (family == "all")
+
+
+class TestShallowPlayer:
+    def test_it_plays_a_fixed_list_of_tactics_once_on_each_goal_and_then_takes_back(self):
+        first = "theorem x\nk : q\nh : p → r\n⊢ r"
+        texts = ["", first]
+        for answer, after in (("apply h", "k : q\nh : p → r\n⊢ p"), ("undo", first),
+                              ("undo", first)):
+            assert Lean.shallow_answer(texts) == answer
+            texts += [answer, after]
+        for facts, goal, answer in (
+                ("h : p ∧ q", "p ∧ q", "exact h"), ("h : p", "p ∧ q", "constructor"),
+                ("h : q", "p ∨ q", "left"), ("h : p", "q → p", "intro i1"),
+                ("h : p ∨ q", "r", "cases h"), ("n : N", "n = n", "rfl")):
+            assert Lean.shallow_answer(["", f"theorem x\n{facts}\n⊢ {goal}"]) == answer
+        assert Lean.shallow_answer([Lean().instruction, first]) == "simp [*]"
 
 
 class TestEpisode:
@@ -310,12 +403,12 @@ class TestMinif2f:
         assert env.theorems == (
             Theorem("a", "theorem a (x : ℝ) :\n  x = x := by", "open Real"),
             Theorem("amc_7", "theorem amc_7 : 2 = 2 := by", "import Mathlib"),
-            Theorem("imo_1", "lemma imo_1 : 2 =\n  2 := by", lean.DEFAULT_HEADER))
-        assert env.instance() == ": 2 = 2 := by", "the name does not count"
+            Theorem("imo_1", "lemma imo_1 : 2 =\n  2 := by", theorems.DEFAULT_HEADER))
+        assert env.instance() == ": 2 = 2 := by"
 
     def test_any_tactic_may_be_tried_on_them(self, tmp_path, kimina):
         data = self.records(tmp_path, ON_SERVER._asdict() | {"formal_statement": SWAP.statement})
-        env = Lean(split_of("(p q : Prop) (h : p ∧ q) : q ∧ p := by"), server=URL, data=data)
+        env = Lean(split_of(theorems.shape(SWAP.statement)), server=URL, data=data)
         assert "⊢ q ∧ p" in env.reset(seed=0)[0]
         assert env.step("omega")[4]["rejected"] == env.step("exact ⟨h.2, h.1⟩")[4]["success"] == 1.0
 

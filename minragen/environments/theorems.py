@@ -1,0 +1,128 @@
+"""The theorems of the environment `lean`: bundled, drawn, or records of miniF2F.
+
+Reading order: `Theorem`, `bundled_theorems`, `draw_theorem`, `load_minif2f`, `shape`.
+"""
+
+import functools
+import itertools
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from minragen.environments.data import cached_until_changed, read_records
+
+THEOREMS = Path(__file__).parent.parent / "data" / "theorems.lean"
+DEFAULT_HEADER = "import Mathlib\nopen BigOperators Real Nat Topology Rat"  # of miniF2F records
+
+
+class Theorem(NamedTuple):
+    name: str
+    statement: str  # ends in `:= by`
+    header: str = ""  # the Lean code before it; empty for the checker's default
+    proof: tuple = ()  # one tactic a turn, if a proof is known
+
+
+@functools.cache
+def bundled_theorems():
+    """The theorems of data/theorems.lean, which explains its patterns, and the first drawn ones."""
+    theorems = []
+    form = r"^(?:-- ([A-Z]): (.+)\n)?(theorem (\S+) [\s\S]*?:= by)\n((?:  .+\n)+)"
+    for letter, choices, statement, name, proof in re.findall(
+            form, THEOREMS.read_text(encoding="utf-8"), re.M):
+        lines = [statement, *map(str.strip, proof.splitlines())]
+        for choice in choices.split(" | "):
+            claim, *tactics = fill(letter, choice, lines) if letter else lines
+            theorems.append(Theorem(name, claim, "", tuple(tactics)))
+    return distinct([*theorems, *drawn_theorems(120)])
+
+
+def fill(letter, choice, lines):
+    """The lines with `choice` in place of the word `letter`, and its argument in place of _."""
+    return [re.sub(rf"\b{letter}\b(?:\((\w+)\))?",
+                   lambda found: choice.replace("_", found[1] or "_"), line) for line in lines]
+
+
+@functools.cache
+def drawn_theorems(count):
+    """The different ones among the first `count` theorems of `draw_theorem`."""
+    return distinct([draw_theorem(np.random.default_rng(seed)) for seed in range(count)])
+
+
+def distinct(theorems):
+    """One theorem of each shape."""
+    return tuple({shape(theorem.statement): theorem for theorem in theorems}.values())
+
+
+def draw_theorem(rng):
+    """Draw a theorem of propositional logic with its proof.
+
+    Implications lead from a fact to the goal. Beside each stand others with the same conclusion,
+    whose premise nothing proves: to choose, one has to look a step ahead.
+    """
+    atoms, names = ([*map(str, rng.permutation([*letters]))]
+                    for letters in ("pqrstuvwxyz", "abcdefghk"))
+    facts, (a, b, x, y, other) = [], (atoms.pop() for _ in range(5))
+
+    def given(fact):
+        facts.append(f"({names[-1]} : {fact})")
+        return names.pop()
+
+    def chain(path, start=""):
+        proof = []
+        for goal, premise in itertools.pairwise(path):
+            proof.append(f"apply {given(f'{premise} → {goal}')}")
+            for _ in range(rng.integers(1, 3)):
+                given(f"{atoms.pop()} → {goal}")
+        return (*proof, f"exact {start or given(path[-1])}")
+
+    sign = rng.choice(["", "∧", "∨", "→"])
+    goal = f"{a} {sign} {b}" if sign else a
+    if sign == "∧":
+        proof = ("constructor", *chain([a, x]), *chain([b, y]))
+    elif sign == "∨":
+        side = rng.integers(2)
+        given(f"{other} → {(b, a)[side]}")
+        proof = (("left", "right")[side], *chain([(a, b)[side], x, y]))
+    elif sign == "→":
+        name = names.pop()
+        proof = (f"intro {name}", *chain([b, x, a], name))
+    else:
+        proof = chain([a, x, y])
+    claim = f"{' '.join(rng.permutation(facts))} : {goal}"
+    letters = " ".join(sorted({*re.findall(r"\b[p-z]\b", claim)}))
+    return Theorem("drawn", f"theorem drawn ({letters} : Prop) {claim} := by", "", proof)
+
+
+@cached_until_changed
+def load_minif2f(path):
+    """The theorems of miniF2F records: `formal_statement` ends in `:= by` or `:= by sorry`; the
+    header stands before it or in the field `header`. Raises ValueError for other records."""
+    pattern = (r"(?ms)(?P<before>.*?)(?P<statement>^(?:theorem|lemma)\s+(?P<name>\S+).*?):="
+               r"\s*(?:by\b)?\s*(?:\b(?:sorry|admit))?\s*\Z")
+    theorems = []
+    for number, row in enumerate(read_records(path), 1):
+        text = row.get("formal_statement") if isinstance(row, dict) else None
+        found = re.match(pattern, text) if isinstance(text, str) else None
+        if not found:
+            raise ValueError(f"option data of Lean: record {number} of {path} has no "
+                             f"formal_statement of the form `theorem ... := by`.")
+        header = f"{row.get('header') or ''}\n{found['before']}".strip() or DEFAULT_HEADER
+        theorems.append(Theorem(found["name"], f"{found['statement']}:= by", header))
+    return tuple(theorems)
+
+
+def shape(statement):
+    """The statement without its name, its variables and facts numbered in the order of their use.
+
+    It is the instance that decides the split: what differs in names only belongs to one split.
+    """
+    text = " ".join(re.sub(r"^(theorem|lemma)\s+\S+", "", statement).split())
+    bound = " ".join(re.findall(r"[({∀∃]([\w ]+)(?= :|,)", text)).split()
+    # First where they are used, then `(p q : Prop)` where they are declared.
+    used = re.sub(r"\([\w ]+ : [A-Z][\w →]*\)", "", text) + text
+    numbers = {word: f"x{k}" for k, word in enumerate(dict.fromkeys(re.findall(r"\w+", used)))
+               if word in bound}
+    text = re.sub(r"\w+", lambda m: numbers.get(m[0], m[0]), text)
+    return re.sub(r"(?<=\()[x\d ]+(?= :)", lambda m: " ".join(sorted(m[0].split())), text)
