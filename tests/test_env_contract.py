@@ -40,7 +40,8 @@ OUT_OF_RANGE = {
                 "wording": ("bold",)},
     "deepcoder": {"family": ("formula",), "tests": (3, 15), "seconds": (0, 11)},
     # Three times `seconds` has to be less than a step may take in all.
-    "lean": {"family": ("nat",), "step_cost": (0.0, 0.11), "seconds": (0.9, 15.1), "server": ("x",)}}
+    "lean": {"family": ("nat",), "step_cost": (0.0, 0.11), "seconds": (0.9, 15.1),
+             "server": ("x",)}}
 
 
 def stochastic(name, split="train"):
