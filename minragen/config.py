@@ -148,8 +148,8 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "frozenlake": dict(env_arg=("view=coord",), steps=70, max_new_tokens=24, max_context=512),
     "sokoban": dict(env_arg=("view=coord", "pulls=2"), steps=50, max_new_tokens=24,
                     max_context=640, val_every=25),
-    "sudoku": dict(env_arg=("hints=True",), steps=40, warmup_steps=300, num_groups=8, group_size=8,
-                   mini_batch=32, max_new_tokens=40, max_context=1024),
+    "sudoku": dict(env_arg=("hints=True",), steps=40, warmup_steps=300, num_groups=8,
+                   max_new_tokens=24, max_context=768),
     "countdown": dict(env_arg=("count=3", "largest=10"), steps=160, warmup_steps=800, lr=3e-4,
                       max_new_tokens=64, max_context=224, val_every=30),
     # Failed episodes are the longest; a token mean would over-weight them.

@@ -41,9 +41,9 @@ class Sudoku(TextEnv):
     a number that fits nowhere else in a row, column or box), hard (67 %; takes more than both).
     Only 9x9 has the latter two: naked singles solve every 4x4 puzzle, and 16x16 ones take long to
     make. `view`, one of compact, simple, detailed, with_feedback; `hints` lists the empty cells,
-    each with the numbers that its row, column and box hold; `allow_conflicts`: a number against the
-    rules is marked, not refused, at the same cost. Larger grids have larger budgets. A smaller
-    budget means fewer blanks, and is refused unless the puzzle is easy.
+    each with the numbers that fit; `allow_conflicts`: a number against the rules is marked, not
+    refused, at the same cost. Larger grids have larger budgets. A smaller budget means fewer
+    blanks, and is refused unless the puzzle is easy.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
@@ -81,8 +81,7 @@ class Sudoku(TextEnv):
     @property
     def instruction(self):
         n, b = self.n, isqrt(self.n)
-        hints = ("\nTaken lists the empty cells, each with the numbers that its row, column and "
-                 "box hold.")
+        hints = "\nFits lists the empty cells, each with the numbers that fit."
         return (f"Fill the grid: each row, column and {b}x{b} box holds every number from 1 to "
                 f"{n} once. A dot is an empty cell.\n"
                 f"Cells are (row, column), from (1, 1) at the top left to ({n}, {n}). "
@@ -135,11 +134,7 @@ class Sudoku(TextEnv):
         return number in [board[p] for p in self.peers[cell]]
 
     def _fitting(self, board, cell):
-        return sorted({*range(1, self.n + 1)} - {*self._taken(board, cell)})
-
-    def _taken(self, board, cell):
-        """The numbers in the row, column and box of the cell, not counting its own."""
-        return sorted({board[p] for p in self.peers[cell]} - {0})
+        return sorted({*range(1, self.n + 1)} - {board[p] for p in self.peers[cell]})
 
     def _free(self, board):
         return [cell for cell, number in enumerate(board) if not number]
@@ -205,8 +200,9 @@ class Sudoku(TextEnv):
             lines.append(f"Conflicts: {' '.join(map(self._name, clashing))}")
         free = self._free(self.board)
         if self.options["hints"] and free:
-            taken = (" ".join(map(str, [self._name(c), *self._taken(self.board, c)])) for c in free)
-            lines.append(f"Taken: {'; '.join(taken)}")
+            lines.append("Fits: " + "; ".join(
+                f"{self._name(c)} {' '.join(map(str, self._fitting(self.board, c))) or 'none'}"
+                for c in free))
         return "\n".join(lines)
 
     def _grid(self, clashing):
@@ -225,12 +221,9 @@ class Sudoku(TextEnv):
         return [line.rstrip() for line in lines]
 
     def note(self):
-        """The next moves, each with what else its row, column and box hold."""
+        """The next moves."""
         moves = self._plan()[:min(self.budget.max_actions_per_turn, self.actions_left)]
-        taken = (" ".join(str(n) for n in self._taken(self.board, cell) if n != number)
-                 for cell, number in moves)
-        return ", ".join(f"{self._name(cell)} not {others} so {number or 'clear'}"
-                         for (cell, number), others in zip(moves, taken))
+        return ", ".join(f"{self._name(cell)} {number or 'clear'}" for cell, number in moves)
 
     def solve(self):
         moves = self._plan()[:max(1, self.actions_left)]
@@ -265,18 +258,19 @@ class Sudoku(TextEnv):
 
     @staticmethod
     def shallow_answer(texts):
-        """Guesses: the next empty cells get the number that the grid shows least and that was not
-        tried there."""
+        """Paste the hints that name one number; else guess: the next empty cells get the number
+        that the grid shows least and that was not tried there."""
         rows = [re.findall(r"[0-9]+|\.", line) for line in texts[-1].splitlines()
                 if re.fullmatch(r"[0-9.|*\[\] ]+", line)]
         numbers = sorted(map(str, range(1, len(rows) + 1)), key=sum(rows, []).count)
-        guesses = []
+        moves = [f"({cell}, {n})"
+                 for cell, n in re.findall(r"\((\d+, \d+)\) (\d+)(?=;|\n|$)", texts[-1])]
         for r, c in product(range(len(rows)), repeat=2):
             options = [f"({r + 1}, {c + 1}, {n})" for n in numbers]
             untried = [move for move in options if not any(move in text for text in texts[2::2])]
             if rows[r][c] == ".":
-                guesses += (untried or options)[:1]
-        return f" {SEPARATOR} ".join(guesses[:2])
+                moves += (untried or options)[:1]
+        return f" {SEPARATOR} ".join(moves[:2])
 
 
 @cache

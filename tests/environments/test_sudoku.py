@@ -160,7 +160,7 @@ class TestActions:
             "[2][3]|  . [1]", " .  4 | [3][2]", "--------------", "[3][2]|  .  .",
             "*1*[1]| [2][3]", "[5] clue, 5 placed, *5* conflicting, . empty",
             "Conflicts: (4, 1) (4, 2)",
-            "Taken: (1, 3) 1 2 3; (2, 1) 1 2 3 4; (3, 3) 2 3; (3, 4) 1 2 3"]
+            "Fits: (1, 3) 4; (2, 1) none; (3, 3) 1 4; (3, 4) 4"]
 
     def test_after_mistakes_it_wastes_no_action_and_clears_only_what_blocks_in_a_circle(self):
         """Two numbers in each other's cells can only be swapped over an empty one."""
@@ -194,7 +194,7 @@ class TestShallowPlayer:
             assert env.shallow_answer(texts) == answer
             texts += [answer, env.step(answer)[0]]
 
-    def test_it_solves_less_than_a_fifth_with_and_without_hints(self):
+    def test_it_solves_less_than_a_fifth_without_hints_and_all_with_them(self):
         for hints in (False, True):
             env, solved = Sudoku("val", hints=hints), 0
             for seed in range(100):
@@ -204,4 +204,4 @@ class TestShallowPlayer:
                     observation, _, *ends, info = env.step(answer)
                     texts, over = [*texts, answer, observation], any(ends)
                 solved += info["success"]
-            assert solved < 20
+            assert solved == 100 if hints else solved < 20
