@@ -16,8 +16,9 @@ from tokenizers.models import BPE
 from toys import tiny
 from transformers import PreTrainedTokenizerFast
 
-from minragen import bundled
+from minragen import bundled, train
 from minragen.chat import FORMATS, ChatFrame, Reply, description_parts
+from minragen.config import preset
 from minragen.envs import SPLITS, make
 
 CHATML = bundled.CHAT_TEMPLATE
@@ -204,6 +205,25 @@ class TestChatFrame:
         tokenizer.chat_template = tokenizer.chat_template.replace("eos_token", "''")
         with pytest.raises(ValueError, match="encoded by itself"):
             ChatFrame(tokenizer)
+
+
+class TestInstructions:
+    def test_they_show_the_form_with_dots_and_tell_the_limit_that_training_has(self):
+        frame = ChatFrame(built(), max_new_tokens=24)
+        assert frame.system_message(make("bandit")).splitlines()[-1] == (
+            "Reply in the form <think>...</think><answer>...</answer>: first a short thought about "
+            "this state, then the answer alone. A reply has at most 24 tokens.")
+        config = preset("bandit")
+        learner = train.build(config, {}, say=lambda line: None)
+        assert f"at most {config.max_new_tokens} tokens." in learner.frame.instruction
+        assert "tokens" not in ChatFrame(built()).instruction
+
+    def test_no_thought_is_asked_for_where_the_form_has_none_and_descriptions_are_explained(self):
+        for name, thought, described in (("no_think", False, []), ("grounding", True, ["obs"]),
+                                         ("worldmodeling", True, ["pred"])):
+            told = ChatFrame(built(), name).instruction
+            assert ("a short thought" in told) == thought, name
+            assert [part for part in ("obs", "pred") if f"The {part}" in told] == described, name
 
 
 class TestParsing:

@@ -20,7 +20,7 @@ from minragen.config import ALGOS
 from minragen.envs import REGISTRY, make
 
 PAGES = {path.name: path.read_text()
-         for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]}
+         for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]}
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
          "--warmup-steps 0 --save-every 1")
 SHORT_BENCH = "--trajectories 4 --turns 1 --new-tokens 2 --repeats 1 --group-size 2"
@@ -157,9 +157,7 @@ class TestPages:
 
     @pytest.mark.parametrize("env", REGISTRY)
     def test_the_options_of_an_environment_are_listed_with_their_defaults(self, env):
-        (section,) = [text for text in PAGES["environments.md"].split("\n## ")
-                      if text.partition("\n")[0].lower() == env]
-        listed = re.search(r"^Options: (.*?)\.$", section, re.MULTILINE | re.DOTALL)[1]
+        listed = re.search(r"^Options: (.*?)\.$", PAGES[f"{env}.md"], re.MULTILINE | re.DOTALL)[1]
         assert re.findall(r"`([^`]+)`", listed) == [
             f"{name}={value}" for name, value in make(env).defaults.items()]
 
