@@ -56,7 +56,9 @@ HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right
           "Sokoban": lambda env: "Right", "WebShop": lambda env: env.first_choice(),
           "DeepCoder": lambda env: (f"def f({env.arguments}): return "
                                     f"{env.arguments.partition(',')[0]}" if env.arguments else ""),
-          "Lean": lambda env: "intro h"}
+          "Lean": lambda env: "intro h",
+          # the first number of the question
+          "MetaMathQA": lambda env: (re.findall(r"\d+", env.problem.question) or [""])[0]}
 # ... and how probably a turn is the solver's: more where success needs several good turns in a row.
 EXPERT, EXPERT_OF = 0.3, {"SearchQA": 0.6}
 HABIT = 0.5  # probability that an action of another turn is the habit
@@ -360,8 +362,9 @@ def _episode(env, seed, player, turns=20):
 
 
 def _metamathqa_texts(env, seed):
-    """Every template, with its distractor."""
+    """Every template, with its distractor, and every number where they are limited."""
     if not env.records:
+        yield "".join(f" {n}" for n in range(env.options["largest"] + 1))
         template = env.templates[seed % len(env.templates)]
         yield env.pose(template, np.random.default_rng(seed), env.options["distractors"]).question
 
