@@ -173,6 +173,10 @@ class TestTemplates:
             assert max(map(float, shown)) <= 20
         assert len(seen) == 24 and max(seen.values()) < 60  # every template, none too often
         assert max(map(float, re.findall(NUMBER, MetaMathQA(max_steps=1).reset(seed=3)[0]))) > 20
+        longer = MetaMathQA(largest=20)  # most of its templates have no small numbers
+        for seed in range(20):
+            longer.reset(seed=seed)
+            assert longer.problem.largest <= 20
 
     def test_half_of_the_questions_have_a_distractor_and_max_steps_limits_the_operations(self):
         plain, told, shown = MetaMathQA(distractors=False), MetaMathQA(), 0
