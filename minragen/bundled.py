@@ -60,7 +60,7 @@ HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right
           # the first number of the question
           "MetaMathQA": lambda env: (re.findall(r"\d+", env.problem.question) or [""])[0]}
 # ... and how probably a turn is the solver's: more where success needs several good turns in a row.
-EXPERT, EXPERT_OF = 0.3, {"SearchQA": 0.6}
+EXPERT, EXPERT_OF = 0.3, {"MetaMathQA": 0.4, "SearchQA": 0.6}
 HABIT = 0.5  # probability that an action of another turn is the habit
 DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
 VERSION = 1  # raise it when this file changes the resulting weights

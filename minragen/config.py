@@ -158,7 +158,7 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "searchqa": dict(steps=50, warmup_steps=600, max_new_tokens=24, max_context=512, val_every=25),
     "lean": dict(steps=20, warmup_steps=300, num_groups=8, max_new_tokens=72, max_context=1024),
     "deepcoder": dict(steps=40, warmup_steps=200, num_groups=8, max_new_tokens=48, max_context=256),
-    "metamathqa": dict(env_arg=("max_steps=1", "largest=20", "distractors=False"), max_turns=1,
+    "metamathqa": dict(env_arg=("max_steps=1", "largest=12", "distractors=False"), max_turns=1,
                        steps=60, warmup_steps=600, max_new_tokens=24,
                        max_context=192)}.items()}
 # What changes for a pretrained model: RAGEN V2's rates and steps, smaller batches, longer replies.

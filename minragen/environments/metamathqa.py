@@ -67,7 +67,7 @@ class MetaMathQA(TextEnv):
 
     Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
     the most operations of a problem; `largest`, the largest number of a calculation and its result,
-    at least 20, or 0 for any; `repeat`, whether to repeat the question; `data`, a file of
+    at least 12, or 0 for any; `repeat`, whether to repeat the question; `data`, a file of
     MetaMathQA or GSM8K records (see FORMS) instead of the templates. Records without a result are
     left out. Rephrasings of one `original_question` belong to one split. A result that is not a
     number (an interval, x+1) must be given literally, except for case, spaces and LaTeX decoration.
@@ -81,8 +81,8 @@ class MetaMathQA(TextEnv):
         path, steps, largest = (self.options[name] for name in ("data", "max_steps", "largest"))
         if not 1 <= steps <= 4:
             raise ValueError(f"option max_steps of MetaMathQA: got {steps}, expected 1 to 4.")
-        if largest and not 20 <= largest <= 10_000:
-            raise ValueError(f"option largest of MetaMathQA: got {largest}, expected 20 to 10000, "
+        if largest and not 12 <= largest <= 10_000:
+            raise ValueError(f"option largest of MetaMathQA: got {largest}, expected 12 to 10000, "
                              f"or 0 for any.")
         self._names, templates = word_problems()
         self.templates = [t for t in templates if t["steps"] <= steps]
