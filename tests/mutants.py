@@ -282,7 +282,6 @@ MUTANTS = {
     ],
     ("environments/sudoku.py", "environments/test_sudoku.py"): [
         (" and cell not in self.paid", "", "a cell pays every time that it is changed back"),
-        ("return 3", "return 2", "hard puzzles have several solutions"),
         ("self.board == self.solution", "0 not in self.board",
          "a full grid with a mistake counts as solved"),
     ],
@@ -313,12 +312,17 @@ MUTANTS = {
     ("environments/deepcoder.py", "environments/test_deepcoder.py"): [
         ("max(0.0, passed / total - self.best)", "passed / total - self.best",
          "a worse try costs, and a better one after it is paid again"),
-        ("4 and partial <= tests // 2", "4",
-         "a part of the formula may pass most of the hidden tests"),
+        ("all(passed[n] < tests // 2 for n in right)", "True",
+         "a one-line program may pass all hidden tests"),
+        ("max(1, tests // 4)", "tests", "a constant may pass all hidden tests"),
+        ("rng.permutation(edges)[:3]", "rng.permutation(edges)[:0]", "edge cases are not tested"),
+        ("order[::-1] if i not in hidden]", "order]", "an example may be a hidden test"),
+        ('rules.replace("{k}", str(k))', "rules", "the task does not tell its parameter"),
+        ("len(texts) != 1", "not texts", "the names in a pickled call are taken for tests"),
+        (r"(?:```|\Z)", "```", "a program that was cut off is no program"),
         ("unsupported}", "False}", "the metric never counts"),
         ('"time" not in words', "True", "a verdict by bad luck is kept"),
         ('f"def body():\\n{candidate}"', "problem.preamble", "a comment is a function's body"),
-        ("+(?:python|py)?[ \\t]*+", "(?:python|py)?[ \\t]*", "the fence is quadratic"),
     ],
     ("environments/lean.py", "environments/test_lean.py"): [
         ('re.findall(r"\\w+", tactic', "tactic.split(",

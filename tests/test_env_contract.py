@@ -31,12 +31,13 @@ OUT_OF_RANGE = {
                    "symbols": ("P_OGX", "PPOGX√", "P_OGX√√", "P_OGX\n")},
     "sokoban": {"rows": (4, 33), "cols": (4, 33), "boxes": (0, 5), "walls": (-0.1, 0.31),
                 "pulls": (0, 100)},
-    "sudoku": {"size": (5,), "difficulty": ("harder",), "view": ("grid",)},
+    "sudoku": {"size": (5,), "difficulty": ("harder", "hard"), "view": ("grid",)},
     "countdown": {"count": (5,), "operators": ("", "+^"), "largest": (1, 1001)},
     "metamathqa": {"max_steps": (0, 5), "largest": (-1, 11, 10_001)},
     "searchqa": {"hops": (-1, 3), "results": (0, 11), "reward": ("bleu",), "timeout": (0.0, 60.1),
                  "url": ("file:///etc/passwd",)},
     "webshop": {"reward": ("raw",), "page_size": (0, 51), "attributes": (0, 4)},
+    "deepcoder": {"family": ("formula",), "tests": (3, 15), "seconds": (0, 11)},
     # Three times `seconds` has to be less than a step may take in all.
     "lean": {"step_cost": (0.0, 0.11), "seconds": (0.9, 15.1), "server": ("x",)}}
 

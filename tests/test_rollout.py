@@ -233,7 +233,7 @@ class TestEpisodes:
     def test_a_policy_that_loops_forever_is_punished_as_for_any_wrong_answer(self, monkeypatch):
         """Were that a failure of the environment, an endless loop would be free."""
         policy, frame = tiny("deepcoder")
-        groups = EnvGroups("deepcoder", 1, 4, options={"seconds": 1})
+        groups = EnvGroups("deepcoder", 1, 4, options={"seconds": 1, "family": "formulas"})
 
         def replies(player, logits):
             right = groups.envs[0].solve()[0]

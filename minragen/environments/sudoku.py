@@ -5,8 +5,9 @@ Reading order: the class; then `geometry`, `random_grid` and `solvable`, which o
 Differences from RAGEN:
   1. There is one solution. In RAGEN 23 to 92 % of the 9x9 puzzles have several.
   2. The budget always covers the blanks. RAGEN has 32 blanks and 10 actions.
-  3. A cell pays once, a wrong number nothing. RAGEN pays 0.5 for any that fits, every time.
-  4. The whole text must be one of the FORMS. RAGEN takes the first match inside it.
+  3. A difficulty is the technique that a puzzle needs. RAGEN counts blanks.
+  4. A cell pays once, a wrong number nothing. RAGEN pays 0.5 for any that fits, every time.
+  5. The whole text must be one of the FORMS. RAGEN takes the first match inside it.
 """
 
 import re
@@ -26,8 +27,7 @@ class Sudoku(TextEnv):
     """Fill the empty cells of a grid that has exactly one solution.
 
     Goal: every row, column and box holds each number once.
-    Observation: the grid, with a dot for an empty cell; the last turn's refused actions; what fits
-        the ten most constrained cells, tightest last, where a small model looks.
+    Observation: the grid, with a dot for an empty cell; the last turn's refused actions.
     Actions: `(R, C, N)` puts a number into a cell and may replace the player's own; `clear (R, C)`
         takes it back; up to 2 a turn. FORMS lists the other forms.
     Reward: 1 for the first time that a cell gets its number, 10 more for the last of them, -0.1
@@ -36,23 +36,25 @@ class Sudoku(TextEnv):
     Solver: corrects wrong numbers first, then fills the cells in an order of deduction.
     See an episode: python -m minragen.environments sudoku 0
 
-    Options: `size` 4, 9 or 16; `difficulty`: easy (40 % blank: in some order only one number fits
-    each cell), medium (50 %: or its number fits nowhere else in a row, column or box), hard (60 %:
-    or all other numbers lead to contradictions); `view`, one of compact, simple, detailed,
-    with_feedback; `hints`, what fits; `allow_conflicts`: a number against the rules is marked, not
-    refused, at the same cost. Larger grids have larger budgets; smaller budgets mean fewer blanks.
+    Options: `size` 4, 9 or 16; `difficulty`: easy (half of the cells blank; naked singles solve it:
+    some empty cell always has only one number that fits), medium (60 %; also takes hidden singles:
+    a number that fits nowhere else in a row, column or box), hard (67 %; takes more than both).
+    Only 9x9 has the latter two: naked singles solve every 4x4 puzzle, and 16x16 ones take long to
+    make. `view`, one of compact, simple, detailed, with_feedback; `hints` lists the empty cells,
+    each with the numbers that its row, column and box hold; `allow_conflicts`: a number against the
+    rules is marked, not refused, at the same cost. Larger grids have larger budgets. A smaller
+    budget means fewer blanks, and is refused unless the puzzle is easy.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
     multi_action = True
     bundled_data = "generated, one solution each"
-    defaults = {"size": 4, "difficulty": "easy", "view": "compact", "hints": True,
+    defaults = {"size": 4, "difficulty": "easy", "view": "compact", "hints": False,
                 "allow_conflicts": False}
     CHOICES = {"size": (4, 9, 16), "difficulty": ("easy", "medium", "hard"),
                "view": ("compact", "simple", "detailed", "with_feedback")}
-    # Share of blank cells, and the hardest `_reason` allowed in each pass.
-    DIFFICULTY = {"easy": (0.4, (0,)), "medium": (0.5, (1,)), "hard": (0.6, (1, 2))}
-    SHOWN_HINTS = 10  # empty cells whose fitting numbers are shown
+    # The share of blank cells, and the hardest `_reason` that a puzzle needs.
+    DIFFICULTY = {"easy": (0.5, 0), "medium": (0.6, 1), "hard": (0.67, 2)}
     ILLEGAL = -0.1  # reward of an action against the rules
 
     def __init__(self, split="train", budget=None, **options):
@@ -63,17 +65,24 @@ class Sudoku(TextEnv):
                                  f"one of {', '.join(map(str, choices))}.")
         self.n, self.view = self.options["size"], self.options["view"]
         self.units, self.peers = geometry(self.n)
-        share, self.passes = self.DIFFICULTY[self.options["difficulty"]]
+        difficulty = self.options["difficulty"]
+        share, self.hardest = self.DIFFICULTY[difficulty]
+        if self.hardest and self.n != 9:
+            raise ValueError(f"difficulty {difficulty} of Sudoku: got size {self.n}, expected 9.")
         blanks = int(self.n**2 * share)
         if budget is None:  # a third more actions than blanks, for mistakes
             turns = max(5, 2 * blanks // 3)
             self.budget = Budget(turns, 2, 2 * turns)
         self.blanks = min(blanks, self.budget.max_actions)
+        if self.hardest and self.blanks < blanks:
+            raise ValueError(f"difficulty {difficulty} of Sudoku has {blanks} blanks: got "
+                             f"max_actions {self.blanks}, expected {blanks} or more.")
 
     @property
     def instruction(self):
         n, b = self.n, isqrt(self.n)
-        hints = "\nFits lists empty cells with the numbers that fit, least choice last."
+        hints = ("\nTaken lists the empty cells, each with the numbers that its row, column and "
+                 "box hold.")
         return (f"Fill the grid: each row, column and {b}x{b} box holds every number from 1 to "
                 f"{n} once. A dot is an empty cell.\n"
                 f"Cells are (row, column), from (1, 1) at the top left to ({n}, {n}). "
@@ -84,50 +93,56 @@ class Sudoku(TextEnv):
         return " ".join(map(str, self.clues))
 
     def _reset(self, rng):
-        """Blank cells of a random grid in random order, each only if its number still follows from
-        the rest, so that the solution stays unique."""
-        missing = self.blanks
-        while missing:  # seldom more than once: some orders leave too few such cells
+        """Blank cells of a random grid in random order, each only if the solution stays the only
+        one; again until the puzzle is as hard as asked for."""
+        missing = True
+        while missing or self._needed() != self.hardest:
             self.solution = random_grid(self.n, rng)
             self.board, missing = list(self.solution), self.blanks
-            order = rng.permutation(self.n**2).tolist()
-            for hardest, cell in product(self.passes, order):
-                if (missing and self.board[cell]
-                        and self._reason(self.board, cell, hardest) <= hardest):
+            for cell in rng.permutation(self.n**2).tolist():
+                if missing and not any(
+                        solvable([*self.board[:cell], number, *self.board[cell + 1:]], self.n)
+                        for number in self._fitting(self.board, cell)
+                        if number != self.solution[cell]):
                     self.board[cell], missing = 0, missing - 1
         self.clues = tuple(self.board)
         self.paid, self.messages = set(), []  # messages: (turn, line about an action)
 
-    def _reason(self, board, cell, hardest=1):
-        """How the number of `cell` follows from the other cells of the board.
+    def _needed(self):
+        """The hardest `_reason` that filling the board, the easiest cells first, takes."""
+        board, hardest = list(self.board), 0
+        while free := self._free(board):
+            reasons = {cell: self._reason(board, cell) for cell in free}
+            easiest = min(reasons.values())
+            hardest = max(hardest, easiest)
+            for cell in free:
+                if reasons[cell] == easiest:
+                    board[cell] = self.solution[cell]
+        return hardest
 
-        0: no other number fits there   1: it fits nowhere else in a row, column or box
-        2: any other number leads to a contradiction   3: not at all, or not found
-        """
+    def _reason(self, board, cell):
+        """How the number of an empty cell follows: 0: no other number fits there (naked single)
+        1: it fits nowhere else in a row, column or box (hidden single)   2: by search only"""
         number = self.solution[cell]
-        others = [value for value in self._fitting(board, cell) if value != number]
-        if not others:
+        if self._fitting(board, cell) == [number]:
             return 0
-        board = [*board[:cell], 0, *board[cell + 1:]]
-        if any(all(c == cell or board[c] or self._clashes(board, c, number) for c in unit)
-               for unit in self.units[cell]):
-            return 1
-        if hardest < 2 or any(solvable([*board[:cell], value, *board[cell + 1:]], self.n)
-                              for value in others):
-            return 3
-        return 2
+        alone = (all(c == cell or board[c] or self._clashes(board, c, number) for c in unit)
+                 for unit in self.units[cell])
+        return 1 if any(alone) else 2
 
     def _clashes(self, board, cell, number):
         """Whether a row, column or box of the cell holds the number elsewhere."""
-        return any(board[p] == number for p in self.peers[cell])
+        return number in [board[p] for p in self.peers[cell]]
 
     def _fitting(self, board, cell):
-        return sorted({*range(1, self.n + 1)} - {board[p] for p in self.peers[cell]})
+        return sorted({*range(1, self.n + 1)} - {*self._taken(board, cell)})
+
+    def _taken(self, board, cell):
+        """The numbers in the row, column and box of the cell, not counting its own."""
+        return sorted({board[p] for p in self.peers[cell]} - {0})
 
     def _free(self, board):
-        """The empty cells, those with the least choice first."""
-        free = [c for c, number in enumerate(board) if not number]
-        return sorted(free, key=lambda c: len(self._fitting(board, c)))
+        return [cell for cell, number in enumerate(board) if not number]
 
     def _act(self, action):
         if (move := self._parse(action)) is None:
@@ -188,16 +203,11 @@ class Sudoku(TextEnv):
         lines += [line for turn, line in self.messages if turn == self._turns - 1]
         if clashing:
             lines.append(f"Conflicts: {' '.join(map(self._name, clashing))}")
-        free = self._free(self.board)[:self.SHOWN_HINTS]
+        free = self._free(self.board)
         if self.options["hints"] and free:
-            lines.append("Fits: " + "; ".join(map(self._hint, free[::-1])))
+            taken = (" ".join(map(str, [self._name(c), *self._taken(self.board, c)])) for c in free)
+            lines.append(f"Taken: {'; '.join(taken)}")
         return "\n".join(lines)
-
-    def _hint(self, cell):
-        """The numbers that fit; a single one as a move."""
-        fitting = self._fitting(self.board, cell)
-        return (self._spell(cell, *fitting) if len(fitting) == 1 else
-                f"{self._name(cell)} {' '.join(map(str, fitting)) or 'none'}")
 
     def _grid(self, clashing):
         """The rows, with lines between the boxes except in the compact view."""
@@ -215,15 +225,21 @@ class Sudoku(TextEnv):
         return [line.rstrip() for line in lines]
 
     def note(self):
-        return ", ".join(self._plan()[:min(self.budget.max_actions_per_turn, self.actions_left)])
+        """The next moves, each with what else its row, column and box hold."""
+        moves = self._plan()[:min(self.budget.max_actions_per_turn, self.actions_left)]
+        taken = (" ".join(str(n) for n in self._taken(self.board, cell) if n != number)
+                 for cell, number in moves)
+        return ", ".join(f"{self._name(cell)} not {others} so {number or 'clear'}"
+                         for (cell, number), others in zip(moves, taken))
 
     def solve(self):
-        return self._in_turns(self._plan()[:max(1, self.actions_left)])
+        moves = self._plan()[:max(1, self.actions_left)]
+        return self._in_turns([self._spell(*move) for move in moves])
 
     def _plan(self):
-        """The actions that are left, each legal when its turn comes."""
+        """The moves (cell, number or 0) that are left, each legal when its turn comes."""
         board, solution, plan = list(self.board), self.solution, []
-        rank = {c: i for i, c in enumerate(self._free(board))}  # the order of the hints now shown
+        choice = {c: len(self._fitting(board, c)) for c in self._free(board)}  # as now shown
         while board != solution:
             wrong = [c for c, number in enumerate(board) if number not in (0, solution[c])]
             legal = [c for c in wrong if self.options["allow_conflicts"]
@@ -234,12 +250,10 @@ class Sudoku(TextEnv):
                 cell = max(wrong, key=lambda c: sum(p in wrong and solution[p] == board[c]
                                                     for p in self.peers[c]))
             else:
-                free = sorted(self._free(board), key=lambda c: rank.get(c, self.n**2))
-                cell = min(free, key=lambda c: len(self._fitting(board, c)))
-                if len(self._fitting(board, cell)) > 1:
-                    cell = min(free, key=lambda c: self._reason(board, c))
+                free = self._free(board)
+                cell = min(free, key=lambda c: (self._reason(board, c), choice.get(c, 0)))
             board[cell] = solution[cell] if legal or not wrong else 0
-            plan.append(self._spell(cell, board[cell]))
+            plan.append((cell, board[cell]))
         return plan
 
     def random_answer(self, rng):
@@ -247,7 +261,22 @@ class Sudoku(TextEnv):
         cells = self._free(self.board) or [c for c, clue in enumerate(self.clues) if not clue]
         count = min(self.budget.max_actions_per_turn, self.actions_left)
         return f" {SEPARATOR} ".join(f"{self._name(c)} {rng.integers(self.n) + 1}"
-                                     for c in rng.permutation(sorted(cells))[:count].tolist())
+                                     for c in rng.permutation(cells)[:count].tolist())
+
+    @staticmethod
+    def shallow_answer(texts):
+        """Guesses: the next empty cells get the number that the grid shows least and that was not
+        tried there."""
+        rows = [re.findall(r"[0-9]+|\.", line) for line in texts[-1].splitlines()
+                if re.fullmatch(r"[0-9.|*\[\] ]+", line)]
+        numbers = sorted(map(str, range(1, len(rows) + 1)), key=sum(rows, []).count)
+        guesses = []
+        for r, c in product(range(len(rows)), repeat=2):
+            options = [f"({r + 1}, {c + 1}, {n})" for n in numbers]
+            untried = [move for move in options if not any(move in text for text in texts[2::2])]
+            if rows[r][c] == ".":
+                guesses += (untried or options)[:1]
+        return f" {SEPARATOR} ".join(guesses[:2])
 
 
 @cache

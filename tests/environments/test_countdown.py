@@ -6,6 +6,7 @@ from contextlib import suppress
 from fractions import Fraction
 from itertools import combinations, permutations, product
 
+import numpy as np
 import pytest
 
 from minragen.environments.countdown import Countdown, find_expression, parse_equation
@@ -76,16 +77,46 @@ def written(folder, *tasks):
     return str(path)
 
 
+class TestPlayers:
+    def test_the_note_goes_down_to_the_first_number_whose_rest_can_make_what_is_needed(self):
+        for numbers, target, note in (
+                ((3, 5, 8), 4, "4 8 make 12 4 32 2, 3 5 make 8 2 15, both 2"),
+                ((2, 7, 8), 6, "6 8 make 14 2 48, 2 7 make 9 5 14, both 14"),
+                ((5, 6, 7), 37, "37 7 make 44 30, 5 6 make 11 1 30, both 30"),
+                ((2, 5, 9), 7, "7 9 make 16 2 63, 2 5 make 7 3 10; 7 5 make 12 2 35, "
+                               "2 9 make 11 7 18; 7 2 make 9 5 14, 5 9 make 14 4 45, both 14"),
+                ((1, 2, 3, 50), 1, "1 50 make 51 49 50 50; 1 3 make 4 2 3 3; 1 2 make 3 1 2 2; "
+                                   "1 1 make 2 0 1 1")):
+            assert task(numbers, target).note() == note
+
+    def test_the_shallow_player_finds_signs_or_answers_the_sum(self):
+        for numbers, target, answer in (((2, 3, 9), 8, "9 - 3 + 2"), ((2, 3, 9), 3, "9 + 3 + 2"),
+                                        ((1, 4, 7, 80), 76, "80 - 7 + 4 - 1")):
+            env = task(numbers, target)
+            assert env.shallow_answer([env.system_prompt, env.render()]) == answer
+
+
 class TestTasks:
     def test_they_keep_to_the_options_and_need_every_operator(self):
         """RAGEN keeps only tasks that + and - can solve."""
         for count, operators in ((3, "+-*/"), (4, "+-*/"), (0, "*/"), (3, "-")):
-            tasks = solved_tasks(count=count, operators=operators)
+            tasks = solved_tasks(count=count, operators=operators, largest=10)
             assert {len(numbers) for numbers, _ in tasks} == ({count} if count else {3, 4})
             assert {n for numbers, _ in tasks for n in numbers} == set(range(1, 11))
             assert {target for _, target in tasks} <= set(range(1, 100))
             for others in combinations(operators, len(operators) - 1):
                 assert not all(find_expression(*task, others) for task in tasks), others
+
+    def test_a_draw_is_a_task_exactly_where_its_value_is_a_whole_number_from_1_to_99(self):
+        """Also where the way there leads through fractions."""
+        env, terms = Countdown(count=4, largest=10), []
+        env._random_term = lambda *drawn: terms.append(Countdown._random_term(env, *drawn)
+                                                       ) or terms[-1]
+        for seed in range(500):
+            task, value = env._draw(np.random.default_rng(seed)), exact(terms[-1].text)
+            assert (task and task[1]) == (value if value in range(1, 100) else None)
+            assert task is None or type(task[1]) is int
+        assert any(type(term.value) is Fraction and term.value in range(1, 100) for term in terms)
 
     def test_the_solver_finds_an_expression_exactly_where_one_exists(self):
         for numbers, operators in product(((2, 3, 7), (4, 4, 10)), ("+-*/", "+-", "*")):

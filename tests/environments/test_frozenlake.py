@@ -96,7 +96,19 @@ class TestMaps:
                 env.options["view"] = view
                 assert env.render().splitlines() == seen
             assert env.render() in env.observation_space
-        assert lake("P_O", "___", "OG_").note() == "player (0, 0) goal (2, 1)"
+
+    def test_the_note_names_player_goal_holes_and_the_cells_of_the_next_turn(self):
+        for rows, note in (
+                (("P_O", "___", "OG_"),
+                 "player (0, 0) goal (2, 1) holes (0, 2) (2, 0) next (1, 0) (1, 1)"),
+                (("_PG", "__O", "___"), "player (0, 1) goal (0, 2) holes (1, 2) next (0, 2)"),
+                (("_P_", "OO_", "G__"), "player (0, 1) goal (2, 0) holes (1, 0) (1, 1) "
+                                        "next (0, 2) (1, 2)"),
+                (("PG", "__"), "player (0, 0) goal (0, 1) next (0, 1)")):
+            env = lake(*rows)
+            assert env.note() == note
+            env.player = env.goal
+            assert "next" not in env.note()
 
     def test_the_instruction_explains_the_board_its_symbols_and_the_slip(self):
         """RAGEN says that the far corner is (5, 5) on every board."""
@@ -105,7 +117,15 @@ class TestMaps:
         assert "with probability 0.667 a step goes sideways.\nSymbols: @ player, . ice, # h" in told
 
 
-class TestSolver:
+class TestPlayers:
+    def test_the_shallow_bot_walks_straight_to_the_goal_in_every_view_that_has_coordinates(self):
+        for view in ("coord", "grid_coord"):
+            env = lake("P__", "O__", "__G", view=view)
+            assert env.shallow_answer(["", env.render()]) == "Down || Down || Right || Right"
+            env.step("Right || Right")
+            assert env.shallow_answer(["", "", "", env.render()]) == "Down || Down"
+        assert FrozenLake.shallow_answer(["", "P_G"]) == "Right"
+
     @pytest.mark.parametrize("slip", [0.0, 0.3, 0.9])
     def test_each_action_is_optimal_in_every_cell_for_any_number_of_actions_left(self, slip):
         env = FrozenLake(slip=slip, frozen=0.7)
@@ -120,4 +140,4 @@ class TestSolver:
                     there = env.player
                     if (left, there) in v:  # neither a hole nor the goal
                         assert q[left, there, action] == pytest.approx(v[left, there], abs=1e-12)
-                    env.player = env._move(there, env.MOVES[env.actions.index(action)])
+                    env.player = env._move(there, action)

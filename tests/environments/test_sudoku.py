@@ -4,6 +4,7 @@ from functools import cache
 from itertools import product
 
 import numpy as np
+import pytest
 
 from minragen.environments.sudoku import Sudoku, random_grid
 from minragen.envs import FORMAT_PENALTY, Budget, Outcome
@@ -54,30 +55,53 @@ def completions(board):
                for number in fitting(board, cell))
 
 
-class TestPuzzles:
-    def test_easy_and_medium_ones_are_solved_by_elimination_alone(self):
-        """Which proves that they have one solution, as only 77 and 43 % of RAGEN's have."""
-        seeds = [*product((4, 9), range(10)), (16, 0)]
-        for (size, seed), medium in product(seeds, (False, True)):
-            env = fresh(seed, size=size, difficulty="medium" if medium else "easy")
-            while 0 in env.board:
-                fits = {c: fitting(env.board, c) for c in blanks(env.board)}
-                forced = [c for c in fits if len(fits[c]) == 1 or medium and any(
-                    all(env.solution[c] not in fits.get(d, ()) for d in unit)
-                    for unit in units(c, size))]
-                assert forced, f"stuck at {fits}"
-                env.board = [env.solution[c] if c in forced else v for c, v in enumerate(env.board)]
+def hardest_technique(board):
+    """0 if naked singles alone fill the board, 1 if hidden ones are needed, 2 if neither is left.
 
-    def test_hard_ones_have_exactly_one_solution(self):
-        for size, seed in product((4, 9), range(10)):
-            assert completions(fresh(seed, size=size, difficulty="hard").board) == 1
+    Without a look at the solution: every step writes a number that the rules force.
+    """
+    board, n, hardest = list(board), round(len(board)**0.5), 0
+    while 0 in board:
+        fits = {cell: fitting(board, cell) for cell in blanks(board)}
+        forced = {cell: numbers[0] for cell, numbers in fits.items() if len(numbers) == 1}
+        if not forced:
+            hardest = 1
+            forced = {cell: number for cell in fits for number in fits[cell] if any(
+                all(number not in fits.get(d, [board[d]]) for d in unit)
+                for unit in units(cell, n))}
+        if not forced:
+            return 2
+        for cell, number in forced.items():
+            board[cell] = number
+    return hardest
+
+
+class TestPuzzles:
+    @pytest.mark.parametrize(("size", "difficulty", "technique"), [
+        (4, "easy", 0), (9, "easy", 0), (9, "medium", 1), (9, "hard", 2)])
+    def test_200_puzzles_of_a_difficulty_need_the_technique_it_names(self, size, difficulty,
+                                                                     technique):
+        """Of RAGEN's 9x9 puzzles 77, 43 and 8 % have one solution."""
+        env = Sudoku(size=size, difficulty=difficulty)
+        for seed in range(200):
+            env.reset(seed=seed)
+            assert hardest_technique(env.board) == technique
+            assert technique < 2 or seed >= 5 or completions(env.board) == 1
+
+    def test_a_size_that_lacks_a_difficulty_and_a_budget_that_lacks_actions_are_refused(self):
+        for size, difficulty, budget, expected in (
+                (4, "medium", None, "size 4, expected 9"), (16, "hard", None, "size 16, expected"),
+                (9, "medium", Budget(7, 2, 14), "48 blanks: got max_actions 14, expected 48"),
+                (9, "hard", Budget(5, 2, 10), "54 blanks: got max_actions 10")):
+            with pytest.raises(ValueError, match=expected):
+                Sudoku(size=size, difficulty=difficulty, budget=budget)
 
     def test_the_budget_covers_the_blanks_and_a_smaller_one_leaves_fewer(self):
         """RAGEN gives 10 actions for 32 blanks, so success there is impossible."""
-        for size, counts in ((4, (6, 8, 9)), (9, (32, 40, 48)), (16, (102, 128, 153))):
-            for difficulty, count in zip(("easy", "medium", "hard"), counts):
-                env = fresh(size=size, difficulty=difficulty)
-                assert len(blanks(env.board)) == count < env.budget.max_actions <= 2 * count
+        for size, difficulty, count in ((4, "easy", 8), (9, "easy", 40), (9, "medium", 48),
+                                        (9, "hard", 54), (16, "easy", 128)):
+            env = fresh(size=size, difficulty=difficulty)
+            assert len(blanks(env.board)) == count < env.budget.max_actions <= 2 * count
         assert Sudoku().budget == Budget(5, 2, 10)
         assert len(blanks(fresh(budget=Budget(2, 2, 3)).board)) == 3
 
@@ -130,18 +154,19 @@ class TestActions:
             assert f"Refused {move}: {why}\n" in observation
 
     def test_an_allowed_conflict_costs_the_same_stays_and_is_shown(self):
-        env = puzzle(view="detailed", allow_conflicts=True)
+        env = puzzle(view="detailed", hints=True, allow_conflicts=True)
         assert env.step("(2, 2, 4) || (4, 1, 1)")[1] == 1 - 0.1
         assert env.render().splitlines() == [
             "[2][3]|  . [1]", " .  4 | [3][2]", "--------------", "[3][2]|  .  .",
             "*1*[1]| [2][3]", "[5] clue, 5 placed, *5* conflicting, . empty",
-            "Conflicts: (4, 1) (4, 2)", "Fits: (3, 3) 1 4; (3, 4, 4); (1, 3, 4); (2, 1) none"]
+            "Conflicts: (4, 1) (4, 2)",
+            "Taken: (1, 3) 1 2 3; (2, 1) 1 2 3 4; (3, 3) 2 3; (3, 4) 1 2 3"]
 
     def test_after_mistakes_it_wastes_no_action_and_clears_only_what_blocks_in_a_circle(self):
         """Two numbers in each other's cells can only be swapped over an empty one."""
         rng, clears = np.random.default_rng(1), 0
         for seed, allow_conflicts in product(range(120), (False, True)):
-            env = fresh(seed, budget=LONG, difficulty="hard", allow_conflicts=allow_conflicts)
+            env = fresh(seed, budget=LONG, allow_conflicts=allow_conflicts)
             for cell in rng.choice(blanks(env.board), size=14).tolist():  # any but the right number
                 env._act(env._spell(cell, int(env.solution[cell] + rng.integers(3)) % 4 + 1))
             unsolved = sum(a != b for a, b in zip(env.board, env.solution))
@@ -156,5 +181,27 @@ class TestActions:
 
 class TestViews:
     def test_simple_has_lines_between_the_boxes(self):
-        assert puzzle(view="simple", hints=False).render().splitlines() == [
+        assert puzzle(view="simple").render().splitlines() == [
             "2 3 | . 1", ". . | 3 2", "---------", "3 2 | . .", ". 1 | 2 3"]
+
+
+class TestShallowPlayer:
+    def test_it_writes_the_rarest_number_that_it_has_not_tried(self):
+        env = puzzle()
+        texts = [env.system_prompt, env.render()]
+        for answer in ("(1, 3, 4) || (2, 1, 4)", "(2, 2, 1) || (3, 3, 1)",
+                       "(2, 2, 4) || (3, 4, 4)", "(2, 2, 2) || (4, 1, 1)"):
+            assert env.shallow_answer(texts) == answer
+            texts += [answer, env.step(answer)[0]]
+
+    def test_it_solves_less_than_a_fifth_with_and_without_hints(self):
+        for hints in (False, True):
+            env, solved = Sudoku("val", hints=hints), 0
+            for seed in range(100):
+                texts, over = [env.system_prompt, env.reset(seed=seed)[0]], False
+                while not over:
+                    answer = env.shallow_answer(texts)
+                    observation, _, *ends, info = env.step(answer)
+                    texts, over = [*texts, answer, observation], any(ends)
+                solved += info["success"]
+            assert solved < 20
