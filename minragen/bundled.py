@@ -57,11 +57,13 @@ HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right
           "DeepCoder": lambda env: (f"def {env.problem.name}({env.problem.arguments}): return "
                                     f"{env.problem.simpler[0]}" if env.problem.name else ""),
           "Lean": lambda env: "intro h",
+          # the first number of the question
+          "MetaMathQA": lambda env: (re.findall(r"\d+", env.problem.question) or [""])[0],
           "SearchQA": lambda env: f"search[ {env.question.steps[0].query} ]"}
 # ... and how probably a turn is the solver's: more where success needs several good turns in a row.
 EXPERT = 0.3
-EXPERT_OF = {"FrozenLake": 0.5, "Sokoban": 0.6, "Countdown": 0.6, "SearchQA": 0.6, "WebShop": 0.5,
-             "Lean": 0.6}
+EXPERT_OF = {"FrozenLake": 0.5, "Sokoban": 0.6, "Countdown": 0.6, "MetaMathQA": 0.4,
+             "SearchQA": 0.6, "WebShop": 0.5, "Lean": 0.6}
 HABIT = 0.5  # probability that an action of another turn is the habit
 DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
 VERSION = 1  # raise it when this file changes the resulting weights
@@ -366,8 +368,9 @@ def _episode(env, seed, player, turns=20):
 
 
 def _metamathqa_texts(env, seed):
-    """Every template, with its distractor."""
+    """Every template, with its distractor, and every number where they are limited."""
     if not env.records:
+        yield "".join(f" {n}" for n in range(env.options["largest"] + 1))
         template = env.templates[seed % len(env.templates)]
         yield env.pose(template, np.random.default_rng(seed), env.options["distractors"]).question
 

@@ -162,8 +162,9 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
                  max_new_tokens=48, max_context=1024),
     "deepcoder": dict(env_arg=("family=formulas",), steps=40, warmup_steps=500, max_new_tokens=32,
                       max_context=256),
-    "metamathqa": dict(steps=40, warmup_steps=300, num_groups=8, max_new_tokens=64,
-                       max_context=768)}.items()}
+    "metamathqa": dict(env_arg=("max_steps=1", "largest=12", "distractors=False"), max_turns=1,
+                       steps=150, warmup_steps=600, num_groups=32, group_size=8, max_new_tokens=24,
+                       max_context=192, val_every=25)}.items()}
 # What changes for a pretrained model: RAGEN V2's rates and steps, smaller batches, longer replies.
 PRETRAINED = dict(steps=200, warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
                   max_new_tokens=128, max_context=2048, token_budget=8192)

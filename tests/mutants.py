@@ -634,6 +634,18 @@ MUTANTS = {
         ("given(f\"{atoms.pop()} → {goal}\")", "given(f\"{premise} → {goal}\")",
          "a drawn theorem has two proofs, and no fact leads nowhere"),
     ],
+    ("environments/metamathqa.py", "environments/test_metamathqa.py"): [
+        ("if self.problem.largest <= largest:", "if self.problem.gold <= largest:",
+         "only the result has to be below `largest`"),
+        ("max(gold, *numbers))", "max(numbers))", "a result may be above `largest`"),
+        ("for _ in range(FITTINGS):", "while True:",
+         "a template whose numbers are never small enough is drawn for ever"),
+        ("or not LEFT_SIDE.fullmatch(left.strip()) or", "or", "18 = 20 is read as 20"),
+        ('(r"\\*\\*([^*]+)\\*\\*", r" \\1 "),', "", "a result in bold is no result"),
+        ("again * (self.budget.max_actions > 1)", "again",
+         "a task of one attempt promises something for the second"),
+        ("order = [guess, *(", "order = [*(", "the shallow player ignores the words"),
+    ],
 }
 
 

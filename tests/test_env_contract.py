@@ -33,7 +33,7 @@ OUT_OF_RANGE = {
                 "pulls": (0, 100)},
     "sudoku": {"size": (5,), "difficulty": ("harder", "hard"), "view": ("grid",)},
     "countdown": {"count": (5,), "operators": ("", "+^"), "largest": (1, 1001)},
-    "metamathqa": {"max_steps": (0, 5)},
+    "metamathqa": {"max_steps": (0, 5), "largest": (-1, 11, 10_001)},
     "searchqa": {"hops": (-1, 3), "results": (0, 11), "reward": ("bleu",), "timeout": (0.0, 60.1),
                  "url": ("file:///etc/passwd",)},
     "webshop": {"reward": ("raw",), "page_size": (0, 51), "attributes": (0, 4),

@@ -10,6 +10,7 @@ Differences from RAGEN:
 
 import functools
 import json
+import math
 import re
 from decimal import Decimal
 from fractions import Fraction
@@ -23,6 +24,11 @@ MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of
 # Forms of records: field of the question, field of the answer, the (last) marker before the result.
 FORMS = (("query", "response", "The answer is:"), ("question", "answer", "####"))
 
+FITTINGS = 100  # draws of a template's numbers before another template is tried
+# What a word of a question suggests to a shallow player, the first that is there.
+KEYWORDS = {"percent|fraction|equal": "/", "each|every|times|pay": "*",
+            "now|than|younger|of them": "-", "": "+"}
+
 
 class WordProblem(NamedTuple):
     question: str
@@ -31,6 +37,7 @@ class WordProblem(NamedTuple):
     percent: bool  # whether the result counts in percent
     task: str  # decides the split
     note: str = ""  # the calculation, if known
+    largest: Fraction = Fraction(0)  # number of the calculation or its result, if known
 
     def read(self, answer):
         """The value or text of `answer`, to compare with `gold`; None if it has none."""
@@ -45,8 +52,8 @@ class MetaMathQA(TextEnv):
     Goal: give the result.
     Observation: the question; after a wrong answer also the number of wrong answers.
     Actions: one value in any notation: 18, 18.0, 1.8e1, 36/2, 1 1/2, \\frac{3}{4}, 75%, $1,234.50,
-        \\boxed{18}, 18 dollars. A text without exactly one value ("18 or 20") is not an action and
-        not an attempt. Units are not judged.
+        \\boxed{18}, **18**, 18 dollars, 9 * 2 = 18, So the answer is 18. A text without exactly one
+        value ("18 or 20") is not an action and not an attempt. Units are not judged.
     Reward: 1/2^k for the right value after k wrong ones, otherwise 0.
     Ends when: the value is right.
     Solver: computes the template's expression exactly; for the user's records it knows the answer.
@@ -54,27 +61,29 @@ class MetaMathQA(TextEnv):
 
     A percentage question wants the number before the sign: 75% and 75 are right, 0.75 is wrong. In
     any other question 75% is 0.75. Nothing is rounded: 0.33 is not 1/3.
-    The templates need one to four operations. Problems with the same template and the same numbers
-    in any order are one task: names and distractors do not matter.
+    The templates need one to four operations. Those of one operation come in pairs that share their
+    words but not the operation, so that no single word tells it. Problems with the same template
+    and the same numbers in any order are one task: names and distractors do not matter.
 
     Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
-    the most operations of a problem; `repeat`, whether to repeat the question; `data`, a file of
+    the most operations of a problem; `largest`, the largest number of a calculation and its result,
+    at least 12, or 0 for any; `repeat`, whether to repeat the question; `data`, a file of
     MetaMathQA or GSM8K records (see FORMS) instead of the templates. Records without a result are
     left out. Rephrasings of one `original_question` belong to one split. A result that is not a
     number (an interval, x+1) must be given literally, except for case, spaces and LaTeX decoration.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
-    bundled_data = "50 templates of word problems"
-    defaults = {"data": "", "distractors": True, "max_steps": 4, "repeat": True}
-    instruction = ("Solve the problem. Answer with its result alone, such as 18, 3/4, 2.5 or 75%. "
-                   "A right answer earns 1, and half as much after each wrong one.")
-
+    bundled_data = "73 templates of word problems"
+    defaults = {"data": "", "distractors": True, "largest": 0, "max_steps": 4, "repeat": True}
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        path, steps = self.options["data"], self.options["max_steps"]
+        path, steps, largest = (self.options[name] for name in ("data", "max_steps", "largest"))
         if not 1 <= steps <= 4:
             raise ValueError(f"option max_steps of MetaMathQA: got {steps}, expected 1 to 4.")
+        if largest and not 12 <= largest <= 10_000:
+            raise ValueError(f"option largest of MetaMathQA: got {largest}, expected 12 to 10000, "
+                             f"or 0 for any.")
         self._names, templates = word_problems()
         self.templates = [t for t in templates if t["steps"] <= steps]
         self.records = None
@@ -87,14 +96,26 @@ class MetaMathQA(TextEnv):
                 raise ValueError(f"option data of MetaMathQA: got {path!r} with {counts} problems, "
                                  f"expected some for split {split!r}. Give more records.")
 
+    @property
+    def instruction(self):
+        again = " A right answer earns 1, and half as much after each wrong one."
+        return ("Solve the problem. Answer with its result alone, such as 18, 3/4, 2.5 or 75%."
+                + again * (self.budget.max_actions > 1))
+
     def _reset(self, rng):
         self.solved, self._given = False, []
         if self.records:
             self.problem = self.records[rng.integers(len(self.records))]
             return
-        template = self.templates[rng.integers(len(self.templates))]
         # Always draw the coin: a seed has the same task with and without distractors.
-        self.problem = self.pose(template, rng, rng.random() < 0.5 and self.options["distractors"])
+        distract = rng.random() < 0.5 and self.options["distractors"]
+        largest = self.options["largest"] or math.inf
+        while True:
+            template = self.templates[rng.integers(len(self.templates))]
+            for _ in range(FITTINGS):
+                self.problem = self.pose(template, rng, distract)
+                if self.problem.largest <= largest:
+                    return
 
     def pose(self, template, rng, distract):
         """Draw names and numbers for a template. Returns a WordProblem."""
@@ -124,6 +145,19 @@ class MetaMathQA(TextEnv):
 
     def note(self):
         return self.problem.note
+
+    @staticmethod
+    def shallow_answer(texts):
+        """The first two numbers under the operation that a word suggests, then under the others."""
+        question = texts[1].partition("\nTurns left")[0].lower()
+        a, b = ([Fraction(n) for n in DIGITS.findall(question)] + [Fraction(1)] * 2)[:2]
+        a, b = max(a, b), min(a, b) or Fraction(1)
+        results = {"-": a - b, "+": a + b, "*": a * b, "/": a / b}
+        guess = next(sign for words, sign in KEYWORDS.items() if re.search(words, question))
+        if guess == "*" and a > 10 and a % b == 0:  # too large for a factor
+            guess = "/"
+        order = [guess, *(sign for sign in results if sign != guess)]
+        return str(results[order[(len(texts) // 2 - 1) % 4]])
 
     def solve(self):
         return [self.problem.answer]
@@ -188,9 +222,9 @@ def fill_template(template, values, people, distract):
     gold, kind = evaluate(template["answer"], values), template["kind"]
     answer = str(gold) if kind == "fraction" else format_number(gold) + "%" * (kind == "percent")
     # Sorted, so that no other split has the same numbers in another order.
-    numbers = " ".join(map(str, sorted(values[name] for name in template["used"])))
+    numbers = sorted(values[name] for name in template["used"])
     return WordProblem(" ".join(parts).format(**shown), answer, gold, kind == "percent",
-                       f"{template['id']} {numbers}", note)
+                       " ".join(map(str, [template["id"], *numbers])), note, max(gold, *numbers))
 
 
 def format_number(value, money=False):
@@ -241,7 +275,11 @@ NUMBER = re.compile(
     rf"(?P<sign>[-+]?) ?(?:(?:(?P<whole>{WHOLE}) )?(?P<top>{WHOLE}) ?/ ?(?P<bottom>{WHOLE})"
     rf"|(?P<decimal>{WHOLE}(?:\.[0-9]{{1,40}})?|\.[0-9]{{1,40}})"
     rf"(?:[eE](?P<exponent>[-+]?[0-9]{{1,2}}))?)(?![0-9])(?P<percent> ?(?:%|per ?cent\b))?")
-LEAD = re.compile(r"(?:(?:the )?(?:final )?answer(?: is)? ?:? ?|[a-z] ?= ?)?", re.IGNORECASE)
+# What people write before a result: "So, the final answer is:", "Answer =", "x =", "7 * 8 =".
+LEAD = re.compile(r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the )?(?:(?:final|correct) )?"
+                  r"(?:answer|result)(?: is)?(?: ?[:=])? ?)?", re.IGNORECASE)
+LEFT_SIDE = re.compile(r"[a-z]?|[(0-9., )]*[0-9)] ?(?:[-+*/×÷]|\\(?:times|cdot|div))"
+                       r"(?:[-+*/×÷(0-9., )]|\\(?:times|cdot|div))*", re.IGNORECASE)
 UNIT = re.compile(r"(?:[a-z]{2,}|[gmshl])(?:/(?:[a-z]{2,}|[gmshl]))?(?:\^[23]|[²³])?",
                   re.IGNORECASE)
 # Words that are not a unit, because they change the number or its meaning.
@@ -253,6 +291,7 @@ WRAPPER = r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox) ?\{([^{}]*)\}"
 BARE_NUMBER = (
     ("−", "-"), (r"(?<=[0-9])(?:\{,\}|,\\!|\\[,!])(?=[0-9]{3})", ","),
     (r"\^ ?(?:\{\\circ\}|\\circ)|°", " degrees"), (r"\\%", "%"),
+    (r"\*\*([^*]+)\*\*", r" \1 "),  # Markdown's bold
     (r"\\[$,;:!()\[\] ]|[$€£¥]", " "), (r"\s+", " "),  # a space, so that "$1$2" is not 12
     (r"\\[dtc]?frac ?(?:\{ ?([-+]?[0-9,]+) ?\}|([0-9])) ?(?:\{ ?([0-9,]+) ?\}|([0-9]))",
      r" \1\2/\3\4 "),
@@ -270,14 +309,16 @@ BARE_TEXT = (
 def read_value(text, percent=False):
     """The one value that `text` gives, as a Fraction; None if it gives no value or several.
 
-    The text is: an optional "the answer is" or "x =", one number (integer, decimal, fraction, mixed
-    number, scientific notation, thousands separated by commas), at most six words of unit.
+    The text is: an optional "so the answer is", "=", "x =" or "7 * 8 =", one number (integer,
+    decimal, fraction, mixed number, scientific notation, thousands separated by commas), at most
+    six words of unit. Bold, LaTeX and currency signs do not matter.
     percent: whether a % sign is a unit; otherwise it means hundredths
     """
     text = substitute(text, BARE_NUMBER).strip()
-    text = text[LEAD.match(text).end():]
+    left, _, text = text[LEAD.match(text).end():].rpartition("=")
+    text = text.strip()
     found = NUMBER.match(text)
-    if not found or not is_unit(text[found.end():]):
+    if not found or not LEFT_SIDE.fullmatch(left.strip()) or not is_unit(text[found.end():]):
         return None
     sign, whole, top, bottom, decimal, exponent, hundredths = (
         part and part.replace(",", "") for part in found.groups())

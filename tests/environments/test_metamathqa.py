@@ -23,7 +23,10 @@ NOTATIONS = {  # value -> texts that give it
     "18": (
         "18.", " 18.0 ", "+018", "1800%", "1.8E+1", r"1.8 \times 10^1", "1.8 x 10^{1}", "$$18$$",
         r"\$18", r"\(18\)", r"\boxed{\text{18 dollars}}", "18 of the red rolls are left.", "18 m",
-        r"18\text{ cm}^2", "18cm²", "18 km/h", r"18^{\circ}", "The answer is 18.", "x = 18"),
+        r"18\text{ cm}^2", "18cm²", "18 km/h", r"18^{\circ}", "The answer is 18.", "x = 18",
+        "**18**", "= 18", "So the answer is 18", "The answer is: 18.", r"\boxed{18}", "Answer = 18",
+        "**Answer:** 18 dollars", r"Therefore, the final answer is **\boxed{18}**.", "9 * 2 = 18",
+        "(2 + 4) × 3 = 18", r"$36 \div 2 = 18$"),
     "-18": ("-18", "- 18", "\u221218", "-$18", "$-18"),
     "0": ("0", "-0.0", "0%"),
     "1/2": (".5", "0.50", "2 / 4", "50%", "50 per cent", r"50\%", "5e-1"),
@@ -37,7 +40,9 @@ NOTATIONS = {  # value -> texts that give it
     None: (  # texts that give none, or several, or more than a number and its unit
         "", "$", "about 18", "3/0", "3/4/1", "3/-4", "1 2/2", "12,34", "1 234", "18x", "$1$2",
         r"\boxed{18} or 20", r"\boxed{}", "18 x", "18g", "18 hundred", "18-20", "18!", "18.0.0",
-        "--18", "0x12", "1e999", "1" * 5000, "18 of all the red rolls are left", "\u0661\u0668"),
+        "--18", "0x12", "1e999", "1" * 5000, "18 of all the red rolls are left", "\u0661\u0668",
+        "18 = 20", "x = 18 = 20", "-5 = 18", "9 * 2", "9 * 2 =", "about = 18", "18 = x", "so",
+        "The answer is 18 or 20", "maybe 18", "**18** or **20**", "2**3"),
 }
 TEXTS = (  # a result that is no value, answers that say the same, answers that do not
     ("x+1", ("x + 1", "$x+1$", "X+1.", r"\boxed{x+1}"), ("1+x", "5")),
@@ -132,12 +137,13 @@ class TestAnswers:
 
 class TestTemplates:
     def test_an_instance_is_of_its_kind_and_its_note_computes_the_result(self):
-        for template, values, (question, answer, gold, percent, _, note) in samples():
+        for template, values, (question, answer, gold, percent, _, note, most) in samples():
             assert all(eval(condition, {}, values) for condition in template.get("require", []))
             assert all(value > 0 for value in values.values()) and 0 < gold < 10_000
             kind = template["kind"]
             assert ("/" in answer) == (kind == "fraction") and read_value(answer, percent) == gold
             assert gold.denominator == 1 or kind != "integer"
+            assert most == max(gold, *(values[variable] for variable in template["used"]))
             assert percent == answer.endswith("%") == (kind == "percent") <= ("percent" in question)
             assert eval(re.sub(NUMBER, r"F('\g<0>')", note), {"F": Fraction}) == gold
             shown = {metamathqa.format_number(values[variable], variable in template["money"])
@@ -156,6 +162,22 @@ class TestTemplates:
         count = Counter(name for name, _ in {(t["id"], p.task) for t, _, p in samples()})
         assert len(count) == len(TEMPLATES) and min(count.values()) >= 10
 
+    def test_no_number_of_a_calculation_and_its_result_is_above_largest(self):
+        small = MetaMathQA(largest=20, max_steps=1, budget=Budget(1, 1, 1))
+        assert "half" in MetaMathQA().system_prompt and "half" not in small.system_prompt
+        seen = Counter()
+        for seed in range(500):
+            small.reset(seed=seed)
+            seen[small.instance().split()[0]] += 1
+            shown = re.findall(NUMBER, f"{small.note()} {small.solve()[0]}")
+            assert max(map(float, shown)) <= 20
+        assert len(seen) == 24 and max(seen.values()) < 60  # every template, none too often
+        assert max(map(float, re.findall(NUMBER, MetaMathQA(max_steps=1).reset(seed=3)[0]))) > 20
+        longer = MetaMathQA(largest=20)  # most of its templates have no small numbers
+        for seed in range(20):
+            longer.reset(seed=seed)
+            assert longer.problem.largest <= 20
+
     def test_half_of_the_questions_have_a_distractor_and_max_steps_limits_the_operations(self):
         plain, told, shown = MetaMathQA(distractors=False), MetaMathQA(), 0
         simple = MetaMathQA(max_steps=2)
@@ -166,6 +188,19 @@ class TestTemplates:
             assert len(re.findall(r" [-+*/] ", simple.note())) <= 2
             shown += len(long) > len(short)
         assert 15 < shown < 45
+
+
+class TestShallowPlayer:
+    def test_it_tries_the_operation_of_a_word_first_and_then_the_others(self):
+        for question, answers in (
+                ("Ana has 8 cards and now gets 4.", ["4", "12", "32", "2", "4"]),
+                ("Each of 8 boxes holds 4.", ["32", "4", "12", "2"]),
+                ("Each child of 4 gets some of 24.", ["6", "20", "28", "96"]),
+                ("What percent of 4 is 2.5?", ["8/5"]), ("Is 0 equal to 5?", ["5"]), ("", ["2"])):
+            texts = ["Solve.", f"{question}\nTurns left: 5"]
+            for answer in answers:
+                assert MetaMathQA.shallow_answer(texts) == answer
+                texts += [answer, "Reward: 0"]
 
 
 class TestRecords:
