@@ -145,7 +145,8 @@ class Config:
 # options that make a task of its size.
 TINY = {"bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256)}
 TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
-    "frozenlake": dict(env_arg=("view=coord",), steps=70, max_new_tokens=24, max_context=512),
+    "frozenlake": dict(env_arg=("view=coord",), steps=70, warmup_steps=800, max_new_tokens=24,
+                       max_context=512),
     "sokoban": dict(env_arg=("view=coord", "pulls=2"), steps=50, max_new_tokens=24,
                     max_context=640, val_every=25),
     "sudoku": dict(env_arg=("hints=True",), steps=40, warmup_steps=300, num_groups=8,

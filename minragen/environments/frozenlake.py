@@ -5,7 +5,6 @@ Differences from RAGEN:
   2. A path within the action budget always exists. RAGEN's may be longer.
 """
 
-from itertools import accumulate
 
 import numpy as np
 
@@ -95,12 +94,8 @@ class FrozenLake(Board):
         return self.player, {"goal": [self.goal], "hole": holes}
 
     def note(self):
-        """Player, goal, holes, and the cells of the next turn on the best way."""
-        way = accumulate(self._plan()[:self.budget.max_actions_per_turn], self._move,
-                         initial=self.player)
-        next(way)
-        places = {"player": [self.player], "goal": [self.goal],
-                  "holes": self._things()[1]["hole"], "next": list(way)}
+        """Holes, player and goal."""
+        places = {"holes": self._things()[1]["hole"], "player": [self.player], "goal": [self.goal]}
         return " ".join(f"{name} {' '.join(map(str, cells))}"
                         for name, cells in places.items() if cells)
 
