@@ -376,10 +376,9 @@ class EnvGroups:
                  share=slice(None)):
         self.numbers = range(num_groups)[share]
         self.num_groups, self.group_size, self.split = len(self.numbers), group_size, split
-        self.names = [name for name, count in parse_mixture(spec, num_groups)
-                      for _ in range(count)][share]
-        mixture = {name for name, _ in parse_mixture(spec, num_groups)}
-        per_name = {n: _options_of(n, options or {}, mixture)
+        mixture = parse_mixture(spec, num_groups)
+        self.names = [name for name, count in mixture for _ in range(count)][share]
+        per_name = {n: _options_of(n, options or {}, dict(mixture))
                     for n in dict.fromkeys(self.names)}
         own = {n: make(n, split, **per_name[n]).budget for n in per_name}
         self._build = [partial(make, n, split, replace(own[n], **(budgets or {})), **per_name[n])
