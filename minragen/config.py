@@ -147,8 +147,8 @@ TINY = {"bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256)}
 TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "frozenlake": dict(env_arg=("view=coord",), steps=70, warmup_steps=800, max_new_tokens=24,
                        max_context=512),
-    "sokoban": dict(env_arg=("view=coord", "pulls=2"), steps=50, max_new_tokens=24,
-                    max_context=640, val_every=25),
+    "sokoban": dict(env_arg=("view=coord", "pulls=2"), steps=60, max_new_tokens=24,
+                    max_context=640),
     "sudoku": dict(env_arg=("hints=True",), steps=40, warmup_steps=300, num_groups=8,
                    max_new_tokens=24, max_context=768),
     "countdown": dict(env_arg=("count=3", "largest=10"), steps=160, warmup_steps=800, lr=3e-4,
