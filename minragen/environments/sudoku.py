@@ -40,8 +40,8 @@ class Sudoku(TextEnv):
     some empty cell always has only one number that fits), medium (60 %; also takes hidden singles:
     a number that fits nowhere else in a row, column or box), hard (67 %; takes more than both).
     Only 9x9 has the latter two: naked singles solve every 4x4 puzzle, and 16x16 ones take long to
-    make. `view`, one of compact, simple, detailed, with_feedback; `hints` lists the empty cells,
-    each with the numbers that fit; `allow_conflicts`: a number against the rules is marked, not
+    make. `view`, one of compact, simple, detailed, with_feedback; `hints` lists the empty cells
+    with the numbers that fit, a single one as an action; `allow_conflicts`: a number against the rules is marked, not
     refused, at the same cost. Larger grids have larger budgets. A smaller budget means fewer
     blanks, and is refused unless the puzzle is easy.
     """
@@ -81,7 +81,8 @@ class Sudoku(TextEnv):
     @property
     def instruction(self):
         n, b = self.n, isqrt(self.n)
-        hints = "\nFits lists the empty cells, each with the numbers that fit."
+        hints = ("\nFits lists the empty cells with the numbers that fit, least choice last; where "
+                 "only one fits, as an action.")
         return (f"Fill the grid: each row, column and {b}x{b} box holds every number from 1 to "
                 f"{n} once. A dot is an empty cell.\n"
                 f"Cells are (row, column), from (1, 1) at the top left to ({n}, {n}). "
@@ -137,7 +138,9 @@ class Sudoku(TextEnv):
         return sorted({*range(1, self.n + 1)} - {board[p] for p in self.peers[cell]})
 
     def _free(self, board):
-        return [cell for cell, number in enumerate(board) if not number]
+        """The empty cells, those with the least choice first."""
+        free = [cell for cell, number in enumerate(board) if not number]
+        return sorted(free, key=lambda cell: len(self._fitting(board, cell)))
 
     def _act(self, action):
         if (move := self._parse(action)) is None:
@@ -200,10 +203,13 @@ class Sudoku(TextEnv):
             lines.append(f"Conflicts: {' '.join(map(self._name, clashing))}")
         free = self._free(self.board)
         if self.options["hints"] and free:
-            lines.append("Fits: " + "; ".join(
-                f"{self._name(c)} {' '.join(map(str, self._fitting(self.board, c))) or 'none'}"
-                for c in free))
+            lines.append("Fits: " + "; ".join(map(self._hint, reversed(free))))
         return "\n".join(lines)
+
+    def _hint(self, cell):
+        fitting = self._fitting(self.board, cell)
+        return (self._name(cell, *fitting) if len(fitting) == 1 else
+                f"{self._name(cell)} {' '.join(map(str, fitting)) or 'none'}")
 
     def _grid(self, clashing):
         """The rows, with lines between the boxes except in the compact view."""
@@ -223,7 +229,7 @@ class Sudoku(TextEnv):
     def note(self):
         """The next moves."""
         moves = self._plan()[:min(self.budget.max_actions_per_turn, self.actions_left)]
-        return ", ".join(f"{self._name(cell)} {number or 'clear'}" for cell, number in moves)
+        return ", ".join(self._spell(*move) for move in moves)
 
     def solve(self):
         moves = self._plan()[:max(1, self.actions_left)]
@@ -258,13 +264,12 @@ class Sudoku(TextEnv):
 
     @staticmethod
     def shallow_answer(texts):
-        """Paste the hints that name one number; else guess: the next empty cells get the number
-        that the grid shows least and that was not tried there."""
+        """Paste the last actions of the hints; else guess: the next empty cells get the number that
+        the grid shows least and that was not tried there."""
         rows = [re.findall(r"[0-9]+|\.", line) for line in texts[-1].splitlines()
                 if re.fullmatch(r"[0-9.|*\[\] ]+", line)]
         numbers = sorted(map(str, range(1, len(rows) + 1)), key=sum(rows, []).count)
-        moves = [f"({cell}, {n})"
-                 for cell, n in re.findall(r"\((\d+, \d+)\) (\d+)(?=;|\n|$)", texts[-1])]
+        moves = re.findall(r"\(\d+, \d+, \d+\)", texts[-1].partition("Fits:")[2])[::-1]
         for r, c in product(range(len(rows)), repeat=2):
             options = [f"({r + 1}, {c + 1}, {n})" for n in numbers]
             untried = [move for move in options if not any(move in text for text in texts[2::2])]

@@ -160,7 +160,7 @@ class TestActions:
             "[2][3]|  . [1]", " .  4 | [3][2]", "--------------", "[3][2]|  .  .",
             "*1*[1]| [2][3]", "[5] clue, 5 placed, *5* conflicting, . empty",
             "Conflicts: (4, 1) (4, 2)",
-            "Fits: (1, 3) 4; (2, 1) none; (3, 3) 1 4; (3, 4) 4"]
+            "Fits: (3, 3) 1 4; (3, 4, 4); (1, 3, 4); (2, 1) none"]
 
     def test_after_mistakes_it_wastes_no_action_and_clears_only_what_blocks_in_a_circle(self):
         """Two numbers in each other's cells can only be swapped over an empty one."""
