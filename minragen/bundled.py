@@ -65,6 +65,8 @@ EXPERT = 0.3
 EXPERT_OF = {"FrozenLake": 0.5, "Sokoban": 0.6, "Countdown": 0.6, "MetaMathQA": 0.4,
              "SearchQA": 0.6, "WebShop": 0.5, "Lean": 0.6}
 HABIT = 0.5  # probability that an action of another turn is the habit
+# Steps whose demonstrations are then repeated: Lean takes 25 ms for a tactic that it has not seen.
+DISTINCT_OF = {"Lean": 100}
 DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
 VERSION = 1  # raise it when this file changes the resulting weights
 BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step; half as many of long episodes
@@ -197,10 +199,11 @@ def warm_up(policy, frame, groups, steps, stop_after=None):
     returns: the loss of each step, in nats per reply token
     """
     peak, losses = LEARNING_RATE[_kind(policy)], []
+    distinct = min(recipe(DISTINCT_OF, env, steps) for env in groups.envs)
     optimizer = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0)
     for step in tqdm(range(stop_after or steps), desc="warm-up", leave=False, disable=None):
         optimizer.set_lr(peak * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
-        batch = make_batch(demonstrate(frame, groups, step)).to(policy.device)
+        batch = make_batch(demonstrate(frame, groups, step % distinct)).to(policy.device)
         total, losses = int(batch.response_mask.sum()), [*losses, 0.0]
         for rows in padded_batches(batch.lengths, WARMUP_TOKENS):
             part = batch.take(rows)
