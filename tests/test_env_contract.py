@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from minragen.config import Config, env_groups, preset
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, TextEnv, make
 
 # Environments that must be stochastic, with the options that make them so.
@@ -46,6 +47,11 @@ OUT_OF_RANGE = {
 
 def stochastic(name, split="train"):
     return make(name, split, **STOCHASTIC.get(name, {}))
+
+
+def forms(name, split):
+    """The environment by default and with the options and the budget of tiny's preset."""
+    return [env_groups(config, split).envs[0] for config in (Config(env=name), preset(name))]
 
 
 def accepted(name, *budgets):
@@ -182,25 +188,25 @@ class TestGroups:
 class TestSplits:
     def test_splits_are_disjoint_by_instance(self, env_name):
         """A reset gives an instance of the split that was asked for, if there is such a split."""
-        env, owner = make(env_name), {}
-        env.reset(seed=0)
-        for seed in range(2_000):
-            env._reset(np.random.default_rng([seed, 0, 0]))
-            split = env.instance_split()
-            assert split in SPLITS and owner.setdefault(env.instance(), split) == split
-        assert set(owner.values()) == set(SPLITS)
-        for split in SPLITS:
-            env = make(env_name, split)
-            for seed in seeds(env_name, 40):
-                env.reset(seed=seed)
-                assert env.instance_split() == split == owner.get(env.instance(), split)
+        for env, *of_splits in zip(*(forms(env_name, split) for split in ("train", *SPLITS))):
+            owner = {}
+            env.reset(seed=0)
+            for seed in range(5_000):
+                env._reset(np.random.default_rng([seed, 0, 0]))
+                split = env.instance_split()
+                assert split in SPLITS and owner.setdefault(env.instance(), split) == split
+            assert set(owner.values()) == set(SPLITS)
+            for split, env in zip(SPLITS, of_splits):
+                for seed in seeds(env_name, 40):
+                    env.reset(seed=seed)
+                    assert env.instance_split() == split
+                    assert owner.get(env.instance(), split) == split
 
 
 class TestSolver:
     def test_the_solver_succeeds_on_every_instance_by_a_plan_for_the_turns_left(self, env_name):
         """It plans again every turn; without randomness its first plan is enough."""
-        for split in SPLITS:
-            env = make(env_name, split)
+        for env, split in ((env, split) for split in SPLITS for env in forms(env_name, split)):
             for seed in seeds(env_name, 50) if has_solver(env) else ():
                 assert play(env, seed, lambda env: env.solve()[0]).success, (split, seed)
                 env.reset(seed=seed)
