@@ -102,6 +102,25 @@ def headline_table():
         for random, *shallow, _ in [baselines(env).values()]])
 
 
+def smollm2_table():
+    """One row for each run of SmolLM2: success before and after RL, and the curve of the return."""
+    rows = []
+    for run in sorted((ROOT / "runs").glob("readme-*-smollm2-grpo")):
+        config, metrics = read_config(run), read(run.name)
+        first, *_, last = [line for line in metrics if "val/success" in line]
+        returns = [value for _, value in curve(metrics, "episode_return")]
+        fifth = max(1, len(returns) // 5)
+        parts = [returns[k:k + fifth] for k in range(0, fifth * (len(returns) // fifth), fifth)]
+        rows.append([
+            ", ".join([config.env, *changed_environment(config)]), str(config.warmup_steps),
+            f"{len(returns)} x {config.num_groups} x {config.group_size}",
+            with_interval(first["val/success"], config.val_size),
+            with_interval(last["val/success"], config.val_size),
+            ", ".join(f"{sum(part) / len(part):.2f}" for part in parts), minutes([metrics])])
+    return table(("environment and options", "warm-up steps", "steps x groups x members",
+                  "before RL: sampled", "after", "return in training, by fifths", "minutes"), rows)
+
+
 def table(names, rows):
     lines = [names, ["---"] * len(names), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -130,8 +149,8 @@ def episode_of(run, split="val"):
 
 
 def minutes(runs):
-    taken = [run[-1]["elapsed"] / 60 for run in runs]
-    return f"{min(taken):.1f} to {max(taken):.1f}"
+    taken = sorted({f"{run[-1]['elapsed'] / 60:.1f}" for run in runs}, key=float)
+    return " to ".join(taken[:1] + taken[1:][-1:])
 
 
 def of_seeds(rates, n):
@@ -178,7 +197,7 @@ def environments_table():
 # page -> {name of a block in it: function that makes its text}
 PAGES = {"README.md": {"log": log_lines, "headlines": headline_table},
          "docs/environments.md": {"environments": environments_table},
-         "docs/results.md": {"results": results_table},
+         "docs/results.md": {"results": results_table, "smollm2": smollm2_table},
          **{f"docs/environments/{env}.md": {
              "tiny": partial(episode_of, f"readme-{env}-grpo-s0"),
              "smollm2": partial(episode_of, f"readme-{env}-smollm2")} for env in REGISTRY}}

@@ -187,11 +187,9 @@ class TextEnv(gymnasium.Env):
         """Instruction, action names and budget: everything the model is told once."""
         b, lines = self.budget, [self.instruction]
         fewer = f" and {b.max_actions} actions" if b.max_actions < b.max_turns else ""
-        if self.actions and self.multi_action:
-            pair = f", such as {self.actions[0]} {SEPARATOR} {self.actions[-1]} "
-            example = pair if b.max_actions_per_turn > 1 else ""
-            lines.append(f"Actions: {', '.join(self.actions)}. Up to {b.max_actions_per_turn} "
-                         f"a turn{example}. "
+        if self.actions and self.multi_action and b.max_actions_per_turn > 1:
+            lines.append(f"Actions: {', '.join(self.actions)}. Up to {b.max_actions_per_turn} a "
+                         f"turn, such as {self.actions[0]} {SEPARATOR} {self.actions[-1]} . "
                          f"You have {b.max_turns} turns and {b.max_actions} actions.")
         elif self.actions:
             lines.append(f"Actions: {', '.join(self.actions)}. One action a turn, "
