@@ -170,7 +170,7 @@ class TestTurns:
                 (Step, (9, 1, 5), f"{walk} One action a turn, 9 turns and 5 actions."),
                 (Walk, (7, 3, 13), f"{walk} Up to 3 a turn, such as Left || Right . "
                                    "You have 7 turns and 13 actions."),
-                (Walk, (2, 1, 10), f"{walk} Up to 1 a turn. You have 2 turns and 2 actions."),
+                (Walk, (2, 1, 10), f"{walk} One action a turn, 2 turns."),
                 (Question, (9, 1, 4), "You have 9 turns and 4 actions."),
                 (Question, (2, 1, 2), "You have 2 turns."), (Question, (1, 1, 1), "")):
             assert cls(budget=Budget(*budget)).system_prompt == prompt
