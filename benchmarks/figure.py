@@ -27,9 +27,7 @@ from minragen.runs import console_line, read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)
-RUNS = (("frozenlake", "grpo"), ("frozenlake", "ppo"),
-        *((env, "grpo") for env in REGISTRY if env != "frozenlake"))
-HEADLINES = (("frozenlake", "grpo"), ("sokoban", "grpo"), ("countdown", "grpo"), ("lean", "grpo"))
+HEADLINES = ("frozenlake", "webshop", "metamathqa", "deepcoder", "lean")
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 EPISODE = re.compile(
     r"(```console\n\$ \.venv/bin/python -m minragen\.environments (\w+) (\d+)\n).*?(^```$)",
@@ -47,58 +45,59 @@ def curve(metrics, key):
 
 
 def draw(path):
-    """Held-out success against step: FrozenLake with GRPO and with PPO, three seeds each."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)
-    for axis, algo in zip(axes, ("grpo", "ppo")):
-        for seed, colour in zip(SEEDS, COLOURS):
-            metrics = read(f"readme-frozenlake-{algo}-s{seed}")
-            for key, style, label in (("val/success", "-", "sampled"),
-                                      ("val/success_greedy", "--", "greedy")):
-                axis.plot(*zip(*curve(metrics, key)), style, color=colour,
-                          label=f"seed {seed}, {label}", marker=".")
-        axis.set_title(f"FrozenLake, {algo.upper()}, tiny (0.2M parameters), one CPU core",
-                       fontsize=9)
-        axis.set_xlabel("step")
+    """Held-out success against step in each environment: three seeds, and two baselines."""
+    figure, grid = plt.subplots(2, 5, figsize=(11, 4.4), sharey=True)
+    for axis, env in zip(grid.flat, REGISTRY):
+        runs, last, _ = runs_of(env)
+        for seed, (metrics, colour) in enumerate(zip(runs, COLOURS)):
+            axis.plot(*zip(*curve(metrics, "val/success")), color=colour, marker=".",
+                      label=f"seed {seed}")
+        random, *shallow, _ = baselines(env).values()
+        axis.axhline(max(shallow), color="black", linestyle="--", lw=1, label="shallow player")
+        axis.axhline(random, color="gray", linestyle=":", lw=1, label="random policy")
+        axis.set_title(env, fontsize=9)
+        axis.set_xticks([0, last[0]["step"]])
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("success on 256 held-out maps")
-    axes[0].set_ylim(0, 1)
-    axes[1].legend(fontsize=7, loc="lower right")
-    figure.tight_layout()
+    for axis in grid[:, 0]:
+        axis.set_ylabel("held-out success")
+    grid[0, 0].set_ylim(-0.02, 1.02)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="lower center", ncol=5, fontsize=8)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def runs_of(env, algo):
+def runs_of(env):
     """The metrics of the three seeds, their lines of the last validation, and its size."""
-    names = [f"readme-{env}-{algo}-s{seed}" for seed in SEEDS]
+    names = [f"readme-{env}-grpo-s{seed}" for seed in SEEDS]
     runs = [read(name) for name in names]
     return (runs, [[line for line in run if "val/success" in line][-1] for run in runs],
             read_config(ROOT / "runs" / names[0]).val_size)
 
 
 def results_table():
-    """One row per environment and algorithm: before RL, and what the seeds have at the preset's
-    last step, with the 95 % interval of the worst seed, beside the baselines."""
+    """One row per environment: before RL, and what the seeds have at the preset's last step, with
+    the 95 % interval of the worst seed, beside the baselines."""
     return table(("environment and options", "before RL: sampled", "greedy",
                   "after RL, seeds 0, 1, 2: sampled", "greedy", "test, sampled", "random policy",
                   "shallow player", "nearest demonstration", "solver", "minutes"), [
-        [named(env, algo), with_interval(runs[0][0]["val/success"], size),
+        [named(env), with_interval(runs[0][0]["val/success"], size),
          with_interval(runs[0][0]["val/success_greedy"], size),
          of_seeds([line["val/success"] for line in last], size),
          of_seeds([line["val/success_greedy"] for line in last], size),
          ", ".join(f"{run[-1]['test/success']:.2f}" for run in runs),
          *(with_interval(rate, size) for rate in baselines(env).values()), minutes(runs)]
-        for env, algo in RUNS for runs, last, size in [runs_of(env, algo)]])
+        for env in REGISTRY for runs, last, size in [runs_of(env)]])
 
 
 def headline_table():
     """The README's few rows: sampled success beside that of the best shallow player."""
     return table(("environment and options", "random policy", "best shallow player", "before RL",
                   "after RL: seeds 0, 1, 2", "minutes"), [
-        [named(env, algo), with_interval(random, size), with_interval(max(shallow), size),
+        [named(env), with_interval(random, size), with_interval(max(shallow), size),
          with_interval(runs[0][0]["val/success"], size),
          of_seeds([line["val/success"] for line in last], size), minutes(runs)]
-        for env, algo in HEADLINES for runs, last, size in [runs_of(env, algo)]
+        for env in HEADLINES for runs, last, size in [runs_of(env)]
         for random, *shallow, _ in [baselines(env).values()]])
 
 
@@ -126,10 +125,9 @@ def table(names, rows):
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def named(env, algo):
-    """An environment with the options that its run had, and the algorithm if it is not GRPO."""
-    options = changed_environment(read_config(ROOT / "runs" / f"readme-{env}-{algo}-s0"))
-    return ", ".join([env if algo == "grpo" else f"{env} with {algo}", *options])
+def named(env):
+    """An environment with the options that its run had."""
+    return ", ".join([env, *changed_environment(read_config(ROOT / f"runs/readme-{env}-grpo-s0"))])
 
 
 def baselines(env):
