@@ -286,8 +286,8 @@ MUTANTS = {
     ],
     ("environments/frozenlake.py", "environments/test_frozenlake.py"): [
         ("slip / 2 else 1", "slip else 1", "the player slips to one side only"),
-        ("[:self.budget.max_actions_per_turn], self._move", "[:1], self._move",
-         "the note names one cell where the turn has two actions"),
+        ("self._move(self.player, a)) != self.player", "self._move(self.player, a)) is not None",
+         "a step into the border is a safe move"),
         ('straight(cells["Player"][0]', 'straight(cells["Start"][0]',
          "the shallow bot walks from the start in every turn"),
     ],

@@ -97,18 +97,16 @@ class TestMaps:
                 assert env.render().splitlines() == seen
             assert env.render() in env.observation_space
 
-    def test_the_note_names_player_goal_holes_and_the_cells_of_the_next_turn(self):
+    def test_the_note_names_holes_player_goal_and_the_moves_to_another_cell_of_ice(self):
         for rows, note in (
                 (("P_O", "___", "OG_"),
-                 "player (0, 0) goal (2, 1) holes (0, 2) (2, 0) next (1, 0) (1, 1)"),
-                (("_PG", "__O", "___"), "player (0, 1) goal (0, 2) holes (1, 2) next (0, 2)"),
-                (("_P_", "OO_", "G__"), "player (0, 1) goal (2, 0) holes (1, 0) (1, 1) "
-                                        "next (0, 2) (1, 2)"),
-                (("PG", "__"), "player (0, 0) goal (0, 1) next (0, 1)")):
-            env = lake(*rows)
-            assert env.note() == note
-            env.player = env.goal
-            assert "next" not in env.note()
+                 "holes (0, 2) (2, 0) player (0, 0) goal (2, 1) safe Down Right"),
+                (("_PG", "__O", "___"),
+                 "holes (1, 2) player (0, 1) goal (0, 2) safe Left Down Right"),
+                (("_P_", "OO_", "G__"),
+                 "holes (1, 0) (1, 1) player (0, 1) goal (2, 0) safe Left Right"),
+                (("PG", "__"), "player (0, 0) goal (0, 1) safe Down Right")):
+            assert lake(*rows).note() == note
 
     def test_the_instruction_explains_the_board_its_symbols_and_the_slip(self):
         """RAGEN says that the far corner is (5, 5) on every board."""
