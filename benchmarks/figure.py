@@ -17,6 +17,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 
 from benchmarks import environments
 from minragen.config import changed_environment
@@ -108,14 +109,13 @@ def smollm2_table():
         config, metrics = read_config(run), read(run.name)
         first, *_, last = [line for line in metrics if "val/success" in line]
         returns = [value for _, value in curve(metrics, "episode_return")]
-        fifth = max(1, len(returns) // 5)
-        parts = [returns[k:k + fifth] for k in range(0, fifth * (len(returns) // fifth), fifth)]
         rows.append([
             ", ".join([config.env, *changed_environment(config)]), str(config.warmup_steps),
             f"{len(returns)} x {config.num_groups} x {config.group_size}",
             with_interval(first["val/success"], config.val_size),
             with_interval(last["val/success"], config.val_size),
-            ", ".join(f"{sum(part) / len(part):.2f}" for part in parts), minutes([metrics])])
+            ", ".join(f"{np.mean(part):.2f}" for part in np.array_split(returns, 5)),
+            minutes([metrics])])
     return table(("environment and options", "warm-up steps", "steps x groups x members",
                   "before RL: sampled", "after", "return in training, by fifths", "minutes"), rows)
 

@@ -20,6 +20,7 @@ from minragen.chat import CONTEXTS, FORMATS, description_parts, format_parts
 from minragen.envs import EnvGroups, nearest, parse_mixture
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
+DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user
 BUDGETS = ("max_turns", "max_actions_per_turn", "max_actions")
 # What is measured in each episode, and which statistic of a group is its score.
 FILTER_METRICS = {"reward_std": ("returns", "std"), "reward": ("returns", "mean"),
@@ -142,7 +143,7 @@ class Config:
 
 
 # With an environment's preset `--env NAME` alone is enough. Those of tiny include the environment
-# options that make a task of its size.
+# options that make a task which it can learn.
 TINY = {"bandit": dict(steps=30, lr=3e-4, max_new_tokens=24, max_context=256)}
 TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     # Without the KL to the model before RL, its thoughts are soon wrong about holes (LOG.md).
@@ -170,7 +171,7 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
 # What changes for a pretrained model: RAGEN V2's rates and steps, smaller batches, longer replies.
 PRETRAINED = dict(steps=200, warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
                   max_new_tokens=128, max_context=2048, token_budget=8192)
-LONGER = {"webshop": dict(max_context=8192), "deepcoder": dict(max_new_tokens=512),
+ROOM = {"webshop": dict(max_context=8192), "deepcoder": dict(max_new_tokens=512),
           "metamathqa": dict(max_new_tokens=256), "lean": dict(max_context=4096),
           "searchqa": dict(max_context=4096)}
 # SmolLM2 never closes a tag by itself.
@@ -184,7 +185,7 @@ def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_th
     if algo not in ALGOS:
         raise ValueError(nearest("algo", algo, list(ALGOS)))
     layers = (_of_envs(TINY, env) | ALGOS[algo] if model == "tiny" else
-              ALGOS[algo] | MODELS.get(model, PRETRAINED) | _of_envs(LONGER, env))
+              ALGOS[algo] | MODELS.get(model, PRETRAINED) | _of_envs(ROOM, env))
     parts = len(description_parts(response_format))
     for name, tokens in DESCRIPTION.items():
         layers[name] = layers.get(name, getattr(Config, name)) + parts * tokens
@@ -239,14 +240,18 @@ def parse(argv):
 def from_options(given):
     """The checked Config of the given options {name: value}; `model` must be among them.
 
-    Given environment options are added to the preset's and replace those of the same name.
+    Given environment options are added to the preset's and replace those of the same name. An
+    environment that gets data of the user keeps none of the preset's: they shape the bundled data.
     """
     base = preset_of(Config(**given))
     options = given.get("env_arg", ())
     names = {text.partition("=")[0] for text in options}
-    kept = tuple(text for text in base.env_arg if not names & {
-        name := text.partition("=")[0], name.rpartition(".")[2]})
-    config = dataclasses.replace(base, **given | {"env_arg": kept + options})
+    kept = []
+    for text in base.env_arg:
+        env, dot, option = text.partition("=")[0].rpartition(".")
+        replaced = {name for o in (option, *DATA) for name in (o, env + dot + o)}
+        kept += [text] if not names & replaced else []
+    config = dataclasses.replace(base, **given | {"env_arg": (*kept, *options)})
     check(config)
     return config
 
@@ -269,7 +274,7 @@ def explain(config, given):
             continue
         value = getattr(config, f.name)
         line = f"{f.name.replace('_', '-'):22} {value!r:14}"
-        sized = f.name in LONGER.get(config.env, {}) and config.model != "tiny"
+        sized = f.name in _of_envs(ROOM, config.env) and config.model != "tiny"
         sources = {"you": f.name in given,
                    f"env {config.env} and format {config.response_format}":
                        f.name in DESCRIPTION and description_parts(config.response_format),

@@ -194,7 +194,7 @@ class TextEnv(gymnasium.Env):
         elif self.actions:
             lines.append(f"Actions: {', '.join(self.actions)}. One action a turn, "
                          f"{b.max_turns} turns{fewer}.")
-        elif self.multi_action:
+        elif self.multi_action and b.max_actions_per_turn > 1:
             lines.append(f"Up to {b.max_actions_per_turn} a turn, joined by {SEPARATOR}. "
                          f"You have {b.max_turns} turns and {b.max_actions} actions.")
         elif b.max_turns > 1:

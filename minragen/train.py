@@ -101,7 +101,7 @@ def train(config, resume=False, say=print):
         say(f"stopped: in {EMPTY_STEPS} steps in a row the filter ({config.filter} of "
             f"{config.filter_metric}) kept no group, or every environment failed, so there is "
             f"nothing to learn from. Is the task solved, or never solved? Read "
-            f"{folder}/trajectories.jsonl.")
+            f"{folder}/trajectories.jsonl. If few replies are valid, raise --warmup-steps.")
     final = {"step": learner.step, **validate(learner, groups["test"], config, log),
              "elapsed": time.time() - start}
     log.write(final, config)

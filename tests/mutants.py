@@ -639,7 +639,7 @@ MUTANTS = {
         ("if self.problem.largest <= largest:", "if self.problem.gold <= largest:",
          "only the result has to be below `largest`"),
         ("max(gold, *numbers))", "max(numbers))", "a result may be above `largest`"),
-        ("for _ in range(FITTINGS):", "while True:",
+        ("for _ in range(DRAWS):", "while True:",
          "a template whose numbers are never small enough is drawn for ever"),
         ("or not LEFT_SIDE.fullmatch(left.strip()) or", "or", "18 = 20 is read as 20"),
         ('(r"\\*\\*([^*]+)\\*\\*", r" \\1 "),', "", "a result in bold is no result"),

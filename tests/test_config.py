@@ -7,7 +7,7 @@ import torch
 from conftest import message, parsed
 
 from minragen import config as settings
-from minragen.config import ALGOS, LONGER, TINY, Config, env_options, preset
+from minragen.config import ALGOS, ROOM, TINY, Config, env_options, preset
 from minragen.envs import REGISTRY
 from minragen.runs import read_config
 from minragen.train import main
@@ -119,6 +119,10 @@ class TestPresets:
         assert options("sudoku")["hints"] is True
         assert options("sudoku", "size=9") == options("sudoku") | {"size": 9}
         assert options("sudoku", "hints=False")["hints"] is False
+        url = "url=http://localhost"  # data of the user
+        assert options("searchqa", url) == {"url": "http://localhost"}
+        own = options("searchqa,countdown", f"searchqa.{url}")
+        assert "searchqa.hops" not in own and own["countdown.count"] == 3
         mixed = options("sudoku,frozenlake")
         assert mixed["sudoku.hints"] is True and mixed["frozenlake.view"] == "coord"
         mine = options("frozenlake,sokoban", "view=grid", "sokoban.walls=0.1")
@@ -138,7 +142,7 @@ class TestPresets:
             for model, warmup_steps in (("smollm2", 20), ("some/folder", 0)):
                 config = preset(env, "ppo", model)
                 assert (config.lr, config.critic_lr, config.mini_batch) == (1e-6, 1e-5, 32), env
-                room = dict(max_new_tokens=128, max_context=2048) | LONGER.get(env, {})
+                room = dict(max_new_tokens=128, max_context=2048) | ROOM.get(env, {})
                 assert room.items() <= vars(config).items(), env
                 assert (config.num_groups, config.token_budget) == (8, 8192), env
                 assert (config.steps, config.lr_final, config.env_arg) == (200, 1.0, ()), env

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import itertools
 import os
 import pickle
 import random
@@ -196,24 +197,24 @@ class TestSplits:
                 split = env.instance_split()
                 assert split in SPLITS and owner.setdefault(env.instance(), split) == split
             assert set(owner.values()) == set(SPLITS)
-            for split, env in zip(SPLITS, of_splits):
+            for split, of_split in zip(SPLITS, of_splits):
                 for seed in seeds(env_name, 40):
-                    env.reset(seed=seed)
-                    assert env.instance_split() == split
-                    assert owner.get(env.instance(), split) == split
+                    of_split.reset(seed=seed)
+                    assert of_split.instance_split() == split
+                    assert owner.get(of_split.instance(), split) == split
 
 
 class TestSolver:
     def test_the_solver_succeeds_on_every_instance_by_a_plan_for_the_turns_left(self, env_name):
         """It plans again every turn; without randomness its first plan is enough."""
-        for env, split in ((env, split) for split in SPLITS for env in forms(env_name, split)):
+        for env in itertools.chain(*(forms(env_name, split) for split in SPLITS)):
             for seed in seeds(env_name, 50) if has_solver(env) else ():
-                assert play(env, seed, lambda env: env.solve()[0]).success, (split, seed)
+                assert play(env, seed, lambda e: e.solve()[0]).success, (env.split, seed)
                 env.reset(seed=seed)
                 rest = env.solve()[::-1]
                 assert 1 <= len(rest) <= env.turns_left
                 episode = play(env, seed, lambda env, rest=rest: rest.pop() if rest else "")
-                assert episode.lucky or episode.success and not rest, (split, seed)
+                assert episode.lucky or episode.success and not rest, (env.split, seed)
 
     def test_it_succeeds_under_every_budget_that_is_not_refused(self, env_name):
         rng, budgets = np.random.default_rng(0), []
@@ -224,6 +225,19 @@ class TestSolver:
         for env in environments if has_solver(environments[0]) else ():
             for seed in range(3):
                 assert play(env, seed, lambda env: env.solve()[0]).success, (env.budget, seed)
+
+
+class TestShallowPlayer:
+    def test_it_answers_in_every_turn(self, env_name):
+        if type(make(env_name)).shallow_answer is TextEnv.shallow_answer:
+            return
+        for env in forms(env_name, "val"):
+            for seed in seeds(env_name, 24):
+                texts, over = [env.system_prompt, env.reset(seed=seed)[0]], False
+                while not over:
+                    answer = env.shallow_answer(texts)
+                    observation, _, *ends, _ = env.step(answer)
+                    texts, over = [*texts, answer, observation], any(ends)
 
 
 class TestRandomPolicy:
@@ -314,7 +328,8 @@ class TestBudget:
             in_a_turn = numbers(r"up to (\d+) a turn", prompt)
             assert turns <= {b.max_turns} and (turns or b.max_turns == 1), prompt
             assert actions <= {b.max_actions} and in_a_turn <= {b.max_actions_per_turn}, prompt
-            assert not env.multi_action or actions and in_a_turn, prompt
+            assert in_a_turn or not env.multi_action or b.max_actions_per_turn == 1, prompt
+            assert actions or not env.multi_action or b.max_actions == b.max_turns, prompt
             for seed in seeds(env_name, 20):  # of which `play` looks at every turn
                 episode = play(env, seed, random_player(1))
                 assert not env.actions or all(info["valid"] for info in episode.infos)

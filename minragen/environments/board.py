@@ -1,6 +1,7 @@
 """Boards: worlds on a grid of cells, and the language in which a model describes them.
 
-Reading order: `Board`; `relation` to `relation_f1`, the language and its score; `flood`, a search.
+Reading order: `Board`; `moved` to `read_places`, for solvers and shallow players; `relation` to
+`relation_f1`, the language and its score; `flood`, a search.
 
 Differences from RAGEN: the prompt names the board's own far corner. RAGEN's is (5, 5) everywhere.
 

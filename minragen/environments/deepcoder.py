@@ -89,6 +89,8 @@ class DeepCoder(TextEnv):
             raise ValueError(f"bad options of DeepCoder: {o}; expected family programs or formulas,"
                              f" tests of {fewest} to {most} and seconds of 1 to 10.")
         self.records = None
+        if o["family"] == "formulas":
+            self.bundled_data = "drawn formulas"
         if o["data"]:
             self.records = [replace(problem, hidden=problem.hidden[:o["tests"] or None])
                             for problem in load_programs(o["data"])]
@@ -160,8 +162,10 @@ class DeepCoder(TextEnv):
         the first of them shows. It does not read the task."""
         found = re.search(r"(\w+)\(([a-z]\w*(?:, [a-z]\w*)*)\)", texts[1])
         name, names = found.groups() if found else ("solution", "given")
-        examples = [[*map(ast.literal_eval, (f"[{given}]", value))] for given, value in
-                    re.findall(rf"^{name}\((.+)\) == (.+)$", texts[1], re.MULTILINE)]
+        examples = []
+        for given, value in re.findall(rf"^{name}\((.+)\) == (.+)$", texts[1], re.MULTILINE):
+            with suppress(ValueError, SyntaxError):  # not a literal
+                examples.append([*map(ast.literal_eval, (f"[{given}]", value))])
         for form, v, w in itertools.product(SHALLOW, names.split(", "), names.split(", ")):
             program = f"def {name}({names}): return {form.format(v=v, w=w)}"
             with suppress(Exception):  # arguments of another kind

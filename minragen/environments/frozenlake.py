@@ -5,7 +5,6 @@ Differences from RAGEN:
   2. A path within the action budget always exists. RAGEN's may be longer.
 """
 
-
 import numpy as np
 
 from minragen.environments.board import MOVES, Board, flood, moved, read_places, straight

@@ -86,7 +86,6 @@ class Lean(TextEnv):
 
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
     parallel = True
-    bundled_data = "393 theorems"
     defaults = {"server": "", "data": "", "family": "all", "step_cost": 0.02, "seconds": 10.0}
     TACTICS = ("intro", "exact", "apply", "refine", "assumption", "constructor", "left", "right",
                "cases", "induction", "rw", "rewrite", "rfl", "eq_refl", "contradiction", "exfalso",
@@ -109,6 +108,7 @@ class Lean(TextEnv):
                              f"server=http://... or put `lean` on PATH.")
         self.theorems = (load_minif2f(data) if data else drawn_theorems(600) if family == "logic"
                          else bundled_theorems())
+        self.bundled_data = f"{len(self.theorems)} theorems"
         self.known = () if data else self.TACTICS + (AUTOMATION if family == "all" else ())
         text = "".join(t.statement for t in self.theorems)
         self.observation_space = text_space(LEAN_SYMBOLS + "".join(filter(str.isprintable, text)))
@@ -117,7 +117,7 @@ class Lean(TextEnv):
     def instruction(self):
         known = ("Tactics: intro h, exact h, apply h, cases h, constructor, left, right, "
                  "assumption, contradiction, rfl, rw [h], induction n, injection h, simp [h], "
-                 "decide. There is no simp_all, omega, linarith, ring or norm_num. ")
+                 "decide. There is no simp_all, omega, linarith, ring, norm_num or obtain. ")
         if self.options["family"] == "logic":
             known = ("Tactics: intro h, exact h, apply h, constructor, left, right, assumption. "
                      "There is no simp. ")
@@ -209,20 +209,20 @@ class Lean(TextEnv):
 
         It compares whole facts and the ends of implications with the goal, and looks at signs.
         """
-        goals = [re.search(r"^⊢ (.*)", text, re.M)[1] for text in texts[1::2]]
+        goals = [(re.findall(r"^⊢ (.*)", text, re.M) or [""])[0] for text in texts[1::2]]
         goal, tried = goals[-1], [a for g, a in zip(goals, texts[2::2]) if g == goals[-1]]
         facts = re.findall(r"^(\w+) : (?!Prop|Type|N$|List)(.*)", texts[-1], re.M)
-        plans = [*("simp [*]" for word in ("simp [h]",) if word in texts[0]),
-                 *(f"exact {name}" for name, fact in facts if fact == goal),
-                 *(f"intro i{len(goals)}" for sign in "→∀¬" if sign in goal),
-                 *("constructor" for sign in "∧↔" if sign in goal),
-                 *(side for side in ("left", "right") if "∨" in goal),
-                 *(f"apply {name}" for name, fact in facts if fact.endswith(f"→ {goal}")),
-                 *(form for sign in "=" if sign in goal for form in ("rfl", "simp")),
-                 *(f"cases {name}" for name, fact in facts if re.search("[∧∨∃↔=]", fact)),
-                 *(f"apply {name}" for name, fact in facts if re.search("[∀¬]", fact)),
-                 *(f"exact ⟨_, {name}⟩" for name, fact in facts if "∃" in goal)]
-        return next((plan for plan in plans if plan not in tried), "undo")
+        plans = [("simp [*]", "simp [h]" in texts[0]),
+                 *((f"exact {name}", fact == goal) for name, fact in facts),
+                 (f"intro i{len(facts)}", re.search("[→∀¬]", goal)),
+                 ("constructor", re.search("[∧↔]", goal)), ("left", "∨" in goal),
+                 ("right", "∨" in goal),
+                 *((f"apply {name}", fact.endswith(f"→ {goal}")) for name, fact in facts),
+                 ("rfl", "=" in goal), ("simp", "=" in goal),
+                 *((f"cases {name}", re.search("[∧∨∃↔=]", fact)) for name, fact in facts),
+                 *((f"apply {name}", re.search("[∀¬]", fact)) for name, fact in facts),
+                 *((f"exact ⟨_, {name}⟩", "∃" in goal) for name, _ in facts)]
+        return next((plan for plan, fits in plans if fits and plan not in tried), "undo")
 
     def _facts_and_terms(self):
         """The facts of the first goal as (name, fact), and the names of its numbers and lists."""
@@ -262,16 +262,16 @@ def tidy_tactic(action):
 
 def tactic_refusal(tactic, known=()):
     """Return why Lean must not see this text, or "". It may begin with a `known` tactic only."""
-    words = re.findall(r"\w+", tactic)
+    first, words = re.match(r"\w*", tactic)[0], {*re.findall(r"\w+", tactic)}
     if not tactic or len(tactic) > MAX_TACTIC or tactic.count("\n") >= MAX_LINES:
         return "the tactic is empty or too long."
     if not all(" " <= c <= "~" or c == "\n" or c in LEAN_SYMBOLS for c in tactic):
         return "the tactic has characters that are not allowed."
-    if known and (words[:1] != [*{*words[:1]} & {*known}] or {*AUTOMATION} - {*known} & {*words}):
+    if known and (first not in known or words & {*AUTOMATION} - {*known}):
         return f"unknown tactic. Use {', '.join(known)}."
     # A quote may only end a name (h'), because a character literal could hide a bracket.
     if (re.search(r"--|/-|[\"`#\\]|@\[|(?<![\w'])'|eval%", tactic)
-            or COMMANDS.intersection(words)):
+            or COMMANDS & words):
         return "no commands, no comments, no strings, no sorry."
     brackets, pairs = re.sub(r"[^()\[\]{}⟨⟩]", "", tactic), 1
     while pairs:  # remove the innermost pairs

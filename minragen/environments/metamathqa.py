@@ -24,7 +24,7 @@ MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of
 # Forms of records: field of the question, field of the answer, the (last) marker before the result.
 FORMS = (("query", "response", "The answer is:"), ("question", "answer", "####"))
 
-FITTINGS = 100  # draws of a template's numbers before another template is tried
+DRAWS = 100  # draws of a template's numbers before another template is tried
 # What a word of a question suggests to a shallow player, the first that is there.
 KEYWORDS = {"percent|fraction|equal": "/", "each|every|times|pay": "*",
             "now|than|younger|of them": "-", "": "+"}
@@ -37,7 +37,7 @@ class WordProblem(NamedTuple):
     percent: bool  # whether the result counts in percent
     task: str  # decides the split
     note: str = ""  # the calculation, if known
-    largest: Fraction = Fraction(0)  # number of the calculation or its result, if known
+    largest: Fraction = Fraction(0)  # of its given numbers and its result, if known
 
     def read(self, answer):
         """The value or text of `answer`, to compare with `gold`; None if it has none."""
@@ -61,21 +61,21 @@ class MetaMathQA(TextEnv):
 
     A percentage question wants the number before the sign: 75% and 75 are right, 0.75 is wrong. In
     any other question 75% is 0.75. Nothing is rounded: 0.33 is not 1/3.
-    The templates need one to four operations. Those of one operation come in pairs that share their
-    words but not the operation, so that no single word tells it. Problems with the same template
+    The templates need one to four operations. Those of one operation come in pairs that share most
+    of their words but not the operation. Problems with the same template
     and the same numbers in any order are one task: names and distractors do not matter.
 
     Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
-    the most operations of a problem; `largest`, the largest number of a calculation and its result,
-    at least 12, or 0 for any; `repeat`, whether to repeat the question; `data`, a file of
+    the most operations of a problem; `largest`, the largest given number and result, at least 12,
+    or 0 for any; `repeat`, whether to repeat the question; `data`, a file of
     MetaMathQA or GSM8K records (see FORMS) instead of the templates. Records without a result are
     left out. Rephrasings of one `original_question` belong to one split. A result that is not a
     number (an interval, x+1) must be given literally, except for case, spaces and LaTeX decoration.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
-    bundled_data = "73 templates of word problems"
     defaults = {"data": "", "distractors": True, "largest": 0, "max_steps": 4, "repeat": True}
+
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         path, steps, largest = (self.options[name] for name in ("data", "max_steps", "largest"))
@@ -86,6 +86,7 @@ class MetaMathQA(TextEnv):
                              f"or 0 for any.")
         self._names, templates = word_problems()
         self.templates = [t for t in templates if t["steps"] <= steps]
+        self.bundled_data = f"{len(self.templates)} templates of word problems"
         self.records = None
         if path:
             by_split, characters = load_problems(path)
@@ -112,7 +113,7 @@ class MetaMathQA(TextEnv):
         largest = self.options["largest"] or math.inf
         while True:
             template = self.templates[rng.integers(len(self.templates))]
-            for _ in range(FITTINGS):
+            for _ in range(DRAWS):
                 self.problem = self.pose(template, rng, distract)
                 if self.problem.largest <= largest:
                     return

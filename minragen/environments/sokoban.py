@@ -170,7 +170,9 @@ class Sokoban(Board):
         if "Boxes" not in cells:
             return "Right"
         player, = next(cells[name] for name in cells if name.startswith("Player"))
-        box, target = cells["Boxes"][0], cells["Targets"][0]
+        box = cells["Boxes"][0]
+        taken = cells.get("Boxes on target", ())
+        target = next(cell for cell in cells["Targets"] if cell not in taken)
         while len(answer) < 2 and box != target:
             push = straight(box, target)[0]
             behind = moved(box, push, -1)

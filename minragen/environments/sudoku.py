@@ -41,9 +41,9 @@ class Sudoku(TextEnv):
     a number that fits nowhere else in a row, column or box), hard (67 %; takes more than both).
     Only 9x9 has the latter two: naked singles solve every 4x4 puzzle, and 16x16 ones take long to
     make. `view`, one of compact, simple, detailed, with_feedback; `hints` lists the empty cells
-    with the numbers that fit, a single one as an action; `allow_conflicts`: a number against the rules is marked, not
-    refused, at the same cost. Larger grids have larger budgets. A smaller budget means fewer
-    blanks, and is refused unless the puzzle is easy.
+    with the numbers that fit, a single one as an action; `allow_conflicts`: a number against the
+    rules is marked, not refused, at the same cost. Larger grids have larger budgets. A smaller
+    budget means fewer blanks, and is refused unless the puzzle is easy.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)

@@ -34,7 +34,7 @@ CACHE_SIZE = 4096  # searches whose results are kept
 ALIKE = 0.85  # token-set ratio above which two descriptions mean the same
 NO_CAP = float("inf")
 STOCK = 1000  # generated products
-FAMILIES = 8  # of each kind: products with the same title and options
+FAMILIES = 8  # of each kind: products with the same attributes and options
 PARAPHRASED = 0.5  # probability that a goal says a kind or an attribute in other words
 SUB_PAGES = ("description", "features", "reviews", "attributes")
 BUTTONS = ("next >", "< prev", "buy now", *SUB_PAGES, "back to search")
@@ -406,7 +406,7 @@ class WebShop(TextEnv):
             return f"search[{' '.join(words)[:200]}]"
         rows = re.findall(r"^- (.*), ([\d.]+) dollars \[ ?(.*?) ?\]$", page, re.M)
         if rows:
-            limit = max(map(float, re.findall(r"([\d.]+) dollars", goal) or ["inf"]))
+            limit = max(map(float, re.findall(r"(\d+(?:\.\d+)?) dollars", goal) or ["inf"]))
             _, _, best = max(rows, key=lambda row: (
                 float(row[1]) <= limit, len({*words} & {*words_of(row[0])})))
             return f"click[{best}]"

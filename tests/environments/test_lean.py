@@ -129,7 +129,7 @@ class TestProofs:
 
 class TestTheorems:
     def test_there_are_three_hundred_and_sixty_in_each_held_out_split(self):
-        assert Lean.bundled_data == f"{len(THEOREMS)} theorems"
+        assert Lean().bundled_data == f"{len(THEOREMS)} theorems"
         for some, least in ((THEOREMS, 300), (theorems.drawn_theorems(600), 500)):
             splits = [split_of(theorems.shape(theorem.statement)) for theorem in some]
             assert len(some) >= least and min(map(splits.count, ("val", "test"))) >= 60
