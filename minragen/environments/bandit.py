@@ -26,13 +26,14 @@ class Bandit(TextEnv):
     Splits: `train` has each known pair in one order, `val` the same pairs in the other order, and
     `test` pairs of other names. Success means choosing the better arm, whatever it paid.
     Options: `low_reward`, `high_reward`, `high_miss` (the risky arm's payout without a hit),
-    `high_prob`, and `reversed`, which swaps the payouts, so that the names mislead.
+    `high_prob`; `reversed`, which swaps the payouts, so that the names mislead; `mixed`, which
+    makes 400 pairs of the 40 names: all splits have all names, but not the same pairs.
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
     bundled_data = "20 pairs of names"
     defaults = {"low_reward": 0.1, "high_reward": 1.0, "high_miss": 0.0, "high_prob": 0.25,
-                "reversed": False}
+                "reversed": False, "mixed": False}
     instruction = ("You play a bandit with two arms. What an arm pays is related to its name: "
                    "think about what the names mean. Answer with the name of one arm.")
     # (safe, risky)
@@ -51,6 +52,8 @@ class Bandit(TextEnv):
         chance = self.options["high_prob"]
         if not 0 <= chance <= 1:
             raise ValueError(f"option high_prob of Bandit: got {chance}, expected 0 to 1.")
+        if self.options["mixed"]:
+            self.bundled_data = "400 pairs of 40 names"
 
     @property
     def system_prompt(self):
@@ -58,11 +61,19 @@ class Bandit(TextEnv):
 
     def _reset(self, rng):
         pairs = self.KNOWN + self.UNSEEN
-        self.safe, self.risky = pair = pairs[rng.integers(len(pairs))]
+        self.safe, self.risky = pairs[rng.integers(len(pairs))]
+        if self.options["mixed"]:
+            _, self.risky = pairs[rng.integers(len(pairs))]
+        pair = self.safe, self.risky
         self.actions = pair if rng.random() < 0.5 else pair[::-1]
         self.text = f"Two arms: {' and '.join(self.actions)}. Which pays more on average?"
 
+    def instance(self):
+        return f"{self.safe} {self.risky}" if self.options["mixed"] else self.render()
+
     def instance_split(self):
+        if self.options["mixed"]:
+            return super().instance_split()
         pair = self.safe, self.risky
         if pair in self.UNSEEN:
             return "test"

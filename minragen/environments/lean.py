@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minragen.environments.data import cache_folder
-from minragen.environments.theorems import bundled_theorems, drawn_theorems, load_minif2f, shape
+from minragen.environments.theorems import bundled_theorems, draw_theorem, load_minif2f, shape
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 DATA = Path(__file__).parent.parent / "data"
@@ -106,9 +106,9 @@ class Lean(TextEnv):
         if data and isinstance(self.checker, PackagedLean):
             raise ValueError(f"option data of Lean needs Mathlib: got {self.backend}. Give "
                              f"server=http://... or put `lean` on PATH.")
-        self.theorems = (load_minif2f(data) if data else drawn_theorems(600) if family == "logic"
-                         else bundled_theorems())
-        self.bundled_data = f"{len(self.theorems)} theorems"
+        self.theorems = load_minif2f(data) if data else bundled_theorems()
+        self.drawn = family == "logic" and not data
+        self.bundled_data = "drawn theorems" if self.drawn else f"{len(self.theorems)} theorems"
         self.known = () if data else self.TACTICS + (AUTOMATION if family == "all" else ())
         text = "".join(t.statement for t in self.theorems)
         self.observation_space = text_space(LEAN_SYMBOLS + "".join(filter(str.isprintable, text)))
@@ -125,7 +125,8 @@ class Lean(TextEnv):
                 f"{known if self.known else ''}Write undo to take back the last one.")
 
     def _reset(self, rng):
-        self.theorem = self.theorems[rng.integers(len(self.theorems))]
+        self.theorem = (draw_theorem(rng) if self.drawn else
+                        self.theorems[rng.integers(len(self.theorems))])
         self.accepted, self.states = [], []
         self._error = (-2, "")  # (turn, text)
 
