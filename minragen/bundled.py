@@ -199,7 +199,7 @@ def warm_up(policy, frame, groups, steps, stop_after=None):
     returns: the loss of each step, in nats per reply token
     """
     peak, losses = LEARNING_RATE[_kind(policy)], []
-    distinct = min(recipe(DISTINCT_OF, env, steps) for env in groups.envs)
+    distinct = distinct_steps(groups, steps)
     optimizer = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0)
     for step in tqdm(range(stop_after or steps), desc="warm-up", leave=False, disable=None):
         optimizer.set_lr(peak * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
@@ -220,6 +220,11 @@ def demonstration_groups(policy, groups_of):
     count = BATCH[_kind(policy)]
     longest = max(env.budget.max_turns for env in groups_of("train", None).envs)
     return groups_of("train", count // 2 if longest > LONG else count)
+
+
+def distinct_steps(groups, steps):
+    """The number of steps whose demonstrations differ. Later steps repeat them."""
+    return min([steps, *(recipe(DISTINCT_OF, env, steps) for env in groups.envs)])
 
 
 def demonstrate(frame, groups, step):
@@ -276,8 +281,9 @@ def warmup_key(policy, frame, groups, steps):
     first = [t.tokens for t in demonstrate(frame, groups, 0)] if steps else []
     weights = checksums(policy.model) if kind == "pretrained" else []  # a folder's model may change
     things = (VERSION, policy.name, policy.model.config.to_json_string(use_diff=False),
-              frame.prefix, sorted(policy.tokenizer.get_vocab().items()), first, steps, len(groups),
-              LEARNING_RATE[kind], EXPERT, HABIT, *weights)
+              frame.prefix, sorted(policy.tokenizer.get_vocab().items()), first, steps,
+              distinct_steps(groups, steps), len(groups), LEARNING_RATE[kind], EXPERT, HABIT,
+              *weights)
     return hashlib.sha256("\0".join(map(str, things)).encode()).hexdigest()[:12]
 
 
