@@ -152,8 +152,8 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
                        kl_coef=0.1, max_new_tokens=32, max_context=512, val_every=40),
     "sokoban": dict(env_arg=("view=coord", "pulls=2"), steps=60, max_new_tokens=24,
                     max_context=640),
-    "sudoku": dict(env_arg=("hints=True",), steps=150, warmup_steps=300, num_groups=8,
-                   max_new_tokens=24, max_context=768, val_every=30),
+    "sudoku": dict(env_arg=("hints=True",), steps=60, warmup_steps=800, num_groups=8,
+                   kl_coef=0.1, max_new_tokens=24, max_context=768, val_every=30),
     "countdown": dict(env_arg=("count=3", "largest=10"), steps=200, warmup_steps=2400, lr=3e-4,
                       kl_coef=0.1, max_new_tokens=64, max_context=224, val_every=40),
     # Failed episodes are the longest; a token mean would over-weight them.
