@@ -154,10 +154,11 @@ MUTANTS = {
         ('entropy", "std")}', 'entropy", "mean")}', "entropy_std is the mean"),
         (" | MODELS.get(model, PRETRAINED)", "", "the preset of pretrained models is not applied"),
         ("not has_effect(config)", "False", "options that change nothing are accepted"),
-        ('given | {"env_arg": kept + options}', "given",
+        ('given | {"env_arg": (*kept, *options)}', "given",
          "a given environment option switches all of the preset's off"),
-        ("name.rpartition(\".\")[2]}", "name}",
+        ("for name in (o, env + dot + o)}", "for name in (env + dot + o,)}",
          "an option for all environments of a mixture loses to the presets of single ones"),
+        ("(option, *DATA)", "(option,)", "tiny's options shape the data of the user"),
         ("elif key not in BUDGETS and", "elif", "a mixture gets the budget of one environment"),
     ],
     ("runs.py", "test_config.py test_train.py test_step.py test_eval.py"): [
@@ -284,6 +285,10 @@ MUTANTS = {
          "replies that each keep to their limit exceed that of a step where a core has two of "
          "them"),
     ],
+    ("environments/bandit.py", "environments/test_bandit.py"): [
+        ('f"{self.safe} {self.risky}" if', "self.render() if",
+         "a mixed pair is in one split in one order and in another in the other"),
+    ],
     ("environments/frozenlake.py", "environments/test_frozenlake.py"): [
         ("slip / 2 else 1", "slip else 1", "the player slips to one side only"),
         ("self._move(self.player, a)) != self.player", "self._move(self.player, a)) is not None",
@@ -393,9 +398,9 @@ MUTANTS = {
          "a proof is wrong because the server could not load Mathlib in time"),
         ("OTHER and self._post(self.OTHER)", "OTHER",
          "a proof is wrong because the server is broken"),
-        (" or {*AUTOMATION} - {*known} & {*words}", "",
+        (" or words & {*AUTOMATION} - {*known}", "",
          "`exact (by simp)` proves where simp is refused"),
-        ("if plan not in tried", "", "the shallow player repeats a tactic that did not help"),
+        ("if fits and plan not in tried", "if fits", "the shallow player repeats a tactic that did not help"),
     ],
     ("chat.py", "test_chat.py"): [
         ("if max_new_tokens else []", "if False else []", "the prompt tells no limit"),

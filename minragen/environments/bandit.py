@@ -27,7 +27,7 @@ class Bandit(TextEnv):
     `test` pairs of other names. Success means choosing the better arm, whatever it paid.
     Options: `low_reward`, `high_reward`, `high_miss` (the risky arm's payout without a hit),
     `high_prob`; `reversed`, which swaps the payouts, so that the names mislead; `mixed`, which
-    makes 400 pairs of the 40 names: all splits have all names, but not the same pairs.
+    makes 400 pairs of the 40 names, each pair in one split.
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)

@@ -9,10 +9,10 @@ from minragen.envs import Budget
 KNOWN, UNSEEN = (set(map(frozenset, pairs)) for pairs in (Bandit.KNOWN, Bandit.UNSEEN))
 
 
-def arms(split):
-    """All pairs that a split has, each in its order."""
-    env = Bandit(split)
-    return {env.reset(seed=seed) and env.actions for seed in range(250)}
+def arms(split, n=250, **options):
+    """The pairs of the split's first `n` instances, each in its order."""
+    env = Bandit(split, **options)
+    return {env.reset(seed=seed) and env.actions for seed in range(n)}
 
 
 def pulls(arm, n=100, **options):
@@ -34,6 +34,16 @@ class TestArms:
         assert arms("val") == {pair[::-1] for pair in train}
         # The position of an arm says little about it.
         assert 1 / 4 <= np.mean([pair in Bandit.KNOWN for pair in train]) <= 3 / 4
+
+    def test_mixed_pairs_are_in_one_split_in_both_orders_and_training_has_all_names(self):
+        safe, risky = zip(*Bandit.KNOWN, *Bandit.UNSEEN)
+        pairs = [{frozenset(pair) for pair in arms(split, 2_000, mixed=True)}
+                 for split in ("train", "val", "test")]
+        assert sum(map(len, pairs)) == len(set.union(*pairs)) > 380
+        assert frozenset.union(*pairs[0]) == {*safe, *risky}
+        for some in pairs:
+            assert all(len(pair & {*safe}) == len(pair & {*risky}) == 1 for pair in some)
+        assert len(arms("val", 2_000, mixed=True)) > 1.8 * len(pairs[1])
 
     def test_test_has_names_that_training_never_shows_in_both_orders(self):
         assert set(map(frozenset, arms("test"))) == UNSEEN and len(arms("test")) == 2 * len(UNSEEN)
