@@ -400,7 +400,8 @@ MUTANTS = {
          "a proof is wrong because the server is broken"),
         (" or words & {*AUTOMATION} - {*known}", "",
          "`exact (by simp)` proves where simp is refused"),
-        ("if fits and plan not in tried", "if fits", "the shallow player repeats a tactic that did not help"),
+        ("if fits and plan not in tried", "if fits",
+         "the shallow player repeats a tactic that did not help"),
     ],
     ("chat.py", "test_chat.py"): [
         ("if max_new_tokens else []", "if False else []", "the prompt tells no limit"),
