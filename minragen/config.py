@@ -142,12 +142,11 @@ class Config:
     save_every: int = opt(20, "steps between checkpoints; also after the last", least=1)
 
 
-# With an environment's preset `--env NAME` alone is enough. Those of tiny include the environment
-# options that make a task which it can learn.
+# A preset makes `--env NAME` enough. tiny's also set environment options that make the task
+# learnable for a model of its size, and a KL where its reasoning would degrade without (LOG.md).
 TINY = {"bandit": dict(env_arg=("mixed=True",), steps=30, lr=3e-4, max_new_tokens=24,
                        max_context=256)}
 TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
-    # Without the KL to the model before RL, thoughts are soon wrong about holes (LOG.md).
     "frozenlake": dict(env_arg=("view=coord", "frozen=0.8"), steps=200, warmup_steps=800,
                        kl_coef=0.1, max_new_tokens=32, max_context=512, val_every=40),
     "sokoban": dict(env_arg=("view=coord", "pulls=2"), steps=60, max_new_tokens=24,
@@ -176,7 +175,7 @@ PRETRAINED = dict(steps=200, warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups
 ROOM = {"webshop": dict(max_context=8192), "deepcoder": dict(max_new_tokens=512),
           "metamathqa": dict(max_new_tokens=256), "lean": dict(max_context=4096),
           "searchqa": dict(max_context=4096)}
-# SmolLM2 never closes a tag by itself.
+# SmolLM2 rarely closes a tag by itself.
 MODELS = {"tiny": {}, "smollm2": PRETRAINED | dict(warmup_steps=20)}
 # Tokens that each describing part of a format adds, per reply and per conversation.
 DESCRIPTION = dict(max_new_tokens=48, max_context=768)

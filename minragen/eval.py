@@ -1,13 +1,13 @@
-"""Success with its confidence interval, beside three baselines; or play yourself.
+"""Success with its confidence interval, beside four scripted players; or play yourself.
 
     python -m minragen.eval --run my-run                 (or: make eval RUN=my-run)
     python -m minragen.eval --run my-run --split val --size 1000
     python -m minragen.eval --play sokoban --seed 3      (or: make play ENV=sokoban)
 
-All play the same instances. The random policy shows what chance earns, the solver what the budget
-allows, and two shallow players what can be had without learning the task: the environment's own
-`shallow_answer`, and one that answers as the solver did in the most similar conversation among
-DEMONSTRATIONS of the training split.
+All play the same instances. The random policy is the lower bound and the solver the upper bound.
+Two shallow baselines show what is possible without learning the task: the environment's own
+`shallow_answer`, and a nearest-neighbour player over the solver's episodes on DEMONSTRATIONS
+training instances.
 
 The interval is Wilson's (1927), which stays inside [0, 1] and holds near 0 and 1, where the normal
 one does not. A small environment repeats instances: `distinct` counts different ones.

@@ -28,8 +28,9 @@ class Sokoban(Board):
     See an episode: python -m minragen.environments sokoban 0
 
     Options: `rows`, `cols`, `boxes` (RAGEN's larger board: 8, 8, 2); `walls`, the probability that
-    an inner cell is a wall; `pulls`, the most pulls per box that set up an instance; `view`, one of
-    coord, grid, grid_coord; `symbols`, one for each of `meanings` (RAGEN's other set: W.GCBA@).
+    an inner cell is a wall; `pulls`: at most `boxes * pulls` pulls set up an instance; `view`,
+    one of coord, grid, grid_coord; `symbols`, one for each of `meanings` (RAGEN's other set:
+    W.GCBA@).
     An instance is played backwards from its solution in at most `max_actions` moves, so it can be
     solved. A box that can no longer reach a target does not end the episode: others still count.
     """

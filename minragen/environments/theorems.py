@@ -58,8 +58,8 @@ def distinct(theorems):
 def draw_theorem(rng):
     """Draw a theorem of propositional logic with its proof.
 
-    Implications lead from a fact to the goal. Beside each stand others with the same conclusion,
-    whose premise nothing proves: to choose, one has to look a step ahead.
+    A chain of implications leads from a fact to the goal. Distractors share a conclusion with the
+    chain, but their premises cannot be proved: to choose, one has to look a step ahead.
     """
     atoms, names = ([*map(str, rng.permutation([*letters]))]
                     for letters in ("pqrstuvwxyz", "abcdefghk"))
