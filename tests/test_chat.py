@@ -97,9 +97,10 @@ class TestTinyTokenizer:
             names = frame.tokenizer.convert_ids_to_tokens(frame.encode(reply))
             assert names == re.findall(r"<[^>]+>|Ġ?[a-zA-Z]+|;", reply.replace(" ", "Ġ"))
 
-    def test_formats_without_descriptions_share_the_vocabulary_of_the_bundled_weights(self):
-        vocabulary = built().get_vocab()
-        assert vocabulary == built("no_think").get_vocab() and "<observation>" not in vocabulary
+    def test_only_formats_with_descriptions_have_their_tags_in_the_vocabulary(self):
+        for response_format, has in (("free_think", False), ("no_think", False),
+                                     ("grounding", True)):
+            assert ("<observation>" in built(response_format).get_vocab()) == has
 
 
 def system_message(frame, prompt="rules"):

@@ -39,7 +39,7 @@ class TestOptions:
             config = parsed("--env", "bandit", *self.NEEDS.get(f.name, []),
                             "--" + f.name.replace("_", "-"), value)
             assert getattr(config, f.name) == (
-                ("high_prob=0.5",) if f.name == "env_arg" else
+                ("mixed=True", "high_prob=0.5") if f.name == "env_arg" else
                 value == "True" if f.type is bool else f.type(value)), f.name
             assert getattr(config, f.name) != f.default or f.name == "model"
             assert len(f.metadata["help"]) > 10
