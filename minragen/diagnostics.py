@@ -67,7 +67,7 @@ CHANCE_ERRORS = 2  # ... or if retrieval is less than so many standard errors ab
 LEAST_THINKING, LEAST_COLUMNS = 0.5, 4  # with less there is no regime
 
 WINDOW = 10  # steps averaged at the beginning and at the end of a run
-RECENT, BEFORE = 3, 20  # for sudden changes: steps averaged as "now", and before
+RECENT, BEFORE = 3, 20  # for sudden changes: steps that count as "now", and before
 SOLVED = 0.9  # mean success over WINDOW steps that silences variety warnings
 REARM = 20  # steps that a condition must be false before it warns again
 
@@ -409,6 +409,7 @@ CONDITIONS = (
     ("grad_norm", "recent", 4.0, "runs seldom recover from this. Lower the learning rate."),
     ("valid", "best", 0.5, "replies have lost the response format. Lower the learning rate."),
     (f"distinct_{NGRAM}", "run", 0.5, "replies repeat each other."))
+LEAST = {"entropy": NO_ENTROPY}  # a rise from less than this is no sign of anything
 
 
 def warnings_of(history):
@@ -455,14 +456,15 @@ def _compared(steps, metric, span):
     """(before, now) of a condition; nan, which compares false, if values are too few.
 
     run: means of the first and of the last WINDOW values
-    recent: median of up to BEFORE values, and mean of the RECENT values after them
+    recent: medians of up to BEFORE values, if not of less than LEAST, and of the RECENT values
+        after them: a single spike, which clipping absorbs, is none of two steps
     best: maximum of all values, and mean of the last RECENT ones: the format is soon lost
     """
     values = _values(steps[-RECENT - BEFORE:] if span == "recent" else steps, metric)
     if span == "run" and len(values) >= 2 * WINDOW:
         return fmean(values[:WINDOW]), fmean(values[-WINDOW:])
     if span == "recent" and len(values) >= RECENT + BEFORE // 2:
-        return median(values[:-RECENT]), fmean(values[-RECENT:])
+        return max(median(values[:-RECENT]), LEAST.get(metric, 0)), median(values[-RECENT:])
     if span == "best" and len(values) > RECENT:
         return max(values), fmean(values[-RECENT:])
     return math.nan, math.nan

@@ -239,6 +239,8 @@ MUTANTS = {
          "a collapse needs little information and retrieval at chance"),
         ("min(REARM + 1, len(steps))", "2",
          "a warning is given again without a silence of twenty steps"),
+        ("median(values[-RECENT:])", "fmean(values[-RECENT:])", "a single spike warns"),
+        ("LEAST.get(metric, 0)", "0", "a rise from almost no entropy warns"),
     ],
     ("models.py", "test_models.py test_families.py"): [
         ("torch.tanh(logits / cap) * cap if cap else logits", "logits",
