@@ -23,8 +23,8 @@ MODELS = {"tiny": None,  # and random ones of so many parameters
           "60M": dict(vocab_size=32000, hidden_size=512, intermediate_size=2048,
                       num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=4)}
 # Untrained replies are as long as they may be, so these conversations fill their context.
-RUN = dict(env="frozenlake", num_groups=2, val_size=1, max_new_tokens=24, max_context=384,
-           warmup_steps=0, filter="none", device="cpu", threads=1)
+RUN = dict(env="frozenlake", num_groups=2, val_size=1, max_new_tokens=24,
+           max_context=336, warmup_steps=0, filter="none", device="cpu", threads=1)
 SHORT = dict(num_groups=1, group_size=4, mini_batch=2, token_budget=160)  # one row at a time
 SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": SHORT, "60M": SHORT}
 
@@ -96,7 +96,7 @@ class TestForecast:
     def test_an_update_is_too_and_checkpointing_lowers_both(self, size, algo):
         plain, less = (check_update(size, algo=algo, activation_checkpointing=again)
                        for again in (False, True))
-        assert less < 0.8 * plain
+        assert less < 0.9 * plain
 
     def test_it_counts_the_float32_masters_of_bfloat16_weights(self):
         check_update("tiny", torch.bfloat16)
