@@ -25,13 +25,13 @@ train: .venv/ready $(LEAN)      ## train an agent: ENV=frozenlake [NPROC= MODEL=
 resume: .venv/ready      ## continue a stopped run: RUN=name [NPROC=]
 	@$(if $(RUN),,$(error give the name of a run: make resume RUN=name))$(TRAIN) --run $(RUN) --resume $(ARGS)
 
-eval: .venv/ready        ## success of a run beside random policy and solver: RUN=name [SPLIT=test]
+eval: .venv/ready        ## success of a run beside four scripted players: RUN=name [SPLIT=test]
 	@$(if $(RUN),,$(error give the name of a run: make eval RUN=name))$(PY) -m minragen.eval --run $(RUN) --split $(SPLIT) $(ARGS)
 
 play: .venv/ready $(LEAN)        ## play an environment yourself: ENV=sokoban [SPLIT= SEED=]
 	@$(PY) -m minragen.eval --play $(ENV) --split $(SPLIT) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-envs: .venv/ready .venv/lean        ## measure the environments: random policy, solver, speed
+envs: .venv/ready .venv/lean        ## measure the environments: scripted players, speed
 	@$(PY) -m benchmarks.environments $(ARGS)
 
 check: .venv/ready       ## style, imports, dead links, options that nothing reads (seconds)
