@@ -147,7 +147,7 @@ class Config:
 TINY = {"bandit": dict(env_arg=("mixed=True",), steps=30, lr=3e-4, max_new_tokens=24,
                        max_context=256)}
 TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
-    "frozenlake": dict(env_arg=("view=coord", "frozen=0.8"), steps=200, warmup_steps=800,
+    "frozenlake": dict(env_arg=("view=coord", "frozen=0.8"), steps=200, warmup_steps=1600,
                        kl_coef=0.1, max_new_tokens=32, max_context=512, val_every=40),
     "sokoban": dict(env_arg=("view=coord", "pulls=2"), steps=120, warmup_steps=800, kl_coef=0.1,
                     max_new_tokens=24, max_context=640),
