@@ -162,7 +162,7 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
                     max_context=1280),
     "searchqa": dict(env_arg=("hops=2", "results=1"), steps=60, warmup_steps=1000, max_turns=3,
                      max_new_tokens=32, max_context=512),
-    "lean": dict(env_arg=("family=logic",), steps=40, warmup_steps=800, num_groups=8, max_turns=6,
+    "lean": dict(env_arg=("family=logic",), steps=40, warmup_steps=600, num_groups=8, max_turns=6,
                  max_new_tokens=48, max_context=1024, val_every=40),
     "deepcoder": dict(env_arg=("family=formulas",), steps=40, warmup_steps=500, max_new_tokens=32,
                       max_context=256),
