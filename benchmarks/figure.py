@@ -54,7 +54,7 @@ def draw(path):
             axis.plot(*zip(*curve(metrics, "val/success")), color=colour, marker=".",
                       label=f"seed {seed}")
         random, *shallow, _ = baselines(env).values()
-        axis.axhline(max(shallow), color="black", linestyle="--", lw=1, label="shallow player")
+        axis.axhline(max(shallow), color="black", linestyle="--", lw=1, label="best shallow player")
         axis.axhline(random, color="gray", linestyle=":", lw=1, label="random policy")
         axis.set_title(env, fontsize=9)
         axis.set_xticks([0, last[0]["step"]])

@@ -240,7 +240,8 @@ def format_instructions(response_format, max_new_tokens=0):
     Dots stand for the parts. Small models copy a placeholder such as "your answer" (LOG.md).
     """
     form = re.sub(r"{\w+}", "...", FORMATS[response_format])
-    thinks = "first a short thought about this state, then " if "think" in form else ""
+    thinks = ("first a short thought about this state, then "
+              if "reasoning" in format_parts(response_format) else "")
     lines = [f"Reply in the form {form}: {thinks}the answer alone."]
     lines += [DESCRIPTIONS[part] for part in description_parts(response_format)]
     lines += [f"A reply has at most {max_new_tokens} tokens."] if max_new_tokens else []

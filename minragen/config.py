@@ -17,11 +17,11 @@ import torch
 
 from minragen import starpo
 from minragen.chat import CONTEXTS, FORMATS, description_parts, format_parts
-from minragen.envs import EnvGroups, nearest, parse_mixture
+from minragen.envs import Budget, EnvGroups, nearest, parse_mixture
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user
-BUDGETS = ("max_turns", "max_actions_per_turn", "max_actions")
+BUDGETS = tuple(f.name for f in dataclasses.fields(Budget))
 # What is measured in each episode, and which statistic of a group is its score.
 FILTER_METRICS = {"reward_std": ("returns", "std"), "reward": ("returns", "mean"),
                   "length": ("lengths", "mean"), "entropy": ("entropy", "mean"),
@@ -78,7 +78,8 @@ class Config:
     temperature: float = opt(1.0, "sampling temperature in training", least=1e-4)
     top_k: int = opt(0, "sample among the k most probable tokens; 0: all")
     top_p: float = opt(1.0, "sample among the tokens that hold this mass", least=1e-6, most=1)
-    max_new_tokens: int = opt(24, "tokens per reply", least=1, most=2**16)
+    max_new_tokens: int = opt(24, "tokens per reply; in the prompt, so another warm-up",
+                              least=1, most=2**16)
     max_context: int = opt(512, "tokens per conversation", least=2, most=2**24)
     max_rows: int = opt(256, "conversations that are generated in one batch", least=1)
     context: str = opt("full", "history that a turn sees (docs/formats.md)", CONTEXTS)
@@ -194,8 +195,8 @@ def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_th
 
 
 def _of_envs(table, env):
-    """The entry of an environment, or of a mixture: the larger of each number, all environment
-    options under their environment's name, and no texts and budgets."""
+    """The entry of an environment; of a mixture the largest of the numbers that its entries set,
+    all environment options under their environment's name, and no texts and budgets."""
     merged, names = {}, [part.partition("=")[0].strip() for part in env.split(",")]
     for name in names:
         for key, value in table.get(name, {}).items():
@@ -246,7 +247,8 @@ def from_options(given):
     """
     base = preset_of(Config(**given))
     options = given.get("env_arg", ())
-    names = {text.partition("=")[0] for text in options}
+    single = base.env.partition("=")[0].strip() + "."  # of a mixture no environment's
+    names = {text.partition("=")[0].removeprefix(single) for text in options}
     kept = []
     for text in base.env_arg:
         env, dot, option = text.partition("=")[0].rpartition(".")

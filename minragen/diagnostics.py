@@ -409,7 +409,7 @@ CONDITIONS = (
     ("grad_norm", "recent", 4.0, "runs seldom recover from this. Lower the learning rate."),
     ("valid", "best", 0.5, "replies have lost the response format. Lower the learning rate."),
     (f"distinct_{NGRAM}", "run", 0.5, "replies repeat each other."))
-LEAST = {"entropy": NO_ENTROPY}  # a rise from less than this is no sign of anything
+FLOOR = {"entropy": NO_ENTROPY}  # of "before": a rise from almost no entropy is no sign
 
 
 def warnings_of(history):
@@ -456,15 +456,15 @@ def _compared(steps, metric, span):
     """(before, now) of a condition; nan, which compares false, if values are too few.
 
     run: means of the first and of the last WINDOW values
-    recent: medians of up to BEFORE values, if not of less than LEAST, and of the RECENT values
-        after them: a single spike, which clipping absorbs, is none of two steps
+    recent: median of up to BEFORE values, but at least FLOOR, and median of the RECENT values after
+        them, so that a single spike of grad_norm, which clipping absorbs, does not warn
     best: maximum of all values, and mean of the last RECENT ones: the format is soon lost
     """
     values = _values(steps[-RECENT - BEFORE:] if span == "recent" else steps, metric)
     if span == "run" and len(values) >= 2 * WINDOW:
         return fmean(values[:WINDOW]), fmean(values[-WINDOW:])
     if span == "recent" and len(values) >= RECENT + BEFORE // 2:
-        return max(median(values[:-RECENT]), LEAST.get(metric, 0)), median(values[-RECENT:])
+        return max(median(values[:-RECENT]), FLOOR.get(metric, 0)), median(values[-RECENT:])
     if span == "best" and len(values) > RECENT:
         return max(values), fmean(values[-RECENT:])
     return math.nan, math.nan

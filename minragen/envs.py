@@ -129,6 +129,14 @@ class TextEnv(gymnasium.Env):
         self.observation_space, self.action_space = text_space(), text_space()
         self._live = False
 
+    def refuse_with(self, data, *names):
+        """Refuse the options `names`, which shape only the bundled data, where the option `data`
+        replaces it. Raises ValueError."""
+        for name in names:
+            if self.options[data] and self.options[name] != self.defaults[name]:
+                raise ValueError(f"option {name} of {type(self).__name__}: it shapes the bundled "
+                                 f"data, which {data} replaces. Leave it out.")
+
     # -- what an environment writes --------------------------------------------------------------
 
     def _reset(self, rng):

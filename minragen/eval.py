@@ -4,8 +4,8 @@
     python -m minragen.eval --run my-run --split val --size 1000
     python -m minragen.eval --play sokoban --seed 3      (or: make play ENV=sokoban)
 
-All play the same instances. The random policy is the lower bound and the solver the upper bound.
-Two shallow baselines show what is possible without learning the task: the environment's own
+All play the same instances. The random policy shows what chance earns, the solver what the budget
+allows. Two shallow baselines show what is possible without learning the task: the environment's own
 `shallow_answer`, and a nearest-neighbour player over the solver's episodes on DEMONSTRATIONS
 training instances.
 

@@ -240,7 +240,7 @@ MUTANTS = {
         ("min(REARM + 1, len(steps))", "2",
          "a warning is given again without a silence of twenty steps"),
         ("median(values[-RECENT:])", "fmean(values[-RECENT:])", "a single spike warns"),
-        ("LEAST.get(metric, 0)", "0", "a rise from almost no entropy warns"),
+        ("FLOOR.get(metric, 0)", "0", "a rise from almost no entropy warns"),
     ],
     ("models.py", "test_models.py test_families.py"): [
         ("torch.tanh(logits / cap) * cap if cap else logits", "logits",
@@ -296,7 +296,7 @@ MUTANTS = {
         ("self._move(self.player, a)) != self.player", "self._move(self.player, a)) is not None",
          "a step into the border is a safe move"),
         ('straight(cells["Player"][0]', 'straight(cells["Start"][0]',
-         "the shallow bot walks from the start in every turn"),
+         "the shallow player walks from the start in every turn"),
     ],
     ("environments/sokoban.py", "environments/test_sokoban.py"): [
         ("len(self.boxes & self.targets) - home", "max(0, len(self.boxes & self.targets) - home)",
@@ -304,7 +304,7 @@ MUTANTS = {
         ("way[1:first - 1][:2]", "way[1:first][:2]",
          "the note names the cell to push from a second time"),
         ("if moved(player, step) != box}", "if step}",
-         "the shallow bot pushes the box that it wants to walk around"),
+         "the shallow player pushes the box that it wants to walk around"),
     ],
     ("environments/sudoku.py", "environments/test_sudoku.py"): [
         (" and cell not in self.paid", "", "a cell pays every time that it is changed back"),

@@ -121,6 +121,7 @@ class TestPresets:
         assert options("sudoku", "hints=False")["hints"] is False
         url = "url=http://localhost"  # data of the user
         assert options("searchqa", url) == {"url": "http://localhost"}
+        assert options("searchqa", f"searchqa.{url}") == {"searchqa.url": "http://localhost"}
         own = options("searchqa,countdown", f"searchqa.{url}")
         assert "searchqa.hops" not in own and own["countdown.count"] == 3
         mixed = options("sudoku,frozenlake")

@@ -320,6 +320,13 @@ class TestBudget:
                 with pytest.raises(ValueError, match="expected"):
                     make(env_name, **{option: value})
 
+    @pytest.mark.parametrize("name, data, option", [
+        ("metamathqa", "data", {"max_steps": 1}), ("deepcoder", "data", {"family": "formulas"}),
+        ("countdown", "data", {"largest": 9}), ("webshop", "products", {"attributes": 1})])
+    def test_an_option_that_data_of_the_user_would_silence_is_refused(self, name, data, option):
+        with pytest.raises(ValueError, match=f"{next(iter(option))}.*{data} replaces"):
+            make(name, **{data: "mine.json"}, **option)
+
     def test_every_number_of_turns_and_actions_in_the_prompt_is_the_budgets(self, env_name):
         for env in accepted(env_name, *BUDGETS):
             prompt, b = f"{env.reset(seed=0)[0]}\n{env.system_prompt}", env.budget

@@ -57,11 +57,11 @@ KINDS = {
     "small": ("an integer of at least 1", [1, 2, 3, 12], lambda rng: int(rng.integers(1, 40)),
               ["{v}", "{v} + 1", "2 * {v}", "{v} ** 2", "[1, {v}]", "list(range({v}))",
                "list(range(1, {v} + 1))"]),
-    "sentence": ("a string of words with one blank between two", ["", "a", "see see see",
+    "sentence": ("a string of words separated by single spaces", ["", "a", "see see see",
                                                                   "Old Paris"], _sentence,
                  ["{v}", "{v}[::-1]", "{v}.split()", "len({v})", "len({v}.split())", "{v}.upper()",
                   "{v}.title()", "{v}[:1]", "set({v}.split())"]),
-    "letters": ("a string of small letters", ["", "a", "bb", "abcd", "zzzz"], _letters,
+    "letters": ("a string of lowercase letters", ["", "a", "bb", "abcd", "zzzz"], _letters,
                 ["{v}", "{v}[::-1]", "len({v})", "{v}.upper()", "{v}[:1]", "{v}[-1:]", "set({v})",
                  "''.join(sorted({v}))"]),
     "brackets": ("a string of the brackets ( ) [ ]", ["", "(", ")", "([)]", "[()]"], _brackets,
@@ -385,8 +385,8 @@ def to_base(n: "integer", k=(2, 3, 4, 5, 7, 8)):
 
 
 def digit_root(n: "integer", k=(2, 3)):
-    """Multiply each digit of n by {k} and add up the results. Repeat this with the sum until it is
-    at most 30. Return the last number."""
+    """While n is greater than 30, replace it by the sum of its digits, each multiplied by {k}.
+    Return n in the end."""
     while n > 30:
         n = sum(k * int(digit) for digit in str(n))
     return n
@@ -554,7 +554,7 @@ def repeated_words(s: "sentence"):
 
 def acronym(s: "sentence", k=(1, 2, 3)):
     """Return the first letters of those words of s that have more than {k} letters, as one string
-    in capitals."""
+    in uppercase."""
     return "".join(word[0].upper() for word in s.split() if len(word) > k)
 
 
@@ -643,7 +643,7 @@ def letter_counts(s: "letters"):
 
 
 def capital_places(s: "letters", k=(2, 3, 4)):
-    """Return s with the letters at the places 0, {k}, twice {k} and so on as capitals."""
+    """Return s with the letters at the places 0, {k}, twice {k} and so on in uppercase."""
     return "".join(c.upper() if i % k == 0 else c for i, c in enumerate(s))
 
 

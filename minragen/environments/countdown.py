@@ -50,6 +50,7 @@ class Countdown(TextEnv):
                 and operators and set(operators) <= set("+-*/")):
             raise ValueError(f"bad options of Countdown: {self.options}; expected count 3, 4 or 0, "
                              f"largest of 2 to 1000 and operators from +-*/.")
+        self.refuse_with("data", "largest")
         self.operators = [op for op in "+-*/" if op in operators]
         self.counts = (count,) if count else (3, 4)
         rows = read_tasks(data) if data else []
@@ -243,8 +244,8 @@ def read_tasks(path):
     for record in read_records(path):
         try:
             numbers, target = tuple(sorted(map(index, record["nums"]))), index(record["target"])
-            if not all(0 < n < 10**6 for n in numbers):
-                raise ValueError(f"nums are {list(numbers)}")
+            if not all(0 < n < 10**6 for n in (*numbers, target)):
+                raise ValueError(f"nums and target are {list(numbers)}, {target}")
         except (ValueError, TypeError, KeyError) as problem:
             raise ValueError(f"{path}, record {len(tasks) + 1}: {problem!r}; expected records like "
                              '{"nums": [3, 7, 14], "target": 24}.') from None

@@ -101,13 +101,14 @@ class Lean(TextEnv):
         if not (0 < step_cost <= 0.1 and 1 <= seconds <= 15):
             raise ValueError(f"bad options of Lean: got step_cost {step_cost} and seconds "
                              f"{seconds}, expected 0 < step_cost <= 0.1 and 1 <= seconds <= 15.")
+        self.refuse_with("data", "family")
         self.checker = lean_checker(server, seconds)
         self.backend = self.checker.name
         if data and isinstance(self.checker, PackagedLean):
             raise ValueError(f"option data of Lean needs Mathlib: got {self.backend}. Give "
                              f"server=http://... or put `lean` on PATH.")
         self.theorems = load_minif2f(data) if data else bundled_theorems()
-        self.drawn = family == "logic" and not data
+        self.drawn = family == "logic"
         self.bundled_data = "drawn theorems" if self.drawn else f"{len(self.theorems)} theorems"
         self.known = () if data else self.TACTICS + (AUTOMATION if family == "all" else ())
         text = "".join(t.statement for t in self.theorems)

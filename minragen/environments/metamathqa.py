@@ -66,8 +66,8 @@ class MetaMathQA(TextEnv):
     and the same numbers in any order are one task: names and distractors do not matter.
 
     Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
-    the most operations of a problem; `largest`, the largest given number and result, at least 12,
-    or 0 for any; `repeat`, whether to repeat the question; `data`, a file of
+    the most operations of a problem; `largest`, the largest result and number that it is computed
+    from, at least 12, or 0 for any; `repeat`, whether to repeat the question; `data`, a file of
     MetaMathQA or GSM8K records (see FORMS) instead of the templates. Records without a result are
     left out. Rephrasings of one `original_question` belong to one split. A result that is not a
     number (an interval, x+1) must be given literally, except for case, spaces and LaTeX decoration.
@@ -84,6 +84,7 @@ class MetaMathQA(TextEnv):
         if largest and not 12 <= largest <= 10_000:
             raise ValueError(f"option largest of MetaMathQA: got {largest}, expected 12 to 10000, "
                              f"or 0 for any.")
+        self.refuse_with("data", "distractors", "largest", "max_steps")
         self._names, templates = word_problems()
         self.templates = [t for t in templates if t["steps"] <= steps]
         self.bundled_data = f"{len(self.templates)} templates of word problems"

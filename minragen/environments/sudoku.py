@@ -1,6 +1,7 @@
 """Sudoku: fill a grid whose solution is proved to be the only one.
 
-Reading order: the class; then `geometry`, `random_grid` and `solvable`, which only know the rules.
+Reading order: the class; then `geometry`, `random_grid` and `may_be_solvable`, which know the
+rules alone.
 
 Differences from RAGEN:
   1. There is one solution. In RAGEN 23 to 92 % of the 9x9 puzzles have several.
@@ -39,10 +40,10 @@ class Sudoku(TextEnv):
     Options: `size` 4, 9 or 16; `difficulty`: easy (half of the cells blank; naked singles solve it:
     some empty cell always has only one number that fits), medium (60 %; also takes hidden singles:
     a number that fits nowhere else in a row, column or box), hard (67 %; takes more than both).
-    Only 9x9 has the latter two: naked singles solve every 4x4 puzzle, and 16x16 ones take long to
-    make. `view`, one of compact, simple, detailed, with_feedback; `hints` lists the empty cells
-    with the numbers that fit, a single one as an action; `allow_conflicts`: a number against the
-    rules is marked, not refused, at the same cost. Larger grids have larger budgets. A smaller
+    Only 9x9 has the latter two: naked singles solve the 4x4 puzzles drawn here, and 16x16 ones take
+    long to make. `view`, one of compact, simple, detailed, with_feedback; `hints` lists the empty
+    cells with the numbers that fit, a single one as an action; `allow_conflicts`: a number against
+    the rules is marked, not refused, at the same cost. Larger grids have larger budgets. A smaller
     budget means fewer blanks, and is refused unless the puzzle is easy.
     """
 
@@ -100,10 +101,10 @@ class Sudoku(TextEnv):
             self.solution = random_grid(self.n, rng)
             self.board, missing = list(self.solution), self.blanks
             for cell in rng.permutation(self.n**2).tolist():
-                if missing and not any(
-                        solvable([*self.board[:cell], number, *self.board[cell + 1:]], self.n)
-                        for number in self._fitting(self.board, cell)
-                        if number != self.solution[cell]):
+                others = {*self._fitting(self.board, cell)} - {self.solution[cell]}
+                before, after = self.board[:cell], self.board[cell + 1:]
+                if missing and not any(may_be_solvable([*before, number, *after], self.n)
+                                       for number in others):
                     self.board[cell], missing = 0, missing - 1
         self.clues = tuple(self.board)
         self.paid, self.messages = set(), []  # messages: (turn, line about an action)
@@ -318,11 +319,11 @@ def random_grid(n, rng):
     return grid
 
 
-def solvable(board, n, patience=100):
-    """Whether the grid can be completed: search from the cell with the least choice, sets as bits.
+def may_be_solvable(board, n, node_limit=100):
+    """False if the grid provably cannot be completed: search from the cell with the least choice.
 
-    After `patience` cells the answer is True, "perhaps": the caller then keeps a clue that it could
-    have removed, and a 16x16 grid takes tenths of a second, not hours.
+    After `node_limit` cells the answer is True: the caller then keeps a clue that it could have
+    removed, and a 16x16 grid takes tenths of a second, not hours. Sets are bits of a number.
     """
     b, blank, bits = isqrt(n), [], [1 << i for i in range(n)]
     missing = [sum(bits)] * 3 * n  # the numbers that each row, column and box lacks
@@ -336,9 +337,9 @@ def solvable(board, n, patience=100):
             blank.append(place)
 
     def search(blank, missing, place=(), bit=0):  # the last number goes into the last place
-        nonlocal patience
-        patience -= 1
-        if not blank or patience < 0:
+        nonlocal node_limit
+        node_limit -= 1
+        if not blank or node_limit < 0:
             return True
         missing = missing.copy()
         for unit in place:

@@ -79,7 +79,7 @@ class Product(NamedTuple):
         return labels
 
     def text(self, features):
-        """All words of its pages, with these of its features."""
+        """The words that a search finds it by, with these of its features."""
         return " ".join((self.title, self.description, *features, *self.options,
                          *itertools.chain(*self.options.values())))
 
@@ -172,6 +172,7 @@ class WebShop(TextEnv):
                 and 1 <= o["attributes"] <= 3 and o["wording"] in ("natural", "plain")):
             raise ValueError(f"options of WebShop: got {o}, expected reward score or binary, "
                              f"wording natural or plain, page_size of 1 to 50, attributes 1 to 3.")
+        self.refuse_with("products", "attributes")
         self.plain = o["wording"] == "plain"
         self.instruction = re.sub(r"\[(.*?)\]", lambda match: self._box(match[1]), self.instruction)
         self.shop = shop(o["products"], o["instructions"], o["wording"])
@@ -428,7 +429,8 @@ class Shop:
                              f"products={products!r} and instructions={instructions!r}.")
         self.products = found = tuple(load_products(products, instructions) if products else
                                       generate_products(wording == "plain"))
-        self.characters = frozenset("".join(p.text(p.features) + p.instruction for p in found))
+        self.characters = frozenset("".join(itertools.chain.from_iterable(
+            (p.text(p.features), p.instruction, *p.attributes, *p.reviews) for p in found)))
         self._index = BM25([p.text(p.features[:1]) for p in found])
         self.search = lru_cache(maxsize=CACHE_SIZE)(self._search)
 

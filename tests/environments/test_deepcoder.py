@@ -47,7 +47,8 @@ drop_fall([[1, 2], [0, 3], [4, 0]]) == [[0, 0], [1, 2], [4, 3]]; divisors(12) ==
 edit_distance("abc", "bd") == 2; reduce_brackets("[()][") == "["; coins(187, 50) == [3, 3, 1, 2]
 free_gaps([[5, 8], [1, 6]], 20) == [[0, 1], [8, 20]]; largest_of_columns([[1, 7], [3, 4]]) == [3, 7]
 halve_or_add([4, 3, 0], 7) == [2, 10, 0]; count_words("a b a") == {"a": 2, "b": 1}
-long_words("a red at", 2) == ["red"]; shift_letters("Xyz a", 2) == "Xab c"; digit_root(99, 2) == 18
+long_words("a red at", 2) == ["red"]; shift_letters("Xyz a", 2) == "Xab c"
+digit_root(99, 2) == 18; digit_root(10, 2) == 10
 longest_interval([[1, 2], [5, 9], [0, 4]]) == [5, 9]; pig_latin("ice red", "yay") == "iceyay edray"
 longest_stretch_below([1, 9, 2, 0, 3], 3) == [2, 0]; drop_repeats([2, 1, 2, 3, 1]) == [2, 1, 3]
 merge_intervals([[4, 6], [1, 2], [2, 3]]) == [[1, 3], [4, 6]]; chunks([1, 2, 3], 2) == [[1, 2], [3]]
