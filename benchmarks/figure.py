@@ -143,7 +143,8 @@ def episode_of(run, split="val"):
     last = max(e["step"] for e in episodes)
     first = next(e for e in episodes if e["step"] == last and e["split"] == split)
     said = [m["content"] for m in first["messages"] if m["role"] != "system"]
-    return "\n".join(["```text", *said, "```"])
+    fence = "````" if "```" in "".join(said) else "```"
+    return "\n".join([f"{fence}text", *said, fence])
 
 
 def minutes(runs):
