@@ -28,7 +28,7 @@ from minragen.runs import console_line, read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)
-HEADLINES = ("frozenlake", "webshop", "metamathqa", "deepcoder", "lean")
+HEADLINES = ("frozenlake", "webshop", "metamathqa", "deepcoder", "countdown")
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 EPISODE = re.compile(
     r"(```console\n\$ \.venv/bin/python -m minragen\.environments (\w+) (\d+)\n).*?(^```$)",
