@@ -103,21 +103,21 @@ def headline_table():
 
 
 def smollm2_table():
-    """One row for each run of SmolLM2: success before and after RL, and the curve of the return."""
+    """One row for each run of SmolLM2: success before, during and after RL."""
     rows = []
     for run in sorted((ROOT / "runs").glob("readme-*-smollm2-grpo")):
         config, metrics = read_config(run), read(run.name)
         first, *_, last = [line for line in metrics if "val/success" in line]
-        returns = [value for _, value in curve(metrics, "episode_return")]
+        training = [value for _, value in curve(metrics, "success")]
         rows.append([
             ", ".join([config.env, *changed_environment(config)]), str(config.warmup_steps),
-            f"{len(returns)} x {config.num_groups} x {config.group_size}",
+            f"{len(training)} x {config.num_groups} x {config.group_size}",
             with_interval(first["val/success"], config.val_size),
             with_interval(last["val/success"], config.val_size),
-            ", ".join(f"{np.mean(part):.2f}" for part in np.array_split(returns, 5)),
+            ", ".join(f"{np.mean(part):.2f}" for part in np.array_split(training, 5)),
             minutes([metrics])])
     return table(("environment and options", "warm-up steps", "steps x groups x members",
-                  "before RL: sampled", "after", "return in training, by fifths", "minutes"), rows)
+                  "before RL: sampled", "after", "success in training, by fifths", "minutes"), rows)
 
 
 def table(names, rows):
