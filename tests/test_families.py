@@ -132,7 +132,8 @@ def measured(name):
         return str(error)
     frame, rules = copy.copy(tiny()[1]), Rules(2.0, max_new_tokens=20, max_context=CONTEXT)
     frame.end_ids = set(range(0, len(frame.tokenizer), 8))  # replies of many lengths
-    batch = make_batch(collect(policy, frame, EnvGroups("frozenlake", 3, 4), 0, rules))
+    groups = EnvGroups("frozenlake", 3, 4, options={"view": "coord"})
+    batch = make_batch(collect(policy, frame, groups, 0, rules))
     log_p = (policy.model(batch.tokens, use_cache=False).logits / 2.0).log_softmax(dim=-1)
     own = log_p[:, :-1].gather(-1, batch.tokens[:, 1:, None])[..., 0]
     gap = (own - batch.sample_logprobs[:, 1:])[batch.response_mask[:, 1:]].abs().max()

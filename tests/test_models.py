@@ -196,13 +196,14 @@ class TestLoading:
 
     def test_a_tokenizer_may_write_no_token_beyond_the_vocabulary(self, tmp_path):
         """Special tokens that the chat template does not write are never encoded."""
+        size = len(tiny()[0].tokenizer)
         for special, template in ((False, ""), (True, "{{ '<more>' }}"), (True, "")):
             tokenizer = copy.deepcopy(tiny()[0].tokenizer)
             folder = tmp_path / f"{special}{template[:1]}"
             tokenizer.add_tokens(["<more>"], special_tokens=special)
             tokenizer.chat_template += template
             bundled.save_folder(Policy("", tiny()[0].model, tokenizer), folder)
-            with (pytest.raises(ValueError, match="beyond the vocabulary of 357: <more>")
+            with (pytest.raises(ValueError, match=f"vocabulary of {size}: <more>")
                   if template or not special else contextlib.nullcontext()):
                 load_policy(folder)
 
