@@ -28,7 +28,7 @@ SMALL = tempfile.TemporaryDirectory()  # of an untrained policy of two layers
 LOTTERY = dict(model=SMALL.name, warmup_steps=0, num_groups=2, group_size=3, max_new_tokens=6,
                max_context=160, max_turns=2, mini_batch=3, val_size=1, steps=2, seed=3, lr=1e-3)
 LAKE = dict(env="frozenlake", model="tiny", filter="none", num_groups=2, group_size=2,
-            max_new_tokens=16, lr=1e-3)  # with the bundled weights
+            lr=1e-3)  # with the bundled weights
 KL = dict(kl_coef=0.1, kl_reward_coef=0.1)
 
 
