@@ -115,9 +115,10 @@ def smollm2_table():
             with_interval(first["val/success"], config.val_size),
             with_interval(last["val/success"], config.val_size),
             ", ".join(f"{np.mean(part):.2f}" for part in np.array_split(training, 5)),
-            minutes([metrics])])
+            f"{sum(value for _, value in curve(metrics, 'seconds')) / 60:.0f}"])
     return table(("environment and options", "warm-up steps", "steps x groups x members",
-                  "before RL: sampled", "after", "success in training, by fifths", "minutes"), rows)
+                  "before RL: sampled", "after", "success in training, by fifths",
+                  "minutes of training"), rows)
 
 
 def table(names, rows):

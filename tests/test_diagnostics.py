@@ -322,12 +322,12 @@ class TestWarnings:
         assert set(given([{"step": 0, "val/success": 0.1}, *run])) == {32}
 
     def test_one_of_the_runs_of_the_readme_has_one_and_recovers(self):
-        runs = (Path(__file__).parent.parent / "runs").glob("readme-*/metrics.jsonl")
+        runs = (Path(__file__).parent.parent / "runs").glob("readme-*-grpo-s?/metrics.jsonl")
         found = {path.parent.name: given([json.loads(line) for line in path.open()])
                  for path in runs}
         [(name, [[sentence]])] = [(name, warned.values()) for name, warned in found.items()
                                   if warned]
-        assert name == "readme-frozenlake-grpo-s0" and "grad_norm" in sentence and len(found) > 30
+        assert name == "readme-frozenlake-grpo-s0" and "grad_norm" in sentence and len(found) == 30
 
 
 def gradient_batch(tokens, mask, group_ids):
