@@ -29,6 +29,7 @@ from minragen.runs import console_line, read_config
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)
 HEADLINES = ("frozenlake", "webshop", "metamathqa", "deepcoder", "countdown")
+SHOWN = 8  # lines of a reply
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 EPISODE = re.compile(
     r"(```console\n\$ \.venv/bin/python -m minragen\.environments (\w+) (\d+)\n).*?(^```$)",
@@ -137,13 +138,18 @@ def baselines(env):
     return {player: successes / row["size"] for player, successes in row["players"].items()}
 
 
-def episode_of(run, split="val"):
-    """The first validation episode of a run's last stored step: what was said, by turns."""
+def episode_of(run):
+    """The first validation episode of a run's last stored step: what was said, by turns. Of a reply
+    the lines after the SHOWN first are counted."""
     lines = (ROOT / "runs" / run / "trajectories.jsonl").read_text().splitlines()
     episodes = [json.loads(line) for line in lines]
     last = max(e["step"] for e in episodes)
-    first = next(e for e in episodes if e["step"] == last and e["split"] == split)
-    said = [m["content"] for m in first["messages"] if m["role"] != "system"]
+    first = next(e for e in episodes if e["step"] == last and e["split"] == "val")
+    said = []
+    for message in first["messages"][1:]:
+        lines = message["content"].split("\n")
+        cut = SHOWN if message["role"] == "assistant" and len(lines) > SHOWN + 1 else len(lines)
+        said += lines[:cut] + ([f"[{len(lines) - cut} more lines]"] if lines[cut:] else [])
     fence = "````" if "```" in "".join(said) else "```"
     return "\n".join([f"{fence}text", *said, fence])
 

@@ -78,7 +78,7 @@ class Config:
     temperature: float = opt(1.0, "sampling temperature in training", least=1e-4)
     top_k: int = opt(0, "sample among the k most probable tokens; 0: all")
     top_p: float = opt(1.0, "sample among the tokens that hold this mass", least=1e-6, most=1)
-    max_new_tokens: int = opt(24, "tokens per reply; in the prompt, so another warm-up",
+    max_new_tokens: int = opt(24, "tokens per reply; the prompt and so the warm-up depend on it",
                               least=1, most=2**16)
     max_context: int = opt(512, "tokens per conversation", least=2, most=2**24)
     max_rows: int = opt(256, "conversations that are generated in one batch", least=1)
@@ -163,8 +163,8 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
                     max_context=1280),
     "searchqa": dict(env_arg=("hops=2", "results=1"), steps=60, warmup_steps=1000, max_turns=3,
                      max_new_tokens=32, max_context=512),
-    "lean": dict(env_arg=("family=logic",), steps=40, warmup_steps=600, num_groups=8, max_turns=6,
-                 max_new_tokens=48, max_context=1024, val_every=40),
+    "lean": dict(env_arg=("family=logic",), steps=40, warmup_steps=1000, num_groups=8, max_turns=7,
+                 max_new_tokens=64, max_context=1280, val_every=20),
     "deepcoder": dict(env_arg=("family=formulas",), steps=40, warmup_steps=500, max_new_tokens=32,
                       max_context=256),
     "metamathqa": dict(env_arg=("max_steps=1", "largest=12", "distractors=False"), max_turns=1,
@@ -247,7 +247,7 @@ def from_options(given):
     """
     base = preset_of(Config(**given))
     options = given.get("env_arg", ())
-    single = base.env.partition("=")[0].strip() + "."  # of a mixture no environment's
+    single = "" if "," in base.env else base.env.partition("=")[0].strip() + "."
     names = {text.partition("=")[0].removeprefix(single) for text in options}
     kept = []
     for text in base.env_arg:

@@ -312,7 +312,7 @@ MUTANTS = {
          "a full grid with a mistake counts as solved"),
         ("!= self.hardest", "< self.hardest", "medium puzzles may need search"),
         ("if any(alone)", "if all(alone)", "hard puzzles need hidden singles only"),
-        ("if number != self.solution[cell])", "if number > self.solution[cell])",
+        ("- {self.solution[cell]}", "- {*range(self.solution[cell] + 1)}",
          "hard puzzles have several solutions"),
         ("if self.hardest and self.blanks < blanks", "if self.blanks > blanks",
          "a small budget makes a puzzle of another difficulty"),
@@ -640,7 +640,7 @@ MUTANTS = {
          "the argument of a pattern is lost"),
         ("return distinct([draw_theorem", "return tuple([draw_theorem",
          "a theorem is drawn twice under other names"),
-        ("given(f\"{atoms.pop()} → {goal}\")", "given(f\"{premise} → {goal}\")",
+        ("facts.append(f\"{atoms.pop()} → {goal if", "facts.append(f\"{premise} → {goal if",
          "a drawn theorem has two proofs, and no fact leads nowhere"),
     ],
     ("environments/metamathqa.py", "environments/test_metamathqa.py"): [

@@ -126,6 +126,8 @@ class TestPresets:
         assert "searchqa.hops" not in own and own["countdown.count"] == 3
         mixed = options("sudoku,frozenlake")
         assert mixed["sudoku.hints"] is True and mixed["frozenlake.view"] == "coord"
+        counted = options("frozenlake=8,sokoban=8", "frozenlake.view=grid")
+        assert (counted["frozenlake.view"], counted["sokoban.view"]) == ("grid", "coord")
         mine = options("frozenlake,sokoban", "view=grid", "sokoban.walls=0.1")
         assert "frozenlake.view" not in mine and mine["view"] == "grid"
 

@@ -322,7 +322,8 @@ class TestBudget:
 
     @pytest.mark.parametrize("name, data, option", [
         ("metamathqa", "data", {"max_steps": 1}), ("deepcoder", "data", {"family": "formulas"}),
-        ("countdown", "data", {"largest": 9}), ("webshop", "products", {"attributes": 1})])
+        ("lean", "data", {"family": "logic"}), ("countdown", "data", {"largest": 9}),
+        ("webshop", "products", {"attributes": 1})])
     def test_an_option_that_data_of_the_user_would_silence_is_refused(self, name, data, option):
         with pytest.raises(ValueError, match=f"{next(iter(option))}.*{data} replaces"):
             make(name, **{data: "mine.json"}, **option)

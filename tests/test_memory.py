@@ -24,7 +24,7 @@ MODELS = {"tiny": None,  # and random ones of so many parameters
                       num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=4)}
 # Untrained replies are as long as they may be, so these conversations fill their context.
 RUN = dict(env="frozenlake", num_groups=2, val_size=1, max_new_tokens=24,
-           max_context=336, warmup_steps=0, filter="none", device="cpu", threads=1)
+           max_context=408, warmup_steps=0, filter="none", device="cpu", threads=1)
 SHORT = dict(num_groups=1, group_size=4, mini_batch=2, token_budget=160)  # one row at a time
 SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": SHORT, "60M": SHORT}
 
@@ -96,13 +96,14 @@ class TestForecast:
     def test_an_update_is_too_and_checkpointing_lowers_both(self, size, algo):
         plain, less = (check_update(size, algo=algo, activation_checkpointing=again)
                        for again in (False, True))
-        assert less < 0.9 * plain
+        assert less < 0.8 * plain
 
     def test_it_counts_the_float32_masters_of_bfloat16_weights(self):
         check_update("tiny", torch.bfloat16)
 
     def test_validation_may_have_more_rows_than_a_rollout(self):
-        learner, groups, config, line = begun("tiny", val_size=80, token_budget=400)
+        learner, groups, config, line = begun("tiny", val_size=80, token_budget=400,
+                                               max_context=336)
         peak, _ = allocated(lambda: diagnostics.play_held_out(
             learner.policy, learner.frame, groups["val"], train.rules_of(config), 0.5))
         assert forecast_of(learner, config)["rollout"] == pytest.approx(peak, rel=0.2)
