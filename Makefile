@@ -14,7 +14,7 @@ LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
 OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval play envs check test mutants smoke warmup smollm2 bench compare figure clean
+.PHONY: help train resume eval report watch play envs check test mutants smoke warmup smollm2 bench compare figure clean
 
 help:             ## list the targets
 	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
@@ -27,6 +27,12 @@ resume: .venv/ready      ## continue a stopped run: RUN=name [NPROC=]
 
 eval: .venv/ready        ## success of a run beside four scripted players: RUN=name [SPLIT=test]
 	@$(if $(RUN),,$(error give the name of a run: make eval RUN=name))$(PY) -m minragen.eval --run $(RUN) --split $(SPLIT) $(ARGS)
+
+report: .venv/ready      ## one page about runs, with figures: RUN=name, or RUN="a b c" side by side
+	@$(if $(RUN),,$(error give the name of a run: make report RUN=name))$(PY) -m minragen.report $(RUN) $(ARGS)
+
+watch: .venv/ready       ## write the page again after every step of a run: RUN=name
+	@$(if $(RUN),,$(error give the name of a run: make watch RUN=name))$(PY) -m minragen.report $(RUN) --watch $(ARGS)
 
 play: .venv/ready $(LEAN)        ## play an environment yourself: ENV=sokoban [SPLIT= SEED=]
 	@$(PY) -m minragen.eval --play $(ENV) --split $(SPLIT) $(if $(SEED),--seed $(SEED)) $(ARGS)

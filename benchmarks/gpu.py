@@ -77,7 +77,8 @@ def measure(config):
         torch.cuda.reset_peak_memory_stats()
     play_seconds = timed(device, play)
     for _ in range(2):
-        update_seconds = timed(device, lambda: train.update(learner, batch, config, step=2))
+        update_seconds = timed(device, lambda: train.update(
+            learner, train.compute_targets(learner, batch, config)[0], config, step=2))
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else float("nan")
     always, *phases = (sum(sizes.values()) for sizes in memory.phases(learner, config).values())
     side, half = SIDE[device.type], torch.zeros(COPIED[device.type] // 8, device=device)

@@ -542,25 +542,3 @@ def _gradient_row(prefix, gradients, tokens, reward_std, rows):
     for name, gradient in gradients.items() if tokens else ():
         metrics[name] = float(torch.stack([g.norm() for g in gradient]).norm()) / tokens
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
-
-
-def plot_gradients(metrics, path):
-    """Draw the norms by bucket and by its mean reward std. Logarithmic: a KL is often tiny."""
-    from matplotlib.figure import Figure  # not pyplot: no window, no global state
-
-    numbers = range(1, 1 + sum("/bucket_" in m and m.endswith("/groups") for m in metrics))
-    prefixes = [f"gradient/bucket_{number}" for number in numbers]
-    terms = [c for c in ("task", "entropy", "kl") if any(f"{p}/{c}" in metrics for p in prefixes)]
-    reward_std = [metrics[f"{p}/reward_std"] for p in prefixes]
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    bars, curve = figure.subplots(1, 2, sharey=True)
-    for i, term in enumerate(terms):
-        norms = [metrics.get(f"{p}/{term}", math.nan) for p in prefixes]
-        bars.bar([k + (i - (len(terms) - 1) / 2) * 0.25 for k in numbers], norms, 0.25, label=term)
-        curve.plot(reward_std, norms, "o-", label=term)
-    bars.set(xlabel="bucket, by reward std", ylabel="gradient norm, per token", xticks=numbers,
-             yscale="log")
-    curve.set(xlabel="mean reward std of the bucket")
-    if terms:
-        bars.legend()
-    figure.savefig(path)

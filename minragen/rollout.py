@@ -95,7 +95,7 @@ class Turn:
 
 @dataclass
 class Sequence:
-    """One row of a batch: four parallel lists, appended to and never edited."""
+    """One row of a batch: parallel lists, appended to and never edited."""
 
     tokens: list = field(default_factory=list)
     response_mask: list = field(default_factory=list)  # True iff the id came out of our sampler
@@ -103,6 +103,7 @@ class Sequence:
     # Nats at the sampling temperature, before truncation by top_k or top_p, so that the learner can
     # compute the same quantity; 0.0 where not sampled.
     sample_logprobs: list = field(default_factory=list)
+    advantages: list = field(default_factory=list)  # empty if its group was not trained on
 
     def add(self, ids, logprobs, sampled, turn):
         self.tokens += ids

@@ -2,8 +2,9 @@
 
     runs/NAME/config.json          the Config
               metrics.jsonl        one line a step, with the names of docs/metrics.md
-              trajectories.jsonl   a few episodes as chat messages
+              trajectories.jsonl   a few episodes of every step: chat messages, sampled tokens
               checkpoint/          a plain Hugging Face folder plus trainer state
+              report.html          all of this on one page (report.py)
 
 Reading order: `run_folder`, `Log`, `save_checkpoint`, `resumed_config`.
 
@@ -28,7 +29,7 @@ from minragen.config import Config, check
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
 COUNTERS = ("step", "empty_steps", "rounds", "kl_reward_coef", "ema")
-SAMPLE = 4  # episodes of a kind that a step writes to trajectories.jsonl
+SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; and failed ones
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows", "token_budget",
                   "activation_checkpointing")
 # Metric -> its part of the console line.
@@ -55,18 +56,18 @@ def run_folder(config, resume):
     return next(RUNS / n for n in names if not (RUNS / n).exists())
 
 
-def begin(folder, config, step, resume, writes=True):
+def begin(folder, config, learner, resume, writes=True):
     """Make the folder of a new run, write its Config, and open its Log. One of several processes
     `writes`; the others get a Log that keeps quiet."""
     if not writes:
-        return Log(folder, step, writes)
+        return Log(folder, learner, writes)
     if not resume:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
             raise ValueError(f"another process just made {folder}. Take another --run.") from None
     write_whole(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1) + "\n")
-    return Log(folder, step)
+    return Log(folder, learner)
 
 
 def write_whole(path, text):
@@ -79,12 +80,14 @@ def write_whole(path, text):
 class Log:
     """metrics.jsonl, trajectories.jsonl and the console line."""
 
-    def __init__(self, folder, step, writes=True):
-        """Drop the lines after the checkpoint's `step`. self.history: the metrics that stay."""
+    def __init__(self, folder, learner, writes=True):
+        """Drop the lines after the learner's step. self.history: the metrics that stay."""
         self.folder, self.writes, self.history = folder, writes, []
+        self.tokenizer = learner.policy.tokenizer
         if writes:
-            self._keep("trajectories.jsonl", step)
-            self.history = [json.loads(line) for line in self._keep("metrics.jsonl", step)]
+            self._keep("trajectories.jsonl", learner.step)
+            self.history = [json.loads(line)
+                            for line in self._keep("metrics.jsonl", learner.step)]
 
     def _keep(self, name, step):
         path = self.folder / name
@@ -109,22 +112,49 @@ class Log:
         sys.stdout.flush()
 
     def trajectories(self, step, split, episodes):
-        """Write a sample as chat messages, one JSON object a line: SAMPLE episodes, and SAMPLE of
-        those whose environment failed. Print the most common failure."""
+        """Write a sample, one JSON object a line: SAMPLE members of a group in training, of the
+        first groups else; and SAMPLE whose environment failed. Print the most common failure."""
         if not self.writes:
             return
         played = [t for t in episodes if not t.error]
         failed = [t for t in episodes if t.error]
+        if split == "train" and played:  # another group each step, a trained one if there is any
+            played = [t for t in played if t.sequences[0].advantages] or played
+            groups = sorted({t.group_id for t in played})
+            played = [t for t in played if t.group_id == groups[step % len(groups)]]
+        else:
+            played = played[::max(1, len(played) // SAMPLE)]
         with open(self.folder / "trajectories.jsonl", "a") as file:
-            for t in played[::max(1, len(played) // SAMPLE)][:SAMPLE] + failed[:SAMPLE]:
-                file.write(json.dumps({"step": step, "split": split, "env": t.env, "seed": t.seed,
-                                       "success": t.success, "stop": t.stop.value, "error": t.error,
-                                       "turn_rewards": t.turn_rewards,
-                                       "messages": t.messages()}) + "\n")
+            for t in played[:SAMPLE] + failed[:SAMPLE]:
+                file.write(json.dumps({
+                    "step": step, "split": split, "env": t.env, "seed": t.seed, "group": t.group_id,
+                    "member": t.member, "success": t.success, "stop": t.stop.value,
+                    "error": t.error, "turn_rewards": t.turn_rewards, "messages": t.messages(),
+                    "replies": replies(t, self.tokenizer)}) + "\n")
         if failed:
             (message, _), = Counter(t.error for t in failed).most_common(1)
             tqdm.write(f"env error {len(failed)} {split} episodes failed in their environment and "
                        f"are left out: {message.splitlines()[0][:300]}")
+
+
+def replies(trajectory, tokenizer):
+    """Of each reply the texts of its tokens, their logprobs, and their advantages, if any."""
+    found = []
+    for sequence in trajectory.sequences:
+        for turn in sorted({*sequence.turn_ids} - {-1}):
+            start = sequence.turn_ids.index(turn)  # a reply is one stretch of ids
+            part = slice(start, start + sequence.turn_ids.count(turn))
+            found.append({"tokens": [tokenizer.decode([i]) for i in sequence.tokens[part]],
+                          "logprobs": [round(x, 3) for x in sequence.sample_logprobs[part]],
+                          "advantages": [round(x, 3) for x in sequence.advantages[part]]})
+    return found
+
+
+def keep_advantages(trajectories, rows, batch):
+    """Store the advantages of the rows that are trained on in their Sequences."""
+    sequences = [sequence for t in trajectories for sequence in t.sequences]
+    for row, advantages in zip(rows.tolist(), batch.advantages.tolist()):
+        sequences[row].advantages = advantages
 
 
 def _before(step, line):

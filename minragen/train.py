@@ -33,7 +33,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from minragen import bundled, diagnostics, distributed, memory, runs, starpo
+from minragen import bundled, diagnostics, distributed, memory, report, runs, starpo
 from minragen import config as settings
 from minragen.attention import micro_batches
 from minragen.chat import ChatFrame
@@ -77,9 +77,9 @@ def train(config, resume=False, say=print):
     folder = distributed.all_gather(runs.run_folder(config, resume) if writes else None)[0]
     groups = build_groups(config)
     learner = build(config, groups, folder if resume else None, say)
-    log = runs.begin(folder, config, learner.step, resume, writes)
+    log = runs.begin(folder, config, learner, resume, writes)
     start = time.time()
-    say(f"run       {folder}: metrics.jsonl, trajectories.jsonl, checkpoint/")
+    say(f"run       {folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then report.html")
     if learner.step == 0:
         log.write({"step": 0, **validate(learner, groups["val"], config, log)}, config)
     while learner.step < config.steps and learner.empty_steps < EMPTY_STEPS:
@@ -87,14 +87,10 @@ def train(config, resume=False, say=print):
         last = learner.step == config.steps or learner.empty_steps >= EMPTY_STEPS
         if learner.step % config.val_every == 0 or last:
             metrics |= validate(learner, groups["val"], config, log)
-        else:  # between validations only failures are written
-            trajectories = [t for t in trajectories if t.error]
         log.trajectories(learner.step, "train", trajectories)
         log.write(metrics, config)
         for warning in diagnostics.warnings_of(log.history):
             say(f"warning   {warning}")
-        if "gradient/all/groups" in metrics:
-            diagnostics.plot_gradients(metrics, folder / f"gradients-{learner.step}.png")
         if writes and (learner.step % config.save_every == 0 or last):
             runs.save_checkpoint(folder, learner)
     if learner.empty_steps >= EMPTY_STEPS:
@@ -105,7 +101,9 @@ def train(config, resume=False, say=print):
     final = {"step": learner.step, **validate(learner, groups["test"], config, log),
              "elapsed": time.time() - start}
     log.write(final, config)
-    say(f"done      {folder}; measure it again with: make eval RUN={folder.name}")
+    if writes:
+        report.write([folder])
+    say(f"done      {folder}/report.html; measure it again with: make eval RUN={folder.name}")
     return final
 
 
@@ -124,8 +122,10 @@ def train_step(learner, groups, config, history=()):
         if kept.any():
             learner.empty_steps = 0
             rows = kept[batch.group_ids].nonzero()[:, 0]
-            metrics |= update(learner, batch.take(rows), config, step,
-                              starpo.loss_scale(kept, config.loss_scaling))
+            batch, found = compute_targets(learner, batch.take(rows), config,
+                                           starpo.loss_scale(kept, config.loss_scaling))
+            runs.keep_advantages(played, rows, batch)  # for the report
+            metrics |= found | update(learner, batch, config, step)
     if config.resample:
         metrics["rollouts"] = 1 + trajectories[-1].group_id // config.num_groups
     learner.step = step
@@ -134,18 +134,13 @@ def train_step(learner, groups, config, history=()):
                       "tokens_per_second": sampled / rollout_seconds}, trajectories
 
 
-def update(learner, batch, config, step, scale=1.0):
-    """Compute advantages, then take one optimizer step per mini-batch. Returns metrics.
+def update(learner, batch, config, step):
+    """Take one optimizer step per mini-batch of a batch with its targets. Returns metrics.
 
-    Means over tokens or rows are over the mini-batch; micro-batches only bound memory. `scale`
-    multiplies the policy loss.
+    Means over tokens or rows are over the mini-batch; micro-batches only bound memory.
     """
     set_learning_rates(learner, config, step)
-    batch, metrics = compute_targets(learner, batch, config, scale)
-    if config.kl_target:
-        learner.kl_reward_coef = starpo.adapt_kl_coef(
-            learner.kl_reward_coef, metrics["kl_reward"], config.kl_target,
-            len(batch.episode_ids.unique()), config.kl_horizon)
+    metrics = {}
     if due(step, config.gradients_every) and distributed.rank() == 0:
         metrics |= diagnostics.gradient_metrics(
             learner.policy.model, add_loss_weights(batch, config),
@@ -242,7 +237,10 @@ def choose_groups(learner, batch, config):
 # ---- What the losses compare with ----------------------------------------------------------------
 @torch.no_grad()
 def compute_targets(learner, batch, config, scale=1.0):
-    """The batch with old and reference logprobs, values, rewards and advantages; and metrics."""
+    """The batch with old and reference logprobs, values, rewards and advantages; and metrics.
+
+    `scale` multiplies the advantages. The coefficient of a KL in the reward adapts afterwards.
+    """
     predictable = batch.attention_mask.clone()
     predictable[:, 0] = False
     masks = {"response": batch.response_mask, "all": predictable}
@@ -267,6 +265,10 @@ def compute_targets(learner, batch, config, scale=1.0):
         target = batch.returns[batch.value_mask]
         residual = target - batch.values[batch.value_mask]
         metrics["explained_variance"] = 1 - float(residual.var() / (target.var() + 1e-8))
+    if config.kl_target:
+        learner.kl_reward_coef = starpo.adapt_kl_coef(
+            learner.kl_reward_coef, metrics["kl_reward"], config.kl_target,
+            len(batch.episode_ids.unique()), config.kl_horizon)
     return batch, metrics
 
 

@@ -26,7 +26,9 @@ ALLOWED = {
     "bundled": {"envs", "chat", "attention", "models", "rollout", "environments.data"},
     "config": {"envs", "chat", "starpo"}, "runs": {"config", "models"},
     "memory": {"attention", "models", "diagnostics", "config", "distributed"},
-    "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "memory", "distributed"},
+    "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "memory", "distributed",
+                          "report"},
+    "report": {"config", "diagnostics", "eval", "runs"},
     "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train"}}
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from test_families import family
 from toys import tiny
 
@@ -394,17 +393,3 @@ class TestGradients:
         assert all(p.grad is None for p in [*model.parameters(), *optimizer.masters])
         assert not optimizer.inner.state
         assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-
-    def test_the_figure_shows_every_norm_in_the_order_of_the_buckets(self, monkeypatch):
-        drawn, metrics = [], {
-            f"gradient/bucket_{k}/{name}": value for k in range(11, 0, -1) for name, value in (
-                ("groups", 1), ("reward_std", k / 10), ("task", float(k)), ("kl", 0.1 * k))}
-        del metrics["gradient/bucket_2/kl"]
-        monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
-        diagnostics.plot_gradients(metrics, "gradients.png")
-        bars, curve = drawn[0].axes
-        task, kl = range(1, 12), [math.nan if k == 2 else 0.1 * k for k in range(1, 12)]
-        for norms, heights, line in zip((task, kl), bars.containers, curve.lines, strict=True):
-            assert [bar.get_height() for bar in heights] == pytest.approx(norms, nan_ok=True)
-            assert list(line.get_ydata()) == pytest.approx(norms, nan_ok=True)
-            assert list(line.get_xdata()) == pytest.approx([k / 10 for k in range(1, 12)])

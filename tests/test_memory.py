@@ -79,7 +79,8 @@ def check_update(size, dtype=torch.float32, **options):
             *model.parameters(), *(master for _, master in optimizer.copies),
             *(x for state in optimizer.inner.state.values() for x in state.values())))
     batch = rollout_of(size)[2].take(torch.arange(config.mini_batch))
-    peak, _ = allocated(lambda: train.update(learner, batch, config, step=1))
+    peak, _ = allocated(lambda: train.update(
+        learner, train.compute_targets(learner, batch, config)[0], config, step=1))
     assert forecast_of(learner, config)["update"] == pytest.approx(peak, rel=0.2)
     assert forecast_of(learner, config)["always"] == pytest.approx(held, rel=0.01)
     return peak

@@ -24,7 +24,7 @@ from minragen import train as trainer
 from minragen.envs import REGISTRY, make
 from minragen.models import token_logprobs
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
-from minragen.runs import find_checkpoint, read_config, run_folder
+from minragen.runs import begin, find_checkpoint, keep_advantages, read_config, run_folder
 from minragen.train import main
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -227,14 +227,15 @@ class TestLearner:
         before = copy.deepcopy(learner.policy.model.state_dict())
         batch.episode_returns[0] = float("nan")
         with pytest.raises(RuntimeError, match="no gradient of step 3 was finite"):
-            trainer.update(learner, batch, config, 3)
+            trainer.update(learner, trainer.compute_targets(learner, batch, config)[0], config, 3)
         assert all(torch.equal(before[k], v) for k, v in learner.policy.model.state_dict().items())
 
 
 class TestRuns:
-    def test_a_run_leaves_config_metrics_trajectories_and_a_checkpoint(self, finished):
+    def test_a_run_leaves_config_metrics_trajectories_a_checkpoint_and_a_report(self, finished):
         assert {p.name for p in finished.iterdir()} == {
-            "config.json", "metrics.jsonl", "trajectories.jsonl", "checkpoint"}
+            "config.json", "metrics.jsonl", "trajectories.jsonl", "checkpoint", "report.html",
+            "figures"}
         lines = metrics(finished)
         assert [line["step"] for line in lines] == [0, 1, 2, 2]
         assert {"val/success_greedy"} <= lines[0].keys() & lines[2].keys() - lines[1].keys()
@@ -244,8 +245,32 @@ class TestRuns:
         entries = read_lines(finished / "trajectories.jsonl")
         assert [m["role"] for m in entries[0]["messages"]] == ["system", "user", "assistant"]
         assert Counter((e["step"], e["split"]) for e in entries) == {
-            (0, "val"): 4, (2, "val"): 4, (2, "train"): 4, (2, "test"): 4}
-        assert len({e["seed"] for e in entries if e["split"] == "train"}) == 2  # of two groups
+            (0, "val"): 4, (1, "train"): 4, (2, "val"): 4, (2, "train"): 4, (2, "test"): 4}
+
+    def test_training_shows_members_of_one_trained_group_with_the_tokens_of_their_replies(
+            self, runs):
+        config, learner, batch = played(*BRIEF, "--filter", "none")
+        trajectories = trainer.roll_out(learner, trainer.build_groups(config)["train"], config)
+        batch = make_batch(trajectories)
+        rows = (batch.group_ids == 1).nonzero()[:, 0]  # group 0 is not trained on
+        batch, _ = trainer.compute_targets(learner, batch.take(rows), config)
+        keep_advantages(trajectories, rows, batch)
+        log = begin(runs / "a", config, learner, False)
+        for step in (1, 2):
+            log.trajectories(step, "train", trajectories)
+        entries = read_lines(runs / "a" / "trajectories.jsonl")
+        assert [(e["step"], e["group"], e["member"]) for e in entries] == [
+            (step, 1, member) for step in (1, 2) for member in range(4)]
+        advantages = [reply["advantages"] for e in entries[:4] for reply in e["replies"]]
+        assert [len({*x}) for x in advantages] == [1] * 4 and len({x[0] for x in advantages}) > 1
+        for e, t in zip(entries, trajectories[4:8]):
+            texts = [m["content"] for m in e["messages"] if m["role"] == "assistant"]
+            for reply, text in zip(e["replies"], texts, strict=True):
+                assert "".join(reply["tokens"]).startswith(text) and len(reply["tokens"]) == len(
+                    reply["logprobs"]) == len(reply["advantages"])
+            assert e["replies"][0]["logprobs"] == pytest.approx(
+                [x for x, ours in zip(t.sequences[0].sample_logprobs, t.sequences[0].response_mask)
+                 if ours], abs=6e-4)
 
     def test_the_console_has_the_names_and_numbers_of_the_metrics(self, runs, capsys):
         run("--run a --steps 1", *BRIEF)
@@ -268,6 +293,7 @@ class TestRuns:
     def test_warnings_are_printed_and_diagnoses_compared_with_the_first(
             self, runs, capsys, monkeypatch):
         compared, history = [], []
+        monkeypatch.setattr(trainer.report, "write", lambda folders: None)
         monkeypatch.setattr(diagnostics, "regime", lambda *pair: compared.append(pair) or "here")
         monkeypatch.setattr(diagnostics, "warnings_of", lambda lines: (
             history.append([line["step"] for line in lines]) or ["take care"] * (len(lines) == 3)))

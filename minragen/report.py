@@ -1,0 +1,319 @@
+"""One page about a run: curves, warnings, the map of regimes, and what was said.
+
+    python -m minragen.report my-run            (or: make report RUN=my-run; training ends with it)
+    python -m minragen.report "a b c"           several runs in one page, runs/report.html
+    python -m minragen.report my-run --watch    (or: make watch RUN=my-run) again after every step
+
+`runs/my-run/report.html` opens without a network. Its figures stand beside it as PNG, in
+`figures/`. Runs that differ in their seed alone become a mean with a band from the lowest to the
+highest. Everything that a model wrote is put into the page as text, never as HTML.
+
+Reading order: `write`, `curves`, `FIGURES`, `conversations`.
+"""
+
+import argparse
+import dataclasses
+import html
+import io
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from minragen import runs
+from minragen.config import Config, summary
+from minragen.diagnostics import LOW_ENTROPY, LOW_MI, NO_ENTROPY, warnings_of
+from minragen.eval import wilson
+
+TEMPLATE = Path(__file__).parent / "data" / "report.html"
+EPISODES_SIZE = 2_000_000  # characters of conversations in a page; longer runs leave out steps
+RELOAD = 5  # seconds between two looks at a page that is watched
+
+# title -> metrics; of several configurations the first is drawn
+CURVES = {
+    "success": ("val/success", "val/success_greedy", "success"),
+    "return": ("episode_return", "val/episode_return"),
+    "entropy": ("entropy",),
+    "mutual information": ("first_turn/mi", "trajectory/mi"),
+    "retrieval": ("first_turn/retrieval", "first_turn/retrieval_chance"),
+    "gradient norm": ("grad_norm", "critic_grad_norm"),
+    "reward std": ("reward_std",),
+    "groups": ("groups_kept", "groups_zero_std"),
+    "reply tokens per episode": ("response_tokens",),
+    "valid replies": ("valid", "valid_thinking", "distinct_3"),
+    "clip fraction": ("clip_fraction",),
+    "KL": ("kl_ref", "approx_kl", "kl_reward"),
+    "seconds of a step": ("seconds", "rollout_seconds")}
+LOGARITHMIC = ("gradient norm",)
+
+
+def write(folders, png=True, reload=0):
+    """Write the page about these runs, and its figures. Returns its path.
+
+    png: also every figure as PNG, in `figures/`      reload: seconds after which a browser reads
+        the page again; 0: never
+    raises: ValueError if a folder is no run or has no metrics yet
+    """
+    loaded = [Run(folder) for folder in folders]
+    target = folders[0] if len(folders) == 1 else folders[0].parent
+    figures = {title: figure for title, figure in figures_of(loaded).items() if figure}
+    if png:
+        (target / "figures").mkdir(exist_ok=True)
+        for title, figure in figures.items():
+            figure.savefig(target / "figures" / f"{title.replace(' ', '-')}.png", dpi=150)
+    episodes, left_out = conversations(loaded[0]) if len(loaded) == 1 else ([], "")
+    parts = {
+        "title": html.escape(" ".join(run.name for run in loaded)),
+        "facts": "\n".join(facts(run) for run in loaded),
+        "figures": "\n".join(f"<figure>{svg(figure)}</figure>" for figure in figures.values()),
+        "left_out": html.escape(left_out),
+        # No `<` can stand in this JSON, so no text can end the script element that holds it.
+        "episodes": json.dumps(episodes, ensure_ascii=True).replace("<", "\\u003c"),
+        "reload": str(reload)}
+    runs.write_whole(target / "report.html", re.sub(
+        r"<!--(\w+)-->", lambda found: parts[found[1]], TEMPLATE.read_text(encoding="utf-8")))
+    return target / "report.html"
+
+
+class Run:
+    """The metrics of a run by step, and its warnings."""
+
+    def __init__(self, folder):
+        self.name, self.folder, self.config = folder.name, folder, runs.read_config(folder)
+        lines = read_lines(folder / "metrics.jsonl")
+        if not lines:
+            raise ValueError(f"{folder} has no metrics yet.")
+        self.tested = {k: v for line in lines for k, v in line.items() if k.startswith("test/")}
+        self.history = [line for line in lines if "test/success" not in line]
+        self.warnings = [(line["step"], sentence) for k, line in enumerate(self.history, 1)
+                         for sentence in warnings_of(self.history[:k])]
+        # What its curves have in common with other seeds'.
+        self.settings = dataclasses.replace(self.config, run="", seed=0, device="", threads=0)
+
+    def series(self, metric):
+        """The steps that have the metric, and its values: two arrays."""
+        found = [(line["step"], line[metric]) for line in self.history
+                 if line.get(metric) is not None]
+        return np.array([s for s, _ in found]), np.array([v for _, v in found], float)
+
+
+def read_lines(path):
+    """The JSON objects of a file that another process may be writing."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break  # the last line is not whole yet
+    return lines
+
+
+# ---- Text ----------------------------------------------------------------------------------------
+def facts(run):
+    """What the run is, whether it learned, and what the diagnostics warned of, as HTML."""
+    config, regimes = run.config, [line["regime"] for line in run.history if "regime" in line]
+    rows = [("run", f"{config.env} with {config.algo}, model {config.model}, seed {config.seed}"),
+            ("settings", summary(config))]
+    steps, values = run.series("val/success")
+    for k in sorted({0, len(steps) - 1} if len(steps) else ()):
+        rows.append((f"validation, step {steps[k]}", rate(values[k], config.val_size)))
+    if len(values) > 1:
+        best = int(values.argmax())
+        rows.append(("best validation", f"{values[best]:.3f} at step {steps[best]}"))
+    if "test/success" in run.tested:
+        rows.append(("test", rate(run.tested["test/success"], config.val_size)))
+    if regimes:
+        rows.append(("regime", regimes[-1]))
+    rows += [(f"warning, step {step}", sentence) for step, sentence in run.warnings]
+    if not run.warnings:
+        rows.append(("warnings", "none"))
+    return f"<h2>{html.escape(run.name)}</h2><dl>" + "".join(
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(str(text))}</dd>"
+        for name, text in rows) + "</dl>"
+
+
+def rate(success, n):
+    low, high = wilson(success * n, n)
+    return f"success {success:.3f}, 95 % interval [{low:.3f}, {high:.3f}], {n} episodes"
+
+
+def configurations(loaded):
+    """{label: its runs, which differ in their seed alone}, in the order of the runs."""
+    groups = {}
+    for run in loaded:
+        groups.setdefault(run.settings, []).append(run)
+    names = [f.name for f in dataclasses.fields(Config)
+             if len({getattr(settings, f.name) for settings in groups}) > 1]
+    return {" ".join(f"{name}={_text(getattr(settings, name))}" for name in names)
+            or found[0].config.env: found for settings, found in groups.items()}
+
+
+def _text(value):
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+# ---- Figures -------------------------------------------------------------------------------------
+def figures_of(loaded):
+    """{title: matplotlib Figure, or None where no run has the metrics}."""
+    return {**{title: curves(loaded, title) for title in CURVES},
+            "regimes": regime_map(loaded), "gradients by reward std": gradients(loaded)}
+
+
+def curves(loaded, title):
+    """Metrics over steps: all of a title's for one configuration, else the first of each.
+
+    A validation success has its 95 % band; several seeds have one from lowest to highest, over the
+    steps that all of them have. A dotted line marks each warning.
+    """
+    groups = configurations(loaded)
+    metrics = CURVES[title] if len(groups) == 1 else CURVES[title][:1]
+    figure, axes = new_figure(title)
+    for label, members in groups.items():
+        for metric in metrics:
+            series = [dict(zip(*run.series(metric))) for run in members]
+            steps = sorted(set.intersection(*map(set, series)))
+            if not steps:
+                continue
+            values = np.array([[one[step] for step in steps] for one in series])
+            name = metric if len(groups) == 1 else f"{label} ({len(members)})"
+            line, = axes.plot(steps, values.mean(axis=0), label=name,
+                              marker="o" if len(steps) < 30 else "", markersize=3)
+            low, high = values.min(axis=0), values.max(axis=0)
+            if metric.startswith("val/success") and len(members) == 1:
+                n = members[0].config.val_size
+                low, high = np.array([wilson(v * n, n) for v in values[0]]).T
+            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    if not axes.lines:
+        return None
+    for step in sorted({step for run in loaded for step, _ in run.warnings}):
+        axes.axvline(step, color="tab:red", linestyle=":", linewidth=1)
+    if title in LOGARITHMIC:
+        axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.legend(fontsize="small")
+    return figure
+
+
+def regime_map(loaded):
+    """Conditional entropy against mutual information of first turns: each run is a path through
+    four regimes, from a circle to a square. The limits are those of `diagnostics.regime`."""
+    figure, axes = new_figure("regimes")
+    for run in loaded:
+        steps, entropy = run.series("first_turn/conditional_entropy_per_token")
+        _, mi = run.series("first_turn/mi")
+        if len(steps) < 2:
+            continue
+        line, = axes.plot(entropy, mi, label=run.name, linewidth=1)
+        axes.scatter(entropy[0], mi[0], marker="o", color=line.get_color())
+        axes.scatter(entropy[-1], mi[-1], marker="s", color=line.get_color())
+        for k in {0, len(steps) // 2, len(steps) - 1}:
+            axes.annotate(str(steps[k]), (entropy[k], mi[k]), fontsize="small")
+        axes.axvline(max(LOW_ENTROPY * entropy[0], NO_ENTROPY), color=line.get_color(),
+                     linestyle=":", linewidth=1)
+        axes.axhline(LOW_MI * mi[0], color=line.get_color(), linestyle=":", linewidth=1)
+    if not axes.lines:
+        return None
+    for x, y, text in ((0.01, 0.98, "compressed"), (0.99, 0.98, "diverse"),
+                       (0.01, 0.02, "low-entropy collapse"), (0.99, 0.02, "template collapse")):
+        axes.text(x, y, text, transform=axes.transAxes, alpha=0.5, fontsize="small",
+                  ha="left" if x < 0.5 else "right", va="top" if y > 0.5 else "bottom")
+    axes.set(xlabel="H(Z|X), nats per token", ylabel="I(X;Z), nats")
+    axes.legend(fontsize="small", loc="center right")
+    return figure
+
+
+def gradients(loaded):
+    """Gradient norm per token by bucket of reward std, of the last measurement of the first run.
+    Logarithmic, since a KL is often tiny."""
+    measured = [line for line in loaded[0].history if "gradient/all/groups" in line]
+    if not measured:
+        return None
+    now, bucket = measured[-1], "gradient/bucket_{}"
+    numbers = range(1, 1 + sum("/bucket_" in m and m.endswith("/groups") for m in now))
+    figure, axes = new_figure(f"gradients by reward std, step {now['step']}")
+    for term in ("task", "entropy", "kl"):
+        points = [(now[f"{bucket.format(k)}/reward_std"], now[f"{bucket.format(k)}/{term}"])
+                  for k in numbers if f"{bucket.format(k)}/{term}" in now]
+        if points:
+            axes.plot(*zip(*points), "o-", label=term)
+    axes.set(xlabel="mean reward std of the bucket", ylabel="gradient norm per token",
+             yscale="log")
+    axes.legend(fontsize="small")
+    return figure
+
+
+def new_figure(title):
+    from matplotlib.figure import Figure  # not pyplot: no window, no global state
+
+    figure = Figure(figsize=(5, 3), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, fontsize="medium")
+    axes.grid(alpha=0.2)
+    return figure, axes
+
+
+def svg(figure):
+    """The figure as an <svg> element. Its texts stay texts, which keeps it small."""
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "minragen"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg"):]
+
+
+# ---- Conversations -------------------------------------------------------------------------------
+def conversations(run):
+    """The stored episodes that fit into a page, and a sentence about those left out.
+
+    Of a long run every second step is kept, or every fourth, ...; and the last one.
+    """
+    episodes = read_lines(run.folder / "trajectories.jsonl")
+    sizes = {id(e): len(json.dumps(e)) for e in episodes}
+    steps, kept, every = sorted({e["step"] for e in episodes}), episodes, 1
+    while sum(sizes[id(e)] for e in kept) > EPISODES_SIZE and every < len(steps):
+        every *= 2
+        chosen = {*steps[::every], steps[-1]}
+        kept = [e for e in episodes if e["step"] in chosen]
+    return kept, f"Conversations of every {every} steps that were stored." if every > 1 else ""
+
+
+def main(argv=None):
+    """The command: write a page, or write it again while the run goes on."""
+    parser = argparse.ArgumentParser(prog="minragen.report", allow_abbrev=False,
+                                     description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", help="folders under runs/")
+    parser.add_argument("--watch", action="store_true",
+                        help="write the page again after every step; it reloads itself")
+    args = parser.parse_args(argv)
+    folders = [runs.RUNS / name for names in args.runs for name in names.split()]
+    try:
+        for folder in folders:
+            runs.load_config(folder.name)
+        if args.watch:
+            watch(folders)
+        print(write(folders))
+    except (ValueError, OSError) as problem:
+        sys.exit(f"error: {problem}")
+
+
+def watch(folders):
+    """Write the page whenever metrics have been added, until Ctrl-C."""
+    seen = None
+    try:
+        while True:
+            now = [(folder / "metrics.jsonl").stat().st_size for folder in folders
+                   if (folder / "metrics.jsonl").exists()]
+            if now != seen and all(now):
+                seen = now
+                print(write(folders, png=False, reload=RELOAD), flush=True)
+            time.sleep(1)
+    except KeyboardInterrupt:
+        print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""The page about a run: true curves, in a real browser, and nothing of a model's text is run."""
+
+import dataclasses
+import html
+import json
+import re
+import shutil
+import subprocess
+import time
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+
+from minragen import report
+from minragen.config import from_options
+from minragen.eval import wilson
+from minragen.report import Run, conversations, curves, figures_of
+
+HOSTILE = "</script><script>document.title = 1</script><img src=x onerror=alert(1)><!--reload-->"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def store(folder, steps=8, hostile="", size=1, **options):
+    """The files of a run that never was, in folder."""
+    folder.mkdir(parents=True)
+    config = from_options(dict(env="frozenlake", model="tiny", val_size=64, **options))
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    lines, episodes = [], []
+    for step in range(steps + 1):
+        line = {"step": step}
+        if step % 4 == 0:
+            line |= {"val/success": 0.5 + min(step, 8) / 64, "val/success_greedy": 0.25}
+        if step:
+            line |= {"success": 0.1 * config.seed + step / 100, "entropy": 1 / step,
+                     "grad_norm": step, "reward_std": 0.3, "groups_kept": 7, "seconds": 2.0}
+        if step in (1, steps):
+            line |= {"first_turn/conditional_entropy_per_token": 1 / step, "first_turn/mi": 1.5,
+                     "regime": "diverse", "gradient/all/groups": 2,
+                     "gradient/bucket_1/groups": 1, "gradient/bucket_1/reward_std": 0.1,
+                     "gradient/bucket_1/task": step, "gradient/bucket_2/groups": 1}
+        lines.append(line)
+        for member in range(2):
+            for split in ("val", "train") if step % 4 == 0 else ("train",):
+                episodes.append({
+                    "step": step, "split": split, "env": "frozenlake", "seed": 3 + step * (
+                        split == "train") + member * (split == "val"), "group": 0,
+                    "member": member, "success": member == 0, "stop": "terminated", "error": "",
+                    "turn_rewards": [0.0, float(member == 0)],
+                    "messages": [{"role": "system", "content": "rules"},
+                                 {"role": "user", "content": f"step {step}{hostile}"},
+                                 {"role": "assistant", "content": f"up{hostile}" * size},
+                                 {"role": "user", "content": "on"},
+                                 {"role": "assistant", "content": "down"}],
+                    "replies": [{"tokens": [f"up{hostile}"] * size, "logprobs": [-0.5] * size,
+                                 "advantages": [1 - 2.0 * member] * size * (split == "train")},
+                                {"tokens": ["do", "wn"], "logprobs": [-1.0, 0.0],
+                                 "advantages": [0.5, -0.5] * (split == "train")}]})
+    lines.append({"step": steps, "test/success": 0.75})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "trajectories.jsonl").write_text("".join(json.dumps(e) + "\n" for e in episodes))
+    return folder
+
+
+def drawn(figure):
+    """{label: (steps, values)} of a figure's lines, without those of warnings."""
+    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
+            for line in figure.axes[0].lines if not line.get_label().startswith("_")}
+
+
+def band(figure, number=0):
+    """{(step, value), ...}: the corners of the shaded area of the figure's line `number`."""
+    corners = figure.axes[0].collections[number].get_paths()[0].vertices
+    return {(round(x, 6), round(y, 6)) for x, y in corners}
+
+
+class TestCurves:
+    def test_they_are_the_metrics_and_validation_has_its_interval(self, tmp_path):
+        figure = curves([Run(store(tmp_path / "a"))], "success")
+        lines = drawn(figure)
+        assert lines["val/success"] == ([0, 4, 8], [0.5, 0.5625, 0.625])
+        assert lines["success"] == ([*range(1, 9)], [k / 100 for k in range(1, 9)])
+        interval = {(step, round(bound, 6)) for step in (0, 4, 8)
+                    for bound in wilson(64 * (0.5 + step / 64), 64)}
+        assert interval <= band(figure)
+
+    def test_seeds_of_one_configuration_are_a_mean_with_a_band_from_lowest_to_highest(
+            self, tmp_path):
+        loaded = [Run(store(tmp_path / f"s{seed}", 8 - seed, seed=seed)) for seed in range(3)]
+        figure = curves(loaded, "success")
+        steps, values = drawn(figure)["success"]
+        slow = [np.mean([line["success"] for run in loaded for line in run.history
+                         if line["step"] == step]) for step in range(1, 7)]
+        assert (steps, values) == ([*range(1, 7)], pytest.approx(slow))  # those that all have
+        assert {(1, 0.01), (1, 0.21), (6, 0.06), (6, 0.26)} <= band(figure, 2)
+
+    def test_other_configurations_are_lines_of_the_first_metric_named_by_what_differs(
+            self, tmp_path):
+        loaded = [Run(store(tmp_path / name, seed=seed, lr=lr))
+                  for name, seed, lr in (("a", 0, 1e-3), ("b", 1, 1e-3), ("c", 0, 1e-4))]
+        assert drawn(curves(loaded, "success")).keys() == {"lr=0.001 (2)", "lr=0.0001 (1)"}
+
+    def test_the_map_leads_through_the_regimes_and_buckets_have_the_last_measured_norms(
+            self, tmp_path):
+        figures = figures_of([Run(store(tmp_path / "a"))])
+        assert drawn(figures["regimes"])["a"] == ([1.0, 0.125], [1.5, 1.5])
+        assert drawn(figures["gradients by reward std"]) == {"task": ([0.1], [8])}
+        assert figures["KL"] is None
+
+    def test_every_warning_of_the_run_is_marked_and_told(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(report, "warnings_of", lambda lines: [
+            "take care"] * (lines[-1]["step"] == 5))
+        run = Run(store(tmp_path / "a"))
+        marks = [line.get_xdata()[0] for line in curves([run], "entropy").axes[0].lines
+                 if line.get_linestyle() == ":"]
+        assert run.warnings == [(5, "take care")] and marks == [5]
+        assert "<dt>warning, step 5</dt><dd>take care</dd>" in report.facts(run)
+
+
+class TestPage:
+    def test_it_tells_what_was_run_and_what_came_of_it_and_has_every_figure_as_png(self, tmp_path):
+        path = report.write([store(tmp_path / "a")])
+        text = html.unescape(path.read_text())
+        for said in ("frozenlake with grpo, model tiny, seed 0", "val_size=64",
+                     "success 0.625, 95 % interval [{:.3f}, {:.3f}], 64 episodes".format(
+                         *wilson(40, 64)), "diverse",
+                     "success 0.750, 95 %", "best validation"):
+            assert said in text, said
+        assert not re.search(r"<!--\w+-->", text)
+        names = {p.stem for p in (path.parent / "figures").iterdir()}
+        assert {"success", "regimes", "gradients-by-reward-std", "entropy"} <= names
+        assert len(names) == text.count("<figure>") == text.count("<svg ")
+
+    def test_several_runs_share_a_page_in_the_folder_above(self, tmp_path):
+        path = report.write([store(tmp_path / "a"), store(tmp_path / "b", lr=1e-4)], png=False)
+        assert path == tmp_path / "report.html" and path.read_text().count("<h2>") == 4
+
+    def test_a_file_that_is_being_written_is_read_up_to_its_last_whole_line(self, tmp_path):
+        folder = store(tmp_path / "a")
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.write('{"step": 9, "succ')
+        assert Run(folder).history[-1]["step"] == 8
+
+    def test_a_run_without_metrics_is_refused(self, tmp_path):
+        folder = store(tmp_path / "a")
+        (folder / "metrics.jsonl").write_text("")
+        with pytest.raises(ValueError, match="a has no metrics yet"):
+            report.write([folder])
+
+    def test_of_a_long_run_it_leaves_out_steps_evenly_but_not_the_last(self, tmp_path, monkeypatch):
+        run = Run(store(tmp_path / "a", steps=21))
+        everything, said = conversations(run)
+        assert said == "" and {e["step"] for e in everything} == {*range(22)}
+        monkeypatch.setattr(report, "EPISODES_SIZE", 15_000)
+        some, said = conversations(run)
+        assert {e["step"] for e in some} == {0, 4, 8, 12, 16, 20, 21} and "every 4 steps" in said
+
+
+class TestCommand:
+    def test_it_writes_the_page_of_a_named_run_and_refuses_another(self, tmp_path, capsys,
+                                                                   monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        store(tmp_path / "runs" / "a")
+        report.main(["a"])
+        assert capsys.readouterr().out == "runs/a/report.html\n"
+        with pytest.raises(SystemExit, match="unknown run 'b'. Known: a."):
+            report.main(["a b"])
+
+    def test_watching_writes_again_what_has_grown_until_ctrl_c(self, tmp_path, monkeypatch):
+        folder, written = store(tmp_path / "a"), []
+        monkeypatch.setattr(report, "write", lambda folders, **options: written.append(options))
+
+        def sleep(seconds):
+            if len(written) == 2:
+                raise KeyboardInterrupt
+            with open(folder / "metrics.jsonl", "a") as file:
+                file.write("{}\n")
+
+        monkeypatch.setattr(time, "sleep", sleep)
+        report.watch([folder])
+        assert written == [{"png": False, "reload": report.RELOAD}] * 2
+
+
+# ---- In a browser --------------------------------------------------------------------------------
+def browse(page, script, width=1200):
+    """The JSON that `script` returns inside the page, and the lines of the browser's console."""
+    probe = page.with_name("probe.html")
+    probe.write_text(page.read_text().replace("</body>", f"""<pre id="result"></pre><script>
+        addEventListener("load", () => {{
+          document.getElementById("result").textContent =
+            encodeURIComponent(JSON.stringify((() => {{ {script} }})()));
+        }});</script></body>"""))
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+         f"--window-size={width},900", "--dump-dom", probe.as_uri()],
+        capture_output=True, text=True, timeout=60)
+    result = re.search(r'<pre id="result">([^<]*)</pre>', done.stdout)[1]
+    return json.loads(unquote(result)), [line for line in done.stderr.splitlines()
+                                         if "CONSOLE" in line]
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium on PATH (apt-get install chromium)")
+class TestBrowser:
+    CARDS = """
+        const get = id => document.getElementById(id);
+        const texts = what => [...document.querySelectorAll(what)].map(e => e.textContent);
+        const cards = () => texts("article header");
+        const set = (id, value) => { get(id).value = value; get(id).onchange(); };
+        const colours = () => [...document.querySelectorAll(".token")].map(e => e.style.background);
+    """
+
+    def test_every_control_does_what_it_says_and_the_console_is_silent(self, tmp_path):
+        page = report.write([store(tmp_path / "a", hostile=HOSTILE)], png=False)
+        found, console = browse(page, self.CARDS + """
+            const seen = {title: document.title, images: document.images.length,
+                          scripts: document.scripts.length};
+            seen.text = document.querySelector(".message.user").textContent;
+            seen.val = [cards(), get("shown").textContent];
+            set("seed", "4"); seen.seed = cards();
+            get("step").value = 0; get("step").oninput();
+            seen.first = [cards(), get("shown").textContent, location.hash.includes("step=0")];
+            set("seed", "all"); set("outcome", "failure"); seen.failure = cards();
+            set("outcome", "all"); set("env", "frozenlake"); seen.env = cards();
+            set("split", "train"); seen.train = cards(); seen.advantage = colours();
+            set("colour", "logprob"); seen.logprob = colours();
+            set("colour", "none"); seen.none = colours();
+            get("step").value = 3; get("step").oninput(); seen.third = get("shown").textContent;
+            seen.steps = get("step").max;
+            return seen;""")
+        card = "frozenlake, seed {}, member {}: {}, ended by terminated".format
+        won, lost = "success, return 1.00", "failure, return 0.00"
+        assert console == [] and (found["title"], found["images"]) == ("a", 0)
+        assert found["scripts"] == 3 and found["text"] == f"step 0{HOSTILE}".replace("0", "8", 1)
+        assert found["val"] == [[card(3, 0, won), card(4, 1, lost)], "8"]
+        assert found["seed"] == [card(4, 1, lost)]
+        assert found["first"] == [[card(4, 1, lost)], "0", True]
+        assert found["failure"] == [card(4, 1, lost)]
+        assert found["env"] == [card(3, 0, won), card(4, 1, lost)]
+        assert found["train"] == [card(3, 0, won), card(3, 1, lost)]  # still at step 0
+        assert found["advantage"] == ["rgba(0, 150, 60, 0.6)", "rgba(0, 150, 60, 0.3)",
+                                      "rgba(210, 30, 30, 0.3)", "rgba(210, 30, 30, 0.6)",
+                                      "rgba(0, 150, 60, 0.3)", "rgba(210, 30, 30, 0.3)"]
+        assert found["logprob"][:3] == ["rgba(30, 90, 210, 0.1)", "rgba(30, 90, 210, 0.2)",
+                                        "rgba(30, 90, 210, 0)"]
+        assert found["none"] == [""] * 6
+        assert (found["third"], found["steps"]) == ("3", "8")
+
+    @pytest.mark.parametrize("width", [390, 1300])
+    def test_nothing_is_wider_than_the_window(self, tmp_path, width):
+        page = report.write([store(tmp_path / "a", hostile="x" * 300)], png=False)
+        found, _ = browse(page, "return [document.documentElement.scrollWidth, innerWidth]", width)
+        assert found[0] <= found[1]
+
+    def test_a_page_of_seventy_steps_is_below_three_megabytes_and_opens_in_two_seconds(
+            self, tmp_path):
+        page = report.write([store(tmp_path / "a", steps=70, size=400)], png=False)
+        assert 1_500_000 < page.stat().st_size < 3_000_000
+        milliseconds, _ = browse(page, "return performance.now()")
+        assert milliseconds < 2000
