@@ -47,8 +47,8 @@ def measure(config, size=SIZE):
     return {"env": config.env, "options": changed_environment(config),
             "turns": env.budget.max_turns, "actions": env.budget.max_actions_per_turn,
             "data": env.bundled_data, "size": size,
-            "players": {name: sum(success for success, _ in pairs)
-                        for name, pairs in outcomes.items()},
+            "players": {name: sum(e.success for e in episodes)
+                        for name, episodes in outcomes.items()},
             "resets_per_second": size / reset_seconds, "turns_per_second": rate}
 
 

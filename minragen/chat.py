@@ -96,7 +96,7 @@ class ChatFrame:
         self.thinks = "reasoning" in self.parts
         self.describes = bool(description_parts(response_format))
         self.prefix = self._format.partition("{")[0]
-        self._pattern = _pattern(self._format)
+        self._pattern = reply_pattern(self._format)
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._closers = {i for i, name in enumerate(names) if ">" in (name or "")}
         try:
@@ -248,7 +248,7 @@ def format_instructions(response_format, max_new_tokens=0):
     return " ".join(lines)
 
 
-def _pattern(form):
+def reply_pattern(form):
     """The regular expression of a format: only blanks may stand between two adjacent tags.
 
     Each part ends where the tags that follow it first occur. An atomic group (?>...) never

@@ -1,8 +1,11 @@
-"""Success with its confidence interval, beside four scripted players; or play yourself.
+"""Success with its confidence interval, beside four scripted players; compare runs; or play.
 
-    python -m minragen.eval --run my-run                 (or: make eval RUN=my-run)
-    python -m minragen.eval --run my-run --split val --size 1000
-    python -m minragen.eval --play sokoban --seed 3      (or: make play ENV=sokoban)
+    python -m minragen.eval --run my-run                     (or: make eval RUN=my-run)
+    python -m minragen.eval --run my-run --set large --samples 8
+    python -m minragen.eval --run "a b"                      runs on the same instances
+    python -m minragen.eval --env bandit,lean --model tiny   (or: make eval ENV=bandit,lean)
+    python -m minragen.eval --env bandit --api http://localhost:8000/v1 --api-model NAME
+    python -m minragen.eval --play sokoban --seed 3          (or: make play ENV=sokoban)
 
 All play the same instances. The random policy shows what chance earns, the solver what the budget
 allows. Two shallow baselines show what is possible without learning the task: the environment's own
@@ -11,26 +14,60 @@ training instances.
 
 The interval is Wilson's (1927), which stays inside [0, 1] and holds near 0 and 1, where the normal
 one does not. A small environment repeats instances: `distinct` counts different ones.
+
+Reading order: `wilson`, `pass_at_k`, `sign_test`, `evaluate`, `players`, `play`, `main`.
 """
 
 import argparse
 import contextlib
+import csv
 import dataclasses
 import itertools
+import json
 import math
 import re
 import sys
 from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from minragen.envs import SPLITS, make
+from minragen.envs import SPLITS, make, nearest
 
 # torch and transformers are imported where a model is needed: `make envs` need not wait for them.
 
 DEMONSTRATIONS = 256  # episodes of the solver that the nearest demonstration is chosen from
+# The papers' generalisation sets: name -> environment -> the options that make it.
+SETS = {
+    "symbols": {"sokoban": ("view=grid", "symbols=W.GCBA@"),
+                "frozenlake": ("view=grid", "symbols=A.HTD*")},
+    "large": {"sokoban": ("rows=8", "cols=8"), "frozenlake": ("size=6",)},
+    "boxes": {"sokoban": ("rows=8", "cols=8", "boxes=2")},
+    "reversed": {"bandit": ("reversed=True",)},
+    "unseen": {"bandit": ("mixed=False",)},  # of the split test
+    "slippery": {"frozenlake": ("slip=0.2",)}}
 
 
+class Episode(NamedTuple):
+    success: bool
+    episode_return: float
+    turns: int
+    valid: float  # share of its turns
+    tokens: int | None = None  # of a model's replies
+
+
+class Table(NamedTuple):
+    """What the players did in one environment, on the instances where no environment failed."""
+
+    rows: list  # numbers of the instances
+    players: dict  # name -> [Episode, ...], one for each row, the model first
+    distinct: int  # different instances
+    described: dict  # part of the format -> F1 of the model's descriptions
+    passed: dict  # k -> pass@k
+
+
+# ---- Statistics ----------------------------------------------------------------------------------
 def wilson(successes, n, z=1.959964):
     """95 % interval of a rate: (low, high). Raises ValueError for n = 0.
 
@@ -43,30 +80,50 @@ def wilson(successes, n, z=1.959964):
     return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
 
 
-def evaluate(config, split, size):
-    """Play `size` instances of `split` with the checkpoint and the scripted players.
+def pass_at_k(n, successes, k):
+    """Probability that k of n samples, drawn without replacement, contain a success: an unbiased
+    estimate of that of k samples (Chen et al. 2021, section 2.1).
 
-    returns: {environment: (rows, distinct, described)}, rows of (player, successes, n, mean
-        return) over the instances on which no player's environment failed, the checkpoint first;
-        described: {part: F1} of its descriptions of the state
-    raises: ValueError if the run has no whole checkpoint, RuntimeError if no instance is left
+        1 - binom(n - successes, k) / binom(n, k)
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
     """
-    from minragen import diagnostics, runs, train
-    from minragen.bundled import choose_model
-    from minragen.chat import ChatFrame
-    from minragen.config import env_groups, env_names
-    from minragen.models import load_policy
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@k: got k={k} of {n} samples, expected 1 to {n}.")
+    return 1 - math.comb(n - successes, k) / math.comb(n, k)
 
-    policy = load_policy(runs.find_checkpoint(runs.RUNS / config.run),
-                         choose_model(config.model, config.device)[1], stored_dtype=True)
-    frame = ChatFrame(policy.tokenizer, config.response_format,
-                      policy.model.generation_config.eos_token_id, config.max_new_tokens)
+
+def sign_test(first, second):
+    """Two-sided p of an exact sign test: how often a fair coin would divide the instances that
+    only one of two players solved as unevenly, or more.
+
+    first, second: numbers of instances that only this one solved
+    """
+    n, fewer = first + second, min(first, second)
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n)
+
+
+# ---- Measuring -----------------------------------------------------------------------------------
+def evaluate(config, split, size, play, samples=1):
+    """Play `size` instances of `split` with a model and the scripted players.
+
+    play: EnvGroups -> {player: trajectories}, the model's    samples: episodes for pass@k
+    returns: {environment: Table}, and the trajectories of the first player
+    raises: RuntimeError if no instance is left
+    """
+    from minragen import diagnostics
+    from minragen.config import env_groups, env_names
+
     groups = env_groups(config, split, size)
-    played = diagnostics.play_held_out(policy, frame, groups, train.rules_of(config),
-                                       config.val_temperature)
-    results = {f"checkpoint{name.replace('_', ', ')}":
-               [None if t.error else (t.success, t.episode_return) for t in trajectories]
-               for name, trajectories in played.items()}
+    played = play(groups)
+    results = {name: [None if t.error else Episode(
+        t.success, t.episode_return, len(t.turns), t.metrics.get("valid", 0.0),
+        t.metrics.get("reply_tokens", t.response_tokens))
+        for t in trajectories] for name, trajectories in played.items()}
+    first, again = next(iter(played.values())), []
+    if samples > 1:
+        again = next(iter(play(env_groups(config, split, size, samples)).values()))
     training = env_groups(config, "train", DEMONSTRATIONS)
     for name, player in players(training).items():
         with contextlib.suppress(NotImplementedError):
@@ -75,19 +132,68 @@ def evaluate(config, split, size):
     tables = {}
     for env in env_names(config):
         mine = [row for row, name in enumerate(groups.names)
-                if name == env and all(outcomes[row] for outcomes in results.values())]
+                if name == env and all(episodes[row] for episodes in results.values())]
         if not mine:
             raise RuntimeError(f"every episode of {env} failed in its environment. See: "
                                f"python -m minragen.environments {env}")
-        rows = [(player, sum(outcomes[row][0] for row in mine), len(mine),
-                 np.mean([outcomes[row][1] for row in mine]))
-                for player, outcomes in results.items()]
-        stats = diagnostics.describe([played[""][row] for row in mine])
-        described = {name: stats[name] for name in ("grounding", "worldmodeling") if name in stats}
-        tables[env] = rows, len({groups.envs[row].instance() for row in mine}), described
-    return tables
+        stats = diagnostics.describe([first[row] for row in mine])
+        tables[env] = Table(
+            mine, {name: [episodes[row] for row in mine] for name, episodes in results.items()},
+            len({groups.envs[row].instance() for row in mine}),
+            {name: stats[name] for name in ("grounding", "worldmodeling") if name in stats},
+            passed([again[row * samples:(row + 1) * samples] for row in mine], samples))
+    return tables, first
 
 
+def passed(instances, samples):
+    """{k: mean pass@k} for k = 1, 2, 4, ..., samples; {} for one sample."""
+    ks = sorted({2**i for i in range(samples.bit_length()) if 2**i <= samples} | {samples})
+    return {k: float(np.mean([pass_at_k(samples, sum(t.success for t in same), k)
+                              for same in instances])) for k in ks} if samples > 1 else {}
+
+
+def checkpoint_player(config, run="", say=print):
+    """A function EnvGroups -> {player: trajectories} for a run's checkpoint, or for the model that
+    a run of this Config would begin with. Raises ValueError if the run has no whole checkpoint."""
+    from minragen import bundled, diagnostics, runs, train
+    from minragen.chat import ChatFrame
+    from minragen.config import env_groups
+    from minragen.models import load_policy
+
+    _, device, _ = bundled.choose_model(config.model, config.device)
+    source = runs.find_checkpoint(runs.RUNS / run) if run else bundled.resolve(
+        config.model, lambda *size: env_groups(config, *size), config.response_format,
+        config.max_new_tokens, config.warmup_steps, device, say)
+    policy = load_policy(source, device, bool(run) or config.model in bundled.BUNDLED)
+    frame = ChatFrame(policy.tokenizer, config.response_format,
+                      policy.model.generation_config.eos_token_id, config.max_new_tokens)
+    name = "checkpoint" if run else config.model
+
+    def play(groups):
+        held = diagnostics.play_held_out(policy, frame, groups, train.rules_of(config),
+                                         config.val_temperature)
+        return {f"{name}{suffix.replace('_', ', ')}": t for suffix, t in held.items()}
+
+    return play
+
+
+def of_set(config, name):
+    """The Config with the options of a generalisation set. Larger boards get twice the context."""
+    from minragen.config import env_names
+
+    if name not in SETS:
+        raise ValueError(nearest("set", name, sorted(SETS)))
+    options = [f"{env}.{option}" for env in env_names(config) for option in SETS[name].get(env, ())]
+    without = [env for env in env_names(config) if env not in SETS[name]]
+    if without:
+        raise ValueError(f"set {name} is of {', '.join(SETS[name])}, not of {', '.join(without)}.")
+    changed = {option.partition("=")[0].partition(".")[2] for option in options}
+    kept = [o for o in config.env_arg if o.partition("=")[0].rpartition(".")[2] not in changed]
+    return dataclasses.replace(config, env_arg=(*kept, *options),
+                               max_context=2 * config.max_context)
+
+
+# ---- Scripted players ----------------------------------------------------------------------------
 def players(training):
     """{name: function (env, texts, rng) -> answer} of the baselines. `texts` is what a model has
     seen: system prompt, observation, answer, observation, ...; `training` is EnvGroups."""
@@ -140,20 +246,19 @@ def features(texts):
 
 
 def scripted(groups, player):
-    """(success, episode return) of one episode of a scripted player in every row; None where the
-    environment failed."""
+    """The Episode of a scripted player in every row; None where the environment failed."""
     results, rng = [], np.random.default_rng(0)
     for env, first in zip(groups.envs, groups.reset(0)):
-        success, total, over = False, 0.0, False
+        success, total, turns, valid, over = False, 0.0, 0, 0.0, False
         texts = [env.system_prompt, first]
         try:
             while not over:
                 answer = player(env, texts, rng)
                 observation, reward, terminated, truncated, info = env.step(answer)
                 texts += answer, observation
-                success, total, over = (success or info["success"] > 0, total + reward,
-                                        terminated or truncated)
-            results.append((success, total))
+                success, total = success or info["success"] > 0, total + reward
+                turns, valid, over = turns + 1, valid + info["valid"], terminated or truncated
+            results.append(Episode(success, total, turns, valid / turns))
         except NotImplementedError:  # a user's environment may have no solver
             raise
         except Exception:
@@ -186,56 +291,182 @@ def play(name, split, seed, options, ask=input, say=print):
         say(f"--- {'success' if info['success'] else 'no success'}, return {total:.4g}\n")
 
 
+# ---- The command ---------------------------------------------------------------------------------
 def main(argv=None):
     """The command: print a table per environment, or play; exit with one sentence on an error."""
     import transformers
 
     from minragen.config import Config, env_options
-    from minragen.runs import load_config
 
-    parser = argparse.ArgumentParser(prog="minragen.eval", allow_abbrev=False,
-                                     description=__doc__.splitlines()[0])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--run", help="measure a run, a folder under runs/")
-    what.add_argument("--play", metavar="ENV", help="play an environment in the terminal")
-    parser.add_argument("--split", default="test", choices=SPLITS, help="which instances [test]")
-    parser.add_argument("--size", type=int, default=256, help="--run: number of instances [256]")
-    parser.add_argument("--device", default="", help="--run: cpu, cuda or mps [cuda if there]")
-    parser.add_argument("--seed", type=int, default=0, help="--play: the first instance [0]")
-    parser.add_argument("--env-arg", action="append", default=[],
-                        help="--play: environment option, name=value; may be repeated")
-    args = parser.parse_args(argv)
+    args = arguments(argv)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        if args.seed < 0:
-            raise ValueError(f"--seed: got {args.seed}, expected at least 0.")
+        for name, least, most in (("seed", 0, 2**62), ("size", 1, 2**16), ("samples", 1, 2**10)):
+            if not least <= getattr(args, name) <= most:
+                raise ValueError(f"--{name}: got {getattr(args, name)}, expected {least} to "
+                                 f"{most}.")
         if args.play is not None:
             options = env_options(Config(env=args.play, env_arg=tuple(args.env_arg)))
             return play(args.play, args.split, args.seed, options)
-        if not 1 <= args.size <= 2**16:
-            raise ValueError(f"--size: got {args.size}, expected 1 to {2**16}.")
-        config = dataclasses.replace(load_config(args.run), device=args.device)
-        show(evaluate(config, args.split, args.size), args.run, args.split,
-             config.val_temperature)
+        measured = [measure(*subject, args) for subject in subjects(args)]
+        for other in measured[1:] if args.run else ():
+            compare(measured[0], other)
+        if args.out:
+            write(Path(args.out), measured, args)
     except (ValueError, ImportError, RuntimeError, OSError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
         sys.exit("\nstopped.")
 
 
-def show(tables, run, split, temperature):
-    """Print a table per environment, and the F1 of the checkpoint's sampled descriptions."""
-    for env, (rows, distinct, described) in tables.items():
-        print(f"{env}, split {split}: {rows[0][2]} episodes, {distinct} distinct instances; "
-              f"run {run}, sampled at temperature {temperature}")
-        print(f"{'player':<20} {'success':>8}   95 % interval    {'return':>7}")
-        for name, successes, n, mean_return in rows:
-            low, high = wilson(successes, n)
-            print(f"{name:<20} {successes / n:8.3f}   [{low:.3f}, {high:.3f}]   {mean_return:7.3f}")
-        if described:
-            parts = (f"{name} {f1:.3f}" for name, f1 in described.items())
+def arguments(argv):
+    parser = argparse.ArgumentParser(prog="minragen.eval", allow_abbrev=False,
+                                     description=__doc__.splitlines()[0])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--run", help="measure runs, folders under runs/; the first is compared with "
+                                    "the others")
+    what.add_argument("--env", help="measure a model that was not trained, in these environments")
+    what.add_argument("--play", metavar="ENV", help="play an environment in the terminal")
+    parser.add_argument("--model", default="", help="--env: as in training, with its presets")
+    parser.add_argument("--api", default="", metavar="URL",
+                        help="--env: ask a model behind an OpenAI-compatible server ...")
+    parser.add_argument("--api-model", default="", metavar="NAME", help="... of this name")
+    parser.add_argument("--split", default="test", choices=SPLITS, help="which instances [test]")
+    parser.add_argument("--set", default="", help=f"a generalisation set: {', '.join(SETS)}")
+    parser.add_argument("--size", type=int, default=256, help="number of instances [256]")
+    parser.add_argument("--samples", type=int, default=1, help="episodes of each for pass@k [1]")
+    parser.add_argument("--temperature", type=float, help="of the sampling [val_temperature]")
+    parser.add_argument("--out", default="", metavar="FOLDER",
+                        help="write results.csv and chats.jsonl (OpenAI's messages) there")
+    parser.add_argument("--device", default="", help="cpu, cuda or mps [cuda if there]")
+    parser.add_argument("--seed", type=int, default=0, help="--play: the first instance [0]")
+    parser.add_argument("--env-arg", action="append", default=[],
+                        help="--env, --play: environment option, name=value; may be repeated")
+    args = parser.parse_args(argv)
+    for name, needed in (("api_model", "api"), ("api", "api_model"), ("api", "env"),
+                         ("model", "env")):
+        if getattr(args, name) and not getattr(args, needed):
+            parser.error(f"--{name.replace('_', '-')} needs --{needed.replace('_', '-')}")
+    return args
+
+
+def subjects(args):
+    """What is measured: (name, Config, run or "") of each."""
+    from minragen.bundled import choose_model
+    from minragen.config import check, from_options
+    from minragen.runs import load_config
+
+    changes = dict(device=args.device)
+    if args.temperature is not None:
+        changes["val_temperature"] = args.temperature
+    if args.run:
+        found = [(run, load_config(run), run) for run in args.run.split()]
+    else:
+        model = args.model or args.api_model or choose_model("", args.device)[0]
+        found = [(args.api_model or model, from_options(dict(
+            env=env, model=model, env_arg=tuple(args.env_arg))), "")
+            for env in args.env.split(",")]
+    for name, config, run in found:
+        changed = dataclasses.replace(config, **changes)
+        check(changed)
+        yield name, of_set(changed, args.set) if args.set else changed, run
+
+
+def measure(name, config, run, args):
+    """Evaluate one subject and print its tables. Returns (name, Config, tables, trajectories)."""
+    server = None
+    if args.api:
+        from minragen.api import Server
+        server = Server(args.api, name, config.response_format, config.max_new_tokens,
+                        config.val_temperature)
+    player = (lambda groups: {name: server.collect(groups)}) if server else checkpoint_player(
+        config, run)
+    tables, trajectories = evaluate(config, args.split, args.size, player, args.samples)
+    show(tables, f"{args.split}{' ' + args.set if args.set else ''}",
+         f"{'run' if run else 'model'} {name}", config.val_temperature)
+    if server:
+        print(f"the server counted {server.prompt_tokens:,} tokens of prompts and "
+              f"{server.reply_tokens:,} of replies")
+    return name, config, tables, trajectories
+
+
+COLUMNS = ("success", "low", "high", "return", "turns", "tokens", "valid")
+
+
+def figures_of(episodes):
+    """The numbers of a player, by COLUMNS; None where it has none."""
+    n, successes = len(episodes), sum(e.success for e in episodes)
+    tokens = [e.tokens for e in episodes if e.tokens is not None]
+    return dict(zip(COLUMNS, (
+        successes / n, *wilson(successes, n), *(float(np.mean(column)) for column in (
+            [e.episode_return for e in episodes], [e.turns for e in episodes])),
+        float(np.mean(tokens)) if tokens else None, float(np.mean([e.valid for e in episodes])))))
+
+
+def show(tables, split, subject, temperature):
+    """Print a table per environment, pass@k, and the F1 of the model's sampled descriptions."""
+    for env, table in tables.items():
+        print(f"{env}, split {split}: {len(table.rows)} episodes, {table.distinct} distinct "
+              f"instances; {subject}, sampled at temperature {temperature}")
+        print(f"{'player':<22} {'success':>7}   95 % interval    {'return':>7}  {'turns':>5}  "
+              f"{'tokens':>6}  {'valid':>5}")
+        for name, episodes in table.players.items():
+            f = figures_of(episodes)
+            tokens = "" if f["tokens"] is None else f"{f['tokens']:.1f}"
+            print(f"{name:<22} {f['success']:7.3f}   [{f['low']:.3f}, {f['high']:.3f}]   "
+                  f"{f['return']:7.3f}  {f['turns']:5.2f}  {tokens:>6}  {f['valid']:5.2f}")
+        if table.passed:
+            print("  ".join(f"pass@{k} {rate:.3f}" for k, rate in table.passed.items()))
+        if table.described:
+            parts = (f"{name} {f1:.3f}" for name, f1 in table.described.items())
             print(f"F1 of descriptions: {', '.join(parts)}")
+
+
+def compare(one, other):
+    """Print how often two runs differ on the same instances, and the sign test's p.
+
+    raises: ValueError if they play different tasks
+    """
+    from minragen.config import changed_environment
+
+    tasks = [(config.env, changed_environment(config)) for _, config, _, _ in (one, other)]
+    if tasks[0] != tasks[1]:
+        raise ValueError(f"{one[0]} and {other[0]} cannot be compared: they play {tasks[0]} and "
+                         f"{tasks[1]}.")
+    for env, table in one[2].items():
+        for player in list(table.players)[:2]:
+            mine, its = (dict(zip(t.rows, t.players[player])) for t in (table, other[2][env]))
+            pairs = [(mine[row].success, its[row].success) for row in mine.keys() & its.keys()]
+            counts = [pairs.count(pair) for pair in itertools.product((True, False), repeat=2)]
+            print(f"{env}, {player}: both {counts[0]}, {one[0]} alone {counts[1]}, {other[0]} "
+                  f"alone {counts[2]}, neither {counts[3]}; sign test p = "
+                  f"{sign_test(counts[1], counts[2]):.3g}")
+
+
+def write(folder, measured, args):
+    """results.csv, a row for each player, and chats.jsonl, an episode a line."""
+    from minragen.config import changed_environment
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "results.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["subject", "env", "options", "split", "set", "player", "episodes",
+                       "distinct", *COLUMNS, "pass@k"])
+        for subject, config, tables, _ in measured:
+            for env, table in tables.items():
+                for number, (player, episodes) in enumerate(table.players.items()):
+                    passes = " ".join(f"{k}:{rate:.4f}" for k, rate in table.passed.items())
+                    rows.writerow([
+                        subject, env, " ".join(changed_environment(config)), args.split, args.set,
+                        player, len(episodes), table.distinct, *figures_of(episodes).values(),
+                        passes if number == 0 else ""])
+    with open(folder / "chats.jsonl", "w") as file:
+        for subject, _, _, trajectories in measured:
+            for t in trajectories:
+                file.write(json.dumps({
+                    "messages": t.messages(), "subject": subject, "env": t.env, "seed": t.seed,
+                    "success": t.success, "return": t.episode_return, "error": t.error}) + "\n")
 
 
 if __name__ == "__main__":

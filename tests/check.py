@@ -29,7 +29,8 @@ ALLOWED = {
     "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "memory", "distributed",
                           "report"},
     "report": {"config", "diagnostics", "eval", "runs"},
-    "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train"}}
+    "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train", "api"},
+    "api": {"chat", "rollout"}}
 
 
 def imported(source):

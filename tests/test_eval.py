@@ -1,19 +1,19 @@
 """Measuring: intervals, baselines on the same instances, and the command that prints them."""
 
+import csv
+import itertools
 import json
 import math
 
 import numpy as np
 import pytest
 from conftest import parsed
-from toys import tiny
 
-from minragen import diagnostics, models, train
 from minragen import eval as evaluation
-from minragen import runs as runs_on_disk
-from minragen.config import env_groups
+from minragen import train
+from minragen.config import env_groups, env_options
 from minragen.envs import EnvGroups, make
-from minragen.eval import play, scripted, wilson
+from minragen.eval import SETS, of_set, pass_at_k, play, scripted, sign_test, wilson
 from minragen.rollout import Trajectory
 
 
@@ -35,80 +35,124 @@ class TestWilson:
             wilson(0, 0)
 
 
+class TestPassAtK:
+    def test_it_is_the_mean_over_all_choices_of_k_samples(self):
+        for n in range(1, 7):
+            for successes in range(n + 1):
+                samples = [True] * successes + [False] * (n - successes)
+                for k in range(1, n + 1):
+                    slow = np.mean([any(some) for some in itertools.combinations(samples, k)])
+                    assert pass_at_k(n, successes, k) == pytest.approx(slow)
+
+    def test_more_draws_than_samples_are_refused(self):
+        with pytest.raises(ValueError, match="got k=3 of 2 samples"):
+            pass_at_k(2, 1, 3)
+
+
+class TestSignTest:
+    def test_it_sums_all_divisions_that_are_as_uneven(self):
+        for first, second in itertools.product(range(6), repeat=2):
+            flips = [*itertools.product((0, 1), repeat=first + second)]
+            uneven = sum(abs(2 * sum(flip) - len(flip)) >= abs(first - second) for flip in flips)
+            assert sign_test(first, second) == pytest.approx(uneven / len(flips))
+
+
 def trajectory(success, episode_return, error=""):
     return Trajectory("", 0, 0, 0, success=success, turn_rewards=[episode_return], turns=[None],
                       error=error)
 
 
-class TestEvaluate:
-    @pytest.fixture
-    def evaluated(self, monkeypatch):
-        """evaluated(config, split, size, sampled, greedy): the tables for such trajectories."""
-        def tables(config, split, size, sampled, greedy):
-            monkeypatch.setattr(runs_on_disk, "find_checkpoint", lambda folder: folder)
-            monkeypatch.setattr(models, "load_policy", lambda *_, **__: tiny()[0])
-            monkeypatch.setattr(diagnostics, "play_held_out", lambda *_: {
-                "": [trajectory(*pair) for pair in sampled],
-                "_greedy": [trajectory(*pair) for pair in greedy]})
-            return evaluation.evaluate(config, split, size)
-        return tables
+def evaluated(config, split, size, sampled, greedy, samples=1, again=()):
+    """The tables for such trajectories of a model; `again`: the successes of samples for pass@k."""
+    def play(groups):
+        if groups.group_size > 1:
+            return {"checkpoint": [trajectory(success, 0.0) for success in again]}
+        return {"checkpoint": [trajectory(*pair) for pair in sampled],
+                "checkpoint, greedy": [trajectory(*pair) for pair in greedy]}
+    return evaluation.evaluate(config, split, size, play, samples)[0]
 
-    def test_each_environment_gets_its_rows_successes_and_mean_returns(self, evaluated):
+
+def sums(table):
+    """{player: (successes, episodes, mean return)}"""
+    return {name: (sum(e.success for e in episodes), len(episodes),
+                   pytest.approx(np.mean([e.episode_return for e in episodes])))
+            for name, episodes in table.players.items()}
+
+
+class TestEvaluate:
+    def test_each_environment_gets_its_players_successes_and_mean_returns(self):
         config = parsed("--env", "frozenlake,bandit")
         tables = evaluated(config, "val", 5,
                            [(True, 1.0), (False, 0.5), (True, 0.0), (False, 0.2), (False, -0.2)],
                            [(False, 0.0), (False, 0.0), (True, 0.3), (True, 0.1), (True, 0.3)])
         assert list(tables) == ["frozenlake", "bandit"]
-        lake, arms = (rows for rows, _, _ in tables.values())
-        assert lake[:2] == [("checkpoint", 2, 3, 0.5), ("checkpoint, greedy", 1, 3,
-                                                        pytest.approx(0.1))]
-        assert arms[:2] == [("checkpoint", 0, 2, 0.0), ("checkpoint, greedy", 2, 2,
-                                                        pytest.approx(0.2))]
-        assert [row[0] for row in lake[2:]] == ["random policy", "shallow player",
-                                                "nearest demonstration", "solver"]
-        assert lake[5] == ("solver", 3, 3, 1.0)
+        lake, arms = map(sums, tables.values())
+        assert lake["checkpoint"] == (2, 3, 0.5) and lake["checkpoint, greedy"] == (1, 3, 0.1)
+        assert arms["checkpoint"] == (0, 2, 0.0) and arms["checkpoint, greedy"] == (2, 2, 0.2)
+        assert [*lake][2:] == ["random policy", "shallow player", "nearest demonstration",
+                               "solver"]
+        assert lake["solver"] == (3, 3, 1.0) and tables["bandit"].rows == [3, 4]
 
-    def test_an_instance_on_which_an_environment_failed_is_in_nobodys_rate(
-            self, evaluated, monkeypatch):
+    def test_pass_at_k_is_averaged_over_the_instances_for_powers_of_two(self):
+        config, once = parsed("--env", "bandit"), [(True, 1.0)] * 2
+        table = evaluated(config, "val", 2, once, once, 3, [1, 0, 0, 1, 1, 1])["bandit"]
+        assert table.passed == {1: pytest.approx((1 / 3 + 1) / 2), 2: pytest.approx(
+            (2 / 3 + 1) / 2), 3: 1.0}
+        assert evaluated(config, "val", 2, once, once)["bandit"].passed == {}
+
+    def test_an_instance_on_which_an_environment_failed_is_in_nobodys_rate(self, monkeypatch):
         sampled = [(True, 1.0), (False, 0.5), (False, 9.0, "OSError: gone"), (True, 0.3)]
         config = parsed("--env", "bandit")
         monkeypatch.setattr(type(make("bandit")), "shallow_answer", staticmethod(
             lambda texts: "Nurse" if texts[1] != broken else 1 / 0))
         broken = env_groups(config, "val", 4).reset(0)[3]
-        rows, _, _ = evaluated(config, "val", 4, sampled, [(True, 1.0)] * 4)["bandit"]
-        assert rows[:2] == [("checkpoint", 1, 2, 0.75), ("checkpoint, greedy", 2, 2, 1.0)]
-        assert [row[2] for row in rows] == [2] * 6
+        table = evaluated(config, "val", 4, sampled, [(True, 1.0)] * 4)["bandit"]
+        found = sums(table)
+        assert found["checkpoint"] == (1, 2, 0.75) and found["checkpoint, greedy"] == (2, 2, 1.0)
+        assert [n for _, n, _ in found.values()] == [2] * 6 and table.rows == [0, 1]
         with pytest.raises(RuntimeError, match="every episode of bandit failed"):
             evaluated(config, "val", 2, sampled[2:3] * 2, [(True, 1.0)] * 2)
 
     @pytest.mark.parametrize("split", ["val", "test"])
-    def test_baselines_play_the_instances_of_the_split_from_seed_0(self, evaluated, split):
-        config = parsed("--env", "frozenlake")
-        rows, distinct, _ = evaluated(config, split, 40, [(True, 1.0)] * 40,
-                                      [(True, 1.0)] * 40)["frozenlake"]
+    def test_baselines_play_the_instances_of_the_split_from_seed_0(self, split):
+        config, once = parsed("--env", "frozenlake"), [(True, 1.0)] * 40
+        table = evaluated(config, split, 40, once, once)["frozenlake"]
         groups = env_groups(config, split, 40)
         groups.reset(0)
-        assert distinct == len({env.instance() for env in groups.envs})
-        rng, won = np.random.default_rng(0), 0
+        assert table.distinct == len({env.instance() for env in groups.envs})
+        rng, episodes = np.random.default_rng(0), []
         for env in groups.envs:
-            over = False
+            turns, over = 0, False
             while not over:
-                _, _, terminated, truncated, info = env.step(env.random_answer(rng))
-                over = terminated or truncated
-            won += info["success"] == 1
-        assert rows[2][1:3] == (won, 40) and rows[5][1:] == (40, 40, 1.0)
-        assert 0.05 < won / 40 < 0.5
+                _, reward, terminated, truncated, info = env.step(env.random_answer(rng))
+                turns, over = turns + 1, terminated or truncated
+            episodes.append(evaluation.Episode(info["success"] == 1, reward, turns, 1.0))
+        assert table.players["random policy"] == episodes
+        assert sums(table)["solver"] == (40, 40, 1.0)
+        assert 0.05 < sum(e.success for e in episodes) / 40 < 0.5
 
-    def test_equal_instances_are_counted_once_as_distinct(self, evaluated):
-        outcomes = [(True, 0.1)] * 30
+    def test_equal_instances_are_counted_once_as_distinct(self):
+        once = [(True, 0.1)] * 30
         config = parsed("--env", "bandit", "--env-arg", "mixed=False")
-        tables = evaluated(config, "val", 30, outcomes, outcomes)
-        _, distinct, _ = tables["bandit"]
-        assert 5 < distinct <= 12  # there are twelve pairs of names
+        # There are twelve pairs of names.
+        assert 5 < evaluated(config, "val", 30, once, once)["bandit"].distinct <= 12
+
+    def test_a_set_changes_its_options_alone_and_only_of_environments_that_have_it(self):
+        config = parsed("--env", "frozenlake", "--env-arg", "slip=0.5")
+        assert env_options(of_set(config, "slippery")) == {
+            "view": "coord", "frozen": 0.8, "frozenlake.slip": 0.2}
+        for name, env in ((name, env) for name, envs in SETS.items() for env in envs):
+            groups = env_groups(of_set(parsed("--env", env), name), "test", 4)
+            assert all(groups.reset(0)) and scripted(groups, lambda env, texts, rng: env.solve()[0])
+        for name, env, said in (("larg", "sokoban", "did you mean 'large'"),
+                                ("large", "bandit", "of sokoban, frozenlake, not of bandit")):
+            with pytest.raises(ValueError, match=said):
+                of_set(parsed("--env", env), name)
 
     def test_success_in_any_turn_is_success(self):
         groups = EnvGroups("test_rollout:Counts", 1, 1)
-        assert scripted(groups, lambda env, texts, rng: "x") == [(True, pytest.approx(0.6))]
+        assert scripted(groups, lambda env, texts, rng: "x") == [
+            (True, pytest.approx(0.6), 3, pytest.approx(2 / 3), None)]
 
     def test_a_scripted_player_sees_what_a_model_has_seen(self):
         groups, seen = EnvGroups("frozenlake", 1, 1), []
@@ -128,51 +172,106 @@ class TestEvaluate:
 
         def slow(env, texts, rng):
             def similarity(seen):
-                shared = evaluation.features(texts) & evaluation.features(seen)
-                idf = (math.log(len(shown) / sum(f in evaluation.features(x) for x, _ in shown))
-                       for f in shared)
-                return sum(idf) / math.sqrt(len(evaluation.features(seen)))
+                shared = evaluation.features(texts) & seen
+                idf = (math.log(len(shown) / sum(f in x for x, _ in shown)) for f in shared)
+                return sum(idf) / math.sqrt(len(seen))
             return max(shown, key=lambda pair: round(similarity(pair[0]), 9))[1]
 
         training, held, shown = EnvGroups("bandit", 120, 1), EnvGroups("bandit", 20, 1, "val"), []
         scripted(training, lambda env, texts, rng: shown.append(
-            ([*texts], env.solve()[0])) or shown[-1][1])
+            (evaluation.features(texts), env.solve()[0])) or shown[-1][1])
         nearest = evaluation.NearestDemonstration(training)
         assert answers(held, nearest) == answers(held, slow)
-        assert sum(success for success, _ in scripted(held, nearest)) == 20
+        assert sum(episode.success for episode in scripted(held, nearest)) == 20
+
+
+def players_of(capsys, *argv):
+    """The names in the table that the command prints."""
+    evaluation.main([*argv])
+    return [line[:22].strip() for line in capsys.readouterr().out.splitlines()[2:] if "[" in line]
+
+
+@pytest.fixture
+def trained(runs, capsys):
+    """Two runs of the same task and another, in runs/."""
+    small = ["--env", "bandit", "--num-groups", "2", "--group-size", "4", "--val-size", "16"]
+    train.main([*small, "--run", "a", "--steps", "1"])
+    train.main([*small, "--run", "b", "--steps", "1", "--lr", "0.01"])
+    train.main([*small, "--run", "c", "--steps", "1", "--env-arg", "high_prob=0.5"])
+    capsys.readouterr()
+    return runs
 
 
 class TestCommand:
-    def test_it_prints_each_players_rate_interval_and_return(self, capsys):
-        rows, described = [("checkpoint", 12, 48, 0.5)], {"grounding": 0.25, "worldmodeling": 0.75}
-        evaluation.show({"sokoban": (rows, 17, described)}, "r", "test", 0.5)
-        title, _, row, last = capsys.readouterr().out.splitlines()
+    def test_it_prints_each_players_rate_interval_return_turns_tokens_and_valid_turns(self, capsys):
+        episodes = [evaluation.Episode(k < 12, 0.5, 2 + k % 2, 0.75, k) for k in range(48)]
+        table = evaluation.Table(range(48), {"checkpoint": episodes}, 17,
+                                 {"grounding": 0.25, "worldmodeling": 0.75}, {1: 0.25, 2: 0.5})
+        evaluation.show({"sokoban": table}, "test", "run r", 0.5)
+        title, _, row, passes, last = capsys.readouterr().out.splitlines()
         assert title == ("sokoban, split test: 48 episodes, 17 distinct instances; run r, sampled "
                          "at temperature 0.5")
-        assert row.split() == ["checkpoint", "0.250", "[0.149,", "0.388]", "0.500"]
+        assert row.split() == ["checkpoint", "0.250", "[0.149,", "0.388]", "0.500", "2.50", "23.5",
+                               "0.75"]
+        assert passes == "pass@1 0.250  pass@2 0.500"
         assert last == "F1 of descriptions: grounding 0.250, worldmodeling 0.750"
 
     def test_it_measures_a_run_on_the_split_asked_for_as_the_run_measured_itself(
-            self, runs, capsys, monkeypatch):
-        train.main(["--env", "bandit", "--run", "a", "--steps", "1", "--num-groups", "2",
-                    "--group-size", "4", "--val-size", "16"])
-        (runs / "a").rename(runs / "b")  # a run is where its folder is
-        lines = [json.loads(x) for x in (runs / "b" / "metrics.jsonl").read_text().splitlines()]
-        capsys.readouterr()
+            self, trained, capsys, monkeypatch):
+        (trained / "a").rename(trained / "d")  # a run is where its folder is
+        lines = [json.loads(x) for x in (trained / "d" / "metrics.jsonl").read_text().splitlines()]
         for split, line in (("val", lines[1]), ("test", lines[2])):
             monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
-            evaluation.main(["--run", "b", "--split", split, "--size", "16"])
+            evaluation.main(["--run", "d", "--split", split, "--size", "16"])
             printed, bars = (text.splitlines() for text in capsys.readouterr())
             assert bars == []
             for row, name in zip(printed[2:4], ("success", "success_greedy")):
                 low, high = wilson(round(line[f"{split}/{name}"] * 16), 16)
-                assert f"{line[f'{split}/{name}']:8.3f}   [{low:.3f}, {high:.3f}]" in row
-            assert printed[7].startswith("solver                  1.000")
+                assert f"{line[f'{split}/{name}']:7.3f}   [{low:.3f}, {high:.3f}]" in row
+            assert printed[7].startswith("solver                   1.000")
         assert lines[1]["val/success"] != lines[2]["test/success"]
-        for argv, said in ((["--run", "c"], r"unknown run 'c'\. Known: b\."),
-                           (["--run", "b", "--size", "0"], "expected 1 to 65536")):
+        for argv, said in ((["--run", "e"], r"unknown run 'e'\. Known: b, c, d\."),
+                           (["--run", "d", "--size", "0"], "expected 1 to 65536")):
             with pytest.raises(SystemExit, match=said):
                 evaluation.main(argv)
+
+    def test_runs_are_compared_instance_by_instance_and_only_on_one_task(
+            self, trained, capsys, tmp_path):
+        evaluation.main(["--run", "a b", "--size", "32", "--out", str(tmp_path / "out")])
+        sampled, greedy = capsys.readouterr().out.splitlines()[-2:]
+        chats = [json.loads(x) for x in (tmp_path / "out" / "chats.jsonl").read_text().splitlines()]
+        pairs = [(one["success"], two["success"]) for one, two in zip(chats[:32], chats[32:])]
+        alone = [pairs.count(x) for x in ((True, False), (False, True))]
+        assert sampled == (
+            f"bandit, checkpoint: both {pairs.count((True, True))}, a alone {alone[0]}, b alone "
+            f"{alone[1]}, neither {pairs.count((False, False))}; sign test p = "
+            f"{sign_test(*alone):.3g}")
+        assert greedy.startswith("bandit, checkpoint, greedy: both ")
+        with pytest.raises(SystemExit, match="a and c cannot be compared: they play"):
+            evaluation.main(["--run", "a c", "--size", "4"])
+
+    def test_it_writes_a_row_for_each_player_and_chats_as_messages(self, trained, tmp_path):
+        evaluation.main(["--run", "a", "--size", "8", "--samples", "2", "--split", "val", "--out",
+                         str(tmp_path)])
+        with open(tmp_path / "results.csv") as file:
+            rows = [*csv.DictReader(file)]
+        assert [row["player"] for row in rows][:2] == ["checkpoint", "checkpoint, greedy"]
+        assert len(rows) == 6 and {row["options"] for row in rows} == {"mixed=True"}
+        chats = [json.loads(x) for x in (tmp_path / "chats.jsonl").read_text().splitlines()]
+        assert float(rows[0]["success"]) == sum(chat["success"] for chat in chats) / 8
+        assert rows[0]["pass@k"].startswith("1:0.") and rows[0]["split"] == "val"
+        assert [m["role"] for m in chats[0]["messages"]] == ["system", "user", "assistant"]
+
+    def test_a_model_that_was_not_trained_is_measured_with_its_presets_in_each_environment(
+            self, capsys):
+        assert players_of(capsys, "--env", "bandit", "--model", "tiny", "--size", "4",
+                          "--temperature", "0")[:2] == ["tiny", "tiny, greedy"]
+        for argv, said in ((["--env", "bandit,lak"], "unknown env 'lak'"),
+                           (["--run", "a", "--model", "tiny"], "--model needs --env"),
+                           (["--env", "bandit", "--api-model", "m"], "--api-model needs --api")):
+            with pytest.raises(SystemExit) as stopped:
+                evaluation.main(argv)
+            assert said in str(stopped.value) + capsys.readouterr().err
 
 
 class TestPlay:
@@ -206,7 +305,7 @@ class TestPlay:
     def test_the_command_says_what_it_does_not_know(self):
         for words, said in ((["--play", "frozen_lake"], "did you mean 'frozenlake'"),
                             (["--play", ""], "unknown env ''"),
-                            (["--play", "bandit", "--seed", "-1"], "expected at least 0"),
+                            (["--play", "bandit", "--seed", "-1"], "expected 0 to"),
                             (["--play", "countdown", "--env-arg", "data={[1]:2}"], "no file"),
                             (["--play", "frozenlake", "--env-arg", "sice=3"], "size")):
             with pytest.raises(SystemExit, match=said):

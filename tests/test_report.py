@@ -193,7 +193,7 @@ def browse(page, script, width=1200):
     done = subprocess.run(
         [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
          f"--window-size={width},900", "--dump-dom", probe.as_uri()],
-        capture_output=True, text=True, timeout=60)
+        check=False, capture_output=True, text=True, timeout=60)
     result = re.search(r'<pre id="result">([^<]*)</pre>', done.stdout)[1]
     return json.loads(unquote(result)), [line for line in done.stderr.splitlines()
                                          if "CONSOLE" in line]

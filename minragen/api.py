@@ -1,0 +1,125 @@
+"""Play episodes with a model behind an OpenAI-compatible server: vLLM, transformers serve, a cloud.
+
+    python -m minragen.eval --api http://localhost:8000/v1 --api-model NAME --env frozenlake
+
+Environments, system message, reply format and parser are those of training. The server renders the
+chat and samples, so there are no logprobs, and no prefix such as `<think>` can be forced: a reply
+may begin with it, or go on as if it had (R1's template opens the thought itself). The environment
+ignores what follows `</answer>`, and so does the history.
+
+Needs `pip install openai`, which retries with growing waits. The key is $OPENAI_API_KEY.
+"""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from minragen.chat import (
+    FORMATS,
+    Reply,
+    description_parts,
+    format_instructions,
+    reply_pattern,
+)
+from minragen.rollout import StopReason, Trajectory, Turn
+
+CONCURRENCY = 16  # conversations at a time
+ATTEMPTS = 6  # for a request
+SECONDS = 120  # that a server may be silent
+
+
+@dataclass
+class Server:
+    """A model behind a server, how it is asked, and the tokens that the server has counted."""
+
+    url: str
+    model: str
+    response_format: str = "free_think"
+    max_new_tokens: int = 128
+    temperature: float = 0.5
+    prompt_tokens: int = 0  # as the server counted them
+    reply_tokens: int = 0
+
+    def __post_init__(self):
+        try:
+            import openai
+        except ImportError:
+            raise ImportError("--api needs a package: pip install openai") from None
+        self.lock = threading.Lock()
+        self.error = openai.OpenAIError
+        self.client = openai.OpenAI(
+            base_url=self.url, api_key=os.environ.get("OPENAI_API_KEY") or "none",
+            max_retries=ATTEMPTS - 1, timeout=SECONDS)
+        self.prefix = FORMATS[self.response_format].partition("{")[0]
+        self.pattern = reply_pattern(FORMATS[self.response_format])
+
+    def collect(self, groups):
+        """Play one episode in every row of `groups`: Trajectories without tokens.
+
+        raises: RuntimeError if a request keeps failing, or its answer is no chat completion
+        """
+        observations = groups.reset(0)
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
+            played = [pool.submit(self._play, groups, row, observation)
+                      for row, observation in enumerate(observations)]
+            try:
+                return [future.result() for future in played]
+            finally:  # after an error the rest need not begin
+                for future in played:
+                    future.cancel()
+
+    def _play(self, groups, row, observation):
+        env, (group, member) = groups.envs[row], divmod(row, groups.group_size)
+        t = Trajectory(groups.names[group], groups.seeds[group], groups.numbers[group], member)
+        if isinstance(observation, Exception):
+            t.fail(observation)
+            return t
+        t.system = "\n".join([
+            env.system_prompt, format_instructions(self.response_format, self.max_new_tokens),
+            *[env.description_language] * bool(description_parts(self.response_format))])
+        while t.stop is None:
+            text, tokens = self._ask([*t.messages(), {"role": "user", "content": observation}])
+            t.metrics["reply_tokens"] = t.metrics.get("reply_tokens", 0) + tokens
+            text, reply = self._parse(text)
+            outcome, = groups.step([row], [reply.answer])
+            if isinstance(outcome, Exception):
+                t.fail(outcome)
+                return t
+            following, reward, terminated, truncated, info = outcome
+            t.turns.append(Turn(observation, text, reply, reward, StopReason.END_OF_TURN))
+            t.turn_rewards.append(reward)
+            t.success = t.success or info["success"] > 0
+            t.stop = (StopReason.TERMINATED if terminated else
+                      StopReason.TRUNCATED if truncated else None)
+            observation = following
+        t.metrics["valid"] = sum(turn.reply.valid for turn in t.turns) / len(t.turns)
+        return t
+
+    def _parse(self, text):
+        """(the reply as history keeps it, the Reply)"""
+        found = self.pattern.match(text.lstrip()) or self.pattern.match(self.prefix + text)
+        if not found:
+            return text, Reply()
+        return found[0], Reply(valid=True, **{
+            part: words.strip() for part, words in found.groupdict().items()})
+
+    def _ask(self, messages):
+        """The text of the model's next message, and its tokens if the server counts them."""
+        try:
+            answer = self.client.chat.completions.create(
+                model=self.model, messages=messages, temperature=self.temperature,
+                max_tokens=self.max_new_tokens)
+            text, usage = answer.choices[0].message.content, answer.usage
+            if not isinstance(text, str | None):
+                raise TypeError(f"its content is {type(text).__name__}")
+            sizes = (int(usage.prompt_tokens), int(usage.completion_tokens)) if usage else (0, 0)
+        except self.error as problem:
+            raise RuntimeError(f"{self.url}: {str(problem)[:300]}") from None
+        except (AttributeError, LookupError, TypeError, ValueError) as problem:
+            raise RuntimeError(f"{self.url} does not answer like a chat server: "
+                               f"{str(problem)[:300]}") from None
+        with self.lock:
+            self.prompt_tokens += sizes[0]
+            self.reply_tokens += sizes[1]
+        return text or "", sizes[1]

@@ -1,0 +1,193 @@
+"""Episodes with a model behind a server: as in training, and what a bad server can do."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from conftest import parsed
+from test_eval import players_of
+
+from minragen import api, bundled
+from minragen.api import Server
+from minragen.config import env_groups
+from minragen.envs import EnvGroups
+from minragen.eval import checkpoint_player
+
+NOTHING = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+
+
+def completion(text, **more):
+    message = {"role": "assistant", "content": text}
+    return NOTHING | {"choices": [{"index": 0, "finish_reason": "stop", "message": message}]} | more
+
+
+@pytest.fixture
+def server():
+    """server(answer): an address whose answers are `answer(messages)`: JSON, bytes or a status."""
+    started = []
+
+    def start(answer):
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                length = int(self.headers["Content-Length"])
+                said = answer(json.loads(self.rfile.read(length)))
+                status = said if isinstance(said, int) else 200
+                body = (b'{"error": {"message": "no such model"}}' if isinstance(said, int) else
+                        said if isinstance(said, bytes) else json.dumps(said).encode())
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
+        started.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=started[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{started[-1].server_port}/v1"
+
+    yield start
+    for one in started:
+        one.shutdown()
+        one.server_close()
+
+
+class TestConversation:
+    def test_the_server_gets_the_prompts_of_training_and_its_replies_are_parsed_alike(self, server):
+        asked = []
+
+        def answer(request):
+            asked.append(request)
+            return completion("<think>go</think><answer>Up</answer> and so on", usage=USAGE)
+
+        model = Server(server(answer), "m", max_new_tokens=9, temperature=0.25)
+        groups = EnvGroups("frozenlake", 1, 1, "val")
+        (t,) = model.collect(groups)
+        env = groups.envs[0]
+        first = env.reset(seed=0, options={"member": 0})[0]
+        (form,) = [line for line in asked[0]["messages"][0]["content"].splitlines()
+                   if line.startswith("Reply in the form <think>...</think><answer>...</answer>")]
+        assert form.endswith("A reply has at most 9 tokens.")
+        assert asked[0]["messages"] == [
+            {"role": "system", "content": f"{env.system_prompt}\n{form}"},
+            {"role": "user", "content": first}]
+        assert asked[0]["temperature"] == 0.25 and asked[0]["max_tokens"] == 9
+        assert asked[0]["model"] == "m"
+        second = env.step("Up")[0]
+        assert asked[1]["messages"][2:] == [
+            {"role": "assistant", "content": "<think>go</think><answer>Up</answer>"},
+            {"role": "user", "content": second}]
+        assert t.metrics["valid"] == 1 and t.metrics["reply_tokens"] == 3 * len(t.turns)
+        assert (model.prompt_tokens, model.reply_tokens) == (7 * len(t.turns), 3 * len(t.turns))
+
+    @pytest.mark.parametrize("text, valid", [
+        ("go</think><answer>Nurse</answer>", True), ("Nurse", False), (None, False),
+        ("\n<think></think> <answer>Nurse</answer>", True), ("<answer>Nurse</answer>", False)])
+    def test_a_reply_may_begin_with_the_prefix_or_go_on_after_it(self, server, text, valid):
+        (t,) = Server(server(lambda request: completion(text)), "m").collect(
+            EnvGroups("bandit", 1, 1))
+        assert t.metrics == {"valid": valid, "reply_tokens": 0}
+        assert t.turns[0].reply.answer == "Nurse" * valid
+
+
+class TestBadServers:
+    def test_a_request_that_fails_is_sent_again_with_growing_waits(self, server):
+        times = []
+
+        def answer(request):
+            times.append(time.monotonic())
+            return 503 if len(times) < 3 else completion("<think></think><answer>x</answer>")
+
+        (t,) = Server(server(answer), "m").collect(EnvGroups("bandit", 1, 1))
+        assert t.metrics["valid"] == 1 and len(times) == 3
+        assert times[2] - times[1] > 1.2 * (times[1] - times[0]) > 0.3
+
+    @pytest.mark.parametrize("answer, said", [
+        (404, "no such model"), (b"<html>", "does not answer like a chat server"),
+        (NOTHING, "does not answer"), ([], "does not answer"), ({"choices": []}, "does not answer"),
+        (completion(5), "does not answer"), (completion("x", usage={"prompt_tokens": "many"}),
+                                             "does not answer")])
+    def test_what_is_no_chat_completion_ends_the_evaluation_with_a_sentence(
+            self, server, answer, said):
+        began = time.monotonic()
+        with pytest.raises(RuntimeError, match=said):
+            Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 40, 1))
+        assert time.monotonic() - began < 5
+
+    def test_a_server_that_stalls_or_is_not_there_is_given_up(self, server, monkeypatch):
+        monkeypatch.setattr(api, "SECONDS", 0.2)
+        monkeypatch.setattr(api, "ATTEMPTS", 2)
+        for url, said in ((server(lambda request: time.sleep(2) or {}), "timed out"),
+                          ("http://127.0.0.1:9/v1", "Connection error")):
+            with pytest.raises(RuntimeError, match=said):
+                Server(url, "m").collect(EnvGroups("bandit", 1, 1))
+
+    def test_an_environment_that_fails_is_no_fault_of_the_model(self, server):
+        url = server(lambda request: completion("<think></think><answer>x</answer>"))
+        (t,) = Server(url, "m").collect(EnvGroups("test_train:Gone", 1, 1))
+        assert t.error and not t.turns
+
+    def test_without_the_package_it_is_told_how_to_get_it(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "openai", None)
+        with pytest.raises(ImportError, match="pip install openai"):
+            Server("http://x", "m")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """The address and model name of `transformers serve` with tiny.
+
+    Its template opens the thought, as R1's does, since a server forces no prefix.
+    """
+    config = parsed("--env", "frozenlake")
+    folder = tmp_path_factory.mktemp("served") / "tiny"
+    shutil.copytree(bundled.resolve(
+        "tiny", lambda *size: env_groups(config, *size), config.response_format,
+        config.max_new_tokens, config.warmup_steps, "cpu", lambda said: None), folder)
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").write_text(template.replace(
+        "<|im_start|>assistant\n{%", "<|im_start|>assistant\n<think>{%"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), None) as free:
+        port = free.server_port
+    command = [Path(sys.executable).parent / "transformers", "serve", "--port", str(port),
+               "--device", "cpu"]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               env=os.environ | {"HF_HUB_OFFLINE": "1"}, cwd=folder.parent)
+    for _ in range(120):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
+            break
+        except OSError:
+            time.sleep(0.5)
+    yield f"http://127.0.0.1:{port}/v1", str(folder)
+    running.terminate()
+    running.wait()
+
+
+class TestRealServer:
+    def test_at_temperature_0_it_says_token_for_token_what_the_local_model_says(self, served):
+        config = parsed("--env", "frozenlake")
+        local = checkpoint_player(config, say=lambda said: None)(
+            env_groups(config, "test", 4))["tiny, greedy"]
+        url, name = served
+        remote = Server(url, name, config.response_format, config.max_new_tokens, 0.0).collect(
+            env_groups(config, "test", 4))
+        for mine, its in zip(local, remote, strict=True):
+            assert [f"<think>{turn.text}" for turn in mine.turns] == [t.text for t in its.turns]
+            assert mine.turn_rewards == its.turn_rewards and mine.success == its.success
+        assert sum(len(t.turns) for t in local) > 4
+
+    def test_the_command_measures_it(self, served, capsys):
+        players = players_of(capsys, "--env", "frozenlake", "--model", "tiny", "--api", served[0],
+                             "--api-model", served[1], "--size", "2")
+        assert served[1].startswith(players[0]) and "solver" in players
