@@ -4,6 +4,7 @@ MODEL  =
 RUN    =
 SEED   =
 SPLIT  = test
+SET    =
 NPROC  = 1
 ARGS   =
 PYTHON = python3
@@ -25,8 +26,8 @@ train: .venv/ready $(LEAN)      ## train an agent: ENV=frozenlake [NPROC= MODEL=
 resume: .venv/ready      ## continue a stopped run: RUN=name [NPROC=]
 	@$(if $(RUN),,$(error give the name of a run: make resume RUN=name))$(TRAIN) --run $(RUN) --resume $(ARGS)
 
-eval: .venv/ready        ## success of a run beside four scripted players: RUN=name [SPLIT=test]
-	@$(if $(RUN),,$(error give the name of a run: make eval RUN=name))$(PY) -m minragen.eval --run $(RUN) --split $(SPLIT) $(ARGS)
+eval: .venv/ready $(LEAN)        ## success beside four scripted players: RUN=name, RUN="a b", or ENV= MODEL= [SPLIT= SET=]
+	@$(PY) -m minragen.eval $(if $(RUN),--run "$(RUN)",--env $(ENV) $(if $(MODEL),--model $(MODEL))) --split $(SPLIT) $(if $(SET),--set $(SET)) $(ARGS)
 
 report: .venv/ready      ## one page about runs, with figures: RUN=name, or RUN="a b c" side by side
 	@$(if $(RUN),,$(error give the name of a run: make report RUN=name))$(PY) -m minragen.report $(RUN) $(ARGS)

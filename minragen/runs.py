@@ -112,8 +112,9 @@ class Log:
         sys.stdout.flush()
 
     def trajectories(self, step, split, episodes):
-        """Write a sample, one JSON object a line: SAMPLE members of a group in training, of the
-        first groups else; and SAMPLE whose environment failed. Print the most common failure."""
+        """Write a sample, one JSON object a line: in training the best and the worst members of a
+        group, else the same instances at every step; and SAMPLE whose environment failed. Print
+        the most common failure."""
         if not self.writes:
             return
         played = [t for t in episodes if not t.error]
@@ -121,7 +122,9 @@ class Log:
         if split == "train" and played:  # another group each step, a trained one if there is any
             played = [t for t in played if t.sequences[0].advantages] or played
             groups = sorted({t.group_id for t in played})
-            played = [t for t in played if t.group_id == groups[step % len(groups)]]
+            played = sorted((t for t in played if t.group_id == groups[step % len(groups)]),
+                            key=lambda t: -t.episode_return)
+            played = played[:SAMPLE // 2] + played[SAMPLE // 2:][-SAMPLE // 2:]
         else:
             played = played[::max(1, len(played) // SAMPLE)]
         with open(self.folder / "trajectories.jsonl", "a") as file:

@@ -259,11 +259,12 @@ class TestRuns:
         for step in (1, 2):
             log.trajectories(step, "train", trajectories)
         entries = read_lines(runs / "a" / "trajectories.jsonl")
+        ranked = sorted(trajectories[4:8], key=lambda t: -t.episode_return)
         assert [(e["step"], e["group"], e["member"]) for e in entries] == [
-            (step, 1, member) for step in (1, 2) for member in range(4)]
+            (step, 1, t.member) for step in (1, 2) for t in ranked]
         advantages = [reply["advantages"] for e in entries[:4] for reply in e["replies"]]
         assert [len({*x}) for x in advantages] == [1] * 4 and len({x[0] for x in advantages}) > 1
-        for e, t in zip(entries, trajectories[4:8]):
+        for e, t in zip(entries, ranked):
             texts = [m["content"] for m in e["messages"] if m["role"] == "assistant"]
             for reply, text in zip(e["replies"], texts, strict=True):
                 assert "".join(reply["tokens"]).startswith(text) and len(reply["tokens"]) == len(
