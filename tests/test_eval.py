@@ -128,15 +128,14 @@ class TestEvaluate:
 
         def slow(env, texts, rng):
             def similarity(seen):
-                shared = evaluation.features(texts) & evaluation.features(seen)
-                idf = (math.log(len(shown) / sum(f in evaluation.features(x) for x, _ in shown))
-                       for f in shared)
-                return sum(idf) / math.sqrt(len(evaluation.features(seen)))
+                shared = evaluation.features(texts) & seen
+                idf = (math.log(len(shown) / sum(f in x for x, _ in shown)) for f in shared)
+                return sum(idf) / math.sqrt(len(seen))
             return max(shown, key=lambda pair: round(similarity(pair[0]), 9))[1]
 
         training, held, shown = EnvGroups("bandit", 120, 1), EnvGroups("bandit", 20, 1, "val"), []
         scripted(training, lambda env, texts, rng: shown.append(
-            ([*texts], env.solve()[0])) or shown[-1][1])
+            (evaluation.features(texts), env.solve()[0])) or shown[-1][1])
         nearest = evaluation.NearestDemonstration(training)
         assert answers(held, nearest) == answers(held, slow)
         assert sum(success for success, _ in scripted(held, nearest)) == 20
