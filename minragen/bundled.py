@@ -63,7 +63,7 @@ HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: env.sa
           "SearchQA": lambda env: f"search[ {env.question.steps[0].query} ]"}
 # Probability that a turn is the solver's; raised where 0.3 gave too few successes.
 EXPERT = 0.3
-EXPERT_OF = {"Sokoban": 0.4, "MetaMathQA": 0.4, "SearchQA": 0.6, "WebShop": 0.5, "Lean": 0.4}
+EXPERT_OF = {"Sokoban": 0.4, "MetaMathQA": 0.4, "SearchQA": 0.6, "WebShop": 0.5, "Lean": 0.6}
 HABIT = 0.5  # probability that an action of another turn is the habit
 # Steps whose demonstrations are then repeated: Lean takes 25 ms for a tactic that it has not seen.
 DISTINCT_OF = {"Lean": 150}
@@ -236,23 +236,28 @@ def demonstrate(frame, groups, step):
         t.add_prompt(frame.open(frame.system_message(groups.envs[row]), observation))
         trajectories.append(t)
     while live:
-        for row in list(live):
-            t, env = trajectories[row], groups.envs[row]
-            answer = noisy_answer(env, rng)
-            parts = {"answer": f" {answer}", "reasoning": f" {env.note()}"}
+        parts = {}  # row -> the parts of its reply
+        for row in live:
+            env = groups.envs[row]
+            parts[row] = {"answer": f" {noisy_answer(env, rng)}", "reasoning": f" {env.note()}"}
             if frame.describes:
-                parts["observation"] = f" {env.describe()}"
-            # The last answer is executed only where its outcome has to be predicted.
-            last, reward = env.turns_left == 1 and not frame.describes, 0.0
-            if not last:
-                observation, reward, terminated, truncated, _ = env.step(answer)
-            if frame.describes:
-                parts["prediction"] = f" {env.describe()}"  # knows the future, slips included
-            ids = frame.encode(frame.write(parts))
+                parts[row]["observation"] = f" {env.describe()}"
+        # The last answer is executed only where its outcome has to be predicted.
+        played = [row for row in live if groups.envs[row].turns_left > 1 or frame.describes]
+        outcomes = dict(zip(played, groups.step(
+            played, [parts[row]["answer"][1:] for row in played])))
+        for row in live:
+            t, outcome = trajectories[row], outcomes.get(row, ("", 0.0, True, False, {}))
+            if isinstance(outcome, Exception):
+                raise outcome
+            observation, reward, terminated, truncated, _ = outcome
+            if frame.describes:  # knows the future, slips included
+                parts[row]["prediction"] = f" {groups.envs[row].describe()}"
+            ids = frame.encode(frame.write(parts[row]))
             t.add_reply(ids, [0.0] * len(ids), turn=len(t.turn_rewards))
             t.turn_rewards.append(reward)
-            if last or terminated or truncated:
-                live.remove(row)
+            if terminated or truncated:
+                live = [r for r in live if r != row]
             else:
                 t.add_prompt(frame.between(ids[-1], observation))
     return trajectories

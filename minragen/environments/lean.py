@@ -181,14 +181,17 @@ class Lean(TextEnv):
         return self._fitted("\n".join(lines), SHOWN_TEXT)
 
     def note(self):
-        """The goal, and the facts in their order up to the one that the proof uses next."""
-        facts, lines = dict(self._facts_and_terms()[0]), []
-        used = [word for word in re.findall(r"\w+", " ".join(self.solve()[:2])) if word in facts]
-        for name, fact in facts.items():
+        """The goal, and the facts in their order up to the one that the next tactic uses.
+
+        The tactics left and right are chosen by the fact that the tactic after them uses.
+        """
+        goal, facts, lines = parse_goals(self._goals())[1], self._facts_and_terms()[0], []
+        plan = " ".join(self.solve()[:2 if "∨" in goal else 1])
+        used = [word for word in re.findall(r"\w+", plan) if word in dict(facts)][:1]
+        for name, fact in facts if used else ():
             lines.append(f"{name} : {fact}")
-            if name in used[:1]:
+            if name in used:
                 break
-        goal = parse_goals(self._goals())[1]
         return self._fitted("\n".join([f"goal {goal}", *lines]), SHOWN_TEXT)
 
     def solve(self):

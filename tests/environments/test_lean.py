@@ -172,11 +172,13 @@ class TestTheorems:
         env = playing(Theorem("x", "theorem x (p q r : Prop) (a : p → q) (b : q → r) (c : p) : "
                                    "r ∧ q := by", "", ("constructor", "apply b", "apply a")))
         notes = []
-        for answer in ("constructor", "apply b", "exact a"):
+        for answer in ("constructor", "apply b", "apply a"):
             notes.append(env.note())
             env.step(answer)
-        assert notes == ["goal r ∧ q\na : p → q\nb : q → r", "goal r\na : p → q\nb : q → r",
-                         "goal q\na : p → q"]
+        assert notes == ["goal r ∧ q", "goal r\na : p → q\nb : q → r", "goal q\na : p → q"]
+        env = playing(Theorem("x", "theorem x (p q r : Prop) (a : p) (b : q) : r ∨ q := by", "",
+                              ("right", "exact b")))
+        assert env.note() == "goal r ∨ q\na : p\nb : q"
 
 
 def chained(theorem, facts, missing):
