@@ -4,8 +4,8 @@
 
 Environments, system message, reply format and parser are those of training. The server renders the
 chat and samples, so there are no logprobs, and no prefix such as `<think>` can be forced: a reply
-may begin with it, or go on as if it had (R1's template opens the thought itself). The environment
-ignores what follows `</answer>`, and so does the history.
+may begin with the prefix or with what follows it (R1's template opens the thought itself). What
+follows `</answer>` is cut off.
 
 Needs `pip install openai`, which retries with growing waits. The key is $OPENAI_API_KEY.
 """
@@ -26,7 +26,7 @@ from minragen.rollout import StopReason, Trajectory, Turn
 
 CONCURRENCY = 16  # conversations at a time
 ATTEMPTS = 6  # for a request
-SECONDS = 120  # that a server may be silent
+SECONDS = 120  # without a byte from the server, then the request has failed
 
 
 @dataclass
@@ -46,7 +46,9 @@ class Server:
             import openai
         except ImportError:
             raise ImportError("--api needs a package: pip install openai") from None
-        self.lock = threading.Lock()
+        self.lock, self.stopped = threading.Lock(), threading.Event()
+        # More environments at a time would wait for each other within the time limit of a step.
+        self.stepping = threading.BoundedSemaphore(os.cpu_count() or 1)
         self.error = openai.OpenAIError
         self.client = openai.OpenAI(
             base_url=self.url, api_key=os.environ.get("OPENAI_API_KEY") or "none",
@@ -60,12 +62,14 @@ class Server:
         raises: RuntimeError if a request keeps failing, or its answer is no chat completion
         """
         observations = groups.reset(0)
+        self.stopped.clear()
         with ThreadPoolExecutor(CONCURRENCY) as pool:
             played = [pool.submit(self._play, groups, row, observation)
                       for row, observation in enumerate(observations)]
             try:
                 return [future.result() for future in played]
-            finally:  # after an error the rest need not begin
+            finally:  # after an error the others end with the turn that they are in
+                self.stopped.set()
                 for future in played:
                     future.cancel()
 
@@ -78,11 +82,13 @@ class Server:
         t.system = "\n".join([
             env.system_prompt, format_instructions(self.response_format, self.max_new_tokens),
             *[env.description_language] * bool(description_parts(self.response_format))])
-        while t.stop is None:
+        while t.stop is None and not self.stopped.is_set():
             text, tokens = self._ask([*t.messages(), {"role": "user", "content": observation}])
-            t.metrics["reply_tokens"] = t.metrics.get("reply_tokens", 0) + tokens
+            if tokens is not None:
+                t.metrics["reply_tokens"] = t.metrics.get("reply_tokens", 0) + tokens
             text, reply = self._parse(text)
-            outcome, = groups.step([row], [reply.answer])
+            with self.stepping:
+                outcome, = groups.step([row], [reply.answer])
             if isinstance(outcome, Exception):
                 t.fail(outcome)
                 return t
@@ -90,10 +96,11 @@ class Server:
             t.turns.append(Turn(observation, text, reply, reward, StopReason.END_OF_TURN))
             t.turn_rewards.append(reward)
             t.success = t.success or info["success"] > 0
+            t.metrics["valid"] = t.metrics.get("valid", 0.0) + info["valid"]
             t.stop = (StopReason.TERMINATED if terminated else
                       StopReason.TRUNCATED if truncated else None)
             observation = following
-        t.metrics["valid"] = sum(turn.reply.valid for turn in t.turns) / len(t.turns)
+        t.metrics["valid"] = t.metrics.get("valid", 0.0) / max(1, len(t.turns))
         return t
 
     def _parse(self, text):
@@ -105,7 +112,7 @@ class Server:
             part: words.strip() for part, words in found.groupdict().items()})
 
     def _ask(self, messages):
-        """The text of the model's next message, and its tokens if the server counts them."""
+        """The text of the model's next message, and its tokens; None if the server counts none."""
         try:
             answer = self.client.chat.completions.create(
                 model=self.model, messages=messages, temperature=self.temperature,
@@ -113,12 +120,14 @@ class Server:
             text, usage = answer.choices[0].message.content, answer.usage
             if not isinstance(text, str | None):
                 raise TypeError(f"its content is {type(text).__name__}")
-            sizes = (int(usage.prompt_tokens), int(usage.completion_tokens)) if usage else (0, 0)
+            sizes = usage and (int(usage.prompt_tokens), int(usage.completion_tokens))
         except self.error as problem:
             raise RuntimeError(f"{self.url}: {str(problem)[:300]}") from None
         except (AttributeError, LookupError, TypeError, ValueError) as problem:
             raise RuntimeError(f"{self.url} does not answer like a chat server: "
                                f"{str(problem)[:300]}") from None
+        if not sizes:
+            return text or "", None
         with self.lock:
             self.prompt_tokens += sizes[0]
             self.reply_tokens += sizes[1]

@@ -170,7 +170,7 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "metamathqa": dict(env_arg=("max_steps=1", "largest=12", "distractors=False"), max_turns=1,
                        steps=150, warmup_steps=600, num_groups=32, group_size=8, max_new_tokens=24,
                        max_context=192, val_every=25)}.items()}
-# What changes for a pretrained model: RAGEN V2's rates and steps, smaller batches, longer replies.
+# What changes for a pretrained model: RAGEN V2's rates, steps and batches, longer replies.
 PRETRAINED = dict(steps=200, warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
                   max_new_tokens=128, max_context=2048, token_budget=8192)
 ROOM = {"webshop": dict(max_context=8192), "deepcoder": dict(max_new_tokens=512),

@@ -45,11 +45,13 @@ SETS = {
     "large": {"sokoban": ("rows=8", "cols=8"), "frozenlake": ("size=6",)},
     "boxes": {"sokoban": ("rows=8", "cols=8", "boxes=2")},
     "reversed": {"bandit": ("reversed=True",)},
-    "unseen": {"bandit": ("mixed=False",)},  # of the split test
+    "unseen": {"bandit": ("mixed=False",)},  # the names of the split test
     "slippery": {"frozenlake": ("slip=0.2",)}}
 
 
 class Episode(NamedTuple):
+    """What came of an episode."""
+
     success: bool
     episode_return: float
     turns: int
@@ -108,7 +110,8 @@ def sign_test(first, second):
 def evaluate(config, split, size, play, samples=1):
     """Play `size` instances of `split` with a model and the scripted players.
 
-    play: EnvGroups -> {player: trajectories}, the model's    samples: episodes for pass@k
+    play: (EnvGroups, whether greedily too) -> {player: trajectories}, the model's
+    samples: episodes of each instance for pass@k
     returns: {environment: Table}, and the trajectories of the first player
     raises: RuntimeError if no instance is left
     """
@@ -116,14 +119,14 @@ def evaluate(config, split, size, play, samples=1):
     from minragen.config import env_groups, env_names
 
     groups = env_groups(config, split, size)
-    played = play(groups)
+    played = play(groups, True)
     results = {name: [None if t.error else Episode(
         t.success, t.episode_return, len(t.turns), t.metrics.get("valid", 0.0),
-        t.metrics.get("reply_tokens", t.response_tokens))
+        t.metrics.get("reply_tokens", t.response_tokens or None))
         for t in trajectories] for name, trajectories in played.items()}
     first, again = next(iter(played.values())), []
     if samples > 1:
-        again = next(iter(play(env_groups(config, split, size, samples)).values()))
+        again = next(iter(play(env_groups(config, split, size, samples), False).values()))
     training = env_groups(config, "train", DEMONSTRATIONS)
     for name, player in players(training).items():
         with contextlib.suppress(NotImplementedError):
@@ -132,7 +135,8 @@ def evaluate(config, split, size, play, samples=1):
     tables = {}
     for env in env_names(config):
         mine = [row for row, name in enumerate(groups.names)
-                if name == env and all(episodes[row] for episodes in results.values())]
+                if name == env and all(episodes[row] for episodes in results.values())
+                and not any(t.error for t in again[row * samples:(row + 1) * samples])]
         if not mine:
             raise RuntimeError(f"every episode of {env} failed in its environment. See: "
                                f"python -m minragen.environments {env}")
@@ -153,8 +157,8 @@ def passed(instances, samples):
 
 
 def checkpoint_player(config, run="", say=print):
-    """A function EnvGroups -> {player: trajectories} for a run's checkpoint, or for the model that
-    a run of this Config would begin with. Raises ValueError if the run has no whole checkpoint."""
+    """A `play` of `evaluate` for a run's checkpoint, or for the model that a run of this Config
+    would begin with. Raises ValueError if the run has no whole checkpoint."""
     from minragen import bundled, diagnostics, runs, train
     from minragen.chat import ChatFrame
     from minragen.config import env_groups
@@ -169,16 +173,17 @@ def checkpoint_player(config, run="", say=print):
                       policy.model.generation_config.eos_token_id, config.max_new_tokens)
     name = "checkpoint" if run else config.model
 
-    def play(groups):
+    def play(groups, greedy=True):
         held = diagnostics.play_held_out(policy, frame, groups, train.rules_of(config),
-                                         config.val_temperature)
+                                         config.val_temperature, greedy=greedy)
         return {f"{name}{suffix.replace('_', ', ')}": t for suffix, t in held.items()}
 
     return play
 
 
 def of_set(config, name):
-    """The Config with the options of a generalisation set. Larger boards get twice the context."""
+    """The Config with the options of a generalisation set, and with twice the context, since larger
+    boards take more tokens."""
     from minragen.config import env_names
 
     if name not in SETS:
@@ -309,11 +314,14 @@ def main(argv=None):
         if args.play is not None:
             options = env_options(Config(env=args.play, env_arg=tuple(args.env_arg)))
             return play(args.play, args.split, args.seed, options)
-        measured = [measure(*subject, args) for subject in subjects(args)]
-        for other in measured[1:] if args.run else ():
-            compare(measured[0], other)
+        chosen = subjects(args)
+        if args.out:
+            Path(args.out).mkdir(parents=True, exist_ok=True)
+        measured = [measure(*subject, args) for subject in chosen]
         if args.out:
             write(Path(args.out), measured, args)
+        for other in measured[1:] if args.run else ():
+            compare(measured[0], other)
     except (ValueError, ImportError, RuntimeError, OSError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
@@ -348,44 +356,61 @@ def arguments(argv):
                          ("model", "env")):
         if getattr(args, name) and not getattr(args, needed):
             parser.error(f"--{name.replace('_', '-')} needs --{needed.replace('_', '-')}")
+    for mode, unused in (("run", ("env_arg", "seed")), ("env", ("seed",)),
+                         ("play", ("set", "out", "temperature", "device"))):
+        for name in unused if getattr(args, mode) is not None else ():
+            if getattr(args, name):
+                parser.error(f"--{name.replace('_', '-')} has no effect with --{mode}")
     return args
 
 
 def subjects(args):
-    """What is measured: (name, Config, run or "") of each."""
+    """What is measured: [(name, Config, run or ""), ...]. Whatever can be refused is refused here,
+    before anything is played."""
+    from minragen import runs
     from minragen.bundled import choose_model
-    from minragen.config import check, from_options
-    from minragen.runs import load_config
+    from minragen.config import changed_environment, check, from_options
 
     changes = dict(device=args.device)
     if args.temperature is not None:
         changes["val_temperature"] = args.temperature
-    if args.run:
-        found = [(run, load_config(run), run) for run in args.run.split()]
+    if args.run is not None:
+        found = [(run, runs.load_config(run), run) for run in args.run.split() or [""]]
+        for name, config, _ in found:
+            runs.find_checkpoint(runs.RUNS / name)
+            tasks = [(c.env, changed_environment(c)) for c in (found[0][1], config)]
+            if tasks[0] != tasks[1]:
+                raise ValueError(f"{found[0][0]} and {name} cannot be compared: they play "
+                                 f"{tasks[0]} and {tasks[1]}.")
     else:
         model = args.model or args.api_model or choose_model("", args.device)[0]
         found = [(args.api_model or model, from_options(dict(
-            env=env, model=model, env_arg=tuple(args.env_arg))), "")
-            for env in args.env.split(",")]
-    for name, config, run in found:
-        changed = dataclasses.replace(config, **changes)
-        check(changed)
-        yield name, of_set(changed, args.set) if args.set else changed, run
+            env=env, model=model, env_arg=tuple(  # those of other environments are not its own
+                o for o in args.env_arg if o.partition("=")[0].rpartition(".")[0] in ("", env)))),
+            "") for env in args.env.split(",")]
+    found = [(name, dataclasses.replace(config, **changes), run) for name, config, run in found]
+    for _, config, _ in found:
+        check(config)
+    return [(name, of_set(config, args.set) if args.set else config, run)
+            for name, config, run in found]
 
 
 def measure(name, config, run, args):
     """Evaluate one subject and print its tables. Returns (name, Config, tables, trajectories)."""
-    server = None
     if args.api:
         from minragen.api import Server
+
         server = Server(args.api, name, config.response_format, config.max_new_tokens,
                         config.val_temperature)
-    player = (lambda groups: {name: server.collect(groups)}) if server else checkpoint_player(
-        config, run)
-    tables, trajectories = evaluate(config, args.split, args.size, player, args.samples)
+
+        def play(groups, greedy):
+            return {name: server.collect(groups)}
+    else:
+        play = checkpoint_player(config, run)
+    tables, trajectories = evaluate(config, args.split, args.size, play, args.samples)
     show(tables, f"{args.split}{' ' + args.set if args.set else ''}",
          f"{'run' if run else 'model'} {name}", config.val_temperature)
-    if server:
+    if args.api:
         print(f"the server counted {server.prompt_tokens:,} tokens of prompts and "
               f"{server.reply_tokens:,} of replies")
     return name, config, tables, trajectories
@@ -394,14 +419,14 @@ def measure(name, config, run, args):
 COLUMNS = ("success", "low", "high", "return", "turns", "tokens", "valid")
 
 
-def figures_of(episodes):
-    """The numbers of a player, by COLUMNS; None where it has none."""
+def numbers_of(episodes):
+    """{column: number} of a player; without replies of a model `tokens` is None."""
     n, successes = len(episodes), sum(e.success for e in episodes)
-    tokens = [e.tokens for e in episodes if e.tokens is not None]
-    return dict(zip(COLUMNS, (
-        successes / n, *wilson(successes, n), *(float(np.mean(column)) for column in (
-            [e.episode_return for e in episodes], [e.turns for e in episodes])),
-        float(np.mean(tokens)) if tokens else None, float(np.mean([e.valid for e in episodes])))))
+    low, high = wilson(successes, n)
+    means = {column: None if None in values else float(np.mean(values)) for column, values in (
+        ("return", [e.episode_return for e in episodes]), ("turns", [e.turns for e in episodes]),
+        ("tokens", [e.tokens for e in episodes]), ("valid", [e.valid for e in episodes]))}
+    return {"success": successes / n, "low": low, "high": high, **means}
 
 
 def show(tables, split, subject, temperature):
@@ -412,7 +437,7 @@ def show(tables, split, subject, temperature):
         print(f"{'player':<22} {'success':>7}   95 % interval    {'return':>7}  {'turns':>5}  "
               f"{'tokens':>6}  {'valid':>5}")
         for name, episodes in table.players.items():
-            f = figures_of(episodes)
+            f = numbers_of(episodes)
             tokens = "" if f["tokens"] is None else f"{f['tokens']:.1f}"
             print(f"{name:<22} {f['success']:7.3f}   [{f['low']:.3f}, {f['high']:.3f}]   "
                   f"{f['return']:7.3f}  {f['turns']:5.2f}  {tokens:>6}  {f['valid']:5.2f}")
@@ -424,20 +449,11 @@ def show(tables, split, subject, temperature):
 
 
 def compare(one, other):
-    """Print how often two runs differ on the same instances, and the sign test's p.
-
-    raises: ValueError if they play different tasks
-    """
-    from minragen.config import changed_environment
-
-    tasks = [(config.env, changed_environment(config)) for _, config, _, _ in (one, other)]
-    if tasks[0] != tasks[1]:
-        raise ValueError(f"{one[0]} and {other[0]} cannot be compared: they play {tasks[0]} and "
-                         f"{tasks[1]}.")
+    """Print how often two runs differ on the same instances, and the sign test's p."""
     for env, table in one[2].items():
         for player in list(table.players)[:2]:
-            mine, its = (dict(zip(t.rows, t.players[player])) for t in (table, other[2][env]))
-            pairs = [(mine[row].success, its[row].success) for row in mine.keys() & its.keys()]
+            left, right = (dict(zip(t.rows, t.players[player])) for t in (table, other[2][env]))
+            pairs = [(left[row].success, right[row].success) for row in left.keys() & right.keys()]
             counts = [pairs.count(pair) for pair in itertools.product((True, False), repeat=2)]
             print(f"{env}, {player}: both {counts[0]}, {one[0]} alone {counts[1]}, {other[0]} "
                   f"alone {counts[2]}, neither {counts[3]}; sign test p = "
@@ -448,8 +464,7 @@ def write(folder, measured, args):
     """results.csv, a row for each player, and chats.jsonl, an episode a line."""
     from minragen.config import changed_environment
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "results.csv", "w", newline="") as file:
+    with open(folder / "results.csv", "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["subject", "env", "options", "split", "set", "player", "episodes",
                        "distinct", *COLUMNS, "pass@k"])
@@ -459,7 +474,7 @@ def write(folder, measured, args):
                     passes = " ".join(f"{k}:{rate:.4f}" for k, rate in table.passed.items())
                     rows.writerow([
                         subject, env, " ".join(changed_environment(config)), args.split, args.set,
-                        player, len(episodes), table.distinct, *figures_of(episodes).values(),
+                        player, len(episodes), table.distinct, *numbers_of(episodes).values(),
                         passes if number == 0 else ""])
     with open(folder / "chats.jsonl", "w") as file:
         for subject, _, _, trajectories in measured:

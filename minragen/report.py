@@ -32,7 +32,7 @@ TEMPLATE = Path(__file__).parent / "data" / "report.html"
 EPISODES_SIZE = 2_000_000  # characters of conversations in a page; longer runs leave out steps
 RELOAD = 5  # seconds between two looks at a page that is watched
 
-# title -> metrics; of several configurations the first is drawn
+# title -> metrics. A page about several configurations shows the first one only.
 CURVES = {
     "success": ("val/success", "val/success_greedy", "success"),
     "return": ("episode_return", "val/episode_return"),
@@ -90,14 +90,18 @@ class Run:
         self.history = [line for line in lines if "test/success" not in line]
         self.warnings = [(line["step"], sentence) for k, line in enumerate(self.history, 1)
                          for sentence in warnings_of(self.history[:k])]
-        # What its curves have in common with other seeds'.
+        # Equal for runs that differ in their seed alone.
         self.settings = dataclasses.replace(self.config, run="", seed=0, device="", threads=0)
 
-    def series(self, metric):
-        """The steps that have the metric, and its values: two arrays."""
-        found = [(line["step"], line[metric]) for line in self.history
-                 if line.get(metric) is not None]
-        return np.array([s for s, _ in found]), np.array([v for _, v in found], float)
+    def series(self, *metrics):
+        """The steps that have all these metrics, and their values: arrays of equal length."""
+        found = [(line["step"], *(line[m] for m in metrics)) for line in self.history
+                 if all(line.get(m) is not None for m in metrics)]
+        return np.array(found, float).reshape(-1, 1 + len(metrics)).T
+
+    def held_out(self, line, split):
+        """How many episodes the success of a split is a mean of: those that did not fail."""
+        return self.config.val_size - (line.get(f"{split}/env_errors") or 0)
 
 
 def read_lines(path):
@@ -117,14 +121,15 @@ def facts(run):
     config, regimes = run.config, [line["regime"] for line in run.history if "regime" in line]
     rows = [("run", f"{config.env} with {config.algo}, model {config.model}, seed {config.seed}"),
             ("settings", summary(config))]
-    steps, values = run.series("val/success")
-    for k in sorted({0, len(steps) - 1} if len(steps) else ()):
-        rows.append((f"validation, step {steps[k]}", rate(values[k], config.val_size)))
-    if len(values) > 1:
-        best = int(values.argmax())
-        rows.append(("best validation", f"{values[best]:.3f} at step {steps[best]}"))
+    validated = [line for line in run.history if line.get("val/success") is not None]
+    for line in validated[:1] + validated[1:][-1:]:
+        rows.append((f"validation, step {line['step']}",
+                     rate(line["val/success"], run.held_out(line, "val"))))
+    if len(validated) > 1:
+        best = max(validated, key=lambda line: line["val/success"])
+        rows.append(("best validation", f"{best['val/success']:.3f} at step {best['step']}"))
     if "test/success" in run.tested:
-        rows.append(("test", rate(run.tested["test/success"], config.val_size)))
+        rows.append(("test", rate(run.tested["test/success"], run.held_out(run.tested, "test"))))
     if regimes:
         rows.append(("regime", regimes[-1]))
     rows += [(f"warning, step {step}", sentence) for step, sentence in run.warnings]
@@ -136,6 +141,7 @@ def facts(run):
 
 
 def rate(success, n):
+    """A success rate of n episodes with its interval, as text."""
     low, high = wilson(success * n, n)
     return f"success {success:.3f}, 95 % interval [{low:.3f}, {high:.3f}], {n} episodes"
 
@@ -145,14 +151,22 @@ def configurations(loaded):
     groups = {}
     for run in loaded:
         groups.setdefault(run.settings, []).append(run)
-    names = [f.name for f in dataclasses.fields(Config)
-             if len({getattr(settings, f.name) for settings in groups}) > 1]
-    return {" ".join(f"{name}={_text(getattr(settings, name))}" for name in names)
-            or found[0].config.env: found for settings, found in groups.items()}
+    differ = [f.name for f in dataclasses.fields(Config)
+              if len({getattr(settings, f.name) for settings in groups}) > 1]
+    labels = {}
+    for settings, found in groups.items():
+        # In another environment or with another algorithm nearly everything differs.
+        named = [f"{name}={getattr(settings, name)}" for name in differ
+                 if name in ("env", "algo", "model")] or [
+                     f"{name}={getattr(settings, name)}" for name in differ]
+        label = plain(" ".join(named))[:60] or settings.env
+        labels[label if label not in labels else f"{label[:50]} {found[0].name}"] = found
+    return labels
 
 
-def _text(value):
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+def plain(label):
+    """A label that matplotlib shows as it is: `$` begins a formula, `_` at the start hides it."""
+    return label.lstrip("_").replace("$", r"\$")
 
 
 # ---- Figures -------------------------------------------------------------------------------------
@@ -173,7 +187,7 @@ def curves(loaded, title):
     figure, axes = new_figure(title)
     for label, members in groups.items():
         for metric in metrics:
-            series = [dict(zip(*run.series(metric))) for run in members]
+            series = [dict(zip(*run.series(metric))) for run in members]  # step -> value
             steps = sorted(set.intersection(*map(set, series)))
             if not steps:
                 continue
@@ -183,14 +197,16 @@ def curves(loaded, title):
                               marker="o" if len(steps) < 30 else "", markersize=3)
             low, high = values.min(axis=0), values.max(axis=0)
             if metric.startswith("val/success") and len(members) == 1:
-                n = members[0].config.val_size
-                low, high = np.array([wilson(v * n, n) for v in values[0]]).T
+                run = members[0]
+                sizes = [run.held_out(line, "val") for line in run.history
+                         if line.get(metric) is not None]
+                low, high = np.array([wilson(v * n, n) for v, n in zip(values[0], sizes)]).T
             axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     if not axes.lines:
         return None
     for step in sorted({step for run in loaded for step, _ in run.warnings}):
         axes.axvline(step, color="tab:red", linestyle=":", linewidth=1)
-    if title in LOGARITHMIC:
+    if title in LOGARITHMIC and any((line.get_ydata() > 0).any() for line in axes.lines):
         axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.legend(fontsize="small")
@@ -202,15 +218,15 @@ def regime_map(loaded):
     four regimes, from a circle to a square. The limits are those of `diagnostics.regime`."""
     figure, axes = new_figure("regimes")
     for run in loaded:
-        steps, entropy = run.series("first_turn/conditional_entropy_per_token")
-        _, mi = run.series("first_turn/mi")
+        steps, entropy, mi = run.series("first_turn/conditional_entropy_per_token",
+                                        "first_turn/mi")
         if len(steps) < 2:
             continue
-        line, = axes.plot(entropy, mi, label=run.name, linewidth=1)
+        line, = axes.plot(entropy, mi, label=plain(run.name), linewidth=1)
         axes.scatter(entropy[0], mi[0], marker="o", color=line.get_color())
         axes.scatter(entropy[-1], mi[-1], marker="s", color=line.get_color())
         for k in {0, len(steps) // 2, len(steps) - 1}:
-            axes.annotate(str(steps[k]), (entropy[k], mi[k]), fontsize="small")
+            axes.annotate(f"{steps[k]:.0f}", (entropy[k], mi[k]), fontsize="small")
         axes.axvline(max(LOW_ENTROPY * entropy[0], NO_ENTROPY), color=line.get_color(),
                      linestyle=":", linewidth=1)
         axes.axhline(LOW_MI * mi[0], color=line.get_color(), linestyle=":", linewidth=1)
@@ -239,6 +255,8 @@ def gradients(loaded):
                   for k in numbers if f"{bucket.format(k)}/{term}" in now]
         if points:
             axes.plot(*zip(*points), "o-", label=term)
+    if not axes.lines:
+        return None
     axes.set(xlabel="mean reward std of the bucket", ylabel="gradient norm per token",
              yscale="log")
     axes.legend(fontsize="small")
@@ -269,16 +287,20 @@ def svg(figure):
 def conversations(run):
     """The stored episodes that fit into a page, and a sentence about those left out.
 
-    Of a long run every second step is kept, or every fourth, ...; and the last one.
+    Of a long run every second step of each split is kept, or every fourth, ...; and the last one.
     """
     episodes = read_lines(run.folder / "trajectories.jsonl")
-    sizes = {id(e): len(json.dumps(e)) for e in episodes}
-    steps, kept, every = sorted({e["step"] for e in episodes}), episodes, 1
-    while sum(sizes[id(e)] for e in kept) > EPISODES_SIZE and every < len(steps):
+    sizes, kept, every = {id(e): len(json.dumps(e)) for e in episodes}, episodes, 1
+    steps = {split: sorted({e["step"] for e in episodes if e["split"] == split})
+             for split in {e["split"] for e in episodes}}
+    while sum(sizes[id(e)] for e in kept) > EPISODES_SIZE and len(kept) > 2 * len(steps):
         every *= 2
-        chosen = {*steps[::every], steps[-1]}
-        kept = [e for e in episodes if e["step"] in chosen]
-    return kept, f"Conversations of every {every} steps that were stored." if every > 1 else ""
+        chosen = {(split, step) for split, all_of in steps.items()
+                  for step in (*all_of[::every], all_of[-1])}
+        kept = [e for e in episodes if (e["split"], e["step"]) in chosen]
+        if every > max(map(len, steps.values())):
+            break
+    return kept, f"Only every {every}th stored step fits into this page." if every > 1 else ""
 
 
 def main(argv=None):
@@ -289,10 +311,11 @@ def main(argv=None):
     parser.add_argument("--watch", action="store_true",
                         help="write the page again after every step; it reloads itself")
     args = parser.parse_args(argv)
-    folders = [runs.RUNS / name for names in args.runs for name in names.split()]
+    names = " ".join(args.runs).split()
+    folders = [runs.RUNS / name for name in names]
     try:
-        for folder in folders:
-            runs.load_config(folder.name)
+        for name in names or [""]:
+            runs.load_config(name)
         if args.watch:
             watch(folders)
         print(write(folders))
@@ -305,8 +328,8 @@ def watch(folders):
     seen = None
     try:
         while True:
-            now = [(folder / "metrics.jsonl").stat().st_size for folder in folders
-                   if (folder / "metrics.jsonl").exists()]
+            now = [path.stat().st_size if path.exists() else 0
+                   for path in (folder / "metrics.jsonl" for folder in folders)]
             if now != seen and all(now):
                 seen = now
                 print(write(folders, png=False, reload=RELOAD), flush=True)

@@ -14,6 +14,7 @@ Tests: `python -m pytest tests/test_train.py -k "Runs or Resume"`.
 import dataclasses
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -72,8 +73,8 @@ def begin(folder, config, learner, resume, writes=True):
 
 def write_whole(path, text):
     """Write beside and rename, so that a kill leaves the old file or the new one."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # a watcher may write the same file
+    part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 
@@ -126,7 +127,7 @@ class Log:
                             key=lambda t: -t.episode_return)
             played = played[:SAMPLE // 2] + played[SAMPLE // 2:][-SAMPLE // 2:]
         else:
-            played = played[::max(1, len(played) // SAMPLE)]
+            played = [t for t in episodes[::max(1, len(episodes) // SAMPLE)] if not t.error]
         with open(self.folder / "trajectories.jsonl", "a") as file:
             for t in played[:SAMPLE] + failed[:SAMPLE]:
                 file.write(json.dumps({
@@ -141,23 +142,42 @@ class Log:
 
 
 def replies(trajectory, tokenizer):
-    """Of each reply the texts of its tokens, their logprobs, and their advantages, if any."""
+    """Of each reply the texts of its tokens, their logprobs (nats), their advantages if trained."""
     found = []
     for sequence in trajectory.sequences:
         for turn in sorted({*sequence.turn_ids} - {-1}):
             start = sequence.turn_ids.index(turn)  # a reply is one stretch of ids
             part = slice(start, start + sequence.turn_ids.count(turn))
-            found.append({"tokens": [tokenizer.decode([i]) for i in sequence.tokens[part]],
-                          "logprobs": [round(x, 3) for x in sequence.sample_logprobs[part]],
-                          "advantages": [round(x, 3) for x in sequence.advantages[part]]})
+            found.append({"tokens": texts_of(sequence.tokens[part], tokenizer),
+                          "logprobs": _rounded(sequence.sample_logprobs[part]),
+                          "advantages": _rounded(sequence.advantages[part])})
     return found
 
 
+def texts_of(ids, tokenizer):
+    """The text that each id adds to those before it. A character of several ids is the last one's.
+    Joined they are the decoded reply."""
+    texts, known = [], 0
+    for end in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:end])
+        whole = len(text) if end == len(ids) else len(text.rstrip("\ufffd"))
+        texts.append(text[known:whole])
+        known = max(known, whole)
+    return texts
+
+
+def _rounded(numbers):
+    return [round(x, 3) if math.isfinite(x) else None for x in numbers]
+
+
 def keep_advantages(trajectories, rows, batch):
-    """Store the advantages of the rows that are trained on in their Sequences."""
+    """Store the advantages of trained rows in their Sequences, for the report.
+
+    rows: (b,) of the batch of all trajectories     batch: those rows, with advantages (b, T)
+    """
     sequences = [sequence for t in trajectories for sequence in t.sequences]
     for row, advantages in zip(rows.tolist(), batch.advantages.tolist()):
-        sequences[row].advantages = advantages
+        sequences[row].advantages = advantages[:len(sequences[row].tokens)]
 
 
 def _before(step, line):

@@ -126,6 +126,10 @@ def train_step(learner, groups, config, history=()):
                                            starpo.loss_scale(kept, config.loss_scaling))
             runs.keep_advantages(played, rows, batch)  # for the report
             metrics |= found | update(learner, batch, config, step)
+            if config.kl_target:
+                learner.kl_reward_coef = starpo.adapt_kl_coef(
+                    learner.kl_reward_coef, found["kl_reward"], config.kl_target,
+                    len(batch.episode_ids.unique()), config.kl_horizon)
     if config.resample:
         metrics["rollouts"] = 1 + trajectories[-1].group_id // config.num_groups
     learner.step = step
@@ -239,7 +243,7 @@ def choose_groups(learner, batch, config):
 def compute_targets(learner, batch, config, scale=1.0):
     """The batch with old and reference logprobs, values, rewards and advantages; and metrics.
 
-    `scale` multiplies the advantages. The coefficient of a KL in the reward adapts afterwards.
+    `scale` multiplies the advantages.
     """
     predictable = batch.attention_mask.clone()
     predictable[:, 0] = False
@@ -265,10 +269,6 @@ def compute_targets(learner, batch, config, scale=1.0):
         target = batch.returns[batch.value_mask]
         residual = target - batch.values[batch.value_mask]
         metrics["explained_variance"] = 1 - float(residual.var() / (target.var() + 1e-8))
-    if config.kl_target:
-        learner.kl_reward_coef = starpo.adapt_kl_coef(
-            learner.kl_reward_coef, metrics["kl_reward"], config.kl_target,
-            len(batch.episode_ids.unique()), config.kl_horizon)
     return batch, metrics
 
 

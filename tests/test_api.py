@@ -20,6 +20,7 @@ from minragen.api import Server
 from minragen.config import env_groups
 from minragen.envs import EnvGroups
 from minragen.eval import checkpoint_player
+from minragen.train import TRAIN_SEED
 
 NOTHING = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
@@ -96,8 +97,8 @@ class TestConversation:
     def test_a_reply_may_begin_with_the_prefix_or_go_on_after_it(self, server, text, valid):
         (t,) = Server(server(lambda request: completion(text)), "m").collect(
             EnvGroups("bandit", 1, 1))
-        assert t.metrics == {"valid": valid, "reply_tokens": 0}
-        assert t.turns[0].reply.answer == "Nurse" * valid
+        assert t.metrics == {"valid": t.turns[0].reply.answer in t.turns[0].observation and valid}
+        assert (t.turns[0].reply.answer, t.turns[0].reply.valid) == ("Nurse" * valid, valid)
 
 
 class TestBadServers:
@@ -109,7 +110,7 @@ class TestBadServers:
             return 503 if len(times) < 3 else completion("<think></think><answer>x</answer>")
 
         (t,) = Server(server(answer), "m").collect(EnvGroups("bandit", 1, 1))
-        assert t.metrics["valid"] == 1 and len(times) == 3
+        assert t.turns[0].reply.valid and t.metrics["valid"] == 0 and len(times) == 3  # no arm
         assert times[2] - times[1] > 1.2 * (times[1] - times[0]) > 0.3
 
     @pytest.mark.parametrize("answer, said", [
@@ -124,6 +125,20 @@ class TestBadServers:
             Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 40, 1))
         assert time.monotonic() - began < 5
 
+    def test_after_a_failure_the_other_conversations_end(self, server):
+        asked = []
+
+        def answer(request):
+            asked.append(1)
+            if len(asked) == 1:
+                return 404
+            time.sleep(0.05)
+            return completion("<think></think><answer>Up</answer>")
+
+        with pytest.raises(RuntimeError, match="no such model"):
+            Server(server(answer), "m").collect(EnvGroups("sokoban", 60, 1))
+        assert len(asked) < 60
+
     def test_a_server_that_stalls_or_is_not_there_is_given_up(self, server, monkeypatch):
         monkeypatch.setattr(api, "SECONDS", 0.2)
         monkeypatch.setattr(api, "ATTEMPTS", 2)
@@ -132,10 +147,14 @@ class TestBadServers:
             with pytest.raises(RuntimeError, match=said):
                 Server(url, "m").collect(EnvGroups("bandit", 1, 1))
 
-    def test_an_environment_that_fails_is_no_fault_of_the_model(self, server):
+    @pytest.mark.parametrize("env, error", [("test_train:Gone", "ConnectionError: no answer"),
+                                            ("test_train:Late", "ConnectionError: not yet")])
+    def test_an_environment_that_fails_is_no_fault_of_the_model(self, server, env, error):
         url = server(lambda request: completion("<think></think><answer>x</answer>"))
-        (t,) = Server(url, "m").collect(EnvGroups("test_train:Gone", 1, 1))
-        assert t.error and not t.turns
+        groups = EnvGroups(env, 1, 1)
+        groups.reset = lambda seed: EnvGroups.reset(groups, TRAIN_SEED)
+        (t,) = Server(url, "m").collect(groups)
+        assert t.error == error and not t.turns
 
     def test_without_the_package_it_is_told_how_to_get_it(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "openai", None)

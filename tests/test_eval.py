@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -64,9 +65,11 @@ def trajectory(success, episode_return, error=""):
 
 def evaluated(config, split, size, sampled, greedy, samples=1, again=()):
     """The tables for such trajectories of a model; `again`: the successes of samples for pass@k."""
-    def play(groups):
+    def play(groups, greedily):
         if groups.group_size > 1:
-            return {"checkpoint": [trajectory(success, 0.0) for success in again]}
+            assert not greedily
+            return {"checkpoint": [trajectory(success, 0.0, "gone" if success is None else "")
+                                   for success in again]}
         return {"checkpoint": [trajectory(*pair) for pair in sampled],
                 "checkpoint, greedy": [trajectory(*pair) for pair in greedy]}
     return evaluation.evaluate(config, split, size, play, samples)[0]
@@ -99,6 +102,8 @@ class TestEvaluate:
         assert table.passed == {1: pytest.approx((1 / 3 + 1) / 2), 2: pytest.approx(
             (2 / 3 + 1) / 2), 3: 1.0}
         assert evaluated(config, "val", 2, once, once)["bandit"].passed == {}
+        table = evaluated(config, "val", 2, once, once, 3, [1, 0, 0, 1, None, 1])["bandit"]
+        assert (table.rows, table.passed[1]) == ([0], pytest.approx(1 / 3))  # without failures
 
     def test_an_instance_on_which_an_environment_failed_is_in_nobodys_rate(self, monkeypatch):
         sampled = [(True, 1.0), (False, 0.5), (False, 9.0, "OSError: gone"), (True, 0.3)]
@@ -143,7 +148,8 @@ class TestEvaluate:
             "view": "coord", "frozen": 0.8, "frozenlake.slip": 0.2}
         for name, env in ((name, env) for name, envs in SETS.items() for env in envs):
             groups = env_groups(of_set(parsed("--env", env), name), "test", 4)
-            assert all(groups.reset(0)) and scripted(groups, lambda env, texts, rng: env.solve()[0])
+            solved = scripted(groups, lambda env, texts, rng: env.solve()[0])
+            assert name == "slippery" or all(episode.success for episode in solved), (name, env)
         for name, env, said in (("larg", "sokoban", "did you mean 'large'"),
                                 ("large", "bandit", "of sokoban, frozenlake, not of bandit")):
             with pytest.raises(ValueError, match=said):
@@ -247,8 +253,12 @@ class TestCommand:
             f"{alone[1]}, neither {pairs.count((False, False))}; sign test p = "
             f"{sign_test(*alone):.3g}")
         assert greedy.startswith("bandit, checkpoint, greedy: both ")
-        with pytest.raises(SystemExit, match="a and c cannot be compared: they play"):
-            evaluation.main(["--run", "a c", "--size", "4"])
+        shutil.rmtree(trained / "b" / "checkpoint")
+        for names, said in (("a c", "a and c cannot be compared: they play"),
+                            ("a b", "b has no checkpoint"), ("", "unknown run ''")):
+            with pytest.raises(SystemExit, match=said):
+                evaluation.main(["--run", names])
+            assert capsys.readouterr().out == ""  # before anything is played
 
     def test_it_writes_a_row_for_each_player_and_chats_as_messages(self, trained, tmp_path):
         evaluation.main(["--run", "a", "--size", "8", "--samples", "2", "--split", "val", "--out",
@@ -268,6 +278,8 @@ class TestCommand:
                           "--temperature", "0")[:2] == ["tiny", "tiny, greedy"]
         for argv, said in ((["--env", "bandit,lak"], "unknown env 'lak'"),
                            (["--run", "a", "--model", "tiny"], "--model needs --env"),
+                           (["--run", "a", "--env-arg", "slip=0"], "--env-arg has no effect with"),
+                           (["--play", "bandit", "--set", "large"], "--set has no effect with"),
                            (["--env", "bandit", "--api-model", "m"], "--api-model needs --api")):
             with pytest.raises(SystemExit) as stopped:
                 evaluation.main(argv)

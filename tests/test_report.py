@@ -100,6 +100,19 @@ class TestCurves:
                   for name, seed, lr in (("a", 0, 1e-3), ("b", 1, 1e-3), ("c", 0, 1e-4))]
         assert drawn(curves(loaded, "success")).keys() == {"lr=0.001 (2)", "lr=0.0001 (1)"}
 
+    def test_failed_environments_are_not_in_the_interval_and_holes_in_no_curve(self, tmp_path):
+        folder = store(tmp_path / "a$b$")
+        lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            line |= {"val/env_errors": 32, "grad_norm": 0.0}
+        lines[-2]["first_turn/mi"] = None
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        run = Run(folder)
+        assert "[{:.3f}, {:.3f}], 32 episodes".format(*wilson(16, 32)) in report.facts(run)
+        assert {(0, round(bound, 6)) for bound in wilson(16, 32)} <= band(curves([run], "success"))
+        figures = figures_of([run])
+        assert figures["regimes"] is None and report.svg(figures["gradient norm"])
+
     def test_the_map_leads_through_the_regimes_and_buckets_have_the_last_measured_norms(
             self, tmp_path):
         figures = figures_of([Run(store(tmp_path / "a"))])
@@ -123,7 +136,7 @@ class TestPage:
         text = html.unescape(path.read_text())
         for said in ("frozenlake with grpo, model tiny, seed 0", "val_size=64",
                      "success 0.625, 95 % interval [{:.3f}, {:.3f}], 64 episodes".format(
-                         *wilson(40, 64)), "diverse",
+                         *wilson(40, 64)), "<dt>regime</dt><dd>diverse",
                      "success 0.750, 95 %", "best validation"):
             assert said in text, said
         assert not re.search(r"<!--\w+-->", text)
@@ -153,7 +166,10 @@ class TestPage:
         assert said == "" and {e["step"] for e in everything} == {*range(22)}
         monkeypatch.setattr(report, "EPISODES_SIZE", 15_000)
         some, said = conversations(run)
-        assert {e["step"] for e in some} == {0, 4, 8, 12, 16, 20, 21} and "every 4 steps" in said
+        steps = {split: {e["step"] for e in some if e["split"] == split}
+                 for split in ("train", "val")}
+        assert steps == {"train": {0, 4, 8, 12, 16, 20, 21}, "val": {0, 16, 20}}
+        assert said == "Only every 4th stored step fits into this page."
 
 
 class TestCommand:
@@ -170,15 +186,26 @@ class TestCommand:
         folder, written = store(tmp_path / "a"), []
         monkeypatch.setattr(report, "write", lambda folders, **options: written.append(options))
 
+        (tmp_path / "later").mkdir()
+        looks = iter(["", "later", "", "a", "", None])  # which metrics grow before the next look
+
         def sleep(seconds):
-            if len(written) == 2:
+            name = next(looks)
+            if name is None:
                 raise KeyboardInterrupt
-            with open(folder / "metrics.jsonl", "a") as file:
-                file.write("{}\n")
+            if name:
+                with open(tmp_path / name / "metrics.jsonl", "a") as file:
+                    file.write("{}\n")
 
         monkeypatch.setattr(time, "sleep", sleep)
-        report.watch([folder])
+        report.watch([folder, tmp_path / "later"])
         assert written == [{"png": False, "reload": report.RELOAD}] * 2
+
+    def test_a_page_that_is_watched_reloads_itself_and_the_last_one_does_not(self, tmp_path):
+        folder = store(tmp_path / "a")
+        for reload in (5, 0):
+            page = report.write([folder], png=False, reload=reload).read_text()
+            assert f'const RELOAD = Number("{reload}");' in page
 
 
 # ---- In a browser --------------------------------------------------------------------------------
@@ -244,6 +271,14 @@ class TestBrowser:
                                         "rgba(30, 90, 210, 0)"]
         assert found["none"] == [""] * 6
         assert (found["third"], found["steps"]) == ("3", "8")
+
+    def test_a_page_that_reloads_stays_at_its_step_or_with_the_newest(self, tmp_path):
+        page = report.write([store(tmp_path / "a")], png=False)
+        (first, moved), _ = browse(page, self.CARDS + """
+            const first = location.hash;
+            get("step").value = 1; get("step").oninput();
+            return [first, location.hash];""")
+        assert "step=" not in first and "step=4" in moved
 
     @pytest.mark.parametrize("width", [390, 1300])
     def test_nothing_is_wider_than_the_window(self, tmp_path, width):

@@ -24,7 +24,14 @@ from minragen import train as trainer
 from minragen.envs import REGISTRY, make
 from minragen.models import token_logprobs
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
-from minragen.runs import begin, find_checkpoint, keep_advantages, read_config, run_folder
+from minragen.runs import (
+    begin,
+    find_checkpoint,
+    keep_advantages,
+    read_config,
+    run_folder,
+    texts_of,
+)
 from minragen.train import main
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -272,6 +279,9 @@ class TestRuns:
             assert e["replies"][0]["logprobs"] == pytest.approx(
                 [x for x, ours in zip(t.sequences[0].sample_logprobs, t.sequences[0].response_mask)
                  if ours], abs=6e-4)
+        text = "∀ h : p → q, é"
+        ids = learner.frame.encode(text)
+        assert len(ids) > len(text) / 2 and "".join(texts_of(ids, learner.frame.tokenizer)) == text
 
     def test_the_console_has_the_names_and_numbers_of_the_metrics(self, runs, capsys):
         run("--run a --steps 1", *BRIEF)

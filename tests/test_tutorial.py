@@ -1,0 +1,214 @@
+"""The tutorial is true: its blocks run in order and print what the page shows.
+
+    python -m pytest tests/test_tutorial.py
+    python -m tests.test_tutorial --write        # write what they print into the page
+
+A block is followed by a `text` block with its output, or prints nothing. A `python` block whose
+first line is a comment with a file name is saved under that name. All others run in one namespace.
+A `sh` block runs in a process of its own.
+"""
+
+import codeop
+import contextlib
+import difflib
+import io
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "tutorial.md"
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```\n(?:\n*^```text\n(.*?)^```\n)?",
+                   re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"# (\w+\.py)\n")
+FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?|\d+e[-+]\d+")
+TIMES = re.compile(r"(?<=tok/s) +\d+|(?<=sec) +[\d.]+|(?<=passed in )[\d.]+")
+# A sum in the prose, such as `0.25 / 0.5 = 0.5`.
+SUM = re.compile(r"((?:exp|sqrt|max)?[-\d(][-+*/^\d., ()]*) = (-?\d+(?:\.\d+)?)")
+# Rounding differs between CPUs: by so much, relative or absolute, numbers may differ.
+RELATIVE, ABSOLUTE = 0.01, 0.002
+# Training amplifies it. Of its lines these numbers are not compared, the others within this much.
+CHAOTIC, TRAINED = re.compile(r"(?<=kept|grad) +[\d.]+|(?<=entropy) +[\d.]+|(?<=gap) +\S+"), 0.15
+EVERY = 10  # of the lines of a training the page shows the first and those of every tenth step
+
+
+@dataclass
+class Block:
+    """A block of the page. `shown`: the text after it; `line`: the number of its first line."""
+
+    label: str
+    source: str
+    shown: str
+    line: int
+    start: int  # where block and text stand in the page
+    end: int
+
+    @property
+    def file(self):
+        """The name under which the reader saves it, or None."""
+        found = FILE.match(self.source)
+        return found and found[1]
+
+
+def blocks_of(page):
+    return [Block(found[1], found[2], found[3] or "", 2 + page.count("\n", 0, found.start()),
+                  *found.span()) for found in BLOCK.finditer(page)]
+
+
+def printed(blocks):
+    """What each block prints in a fresh folder, as the page shows it."""
+    from minragen import starpo  # after main has limited the threads
+
+    namespace, outputs = {"__name__": "tutorial"}, []
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MINRAGEN_CACHE", str(Path(folder) / "cache"))
+        patch.setattr(starpo, "ESTIMATORS", dict(starpo.ESTIMATORS))
+        patch.setattr(sys, "path", ["", *sys.path])
+        modules = {*sys.modules}
+        for block in blocks:
+            if block.file:
+                Path(block.file).write_text(block.source)
+                outputs.append("")
+            elif block.label == "sh":
+                outputs.append(run_command(block.source))
+            else:
+                code = compile("\n" * (block.line - 1) + block.source, str(PAGE), "exec")
+                with contextlib.redirect_stdout(io.StringIO()) as out:
+                    exec(code, namespace)
+                outputs.append(out.getvalue())
+        for name in {*sys.modules} - modules:
+            if f"{name}.py" in {block.file for block in blocks}:
+                del sys.modules[name]
+    return [abbreviated(output) for output in outputs]
+
+
+def run_command(line):
+    """What a command prints that is written for the project's folder, run in the current one."""
+    words = [sys.executable if word == ".venv/bin/python" else
+             str(ROOT / word) if word.startswith("tests/") else word for word in shlex.split(line)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.stdout + (done.stderr if done.returncode else "")
+
+
+def abbreviated(output):
+    """The output without trailing blanks and without most lines of a training."""
+    lines = []
+    for line in map(str.rstrip, output.splitlines()):
+        step = re.match(r"step +(\d+)/", line)
+        if not step or int(step[1]) == 1 or int(step[1]) % EVERY == 0:
+            lines.append(line)
+        elif lines[-1:] != ["..."]:
+            lines.append("...")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def alike(shown, line):
+    """Whether two lines say the same but for timings, rounding and the width of columns."""
+    shown, line = (TIMES.sub("", text) for text in (shown, line))
+    relative, absolute = RELATIVE, ABSOLUTE
+    if shown.startswith("step "):
+        shown, line = (CHAOTIC.sub("", text) for text in (shown, line))
+        relative, absolute = 0.0, TRAINED
+    words, numbers = zip(*((FLOAT.sub("#", text).split(), [float(x) for x in FLOAT.findall(text)])
+                           for text in (shown, line)))
+    return words[0] == words[1] and all(
+        math.isclose(a, b, rel_tol=relative, abs_tol=absolute) for a, b in zip(*numbers))
+
+
+def difference(shown, output):
+    """The lines that differ, as a diff; "" if none does."""
+    shown, output = shown.splitlines(), output.splitlines()
+    if len(shown) == len(output):
+        output = [old if alike(old, new) else new for old, new in zip(shown, output)]
+    return "\n".join(difflib.unified_diff(shown, output, "the page", "this run", lineterm="", n=1))
+
+
+def rewritten(page, blocks, outputs):
+    """The page with these outputs."""
+    for block, output in [*zip(blocks, outputs)][::-1]:
+        text = f"```text\n{output}```\n" if output else ""
+        page = (f"{page[:block.start]}```{block.label}\n{block.source}```\n{text}"
+                f"{page[block.end:]}")
+    return page
+
+
+class TestTutorial:
+    def test_every_block_prints_what_the_page_shows(self):
+        page = PAGE.read_text()
+        blocks = blocks_of(page)
+        assert len(blocks) == len(re.findall(r"^```(?!text)\w", page, re.MULTILINE)) > 5
+        faults = [f"\ndocs/tutorial.md, block of line {block.line}:\n{fault}"
+                  for block, output in zip(blocks, printed(blocks))
+                  if (fault := difference(block.shown, output))]
+        assert not faults, "\n".join(
+            [*faults, "\nIf the run is right: .venv/bin/python -m tests.test_tutorial --write"])
+
+    @pytest.mark.parametrize("block", [block for block in blocks_of(PAGE.read_text())
+                                       if block.label == "python" and not block.file],
+                             ids=lambda block: f"line {block.line}")
+    def test_a_block_can_be_pasted_at_the_prompt_of_python(self, block):
+        """There an indented block ends with an empty line, and nowhere else."""
+        pending = []
+        for line in [*block.source.splitlines(), ""]:
+            pending.append(line)
+            if codeop.compile_command("\n".join(pending), symbol="single"):
+                pending = []
+        assert pending == []
+
+    def test_what_is_computed_by_hand_is_right(self):
+        sums = SUM.findall(BLOCK.sub("", PAGE.read_text()).replace("^", "**"))
+        assert len(sums) > 10
+        for term, result in sums:
+            value = eval(term, {"exp": math.exp, "sqrt": math.sqrt, "max": max})
+            assert f"{value:.{len(result.partition('.')[2])}f}" == result, term
+
+    def test_the_page_is_short_and_its_lines_are_narrow(self):
+        page = PAGE.read_text()
+        assert len(page.splitlines()) <= 250
+        code = [line for block in blocks_of(page) for line in block.source.splitlines()]
+        assert max(map(len, code)) <= 100
+        assert max(len(line) for line in BLOCK.sub("", page).splitlines()) <= 120
+
+
+class TestComparison:
+    @pytest.mark.parametrize("line, change", [
+        ("ratio 1.144", ("1.144", "1.15")), ("logprob -0.001", ("-0.001", "0.000")),
+        ("gap 2e-06 nats", ("2e-06", "5e-07")), ("20 passed in 5.92s", ("5.92", "71.3")),
+        ("step 5/20 | success 0.742 | kept  9/16 | grad  0.997 | tok/s   9 | sec  3.68",
+         ("0.742 | kept  9/16 | grad  0.997 | tok/s   9 | sec  3.68",
+          "0.812 | kept 11/16 | grad 12.345 | tok/s  10 | sec 13.68"))])
+    def test_rounding_and_timings_may_differ(self, line, change):
+        assert line.replace(*change) != line
+        assert difference(line, line.replace(*change)) == ""
+
+    @pytest.mark.parametrize("line, change", [
+        ("ratio 1.144", ("1.144", "1.164")), ("20 passed in 5.92s", ("20", "19")),
+        ("id 320", ("320", "321")), ("kept True", ("True", "False")), ("A 0.5", ("A 0.5", "A")),
+        ("step 5/20 | success 0.742 | val 0.9", ("0.742", "0.942")), ("A 0.5", ("0.5", "-0.5")),
+        ("step 5/20 | success 0.742 | val 0.9", (" | val 0.9", "")), ("A\nB", ("\nB", ""))])
+    def test_all_else_is_a_difference_that_is_shown(self, line, change):
+        found = difference(line, line.replace(*change))
+        assert f"-{line.splitlines()[-1]}" in found.splitlines()
+
+    def test_a_page_that_is_written_again_with_what_it_shows_is_the_same(self):
+        page = PAGE.read_text()
+        blocks = blocks_of(page)
+        assert rewritten(page, blocks, [block.shown for block in blocks]) == page
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("usage: python -m tests.test_tutorial --write")
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+    text = PAGE.read_text()
+    found = blocks_of(text)
+    PAGE.write_text(rewritten(text, found, printed(found)))
