@@ -139,7 +139,7 @@ def real(monkeypatch, tmp_path):
                 (trainer, "validate", lambda *_: {}), (trainer.AdamW, "step", optimizer_step),
                 (bundled, "resolve", lambda *_: None),
                 (runs, "RUNS", tmp_path / str(len(list(tmp_path.iterdir())))),
-                (runs, "save_checkpoint", lambda *_: None),
+                (runs, "save_checkpoint", lambda *_: None), (trainer.report, "write", id),
                 (runs.Log, "write", lambda log, line, _: lines.append(line))):
             monkeypatch.setattr(module, name, stub)
 
