@@ -163,7 +163,7 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
                     max_context=1280),
     "searchqa": dict(env_arg=("hops=2", "results=1"), steps=60, warmup_steps=1000, max_turns=3,
                      max_new_tokens=32, max_context=512),
-    "lean": dict(env_arg=("family=logic",), steps=40, warmup_steps=1500, num_groups=8, max_turns=7,
+    "lean": dict(env_arg=("family=logic",), steps=60, warmup_steps=1500, num_groups=8, max_turns=7,
                  max_new_tokens=64, max_context=1280, val_every=20),
     "deepcoder": dict(env_arg=("family=formulas",), steps=40, warmup_steps=500, max_new_tokens=32,
                       max_context=256),

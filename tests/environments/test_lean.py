@@ -87,6 +87,23 @@ class TestProofs:
         assert not packaged.check(SWAP, ("exact by", *SWAP.proof)).proved
         assert not packaged.check(SWAP, ("cases h", "case intro a b =>", "exact ⟨b, a⟩")).proved
 
+    def test_scripts_that_wait_share_a_child_and_none_changes_the_verdict_of_another(
+            self, monkeypatch):
+        alone, together, scripts = PackagedLean(SECONDS), PackagedLean(SECONDS), []
+        ask = PackagedLean._ask
+        monkeypatch.setattr(PackagedLean, "_ask", lambda self, script: (
+            scripts.append(script) if self is together else None) or ask(self, script))
+        tries = ("intro h", "exact (", "exact fun x =>", "have q : p := by", "rfl", "constructor",
+                 "exact fun x => by\n  intro h", "assumption", "simp [*]")
+        jobs = [(t, tactics) for t in (SWAP, *THEOREMS[::80]) for tactics in (
+            *((tactic,) for tactic in tries), *(t.proof[:k] for k in range(len(t.proof) + 1)))]
+        jobs += [(SLOW, ("rfl",)), (SWAP, ("intro h",))]
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            found = list(pool.map(lambda job: together.check(*job), jobs))
+        assert found == [alone.check(*job) for job in jobs] and not found[-2].proved
+        shared = [script for script in scripts if "namespace Part1" in script]
+        assert len(shared) > 3 and len(scripts) < 0.6 * len(jobs)
+
     def test_messages_are_judged_wherever_lines_are_counted_from(self):
         """The statement is line 2 of the script, the tactic line 4, `trace_state` line 6."""
         left, none = (6, "info", "h : p\n⊢ q"), (6, "info", "no goals")
