@@ -640,7 +640,7 @@ MUTANTS = {
          "the argument of a pattern is lost"),
         ("return distinct([draw_theorem", "return tuple([draw_theorem",
          "a theorem is drawn twice under other names"),
-        ("facts.append(f\"{atoms.pop()} → {goal if", "facts.append(f\"{premise} → {goal if",
+        ("given(f\"{atoms.pop()} → {goal}\")", "given(f\"{premise} → {goal}\")",
          "a drawn theorem has two proofs, and no fact leads nowhere"),
     ],
     ("environments/metamathqa.py", "environments/test_metamathqa.py"): [

@@ -127,7 +127,7 @@ class Lean(TextEnv):
                 f"{known if self.known else ''}Write undo to take back the last one.")
 
     def _reset(self, rng):
-        self.theorem = (draw_theorem(rng, dead_ends=False) if self.drawn else
+        self.theorem = (draw_theorem(rng) if self.drawn else
                         self.theorems[rng.integers(len(self.theorems))])
         self.accepted, self.states = [], []
         self._error = (-2, "")  # (turn, text)
@@ -182,18 +182,12 @@ class Lean(TextEnv):
         return self._fitted("\n".join(lines), SHOWN_TEXT)
 
     def note(self):
-        """The goal, and the facts in their order up to the one that the next tactic uses.
-
-        The tactics left and right are chosen by the fact that the tactic after them uses.
-        """
-        goal, facts, lines = parse_goals(self._goals())[1], self._facts_and_terms()[0], []
-        plan = " ".join(self.solve()[:2 if "∨" in goal else 1])
-        used = [word for word in re.findall(r"\w+", plan) if word in dict(facts)][:1]
-        for name, fact in facts if used else ():
-            lines.append(f"{name} : {fact}")
-            if name in used:
-                break
-        return self._fitted("\n".join([f"goal {goal}", *lines]), SHOWN_TEXT)
+        """The goal, and the facts that the next two tactics of the proof use."""
+        facts = dict(self._facts_and_terms()[0])
+        used = [name for name in re.findall(r"\w+", " ".join(self.solve()[:2])) if name in facts]
+        known = ", ".join(f"{name} : {facts[name]}" for name in used)
+        goal = parse_goals(self._goals())[1]
+        return self._fitted(f"goal {goal} from {known or 'no fact'}", SHOWN_TEXT)
 
     def solve(self):
         proof = self.theorem.proof

@@ -55,45 +55,44 @@ def distinct(theorems):
     return tuple({shape(theorem.statement): theorem for theorem in theorems}.values())
 
 
-def draw_theorem(rng, dead_ends=True):
+def draw_theorem(rng):
     """Draw a theorem of propositional logic with its proof.
 
-    A chain of implications leads from a fact to the goal. Distractors lead nowhere. If they are
-    `dead_ends`, they share a conclusion with the chain: to choose, one has to look a step ahead.
+    A chain of implications leads from a fact to the goal. Distractors share a conclusion with the
+    chain, but their premises cannot be proved: to choose, one has to look a step ahead.
     """
-    atoms = [*map(str, rng.permutation([*"pqrstuvwxyz"]))]
+    atoms, names = ([*map(str, rng.permutation([*letters]))]
+                    for letters in ("pqrstuvwxyz", "abcdefghk"))
     facts, (a, b, x, y, other) = [], (atoms.pop() for _ in range(5))
+
+    def given(fact):
+        facts.append(f"({names[-1]} : {fact})")
+        return names.pop()
 
     def chain(path, start=""):
         proof = []
         for goal, premise in itertools.pairwise(path):
-            facts.append(f"{premise} → {goal}")
-            proof.append(("apply", facts[-1]))
-            for _ in range(rng.integers(dead_ends, 2 + dead_ends)):
-                facts.append(f"{atoms.pop()} → {goal if dead_ends else atoms.pop()}")
-        if not start:
-            facts.append(path[-1])
-        return (*proof, ("exact", start or path[-1]))
+            proof.append(f"apply {given(f'{premise} → {goal}')}")
+            for _ in range(rng.integers(1, 3)):
+                given(f"{atoms.pop()} → {goal}")
+        return (*proof, f"exact {start or given(path[-1])}")
 
     sign = rng.choice(["", "∧", "∨", "→"])
     goal = f"{a} {sign} {b}" if sign else a
     if sign == "∧":
-        proof = (("constructor", ""), *chain([a, x]), *chain([b, y]))
+        proof = ("constructor", *chain([a, x]), *chain([b, y]))
     elif sign == "∨":
         side = rng.integers(2)
-        if dead_ends:
-            facts.append(f"{other} → {(b, a)[side]}")
-        proof = ((("left", "right")[side], ""), *chain([(a, b)[side], x, y]))
+        given(f"{other} → {(b, a)[side]}")
+        proof = (("left", "right")[side], *chain([(a, b)[side], x, y]))
     elif sign == "→":
-        proof = (("intro", "new"), *chain([b, x, a], "new"))
+        name = names.pop()
+        proof = (f"intro {name}", *chain([b, x, a], name))
     else:
         proof = chain([a, x, y])
-    facts = [*map(str, rng.permutation(facts))]
-    names = dict(zip([*facts, "new"], "abcdefghk", strict=False))
-    given = "".join(f"({names[fact]} : {fact}) " for fact in facts)
-    letters = " ".join(sorted({*re.findall(r"\b[p-z]\b", given + goal)}))
-    return Theorem("drawn", f"theorem drawn ({letters} : Prop) {given}: {goal} := by", "",
-                   tuple(f"{tactic} {names.get(fact, '')}".strip() for tactic, fact in proof))
+    claim = f"{' '.join(rng.permutation(facts))} : {goal}"
+    letters = " ".join(sorted({*re.findall(r"\b[p-z]\b", claim)}))
+    return Theorem("drawn", f"theorem drawn ({letters} : Prop) {claim} := by", "", proof)
 
 
 @cached_until_changed
