@@ -132,7 +132,7 @@ class TestPrefixTree:
             "--num-groups 2 --group-size 8 --mini-batch 99 --token-budget 99999"))
         counts = [embedded(model) for model in (
             learner.policy.model, learner.reference, learner.critic.trunk)]
-        trainer.update(learner, batch, config, 1)
+        trainer.update(learner, trainer.compute_targets(learner, batch, config)[0], config, 1)
         once = len(beginnings(batch.tokens, batch.response_mask))
         assert counts == [[once], [once], [once, once]]  # the critic: before and in the update
         assert once < batch.attention_mask.sum() / 3

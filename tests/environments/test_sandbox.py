@@ -495,7 +495,8 @@ class TestHostilePrograms:
                 "        print(number)\n"
                 "for path in (os.__file__, '/x', '/etc/passwd', '/proc/self/maps', '/dev/null'):\n"
                 "    try: print(path, open(path, 'a'))\n    except OSError: pass\n"
-                "print(*os.listdir(os.path.dirname(os.__file__) + '/site-packages'))")
+                "site = os.path.dirname(os.__file__) + '/site-packages'\n"  # Debian has none
+                "print(*os.listdir(site) if os.path.exists(site) else ())")
         [result] = judge(SETUP + code, [Case("", "")], pool=spaces)
         assert result == ("passed", "\n")
 
