@@ -329,6 +329,7 @@ def main(argv=None):
 
 
 def arguments(argv):
+    """The parsed options. Exits with a sentence for those that do not go together."""
     parser = argparse.ArgumentParser(prog="minragen.eval", allow_abbrev=False,
                                      description=__doc__.splitlines()[0])
     what = parser.add_mutually_exclusive_group(required=True)

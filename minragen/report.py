@@ -264,6 +264,7 @@ def gradients(loaded):
 
 
 def new_figure(title):
+    """An empty figure for the page: (Figure, its Axes)."""
     from matplotlib.figure import Figure  # not pyplot: no window, no global state
 
     figure = Figure(figsize=(5, 3), layout="constrained")
@@ -293,13 +294,12 @@ def conversations(run):
     sizes, kept, every = {id(e): len(json.dumps(e)) for e in episodes}, episodes, 1
     steps = {split: sorted({e["step"] for e in episodes if e["split"] == split})
              for split in {e["split"] for e in episodes}}
-    while sum(sizes[id(e)] for e in kept) > EPISODES_SIZE and len(kept) > 2 * len(steps):
+    longest = max(map(len, steps.values()), default=0)
+    while sum(sizes[id(e)] for e in kept) > EPISODES_SIZE and every < longest:
         every *= 2
         chosen = {(split, step) for split, all_of in steps.items()
                   for step in (*all_of[::every], all_of[-1])}
         kept = [e for e in episodes if (e["split"], e["step"]) in chosen]
-        if every > max(map(len, steps.values())):
-            break
     return kept, f"Only every {every}th stored step fits into this page." if every > 1 else ""
 
 

