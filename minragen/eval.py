@@ -252,22 +252,31 @@ def features(texts):
 
 def scripted(groups, player):
     """The Episode of a scripted player in every row; None where the environment failed."""
-    results, rng = [], np.random.default_rng(0)
-    for env, first in zip(groups.envs, groups.reset(0)):
-        success, total, turns, valid, over = False, 0.0, 0, 0.0, False
-        texts = [env.system_prompt, first]
-        try:
-            while not over:
-                answer = player(env, texts, rng)
-                observation, reward, terminated, truncated, info = env.step(answer)
-                texts += answer, observation
-                success, total = success or info["success"] > 0, total + reward
-                turns, valid, over = turns + 1, valid + info["valid"], terminated or truncated
-            results.append(Episode(success, total, turns, valid / turns))
-        except NotImplementedError:  # a user's environment may have no solver
-            raise
-        except Exception:
-            results.append(None)
+    rngs = [np.random.default_rng([0, row]) for row in range(len(groups))]
+    texts = [[env.system_prompt, first] for env, first in zip(groups.envs, groups.reset(0))]
+    turns, results, live = [[] for _ in texts], [None] * len(texts), [*range(len(texts))]
+    while live:
+        answers = {}
+        for row in live:
+            try:
+                answers[row] = player(groups.envs[row], texts[row], rngs[row])
+            except NotImplementedError:  # a user's environment may have no solver
+                raise
+            except Exception:
+                continue  # the environment failed
+        live = []
+        for row, outcome in zip(answers, groups.step([*answers], [*answers.values()])):
+            if isinstance(outcome, Exception):
+                continue
+            observation, reward, terminated, truncated, info = outcome
+            texts[row] += answers[row], observation
+            turns[row].append((info["success"] > 0, reward, info["valid"]))
+            if terminated or truncated:
+                success, rewards, valid = zip(*turns[row])
+                results[row] = Episode(any(success), sum(rewards), len(valid),
+                                       sum(valid) / len(valid))
+            else:
+                live.append(row)
     return results
 
 

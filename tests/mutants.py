@@ -174,7 +174,7 @@ MUTANTS = {
         ("config, args.split, args", 'config, "val", args', "--split is ignored"),
         ("zip(groups.envs, groups.reset(0))", "zip(groups.envs, groups.reset(1))",
          "baselines play other instances"),
-        ("texts += answer, observation", "texts += observation, answer",
+        ("texts[row] += answers[row], observation", "texts[row] += observation, answers[row]",
          "scripted players see answers after their observations"),
         ("scores / self.norms", "scores", "the nearest demonstration is the longest one"),
         ("+= math.log(len(scores) / len(where))", "+= 1",

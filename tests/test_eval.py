@@ -125,9 +125,9 @@ class TestEvaluate:
         groups = env_groups(config, split, 40)
         groups.reset(0)
         assert table.distinct == len({env.instance() for env in groups.envs})
-        rng, episodes = np.random.default_rng(0), []
-        for env in groups.envs:
-            turns, over = 0, False
+        episodes = []
+        for row, env in enumerate(groups.envs):
+            rng, turns, over = np.random.default_rng([0, row]), 0, False
             while not over:
                 _, reward, terminated, truncated, info = env.step(env.random_answer(rng))
                 turns, over = turns + 1, terminated or truncated

@@ -9,6 +9,7 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -93,13 +94,13 @@ def shortened(command):
         return words + (SHORT.split() if "minragen.train" in words else
                         ["-q", "-x"] if "pytest" in words else [])
     target = next((w for w in words[1:] if "=" not in w), "help")
-    extra = {"train": SHORT, "bench": SHORT_BENCH, "envs": "bandit --size 2",
+    extra = {"train": SHORT, "eval": "--size 2", "bench": SHORT_BENCH, "envs": "bandit --size 2",
              "compare": "--algos grpo --seeds 0 --steps 1 --val-size 2",
              "test": "--collect-only tests/test_env_contract.py"}.get(target, "")
     if "MODEL=smollm2" in words:
         extra += " --num-groups 1 --val-size 1"
     given = "".join(w.removeprefix("ARGS=") for w in words if w.startswith("ARGS="))
-    given = re.sub(r"--steps \d+", "--steps 2", given)
+    given = re.sub(r"--(steps|samples) \d+", r"--\1 2", given)
     return ["make", "-o", ".venv/ready", "-o", ".venv/lean",
             *(w for w in words[1:] if not w.startswith("ARGS=")), f"ARGS={given} {extra}"]
 
@@ -118,6 +119,23 @@ class TestCommands:
             run_here(words, checkout, monkeypatch, capfd)
         else:
             run(words, checkout)
+
+    def test_watch_writes_the_page_until_ctrl_c(self, checkout):
+        run(shortened("make train ENV=bandit RUN=watched"), checkout)
+        page = checkout / "runs/watched/report.html"
+        page.unlink()
+        words = run([*shortened("make watch RUN=watched"), "-n"], checkout)
+        with subprocess.Popen(shlex.split(words), cwd=checkout, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
+            assert watch.stdout.readline().strip() == "runs/watched/report.html"
+            assert 'Number("5")' in page.read_text()  # seconds until it reloads itself
+            watch.send_signal(signal.SIGINT)
+            assert (watch.wait(60), watch.stderr.read()) == (0, "")
+
+    def test_the_scripted_players_of_the_evaluation_page_are_those_that_it_prints(self, checkout):
+        printed = run(shortened("make eval ENV=frozenlake MODEL=tiny")[:-1], checkout).splitlines()
+        (shown,) = (block for block in code_blocks("evaluate.md", "text") if "solver" in block[-1])
+        assert printed[-4:] == shown[-4:] and printed[-7] == shown[1]
 
     def test_a_new_estimator_is_fifteen_lines_in_one_place(self):
         estimator, _ = code_blocks("CONTRIBUTING.md", "python")
