@@ -355,7 +355,7 @@ MUTANTS = {
         ("most < fewest", "False", "a budget without a purchase is accepted"),
         ("@cached_until_changed", "@lru_cache(maxsize=8)",
          "a changed file of products is not read again"),
-        ("getattr(self.item, page)\n", "True\n", "an item links to pages without text"),
+        (" if getattr(self.item, page)", "", "an item links to pages without text"),
         ("[a][1] if rng.random() < PARAPHRASED else", "[a][1] if True else",
          "goals never use the words of the pages"),
         ("[int(rng.random() < PARAPHRASED)]", "[0]", "a goal never paraphrases the kind"),

@@ -374,10 +374,8 @@ def _passage(record, path):
 
 @lru_cache(maxsize=1)
 def wiki_articles():
-    """Ten thousand Wikipedia summaries (CC BY-SA 4.0): [(title, description, extract)].
-
-    They are the data file of a package, never imported. Raises ValueError if it is missing.
-    """
+    """Ten thousand Wikipedia summaries (CC BY-SA 4.0): [(title, description, extract)], the data
+    file of a package that is never imported. Raises ValueError if it is missing."""
     try:
         files = metadata.files(WIKI_PACKAGE.partition("==")[0]) or ()
         path = next(f.locate() for f in files if f.name == "summaries_en-us.json")
@@ -397,13 +395,11 @@ class Fact(NamedTuple):
 
 @lru_cache(maxsize=1)
 def encyclopaedia():
-    """The generated world of people, towns and companies, the same on every machine.
+    """The generated world, the same on every machine: title -> {relation: Fact} in the order of
+    the article; people first, then towns, then companies.
 
     Values are dealt evenly, so that no guess is better than another. Two relations of a title with
     values of one kind differ, such as where somebody was born and lives.
-
-    returns: dict title -> {relation: Fact} in the order of the article; people first, then towns,
-        then companies
     """
     rng = np.random.default_rng(ENCYCLOPAEDIA_SEED)
     names = map(" ".join, itertools.product(WORDS["first_name"], WORDS["last_name"]))

@@ -37,7 +37,7 @@ NO_CAP = float("inf")
 STOCK = 1000  # generated products
 FAMILIES = 8  # of each kind: products with the same attributes and options
 PARAPHRASED = 0.5  # probability that a goal says a kind or an attribute in other words
-SUB_PAGES = ("description", "features", "reviews", "attributes")
+SUB_PAGES = ("description", "features", "reviews", "attributes")  # the last with `show_attrs`
 BUTTONS = ("next >", "< prev", "buy now", *SUB_PAGES, "back to search")
 TABLES = json.loads((Path(__file__).parent.parent / "data" / "webshop.json").read_text("utf-8"))
 
@@ -228,11 +228,11 @@ class WebShop(TextEnv):
     def _act(self, action):
         match = re.fullmatch(r"search\[ ?([^][\n]{1,200}) ?\]|click\[(.+)\]", action,
                              re.IGNORECASE | re.ASCII)
-        words, target = match.groups(default="") if match else ("", "")
-        if words.strip() and self.page == "search":
-            return self._go("results", found=self.shop.search(words.strip().lower()), at=0)
-        click = self._clicks().get(target.strip().lower())
-        return click() if click else None
+        words, target = (s.strip().lower() for s in match.groups("")) if match else ("", "")
+        if words and self.page == "search":
+            return self._go("results", found=self.shop.search(words), at=0)
+        click = self._clicks().get(target)
+        return click and click()
 
     def _clicks(self):
         """What can be clicked on this page: label -> function that returns an Outcome."""
@@ -247,15 +247,15 @@ class WebShop(TextEnv):
             if self.at:
                 clicks["< prev"] = partial(go, "results", at=self.at - 1)
         elif self.page == "item":
-            pages = [page for page in SUB_PAGES if getattr(self.item, page)
-                     and (page != "attributes" or self.options["show_attrs"])]
-            clicks = {"buy now": self._buy, **{page: partial(go, page) for page in pages},
+            pages = SUB_PAGES if self.options["show_attrs"] else SUB_PAGES[:-1]
+            clicks = {"buy now": self._buy,
+                      **{page: partial(go, page) for page in pages if getattr(self.item, page)},
                       "< prev": partial(go, "results")}
             for label, (name, value) in self.item.labels.items():
                 clicks[label] = partial(go, "item", chosen={**self.chosen, name: value})
         else:
             clicks = {"< prev": partial(go, "item")}
-        return {**clicks, "back to search": partial(go, "search")}
+        return clicks | {"back to search": partial(go, "search")}
 
     def _listed(self, found, at):
         """The products on page number `at` of these results: label -> product."""
@@ -436,10 +436,8 @@ class Shop:
 
 
 def draw_goal(product, rng, attributes=2, plain=False):
-    """Draw a goal for `product`: a value of every option, and a price cap.
-
-    The cap is WebShop's: of the next four multiples of ten above the price, the larger of two.
-    """
+    """Draw a goal for `product`: a value of every option, and WebShop's price cap, which is the
+    larger of two of the next four multiples of ten above the price."""
     options = tuple((name, values[rng.integers(len(values))])
                     for name, values in product.options.items())
     above = [ten for ten in range(10, 1000, 10) if ten > product.price][:4]
@@ -483,8 +481,8 @@ def type_score(wanted, product):
     are the words of a title except stop words, numbers and attributes.
     """
     attributes = {word for a in (*wanted.attributes, *wanted.wanted) for word in words_of(a)}
-    nouns = {word for word in words_of(wanted.title) if word.isalpha()}
-    nouns = nouns.difference(attributes, TABLES["stop_words"])
+    words = set(filter(str.isalpha, words_of(wanted.title)))
+    nouns = words.difference(attributes, TABLES["stop_words"])
     named = len(nouns & set(words_of(product.title))) / len(nouns) if nouns else 0.2
     if named < 0.1:
         return 0.1 if named else 0.0
@@ -531,11 +529,8 @@ def alike(a, b):
 
 # ---- Generated products --------------------------------------------------------------------------
 def generate_products(plain=False):
-    """STOCK products over the shelves of data/webshop.json, the same on every machine.
-
-    A title shows two attributes; a third is only among the features. Products with the same
-    attributes in their titles (a family) share their options.
-    """
+    """STOCK products over the shelves of data/webshop.json, the same on every machine. A title
+    shows two of three attributes; products with the same two (a family) share their options."""
     # Python promises only for Random(int).random() that its numbers never change.
     draw, families, products = random.Random(7).random, defaultdict(dict), []
     shelves = list(TABLES["shelves"].items())
@@ -569,11 +564,8 @@ def generate_products(plain=False):
 
 
 def natural_texts(kind, features, category, one):
-    """(id, title, description, reviews) of a product. `one` draws from a sequence.
-
-    A brand makes things of one kind, and a model has a digit in its name, so that a title's nouns
-    tell the kind (`type_score`).
-    """
+    """(id, title, description, reviews) of a product. `one` draws from a sequence. A brand makes
+    things of one kind, and a model has digits, so that a title's nouns tell the kind."""
     kinds = [kind for shelf in TABLES["shelves"].values() for kind in shelf["kinds"]]
     brands = ["".join(pair) for pair in itertools.product(TABLES["syllables"], repeat=2)]
     brand, digits = one(brands[kinds.index(kind)::len(kinds)]), string.digits
