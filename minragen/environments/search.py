@@ -46,8 +46,8 @@ class BM25:
 
     def __init__(self, texts, k1=1.5, b=0.75):
         counts = [Counter(words_of(text)) for text in texts]
-        lengths = np.array([count.total() for count in counts], dtype=np.float64)
-        norm = 1 - b + b * lengths / (lengths.mean() or 1.0) if counts else lengths
+        lengths = np.array([count.total() for count in counts])
+        norm = 1 - b + b * lengths / (lengths.mean() or 1) if counts else lengths
         found = defaultdict(list)  # word -> [(index of a text, count in it)]
         for i, count in enumerate(counts):
             for word, times in count.items():
@@ -112,11 +112,13 @@ class RemoteIndex:
 
     def search(self, query, k):
         """The best k passages, as `SearchIndex.search` returns them."""
-        body = json.dumps({"query": query, "top_k": k}).encode()
+        request = urllib.request.Request(
+            f"{self.url}/retrieve", json.dumps({"query": query, "top_k": k}).encode(),
+            {"Content-Type": "application/json"})
         deadline = time.monotonic() + self.timeout
         for tries, pause in enumerate(self.PAUSES, 1):  # noqa: B007 (in the error)
             try:
-                return self._post(body, deadline)[:k]
+                return self._results(request, deadline)[:k]
             except urllib.error.HTTPError as error:
                 # Below 500 the server understood and refused: it would refuse again.
                 problem, retry = f"HTTP status {error.code}", error.code >= 500
@@ -131,14 +133,11 @@ class RemoteIndex:
                            f"of {len(self.PAUSES)}). Is it running? "
                            f"python -m minragen.environments.searchqa serve")
 
-    def _post(self, body, deadline):
+    def _results(self, request, deadline):
         """The results in the server's reply, or ValueError. It is read piece by piece, so that a
         server that drips bytes cannot pass the deadline."""
-        request = urllib.request.Request(f"{self.url}/retrieve", body,
-                                         {"Content-Type": "application/json"})
-        left = max(0.01, deadline - time.monotonic())
+        left, reply = max(0.01, deadline - time.monotonic()), b""
         with self._opener.open(request, timeout=left) as response:
-            reply = b""
             while piece := response.read1(2**16):
                 reply += piece
                 if time.monotonic() > deadline:

@@ -17,7 +17,7 @@ import json
 import re
 import string
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from functools import lru_cache
 from importlib import metadata
@@ -228,7 +228,7 @@ class SearchQA(TextEnv):
         """Search the name in the question. In its article, or in that of a name from it if the
         question is long, take the sentence that shares most words with the question and has a name,
         if one is asked for, or else ends with a common word."""
-        question, *shown = texts[-1][texts[-1].find("Question: ") + 10:].split("\n")
+        question, *shown = texts[-1].partition("Question: ")[2].split("\n")
         name = (re.findall(r"[A-Z]\w+ [A-Z]\w+", question) or [one_line(question, "[]")])[-1]
         if not shown or not shown[0].startswith("- "):
             return f"search[ {name} ]"
@@ -258,8 +258,8 @@ def score_answer(said, answers):
     mean of the words' precision and recall; yes, no and noanswer match fully or not at all (the
     scorers of SQuAD and HotpotQA).
     """
-    return (max(float(_bare(said) == _bare(answer)) for answer in answers),
-            max(_f1(_bare(said), _bare(answer)) for answer in answers))
+    pairs = [(_bare(said), _bare(answer)) for answer in answers]
+    return float(any(a == b for a, b in pairs)), max(_f1(a, b) for a, b in pairs)
 
 
 def _bare(text):
@@ -324,17 +324,15 @@ def _hotpot_question(record, path):
     """
     record = record if isinstance(record, dict) else {}
     text, answers = record.get("question"), record.get("answer", record.get("ground_truth"))
-    answers = [answers] if isinstance(answers, str) else answers
-    if not (isinstance(text, str) and text.strip() and isinstance(answers, list) and answers
-            and all(isinstance(answer, str) for answer in answers)):
+    answers = answers if isinstance(answers, list) else [answers]
+    if not (answers and all(isinstance(part, str) for part in (text, *answers)) and text.strip()):
         raise ValueError(f"bad record in {path}: got {str(record)[:80]}, expected question (a "
                          f"text) and answer or ground_truth (a text or a list of them).")
     context, support = record.get("context") or [], record.get("supporting_facts") or []
     try:
         if isinstance(context, dict):
-            context = list(zip(context["title"], context["sentences"]))
-        passages = [Passage(title, " ".join(" ".join(sentences).split()))
-                    for title, sentences in context]
+            context = zip(context["title"], context["sentences"])
+        passages = [Passage(title, " ".join(" ".join(said).split())) for title, said in context]
         support = support["title"] if isinstance(support, dict) else [fact[0] for fact in support]
         steps = [_search_for(title, title) for title in dict.fromkeys(support)]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
@@ -376,10 +374,8 @@ def _passage(record, path):
 
 @lru_cache(maxsize=1)
 def wiki_articles():
-    """Ten thousand Wikipedia summaries (CC BY-SA 4.0): [(title, description, extract)].
-
-    They are the data file of a package, never imported. Raises ValueError if it is missing.
-    """
+    """Ten thousand Wikipedia summaries (CC BY-SA 4.0): [(title, description, extract)], the data
+    file of a package that is never imported. Raises ValueError if it is missing."""
     try:
         files = metadata.files(WIKI_PACKAGE.partition("==")[0]) or ()
         path = next(f.locate() for f in files if f.name == "summaries_en-us.json")
@@ -399,21 +395,18 @@ class Fact(NamedTuple):
 
 @lru_cache(maxsize=1)
 def encyclopaedia():
-    """The generated world of people, towns and companies, the same on every machine.
+    """The generated world, the same on every machine: title -> {relation: Fact} in the order of
+    the article; people first, then towns, then companies.
 
     Values are dealt evenly, so that no guess is better than another. Two relations of a title with
     values of one kind differ, such as where somebody was born and lives.
-
-    returns: dict title -> {relation: Fact} in the order of the article; people first, then towns,
-        then companies
     """
     rng = np.random.default_rng(ENCYCLOPAEDIA_SEED)
-    people = list(itertools.product(WORDS["first_name"], WORDS["last_name"]))
-    people = [" ".join(people[i]) for i in rng.permutation(len(people))[:NUM_PEOPLE]]
-    articles = {}
+    names = map(" ".join, itertools.product(WORDS["first_name"], WORDS["last_name"]))
+    people = rng.permutation(list(names))[:NUM_PEOPLE].tolist()
+    articles = defaultdict(dict)
     for kind, relations in RELATIONS.items():
         titles, dealt = people if kind == "person" else WORDS[kind], {}
-        articles |= {title: {} for title in titles}
         for relation, words in relations.items():
             values = WORDS[words["value"]]
             places = rng.permutation(np.arange(len(titles)) % len(values))
@@ -422,13 +415,11 @@ def encyclopaedia():
                 places[pair] = places[pair[::-1]]
             dealt[words["value"]] = places
             for title, i in zip(titles, places):
-                name = title.split()[-1]
-                sentence = _draw(rng, words["tells"]).format(name=name, value=values[i])
-                articles[title][relation] = Fact(sentence, values[i])
-    for title, facts in articles.items():
-        relations = list(facts)
-        articles[title] = {relations[i]: facts[relations[i]] for i in rng.permutation(len(facts))}
-    return articles
+                sentence = _draw(rng, words["tells"])
+                articles[title][relation] = Fact(
+                    sentence.format(name=title.split()[-1], value=values[i]), values[i])
+    return {title: {relation: facts[relation] for relation in rng.permutation([*facts]).tolist()}
+            for title, facts in articles.items()}
 
 
 def titles_of(kind):

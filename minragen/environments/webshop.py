@@ -21,6 +21,7 @@ import warnings
 from collections import defaultdict
 from functools import lru_cache, partial
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from minragen.environments.data import cached_until_changed
@@ -36,7 +37,7 @@ NO_CAP = float("inf")
 STOCK = 1000  # generated products
 FAMILIES = 8  # of each kind: products with the same attributes and options
 PARAPHRASED = 0.5  # probability that a goal says a kind or an attribute in other words
-SUB_PAGES = ("description", "features", "reviews", "attributes")
+SUB_PAGES = ("description", "features", "reviews", "attributes")  # the last with `show_attrs`
 BUTTONS = ("next >", "< prev", "buy now", *SUB_PAGES, "back to search")
 TABLES = json.loads((Path(__file__).parent.parent / "data" / "webshop.json").read_text("utf-8"))
 
@@ -106,13 +107,13 @@ class Goal(NamedTuple):
         U is wanted, Y is bought (Yao et al. 2022, "WebShop", section 3.2). A part that the goal
         does not ask for is 1.
         """
-        attributes = sum(has_attribute(product, a) for a in self.attributes)
-        options = sum(any(same_option(value, c) for c in chosen) for _, value in self.options)
-        price, kind = float(product.price <= self.cap), type_score(self.product, product)
-        wanted = len(self.attributes) + len(self.options) + 1
-        return {"score": kind * (attributes + options + price) / wanted, "r_type": kind,
-                "r_att": attributes / len(self.attributes) if self.attributes else 1.0,
-                "r_option": options / len(self.options) if self.options else 1.0, "r_price": price}
+        kind, price = type_score(self.product, product), float(product.price <= self.cap)
+        attributes = [has_attribute(product, a) for a in self.attributes]
+        options = [any(same_option(value, c) for c in chosen) for _, value in self.options]
+        parts = [*attributes, *options, price]
+        return {"score": kind * sum(parts) / len(parts), "r_type": kind,
+                "r_att": fmean(attributes or [1]), "r_option": fmean(options or [1]),
+                "r_price": price}
 
     def choices(self, product):
         """A (name, value) pair of `product` for each wanted option that has one; none twice."""
@@ -140,10 +141,10 @@ class WebShop(TextEnv):
     See an episode: python -m minragen.environments webshop 1
 
     Pages: search -> results (`page_size` per page, at most 50) -> item -> description, features,
-    reviews and, with `show_attrs`, attributes, those of them that the item has. `< prev` leads back
-    from each and, from an item, discards the chosen options. Success is a score of 1. Metrics are
-    the score, its parts (r_type, r_att, r_option, r_price), and `bought`. Splits are by goal,
-    whatever its words and price cap. As in WebShop, all splits use the same shop.
+    reviews and, with `show_attrs`, attributes, if the item has them. `< prev` leads back; from an
+    item, it discards the chosen options. Success is a score of 1. Metrics are the score, its parts
+    (r_type, r_att, r_option, r_price), and `bought`. Splits are by goal, whatever its words and
+    price cap. As in WebShop, all splits use the same shop.
 
     Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size`;
     `attributes`, how many a goal names: 1 to 3, the third is not in a title; `show_attrs`, RAGEN's;
@@ -175,7 +176,7 @@ class WebShop(TextEnv):
         self.refuse_with("products", "attributes")
         self.plain = o["wording"] == "plain"
         self.instruction = re.sub(r"\[(.*?)\]", lambda match: self._box(match[1]), self.instruction)
-        self.shop = shop(o["products"], o["instructions"], o["wording"])
+        self.shop = Shop(o["products"], o["instructions"], o["wording"])
         self.observation_space = text_space(self.shop.characters, max_length=2**16)
         wanted = [p for p in self.shop.products if p.wanted]
         # Besides the clicks that choose options: search, item and buy.
@@ -227,11 +228,11 @@ class WebShop(TextEnv):
     def _act(self, action):
         match = re.fullmatch(r"search\[ ?([^][\n]{1,200}) ?\]|click\[(.+)\]", action,
                              re.IGNORECASE | re.ASCII)
-        words, target = match.groups(default="") if match else ("", "")
-        if words.strip() and self.page == "search":
-            return self._go("results", found=self.shop.search(words.strip().lower()), at=0)
-        click = self._clicks().get(target.strip().lower())
-        return click() if click else None
+        words, target = (s.strip().lower() for s in match.groups("")) if match else ("", "")
+        if words and self.page == "search":
+            return self._go("results", found=self.shop.search(words), at=0)
+        click = self._clicks().get(target)
+        return click and click()
 
     def _clicks(self):
         """What can be clicked on this page: label -> function that returns an Outcome."""
@@ -239,30 +240,28 @@ class WebShop(TextEnv):
         if self.page == "search":
             return {}
         if self.page == "results":
-            clicks = {self._label(p, place): partial(go, "item", item=p, chosen={})
-                      for place, p in enumerate(self._listed())}
-            if self._listed(1):
+            clicks = {label: partial(go, "item", item=p, chosen={})
+                      for label, p in self._listed(self.found, self.at).items()}
+            if self._listed(self.found, self.at + 1):
                 clicks["next >"] = partial(go, "results", at=self.at + 1)
             if self.at:
                 clicks["< prev"] = partial(go, "results", at=self.at - 1)
         elif self.page == "item":
-            pages = [page for page in SUB_PAGES if getattr(self.item, page)
-                     and (page != "attributes" or self.options["show_attrs"])]
-            clicks = {"buy now": self._buy, **{page: partial(go, page) for page in pages},
+            pages = SUB_PAGES if self.options["show_attrs"] else SUB_PAGES[:-1]
+            clicks = {"buy now": self._buy,
+                      **{page: partial(go, page) for page in pages if getattr(self.item, page)},
                       "< prev": partial(go, "results")}
             for label, (name, value) in self.item.labels.items():
                 clicks[label] = partial(go, "item", chosen={**self.chosen, name: value})
         else:
             clicks = {"< prev": partial(go, "item")}
-        return {**clicks, "back to search": partial(go, "search")}
+        return clicks | {"back to search": partial(go, "search")}
 
-    def _listed(self, ahead=0):
-        """The products on the current page of results, or `ahead` pages later."""
-        first = (self.at + ahead) * self.options["page_size"]
-        return self.found[first:first + self.options["page_size"]]
-
-    def _label(self, product, place):
-        return str(place + 1) if self.plain else product.id
+    def _listed(self, found, at):
+        """The products on page number `at` of these results: label -> product."""
+        size = self.options["page_size"]
+        return {str(place) if self.plain else p.id: p
+                for place, p in enumerate(found[at * size:][:size], 1)}
 
     def _go(self, page, **changes):
         effective = page != self.page or any(getattr(self, k) != v for k, v in changes.items())
@@ -273,8 +272,7 @@ class WebShop(TextEnv):
         self.sold = self.goal.score(self.item, tuple(self.chosen.values()))
         success = self.sold["score"] == 1.0
         reward = self.sold["score"] if self.options["reward"] == "score" else float(success)
-        return Outcome(reward, terminated=True, success=success,
-                       metrics={**self.sold, "bought": 1.0})
+        return Outcome(reward, True, success, metrics={**self.sold, "bought": 1.0})
 
     def render(self):
         heading = self.item and f"Item{'' if self.plain else f' {self.item.id}'}: {self.item.line}"
@@ -286,8 +284,8 @@ class WebShop(TextEnv):
         if self.page == "results":
             # After the dash, the first word is the same token as in the goal. The id comes last,
             # so that a model reads it after the line that it compares with the goal.
-            lines += [f"- {p.line} {self._box(self._label(p, place))}"
-                      for place, p in enumerate(self._listed())]
+            lines += [f"- {p.line} {self._box(label)}"
+                      for label, p in self._listed(self.found, self.at).items()]
             lines.append(f"Results, page {self.at + 1}" if self.found else "Nothing found.")
         elif self.page == "item":
             lines.append(heading)
@@ -328,13 +326,11 @@ class WebShop(TextEnv):
         lists += [([*back, f"search{self._box(words)}"], self.shop.search(words), 0)
                   for words in self._searches()]
         for steps, found, at in lists:
-            for rank, product in enumerate(found):
-                if self._perfect(product):
-                    pages, place = divmod(rank, self.options["page_size"])
-                    ahead = pages - at
-                    turn = [self._click("next >") if ahead > 0 else prev] * abs(ahead)
-                    yield [*steps, *turn, self._click(self._label(product, place))], (
-                        self._choices(product, {}))
+            for page in range(LISTED):  # more than there can be
+                turns = [self._click("next >")] * (page - at) or [prev] * (at - page)
+                for label, product in self._listed(found, page).items():
+                    if self._perfect(product):
+                        yield [*steps, *turns, self._click(label)], self._choices(product, {})
 
     def _choices(self, product, chosen):
         """The labels on the product's page that choose what is wanted and not yet chosen."""
@@ -364,8 +360,8 @@ class WebShop(TextEnv):
         if self.page == "search":
             return f"want {self.goal.words}"
         if self.page == "results":
-            remarks = [f"{self._label(p, place)} {self._looks(p)}"
-                       for place, p in enumerate(self._listed())]
+            remarks = [f"{label} {self._looks(p)}"
+                       for label, p in self._listed(self.found, self.at).items()]
             right = next((n for n, r in enumerate(remarks, 1) if r.endswith("right")), None)
             remarks = [r for r in remarks[:right] if not r.endswith("wrong")]
             remarks += [] if right else ["none looks right"]
@@ -386,10 +382,10 @@ class WebShop(TextEnv):
 
     def random_answer(self, rng):
         """The first words of the goal on the search page, a uniformly drawn click elsewhere."""
+        if self.page == "search":
+            return f"search{self._box(one_line(self.goal.text[:200].partition(',')[0], '[]'))}"
         clicks = list(self._clicks())
-        words = one_line(self.goal.text[:200].partition(",")[0], "[]")
-        return (self._click(clicks[rng.integers(len(clicks))]) if clicks
-                else f"search{self._box(words)}")
+        return self._click(clicks[rng.integers(len(clicks))])
 
     def synonyms(self):
         """The words that only goals of the plain wording use."""
@@ -417,36 +413,31 @@ class WebShop(TextEnv):
         return f"click[{left[0] if left else 'buy now'}]"
 
 
+@cached_until_changed
 class Shop:
     """Products and a BM25 search over them: the generated ones, or those of WebShop's two files.
 
+    All environments with the same data share one shop.
     raises: ValueError if only one file is given, and as `load_products` does
     """
 
-    def __init__(self, products="", instructions="", wording="natural"):
+    def __init__(self, products, instructions, wording):
         if bool(products) != bool(instructions):
             raise ValueError(f"a shop needs both of WebShop's files or neither: got "
                              f"products={products!r} and instructions={instructions!r}.")
         self.products = found = tuple(load_products(products, instructions) if products else
                                       generate_products(wording == "plain"))
-        self.characters = frozenset("".join(itertools.chain.from_iterable(
-            (p.text(p.features), p.instruction, *p.attributes, *p.reviews) for p in found)))
-        self._index = BM25([p.text(p.features[:1]) for p in found])
-        self.search = lru_cache(maxsize=CACHE_SIZE)(self._search)
-
-    def _search(self, query):
-        """The LISTED products that match best, or fewer, best first."""
-        return tuple(self.products[i] for i, _ in self._index.top(query, LISTED))
-
-
-shop = cached_until_changed(Shop)  # all environments with the same data share one
+        self.characters = frozenset().union(*(
+            "".join((p.text(p.features), p.instruction, *p.attributes, *p.reviews)) for p in found))
+        index = BM25([p.text(p.features[:1]) for p in found])
+        # query -> the LISTED products that match best, or fewer, best first
+        self.search = lru_cache(maxsize=CACHE_SIZE)(
+            lambda query: tuple(found[i] for i, _ in index.top(query, LISTED)))
 
 
 def draw_goal(product, rng, attributes=2, plain=False):
-    """Draw a goal for `product`: a value of every option, and a price cap.
-
-    The cap is WebShop's: of the next four multiples of ten above the price, the larger of two.
-    """
+    """Draw a goal for `product`: a value of every option, and WebShop's price cap, which is the
+    larger of two of the next four multiples of ten above the price."""
     options = tuple((name, values[rng.integers(len(values))])
                     for name, values in product.options.items())
     above = [ten for ten in range(10, 1000, 10) if ten > product.price][:4]
@@ -457,8 +448,9 @@ def draw_goal(product, rng, attributes=2, plain=False):
         parts += [f"price at most {limit}"] if cap < NO_CAP else []
         text = product.instruction.rstrip(". ") + (" with " if parts else "") + ", and ".join(parts)
         return Goal(text, one_line(product.instruction[:200], "[]"), product, wanted, options, cap)
-    wanted, said = wanted[:attributes], TABLES["shelves"][product.category[0]]["attributes"]
+    wanted = wanted[:attributes]
     if plain:
+        said = TABLES["shelves"][product.category[0]]["attributes"]
         words = " ".join((*(said[a][0] for a in wanted), product.query))
         text = ", ".join((words, *(value for _, value in options), f"at most {limit}"))
     else:
@@ -489,8 +481,8 @@ def type_score(wanted, product):
     are the words of a title except stop words, numbers and attributes.
     """
     attributes = {word for a in (*wanted.attributes, *wanted.wanted) for word in words_of(a)}
-    nouns = {word for word in words_of(wanted.title) if word.isalpha()}
-    nouns = nouns.difference(attributes, TABLES["stop_words"])
+    words = set(filter(str.isalpha, words_of(wanted.title)))
+    nouns = words.difference(attributes, TABLES["stop_words"])
     named = len(nouns & set(words_of(product.title))) / len(nouns) if nouns else 0.2
     if named < 0.1:
         return 0.1 if named else 0.0
@@ -537,11 +529,8 @@ def alike(a, b):
 
 # ---- Generated products --------------------------------------------------------------------------
 def generate_products(plain=False):
-    """STOCK products over the shelves of data/webshop.json, the same on every machine.
-
-    A title shows two attributes; a third is only among the features. Products with the same
-    attributes in their titles (a family) share their options.
-    """
+    """STOCK products over the shelves of data/webshop.json, the same on every machine. A title
+    shows two of three attributes; products with the same two (a family) share their options."""
     # Python promises only for Random(int).random() that its numbers never change.
     draw, families, products = random.Random(7).random, defaultdict(dict), []
     shelves = list(TABLES["shelves"].items())
@@ -565,21 +554,18 @@ def generate_products(plain=False):
                              {name: pick(values, 3) for name, values in shelf["options"].items()})
         shown, choices = known[family]
         features = shown + pick([a for a in attributes if a not in shown], 1)
-        price, name = float(low + int(draw() * (high - low + 1))), " ".join((*shown, kind))
-        texts = f"{kind} {number}", name, "", ()
+        price = float(low + int(draw() * (high - low + 1)))
         product_id, title, description, reviews = (
-            texts if plain else natural_texts(kind, features, category, one))
+            (f"{kind} {number}", " ".join((*shown, kind)), "", ()) if plain else
+            natural_texts(kind, features, category, one))
         products.append(Product(product_id, title, kind, (category, kind), price, features, choices,
                                 description, features, wanted=features, reviews=reviews))
     return products
 
 
 def natural_texts(kind, features, category, one):
-    """(id, title, description, reviews) of a product. `one` draws from a sequence.
-
-    A brand makes things of one kind, and a model has a digit in its name, so that a title's nouns
-    tell the kind (`type_score`).
-    """
+    """(id, title, description, reviews) of a product. `one` draws from a sequence. A brand makes
+    things of one kind, and a model has digits, so that a title's nouns tell the kind."""
     kinds = [kind for shelf in TABLES["shelves"].values() for kind in shelf["kinds"]]
     brands = ["".join(pair) for pair in itertools.product(TABLES["syllables"], repeat=2)]
     brand, digits = one(brands[kinds.index(kind)::len(kinds)]), string.digits
@@ -628,30 +614,34 @@ def _read_json(path, kind, expected):
 
 def _product_of(record, instructions):
     """The Product of a record of WebShop, or None if it is unusable."""
-    record = record if isinstance(record, dict) else {}
+    record = _as(dict, record)
     asin, title = str(record.get("asin") or ""), _clean(record.get("name"))
     options = _options_of(record.get("customization_options"))
     shown = sum(len(name + v) + 6 for name, values in options.items() for v in values)
     # A page must fit into an observation.
     if not re.fullmatch(r"[A-Za-z0-9]{1,20}", asin) or not title or shown > 20_000:
         return None
-    told = instructions.get(asin)
-    told = told if isinstance(told, dict) else {}
+    told = _as(dict, instructions.get(asin))
     instruction = _clean(told.get("instruction"))[:1000]
-    levels = (level.strip() for level in _clean(record.get("product_category")).split("›"))
     product = Product(
-        asin.lower(), title, _clean(record.get("query")).lower(), tuple(filter(None, levels)),
-        _price_of(record.get("pricing")), _texts(told.get("attributes")), options,
-        _clean(record.get("full_description")), _texts(record.get("small_description")),
+        asin.lower(), title, _clean(record.get("query")).lower(),
+        _texts(_clean(record.get("product_category")).split("›")), _price_of(record.get("pricing")),
+        _texts(told.get("attributes")), options, _clean(record.get("full_description")),
+        _texts(record.get("small_description")),
         _texts(told.get("instruction_attributes")) if instruction else (), instruction)
     # No product could reach a goal for what this one does not have itself.
     reachable = all(has_attribute(product, a) for a in product.wanted)
     return product if reachable else product._replace(wanted=())
 
 
+def _as(kind, value):
+    """The value if it is of this kind, otherwise an empty one."""
+    return value if isinstance(value, kind) else kind()
+
+
 def _clean(value):
     """A text on one line; "" for anything else."""
-    return one_line(value) if isinstance(value, str) else ""
+    return one_line(_as(str, value))
 
 
 def _texts(value):
@@ -668,10 +658,10 @@ def _price_of(text):
 def _options_of(table):
     """{name: (values)} in lower case, with ` | ` for `/` as on WebShop's pages; none is empty."""
     options = {}
-    for name, contents in (table if isinstance(table, dict) else {}).items():
-        entries = [c for c in contents if isinstance(c, dict)] if isinstance(contents, list) else []
-        values = [_clean(str(c.get("value") or "").lower().replace("/", " | ")) for c in entries]
-        values = tuple(dict.fromkeys(filter(None, values)))
-        if values:
-            options[_clean(name).lower()[:40] or "option"] = values
+    for name, entries in _as(dict, table).items():
+        values = [str(_as(dict, entry).get("value") or "") for entry in _as(list, entries)]
+        values = [_clean(value.lower().replace("/", " | ")) for value in values]
+        if any(values):
+            options[_clean(name).lower()[:40] or "option"] = tuple(
+                dict.fromkeys(filter(None, values)))
     return options
