@@ -33,8 +33,13 @@ from minragen.environments.data import cached_until_changed, read_records
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 MAX_SOURCE = 32_768  # characters of an answer
-MAX_VERDICTS = 4096  # in the cache
+VERDICTS = {}  # the cache of `verdict`
+MAX_VERDICTS = 4096  # in it
 POOL = 90  # random inputs, besides the edge cases, on which functions are compared
+# What `shallow_answer` tries.
+SHALLOW = ("{v}", "{v} + {w}", "{v} - {w}", "{v} * {w}", "max({v}, {w})", "min({v}, {w})",
+           "abs({v} - {w})", "2 * {v}", "2 * {v} + {w}", "sorted({v})", "sorted(set({v}))",
+           "{v}[::-1]", "sum({v})", "len({v})", "max({v})", "min({v})", "{v}.split()", "{v}[1:]")
 GET_NAMESPACES = (
     "To get them, run `sysctl -w kernel.unprivileged_userns_clone=1` (Debian) or `sysctl -w "
     "kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), or start Docker with "
@@ -174,11 +179,6 @@ class DeepCoder(TextEnv):
         return f"def {name}({names}): return {next((value for _, value in examples), None)!r}"
 
 
-SHALLOW = ("{v}", "{v} + {w}", "{v} - {w}", "{v} * {w}", "max({v}, {w})", "min({v}, {w})",
-           "abs({v} - {w})", "2 * {v}", "2 * {v} + {w}", "sorted({v})", "sorted(set({v}))",
-           "{v}[::-1]", "sum({v})", "len({v})", "max({v})", "min({v})", "{v}.split()", "{v}[1:]")
-
-
 @dataclass(frozen=True, eq=False)
 class CodeProblem:
     """A problem with its tests."""
@@ -221,9 +221,6 @@ def bound_names(code):
     names = {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
     names |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return names | {"()" for n in nodes if isinstance(n, ast.Call)}
-
-
-VERDICTS = {}  # the cache of `verdict`
 
 
 def verdict(problem, code, examples, seconds):

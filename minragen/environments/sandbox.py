@@ -104,9 +104,8 @@ def judge_check(code, name, check, cpu=2, pool=None):
             monty_session(referee, CHECK_SECONDS) as session:
         ended = False
         with suppress(monty.MontyError):  # an error outside of the assertions, or the time is over
-            session.feed_run(f"{counted}\ncheck(candidate)\nNone", external_lookup={
+            ended = session.feed_run(f"{counted}\ncheck(candidate)\nTrue", external_lookup={
                 "candidate": candidate, "held": held}, print_callback=monty.CollectString())
-            ended = True
         if "failed" in words:  # the test program took it for an exception of the submission
             raise RuntimeError("the sandbox failed in a call of the test program.")
     truths.pop(0, None)  # `assert True`

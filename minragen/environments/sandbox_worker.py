@@ -124,8 +124,9 @@ def serve(job):
             else:
                 answer = b"=" + run_program(job["code"])
         except BaseException as error:
-            kinds = (*type(error).__mro__, Exception)  # its builtin class is no word of the program
-            answer = b"!" + next(c.__name__ for c in kinds if c.__name__ in ERRORS).encode()
+            # The name of its builtin class: no word of the program leaves the child.
+            names = (kind.__name__ for kind in (*type(error).__mro__, Exception))
+            answer = b"!" + next(name for name in names if name in ERRORS).encode()
         os.write(3, answer + END)
 
 
