@@ -40,10 +40,6 @@ POOL = 90  # random inputs, besides the edge cases, on which functions are compa
 SHALLOW = ("{v}", "{v} + {w}", "{v} - {w}", "{v} * {w}", "max({v}, {w})", "min({v}, {w})",
            "abs({v} - {w})", "2 * {v}", "2 * {v} + {w}", "sorted({v})", "sorted(set({v}))",
            "{v}[::-1]", "sum({v})", "len({v})", "max({v})", "min({v})", "{v}.split()", "{v}[1:]")
-GET_NAMESPACES = (
-    "To get them, run `sysctl -w kernel.unprivileged_userns_clone=1` (Debian) or `sysctl -w "
-    "kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), or start Docker with "
-    "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined`.")
 
 # The parser warns of "\d" in the model's code.
 warnings.filterwarnings("ignore", module="<answer>")
@@ -102,7 +98,10 @@ class DeepCoder(TextEnv):
                     and self.backend.startswith(sandbox.Monty.layers)):
                 raise ValueError(
                     f"data={o['data']} has programs that read standard input: got {self.backend}, "
-                    f"which lacks it, expected Linux namespaces. {GET_NAMESPACES}")
+                    "which lacks it, expected Linux namespaces. To get them, run `sysctl -w "
+                    "kernel.unprivileged_userns_clone=1` (Debian) or `sysctl -w "
+                    "kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), or start Docker "
+                    "with `--security-opt seccomp=unconfined --security-opt apparmor=unconfined`.")
             texts = [problem.text for problem in self.records]
             self.observation_space = text_space("".join(texts), 16_384 + max(map(len, texts)))
 
