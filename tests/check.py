@@ -51,7 +51,7 @@ def forbidden_imports(root=ROOT):
     for path in sorted((root / "minragen").rglob("*.py")):
         module = path.relative_to(root / "minragen").with_suffix("").as_posix()
         for name in sorted(imported(path.read_text())):
-            allowed = (name == "envs" or name.startswith("environments.")
+            allowed = (name in ("envs", "data") or name.startswith("environments.")
                        if module.startswith("environments/") else name in ALLOWED[module])
             if not allowed:
                 faults.append(f"minragen/{module}.py imports minragen.{name}")

@@ -478,7 +478,7 @@ MUTANTS = {
          "a file that is changed to the same length is not read again"),
     ],
     ("environments/sandbox.py", "environments/test_sandbox.py"): [
-        ("len(words) > judged:", "True:",
+        ("truths.pop(0, None)", "pass",
          "an assertion that never calls the submission counts as passed"),
         (' and "time" not in [r.word for r in results]', "",
          "an endless loop costs a limit for every test"),

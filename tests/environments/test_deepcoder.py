@@ -128,7 +128,7 @@ def answer(env, expression):
 class TestPrograms:
     def test_each_reference_solution_does_what_its_task_says(self):
         lines = [line for text in EXAMPLES.strip().split("\n") for line in text.split("; ")]
-        functions = deepcoder.programs()
+        functions = vars(deepcoder.programs)
         for line in lines:
             assert eval(line, functions.copy()), line
         names = {line.partition("(")[0] for line in lines}
