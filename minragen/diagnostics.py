@@ -44,15 +44,10 @@ from minragen import attention
 from minragen.models import LOGIT_BUDGET, max_positions, output_layer
 from minragen.rollout import StopReason, collect
 
-NUM_SAMPLES = 64  # rows of a score matrix
-TOKEN_BUDGET = 8192  # padded tokens in one forward pass
 PACK_TOKENS = 256  # reasoning tokens side by side; more would mostly compute masked attention
-TAG = "</think>"
 EMA = 0.9  # weight of the past in the averaged marginal_std
 ZSCORE_EPS = 1e-3  # nats, added to a standard deviation that may be 0
 TIE = 1e-5  # nats per token: scores this close are equal, float32 resolves no finer
-RETRIEVAL_RANKS = (1, 2, 4, 8)
-NGRAM, NGRAM_DRAWS = 3, 256
 
 LOW_ENTROPY = 0.5  # H(Z|X) per token is low below this share of its first value ...
 NO_ENTROPY = 0.05  # ... or below this many nats per token
@@ -65,7 +60,6 @@ RECENT, BEFORE = 3, 20  # for sudden changes: steps that count as "now", and bef
 SOLVED = 0.9  # mean success over WINDOW steps that silences variety warnings
 REARM = 20  # steps that a condition must be false before it warns again
 
-NUM_BUCKETS = 6
 HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
 
 
@@ -136,7 +130,7 @@ def reasoning_pairs(frame, trajectories):
 
     @functools.cache  # replies repeat
     def reasoning_of(reply):
-        ids = reply[:frame.find_tag(reply, TAG) or 0]
+        ids = reply[:frame.find_tag(reply, "</think>") or 0]
         return ids if frame.tokenizer.decode(ids).strip() else ()
 
     pairs, turns = [], 0
@@ -156,11 +150,11 @@ def reply_metrics(frame, trajectories):
     pairs, turns = reasoning_pairs(frame, trajectories)
     metrics = {"valid_thinking": len(pairs) / max(turns, 1)}
     if pairs:
-        metrics[f"distinct_{NGRAM}"] = distinct_ngrams([p.reasoning for p in pairs])
+        metrics["distinct_3"] = distinct_ngrams([p.reasoning for p in pairs])
     return metrics
 
 
-def distinct_ngrams(sequences, n=NGRAM, draws=NGRAM_DRAWS):
+def distinct_ngrams(sequences, n=3, draws=256):
     """The expected share of distinct n-grams among `draws` of them, drawn without replacement.
 
     Distinct / all falls as a batch grows; among a fixed number of draws it does not (rarefaction;
@@ -183,8 +177,8 @@ def distinct_ngrams(sequences, n=NGRAM, draws=NGRAM_DRAWS):
 
 
 # ---- Mutual information --------------------------------------------------------------------------
-def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=NUM_SAMPLES,
-                     temperature=1.0, token_budget=TOKEN_BUDGET):
+def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=64,
+                     temperature=1.0, token_budget=8192):
     """The metrics `first_turn/...` (first turns) and `trajectory/...` (turns of all depths).
 
     ema: {name: moving average}, {} at first; advanced in place, kept in the checkpoint
@@ -247,7 +241,7 @@ def trajectory_uniform(pairs, num_samples, rng):
 
 
 @torch.no_grad()
-def score_matrix(model, prompts, reasonings, temperature=1.0, token_budget=TOKEN_BUDGET):
+def score_matrix(model, prompts, reasonings, temperature=1.0, token_budget=8192):
     """S[i, j] = log p(reasoning i | prompt j), each prompt through the model once.
 
         prompt j | z_1 z_1 z_1 | z_2 z_2 | z_3 ...     every z sees the prompt and itself
@@ -255,7 +249,8 @@ def score_matrix(model, prompts, reasonings, temperature=1.0, token_budget=TOKEN
     positions that it would have alone, under a mask that keeps them apart. The next reasonings
     reuse their slots.
 
-    prompts, reasonings: non-empty sequences of ids      token_budget: bounds a forward pass
+    prompts, reasonings: non-empty sequences of ids
+    token_budget: padded tokens in one forward pass
     returns: (M, N) float64 on the CPU, and the number of tokens that went through the model
     """
     scores = torch.zeros(len(reasonings), len(prompts), dtype=torch.float64)
@@ -345,7 +340,7 @@ def retrieval(scores, own):
     margin = scores - scores.gather(1, own[:, None])
     above, equal = (margin > TIE).sum(dim=1), (margin.abs() <= TIE).sum(dim=1)
     metrics = {}
-    for k in RETRIEVAL_RANKS:
+    for k in (1, 2, 4, 8):
         if k < scores.shape[1]:
             at = "" if k == 1 else f"@{k}"
             metrics[f"retrieval{at}"] = float(((k - above) / equal).clamp(0, 1).mean())
@@ -398,7 +393,7 @@ CONDITIONS = (
     ("entropy", "recent", 2.0, "replies are becoming incoherent."),
     ("grad_norm", "recent", 4.0, "runs seldom recover from this. Lower the learning rate."),
     ("valid", "best", 0.5, "replies have lost the response format. Lower the learning rate."),
-    (f"distinct_{NGRAM}", "run", 0.5, "replies repeat each other."))
+    ("distinct_3", "run", 0.5, "replies repeat each other."))
 FLOOR = {"entropy": NO_ENTROPY}  # of "before": a rise from almost no entropy is no sign
 
 
@@ -467,7 +462,7 @@ def _values(steps, metric):
 
 
 # ---- Gradients by reward std ---------------------------------------------------------------------
-def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buckets=NUM_BUCKETS):
+def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buckets=6):
     """Gradient norm per loss token of each term of the objective, in buckets of reward std.
 
     The signal of a group grows with its reward std, the pull of the regularisers does not: where

@@ -48,7 +48,6 @@ CURVES = {
     "clip fraction": ("clip_fraction",),
     "KL": ("kl_ref", "approx_kl", "kl_reward"),
     "seconds of a step": ("seconds", "rollout_seconds")}
-LOGARITHMIC = ("gradient norm",)
 
 
 def write(folders, png=True, reload=0):
@@ -218,7 +217,7 @@ def curves(axes, loaded, title):
         return
     for step in sorted({step for run in loaded for step, _ in run.warnings}):
         axes.axvline(step, color="tab:red", linestyle=":", linewidth=1)
-    if title in LOGARITHMIC and any((line.get_ydata() > 0).any() for line in axes.lines):
+    if title == "gradient norm" and any((line.get_ydata() > 0).any() for line in axes.lines):
         axes.set_yscale("log")
     axes.set_xlabel("step")
 

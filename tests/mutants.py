@@ -228,7 +228,7 @@ MUTANTS = {
         ("torch.where(weights > 0, x, 0.0)", "x", "nan outside the mask reaches the loss"),
     ],
     ("diagnostics.py", "test_diagnostics.py"): [
-        ("frame.find_tag(reply, TAG) or 0", "(frame.find_tag(reply, TAG) or -1) + 1",
+        ('frame.find_tag(reply, "</think>") or 0', '(frame.find_tag(reply, "</think>") or -1) + 1',
          "reasoning contains the tokens that the closing tag touches"),
         ("list(left)[rng.integers(len(left))]", "rng.choice([t for t in left for _ in left[t]])",
          "long episodes outweigh short ones in the draw"),
