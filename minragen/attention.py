@@ -62,8 +62,8 @@ class KVSlots:
         """
         new = key_states, value_states
         if layer_idx not in self.layers:
-            self.layers[layer_idx] = [x.new_zeros(len(self.lengths), x.shape[1], self.capacity,
-                                                  x.shape[3]) for x in new]
+            self.layers[layer_idx] = [x.new_zeros(
+                len(self.lengths), x.shape[1], self.capacity, x.shape[3]) for x in new]
         slots = [slot[self._rows] for slot in self.layers[layer_idx]]
         for slot, states in zip(slots, new):
             slot[self._index, :, self._positions] = states.transpose(1, 2)
@@ -175,12 +175,10 @@ def choose_attention(model, name, attention):
 def slots_attention(model):
     """Use the model's usual attention: that of option --attention is for the learner's passes, and
     may not take the masks of a rollout."""
-    if not getattr(model.base_model, "learner_attention", ""):
-        yield
-        return
     config = model.config.get_text_config()
     learners = config._attn_implementation
-    config._attn_implementation = model.base_model.slots_attention
+    if getattr(model.base_model, "learner_attention", ""):
+        config._attn_implementation = model.base_model.slots_attention
     try:
         yield
     finally:
@@ -302,8 +300,8 @@ class PrefixTree:
         padded = [[*positions, *[positions[-1]] * (q - len(positions))] for _, positions in rows]
         position = self._tensor(padded)
         places = torch.arange(k, device=self._device)[None]
-        return (self._tensor([[number[path[p]] for p in row] for row, (path, _) in zip(
-                    padded, rows)]),
+        asking = [[number[path[p]] for p in row] for row, (path, _) in zip(padded, rows)]
+        return (self._tensor(asking),
                 self._tensor([[*path[:k], *[0] * (k - len(path))] for path, _ in rows]),
                 attention_masks(self._decoder, places[:, None, None] <= position[:, None, :, None],
                                 position, places),
@@ -327,10 +325,9 @@ def attention_masks(model, visible, queries, keys):
     """
     config, dtype = model.config.get_text_config(), next(model.parameters()).dtype
     window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or
-                ["sliding_attention" if window else "full_attention"])
+    usual = "sliding_attention" if window else "full_attention"
     masks = {}
-    for kind in kinds:
+    for kind in {*(getattr(config, "layer_types", None) or [usual])}:
         seen = visible if kind == "full_attention" else visible & (
             keys[:, None, None] > queries[:, None, :, None] - window)
         masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(

@@ -40,25 +40,14 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from minragen.attention import (
-    KVSlots,
-    attention_masks,
-    forward_slots,
-    padded_batches,
-    slots_attention,
-)
+from minragen import attention
 from minragen.models import LOGIT_BUDGET, max_positions, output_layer
 from minragen.rollout import StopReason, collect
 
-NUM_SAMPLES = 64  # rows of a score matrix
-TOKEN_BUDGET = 8192  # padded tokens in one forward pass
 PACK_TOKENS = 256  # reasoning tokens side by side; more would mostly compute masked attention
-TAG = "</think>"
 EMA = 0.9  # weight of the past in the averaged marginal_std
 ZSCORE_EPS = 1e-3  # nats, added to a standard deviation that may be 0
 TIE = 1e-5  # nats per token: scores this close are equal, float32 resolves no finer
-RETRIEVAL_RANKS = (1, 2, 4, 8)
-NGRAM, NGRAM_DRAWS = 3, 256
 
 LOW_ENTROPY = 0.5  # H(Z|X) per token is low below this share of its first value ...
 NO_ENTROPY = 0.05  # ... or below this many nats per token
@@ -71,7 +60,6 @@ RECENT, BEFORE = 3, 20  # for sudden changes: steps that count as "now", and bef
 SOLVED = 0.9  # mean success over WINDOW steps that silences variety warnings
 REARM = 20  # steps that a condition must be false before it warns again
 
-NUM_BUCKETS = 6
 HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
 
 
@@ -87,18 +75,17 @@ def describe(trajectories):
         chosen = [t for t in chosen if not t.error]
         if not chosen:
             return errors
-        n = len(chosen)
-        stats = {"success": sum(t.success for t in chosen) / n,
-                 "episode_return": sum(t.episode_return for t in chosen) / n,
-                 "turns": sum(len(t.turns) for t in chosen) / n,
-                 "response_tokens": sum(t.response_tokens for t in chosen) / n,
-                 "context_full": sum(t.stop is StopReason.CONTEXT for t in chosen) / n}
+        values = {"success": [t.success for t in chosen],
+                  "episode_return": [t.episode_return for t in chosen],
+                  "turns": [len(t.turns) for t in chosen],
+                  "response_tokens": [t.response_tokens for t in chosen],
+                  "context_full": [t.stop is StopReason.CONTEXT for t in chosen]}
         # What not all environments report is left out of the mixture's own metrics.
         reported = [set().union(*(t.metrics for t in chosen if t.env == env))
                     for env in {t.env for t in chosen}]
         for name in sorted(set.intersection(*reported) - {"success"}):
-            stats[name] = sum(t.metrics.get(name, 0.0) for t in chosen) / n
-        return errors | {prefix + name: value for name, value in stats.items()}
+            values[name] = [t.metrics.get(name, 0.0) for t in chosen]
+        return errors | {prefix + name: sum(x) / len(x) for name, x in values.items()}
 
     metrics, names = means(trajectories), sorted({t.env for t in trajectories})
     for name in names if len(names) > 1 else ():
@@ -143,7 +130,7 @@ def reasoning_pairs(frame, trajectories):
 
     @functools.cache  # replies repeat
     def reasoning_of(reply):
-        ids = reply[:frame.find_tag(reply, TAG) or 0]
+        ids = reply[:frame.find_tag(reply, "</think>") or 0]
         return ids if frame.tokenizer.decode(ids).strip() else ()
 
     pairs, turns = [], 0
@@ -163,11 +150,11 @@ def reply_metrics(frame, trajectories):
     pairs, turns = reasoning_pairs(frame, trajectories)
     metrics = {"valid_thinking": len(pairs) / max(turns, 1)}
     if pairs:
-        metrics[f"distinct_{NGRAM}"] = distinct_ngrams([p.reasoning for p in pairs])
+        metrics["distinct_3"] = distinct_ngrams([p.reasoning for p in pairs])
     return metrics
 
 
-def distinct_ngrams(sequences, n=NGRAM, draws=NGRAM_DRAWS):
+def distinct_ngrams(sequences, n=3, draws=256):
     """The expected share of distinct n-grams among `draws` of them, drawn without replacement.
 
     Distinct / all falls as a batch grows; among a fixed number of draws it does not (rarefaction;
@@ -190,8 +177,8 @@ def distinct_ngrams(sequences, n=NGRAM, draws=NGRAM_DRAWS):
 
 
 # ---- Mutual information --------------------------------------------------------------------------
-def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=NUM_SAMPLES,
-                     temperature=1.0, token_budget=TOKEN_BUDGET):
+def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=64,
+                     temperature=1.0, token_budget=8192):
     """The metrics `first_turn/...` (first turns) and `trajectory/...` (turns of all depths).
 
     ema: {name: moving average}, {} at first; advanced in place, kept in the checkpoint
@@ -205,34 +192,29 @@ def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=NUM_S
     for name, draw in (("first_turn", first_turns), ("trajectory", trajectory_uniform)):
         began = time.perf_counter()
         rows = draw(pairs, num_samples, rng)
-        if len({pair.prompt for pair in rows}) < 2:
+        # Equal prompts are one column, and equal reasonings are scored once.
+        prompts = {x: j for j, x in enumerate(dict.fromkeys(p.prompt for p in rows))}
+        reasonings = {z: i for i, z in enumerate(dict.fromkeys(p.reasoning for p in rows))}
+        if len(prompts) < 2:
             continue
-        found = _pair_metrics(policy.model, rows, temperature, token_budget)
-        for suffix in ("", "_per_token"):
-            std, key = found[f"marginal_std{suffix}"], f"{name}/marginal_std{suffix}"
+        scores, tokens = score_matrix(policy.model, list(prompts), list(reasonings), temperature,
+                                      token_budget)
+        scores = scores[[reasonings[p.reasoning] for p in rows]]
+        own = torch.tensor([prompts[p.prompt] for p in rows])
+        per_token = scores / torch.tensor([[len(p.reasoning)] for p in rows])
+        shares = own.bincount().double() / len(own)
+        found = {"mi_upper_bound": float(torch.special.entr(shares).sum()),
+                 **retrieval(per_token, own), "rows": len(rows), "columns": len(prompts),
+                 "tokens": tokens}
+        for suffix, matrix in (("", scores), ("_per_token", per_token)):
+            known = information(matrix, own)
+            std, key = known["marginal_std"], f"{name}/marginal_std{suffix}"
             ema[key] = EMA * ema.get(key, std) + (1 - EMA) * std
-            found |= {f"marginal_std_ema{suffix}": ema[key],
-                      f"mi_zscore_ema{suffix}": found[f"mi{suffix}"] / (ema[key] + ZSCORE_EPS)}
+            known |= {"marginal_std_ema": ema[key],
+                      "mi_zscore_ema": known["mi"] / (ema[key] + ZSCORE_EPS)}
+            found |= {key + suffix: value for key, value in known.items()}
         found["seconds"] = time.perf_counter() - began
         metrics |= {f"{name}/{key}": value for key, value in found.items()}
-    return metrics
-
-
-def _pair_metrics(model, pairs, temperature, token_budget):
-    """Information and retrieval of a list of Pair."""
-    # Equal prompts are one column, and equal reasonings are scored once.
-    prompts = {p: j for j, p in enumerate(dict.fromkeys(pair.prompt for pair in pairs))}
-    reasonings = {z: i for i, z in enumerate(dict.fromkeys(pair.reasoning for pair in pairs))}
-    scores, tokens = score_matrix(model, list(prompts), list(reasonings), temperature, token_budget)
-    scores = scores[[reasonings[pair.reasoning] for pair in pairs]]
-    own = torch.tensor([prompts[pair.prompt] for pair in pairs])
-    per_token = scores / torch.tensor([[len(pair.reasoning)] for pair in pairs])
-    weights = own.bincount().double() / len(own)
-    metrics = {"mi_upper_bound": float(torch.special.entr(weights).sum()),
-               **retrieval(per_token, own), "rows": len(pairs), "columns": len(prompts),
-               "tokens": tokens}
-    for suffix, matrix in (("", scores), ("_per_token", per_token)):
-        metrics |= {key + suffix: value for key, value in information(matrix, own).items()}
     return metrics
 
 
@@ -259,7 +241,7 @@ def trajectory_uniform(pairs, num_samples, rng):
 
 
 @torch.no_grad()
-def score_matrix(model, prompts, reasonings, temperature=1.0, token_budget=TOKEN_BUDGET):
+def score_matrix(model, prompts, reasonings, temperature=1.0, token_budget=8192):
     """S[i, j] = log p(reasoning i | prompt j), each prompt through the model once.
 
         prompt j | z_1 z_1 z_1 | z_2 z_2 | z_3 ...     every z sees the prompt and itself
@@ -267,21 +249,23 @@ def score_matrix(model, prompts, reasonings, temperature=1.0, token_budget=TOKEN
     positions that it would have alone, under a mask that keeps them apart. The next reasonings
     reuse their slots.
 
-    prompts, reasonings: non-empty sequences of ids      token_budget: bounds a forward pass
+    prompts, reasonings: non-empty sequences of ids
+    token_budget: padded tokens in one forward pass
     returns: (M, N) float64 on the CPU, and the number of tokens that went through the model
     """
     scores = torch.zeros(len(reasonings), len(prompts), dtype=torch.float64)
     first = torch.tensor([z[0] for z in reasonings])
     fed = torch.tensor([len(z) - 1 for z in reasonings])  # nothing after the last token is scored
     widths = torch.tensor([len(x) for x in prompts])
-    for columns in padded_batches(widths.clamp(min=fed.max()), token_budget):
+    for columns in attention.padded_batches(widths.clamp(min=fed.max()), token_budget):
         lengths = widths[columns]
         tokens = pad_sequence([torch.tensor(prompts[j]) for j in columns], batch_first=True)
-        packs = list(padded_batches(
+        packs = list(attention.padded_batches(
             fed.clamp(min=1), min(PACK_TOKENS, token_budget // len(columns))))
         room = max(int(fed[rows].sum()) for rows in packs)
-        slots = KVSlots(model, len(columns), tokens.shape[1] + room)
-        hidden = forward_slots(model, slots, tokens.to(slots.device), lengths.to(slots.device))
+        slots = attention.KVSlots(model, len(columns), tokens.shape[1] + room)
+        hidden = attention.forward_slots(model, slots, tokens.to(slots.device),
+                                         lengths.to(slots.device))
         logits = output_layer(model, hidden).float() / (temperature or 1.0)
         # The (n, V) logprobs after the prompts stay where they are.
         log_p = logits.log_softmax(dim=-1)[:, first.to(slots.device)]
@@ -314,10 +298,10 @@ def _continuations(model, slots, reasonings, temperature):
     # A reasoning behind a longer prompt than its own may end behind the model's last position.
     positions = (lengths[:, None] + depth).clamp(max=max_positions(model) - 1).to(device)
     keys = torch.cat([torch.arange(longest, device=device).expand(n, longest), positions], dim=1)
-    with slots_attention(model):
+    with attention.slots_attention(model):
         hidden = model.base_model(
             input_ids=tokens.expand(n, q), position_ids=positions, past_key_values=slots,
-            attention_mask=attention_masks(model, visible, positions, keys),
+            attention_mask=attention.attention_masks(model, visible, positions, keys),
             use_cache=True).last_hidden_state.flatten(0, 1)
     rows, chosen = max(1, LOGIT_BUDGET // model.config.get_text_config().vocab_size), []
     for part, target in zip(hidden.split(rows), targets.repeat(n).split(rows)):
@@ -356,7 +340,7 @@ def retrieval(scores, own):
     margin = scores - scores.gather(1, own[:, None])
     above, equal = (margin > TIE).sum(dim=1), (margin.abs() <= TIE).sum(dim=1)
     metrics = {}
-    for k in RETRIEVAL_RANKS:
+    for k in (1, 2, 4, 8):
         if k < scores.shape[1]:
             at = "" if k == 1 else f"@{k}"
             metrics[f"retrieval{at}"] = float(((k - above) / equal).clamp(0, 1).mean())
@@ -409,7 +393,7 @@ CONDITIONS = (
     ("entropy", "recent", 2.0, "replies are becoming incoherent."),
     ("grad_norm", "recent", 4.0, "runs seldom recover from this. Lower the learning rate."),
     ("valid", "best", 0.5, "replies have lost the response format. Lower the learning rate."),
-    (f"distinct_{NGRAM}", "run", 0.5, "replies repeat each other."))
+    ("distinct_3", "run", 0.5, "replies repeat each other."))
 FLOOR = {"entropy": NO_ENTROPY}  # of "before": a rise from almost no entropy is no sign
 
 
@@ -478,7 +462,7 @@ def _values(steps, metric):
 
 
 # ---- Gradients by reward std ---------------------------------------------------------------------
-def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buckets=NUM_BUCKETS):
+def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buckets=6):
     """Gradient norm per loss token of each term of the objective, in buckets of reward std.
 
     The signal of a group grows with its reward std, the pull of the regularisers does not: where
@@ -489,6 +473,7 @@ def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buck
     losses_of: part of the batch -> {"task": scalar, "entropy": scalar, ...}, each the part's share
         of the weighted sum, so that the parts of a bucket add up to its exact gradient
     reward_std: (P,) of each group, in the order of group id
+    num_buckets: by ascending reward std, with nearly as many groups each; no more than groups
     returns: `gradient/...`; a bucket without loss tokens has sizes and no norms
     """
     # Sums over tokens; the norms are divided by the tokens of their bucket.
@@ -497,7 +482,8 @@ def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buck
     parameters = [p for p in model.parameters() if p.requires_grad]
     ids, metrics, everything = batch.group_ids.unique(), {}, {}
     reward_std = reward_std[ids]
-    for number, groups in enumerate(buckets(reward_std, num_buckets), 1):
+    order = reward_std.argsort(stable=True)
+    for number, groups in enumerate(order.tensor_split(min(num_buckets, len(order))), 1):
         rows = torch.isin(batch.group_ids, ids[groups]).nonzero()[:, 0]
         bucket = batch.take(rows)
         gradients = _summed_gradients(parameters, bucket, losses_of, token_budget)
@@ -508,19 +494,10 @@ def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buck
     return metrics | _gradient_row("gradient/all", everything, all_tokens, reward_std, len(batch))
 
 
-def buckets(reward_std, num_buckets=NUM_BUCKETS):
-    """Group indices by ascending reward std, in min(num_buckets, P) parts of nearly equal size.
-
-    >>> [b.tolist() for b in buckets(torch.tensor([0.5, 0.0, 0.9, 0.1]), 3)]
-    [[1, 3], [0], [2]]
-    """
-    return reward_std.argsort(stable=True).tensor_split(min(num_buckets, len(reward_std)))
-
-
 def _summed_gradients(parameters, bucket, losses_of, token_budget):
     """{term: gradient of its sum over the bucket, a float32 tensor per parameter}."""
     gradients = {}
-    for rows in padded_batches(bucket.lengths, token_budget):
+    for rows in attention.padded_batches(bucket.lengths, token_budget):
         losses = losses_of(bucket.take(rows))
         # A term that does not depend on the parameters has no gradient.
         live = [name for name, value in losses.items() if value.requires_grad]

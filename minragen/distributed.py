@@ -38,16 +38,15 @@ def begin(device):
     device: torch.device
     """
     if "TORCHELASTIC_RUN_ID" in os.environ and not dist.is_initialized():
-        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        here, cuda = int(os.environ["LOCAL_WORLD_SIZE"]), device.type == "cuda"
         if here > 1 and (device.type not in ("cpu", "cuda") or device.index is not None):
             raise ValueError(f"several processes take --device cpu or cuda, got {device}.")
-        if device.type == "cuda" and here > torch.cuda.device_count():
+        if cuda and here > torch.cuda.device_count():
             raise ValueError(f"got {here} processes for {torch.cuda.device_count()} GPUs, expected "
                              f"one for each.")
-        if device.type == "cuda":
+        if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-                                timeout=PATIENCE)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
         if world_size() > 1:
             _watched.append(dist.new_group(backend="gloo", timeout=PATIENCE))
             _watched.append(threading.Thread(target=_watch, args=_watched[:], daemon=True))
@@ -110,8 +109,6 @@ def main_process_first():
 
 def rank():
     """The number of this process, from 0."""
-    if dist.is_initialized():
-        return dist.get_rank()
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 

@@ -384,11 +384,11 @@ class EnvGroups:
         self.num_groups, self.group_size, self.split = len(self.numbers), group_size, split
         mixture = parse_mixture(spec, num_groups)
         self.names = [name for name, count in mixture for _ in range(count)][share]
-        per_name = {n: _options_of(n, options or {}, dict(mixture))
-                    for n in dict.fromkeys(self.names)}
-        own = {n: make(n, split, **per_name[n]).budget for n in per_name}
-        self._build = [partial(make, n, split, replace(own[n], **(budgets or {})), **per_name[n])
-                       for n in self.names for _ in range(group_size)]
+        builders = {}
+        for name in dict.fromkeys(self.names):
+            build = partial(make, name, split, **_options_of(name, options or {}, dict(mixture)))
+            builders[name] = partial(build, replace(build().budget, **(budgets or {})))
+        self._build = [builders[name] for name in self.names for _ in range(group_size)]
         self.envs = [build() for build in self._build]
         self.seeds, self._broken = [None] * self.num_groups, set()
 
@@ -415,27 +415,26 @@ class EnvGroups:
         Environments that declare `parallel` run in threads, all within STEP_TIME_LIMIT times the
         steps per core.
         """
-        results, waiting = {}, {}
+        results = {}
 
         def step_row(r, answer):
             results[r] = self._attempt(r, play, self.envs[r], answer)
 
+        # Daemons: else Python's exit waits for those that hang.
+        threads = [threading.Thread(target=step_row, args=(r, answer), daemon=True)
+                   for r, answer in zip(rows, answers) if self.envs[r].parallel]
+        for thread in threads:
+            thread.start()
         for r, answer in zip(rows, answers):
-            if self.envs[r].parallel:  # daemons: else Python's exit waits for them
-                waiting[r] = threading.Thread(target=step_row, args=(r, answer), daemon=True)
-                waiting[r].start()
-        for r, answer in zip(rows, answers):
-            if r not in waiting:
+            if not self.envs[r].parallel:
                 step_row(r, answer)
-        limit = STEP_TIME_LIMIT * math.ceil(len(waiting) / (os.cpu_count() or 1))
+        limit = STEP_TIME_LIMIT * math.ceil(len(threads) / (os.cpu_count() or 1))
         deadline = time.monotonic() + limit
-        for thread in waiting.values():
+        for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        finished = dict(results)
-        for r in waiting.keys() - finished.keys():
-            finished[r] = TimeoutError(f"a step took over {limit:g} seconds.")
-            self._broken.add(r)  # it may still be running
-        return [finished[r] for r in rows]
+        finished, late = dict(results), TimeoutError(f"a step took over {limit:g} seconds.")
+        self._broken |= {*rows} - finished.keys()  # they may still be running
+        return [finished.get(r, late) for r in rows]
 
     def _attempt(self, row, function, *arguments):
         """What the function returned, or the exception that it raised."""

@@ -22,12 +22,12 @@ BATCH_BYTES = 100
 
 def forecast(learner, config):
     """One line for the console: the peak and its parts, in MiB."""
-    always, *others = phases(learner, config).items()
-    largest = max(others, key=lambda phase: sum(phase[1].values()))
+    (_, held), *others = phases(learner, config).items()
+    phase, added = max(others, key=lambda item: sum(item[1].values()))
+    total = sum(held.values()) + sum(added.values())
     parts = [", ".join(f"{what} {size / 2**20:,.0f}" for what, size in sizes.items() if size)
-             for _, sizes in (always, largest)]
-    total = sum(sum(sizes.values()) for _, sizes in (always, largest))
-    return f"memory    about {total / 2**20:,.0f} MiB: {parts[0]}; {largest[0]}: {parts[1]}"
+             for sizes in (held, added)]
+    return f"memory    about {total / 2**20:,.0f} MiB: {parts[0]}; {phase}: {parts[1]}"
 
 
 def phases(learner, config):
@@ -84,8 +84,7 @@ def _update(n, config, trained):
     """Gradients of all models, and one micro-batch of one model."""
     # Of a token and layer autograd keeps: norms in float32, their results, the input and the output
     # of attention, queries twice, keys and values of the parts, and four results of the MLP.
-    layer = 16 * n.hidden + n.width * (
-        2 * n.hidden + 3 * n.queries + n.keys + 4 * n.inner)
+    layer = 16 * n.hidden + n.width * (2 * n.hidden + 3 * n.queries + n.keys + 4 * n.inner)
     kept = (n.tokens * (n.layers - 1) + n.in_loss) * layer  # the last layer has few queries
     logits = 20 * min(n.in_loss * n.vocab, LOGIT_BUDGET)  # five copies, for logprob and entropy
     if config.activation_checkpointing:  # a layer is computed again when the logits are gone

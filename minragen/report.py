@@ -19,6 +19,7 @@ import json
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,6 @@ CURVES = {
     "clip fraction": ("clip_fraction",),
     "KL": ("kl_ref", "approx_kl", "kl_reward"),
     "seconds of a step": ("seconds", "rollout_seconds")}
-LOGARITHMIC = ("gradient norm",)
 
 
 def write(folders, png=True, reload=0):
@@ -59,7 +59,7 @@ def write(folders, png=True, reload=0):
     """
     loaded = [Run(folder) for folder in folders]
     target = folders[0] if len(folders) == 1 else folders[0].parent
-    figures = {title: figure for title, figure in figures_of(loaded).items() if figure}
+    figures = figures_of(loaded)
     if png:
         (target / "figures").mkdir(exist_ok=True)
         for title, figure in figures.items():
@@ -123,13 +123,12 @@ def facts(run):
             ("settings", summary(config))]
     validated = [line for line in run.history if line.get("val/success") is not None]
     for line in validated[:1] + validated[1:][-1:]:
-        rows.append((f"validation, step {line['step']}",
-                     rate(line["val/success"], run.held_out(line, "val"))))
+        rows.append((f"validation, step {line['step']}", rate(run, line, "val")))
     if len(validated) > 1:
         best = max(validated, key=lambda line: line["val/success"])
         rows.append(("best validation", f"{best['val/success']:.3f} at step {best['step']}"))
     if "test/success" in run.tested:
-        rows.append(("test", rate(run.tested["test/success"], run.held_out(run.tested, "test"))))
+        rows.append(("test", rate(run, run.tested, "test")))
     if regimes:
         rows.append(("regime", regimes[-1]))
     rows += [(f"warning, step {step}", sentence) for step, sentence in run.warnings]
@@ -140,8 +139,9 @@ def facts(run):
         for name, text in rows) + "</dl>"
 
 
-def rate(success, n):
-    """A success rate of n episodes with its interval, as text."""
+def rate(run, line, split):
+    """The success rate of a split with its interval, as text."""
+    success, n = line[f"{split}/success"], run.held_out(line, split)
     low, high = wilson(success * n, n)
     return f"success {success:.3f}, 95 % interval [{low:.3f}, {high:.3f}], {n} episodes"
 
@@ -153,13 +153,12 @@ def configurations(loaded):
         groups.setdefault(run.settings, []).append(run)
     differ = [f.name for f in dataclasses.fields(Config)
               if len({getattr(settings, f.name) for settings in groups}) > 1]
+    # In another environment or with another algorithm nearly everything differs.
+    differ = [name for name in differ if name in ("env", "algo", "model")] or differ
     labels = {}
     for settings, found in groups.items():
-        # In another environment or with another algorithm nearly everything differs.
-        named = [f"{name}={getattr(settings, name)}" for name in differ
-                 if name in ("env", "algo", "model")] or [
-                     f"{name}={getattr(settings, name)}" for name in differ]
-        label = plain(" ".join(named))[:60] or settings.env
+        label = plain(" ".join(f"{name}={getattr(settings, name)}" for name in differ))
+        label = label[:60] or settings.env
         labels[label if label not in labels else f"{label[:50]} {found[0].name}"] = found
     return labels
 
@@ -171,12 +170,25 @@ def plain(label):
 
 # ---- Figures -------------------------------------------------------------------------------------
 def figures_of(loaded):
-    """{title: matplotlib Figure, or None where no run has the metrics}."""
-    return {**{title: curves(loaded, title) for title in CURVES},
-            "regimes": regime_map(loaded), "gradients by reward std": gradients(loaded)}
+    """{title: matplotlib Figure}, without those whose metrics no run has."""
+    from matplotlib.figure import Figure  # not pyplot: no window, no global state
+
+    drawings = {title: partial(curves, title=title) for title in CURVES}
+    drawings |= {"regimes": regime_map, "gradients by reward std": gradients}
+    figures = {}
+    for title, draw in drawings.items():
+        figure = Figure(figsize=(5, 3), layout="constrained")
+        axes = figure.subplots()
+        axes.set_title(title, fontsize="medium")
+        axes.grid(alpha=0.2)
+        draw(axes, loaded)
+        if axes.lines:
+            axes.legend(fontsize="small", loc="center right" if draw is regime_map else "best")
+            figures[title] = figure
+    return figures
 
 
-def curves(loaded, title):
+def curves(axes, loaded, title):
     """Metrics over steps: all of a title's for one configuration, else the first of each.
 
     A validation success has its 95 % band; several seeds have one from lowest to highest, over the
@@ -184,7 +196,6 @@ def curves(loaded, title):
     """
     groups = configurations(loaded)
     metrics = CURVES[title] if len(groups) == 1 else CURVES[title][:1]
-    figure, axes = new_figure(title)
     for label, members in groups.items():
         for metric in metrics:
             series = [dict(zip(*run.series(metric))) for run in members]  # step -> value
@@ -203,23 +214,19 @@ def curves(loaded, title):
                 low, high = np.array([wilson(v * n, n) for v, n in zip(values[0], sizes)]).T
             axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     if not axes.lines:
-        return None
+        return
     for step in sorted({step for run in loaded for step, _ in run.warnings}):
         axes.axvline(step, color="tab:red", linestyle=":", linewidth=1)
-    if title in LOGARITHMIC and any((line.get_ydata() > 0).any() for line in axes.lines):
+    if title == "gradient norm" and any((line.get_ydata() > 0).any() for line in axes.lines):
         axes.set_yscale("log")
     axes.set_xlabel("step")
-    axes.legend(fontsize="small")
-    return figure
 
 
-def regime_map(loaded):
+def regime_map(axes, loaded):
     """Conditional entropy against mutual information of first turns: each run is a path through
     four regimes, from a circle to a square. The limits are those of `diagnostics.regime`."""
-    figure, axes = new_figure("regimes")
     for run in loaded:
-        steps, entropy, mi = run.series("first_turn/conditional_entropy_per_token",
-                                        "first_turn/mi")
+        steps, entropy, mi = run.series("first_turn/conditional_entropy_per_token", "first_turn/mi")
         if len(steps) < 2:
             continue
         line, = axes.plot(entropy, mi, label=plain(run.name), linewidth=1)
@@ -230,48 +237,30 @@ def regime_map(loaded):
         axes.axvline(max(LOW_ENTROPY * entropy[0], NO_ENTROPY), color=line.get_color(),
                      linestyle=":", linewidth=1)
         axes.axhline(LOW_MI * mi[0], color=line.get_color(), linestyle=":", linewidth=1)
-    if not axes.lines:
-        return None
     for x, y, text in ((0.01, 0.98, "compressed"), (0.99, 0.98, "diverse"),
                        (0.01, 0.02, "low-entropy collapse"), (0.99, 0.02, "template collapse")):
         axes.text(x, y, text, transform=axes.transAxes, alpha=0.5, fontsize="small",
                   ha="left" if x < 0.5 else "right", va="top" if y > 0.5 else "bottom")
     axes.set(xlabel="H(Z|X), nats per token", ylabel="I(X;Z), nats")
-    axes.legend(fontsize="small", loc="center right")
-    return figure
 
 
-def gradients(loaded):
+def gradients(axes, loaded):
     """Gradient norm per token by bucket of reward std, of the last measurement of the first run.
     Logarithmic, since a KL is often tiny."""
     measured = [line for line in loaded[0].history if "gradient/all/groups" in line]
     if not measured:
-        return None
-    now, bucket = measured[-1], "gradient/bucket_{}"
-    numbers = range(1, 1 + sum("/bucket_" in m and m.endswith("/groups") for m in now))
-    figure, axes = new_figure(f"gradients by reward std, step {now['step']}")
+        return
+    now = measured[-1]
+    buckets = [name.removesuffix("/groups") for name in now
+               if re.fullmatch(r"gradient/bucket_\d+/groups", name)]
     for term in ("task", "entropy", "kl"):
-        points = [(now[f"{bucket.format(k)}/reward_std"], now[f"{bucket.format(k)}/{term}"])
-                  for k in numbers if f"{bucket.format(k)}/{term}" in now]
+        points = [(now[f"{bucket}/reward_std"], now[f"{bucket}/{term}"]) for bucket in buckets
+                  if f"{bucket}/{term}" in now]
         if points:
             axes.plot(*zip(*points), "o-", label=term)
-    if not axes.lines:
-        return None
+    axes.set_title(f"gradients by reward std, step {now['step']}", fontsize="medium")
     axes.set(xlabel="mean reward std of the bucket", ylabel="gradient norm per token",
              yscale="log")
-    axes.legend(fontsize="small")
-    return figure
-
-
-def new_figure(title):
-    """An empty figure for the page: (Figure, its Axes)."""
-    from matplotlib.figure import Figure  # not pyplot: no window, no global state
-
-    figure = Figure(figsize=(5, 3), layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, fontsize="medium")
-    axes.grid(alpha=0.2)
-    return figure, axes
 
 
 def svg(figure):
@@ -291,11 +280,10 @@ def conversations(run):
     Of a long run every second step of each split is kept, or every fourth, ...; and the last one.
     """
     episodes = read_lines(run.folder / "trajectories.jsonl")
-    sizes, kept, every = {id(e): len(json.dumps(e)) for e in episodes}, episodes, 1
     steps = {split: sorted({e["step"] for e in episodes if e["split"] == split})
              for split in {e["split"] for e in episodes}}
-    longest = max(map(len, steps.values()), default=0)
-    while sum(sizes[id(e)] for e in kept) > EPISODES_SIZE and every < longest:
+    kept, every, longest = episodes, 1, max(map(len, steps.values()), default=0)
+    while len(json.dumps(kept)) > EPISODES_SIZE and every < longest:
         every *= 2
         chosen = {(split, step) for split, all_of in steps.items()
                   for step in (*all_of[::every], all_of[-1])}

@@ -228,7 +228,7 @@ MUTANTS = {
         ("torch.where(weights > 0, x, 0.0)", "x", "nan outside the mask reaches the loss"),
     ],
     ("diagnostics.py", "test_diagnostics.py"): [
-        ("frame.find_tag(reply, TAG) or 0", "(frame.find_tag(reply, TAG) or -1) + 1",
+        ('frame.find_tag(reply, "</think>") or 0', '(frame.find_tag(reply, "</think>") or -1) + 1',
          "reasoning contains the tokens that the closing tag touches"),
         ("list(left)[rng.integers(len(left))]", "rng.choice([t for t in left for _ in left[t]])",
          "long episodes outweigh short ones in the draw"),
@@ -279,7 +279,7 @@ MUTANTS = {
          "member 0 slips by the numbers that drew its instance at the second attempt"),
         ("self.split:", "self.split or attempt > 2:",
          "after a few draws an instance of another split is taken"),
-        ("self._broken.add(r)  # it may still be running", "pass",
+        ("self._broken |= {*rows} - finished.keys()", "pass",
          "a step that comes back late changes the next episode"),
         ("self.budget.max_actions_per_turn > 1 and not self.multi_action", "False",
          "an environment of single actions plans for more than it may play"),

@@ -338,7 +338,8 @@ def gradient_batch(tokens, mask, group_ids):
 
 class TestGradients:
     def test_a_buckets_norm_is_that_of_its_own_token_mean_however_it_is_cut(self):
-        """The last bucket has no token in the loss, so it has sizes only."""
+        """Buckets have as many groups as can be; RAGEN's last one has all that is left over. Here
+        the last has no token in the loss, so it has sizes only."""
         torch.manual_seed(0)
         x, mask = torch.randn(14, 3, 3), torch.arange(3) < torch.arange(14)[:, None] % 3 + 1
         mask[2:4] = False
@@ -370,7 +371,6 @@ class TestGradients:
         assert by_row == pytest.approx(expected, rel=1e-5) == at_once
 
     def test_the_examples_in_the_docstrings_are_true(self):
-        """Buckets are as equal as can be; RAGEN's last one has all that is left over."""
         result = doctest.testmod(diagnostics)
         assert result.attempted > 0 and result.failed == 0
 

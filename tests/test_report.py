@@ -15,7 +15,7 @@ import pytest
 from minragen import report
 from minragen.config import from_options
 from minragen.eval import wilson
-from minragen.report import Run, conversations, curves, figures_of
+from minragen.report import Run, conversations, figures_of
 
 HOSTILE = "</script><script>document.title = 1</script><img src=x onerror=alert(1)><!--reload-->"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -76,7 +76,7 @@ def band(figure, number=0):
 
 class TestCurves:
     def test_they_are_the_metrics_and_validation_has_its_interval(self, tmp_path):
-        figure = curves([Run(store(tmp_path / "a"))], "success")
+        figure = figures_of([Run(store(tmp_path / "a"))])["success"]
         lines = drawn(figure)
         assert lines["val/success"] == ([0, 4, 8], [0.5, 0.5625, 0.625])
         assert lines["success"] == ([*range(1, 9)], [k / 100 for k in range(1, 9)])
@@ -87,7 +87,7 @@ class TestCurves:
     def test_seeds_of_one_configuration_are_a_mean_with_a_band_from_lowest_to_highest(
             self, tmp_path):
         loaded = [Run(store(tmp_path / f"s{seed}", 8 - seed, seed=seed)) for seed in range(3)]
-        figure = curves(loaded, "success")
+        figure = figures_of(loaded)["success"]
         steps, values = drawn(figure)["success"]
         slow = [np.mean([line["success"] for run in loaded for line in run.history
                          if line["step"] == step]) for step in range(1, 7)]
@@ -98,7 +98,7 @@ class TestCurves:
             self, tmp_path):
         loaded = [Run(store(tmp_path / name, seed=seed, lr=lr))
                   for name, seed, lr in (("a", 0, 1e-3), ("b", 1, 1e-3), ("c", 0, 1e-4))]
-        assert drawn(curves(loaded, "success")).keys() == {"lr=0.001 (2)", "lr=0.0001 (1)"}
+        assert drawn(figures_of(loaded)["success"]).keys() == {"lr=0.001 (2)", "lr=0.0001 (1)"}
 
     def test_failed_environments_are_not_in_the_interval_and_holes_in_no_curve(self, tmp_path):
         folder = store(tmp_path / "a$b$")
@@ -109,22 +109,22 @@ class TestCurves:
         (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
         run = Run(folder)
         assert "[{:.3f}, {:.3f}], 32 episodes".format(*wilson(16, 32)) in report.facts(run)
-        assert {(0, round(bound, 6)) for bound in wilson(16, 32)} <= band(curves([run], "success"))
         figures = figures_of([run])
-        assert figures["regimes"] is None and report.svg(figures["gradient norm"])
+        assert {(0, round(bound, 6)) for bound in wilson(16, 32)} <= band(figures["success"])
+        assert "regimes" not in figures and report.svg(figures["gradient norm"])
 
     def test_the_map_leads_through_the_regimes_and_buckets_have_the_last_measured_norms(
             self, tmp_path):
         figures = figures_of([Run(store(tmp_path / "a"))])
         assert drawn(figures["regimes"])["a"] == ([1.0, 0.125], [1.5, 1.5])
         assert drawn(figures["gradients by reward std"]) == {"task": ([0.1], [8])}
-        assert figures["KL"] is None
+        assert "KL" not in figures
 
     def test_every_warning_of_the_run_is_marked_and_told(self, tmp_path, monkeypatch):
         monkeypatch.setattr(report, "warnings_of", lambda lines: [
             "take care"] * (lines[-1]["step"] == 5))
         run = Run(store(tmp_path / "a"))
-        marks = [line.get_xdata()[0] for line in curves([run], "entropy").axes[0].lines
+        marks = [line.get_xdata()[0] for line in figures_of([run])["entropy"].axes[0].lines
                  if line.get_linestyle() == ":"]
         assert run.warnings == [(5, "take care")] and marks == [5]
         assert "<dt>warning, step 5</dt><dd>take care</dd>" in report.facts(run)
