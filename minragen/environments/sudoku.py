@@ -116,20 +116,20 @@ class Sudoku(TextEnv):
         """The hardest `_reason` that filling the board, the easiest cells first, takes."""
         board, hardest = list(self.board), 0
         while free := self._free(board):
-            reasons = {cell: self._reason(board, cell) for cell in free}
+            reasons = {cell: self._reason(free, cell) for cell in free}
             hardest = max(hardest, min(reasons.values()))
             for cell in free:
                 if reasons[cell] <= hardest:
                     board[cell] = self.solution[cell]
         return hardest
 
-    def _reason(self, board, cell):
+    def _reason(self, free, cell):
         """How the number of an empty cell follows: 0: no other number fits there (naked single)
         1: it fits nowhere else in a row, column or box (hidden single)   2: by search only"""
         number = self.solution[cell]
-        if self._fitting(board, cell) == {number}:
+        if free[cell] == {number}:
             return 0
-        alone = (all(c == cell or board[c] or number not in self._fitting(board, c) for c in unit)
+        alone = (all(c == cell or number not in free.get(c, ()) for c in unit)
                  for unit in self.units[cell].values())
         return 1 if any(alone) else 2
 
@@ -138,9 +138,9 @@ class Sudoku(TextEnv):
         return {*range(1, self.n + 1)} - {board[p] for p in self.peers[cell]}
 
     def _free(self, board):
-        """The empty cells, those with the least choice first."""
-        free = [cell for cell, number in enumerate(board) if not number]
-        return sorted(free, key=lambda cell: len(self._fitting(board, cell)))
+        """Empty cell -> the numbers that fit, those with the least choice first."""
+        free = {c: self._fitting(board, c) for c, number in enumerate(board) if not number}
+        return dict(sorted(free.items(), key=lambda item: len(item[1])))
 
     def _act(self, action):
         if (move := self._parse(action)) is None:
@@ -198,15 +198,12 @@ class Sudoku(TextEnv):
         lines += [line for turn, line in self.messages if turn == self._turns - 1]
         if clashing:
             lines.append(f"Conflicts: {' '.join(map(self._name, clashing))}")
-        free = self._free(self.board)
-        if self.options["hints"] and free:
-            lines.append("Fits: " + "; ".join(map(self._hint, reversed(free))))
+        if self.options["hints"] and 0 in self.board:
+            hints = [self._name(cell, *fitting) if len(fitting) == 1 else
+                     f"{self._name(cell)} {' '.join(map(str, sorted(fitting))) or 'none'}"
+                     for cell, fitting in self._free(self.board).items()]
+            lines.append(f"Fits: {'; '.join(reversed(hints))}")
         return "\n".join(lines)
-
-    def _hint(self, cell):
-        fitting = sorted(self._fitting(self.board, cell))
-        return (self._name(cell, *fitting) if len(fitting) == 1 else
-                f"{self._name(cell)} {' '.join(map(str, fitting)) or 'none'}")
 
     def _grid(self, clashing):
         """The rows, with lines between the boxes except in the compact view."""
@@ -235,7 +232,7 @@ class Sudoku(TextEnv):
     def _plan(self):
         """The moves (cell, number or 0) that are left, each legal when its turn comes."""
         board, solution, plan = list(self.board), self.solution, []
-        choice = {c: len(self._fitting(board, c)) for c in self._free(board)}  # as now shown
+        shown = self._free(board)  # the choice that the hints show
         while board != solution:
             wrong = [c for c, number in enumerate(board) if number not in (0, solution[c])]
             legal = [c for c in wrong if self.options["allow_conflicts"]
@@ -247,14 +244,14 @@ class Sudoku(TextEnv):
                                                     for p in self.peers[c]))
             else:
                 free = self._free(board)
-                cell = min(free, key=lambda c: (self._reason(board, c), choice.get(c, 0)))
+                cell = min(free, key=lambda c: (self._reason(free, c), len(shown.get(c, ()))))
             board[cell] = solution[cell] if legal or not wrong else 0
             plan.append((cell, board[cell]))
         return plan
 
     def random_answer(self, rng):
         """Random numbers in random empty cells, or in the player's own where none is empty."""
-        cells = self._free(self.board) or [c for c, clue in enumerate(self.clues) if not clue]
+        cells = [*self._free(self.board)] or [c for c, clue in enumerate(self.clues) if not clue]
         count = min(self.budget.max_actions_per_turn, self.actions_left)
         return f" {SEPARATOR} ".join(f"{self._name(c)} {rng.integers(self.n) + 1}"
                                      for c in rng.permutation(cells)[:count].tolist())
