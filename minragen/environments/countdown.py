@@ -183,7 +183,7 @@ def find_expression(numbers, target, operators):
     """
     everything = 2**len(numbers) - 1
     for whole in (True, False):
-        made = {1 << i: {number: Term(number, str(number))} for i, number in enumerate(numbers)}
+        made = {1 << i: {n: Term(n, str(n))} for i, n in enumerate(numbers)}
         for s in range(1, everything):
             if s not in made:
                 made[s] = {term.value: term for term in joined_terms(made, s, operators)
@@ -212,29 +212,27 @@ def parse_equation(text, operators="+-*/"):
     parser, and their number bounds the depth of brackets.
     """
     found = len(text) <= 200 and re.fullmatch(r"([^=]+)(?:=\s*(-?[0-9]{1,20})\s*)?", text)
-    tokens = re.findall(r"[0-9]+|\S", found[1]) if found else []
-    known = {*operators, "(", ")"}
-    if not 1 <= len(tokens) <= 40 or not all(token in known or re.fullmatch("0|[1-9][0-9]*", token)
-                                             for token in tokens):
+    tokens = re.findall(r"0|[1-9][0-9]*|\S", found[1]) if found else []
+    numbers = [token for token in tokens if token not in {*operators, "(", ")"}]
+    if not 1 <= len(tokens) <= 40 or not all(re.fullmatch("[0-9]+", token) for token in numbers):
         return None
     try:
         value = evaluate(ast.parse(" ".join(tokens), mode="eval").body)
-    except (SyntaxError, ValueError):
-        value = None
-    numbers = tuple(int(token) for token in tokens if token not in known)
+    except SyntaxError:
+        return None
     claim = value if found[2] is None else int(found[2])
-    return None if value is None else (numbers, value, claim)
+    return None if value is None else (tuple(map(int, numbers)), value, claim)
 
 
 def evaluate(node):
-    """The exact value of a parsed expression; ValueError if it has signs, calls or tuples."""
+    """The exact value of a parsed expression; None if it has signs, calls or divides by zero."""
     match node:
         case ast.Constant(number):
             return number
         case ast.BinOp(left, operator, right):
             op = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}[type(operator)]
             return operate(evaluate(left), op, evaluate(right))
-    raise ValueError(f"no arithmetic: {node}")
+    return None
 
 
 @cached_until_changed

@@ -112,9 +112,6 @@ class FrozenLake(Board):
 
     def solve(self):
         """The best plan if no step slips; without slip, a shortest path."""
-        return self._in_turns(self._plan())
-
-    def _plan(self):
         plan, cell = [], self.player
         self.best_actions = self.best_actions or self._value_iteration()
         for best in reversed(self.best_actions[:self.actions_left]):
@@ -122,7 +119,7 @@ class FrozenLake(Board):
                 break
             plan.append(self.actions[best[cell]])
             cell = self._move(cell, plan[-1])
-        return plan
+        return self._in_turns(plan)
 
     def _value_iteration(self):
         """For 1, 2, ... actions left: an (n, n) array of the best action in each cell, from

@@ -23,7 +23,6 @@ from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of an answer
 # Forms of records: field of the question, field of the answer, the (last) marker before the result.
 FORMS = (("query", "response", "The answer is:"), ("question", "answer", "####"))
-
 DRAWS = 100  # draws of a template's numbers before another template is tried
 # What a word of a question suggests to a shallow player, the first that is there.
 KEYWORDS = {"percent|fraction|equal": "/", "each|every|times|pay": "*",
@@ -62,8 +61,8 @@ class MetaMathQA(TextEnv):
     A percentage question wants the number before the sign: 75% and 75 are right, 0.75 is wrong. In
     any other question 75% is 0.75. Nothing is rounded: 0.33 is not 1/3.
     The templates need one to four operations. Those of one operation come in pairs that share most
-    of their words but not the operation. Problems with the same template
-    and the same numbers in any order are one task: names and distractors do not matter.
+    of their words but not the operation. Problems with the same template and the same numbers in
+    any order are one task: names and distractors do not matter.
 
     Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
     the most operations of a problem; `largest`, the largest result and number that it is computed

@@ -160,7 +160,7 @@ class Sokoban(Board):
             target += self.steps[action] * (cell == target)  # follow the box to where it stays
         start, box, goal, *via = (divmod(cell, self.cols) for cell in
                                   (way[first - 1], way[first], target, *way[1:first - 1][:2]))
-        walk = " ".join(["", "via", *map(str, via)]) if via else ""
+        walk = " ".join([" via", *map(str, via)]) if via else ""
         return f"player {player} box {box} target {goal} push {plan[first - 1]} from {start}{walk}"
 
     @staticmethod
@@ -171,8 +171,7 @@ class Sokoban(Board):
         if "Boxes" not in cells:
             return "Right"
         player, = next(cells[name] for name in cells if name.startswith("Player"))
-        box = cells["Boxes"][0]
-        taken = cells.get("Boxes on target", ())
+        box, taken = cells["Boxes"][0], cells.get("Boxes on target", ())
         target = next(cell for cell in cells["Targets"] if cell not in taken)
         while len(answer) < 2 and box != target:
             push = straight(box, target)[0]
@@ -216,6 +215,5 @@ class Sokoban(Board):
     def _pushes_needed(self):
         """Cell -> fewest pushes that bring a lone box from it to a target, found by pulling boxes
         off the targets. Cells from which no target can be reached, such as corners, are missing."""
-        floor, steps = self.floor, self.steps.values()
-        return flood(self.targets, lambda cell: [cell + s for s in steps if cell + s in floor
-                                                 and cell + 2 * s in floor])
+        return flood(self.targets, lambda cell: [cell + s for s in self.steps.values()
+                                                 if {cell + s, cell + 2 * s} <= self.floor])

@@ -16,6 +16,9 @@ from functools import cache
 from itertools import product
 from math import isqrt
 
+import numpy as np
+
+from minragen.environments.board import flood
 from minragen.envs import SEPARATOR, Budget, Outcome, TextEnv
 
 # Form of an action, 0 for each number -> what the numbers are: Row, Column, Number.
@@ -83,12 +86,12 @@ class Sudoku(TextEnv):
     def instruction(self):
         n, b = self.n, isqrt(self.n)
         hints = ("\nFits lists the empty cells with the numbers that fit, least choice last; where "
-                 "only one fits, as an action.")
+                 "only one fits, as an action.") * self.options["hints"]
         return (f"Fill the grid: each row, column and {b}x{b} box holds every number from 1 to "
                 f"{n} once. A dot is an empty cell.\n"
                 f"Cells are (row, column), from (1, 1) at the top left to ({n}, {n}). "
-                f"Write (1, 2, 3) to put a 3 into (1, 2), clear (1, 2) to take back your own."
-                f"{hints if self.options['hints'] else ''}")
+                "Write (1, 2, 3) to put a 3 into (1, 2), clear (1, 2) to take back your own."
+                + hints)
 
     def instance(self):
         return " ".join(map(str, self.clues))
@@ -101,7 +104,7 @@ class Sudoku(TextEnv):
             self.solution = random_grid(self.n, rng)
             self.board, missing = list(self.solution), self.blanks
             for cell in rng.permutation(self.n**2).tolist():
-                others = {*self._fitting(self.board, cell)} - {self.solution[cell]}
+                others = self._fitting(self.board, cell) - {self.solution[cell]}
                 before, after = self.board[:cell], self.board[cell + 1:]
                 if missing and not any(may_be_solvable([*before, number, *after], self.n)
                                        for number in others):
@@ -113,35 +116,31 @@ class Sudoku(TextEnv):
         """The hardest `_reason` that filling the board, the easiest cells first, takes."""
         board, hardest = list(self.board), 0
         while free := self._free(board):
-            reasons = {cell: self._reason(board, cell) for cell in free}
-            easiest = min(reasons.values())
-            hardest = max(hardest, easiest)
+            reasons = {cell: self._reason(free, cell) for cell in free}
+            hardest = max(hardest, min(reasons.values()))
             for cell in free:
-                if reasons[cell] == easiest:
+                if reasons[cell] <= hardest:
                     board[cell] = self.solution[cell]
         return hardest
 
-    def _reason(self, board, cell):
+    def _reason(self, free, cell):
         """How the number of an empty cell follows: 0: no other number fits there (naked single)
         1: it fits nowhere else in a row, column or box (hidden single)   2: by search only"""
         number = self.solution[cell]
-        if self._fitting(board, cell) == [number]:
+        if free[cell] == {number}:
             return 0
-        alone = (all(c == cell or board[c] or self._clashes(board, c, number) for c in unit)
-                 for unit in self.units[cell])
+        alone = (all(c == cell or number not in free.get(c, ()) for c in unit)
+                 for unit in self.units[cell].values())
         return 1 if any(alone) else 2
 
-    def _clashes(self, board, cell, number):
-        """Whether a row, column or box of the cell holds the number elsewhere."""
-        return number in [board[p] for p in self.peers[cell]]
-
     def _fitting(self, board, cell):
-        return sorted({*range(1, self.n + 1)} - {board[p] for p in self.peers[cell]})
+        """The numbers that no row, column or box of the cell holds elsewhere."""
+        return {*range(1, self.n + 1)} - {board[p] for p in self.peers[cell]}
 
     def _free(self, board):
-        """The empty cells, those with the least choice first."""
-        free = [cell for cell, number in enumerate(board) if not number]
-        return sorted(free, key=lambda cell: len(self._fitting(board, cell)))
+        """Empty cell -> the numbers that fit, those with the least choice first."""
+        free = {c: self._fitting(board, c) for c, number in enumerate(board) if not number}
+        return dict(sorted(free.items(), key=lambda item: len(item[1])))
 
     def _act(self, action):
         if (move := self._parse(action)) is None:
@@ -149,23 +148,20 @@ class Sudoku(TextEnv):
         cell, number = move
         if number == self.board[cell] and not self.clues[cell]:
             return Outcome(0.0, effective=False)
-        row, col, b = cell // self.n, cell % self.n, isqrt(self.n)
-        names = f"row {row + 1}", f"column {col + 1}", f"box ({row // b + 1}, {col // b + 1})"
-        broken = [name for name, unit in zip(names, self.units[cell])
-                  if number and any(self.board[c] == number for c in unit)]
-        against = f"against {', '.join(broken)}"
+        broken = [name for name, unit in self.units[cell].items()
+                  if number and number in [self.board[c] for c in unit]]
+        against, feedback = f"against {', '.join(broken)}", self.view == "with_feedback"
         if self.clues[cell] or (broken and not self.options["allow_conflicts"]):
-            why = f": {'it is a clue' if self.clues[cell] else against}"
-            why = why if self.view == "with_feedback" else ""
+            why = f": {'it is a clue' if self.clues[cell] else against}" * feedback
             self.messages.append((self._turns, f"Refused {self._spell(*move)}{why}"))
             return Outcome(self.ILLEGAL, effective=False)
-        self.board[cell] = number
-        first = number == self.solution[cell] and cell not in self.paid
+        self.board[cell], right = number, number == self.solution[cell]
+        first = right and cell not in self.paid
         if first:
             self.paid.add(cell)
-        if self.view == "with_feedback":
-            how = ("done" if not number else "correct" if number == self.solution[cell] else
-                   against if broken else "it fits, but is not the solution")
+        if feedback:
+            how = ("done" if not number else "correct" if right else against if broken else
+                   "it fits, but is not the solution")
             self.messages.append((self._turns, f"{self._spell(*move)}: {how}"))
         solved = self.board == self.solution
         reward = 1.0 if first else self.ILLEGAL if broken else 0.0
@@ -191,7 +187,7 @@ class Sudoku(TextEnv):
 
     def render(self):
         clashing = [c for c, number in enumerate(self.board)
-                    if number and self._clashes(self.board, c, number)]
+                    if number and number not in self._fitting(self.board, c)]
         lines = self._grid(clashing)
         if self.view in ("detailed", "with_feedback"):
             lines.append("[5] clue, 5 placed, *5* conflicting, . empty")
@@ -202,15 +198,12 @@ class Sudoku(TextEnv):
         lines += [line for turn, line in self.messages if turn == self._turns - 1]
         if clashing:
             lines.append(f"Conflicts: {' '.join(map(self._name, clashing))}")
-        free = self._free(self.board)
-        if self.options["hints"] and free:
-            lines.append("Fits: " + "; ".join(map(self._hint, reversed(free))))
+        if self.options["hints"] and 0 in self.board:
+            hints = [self._name(cell, *fitting) if len(fitting) == 1 else
+                     f"{self._name(cell)} {' '.join(map(str, sorted(fitting))) or 'none'}"
+                     for cell, fitting in self._free(self.board).items()]
+            lines.append(f"Fits: {'; '.join(reversed(hints))}")
         return "\n".join(lines)
-
-    def _hint(self, cell):
-        fitting = self._fitting(self.board, cell)
-        return (self._name(cell, *fitting) if len(fitting) == 1 else
-                f"{self._name(cell)} {' '.join(map(str, fitting)) or 'none'}")
 
     def _grid(self, clashing):
         """The rows, with lines between the boxes except in the compact view."""
@@ -239,11 +232,11 @@ class Sudoku(TextEnv):
     def _plan(self):
         """The moves (cell, number or 0) that are left, each legal when its turn comes."""
         board, solution, plan = list(self.board), self.solution, []
-        choice = {c: len(self._fitting(board, c)) for c in self._free(board)}  # as now shown
+        shown = self._free(board)  # the choice that the hints show
         while board != solution:
             wrong = [c for c, number in enumerate(board) if number not in (0, solution[c])]
             legal = [c for c in wrong if self.options["allow_conflicts"]
-                     or not self._clashes(board, c, solution[c])]
+                     or solution[c] in self._fitting(board, c)]
             if legal:
                 cell = legal[0]
             elif wrong:  # they block each other in a circle: clear the one that blocks most
@@ -251,14 +244,14 @@ class Sudoku(TextEnv):
                                                     for p in self.peers[c]))
             else:
                 free = self._free(board)
-                cell = min(free, key=lambda c: (self._reason(board, c), choice.get(c, 0)))
+                cell = min(free, key=lambda c: (self._reason(free, c), len(shown.get(c, ()))))
             board[cell] = solution[cell] if legal or not wrong else 0
             plan.append((cell, board[cell]))
         return plan
 
     def random_answer(self, rng):
         """Random numbers in random empty cells, or in the player's own where none is empty."""
-        cells = self._free(self.board) or [c for c, clue in enumerate(self.clues) if not clue]
+        cells = [*self._free(self.board)] or [c for c, clue in enumerate(self.clues) if not clue]
         count = min(self.budget.max_actions_per_turn, self.actions_left)
         return f" {SEPARATOR} ".join(f"{self._name(c)} {rng.integers(self.n) + 1}"
                                      for c in rng.permutation(cells)[:count].tolist())
@@ -281,39 +274,32 @@ class Sudoku(TextEnv):
 
 @cache
 def geometry(n):
-    """Of every cell of an n x n grid: its (row, column, box) as tuples of cells, and its peers."""
+    """Of every cell of an n x n grid: its {name: cells} of row, column and box, and its peers."""
     b, cells = isqrt(n), range(n * n)
-    keys = [(c // n, c % n, (c // n // b, c % n // b)) for c in cells]
-    units = [tuple(tuple(d for d in cells if keys[d][k] == keys[c][k]) for k in range(3))
-             for c in cells]
-    return units, [sorted(set().union(*unit) - {c}) for c, unit in enumerate(units)]
+    names = [(f"row {r + 1}", f"column {c + 1}", f"box ({r // b + 1}, {c // b + 1})")
+             for r, c in product(range(n), repeat=2)]
+    units = [{name: [d for d in cells if name in names[d]] for name in names[c]} for c in cells]
+    return units, [set().union(*units[c].values()) - {c} for c in cells]
 
 
 def random_grid(n, rng):
     """A random full grid: a regular one with its lines and numbers shuffled, then stirred.
 
-    Regular: numbers form b blocks of b. Line i of box (band, stack) holds block (i + stack) mod b,
-    rotated; the shifts differ within a stack. Shuffling alone reaches few grids. A
-    stir swaps two numbers along a Kempe chain, a connected set of cells that hold one of the two. n
-    stirs reach all 288 grids of 4x4.
+    Regular: numbers form b blocks of b. Line r of box (band, stack) holds block (r + stack) mod b,
+    rotated; the shifts differ within a stack. Shuffling alone reaches few grids. A stir swaps two
+    numbers along a Kempe chain, a connected set of cells that hold one of the two. n stirs reach
+    all 288 grids of 4x4.
     """
     b, (_, peers) = isqrt(n), geometry(n)
-
-    def shuffled(k):
-        return rng.permutation(k).tolist()
-
-    rows, cols = ([b * band + line for band in shuffled(b) for line in shuffled(b)]
-                  for _ in range(2))
-    numbers, shifts = shuffled(n), rng.permuted([range(b)] * n, axis=1).tolist()
-    grid = []
-    for r, c in product(rows, cols):
-        block, stack = (r + c // b) % b, c // b
-        grid.append(numbers[b * block + (c + shifts[b * block + stack][r // b]) % b] + 1)
-    for cell, number in rng.integers((n * n, n), size=(n, 2)).tolist():
-        swap = {grid[cell]: number + 1, number + 1: grid[cell]}
-        chain = [cell]
-        for c in chain:  # the loop appends to it
-            chain += [p for p in peers[c] if grid[p] in swap and p not in chain]
+    r, c = np.ix_(*([b * band + line for band in rng.permutation(b) for line in rng.permutation(b)]
+                    for _ in range(2)))
+    numbers, shifts = rng.permutation(n), rng.permuted([range(b)] * n, axis=1)
+    block, stack = (r + c // b) % b, c // b
+    shift = shifts[b * block + stack, r // b]
+    grid = (numbers[b * block + (c + shift) % b] + 1).ravel().tolist()
+    for cell, number in (rng.integers((n * n, n), size=(n, 2)) + (0, 1)).tolist():
+        swap = {grid[cell]: number, number: grid[cell]}
+        chain = flood([cell], lambda c: [p for p in peers[c] if grid[p] in swap])  # noqa: B023
         for c in chain:
             grid[c] = swap[grid[c]]
     return grid
@@ -323,35 +309,19 @@ def may_be_solvable(board, n, node_limit=100):
     """False if the grid provably cannot be completed: search from the cell with the least choice.
 
     After `node_limit` cells the answer is True: the caller then keeps a clue that it could have
-    removed, and a 16x16 grid takes tenths of a second, not hours. Sets are bits of a number.
+    removed, and a 16x16 grid takes tenths of a second, not hours.
     """
-    b, blank, bits = isqrt(n), [], [1 << i for i in range(n)]
-    missing = [sum(bits)] * 3 * n  # the numbers that each row, column and box lacks
-    for cell, number in enumerate(board):
-        r, c = divmod(cell, n)
-        place = r, n + c, 2 * n + r // b * b + c // b  # its indices in `missing`
-        if number:
-            for unit in place:
-                missing[unit] &= ~bits[number - 1]
-        else:
-            blank.append(place)
+    _, peers = geometry(n)
 
-    def search(blank, missing, place=(), bit=0):  # the last number goes into the last place
+    def search(fits):  # empty cell -> the numbers that fit
         nonlocal node_limit
         node_limit -= 1
-        if not blank or node_limit < 0:
+        if not fits or node_limit < 0:
             return True
-        missing = missing.copy()
-        for unit in place:
-            missing[unit] ^= bit
-        fewest = n + 1
-        for i, (r, c, x) in enumerate(blank):
-            fits = missing[r] & missing[c] & missing[x]
-            if fits.bit_count() < fewest:
-                fewest, at, choice = fits.bit_count(), i, fits
-                if fewest < 2:
-                    break
-        rest = blank[:at] + blank[at + 1:]
-        return any(search(rest, missing, blank[at], bit) for bit in bits if choice & bit)
+        forced = [c for c, numbers in fits.items() if len(numbers) < 2]
+        cell = forced[0] if forced else min(fits, key=lambda c: len(fits[c]))
+        return any(search({c: numbers - {number} if c in peers[cell] else numbers
+                           for c, numbers in fits.items() if c != cell}) for number in fits[cell])
 
-    return search(blank, missing)
+    return search({c: {*range(1, n + 1)} - {board[p] for p in peers[c]}
+                   for c, number in enumerate(board) if not number})
