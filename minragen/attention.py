@@ -175,10 +175,12 @@ def choose_attention(model, name, attention):
 def slots_attention(model):
     """Use the model's usual attention: that of option --attention is for the learner's passes, and
     may not take the masks of a rollout."""
+    if not getattr(model.base_model, "learner_attention", ""):
+        yield
+        return
     config = model.config.get_text_config()
     learners = config._attn_implementation
-    if getattr(model.base_model, "learner_attention", ""):
-        config._attn_implementation = model.base_model.slots_attention
+    config._attn_implementation = model.base_model.slots_attention
     try:
         yield
     finally:

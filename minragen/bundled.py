@@ -63,11 +63,11 @@ HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: env.sa
           "SearchQA": lambda env: f"search[ {env.question.steps[0].query} ]"}
 # Probability that a turn is the solver's; raised where 0.3 gave too few successes.
 EXPERT = 0.3
-EXPERT_OF = {"Sokoban": 0.4, "MetaMathQA": 0.4,
-             "SearchQA": 0.6, "WebShop": 0.5, "Lean": 0.6}
+EXPERT_OF = {"Sokoban": 0.4, "MetaMathQA": 0.4, "Lean": 0.4,
+             "SearchQA": 0.6, "WebShop": 0.5}
 HABIT = 0.5  # probability that an action of another turn is the habit
 # Steps whose demonstrations are then repeated: Lean takes 25 ms for a tactic that it has not seen.
-DISTINCT_OF = {"Lean": 80}
+DISTINCT_OF = {"Lean": 200}
 DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
 VERSION = 1  # raise it when this file changes the resulting weights
 BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step; half as many of long episodes

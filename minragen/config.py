@@ -63,6 +63,7 @@ class Config:
     device: str = opt("", "cpu, cuda or mps; empty: cuda if there is one")
     threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny on a CPU, else all", most=1024)
     steps: int = opt(100, "training steps: a rollout and its updates", least=1)
+    init_from: str = opt("", "a run whose last checkpoint's weights this one begins with")
     warmup_steps: int = opt(400, "supervised steps on noisy demonstrations before RL; 0: none")
     # -- environment
     env_arg: tuple = opt((), "environment option, name=value or env.name=value; may be repeated")
@@ -163,8 +164,8 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
                     max_context=1280),
     "searchqa": dict(env_arg=("hops=2", "results=1"), steps=60, warmup_steps=1000, max_turns=3,
                      max_new_tokens=32, max_context=512),
-    "lean": dict(env_arg=("family=logic",), steps=40, warmup_steps=600, num_groups=8, max_turns=6,
-                 max_new_tokens=48, max_context=1024, val_every=40),
+    "lean": dict(env_arg=("family=logic",), steps=60, warmup_steps=800, num_groups=8,
+                 max_new_tokens=24, max_context=1024, val_every=20),
     "deepcoder": dict(env_arg=("family=formulas",), steps=40, warmup_steps=500, max_new_tokens=32,
                       max_context=256),
     "metamathqa": dict(env_arg=("max_steps=1", "largest=12", "distractors=False"), max_turns=1,

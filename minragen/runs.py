@@ -4,6 +4,8 @@
               metrics.jsonl        one line a step, with the names of docs/metrics.md
               trajectories.jsonl   a few episodes of every step: chat messages, sampled tokens
               checkpoint/          a plain Hugging Face folder plus trainer state
+              checkpoint.old/      the one before; checkpoint.best/: the best in validation
+              reference.pt         the model before RL, if a KL to it is measured
               report.html          all of this on one page (report.py)
 
 Reading order: `run_folder`, `Log`, `save_checkpoint`, `resumed_config`.
@@ -11,18 +13,24 @@ Reading order: `run_folder`, `Log`, `save_checkpoint`, `resumed_config`.
 Tests: `python -m pytest tests/test_train.py -k "Runs or Resume"`.
 """
 
+import contextlib
 import dataclasses
+import fcntl
+import hashlib
 import json
 import math
 import os
 import re
 import shutil
+import signal
 import sys
-import zlib
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import torch
+import transformers
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 from minragen.config import Config, check
@@ -67,24 +75,78 @@ def begin(folder, config, learner, resume, writes=True):
             folder.mkdir(parents=True)
         except FileExistsError:
             raise ValueError(f"another process just made {folder}. Take another --run.") from None
+    log = Log(folder, learner)
     write_whole(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1) + "\n")
-    return Log(folder, learner)
+    return log
 
 
 def write_whole(path, text):
     """Write beside and rename, so that a kill leaves the old file or the new one."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")  # a watcher may write the same file
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        flush(part)
+        part.replace(path)
+    except OSError as problem:
+        part.unlink(missing_ok=True)
+        raise OSError(f"{path}: {problem.strerror}") from None
 
 
-class Log:
-    """metrics.jsonl, trajectories.jsonl and the console line."""
+def locked(folder):
+    """The open file that keeps other processes from training this run; its end frees the run.
+
+    raises: ValueError naming the process that trains it
+    """
+    path = folder / "lock"
+    path.touch()
+    file = open(path)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"run {folder.name!r} is being trained by process {file.read()}. Wait for "
+                         f"it, or stop it.") from None
+    path.write_text(f"{os.getpid()}")
+    return file
+
+
+@contextlib.contextmanager
+def stop_requests():
+    """A list that fills at SIGTERM or Ctrl-C, so that the step can be finished and saved. Another
+    one after a second ends the process at once: torchrun repeats a Ctrl-C at once."""
+    requests = []
+
+    def note(number, _):
+        requests.append(time.monotonic())
+        if requests[-1] > requests[0] + 1:
+            raise KeyboardInterrupt
+        tqdm.write("stopping  after this step; once more: at once, at the last checkpoint")
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def going_on(what):
+    """Say what could not be written; the run goes on without it."""
+    try:
+        yield
+    except OSError as problem:
+        tqdm.write(f"warning   cannot write {what}: {problem}. The run goes on.")
+
+
+class Log(contextlib.AbstractContextManager):
+    """metrics.jsonl, trajectories.jsonl and the console line. Until its end no other process may
+    train the run."""
 
     def __init__(self, folder, learner, writes=True):
         """Drop the lines after the learner's step. self.history: the metrics that stay."""
         self.folder, self.writes, self.history = folder, writes, []
-        self.tokenizer = learner.policy.tokenizer
+        self.tokenizer, self.unwritten = learner.policy.tokenizer, defaultdict(str)
+        self.lock = locked(folder) if writes else None
         if writes:
             self._keep("trajectories.jsonl", learner.step)
             self.history = [json.loads(line)
@@ -97,6 +159,38 @@ class Log:
         write_whole(path, "".join(line + "\n" for line in lines))
         return lines
 
+    def __exit__(self, *_):
+        if self.lock:
+            self.lock.close()
+
+    def append(self, name, rows):
+        """Append JSON lines to a file, with those that a full disk refused before."""
+        path = self.folder / name
+        self.unwritten[name] += "".join(json.dumps(row) + "\n" for row in rows)
+        with going_on(path):
+            size = path.stat().st_size
+            try:
+                with open(path, "a") as file:
+                    file.write(self.unwritten[name])
+            except OSError:
+                os.truncate(path, size)  # half a line may be there
+                raise
+            del self.unwritten[name]
+
+    def save(self, learner, best):
+        """Save a checkpoint if the disk holds all lines: it must not be ahead of them."""
+        with going_on("a checkpoint"):
+            for name in ("metrics.jsonl", "trajectories.jsonl"):
+                if self.unwritten[name]:
+                    raise OSError(f"{name} lacks lines")
+                flush(self.folder / name)
+            save_checkpoint(self.folder, learner, best)
+
+    def is_best(self, metrics):
+        """Whether validation is better than at every step so far; that before step 1 aside."""
+        before = [line.get("val/success", -1.0) for line in self.history if line["step"] > 0]
+        return metrics.get("val/success", -1.0) > max(before, default=-1.0)
+
     def write(self, metrics, config):
         """Append the metrics to metrics.jsonl, rounded, and print the console line."""
         if not self.writes:
@@ -106,8 +200,7 @@ class Log:
                    for k, v in metrics.items()}
         rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v
                    for k, v in metrics.items()}
-        with open(self.folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(rounded) + "\n")
+        self.append("metrics.jsonl", [rounded])
         self.history.append(rounded)
         tqdm.write(console_line(metrics, config))
         sys.stdout.flush()
@@ -128,13 +221,11 @@ class Log:
             played = played[:SAMPLE // 2] + played[SAMPLE // 2:][-SAMPLE // 2:]
         else:
             played = [t for t in episodes[::max(1, len(episodes) // SAMPLE)] if not t.error]
-        with open(self.folder / "trajectories.jsonl", "a") as file:
-            for t in played[:SAMPLE] + failed[:SAMPLE]:
-                file.write(json.dumps({
-                    "step": step, "split": split, "env": t.env, "seed": t.seed, "group": t.group_id,
-                    "member": t.member, "success": t.success, "stop": t.stop.value,
-                    "error": t.error, "turn_rewards": t.turn_rewards, "messages": t.messages(),
-                    "replies": replies(t, self.tokenizer)}) + "\n")
+        self.append("trajectories.jsonl", [{
+            "step": step, "split": split, "env": t.env, "seed": t.seed, "group": t.group_id,
+            "member": t.member, "success": t.success, "stop": t.stop.value, "error": t.error,
+            "turn_rewards": t.turn_rewards, "messages": t.messages(),
+            "replies": replies(t, self.tokenizer)} for t in played[:SAMPLE] + failed[:SAMPLE]])
         if failed:
             (message, _), = Counter(t.error for t in failed).most_common(1)
             tqdm.write(f"env error {len(failed)} {split} episodes failed in their environment and "
@@ -201,59 +292,121 @@ def console_line(metrics, config):
 
 
 # ---- Checkpoints ---------------------------------------------------------------------------------
-def save_checkpoint(folder, learner):
-    """Write a plain Hugging Face folder plus trainer state beside, then rename it into place.
+def save_checkpoint(folder, learner, best=False):
+    """Write a plain Hugging Face folder plus trainer state beside, flush it, rename it into place.
 
-    A kill at any instant leaves a whole checkpoint: the manifest is written last, and the old
-    checkpoint stays until then. The next save completes interrupted renames.
+    A kill at any instant, also of the machine, leaves a whole checkpoint: the manifest is written
+    last, and older checkpoints stay until then. `checkpoint.old` is the one before; `best`: this
+    one is kept as `checkpoint.best`, too.
+
+    raises: OSError, for example for a full disk. The checkpoints of before are then still whole
     """
-    current, new, old = (folder / f"checkpoint{end}" for end in ("", ".new", ".old"))
+    current, new, old, kept = (folder / f"checkpoint{end}" for end in ("", ".new", ".old", ".best"))
     # Finish the renames of a save that was killed.
     if not current.exists() and (new / "manifest.json").exists():
         new.rename(current)
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()  # not its parents: a run whose folder is gone must not begin another
+    try:
+        write_files(new, learner)
+        if best:
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(new, kept, copy_function=os.link)  # the same files on the disk
+        if current.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            current.rename(old)
+        new.rename(current)
+        flush(folder)
+    except (OSError, SafetensorError, RuntimeError) as problem:  # a full disk has many names
+        shutil.rmtree(new, ignore_errors=True)
+        raise OSError(str(problem).splitlines()[0]) from None
+
+
+def write_files(new, learner):
+    """The files of a checkpoint, last of them the manifest: step, versions, sizes and checksums.
+
+    The reference never changes, so it stands once, beside the checkpoints.
+    """
     learner.policy.model.save_pretrained(new)
     learner.policy.tokenizer.save_pretrained(new)
     critic = learner.critic and {"model": learner.critic.state_dict(),
                                  "optimizer": learner.critic_optimizer.state_dict()}
-    reference = learner.reference and learner.reference.state_dict()
     torch.save({**{name: getattr(learner, name) for name in COUNTERS},
-                "optimizer": learner.optimizer.state_dict(),
-                "critic": critic, "reference": reference}, new / "trainer.pt")
-    files = {p.name: [p.stat().st_size, zlib.crc32(p.read_bytes())] for p in sorted(new.iterdir())}
-    write_whole(new / "manifest.json", json.dumps({"step": learner.step, "files": files}, indent=1))
-    if current.exists():
-        current.rename(old)
-    new.rename(current)
-    shutil.rmtree(old, ignore_errors=True)
+                "optimizer": learner.optimizer.state_dict(), "critic": critic},
+               new / "trainer.pt")
+    paths = sorted(new.iterdir())
+    if learner.reference is not None:
+        reference = new.parent / "reference.pt"
+        if not reference.exists():
+            torch.save(learner.reference.state_dict(), new / "reference.part")
+            flush(new / "reference.part")
+            (new / "reference.part").rename(reference)
+        paths.append(new / ".." / reference.name)
+    for path in paths:
+        flush(path)
+    write_whole(new / "manifest.json", json.dumps(
+        {"step": learner.step, "versions": versions(),
+         "files": {os.path.relpath(p, new): checksum(p) for p in paths}}, indent=1))
+    flush(new)
 
 
-def find_checkpoint(folder):
-    """The whole checkpoint of a run. Raises ValueError if it is missing or damaged."""
-    # A save killed between its renames leaves no `checkpoint` but a whole `checkpoint.new`.
-    paths = [folder / name for name in ("checkpoint", "checkpoint.new")]
-    path = next((p for p in paths if (p / "manifest.json").exists()), None)
-    if path is None:
-        raise ValueError(f"{folder} has no checkpoint yet. Delete it and start again.")
-    damaged = (f"checkpoint {path} is damaged: {{}} has changed. Restore it, or delete {folder} "
-               f"and start again.")
+def checksum(path):
+    """[size in bytes, SHA-256] of a file, read piece by piece."""
+    with open(path, "rb") as file:
+        return [os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+
+
+def flush(path):
+    """Have the disk hold a file, or the names in a folder: a power cut cannot take them back."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        files = dict(json.loads((path / "manifest.json").read_text())["files"])
-        expected = {file: (int(size), int(crc)) for file, (size, crc) in files.items()}
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def versions():
+    return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def find_checkpoint(folder, say=print):
+    """The newest whole checkpoint of a run: `checkpoint`, or if it is damaged, which is said, the
+    one before. Raises ValueError if none is whole."""
+    # A save killed between its renames leaves no `checkpoint` but a whole `checkpoint.new`.
+    paths = [folder / f"checkpoint{end}" for end in ("", ".new", ".old")]
+    problems = []
+    for path in (p for p in paths if (p / "manifest.json").exists()):
+        if not (problem := damage(path)):
+            if problems:
+                say(f"warning   checkpoint {problems[0]} has changed: going on from {path.name}")
+            return path
+        problems.append(problem)
+    if not problems:
+        raise ValueError(f"{folder} has no checkpoint yet. Delete it and start again.")
+    raise ValueError(f"checkpoint is damaged: {problems[0]} has changed. Restore it, or delete "
+                     f"{folder} and start again.")
+
+
+def damage(checkpoint):
+    """The first file that is not as the manifest says, or "" if all are."""
+    try:
+        expected = dict(json.loads((checkpoint / "manifest.json").read_text())["files"])
     except (ValueError, TypeError, KeyError):
-        raise ValueError(damaged.format("manifest.json")) from None
+        return checkpoint / "manifest.json"
     for file in {"config.json", "model.safetensors", "trainer.pt", *expected}:
-        data = (path / file).read_bytes() if (path / file).is_file() else b""
-        if (len(data), zlib.crc32(data)) != expected.get(file):
-            raise ValueError(damaged.format(file))
-    return path
+        path = checkpoint / file
+        if not path.is_file() or checksum(path) != expected.get(file):
+            return path
+    return ""
 
 
 def load_trainer_state(checkpoint, learner):
-    """Fill in all of a Learner but the policy's weights, which are already loaded."""
-    state = torch.load(checkpoint / "trainer.pt", map_location=learner.policy.device,
-                       weights_only=True)
+    """Fill in all of a Learner but the policy's weights, which are already loaded. Returns what
+    differs between the packages that wrote the checkpoint and these, or ""."""
+    def load(path):  # weights_only: nothing in a file is executed
+        return torch.load(path, map_location=learner.policy.device, weights_only=True)
+
+    state = load(checkpoint / "trainer.pt")
     for name in COUNTERS:
         setattr(learner, name, state[name])
     learner.optimizer.load_state_dict(state["optimizer"])
@@ -261,7 +414,10 @@ def load_trainer_state(checkpoint, learner):
         learner.critic.load_state_dict(state["critic"]["model"])
         learner.critic_optimizer.load_state_dict(state["critic"]["optimizer"])
     if learner.reference is not None:
-        learner.reference.load_state_dict(state["reference"])
+        learner.reference.load_state_dict(load(checkpoint.parent / "reference.pt"))
+    then = json.loads((checkpoint / "manifest.json").read_text()).get("versions", {})
+    return ", ".join(f"{name} was {then.get(name, 'unknown')}, is {now}"
+                     for name, now in versions().items() if then.get(name) != now)
 
 
 # ---- Resuming ------------------------------------------------------------------------------------

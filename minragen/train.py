@@ -69,7 +69,8 @@ class Learner:
 
 
 def train(config, resume=False, say=print):
-    """Run `config.steps` steps of StarPO in runs/NAME. Returns the metrics of the last line.
+    """Run `config.steps` steps of StarPO in runs/NAME. Returns the metrics of the last line, None
+    if SIGTERM or Ctrl-C stopped it.
 
     raises: ValueError for a taken name, a damaged checkpoint, a prompt that fills the context
     """
@@ -77,32 +78,41 @@ def train(config, resume=False, say=print):
     folder = distributed.all_gather(runs.run_folder(config, resume) if writes else None)[0]
     groups = build_groups(config)
     learner = build(config, groups, folder if resume else None, say)
-    log = runs.begin(folder, config, learner, resume, writes)
-    start = time.time()
-    say(f"run       {folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then report.html")
-    if learner.step == 0:
-        log.write({"step": 0, **validate(learner, groups["val"], config, log)}, config)
-    while learner.step < config.steps and learner.empty_steps < EMPTY_STEPS:
-        metrics, trajectories = train_step(learner, groups["train"], config, log.history)
-        last = learner.step == config.steps or learner.empty_steps >= EMPTY_STEPS
-        if learner.step % config.val_every == 0 or last:
-            metrics |= validate(learner, groups["val"], config, log)
-        log.trajectories(learner.step, "train", trajectories)
-        log.write(metrics, config)
-        for warning in diagnostics.warnings_of(log.history):
-            say(f"warning   {warning}")
-        if writes and (learner.step % config.save_every == 0 or last):
-            runs.save_checkpoint(folder, learner)
-    if learner.empty_steps >= EMPTY_STEPS:
-        say(f"stopped: in {EMPTY_STEPS} steps in a row the filter ({config.filter} of "
-            f"{config.filter_metric}) kept no group, or every environment failed, so there is "
-            f"nothing to learn from. Is the task solved, or never solved? Read "
-            f"{folder}/trajectories.jsonl. If few replies are valid, raise --warmup-steps.")
-    final = {"step": learner.step, **validate(learner, groups["test"], config, log),
-             "elapsed": time.time() - start}
-    log.write(final, config)
+    with (runs.begin(folder, config, learner, resume, writes) as log,
+          runs.stop_requests() as requests):
+        say(f"run       {folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then report.html")
+        start, over = time.time(), learner.empty_steps >= EMPTY_STEPS
+        if learner.step == 0:
+            log.write({"step": 0, **validate(learner, groups["val"], config, log)}, config)
+        while learner.step < config.steps and not over:
+            metrics, trajectories = train_step(learner, groups["train"], config, log.history)
+            asked = any(distributed.all_gather(bool(requests)))
+            over = learner.empty_steps >= EMPTY_STEPS
+            last = learner.step == config.steps or over
+            if learner.step % config.val_every == 0 or last:
+                metrics |= validate(learner, groups["val"], config, log)
+            best = log.is_best(metrics)
+            log.trajectories(learner.step, "train", trajectories)
+            log.write(metrics, config)
+            for warning in diagnostics.warnings_of(log.history):
+                say(f"warning   {warning}")
+            if writes and (learner.step % config.save_every == 0 or last or best or asked):
+                log.save(learner, best)
+            if asked:
+                say(f"stopped   after step {learner.step}; go on with: make resume "
+                    f"RUN={folder.name}")
+                return None
+        if over:
+            say(f"stopped: in {EMPTY_STEPS} steps in a row the filter ({config.filter} of "
+                f"{config.filter_metric}) kept no group, or every environment failed, so there is "
+                f"nothing to learn from. Is the task solved, or never solved? Read "
+                f"{folder}/trajectories.jsonl. If few replies are valid, raise --warmup-steps.")
+        final = {"step": learner.step, **validate(learner, groups["test"], config, log),
+                 "elapsed": time.time() - start}
+        log.write(final, config)
     if writes:
-        report.write([folder])
+        with runs.going_on("the report"):
+            report.write([folder])
     say(f"done      {folder}/report.html; measure it again with: make eval RUN={folder.name}")
     return final
 
@@ -467,7 +477,8 @@ def build(config, groups, checkpoint_of=None, say=print):
     on_one_core = config.model == "tiny" and device.type == "cpu"
     cores = max(1, os.cpu_count() // distributed.local_world_size())
     torch.set_num_threads(config.threads or (1 if on_one_core else cores))
-    checkpoint = checkpoint_of and runs.find_checkpoint(checkpoint_of)
+    begun = checkpoint_of or config.init_from and runs.RUNS / config.init_from
+    checkpoint = begun and runs.find_checkpoint(begun, say)
     with distributed.main_process_first():  # the warm-up fills the cache
         source = checkpoint or bundled.resolve(
             config.model, lambda *size: settings.env_groups(config, *size),
@@ -492,8 +503,9 @@ def build(config, groups, checkpoint_of=None, say=print):
         checkpoint_activations(policy.model)
         if learner.critic:
             checkpoint_activations(learner.critic)
-    if checkpoint:
-        runs.load_trainer_state(checkpoint, learner)
+    if checkpoint_of:
+        if other := runs.load_trainer_state(checkpoint, learner):
+            say(f"warning   other packages wrote the checkpoint, so the run may differ: {other}")
         say(f"resumed   after step {learner.step}")
     say(memory.forecast(learner, config))
     return learner
@@ -511,7 +523,10 @@ def main(argv=None):
             config = runs.resumed_config(given)
             why = f"model {config.model} as the run began"
         else:
-            model, _, why = bundled.choose_model(given.get("model", ""), given.get("device", ""))
+            model = given.get("model", "")
+            if not model and given.get("init_from"):
+                model = runs.load_config(given["init_from"]).model
+            model, _, why = bundled.choose_model(model, given.get("device", ""))
             config = settings.from_options({**given, "model": model})
         if show:
             if distributed.rank() == 0:
@@ -524,13 +539,15 @@ def main(argv=None):
         say(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
             f"{settings.backends(config)}{distributed.described(most)}")
         say(f"settings  {settings.summary(config)}")
-        train(config, resume, say)
+        stopped = train(config, resume, say) is None
         distributed.end()
+        if stopped:
+            sys.exit(130)  # as after an interrupt; a chain of commands must not go on
     except (ValueError, ImportError, RuntimeError, OSError) as problem:
         distributed.fail(problem)
     except KeyboardInterrupt:
         say("\nstopped. If the run has a checkpoint, --run NAME --resume continues it.")
-        sys.exit(1)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

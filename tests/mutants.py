@@ -142,9 +142,9 @@ MUTANTS = {
         ('kl_reward_coef", "ema', "ema", "resume forgets the adapted KL coefficient"),
         ('kl_reward_coef", "ema")', 'kl_reward_coef")', "resume forgets the moving averages"),
         ("step and not final", "step", "the final test stays in the log when a run goes on"),
-        ("(len(data), zlib.crc32(data)) != expected.get(file)",
-         "len(data) != expected.get(file, (0,))[0]", "a flipped bit in a checkpoint passes"),
-        ('learner.reference.load_state_dict(state["reference"])', "pass",
+        ("checksum(path) != expected.get(file)",
+         "checksum(path)[0] != expected.get(file, [0])[0]", "a flipped bit in a checkpoint passes"),
+        ('learner.reference.load_state_dict(load(checkpoint.parent / "reference.pt"))', "pass",
          "resume takes the trained policy as reference"),
         ("config = dataclasses.replace(config, decay_steps=stored.steps)", "pass",
          "steps added to a run raise its learning rate again"),
@@ -258,7 +258,7 @@ MUTANTS = {
     ],
     ("bundled.py", "test_bundled.py"): [
         ("(steps - step) / steps", "1.0", "the learning rate of the warm-up never falls"),
-        ('f" {env.describe()}" ', 'parts["observation"] ',
+        ('f" {groups.envs[row].describe()}"', 'parts[row]["observation"]',
          "a demonstration predicts the state before its answer"),
     ],
     ("train.py", "test_museum.py"): [
@@ -642,6 +642,8 @@ MUTANTS = {
          "a theorem is drawn twice under other names"),
         ("given(f\"{atoms.pop()} → {goal}\")", "given(f\"{premise} → {goal}\")",
          "a drawn theorem has two proofs, and no fact leads nowhere"),
+        ("else rng.permutation([provable, False])", "else [provable] * 2",
+         "both sides of a disjunction can be proved"),
     ],
     ("environments/metamathqa.py", "environments/test_metamathqa.py"): [
         ("if self.problem.largest <= largest:", "if self.problem.gold <= largest:",

@@ -138,7 +138,7 @@ class TestPresets:
         assert preset("webshop").aggregation == "seq-mean-token-mean"
         assert preset("webshop,frozenlake").aggregation == Config.aggregation == "token-mean"
         assert preset("webshop", "dapo").aggregation == "token-mean"
-        assert preset("lean").max_turns and not preset("lean,bandit").max_turns
+        assert preset("searchqa").max_turns and not preset("searchqa,bandit").max_turns
 
     def test_a_pretrained_model_gets_its_own_rates_and_room_and_a_users_gets_no_warm_up(self):
         for env in REGISTRY:

@@ -6,9 +6,12 @@ import dataclasses
 import inspect
 import io
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +29,10 @@ from minragen.models import token_logprobs
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
 from minragen.runs import (
     begin,
+    damage,
     find_checkpoint,
     keep_advantages,
+    locked,
     read_config,
     run_folder,
     texts_of,
@@ -241,8 +246,8 @@ class TestLearner:
 class TestRuns:
     def test_a_run_leaves_config_metrics_trajectories_a_checkpoint_and_a_report(self, finished):
         assert {p.name for p in finished.iterdir()} == {
-            "config.json", "metrics.jsonl", "trajectories.jsonl", "checkpoint", "report.html",
-            "figures"}
+            "config.json", "metrics.jsonl", "trajectories.jsonl", "checkpoint", "checkpoint.best",
+            "lock", "report.html", "figures"}
         lines = metrics(finished)
         assert [line["step"] for line in lines] == [0, 1, 2, 2]
         assert {"val/success_greedy"} <= lines[0].keys() & lines[2].keys() - lines[1].keys()
@@ -480,7 +485,76 @@ class TestResume:
             interrupted("--run a --resume --steps 3")  # and the next
         run("--run a --resume")
         assert metrics(begun)[-1]["step"] == 3 and (begun / "checkpoint").exists()
-        assert not (begun / "checkpoint.new").exists() and not (begun / "checkpoint.old").exists()
+        assert {p.name for p in begun.glob("checkpoint*")} == {
+            "checkpoint", "checkpoint.old", "checkpoint.best"}
+
+    def test_instead_of_a_damaged_checkpoint_the_one_before_is_taken_and_that_is_said(
+            self, begun, runs, capsys):
+        shutil.copytree(begun, runs / "b")
+        for name in "ab":
+            run(f"--run {name} --resume --steps 3")
+        (begun / "checkpoint" / "trainer.pt").write_bytes(b"")
+        capsys.readouterr()
+        run("--run a --resume --steps 4")
+        printed = capsys.readouterr().out
+        assert "trainer.pt has changed: going on from checkpoint.old" in printed
+        assert "resumed   after step 2" in printed
+        run("--run b --resume --steps 4")
+        one, two = ((metrics(folder)[-1], (folder / "checkpoint/model.safetensors").read_bytes())
+                    for folder in (begun, runs / "b"))
+        assert one == two
+
+    def test_a_run_is_trained_by_one_process_at_a_time(self, begun):
+        held = locked(begun)
+        assert f"run 'a' is being trained by process {os.getpid()}" in message(
+            "--run", "a", "--resume", "--steps", "3")
+        held.close()
+        run("--run a --resume --steps 3")
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_asked_to_stop_it_finishes_the_step_saves_and_says_how_to_go_on(
+            self, begun, runs, monkeypatch, capsys, number):
+        run("--run b --steps 5", *BRIEF)
+        real = trainer.roll_out
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer, "roll_out", lambda *given: (
+                os.kill(os.getpid(), number) or real(*given)))
+            with pytest.raises(SystemExit) as stop:
+                run("--run a --resume --steps 5")
+        printed = capsys.readouterr().out
+        assert stop.value.code == 130
+        assert "stopped   after step 3; go on with: make resume RUN=a" in printed
+        run("--run a --resume")
+        assert metrics(begun) == metrics(runs / "b")
+        assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+
+    def test_a_second_request_stops_it_at_once(self, begun, monkeypatch):
+        monkeypatch.setattr(trainer, "roll_out", lambda *_: [
+            os.kill(os.getpid(), signal.SIGTERM) or time.sleep(1.1) for _ in "ab"])
+        interrupted("--run a --resume --steps 5")
+
+    def test_other_versions_of_the_packages_are_named(self, begun, capsys):
+        path = begun / "checkpoint" / "manifest.json"
+        path.write_text(path.read_text().replace(torch.__version__, "1.0"))
+        run("--run a --resume --steps 3")
+        assert f"torch was 1.0, is {torch.__version__}" in capsys.readouterr().out
+
+    def test_a_run_may_begin_with_the_weights_of_another_and_keeps_nothing_else_of_it(
+            self, begun, runs):
+        run("--run b --steps 1 --lr 0 --init-from a", *BRIEF)
+        one, two = ((folder / "checkpoint" / "model.safetensors").read_bytes()
+                    for folder in (begun, runs / "b"))
+        assert one == two and [line["step"] for line in metrics(runs / "b")] == [0, 1, 1]
+        assert "unknown run 'c'" in message("--env", "bandit", "--init-from", "c")
+
+    def test_the_checkpoint_of_the_best_validation_is_kept(self, begun, monkeypatch):
+        successes = iter([0.5, 0.25, 0.75, 0.75])
+        monkeypatch.setattr(trainer, "validate", lambda _, groups, *__: {
+            f"{groups.split}/success": next(successes, 0.0)})
+        run("--run b --steps 3", *BRIEF, "--val-every", "1")
+        kept = begun.parent / "b" / "checkpoint.best"
+        assert json.loads((kept / "manifest.json").read_text())["step"] == 2
+        assert not damage(kept)
 
 
 class TestLearning:

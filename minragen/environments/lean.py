@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minragen.environments.data import cache_folder
-from minragen.environments.theorems import bundled_theorems, draw_theorem, load_minif2f, shape
+from minragen.environments.theorems import bundled_theorems, draw_goal, load_minif2f, shape
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 DATA = Path(__file__).parent.parent / "data"
@@ -127,7 +127,7 @@ class Lean(TextEnv):
                 f"{known if self.known else ''}Write undo to take back the last one.")
 
     def _reset(self, rng):
-        self.theorem = (draw_theorem(rng) if self.drawn else
+        self.theorem = (draw_goal(rng) if self.drawn else
                         self.theorems[rng.integers(len(self.theorems))])
         self.accepted, self.states = [], []
         self._error = (-2, "")  # (turn, text)
@@ -182,12 +182,11 @@ class Lean(TextEnv):
         return self._fitted("\n".join(lines), SHOWN_TEXT)
 
     def note(self):
-        """The goal, and the facts that the next two tactics of the proof use."""
+        """The first fact that the rest of the proof uses, and its name."""
         facts = dict(self._facts_and_terms()[0])
-        used = [name for name in re.findall(r"\w+", " ".join(self.solve()[:2])) if name in facts]
-        known = ", ".join(f"{name} : {facts[name]}" for name in used)
-        goal = parse_goals(self._goals())[1]
-        return self._fitted(f"goal {goal} from {known or 'no fact'}", SHOWN_TEXT)
+        used = (name for name in re.findall(r"\w+", " ".join(self.solve())) if name in facts)
+        known = next((f"{facts[name]} by {name}" for name in used), "no fact")
+        return self._fitted(known, SHOWN_TEXT)
 
     def solve(self):
         proof = self.theorem.proof

@@ -1,6 +1,6 @@
 """The theorems of the environment `lean`: bundled, drawn, or records of miniF2F.
 
-Reading order: `Theorem`, `bundled_theorems`, `draw_theorem`, `load_minif2f`, `shape`.
+Reading order: `Theorem`, `bundled_theorems`, `draw_theorem`, `draw_goal`, `load_minif2f`, `shape`.
 """
 
 import functools
@@ -92,6 +92,47 @@ def draw_theorem(rng):
         proof = chain([a, x, y])
     claim = f"{' '.join(rng.permutation(facts))} : {goal}"
     letters = " ".join(sorted({*re.findall(r"\b[p-z]\b", claim)}))
+    return Theorem("drawn", f"theorem drawn ({letters} : Prop) {claim} := by", "", proof)
+
+
+def draw_goal(rng):
+    """Draw a theorem with its proof: its facts are atoms, its goal joins two to four of them.
+
+    Of a disjunction one side can be proved: to choose, one has to look for its atoms in the facts.
+    """
+    atoms, names = ([*map(str, rng.permutation([*letters]))]
+                    for letters in ("pqrstuvwxyz", "abcdefgk"))
+    facts = []
+
+    def given(atom):
+        facts.append(f"({names[-1]} : {atom})")
+        return names.pop()
+
+    def join(count, provable, premise=""):
+        """A formula of `count` atoms and its proof, () if it has none; `premise`: the fact h."""
+        if count == 1:
+            if provable and premise and rng.integers(2):
+                return premise, ("exact h",)
+            atom = atoms.pop()
+            return atom, (f"exact {given(atom)}",) if provable else ()
+        sign = rng.choice([*("∧∨" if premise else "∧∨→")])
+        if sign == "→":
+            left = atoms.pop()
+            right, proof = join(count - 1, provable, left)
+            proof = ("intro h", *proof)
+        else:
+            sides = [provable] * 2 if sign == "∧" else rng.permutation([provable, False])
+            (left, first), (right, rest) = (join(n, side, premise)
+                                            for n, side in zip((1, count - 1), sides))
+            step = "constructor" if sign == "∧" else ("left" if sides[0] else "right")
+            proof = (step, *first, *rest)
+        return f"{left} {sign} {f'({right})' if count > 2 else right}", proof if provable else ()
+
+    goal, proof = join(rng.integers(2, 5), True)
+    for _ in range(rng.integers(1, 4)):
+        given(atoms.pop())
+    letters = " ".join(sorted({*re.findall(r"\b[p-z]\b", f"{facts} {goal}")}))
+    claim = f"{' '.join(rng.permutation(facts))} : {goal}"
     return Theorem("drawn", f"theorem drawn ({letters} : Prop) {claim} := by", "", proof)
 
 

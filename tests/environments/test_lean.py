@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest.mock import Mock
 from urllib.error import HTTPError
 
+import numpy as np
 import pytest
 
 from minragen.environments import lean, theorems
@@ -65,7 +66,7 @@ class TestProofs:
                     for k in range(len(theorem.proof) + 1)]
 
         with ThreadPoolExecutor(5) as pool:
-            sample = [*THEOREMS[::10], *theorems.drawn_theorems(600)[::60]]
+            sample = [*THEOREMS[::10], *theorems.drawn_theorems(600)[::60], *drawn_goals(20)]
             for theorem, (*states, end) in zip(sample, pool.map(verdicts, sample)):
                 goals = {state.goals for state in states}
                 assert end.proved and len(states) <= Lean.budget.max_turns, theorem
@@ -178,6 +179,44 @@ class TestTheorems:
             used = set(re.findall(r"\b[a-k]\b", " ".join(theorem.proof))) & facts.keys()
             for missing in ["", *used]:
                 assert chained(theorem, facts, missing) == (missing == ""), theorem
+
+
+    def test_a_drawn_goal_needs_each_fact_of_its_proof_and_no_other(self):
+        """So of every disjunction only the side that the proof takes can be proved."""
+        for theorem in drawn_goals(300):
+            facts = dict(re.findall(r"\((\w) : (\w)\)", theorem.statement))
+            goal = theorem.statement[:-6].rpartition(" : ")[2]
+            used = set(re.findall(r"\b[a-k]\b", " ".join(theorem.proof))) & facts.keys()
+            for missing in ["", *facts]:
+                known = {fact for name, fact in facts.items() if name != missing}
+                assert holds(goal, known) == (missing not in used), theorem
+        assert len({theorems.shape(theorem.statement) for theorem in drawn_goals(1000)}) > 400
+
+    def test_the_note_is_the_first_fact_that_the_rest_of_the_proof_uses(self):
+        env = playing(SWAP)
+        for answer, note in ((None, "p ∧ q by h"), ("cases h", "q by right"),
+                             ("constructor", "q by right"), ("exact right", "p by left")):
+            if answer:
+                env.step(answer)
+            assert env.note() == note
+
+
+def drawn_goals(count):
+    return [theorems.draw_goal(np.random.default_rng(seed)) for seed in range(count)]
+
+
+def holds(goal, known):
+    """Whether a goal of atoms joined to the right follows from known atoms."""
+    left, sign, right = (*goal.split(" ", 2), "", "")[:3]
+    right = right.removeprefix("(").removesuffix(")") if right.startswith("(") else right
+    match sign:
+        case "∧":
+            return left in known and holds(right, known)
+        case "∨":
+            return left in known or holds(right, known)
+        case "→":
+            return holds(right, known | {left})
+    return left in known
 
 
 def chained(theorem, facts, missing):

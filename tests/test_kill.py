@@ -1,0 +1,159 @@
+"""A training process is killed at random instants, and its disk fails: no whole checkpoint is ever
+lost, and the resumed run is the run that was never stopped.
+
+    python -m pytest tests/test_kill.py     (a few kills; `make torture`: MINRAGEN_KILLS of them)
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from several import Launched
+from test_train import metrics
+
+from minragen.runs import find_checkpoint
+from minragen.train import main
+
+KILLS = int(os.environ.get("MINRAGEN_KILLS", 4))
+# A critic, a reference and an adaptive KL: everything that a checkpoint holds.
+OPTIONS = shlex.split(
+    "--env toys:Lottery --model tiny --warmup-steps 0 --num-groups 2 --group-size 2 --val-size 2 "
+    "--max-new-tokens 8 --lr 1e-3 --diagnose-every 2 --diagnose-samples 4 --save-every 1 "
+    "--val-every 2 --steps 6 --algo ppo --filter none --kl-coef 0.1 --kl-reward-coef 0.1 "
+    "--kl-target 0.01")
+TRAINED = ("model.safetensors", "trainer.pt")
+
+
+@pytest.fixture
+def place(tmp_path, tmp_path_factory, monkeypatch):
+    """The current folder of the killed processes, with a cache of models that outlives them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    return tmp_path
+
+
+def started(*argv):
+    """A process that runs this command. It is forked, since importing torch takes seconds."""
+    def body():
+        sys.stdout = sys.stderr = open("output", "a")  # of the current folder
+        main([*argv])
+
+    process = multiprocessing.get_context("fork").Process(target=body)
+    process.start()
+    return process
+
+
+def finished(*argv):
+    process = started(*argv)
+    process.join()
+    assert process.exitcode == 0, open("output").read()
+
+
+def kill(process, folder, rng, seconds):
+    """Kill a process within its first `seconds`, or while it writes a checkpoint. Returns False if
+    it has ended by itself."""
+    until = time.monotonic() + rng.uniform(0, seconds)
+    if rng.random() < 0.6:
+        while process.is_alive() and not (folder / "checkpoint.new").exists():
+            time.sleep(1e-4)
+        until = time.monotonic() + rng.uniform(0, 0.03)
+    while process.is_alive() and time.monotonic() < until:
+        time.sleep(1e-4)
+    process.kill()
+    process.join()
+    return process.exitcode == -signal.SIGKILL
+
+
+def state_of(folder):
+    """Everything that a run leaves but its times."""
+    torch.set_printoptions(profile="full", precision=10)
+    checkpoint = folder / "checkpoint"
+    return (metrics(folder), (folder / "trajectories.jsonl").read_text(),
+            (checkpoint / "model.safetensors").read_bytes(),
+            str(torch.load(checkpoint / "trainer.pt", weights_only=True)))
+
+
+def survived(folder, known):
+    """The step of the newest checkpoint, which is whole and no older than `known`; -1 if none was
+    written yet, and then the run has to begin again."""
+    if known < 0 and not list(folder.glob("checkpoint*/manifest.json")):
+        shutil.rmtree(folder, ignore_errors=True)
+        return -1
+    step = json.loads((find_checkpoint(folder) / "manifest.json").read_text())["step"]
+    assert step >= known
+    return step
+
+
+def test_a_run_killed_at_any_instant_goes_on_as_if_it_had_not_been(place):
+    began = time.monotonic()
+    finished("--run", "straight", *OPTIONS)
+    seconds, straight = time.monotonic() - began, state_of(place / "runs" / "straight")
+    rng, kills, folder, known = random.Random(0), 0, place / "runs" / "killed", -1
+    while kills < KILLS or known >= 0:
+        process = started("--run", "killed", *(["--resume"] if known >= 0 else OPTIONS))
+        if kills < KILLS and kill(process, folder, rng, seconds):
+            kills, known = kills + 1, survived(folder, known)
+            continue
+        process.join()
+        assert process.exitcode == 0, open("output").read()
+        assert state_of(folder) == straight
+        shutil.rmtree(folder)
+        known = -1
+
+
+def test_several_processes_of_which_one_or_all_are_killed_go_on_as_if_they_had_not_been(place):
+    """Each number of processes repeats itself. A fifth of the kills: a start takes seconds."""
+    def launched(*argv):
+        return Launched(place, sys.executable, "-m", "minragen.distributed", "2", *argv)
+
+    assert launched("--run", "straight", *OPTIONS).process.wait() == 0
+    straight, folder = state_of(place / "runs" / "straight"), place / "runs" / "two"
+    rng, known, both = random.Random(1), -1, False
+    for _ in range(max(1, KILLS // 5)):
+        running = launched("--run", "two", *(["--resume"] if known >= 0 else OPTIONS))
+        until = known + rng.randint(1, 3)  # steps
+        while running.process.poll() is None and not (
+                (folder / "metrics.jsonl").exists() and len(metrics(folder)) > until + 1):
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.1))
+        for pid in running.workers()[rng.randrange(2) * (not both):][:1 + both]:
+            os.kill(pid, signal.SIGKILL)
+        if running.process.wait() == 0:  # it was faster
+            assert state_of(folder) == straight
+            shutil.rmtree(folder)
+            known = -1
+            continue
+        assert "Traceback" not in running.errors.read_text()
+        known, both = survived(folder, known), not both
+    assert launched("--run", "two", *(["--resume"] if known >= 0 else OPTIONS)).process.wait() == 0
+    assert state_of(folder) == straight
+
+
+def test_a_disk_that_fails_takes_no_checkpoint_and_ends_no_run(place):
+    """A small disk of a mount namespace: full after any write, read-only, gone (disk.py)."""
+    own = ["unshare", "-rm"]
+    if not shutil.which("unshare") or subprocess.run([*own, "true"], check=False).returncode:
+        pytest.skip("no user namespaces here")
+    script = Path(__file__).parent / "disk.py"
+    done = subprocess.run([*own, sys.executable, script, str(KILLS)], capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    trials = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(trials) == KILLS + 2
+    for trial in trials:
+        assert not trial["traceback"], trial
+        assert trial["step"] >= 6 or trial["trial"] == "gone", trial
+        # Nothing begins without room for the log; what has begun goes on.
+        refused, warned = "error: runs/a/" in trial["said"], trial["warnings"] > 0
+        assert trial["exit"] == refused and refused + warned + (trial["step"] == 9) == 1, trial
+    assert trials[0]["exit"] == 1 and trials[-3]["step"] == 9
