@@ -15,7 +15,7 @@ LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
 OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval report watch play envs check test mutants smoke warmup smollm2 bench compare figure clean
+.PHONY: help train resume eval report watch reproduce play envs check test torture mutants smoke warmup smollm2 bench compare figure clean
 
 help:             ## list the targets
 	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
@@ -35,6 +35,9 @@ report: .venv/ready      ## one page about runs, with figures: RUN=name, or RUN=
 watch: .venv/ready       ## write the page again after every step of a run: RUN=name
 	@$(if $(RUN),,$(error give the name of a run: make watch RUN=name))$(PY) -m minragen.report $(RUN) --watch $(ARGS)
 
+reproduce: .venv/ready   ## train a run again from its config.json, and say where it differs: RUN=name
+	@$(if $(RUN),,$(error give the name of a run: make reproduce RUN=name))$(PY) -m minragen.reproduce $(RUN)
+
 play: .venv/ready $(LEAN)        ## play an environment yourself: ENV=sokoban [SPLIT= SEED=]
 	@$(PY) -m minragen.eval --play $(ENV) --split $(SPLIT) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
@@ -48,6 +51,9 @@ check: .venv/ready       ## style, imports, dead links, options that nothing rea
 test: .venv/ready .venv/lean        ## run all tests: the specification of what minRAGEN promises
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q $(ARGS)
 	@$(if $(ARGS),,OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/test_accelerator.py)
+
+torture: .venv/ready     ## kill training 100 times, and 20 times of two processes; fill its disk (15 minutes)
+	@MINRAGEN_KILLS=100 OMP_NUM_THREADS=1 $(PY) -m pytest -q -s tests/test_kill.py $(ARGS)
 
 mutants: .venv/ready .venv/lean     ## try wrong lines one by one; the tests must notice (45 minutes)
 	@$(PY) -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0

@@ -141,6 +141,7 @@ class Config:
     diagnose_every: int = opt(10, "mutual information at step 1 and every so many; 0: never")
     diagnose_samples: int = opt(64, "reasonings in such a measurement; 0: all", most=2**16)
     gradients_every: int = opt(0, "gradients by reward std at step 1 and every so many; 0: never")
+    early_stop: bool = opt(False, "end when the reward std or validation collapses, as in RAGEN")
     save_every: int = opt(20, "steps between checkpoints; also after the last", least=1)
 
 

@@ -415,6 +415,24 @@ def warnings_of(history):
             if not any(condition in _true_conditions(steps[:-k]) for k in earlier)]
 
 
+def early_stop(history):
+    """Why RAGEN V2's trainer would end the run after these lines of metrics.jsonl, or "".
+
+        reward std   each of the last 10 steps is below a tenth of the mean of the first 10
+        success      5 validations in a row, that before step 1 aside, are below 0.01 or below a
+                     tenth of the best before them, which RAGEN does not compare with
+    """
+    stds = _values(history, "reward_std")
+    if len(stds) >= 20 and max(stds[-10:]) < 0.1 * fmean(stds[:10]):
+        return (f"for 10 steps the reward std has been below a tenth of {fmean(stds[:10]):.3g}, "
+                f"its mean of the first 10.")
+    validated = _values([line for line in history if line["step"] > 0], "val/success")
+    best = max(validated[:-5], default=0.0)
+    if len(validated) >= 5 and max(validated[-5:]) < max(0.01, 0.1 * best):
+        return f"5 validations in a row had a success of {max(validated[-5:]):.3g} or less."
+    return ""
+
+
 def _true_conditions(steps):
     """{condition: sentence} of what is true at the last of these steps."""
     success = _values(steps[-WINDOW:], "success")

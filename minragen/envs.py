@@ -25,6 +25,7 @@ import difflib
 import importlib
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -39,7 +40,8 @@ from gymnasium import spaces
 
 FORMAT_PENALTY = -0.1  # reward added once to a turn with no action or with an unknown one
 MAX_REDRAWS = 20_000  # instances drawn in search of one of the right split before giving up
-STEP_TIME_LIMIT = 60.0  # seconds of a core for a `parallel` step; a reply's own limits are lower
+STEP_TIME_LIMIT = 60.0  # seconds of a core for a step; a reply's own limits are lower
+SERVER_PAUSES = (5, 10, 20, 40, 80, 160)  # seconds between tries to reach a tool's server
 SEPARATOR = "||"  # between the actions of one turn
 CHARSET = frozenset(map(chr, range(32, 127))) | frozenset("\n\t√")
 SPLITS = ("train", "val", "test")
@@ -365,6 +367,28 @@ def make(name, split="train", budget=None, **options):
     return adapter(attribute, split=split, budget=budget, **options)
 
 
+class ServerGone(RuntimeError):
+    """A tool's server does not answer, so no reply can be judged. An environment raises it before
+    it has changed anything; then the step is tried again."""
+
+
+def within_time_limit(function, *arguments):
+    """function(*arguments), or TimeoutError after STEP_TIME_LIMIT seconds. Only the main thread can
+    be interrupted."""
+    def ring(*_):
+        raise TimeoutError(f"a step took over {STEP_TIME_LIMIT:g} seconds.")
+
+    if threading.current_thread() is not threading.main_thread():
+        return function(*arguments)
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, STEP_TIME_LIMIT)
+    try:
+        return function(*arguments)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class EnvGroups:
     """P groups of G members, possibly of several environments: reset together, stepped by row.
 
@@ -397,24 +421,35 @@ class EnvGroups:
 
     def reset(self, first_seed):
         """Group number g gets the instance of seed `first_seed + g`. Returns each row's
-        observation, or the exception that its environment raised."""
+        observation, or the exception that its environment raised. Raises ServerGone as `step`."""
         self.seeds = [first_seed + g for g in self.numbers]
-        return [self._attempt(row, self._reset_row, row) for row in range(len(self))]
+        return self._patiently(range(len(self)), lambda rows: [
+            self._attempt(row, within_time_limit, self._reset_row, row) for row in rows])
 
     def _reset_row(self, row):
         if row in self._broken:
             self.envs[row] = self._build[row]()
             self._broken.remove(row)
         group, member = divmod(row, self.group_size)
-        return self.envs[row].reset(seed=self.seeds[group], options={"member": member})[0]
+        first = self.envs[row].reset(seed=self.seeds[group], options={"member": member})[0]
+        if not isinstance(first, str):
+            raise TypeError(f"{type(self.envs[row]).__name__}.reset() returned {first!r:.200}")
+        return first
 
     def step(self, rows, answers, play=lambda env, answer: env.step(answer)):
         """Step the given rows. Returns what each `play(env, answer)` returned, or the exception
         that it raised, which is not the reply's doing (`StopReason.ENV_ERROR`).
 
-        Environments that declare `parallel` run in threads, all within STEP_TIME_LIMIT times the
-        steps per core.
+        A step that hangs raises TimeoutError after STEP_TIME_LIMIT. Environments that declare
+        `parallel` run in threads, all within that limit times the steps per core.
+
+        raises: ServerGone if a tool's server did not come back
         """
+        answer_of = dict(zip(rows, answers))
+        return self._patiently(rows, lambda rows: self._step_once(
+            rows, [answer_of[r] for r in rows], play))
+
+    def _step_once(self, rows, answers, play):
         results = {}
 
         def step_row(r, answer):
@@ -427,7 +462,7 @@ class EnvGroups:
             thread.start()
         for r, answer in zip(rows, answers):
             if not self.envs[r].parallel:
-                step_row(r, answer)
+                results[r] = self._attempt(r, within_time_limit, play, self.envs[r], answer)
         limit = STEP_TIME_LIMIT * math.ceil(len(threads) / (os.cpu_count() or 1))
         deadline = time.monotonic() + limit
         for thread in threads:
@@ -435,6 +470,18 @@ class EnvGroups:
         finished, late = dict(results), TimeoutError(f"a step took over {limit:g} seconds.")
         self._broken |= {*rows} - finished.keys()  # they may still be running
         return [finished.get(r, late) for r in rows]
+
+    def _patiently(self, rows, attempt):
+        """attempt(rows), and again after growing pauses for those whose tool's server is gone."""
+        results, pauses = dict(zip(rows, attempt(rows))), iter(SERVER_PAUSES)
+        while gone := [r for r in rows if isinstance(results[r], ServerGone)]:
+            pause = next(pauses, None)
+            if pause is None:
+                raise results[gone[0]]
+            print(f"waiting   {pause} s, then trying again: {results[gone[0]]}", flush=True)
+            time.sleep(pause)
+            results |= zip(gone, attempt(gone))
+        return [results[r] for r in rows]
 
     def _attempt(self, row, function, *arguments):
         """What the function returned, or the exception that it raised."""

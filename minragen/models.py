@@ -212,9 +212,13 @@ class AdamW:
             with torch.no_grad():
                 for parameter, master in self.copies:
                     parameter.copy_(master)
+        self.clear()
+        return norm
+
+    def clear(self):
+        """Forget the gradients."""
         for parameter, master in zip(self.parameters, self.masters):
             parameter.grad = master.grad = None
-        return norm
 
     def set_lr(self, lr):
         for group in self.inner.param_groups:

@@ -390,9 +390,10 @@ class _Player:
         """Returns (F1 of the observation before the step, of the prediction after it), the step."""
         parts = self.frame.parts
         seen = env.score_description(reply.observation) if "observation" in parts else None
-        result = env.step(reply.answer)
-        if not math.isfinite(result[1]):
-            raise ValueError(f"{type(env).__name__} gave a reward of {result[1]}.")
+        observation, reward, _, _, info = result = env.step(reply.answer)
+        if not (isinstance(observation, str)
+                and all(map(math.isfinite, [reward, *info.values()]))):
+            raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}")
         expected = env.score_description(reply.prediction) if "prediction" in parts else None
         return (seen, expected), result
 

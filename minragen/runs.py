@@ -37,10 +37,13 @@ from minragen.config import Config, check
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
-COUNTERS = ("step", "empty_steps", "rounds", "kl_reward_coef", "ema")
+COUNTERS = ("step", "empty_steps", "skipped", "halved", "rounds", "kl_reward_coef", "ema")
 SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; and failed ones
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows", "token_budget",
                   "activation_checkpointing")
+# Metrics that differ between equal runs.
+TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed", "first_turn/seconds",
+         "trajectory/seconds"}
 # Metric -> its part of the console line.
 CONSOLE = {
     "step": "step {:4d}/{of}", "success": "success {:.3f}", "episode_return": "return {:6.3f}",
@@ -92,21 +95,22 @@ def write_whole(path, text):
         raise OSError(f"{path}: {problem.strerror}") from None
 
 
+@contextlib.contextmanager
 def locked(folder):
-    """The open file that keeps other processes from training this run; its end frees the run.
+    """Keep other processes from training this run, until this one ends, in whatever way.
 
     raises: ValueError naming the process that trains it
     """
     path = folder / "lock"
     path.touch()
-    file = open(path)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f"run {folder.name!r} is being trained by process {file.read()}. Wait for "
-                         f"it, or stop it.") from None
-    path.write_text(f"{os.getpid()}")
-    return file
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"run {folder.name!r} is being trained by process {file.read()}. Wait "
+                             f"for it, or stop it.") from None
+        path.write_text(f"{os.getpid()}")
+        yield
 
 
 @contextlib.contextmanager
@@ -146,8 +150,9 @@ class Log(contextlib.AbstractContextManager):
         """Drop the lines after the learner's step. self.history: the metrics that stay."""
         self.folder, self.writes, self.history = folder, writes, []
         self.tokenizer, self.unwritten = learner.policy.tokenizer, defaultdict(str)
-        self.lock = locked(folder) if writes else None
+        self.held = contextlib.ExitStack()  # the lock
         if writes:
+            self.held.enter_context(locked(folder))
             self._keep("trajectories.jsonl", learner.step)
             self.history = [json.loads(line)
                             for line in self._keep("metrics.jsonl", learner.step)]
@@ -160,8 +165,7 @@ class Log(contextlib.AbstractContextManager):
         return lines
 
     def __exit__(self, *_):
-        if self.lock:
-            self.lock.close()
+        self.held.close()
 
     def append(self, name, rows):
         """Append JSON lines to a file, with those that a full disk refused before."""
@@ -177,7 +181,7 @@ class Log(contextlib.AbstractContextManager):
                 raise
             del self.unwritten[name]
 
-    def save(self, learner, best):
+    def save(self, learner, best=False):
         """Save a checkpoint if the disk holds all lines: it must not be ahead of them."""
         with going_on("a checkpoint"):
             for name in ("metrics.jsonl", "trajectories.jsonl"):

@@ -37,13 +37,14 @@ from minragen import bundled, diagnostics, distributed, memory, report, runs, st
 from minragen import config as settings
 from minragen.attention import micro_batches
 from minragen.chat import ChatFrame
-from minragen.envs import SPLITS
+from minragen.envs import SPLITS, ServerGone
 from minragen.models import AdamW, Critic, checkpoint_activations, load_policy, token_logprobs
 from minragen.rollout import Rules, collect, first_prompt, make_batch, prove
 
 # Instance seeds of run seed s begin at TRAIN_SEED + s * TRAIN_SEED_STRIDE; validation's at 0.
 TRAIN_SEED = 2**41
 EMPTY_STEPS = 5  # consecutive steps without a single informative group after which a run stops
+MOST_SKIPPED = 5  # consecutive updates without a finite gradient after which a run stops
 
 
 @dataclass
@@ -61,6 +62,8 @@ class Learner:
     kl_reward_coef: float = 0.0  # as adapted so far
     ema: dict = field(default_factory=dict)  # moving averages of the diagnostics
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
+    skipped: int = 0  # consecutive updates whose gradient was not finite
+    halved: bool = False  # whether an update ran out of memory; since then token_budget is half
 
     def optimizers(self):
         """[(metric of the gradient norm, optimizer), ...]"""
@@ -81,13 +84,18 @@ def train(config, resume=False, say=print):
     with (runs.begin(folder, config, learner, resume, writes) as log,
           runs.stop_requests() as requests):
         say(f"run       {folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then report.html")
-        start, over = time.time(), learner.empty_steps >= EMPTY_STEPS
+        start, over = time.time(), why_over(learner, config, log.history)
         if learner.step == 0:
             log.write({"step": 0, **validate(learner, groups["val"], config, log)}, config)
         while learner.step < config.steps and not over:
-            metrics, trajectories = train_step(learner, groups["train"], config, log.history)
+            try:
+                metrics, trajectories = train_step(learner, groups["train"], config, log.history)
+            except ServerGone:
+                if writes:
+                    log.save(learner)
+                raise
             asked = any(distributed.all_gather(bool(requests)))
-            over = learner.empty_steps >= EMPTY_STEPS
+            over = why_over(learner, config, [*log.history, metrics])
             last = learner.step == config.steps or over
             if learner.step % config.val_every == 0 or last:
                 metrics |= validate(learner, groups["val"], config, log)
@@ -103,10 +111,7 @@ def train(config, resume=False, say=print):
                     f"RUN={folder.name}")
                 return None
         if over:
-            say(f"stopped: in {EMPTY_STEPS} steps in a row the filter ({config.filter} of "
-                f"{config.filter_metric}) kept no group, or every environment failed, so there is "
-                f"nothing to learn from. Is the task solved, or never solved? Read "
-                f"{folder}/trajectories.jsonl. If few replies are valid, raise --warmup-steps.")
+            say(f"stopped: {over} Read {folder}/trajectories.jsonl.")
         final = {"step": learner.step, **validate(learner, groups["test"], config, log),
                  "elapsed": time.time() - start}
         log.write(final, config)
@@ -115,6 +120,16 @@ def train(config, resume=False, say=print):
             report.write([folder])
     say(f"done      {folder}/report.html; measure it again with: make eval RUN={folder.name}")
     return final
+
+
+def why_over(learner, config, history):
+    """Why the run ends before its last step, "" if it does not."""
+    if learner.empty_steps >= EMPTY_STEPS:
+        return (f"in {EMPTY_STEPS} steps in a row the filter ({config.filter} of "
+                f"{config.filter_metric}) kept no group, or every environment failed, so there is "
+                f"nothing to learn from. Is the task solved, or never solved? If few replies are "
+                f"valid, raise --warmup-steps.")
+    return diagnostics.early_stop(history) if config.early_stop else ""
 
 
 def train_step(learner, groups, config, history=()):
@@ -161,25 +176,24 @@ def update(learner, batch, config, step):
             lambda part: policy_losses(learner.policy.model, part, config)[0],
             starpo.group_scores(batch.episode_returns, batch.group_ids, "std", batch.episode_ids),
             config.token_budget)
-    steps = []  # metrics of each optimizer step
+    steps, skipped = [], 0  # metrics of each optimizer step
     with progress_bar(f"step {step}: rows trained on") as bar:
         for mini in optimizer_steps(batch, config, step):  # epochs x mini-batches
-            sums = Counter()
-            for rows in parts_of(mini, learner, config):
-                sums.update(backward(learner, mini.take(rows), config))
-                bar.update(len(rows))
-            sums = distributed.sum_metrics(sums)
+            sums = distributed.sum_metrics(gradients(learner, mini, config))
             for name, optimizer in learner.optimizers():
                 distributed.sum_gradients(optimizer.masters)
                 sums[name] = float(optimizer.step(config.max_grad_norm))
+            finite = all(math.isfinite(sums[name]) for name, _ in learner.optimizers())
+            learner.skipped, skipped = 0 if finite else learner.skipped + 1, skipped + (not finite)
+            if learner.skipped == MOST_SKIPPED:
+                raise RuntimeError(f"{MOST_SKIPPED} updates in a row had a gradient that is not "
+                                   f"finite: the policy has diverged. Is the learning rate too "
+                                   f"large? See the last lines of metrics.jsonl.")
             steps.append(sums)
+            bar.update(len(mini))
     metrics |= {name: sum(sums[name] for sums in steps) / len(steps) for name in steps[0]}
     metrics["logprob_gap"] = steps[0]["logprob_gap"]  # from then on the policy has moved
-    metrics["updates_skipped"] = sum(not math.isfinite(sums["grad_norm"]) for sums in steps)
-    if metrics["updates_skipped"] == len(steps):
-        raise RuntimeError(f"no gradient of step {step} was finite: the policy has diverged. Is "
-                           f"the learning rate too large? See the last lines of metrics.jsonl.")
-    return metrics
+    return metrics | {"updates_skipped": skipped}
 
 
 # ---- Which episodes ------------------------------------------------------------------------------
@@ -193,16 +207,16 @@ def roll_out(learner, groups, config):
     with progress_bar(f"step {learner.step + 1}: tokens sampled") as bar:
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
-                          + learner.rounds * config.num_groups)
+                          + (learner.rounds + attempt) * config.num_groups)
             played = in_order(collect(learner.policy, learner.frame, groups, first_seed,
                                       rules_of(config), bar.update))
-            learner.rounds += 1
             for t in played:
                 t.group_id += attempt * config.num_groups
             trajectories += played
             known = [t for t in trajectories if not t.error]
             if known and informative_groups(known) >= config.num_groups:
                 break
+    learner.rounds += attempt + 1
     return trajectories
 
 
@@ -345,7 +359,8 @@ def in_micro_batches(learner, batch, config, function):
 def parts_of(batch, learner, config):
     """The rows of each micro-batch that this process computes."""
     return micro_batches(learner.policy.model.base_model, batch.tokens, batch.lengths,
-                         config.token_budget, distributed.rank(), distributed.world_size())
+                         max(1, config.token_budget >> learner.halved), distributed.rank(),
+                         distributed.world_size())
 
 
 # ---- The update ----------------------------------------------------------------------------------
@@ -380,6 +395,29 @@ def add_loss_weights(mini, config):
         mini, loss_weights=weights(mini.loss_mask),
         mean_weights=starpo.loss_weights(mini.response_mask),
         value_weights=None if mini.value_mask is None else weights(mini.value_mask))
+
+
+def gradients(learner, mini, config):
+    """Backpropagate a mini-batch, {metric: this process's share}. If it runs out of memory, it does
+    so again with half of the ids in a pass; once in a run."""
+    while True:
+        sums, failed = Counter(), False
+        try:
+            for rows in parts_of(mini, learner, config):
+                sums.update(backward(learner, mini.take(rows), config))
+        except torch.OutOfMemoryError:
+            failed = True
+        if not any(distributed.all_gather(failed)):
+            return sums
+        if learner.halved:
+            raise RuntimeError("the update ran out of memory again. Go on from the last checkpoint "
+                               "with a smaller --token-budget or --activation-checkpointing true.")
+        learner.halved = True
+        for _, optimizer in learner.optimizers():
+            optimizer.clear()
+        torch.cuda.empty_cache()
+        tqdm.write(f"warning   the update ran out of memory: going on with token_budget "
+                   f"{config.token_budget // 2}")
 
 
 def backward(learner, part, config):

@@ -30,7 +30,7 @@ ALLOWED = {
                           "report"},
     "report": {"config", "diagnostics", "eval", "runs"},
     "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train", "api"},
-    "api": {"chat", "rollout"}}
+    "api": {"chat", "rollout"}, "reproduce": {"runs", "train"}}
 
 
 def imported(source):

@@ -1,6 +1,6 @@
 """What a run does when its disk is full, read-only or gone. Prints a JSON line for each trial.
 
-    unshare -rm .venv/bin/python tests/disk.py 5     (in a mount namespace of its own; see test_kill)
+    unshare -rm .venv/bin/python tests/disk.py 5     (in a mount namespace of its own)
 
 Trials: disks that are full after some bytes more each time, from none to more than the run needs,
 so that with many trials every write is the first to fail in one; then a disk that becomes read-only

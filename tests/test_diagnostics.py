@@ -14,7 +14,13 @@ from toys import tiny
 
 from minragen import diagnostics, models
 from minragen.chat import ChatFrame
-from minragen.diagnostics import Pair, collapse_metrics, gradient_metrics, score_matrix
+from minragen.diagnostics import (
+    Pair,
+    collapse_metrics,
+    early_stop,
+    gradient_metrics,
+    score_matrix,
+)
 from minragen.models import AdamW, token_logprobs
 from minragen.rollout import Batch, Trajectory
 
@@ -334,6 +340,25 @@ def gradient_batch(tokens, mask, group_ids):
     zeros, there = torch.zeros(mask.shape), mask | (torch.arange(mask.shape[1]) == 0)
     return Batch(tokens, there, mask, zeros, zeros, zeros, group_ids, group_ids, zeros[:, 0],
                  loss_mask=mask, loss_weights=mask / mask.sum())
+
+
+class TestEarlyStop:
+    def test_it_is_at_the_first_step_at_which_ragens_trainer_would_stop(self):
+        def first(metric, values):
+            lines = [{"step": k, metric: value} for k, value in enumerate(values)]
+            return next((k for k in range(len(lines)) if early_stop(lines[:k + 1])), None)
+
+        high, low = [1.0] * 10, [0.09] * 10
+        for values, expected in ((high + low, 19), (high * 2 + low, 29), (high + [0.11] + low, 20),
+                                 (high + [0.2] * 30, None), (low * 4, None),
+                                 (high + low[:5] + [1.0] + low, 25),
+                                 ([1.0] * 9 + [math.nan] + [1.0] + low, 20)):
+            assert first("reward_std", values) == expected, values
+        # At step 0 nothing has been trained.
+        for values, expected in (([0.0] * 9, 5), ([0.0] + [0.02] * 9, None),
+                                 ([0.0, 0.5] + [0.04] * 5, 6), ([0.0, 0.5] + [0.06] * 5, None),
+                                 ([0.0, 0.5] + [0.04] * 4 + [0.1] + [0.0] * 5, 11)):
+            assert first("val/success", values) == expected, values
 
 
 class TestGradients:

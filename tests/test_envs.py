@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -17,7 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minragen import envs
-from minragen.envs import FORMAT_PENALTY, Budget, EnvGroups, Outcome, TextEnv, make
+from minragen.envs import (
+    FORMAT_PENALTY,
+    Budget,
+    EnvGroups,
+    Outcome,
+    ServerGone,
+    TextEnv,
+    make,
+)
 
 
 class Walk(TextEnv):
@@ -277,6 +286,55 @@ class TestTimeLimit:
         for thread in late:
             thread.join(timeout=5)
         assert groups.step([1], ["Right"]) == [begun(Step, 50).step("Right")]
+
+
+    def test_a_step_or_a_start_that_hangs_in_line_is_interrupted(self, monkeypatch):
+        monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.1)
+        groups, began = EnvGroups("test_envs:Step", 3, 1), time.monotonic()
+        groups.envs[1]._match = groups.envs[2]._reset = lambda *_: time.sleep(5)
+        assert list(map(type, groups.reset(0))) == [str, str, TimeoutError]
+        results = groups.step([0, 1], ["Right", "Right"])
+        assert results[0] == begun(Step, 0).step("Right")
+        assert repr(results[1]) == "TimeoutError('a step took over 0.1 seconds.')"
+        assert time.monotonic() - began < 1.0
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+        monkeypatch.undo()
+        assert groups.reset(0) == EnvGroups("test_envs:Step", 3, 1).reset(0)
+
+
+class TestServerGone:
+    @pytest.mark.parametrize("parallel", [False, True], ids=["in line", "in threads"])
+    def test_its_steps_wait_and_are_tried_again_and_the_others_are_not(
+            self, monkeypatch, capsys, parallel):
+        pauses, failures = [], 2
+        monkeypatch.setattr(envs.time, "sleep", pauses.append)
+
+        def match(piece):
+            if len(pauses) < failures:
+                raise ServerGone("no answer")
+            return piece
+
+        groups = EnvGroups("test_envs:Step", 3, 1)
+        groups.reset(0)
+        groups.envs[1]._match, groups.envs[1].parallel = match, parallel
+        results = groups.step([0, 1], ["Right", "Right"])
+        assert results == [begun(Step, seed).step("Right") for seed in (0, 1)]
+        assert pauses == [5, 10] and groups.envs[0].at == 1
+        assert capsys.readouterr().out.splitlines() == [
+            f"waiting   {pause} s, then trying again: no answer" for pause in pauses]
+        failures = 99
+        with pytest.raises(ServerGone, match="no answer"):
+            groups.step([1, 0], ["Right", "Right"])
+        assert pauses[2:] == [*envs.SERVER_PAUSES]
+
+    def test_a_start_waits_too(self, monkeypatch):
+        pauses = []
+        monkeypatch.setattr(envs.time, "sleep", pauses.append)
+        groups = EnvGroups("test_envs:Step", 2, 1)
+        real = groups._reset_row
+        groups._reset_row = lambda row: real(row) if pauses else (_ for _ in ()).throw(
+            ServerGone("no answer"))
+        assert groups.reset(0) == EnvGroups("test_envs:Step", 2, 1).reset(0) and pauses == [5]
 
 
 # Class of the contract that must notice -> fault -> (method of Walk, what it returns instead, given

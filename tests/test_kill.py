@@ -24,7 +24,7 @@ from test_train import metrics
 from minragen.runs import find_checkpoint
 from minragen.train import main
 
-KILLS = int(os.environ.get("MINRAGEN_KILLS", 4))
+KILLS = int(os.environ.get("MINRAGEN_KILLS", "4"))
 # A critic, a reference and an adaptive KL: everything that a checkpoint holds.
 OPTIONS = shlex.split(
     "--env toys:Lottery --model tiny --warmup-steps 0 --num-groups 2 --group-size 2 --val-size 2 "
@@ -45,8 +45,9 @@ def place(tmp_path, tmp_path_factory, monkeypatch):
 def started(*argv):
     """A process that runs this command. It is forked, since importing torch takes seconds."""
     def body():
-        sys.stdout = sys.stderr = open("output", "a")  # of the current folder
-        main([*argv])
+        with open("output", "a") as sys.stdout:  # of the current folder
+            sys.stderr = sys.stdout
+            main([*argv])
 
     process = multiprocessing.get_context("fork").Process(target=body)
     process.start()
@@ -56,7 +57,7 @@ def started(*argv):
 def finished(*argv):
     process = started(*argv)
     process.join()
-    assert process.exitcode == 0, open("output").read()
+    assert process.exitcode == 0, Path("output").read_text()
 
 
 def kill(process, folder, rng, seconds):
@@ -105,7 +106,7 @@ def test_a_run_killed_at_any_instant_goes_on_as_if_it_had_not_been(place):
             kills, known = kills + 1, survived(folder, known)
             continue
         process.join()
-        assert process.exitcode == 0, open("output").read()
+        assert process.exitcode == 0, Path("output").read_text()
         assert state_of(folder) == straight
         shutil.rmtree(folder)
         known = -1

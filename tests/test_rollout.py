@@ -1,6 +1,7 @@
 """Multi-turn generation: tokens in = tokens out, recorded masks, caches that change nothing."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -173,17 +174,21 @@ class Mute(Counts):
 
 
 class Lame(Counts):
-    """Cannot begin at every third seed; pays no number at the seed after it."""
+    """Cannot begin at every second seed; at the others each first step returns other nonsense."""
 
     def reset(self, *, seed=None, options=None):
         self.seed = seed
-        if seed % 3 == 0:
+        if seed % 2 == 0:
             raise ConnectionError("no answer")
-        return super().reset(seed=seed, options=options)
+        observation, info = super().reset(seed=seed, options=options)
+        return (None if seed == 1 else observation), info
 
     def step(self, answer):
-        observation, reward, *rest = super().step(answer)
-        return observation, float("nan") if self.seed % 3 == 1 else reward, *rest
+        observation, reward, *rest, info = super().step(answer)
+        return {3: (observation, math.nan, *rest, info), 5: (observation, "1", *rest, info),
+                7: (None, reward, *rest, info), 9: None, 11: (observation, reward),
+                13: (observation, reward, *rest, {"success": math.inf}),
+                }.get(self.seed, (observation, reward, *rest, info))
 
 
 class TestEpisodes:
@@ -217,13 +222,17 @@ class TestEpisodes:
         assert [t.error for t in play(policy, frame, groups)] == expected
         assert len(set(expected)) == 3
 
-    def test_one_that_cannot_begin_or_pays_no_number_has_failed_and_is_built_anew(self):
-        groups = EnvGroups("test_rollout:Lame", 6, 1)
-        before, errors = list(groups.envs), [t.error for t in play(*tiny(), groups)]
-        assert errors == ["ConnectionError: no answer", "ValueError: Lame gave a reward of nan.",
-                          ""] * 2
-        assert [t.error for t in play(*tiny(), groups, first_seed=2)] == errors[2:] + errors[:2]
-        assert [a is b for a, b in zip(before, groups.envs)] == [False, False, True] * 2
+    def test_one_that_cannot_begin_or_returns_nonsense_has_failed_and_is_built_anew(self):
+        groups = EnvGroups("test_rollout:Lame", 16, 1)
+        before, played = list(groups.envs), play(*tiny(), groups)
+        kinds = [t.error.partition(":")[0] for t in played]
+        assert kinds[::2] == ["ConnectionError"] * 8
+        assert kinds[1::2] == ["TypeError", "ValueError", "TypeError", "ValueError", "TypeError",
+                               "ValueError", "ValueError", ""]
+        assert "Lame.reset() returned None" in played[1].error
+        assert "Lame.step() returned ('" in played[3].error and "nan" in played[3].error
+        play(*tiny(), groups, first_seed=0)
+        assert [a is b for a, b in zip(before, groups.envs)] == [False] * 15 + [True]
 
     def test_a_group_whose_episodes_all_failed_is_no_group_of_the_batch(self):
         played = play(*tiny(), EnvGroups("toys:Lottery", 4, 2))

@@ -324,9 +324,10 @@ FLIPS = {
     "mini_batch": [({}, 5)], "max_grad_norm": [({}, 0.1)],
 }
 ELSEWHERE = {
-    # They choose the machine, the first weights or what is measured,
-    "run", "model", "device", "threads", "warmup_steps", "val_size", "val_temperature",
-    "val_every", "diagnose_every", "diagnose_samples", "gradients_every", "save_every",
+    # They choose the machine, the first weights, what is measured or when a run ends,
+    "run", "model", "device", "threads", "init_from", "warmup_steps", "val_size",
+    "val_temperature", "val_every", "diagnose_every", "diagnose_samples", "gradients_every",
+    "save_every", "early_stop",
     # are compared by other tests of this file,
     "algo", "max_rows", "token_budget", "steps", "lr_final", "decay_steps", "kl_target",
     "kl_horizon", "attention", "activation_checkpointing",

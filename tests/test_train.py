@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -22,12 +23,13 @@ import torch
 from conftest import message, parsed
 from toys import Lottery, tiny
 
-from minragen import diagnostics
+from minragen import diagnostics, reproduce
 from minragen import train as trainer
-from minragen.envs import REGISTRY, make
+from minragen.envs import REGISTRY, ServerGone, make
 from minragen.models import token_logprobs
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
 from minragen.runs import (
+    TIMES,
     begin,
     damage,
     find_checkpoint,
@@ -48,8 +50,6 @@ BRIEF = shlex.split("--env bandit --num-groups 2 --group-size 4 --val-size 4 --v
 RULES = shlex.split("--response-format grounding_worldmodeling --grounding-reward 0.5 --seed 5 "
                     "--worldmodeling-reward 0.25 --top-k 3 --top-p 0.9 --max-rows 7 --window 2 "
                     "--max-new-tokens 9 --max-context 300 --context limited --token-budget 99")
-TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed", "first_turn/seconds",
-         "trajectory/seconds"}
 
 
 def run(line, *more):
@@ -234,13 +234,48 @@ class TestLearner:
         assert torch.allclose(batch.old_logprobs, again, atol=1e-2)
         assert not batch.old_logprobs.equal(batch.sample_logprobs)
 
-    def test_an_update_without_a_finite_gradient_stops_the_run(self):
+    def test_updates_without_a_finite_gradient_are_skipped_and_five_in_a_row_stop_the_run(self):
         config, learner, batch = played(*BRIEF, "--filter", "none")
         before = copy.deepcopy(learner.policy.model.state_dict())
-        batch.episode_returns[0] = float("nan")
-        with pytest.raises(RuntimeError, match="no gradient of step 3 was finite"):
-            trainer.update(learner, trainer.compute_targets(learner, batch, config)[0], config, 3)
+        good, _ = trainer.compute_targets(learner, batch, config)
+        bad = dataclasses.replace(good, advantages=torch.full_like(good.advantages, math.nan))
+        for step in (1, 2):  # of two mini-batches each
+            assert trainer.update(learner, bad, config, step)["updates_skipped"] == 2
+            assert learner.skipped == 2 * step
+        with pytest.raises(RuntimeError, match="5 updates in a row had a gradient that is"):
+            trainer.update(learner, bad, config, 3)
         assert all(torch.equal(before[k], v) for k, v in learner.policy.model.state_dict().items())
+        assert trainer.update(learner, good, config, 3)["updates_skipped"] == learner.skipped == 0
+
+    def test_out_of_memory_halves_the_token_budget_once_and_loses_nothing(
+            self, monkeypatch, capsys):
+        options = (*BRIEF, "--filter", "none", "--algo", "ppo", "--token-budget", "120")
+        config, learner, batch = played(*options)
+        _, other, _ = played(*options)
+        batch, _ = trainer.compute_targets(learner, batch, config)
+        sampled = batch.response_mask
+        batch.advantages[sampled] = torch.linspace(-1, 1, int(sampled.sum()))
+        mini = next(trainer.optimizer_steps(batch, config, 1))
+        expected, real, calls = trainer.gradients(learner, mini, config), trainer.backward, []
+
+        def backward(*given):  # fails after it has added to the gradients
+            shares = real(*given)
+            calls.append(given)
+            if len(calls) in failing:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return shares
+
+        monkeypatch.setattr(trainer, "backward", backward)
+        failing = {1}
+        found = trainer.gradients(other, mini, config)
+        assert {k: float(v) for k, v in found.items()} == pytest.approx(
+            {k: float(v) for k, v in expected.items()}, rel=1e-4, abs=1e-7)
+        assert "going on with token_budget 60" in capsys.readouterr().out and other.halved
+        for one, two in zip(learner.policy.model.parameters(), other.policy.model.parameters()):
+            assert one.grad.abs().max() > 0 and torch.allclose(one.grad, two.grad, atol=1e-5)
+        failing = {len(calls) + 1}
+        with pytest.raises(RuntimeError, match="ran out of memory again"):
+            trainer.gradients(other, mini, config)
 
 
 class TestRuns:
@@ -334,6 +369,17 @@ class TestRuns:
         run("--run a --resume")
         assert metrics(runs / "a") == before
 
+    def test_it_stops_early_only_if_asked_with_the_reason_and_a_last_validation(
+            self, runs, monkeypatch, capsys):
+        monkeypatch.setattr(diagnostics, "early_stop", lambda history: (
+            "it collapsed." if history and history[-1]["step"] == 2 else ""))
+        for name, option, last in (("a", "true", 2), ("b", "false", 3)):
+            run(f"--run {name} --steps 3 --early-stop {option}", *BRIEF, "--val-every", "9")
+            lines = metrics(runs / name)
+            assert [line["step"] for line in lines] == [*range(last + 1), last]
+            assert "val/success" in lines[-2]
+            assert ("stopped: it collapsed. Read" in capsys.readouterr().out) == (name == "a")
+
     def test_an_existing_run_is_not_overwritten_and_without_a_name_each_gets_a_new_one(
             self, runs, begun):
         before = (begun / "metrics.jsonl").read_text()
@@ -398,6 +444,31 @@ class Late(Lottery):
         if seed >= trainer.TRAIN_SEED:
             raise ConnectionError("not yet")
         return super().reset(seed=seed, options=options)
+
+
+class TestServerGone:
+    def test_a_run_whose_tool_does_not_come_back_saves_and_goes_on_later(self, begun, runs,
+                                                                       monkeypatch):
+        """Of dynamic sampling's second round, whose first must be played again."""
+        sampling = ("--filter-value", "1", "--resample", "1", "--save-every", "9")
+        run("--run b --steps 3", *BRIEF, *sampling)
+        real, rounds = trainer.collect, []
+
+        def collect(*given):
+            rounds.append(given[3])
+            if len(rounds) == failing:
+                raise ServerGone("the retriever gave no results")
+            return real(*given)
+
+        monkeypatch.setattr(trainer, "collect", collect)
+        failing = 0
+        run("--run c --steps 3", *BRIEF, *sampling)
+        failing, rounds = len(rounds), []
+        assert message("--run", "d", "--steps", "3", *BRIEF, *sampling) == (
+            "error: the retriever gave no results")
+        assert json.loads((runs / "d/checkpoint/manifest.json").read_text())["step"] == 2
+        run("--run d --resume")
+        assert metrics(runs / "d") == metrics(runs / "c") == metrics(runs / "b")
 
 
 class TestOptimizerSteps:
@@ -505,10 +576,9 @@ class TestResume:
         assert one == two
 
     def test_a_run_is_trained_by_one_process_at_a_time(self, begun):
-        held = locked(begun)
-        assert f"run 'a' is being trained by process {os.getpid()}" in message(
-            "--run", "a", "--resume", "--steps", "3")
-        held.close()
+        with locked(begun):
+            assert f"run 'a' is being trained by process {os.getpid()}" in message(
+                "--run", "a", "--resume", "--steps", "3")
         run("--run a --resume --steps 3")
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -606,3 +676,24 @@ class TestMetrics:
         seen = {self.pattern(key) for key in logged}
         assert {key.partition("/")[2] for key in logged if key.startswith("bandit/")} <= logged
         assert seen == self.documented()
+
+
+class TestReproduce:
+    def test_it_repeats_a_run_or_says_where_it_first_differs(self, begun, capsys):
+        def reproduced():
+            with pytest.raises(SystemExit) as end:
+                reproduce.main(["a"])
+            shutil.rmtree(begun.parent / "a-again")
+            return end.value.code, capsys.readouterr().out.splitlines()[-1]
+
+        assert reproduced() == (0, "a is reproduced: its 4 lines are equal but for times")
+        path = begun / "metrics.jsonl"
+        lines = read_lines(path)
+        changed = [*lines[:2], lines[2] | {"entropy": 9.0}, lines[3] | {"test/success": 9.0}]
+        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+        assert reproduced() == (1, f"line 3 (step 2) differs in entropy: 9.0, now "
+                                   f"{lines[2]['entropy']}")
+        path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, lines[-1]]))
+        assert reproduced() == (1, "line 5 is missing in the new run")
+        with pytest.raises(SystemExit, match="error: unknown run 'b'"):
+            reproduce.main(["b"])

@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from minragen.environments.data import cache_folder
 from minragen.environments.theorems import bundled_theorems, draw_goal, load_minif2f, shape
-from minragen.envs import Budget, Outcome, TextEnv, text_space
+from minragen.envs import Budget, Outcome, ServerGone, TextEnv, text_space
 
 DATA = Path(__file__).parent.parent / "data"
 SHOWN_GOALS, SHOWN_TEXT = 3, 4000  # goals after the first; characters of an observation
@@ -79,10 +79,10 @@ class Lean(TextEnv):
     quotes.
 
     Options: `server`, the address of a Kimina server (else `lean` on PATH, else the packaged Lean);
-    `data`, a file of miniF2F records, for a Lean with Mathlib; `family`, `all` theorems or drawn
-    ones of propositional `logic`, for which simp and decide are refused, since `simp [*]` alone
-    proves three of four; `step_cost`; `seconds` of CPU for a check by the packaged Lean (others:
-    three times that in wall-clock time).
+    `data`, a file of miniF2F records, for a Lean with Mathlib; `family`, `all` theorems or easier
+    ones of propositional `logic`, drawn anew, for which simp and decide are refused, since
+    `simp [*]` alone proves them; `step_cost`; `seconds` of CPU for a check by the packaged Lean
+    (others: three times that in wall-clock time).
     """
 
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
@@ -618,7 +618,8 @@ class KiminaLean(LeanChecker):
     """A Kimina Lean server (`POST /api/check`), with the key $LEAN_SERVER_API_KEY if it is set.
 
     A server's timeout counts against the script, and so does status 500 (its Lean has crashed, such
-    as for want of memory) if it then runs OTHER. Every other failure raises RuntimeError.
+    as for want of memory) if it then runs OTHER. One that refuses raises RuntimeError, and one that
+    does not answer ServerGone.
     """
 
     OTHER = "example : True := trivial"
@@ -663,4 +664,5 @@ class KiminaLean(LeanChecker):
                     break
         if getattr(problem, "code", 0) == 500 and script != self.OTHER and self._post(self.OTHER):
             return None
-        raise RuntimeError(f"{self.name}: {problem}. Start it, or leave out option server.")
+        kind = RuntimeError if 400 <= getattr(problem, "code", 0) < 500 else ServerGone
+        raise kind(f"{self.name}: {problem}. Start it, or leave out option server.")

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minragen.envs import ServerGone
+
 MAX_RESULTS = 50  # passages in one reply of the server
 MAX_REQUEST = 2**16  # bytes; a longer request is refused
 MAX_REPLY = 2**22  # bytes; a longer reply of a retriever is refused
@@ -98,7 +100,8 @@ class RemoteIndex:
     """A retriever behind `POST url/retrieve`: RAGEN's server, Search-R1's, or `search_server`.
 
     timeout: seconds that one search may take, all tries together
-    raises: RuntimeError if no usable reply comes. An error must not be trained on.
+    raises: RuntimeError if no usable reply comes, ServerGone if another time one may. An error
+        must not be trained on
     """
 
     PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try
@@ -129,9 +132,10 @@ class RemoteIndex:
             if not retry or time.monotonic() + pause >= deadline:
                 break
             time.sleep(pause)
-        raise RuntimeError(f"the retriever at {self.url} gave no results: {problem} (try {tries} "
-                           f"of {len(self.PAUSES)}). Is it running? "
-                           f"python -m minragen.environments.searchqa serve")
+        kind = ServerGone if retry else RuntimeError
+        raise kind(f"the retriever at {self.url} gave no results: {problem} (try {tries} of "
+                   f"{len(self.PAUSES)}). Is it running? "
+                   f"python -m minragen.environments.searchqa serve")
 
     def _results(self, request, deadline):
         """The results in the server's reply, or ValueError. It is read piece by piece, so that a

@@ -1,0 +1,54 @@
+"""Train a run again from its config.json, and say where the two differ first, if they do.
+
+    python -m minragen.reproduce my-run     (or: make reproduce RUN=my-run)
+
+The new run is runs/my-run-again. On the same machine, with the same packages and number of
+processes, all lines of metrics.jsonl are equal but for times (docs/running.md).
+"""
+
+import dataclasses
+import json
+import sys
+
+import transformers
+
+from minragen import runs, train
+
+
+def main(argv=None):
+    """The command. Exits with 1 if the runs differ."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        (name,) = sys.argv[1:] if argv is None else argv
+        again = f"{name}-again"
+        train.train(dataclasses.replace(runs.load_config(name), run=again))
+        lines = read(name)
+        difference = first_difference(lines, read(again))
+    except (ValueError, ImportError, RuntimeError, OSError) as problem:
+        sys.exit(f"error: {problem}")
+    print(difference or f"{name} is reproduced: its {len(lines)} lines are equal but for times")
+    sys.exit(1 if difference else 0)
+
+
+def read(run):
+    """The lines of a run's metrics.jsonl, without times."""
+    lines = (runs.RUNS / run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in runs.TIMES} for line in lines]
+
+
+def first_difference(lines, again):
+    """Where a run's lines are not repeated, in words; "" if all are."""
+    for number, line in enumerate(lines, 1):
+        if len(again) < number:
+            return f"line {number} is missing in the new run"
+        new = again[number - 1]
+        for key in {**line, **new}:
+            if line.get(key) != new.get(key):
+                return (f"line {number} (step {line['step']}) differs in {key}: "
+                        f"{line.get(key)}, now {new.get(key)}")
+    return ""
+
+
+if __name__ == "__main__":
+    main()
