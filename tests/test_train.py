@@ -28,6 +28,7 @@ from minragen.envs import REGISTRY, make
 from minragen.models import token_logprobs
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
 from minragen.runs import (
+    Log,
     begin,
     damage,
     find_checkpoint,
@@ -359,6 +360,14 @@ class TestRuns:
             place: min(4, n) for place, n in failures.items()} and one["grad_norm"] > 0
         assert (f"env error {one['env_errors']} train episodes failed in their environment and are "
                 "left out: OSError: the server is gone") in capsys.readouterr().out
+
+    def test_what_an_environment_raises_cannot_speak_to_the_terminal(self, capsys):
+        failed = Trajectory("bandit", 0, 0, 0)
+        failed.fail(OSError("\x1b]0;title\x07 gone"))
+        quiet = SimpleNamespace(writes=True, append=lambda *_: None, tokenizer=None)
+        Log.trajectories(quiet, 1, "val", [failed])
+        said = capsys.readouterr().out.strip()
+        assert "]0;title gone" in said and said.isprintable()
 
     def test_a_run_in_which_every_environment_fails_says_what_they_raised_and_stops(
             self, runs, capsys):
