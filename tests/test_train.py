@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import os
+import pickle
 import re
 import shlex
 import shutil
@@ -33,6 +34,7 @@ from minragen.runs import (
     damage,
     find_checkpoint,
     keep_advantages,
+    load_trainer_state,
     locked,
     read_config,
     run_folder,
@@ -479,6 +481,17 @@ class TestResume:
                 assert "damaged" in said or (file == "manifest.json" and "no checkpoint" in said)
             path.write_bytes(data)
         assert find_checkpoint(begun) == begun / "checkpoint"
+
+    def test_pickled_trainer_state_runs_nothing(self, tmp_path):
+        class Evil:
+            def __reduce__(self):
+                return Path.touch, (tmp_path / "it ran",)
+
+        torch.save({"step": Evil()}, tmp_path / "trainer.pt")
+        learner = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
+        with pytest.raises(pickle.UnpicklingError):
+            load_trainer_state(tmp_path, learner)
+        assert not (tmp_path / "it ran").exists()
 
     def test_a_manifest_of_another_form_is_refused(self, runs):
         (runs / "a" / "checkpoint").mkdir(parents=True)
