@@ -154,7 +154,7 @@ class TestBadServers:
         b" " * 2**22 + json.dumps(completion("x")).encode(), 302])
     def test_an_endless_reply_and_a_redirect_are_refused(self, server, monkeypatch, answer):
         monkeypatch.setattr(api, "ATTEMPTS", 1)
-        said = "302" if answer == 302 else f"more than {2**22} bytes"
+        said = "Error code: 302" if answer == 302 else f"more than {2**22} bytes"
         with pytest.raises(RuntimeError, match=said):
             Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 1, 1))
 
