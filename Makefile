@@ -15,7 +15,7 @@ LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
 OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval report watch reproduce play envs check test torture mutants smoke warmup smollm2 bench compare figure clean
+.PHONY: help train resume eval report watch reproduce play envs check test torture mutants audit smoke warmup smollm2 bench compare figure clean
 
 help:             ## list the targets
 	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
@@ -58,6 +58,10 @@ torture: .venv/ready     ## kill training 100 times, and 20 times of two process
 mutants: .venv/ready .venv/lean     ## try wrong lines one by one; the tests must notice (45 minutes)
 	@$(PY) -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
 	@$(PY) tests/mutants.py $(ARGS)
+
+audit: .venv/ready       ## look for known holes: bandit on the package, pip-audit on the pinned packages
+	@$(PY) -m pip install --quiet --disable-pip-version-check bandit==1.9.4 pip-audit==2.10.1
+	@$(PY) -m bandit --quiet --recursive minragen; $(PY) -m pip_audit --no-deps --disable-pip -r requirements.lock
 
 smoke: .venv/ready $(LEAN)       ## train two tiny steps and evaluate: does everything work?
 	@rm -rf runs/smoke

@@ -47,7 +47,7 @@ from minragen import rollout, train
 from minragen.bundled import resolve, tiny_policy
 from minragen.chat import ChatFrame
 from minragen.envs import Budget, EnvGroups, Outcome, TextEnv
-from minragen.models import AdamW, Policy
+from minragen.models import NO_CODE, AdamW, Policy
 from minragen.rollout import Rules, collect
 
 PARTS = ("rollout", "turns", "step", "frozenlake")
@@ -139,7 +139,8 @@ class Work:
         else:  # not load_policy, which makes it float32 on a CPU
             folder = resolve(args.model, None)
             self.policy = Policy(args.model, AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.bfloat16).eval(), AutoTokenizer.from_pretrained(folder))
+                folder, dtype=torch.bfloat16, **NO_CODE).eval(), AutoTokenizer.from_pretrained(
+                    folder, **NO_CODE))
         self.frame = frame = ChatFrame(self.policy.tokenizer)
         never_stop(self.policy, frame)
         filling = {}

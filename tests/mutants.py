@@ -165,6 +165,9 @@ MUTANTS = {
         ('", "steps", "', '", "temperature", "steps", "', "resume may change the temperature"),
         ('max_context", "steps"', 'steps",', "resume may shrink the context"),
         ('", "steps"):', '",):', "resume may take steps back"),
+        ("RUN_NAME.fullmatch(run) and ", "", "a page is written outside of runs/"),
+        ("path.is_symlink()", "False", "a link in a run leads a figure elsewhere"),
+        (r'rf"(^|,)\s*', 'rf"^', "the second environment of a stored mixture may be code in runs/"),
         ("dataclasses.replace(read_config(folder), run=run", "read_config(folder",
          "a renamed run is looked for under its old name"),
         ("folder.exists() and not resume", "False", "a run overwrites another"),
@@ -345,6 +348,8 @@ MUTANTS = {
     ],
     ("environments/search.py", "environments/test_searchqa.py"): [
         ("log(1 + (self", "log((self", "a word that most texts contain lowers their score"),
+        ("redirects.redirect_request = lambda *_: None", "pass",
+         "a server may send a request, with its key, to another address"),
         (".code >= 500", ".code > 500", "a retriever in trouble (status 500) is not asked again"),
     ],
     ("environments/webshop.py", "environments/test_webshop.py"): [
@@ -563,6 +568,7 @@ MUTANTS = {
          "--activation-checkpointing keeps everything in Llama's family"),
     ],
     ("models.py", "test_models.py"): [
+        ('{"trust_remote_code": False}', "{}", "the Python of a model's folder may be run"),
         ("layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)", "pass",
          "--activation-checkpointing keeps everything outside Llama's family"),
     ],

@@ -1,5 +1,6 @@
 """Episodes with a model behind a server: as in training, and what a bad server can do."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -33,7 +34,8 @@ def completion(text, **more):
 
 @pytest.fixture
 def server():
-    """server(answer): an address whose answers are `answer(messages)`: JSON, bytes or a status."""
+    """server(answer): an address whose answers are `answer(messages)`: JSON, bytes, a status, or
+    a status with bytes."""
     started = []
 
     def start(answer):
@@ -41,11 +43,13 @@ def server():
             def do_POST(self):
                 length = int(self.headers["Content-Length"])
                 said = answer(json.loads(self.rfile.read(length)))
-                status = said if isinstance(said, int) else 200
+                status, said = said if isinstance(said, tuple) else (200, said)
+                status = said if isinstance(said, int) else status
                 body = (b'{"error": {"message": "no such model"}}' if isinstance(said, int) else
                         said if isinstance(said, bytes) else json.dumps(said).encode())
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
+                self.send_header("Location", "/v1/chat/completions")  # read with status 302 only
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -61,6 +65,27 @@ def server():
     for one in started:
         one.shutdown()
         one.server_close()
+
+
+@contextlib.contextmanager
+def dripping():
+    """The address of a server that sends a blank every 50 ms."""
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for _ in range(100):
+                    self.wfile.write(b" ")
+                    time.sleep(0.05)
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as one:
+        threading.Thread(target=one.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{one.server_port}/v1"
+        one.shutdown()
 
 
 class TestConversation:
@@ -124,6 +149,26 @@ class TestBadServers:
         with pytest.raises(RuntimeError, match=said):
             Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 40, 1))
         assert time.monotonic() - began < 5
+
+    @pytest.mark.parametrize("answer", [
+        b" " * 2**22 + json.dumps(completion("x")).encode(), 302])
+    def test_an_endless_reply_and_a_redirect_are_refused(self, server, monkeypatch, answer):
+        monkeypatch.setattr(api, "ATTEMPTS", 1)
+        said = "Error code: 302" if answer == 302 else f"more than {2**22} bytes"
+        with pytest.raises(RuntimeError, match=said):
+            Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 1, 1))
+
+    def test_a_reply_that_drips_is_given_up(self, monkeypatch):
+        monkeypatch.setattr(api, "ATTEMPTS", 1)
+        monkeypatch.setattr(api, "SECONDS", 0.5)
+        with dripping() as url, pytest.raises(RuntimeError, match="or 0.5 seconds"):
+            Server(url, "m").collect(EnvGroups("bandit", 1, 1))
+
+    def test_what_a_server_says_cannot_speak_to_the_terminal(self, server):
+        body = json.dumps({"error": {"message": "\x1b]0;title\x07 gone"}}).encode()
+        with pytest.raises(RuntimeError, match="title gone") as error:
+            Server(server(lambda request: (400, body)), "m").collect(EnvGroups("bandit", 1, 1))
+        assert str(error.value).isprintable()
 
     def test_after_a_failure_the_other_conversations_end(self, server):
         asked = []

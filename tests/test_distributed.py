@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shlex
 import signal
+import socket
 import sys
 import time
 
@@ -228,6 +229,15 @@ class TestLaunch:
         one, other = ([t for t in read_lines(run / "trajectories.jsonl") if t["step"] == 0
                        or (t["step"], t["split"]) == (1, "train")] for run in (four, plain))
         assert one == other and {t["split"] for t in one} == {"val", "train"}
+
+    def test_the_processes_of_one_machine_talk_where_no_other_can_listen(self, monkeypatch):
+        """They exchange pickles."""
+        monkeypatch.setattr(os, "environ", {})
+        monkeypatch.setattr(distributed.run, "main", lambda words: None)
+        monkeypatch.setattr(distributed.logging, "disable", lambda level: None)
+        distributed.launch(2, [])
+        name = os.environ["GLOO_SOCKET_IFNAME"]
+        assert name in ("lo", "lo0") and name in [name for _, name in socket.if_nameindex()]
 
     def test_a_killed_process_ends_all_with_a_sentence_and_the_run_resumes(self, folder):
         launched = Launched(folder, *SEVERAL, "2", *LOTTERY, "--run", "two", *LONG)

@@ -5,7 +5,9 @@ import contextlib
 import copy
 import functools
 import itertools
+import json
 import math
+import pathlib
 
 import pytest
 import torch
@@ -206,6 +208,42 @@ class TestLoading:
             with (pytest.raises(ValueError, match=f"vocabulary of {size}: <more>")
                   if template or not special else contextlib.nullcontext()):
                 load_policy(folder)
+
+    @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+    def test_python_in_a_folder_is_never_run_nor_asked_about(self, file, tmp_path, monkeypatch):
+        """transformers asks on the terminal whether to run it."""
+        bundled.save_folder(tiny()[0], tmp_path)
+        proof = tmp_path / "it ran"
+        (tmp_path / "evil.py").write_text(
+            "from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast\n"
+            f"open({str(proof)!r}, 'w')\n"
+            "class Config(LlamaConfig): model_type = 'evil'\n"
+            "class Model(LlamaForCausalLM): pass\nclass Words(PreTrainedTokenizerFast): pass\n")
+        stored = json.loads((tmp_path / file).read_text())
+        stored |= ({"model_type": "evil", "auto_map": {
+            "AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+            if file == "config.json" else {"tokenizer_class": "Words", "auto_map": {
+                "AutoTokenizer": [None, "evil.Words"]}})
+        (tmp_path / file).write_text(json.dumps(stored))
+        asked = []
+        monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")
+        with contextlib.suppress(ValueError):  # a tokenizer may load as the plain class
+            load_policy(tmp_path)
+        assert not proof.exists() and not asked
+
+    def test_pickled_weights_run_nothing(self, tmp_path):
+        class Evil:
+            def __reduce__(self):
+                return pathlib.Path.touch, (tmp_path / "it ran",)
+
+        bundled.save_folder(tiny()[0], tmp_path)
+        (tmp_path / "model.safetensors").unlink()
+        torch.save({"model.norm.weight": Evil()}, tmp_path / "pytorch_model.bin")
+        with pytest.raises(ValueError, match="cannot load model"):
+            load_policy(tmp_path)
+        assert not (tmp_path / "it ran").exists()
+        torch.load(tmp_path / "pytorch_model.bin", weights_only=False)
+        assert (tmp_path / "it ran").exists()
 
     def test_a_name_that_is_no_model_is_refused_with_what_to_do(self, monkeypatch, tmp_path):
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))

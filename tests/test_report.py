@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+from html.parser import HTMLParser
 from urllib.parse import unquote
 
 import numpy as np
@@ -143,6 +144,27 @@ class TestPage:
         names = {p.stem for p in (path.parent / "figures").iterdir()}
         assert {"success", "regimes", "gradients-by-reward-std", "entropy"} <= names
         assert len(names) == text.count("<figure>") == text.count("<svg ")
+
+    def test_nothing_that_a_run_holds_is_markup_and_the_page_may_load_nothing(self, tmp_path):
+        """Also in the legends of figures, and in a folder's name."""
+        folders = [store(tmp_path / f"{HOSTILE.replace('/', '')}{i}", hostile=HOSTILE)
+                   for i in range(2)]
+        for i, folder in enumerate(folders):
+            path = folder / "config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"model": f"{i}{HOSTILE}"}))
+            path = folder / "metrics.jsonl"
+            path.write_text(path.read_text().replace("diverse", HOSTILE))
+        for page in (report.write(folders[:1], png=False), report.write(folders, png=False)):
+            tags = []
+            parser = HTMLParser()
+            parser.handle_starttag = lambda tag, attributes, tags=tags: tags.append(
+                (tag, dict(attributes)))
+            parser.feed(page.read_text())
+            assert [tag for tag, _ in tags].count("script") == 2
+            assert not any(tag == "img" or name.startswith("on")
+                           for tag, attributes in tags for name in attributes)
+            policy = [a["content"] for _, a in tags if a.get("http-equiv")]
+            assert len(policy) == 1 and policy[0].startswith("default-src 'none'; ")
 
     def test_several_runs_share_a_page_in_the_folder_above(self, tmp_path):
         path = report.write([store(tmp_path / "a"), store(tmp_path / "b", lr=1e-4)], png=False)

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import pickle
 import re
 import shlex
 import shutil
@@ -30,10 +31,12 @@ from minragen.models import token_logprobs
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
 from minragen.runs import (
     TIMES,
+    Log,
     begin,
     damage,
     find_checkpoint,
     keep_advantages,
+    load_trainer_state,
     locked,
     read_config,
     run_folder,
@@ -406,6 +409,14 @@ class TestRuns:
         assert (f"env error {one['env_errors']} train episodes failed in their environment and are "
                 "left out: OSError: the server is gone") in capsys.readouterr().out
 
+    def test_what_an_environment_raises_cannot_speak_to_the_terminal(self, capsys):
+        failed = Trajectory("bandit", 0, 0, 0)
+        failed.fail(OSError("\x1b]0;title\x07 gone"))
+        quiet = SimpleNamespace(writes=True, append=lambda *_: None, tokenizer=None)
+        Log.trajectories(quiet, 1, "val", [failed])
+        said = capsys.readouterr().out.strip()
+        assert "]0;title gone" in said and said.isprintable()
+
     def test_a_run_in_which_every_environment_fails_says_what_they_raised_and_stops(
             self, runs, capsys):
         run("--env test_train:Gone --run a --steps 9 --val-size 2 --warmup-steps 0 --num-groups 2 "
@@ -541,6 +552,17 @@ class TestResume:
                 assert "damaged" in said or (file == "manifest.json" and "no checkpoint" in said)
             path.write_bytes(data)
         assert find_checkpoint(begun) == begun / "checkpoint"
+
+    def test_pickled_trainer_state_runs_nothing(self, tmp_path):
+        class Evil:
+            def __reduce__(self):
+                return Path.touch, (tmp_path / "it ran",)
+
+        torch.save({"step": Evil()}, tmp_path / "trainer.pt")
+        learner = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
+        with pytest.raises(pickle.UnpicklingError):
+            load_trainer_state(tmp_path, learner)
+        assert not (tmp_path / "it ran").exists()
 
     def test_a_manifest_of_another_form_is_refused(self, runs):
         (runs / "a" / "checkpoint").mkdir(parents=True)

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minragen.environments.data import cache_folder
+from minragen.environments.search import direct_opener, fetch
 from minragen.environments.theorems import bundled_theorems, draw_goal, load_minif2f, shape
 from minragen.envs import Budget, Outcome, ServerGone, TextEnv, text_space
 
@@ -629,8 +630,7 @@ class KiminaLean(LeanChecker):
         if not re.match(r"https?://[^/]", server):
             raise ValueError(f"option server of Lean: got {server!r}, expected http://HOST:PORT.")
         self.server = server
-        # No proxies: they cannot reach a server on this machine.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = direct_opener()
 
     def _ask(self, script):
         result = self._post(script)
@@ -656,8 +656,8 @@ class KiminaLean(LeanChecker):
         for wait in (0.0, 0.2, 0.4):  # seconds before each attempt
             time.sleep(wait)
             try:
-                with self._opener.open(request, timeout=3 * self.seconds + 15) as answer:
-                    return json.loads(answer.read())["results"][0]
+                answer = fetch(self._opener, request, time.monotonic() + 3 * self.seconds + 15)
+                return json.loads(answer)["results"][0]
             except (OSError, HTTPException) as error:
                 problem = error
                 if 400 <= getattr(error, "code", 0) < 500:

@@ -1,11 +1,12 @@
 """Full-text search: BM25 in memory, and the same search over HTTP.
 
-Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `search_server`. WebShop uses only BM25.
+Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `search_server`. WebShop uses `BM25` only.
 """
 
 import json
 import math
 import re
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -20,7 +21,8 @@ from minragen.envs import ServerGone
 
 MAX_RESULTS = 50  # passages in one reply of the server
 MAX_REQUEST = 2**16  # bytes; a longer request is refused
-MAX_REPLY = 2**22  # bytes; a longer reply of a retriever is refused
+MAX_REPLY = 2**22  # bytes; a longer reply of a server is refused
+MAX_CLIENTS = 32  # connections that the server answers at a time; others wait
 
 
 def words_of(text):
@@ -110,8 +112,7 @@ class RemoteIndex:
         if not re.fullmatch(r"https?://[^/\s]+\S*", url):
             raise ValueError(f"bad retriever: got {url!r}, expected http://host:port.")
         self.url, self.timeout = url.rstrip("/"), timeout
-        # No proxy: one for the web cannot reach a server on this machine.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = direct_opener()
 
     def search(self, query, k):
         """The best k passages, as `SearchIndex.search` returns them."""
@@ -138,21 +139,34 @@ class RemoteIndex:
                    f"python -m minragen.environments.searchqa serve")
 
     def _results(self, request, deadline):
-        """The results in the server's reply, or ValueError. It is read piece by piece, so that a
-        server that drips bytes cannot pass the deadline."""
-        left, reply = max(0.01, deadline - time.monotonic()), b""
-        with self._opener.open(request, timeout=left) as response:
-            while piece := response.read1(2**16):
-                reply += piece
-                if time.monotonic() > deadline:
-                    raise TimeoutError("timed out")
-                if len(reply) > MAX_REPLY:
-                    raise ValueError("endless reply")
-        match json.loads(reply):
+        """The results in the server's reply, or ValueError."""
+        match json.loads(fetch(self._opener, request, deadline)):
             case {"results": [*results]} if all(
                     isinstance(r, dict) and isinstance(r.get("content"), str) for r in results):
                 return results
         raise ValueError("no results")
+
+
+def direct_opener():
+    """Opens an address itself. A redirect is an error, since a server must not choose where a
+    request or a key goes. No proxy: one for the web cannot reach a server on this machine."""
+    redirects = urllib.request.HTTPRedirectHandler()
+    redirects.redirect_request = lambda *_: None
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), redirects)
+
+
+def fetch(opener, request, deadline):
+    """The body of a server's reply, which may drip until the deadline (else OSError) and have
+    MAX_REPLY bytes (else ValueError)."""
+    left, reply = max(0.01, deadline - time.monotonic()), b""
+    with opener.open(request, timeout=left) as response:
+        while piece := response.read1(2**16):
+            reply += piece
+            if time.monotonic() > deadline:
+                raise TimeoutError("timed out")
+            if len(reply) > MAX_REPLY:
+                raise ValueError("endless reply")
+    return reply
 
 
 def search_server(index, port=0):
@@ -162,6 +176,16 @@ def search_server(index, port=0):
     "method", "results": [{"id", "content", "score"}], "num_results"}. A bad request gets status 400
     with {"error"}. port 0: any free port, named by `server_port`.
     """
+    places = threading.Semaphore(MAX_CLIENTS)
+
+    class Server(ThreadingHTTPServer):
+        def process_request(self, *connection):
+            places.acquire()
+            super().process_request(*connection)
+
+        def shutdown_request(self, connection):
+            super().shutdown_request(connection)
+            places.release()
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 30  # seconds after which a silent client is disconnected
@@ -177,7 +201,10 @@ def search_server(index, port=0):
         def _answer(self, path, content_of):
             """Send what `content_of` returns; status 404 for another path, 400 if it raises."""
             status, content = 404, {"error": f"unknown path: expected {path}, got {self.path!r}"}
-            if self.path == path:
+            # A web page that pointed its own name at this machine sends that name.
+            if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
+                status, content = 403, {"error": "expected Host to be 127.0.0.1 or localhost"}
+            elif self.path == path:
                 try:
                     status, content = 200, content_of()
                 except (ValueError, RecursionError) as problem:
@@ -207,4 +234,4 @@ def search_server(index, port=0):
         def log_message(self, *_):
             """Nothing: a line per search would hide everything else."""
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    return Server(("127.0.0.1", port), Handler)

@@ -5,12 +5,15 @@ import json
 import math
 import random
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections import Counter
 from http.client import HTTPConnection, IncompleteRead
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest.mock import MagicMock, Mock
 from urllib.error import HTTPError
@@ -18,7 +21,14 @@ from urllib.error import HTTPError
 import pytest
 
 from minragen.environments import searchqa
-from minragen.environments.search import BM25, Passage, RemoteIndex, SearchIndex
+from minragen.environments.lean import KiminaLean
+from minragen.environments.search import (
+    BM25,
+    Passage,
+    RemoteIndex,
+    SearchIndex,
+    search_server,
+)
 from minragen.environments.searchqa import RELATIONS, SearchQA, encyclopaedia, load_corpus
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget
 
@@ -324,6 +334,55 @@ class TestRetriever:
             status, reply = ask(retriever, "POST", "/retrieve", body)
             assert (status, list(reply)) == (400, ["error"]) and reply["error"], body
         assert ask(retriever, "POST", "/health")[0] == ask(retriever, "GET", "/x")[0] == 404
+
+    def test_a_name_that_was_pointed_at_this_machine_reads_nothing(self, retriever):
+        """So does a web page that has its own name resolve to 127.0.0.1 (DNS rebinding)."""
+        for host, status in (("evil.example:80", 403), ("localhost:1", 200), ("127.0.0.1", 200)):
+            connection = HTTPConnection(retriever.removeprefix("http://"), timeout=5)
+            connection.request("GET", "/health", headers={"Host": host})
+            assert connection.getresponse().status == status
+
+    def test_more_clients_than_it_has_places_wait(self, monkeypatch):
+        monkeypatch.setattr("minragen.environments.search.MAX_CLIENTS", 2)
+        server = search_server(SearchIndex([Passage("a", "b")]))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = server.server_address
+        silent = [socket.create_connection(address) for _ in range(2)]
+        waiting = HTTPConnection(*address, timeout=0.5)
+        waiting.request("GET", "/health")
+        with pytest.raises(TimeoutError):
+            waiting.getresponse()
+        for client in silent:
+            client.close()
+        assert ask(f"http://127.0.0.1:{address[1]}", "GET", "/health")[0] == 200
+        waiting.close()
+        server.shutdown()
+        server.server_close()
+
+    def test_a_server_cannot_send_us_to_another_address(self):
+        asked = []
+
+        class Redirect(BaseHTTPRequestHandler):
+            def do_POST(self):
+                asked.append(self.path)
+                self.send_response(302)
+                self.send_header("Location", "/other")
+                self.end_headers()
+
+            do_GET = do_POST
+
+            def log_message(self, *_):
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Redirect) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            url = f"http://127.0.0.1:{server.server_port}"
+            for client in (lambda: RemoteIndex(url).search("x", 2),
+                           lambda: KiminaLean(url, 1)._post("")):  # it would send the key on
+                with pytest.raises(RuntimeError, match=" 302"):
+                    client()
+            assert {*asked} == {"/retrieve", "/api/check"}
+            server.shutdown()
 
     def test_trouble_is_tried_three_times_and_a_refusal_or_nonsense_once(self, monkeypatch):
         pauses, results = [], [{"content": str(i)} for i in range(9)]
