@@ -184,7 +184,8 @@ def update(learner, batch, config, step):
                 distributed.sum_gradients(optimizer.masters)
                 sums[name] = float(optimizer.step(config.max_grad_norm))
             finite = all(math.isfinite(sums[name]) for name, _ in learner.optimizers())
-            learner.skipped, skipped = 0 if finite else learner.skipped + 1, skipped + (not finite)
+            learner.skipped = 0 if finite else learner.skipped + 1
+            skipped += not finite
             if learner.skipped == MOST_SKIPPED:
                 raise RuntimeError(f"{MOST_SKIPPED} updates in a row had a gradient that is not "
                                    f"finite: the policy has diverged. Is the learning rate too "

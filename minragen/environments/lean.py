@@ -82,8 +82,8 @@ class Lean(TextEnv):
     Options: `server`, the address of a Kimina server (else `lean` on PATH, else the packaged Lean);
     `data`, a file of miniF2F records, for a Lean with Mathlib; `family`, `all` theorems or easier
     ones of propositional `logic`, drawn anew, for which simp and decide are refused, since
-    `simp [*]` alone proves them; `step_cost`; `seconds` of CPU for a check by the packaged Lean
-    (others: three times that in wall-clock time).
+    `simp [*]` alone proves three of four; `step_cost`; `seconds` of CPU for a check by the packaged
+    Lean (others: three times that in wall-clock time).
     """
 
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
