@@ -167,7 +167,7 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "searchqa": dict(env_arg=("hops=2", "results=1"), steps=60, warmup_steps=1000, max_turns=3,
                      max_new_tokens=32, max_context=512),
     "lean": dict(env_arg=("family=logic",), steps=60, warmup_steps=800, num_groups=8,
-                 kl_coef=0.1, max_new_tokens=24, max_context=1024, val_every=20),
+                 max_new_tokens=24, max_context=1024, val_every=20),
     "deepcoder": dict(env_arg=("family=formulas",), steps=40, warmup_steps=500, max_new_tokens=32,
                       max_context=256),
     "metamathqa": dict(env_arg=("max_steps=1", "largest=12", "distractors=False"), max_turns=1,
