@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import resource
@@ -400,7 +401,8 @@ class TestBackends:
                 (1, response(error="Lean REPL died")), (1, [1]), (1, b"<html>"), (1, STATUS[401]),
                 (1, {"results": [{"response": {"message": "unknown environment"}}]}),
                 (1, response(error="Lean REPL header command timed out in 30 seconds")),
-                (1, response([{"data": 1}])), (3, STATUS[503]), (6, STATUS[500]), (3, OSError())):
+                (1, response([{"data": 1}])),
+                (1, response([{"pos": {"line": math.inf}, "severity": "", "data": ""}])), (3, STATUS[503]), (6, STATUS[500]), (3, OSError())):
             requests.clear()
             answers[:] = [answer] * tries
             with pytest.raises(RuntimeError, match=f"the Kimina server {URL}"):
