@@ -268,7 +268,8 @@ def fuzz(target, seconds):
     for i in range(300):
         (corpus / f"{i}").write_bytes(rng.randbytes(rng.choice((8, 20, 40, 100, 300))))
     atheris.Setup([sys.argv[0], str(corpus), f"-artifact_prefix={corpus}/", "-max_len=2048",
-                   f"-max_total_time={seconds}", "-timeout=20", "-print_final_stats=1"],
+                   f"-max_total_time={seconds}", "-timeout=20", "-print_final_stats=1",
+                   "-verbosity=0"],
                   lambda data: TARGETS[target](Source(data)))
     atheris.Fuzz()
 
@@ -286,4 +287,6 @@ def main(what, number):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in ("replies", *TARGETS):
+        sys.exit(__doc__)
     main(sys.argv[1], int(sys.argv[2]))
