@@ -402,7 +402,8 @@ class TestBackends:
                 (1, {"results": [{"response": {"message": "unknown environment"}}]}),
                 (1, response(error="Lean REPL header command timed out in 30 seconds")),
                 (1, response([{"data": 1}])),
-                (1, response([{"pos": {"line": math.inf}, "severity": "", "data": ""}])), (3, STATUS[503]), (6, STATUS[500]), (3, OSError())):
+                (1, response([{"pos": {"line": math.inf}, "severity": "", "data": ""}])),
+                (3, STATUS[503]), (6, STATUS[500]), (3, OSError())):
             requests.clear()
             answers[:] = [answer] * tries
             with pytest.raises(RuntimeError, match=f"the Kimina server {URL}"):
