@@ -6,6 +6,7 @@ SEED   =
 SPLIT  = test
 SET    =
 NPROC  = 1
+SECONDS = 300
 ARGS   =
 PYTHON = python3
 PY     = .venv/bin/python
@@ -15,7 +16,7 @@ LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
 OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval report watch reproduce play envs check test torture mutants audit smoke warmup smollm2 bench compare figure clean
+.PHONY: help train resume eval report watch reproduce play envs check test torture mutants fuzz audit smoke warmup smollm2 bench compare figure clean
 
 help:             ## list the targets
 	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
@@ -62,6 +63,12 @@ mutants: .venv/ready .venv/lean     ## try wrong lines one by one; the tests mus
 audit: .venv/ready       ## look for known holes: bandit on the package, pip-audit on the pinned packages
 	@$(PY) -m pip install --quiet --disable-pip-version-check bandit==1.9.4 pip-audit==2.10.1
 	@$(PY) -m bandit --quiet --recursive minragen; $(PY) -m pip_audit --no-deps --disable-pip -r requirements.lock
+
+fuzz: .venv/ready .venv/lean        ## play 100,000 random replies, then fuzz five readers: [SECONDS=300 each]
+	@$(PY) -m pip install --quiet --disable-pip-version-check atheris==3.0.0
+	@$(PY) tests/fuzz.py replies 100000
+	@for target in parser records relations retriever lean; do \
+	  echo $$target; $(PY) tests/fuzz.py $$target $(SECONDS) || exit 1; done
 
 smoke: .venv/ready $(LEAN)       ## train two tiny steps and evaluate: does everything work?
 	@rm -rf runs/smoke

@@ -355,6 +355,7 @@ MUTANTS = {
         ("redirects.redirect_request = lambda *_: None", "pass",
          "a server may send a request, with its key, to another address"),
         (".code >= 500", ".code > 500", "a retriever in trouble (status 500) is not asked again"),
+        ("(ArithmeticError, MemoryError, ", "(", "a chunk of 2**64 bytes is no RuntimeError"),
     ],
     ("environments/webshop.py", "environments/test_webshop.py"): [
         (' and self.page == "search"', "", "a search works on every page"),
@@ -396,6 +397,8 @@ MUTANTS = {
         ('re.findall(r"\\w+", tactic', "tactic.split(",
          "a command that touches a sign is let through to Lean"),
         (" and m.line in by", "", "a half-finished nested proof is accepted, as in RAGEN"),
+        ("(ArithmeticError, AttributeError", "(AttributeError",
+         "a server's line number of 1e999 is no RuntimeError"),
         ("not re.search(SOUND, axioms)", '"axioms" not in axioms', "a proof may use any axiom"),
         ("status == signal.SIGKILL", "False",
          "a proof is wrong because something else killed Lean"),

@@ -53,8 +53,9 @@ def read_records(path):
     except ImportError:
         raise ValueError(f"{path} needs pyarrow: run `pip install pyarrow`, or convert the file to "
                          f"JSONL.") from None
-    # Another format, not UTF-8, not readable, or nested too deeply.
-    except (ValueError, OSError, EOFError, zlib.error, RecursionError) as error:
+    # Another format, not UTF-8, not readable, nested too deeply, or a type that pyarrow lacks.
+    except (ValueError, OSError, EOFError, zlib.error, RecursionError, NotImplementedError,
+            ArithmeticError, LookupError, MemoryError) as error:
         place = f"line {number} of {path}" if number else path
         reason = str(error).partition("\n")[0]
         raise ValueError(f"cannot read {place} as JSONL, JSON or parquet: {reason}.") from None

@@ -367,7 +367,7 @@ def load_programs(data):
     for number, record in enumerate(read_records(data), 1):
         try:
             problems.append(record_problem(record))
-        except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as problem:
+        except (LookupError, TypeError, ValueError, AttributeError, zlib.error) as problem:
             raise ValueError(f"record {number} of {data}: {problem}. Expected a question (prompt, "
                              f"problem), tests (inputs, outputs) and any fn_name.") from None
     return tuple(problems)
@@ -493,4 +493,6 @@ def reference_solution(record, name):
     solution = given if isinstance(given, str) else (given or [None])[0]
     if isinstance(solution, str) and solution.lstrip()[:1] == "[":
         solution = (from_json(solution, [None]) or [None])[0]
-    return solution or (f"def {name}(*given): return None" if name else "print(input())")
+    if isinstance(solution, str) and solution:
+        return solution
+    return f"def {name}(*given): return None" if name else "print(input())"

@@ -356,7 +356,8 @@ class LeanChecker:
                     return Verdict(False, error="Lean ran out of time or memory.")
                 messages = [Message(int(row["pos"]["line"]), str(row["severity"]),
                                     str(row["data"])) for row in rows]
-            except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError,
+                    TypeError, ValueError) as error:  # such as a line of 1e999
                 raise RuntimeError(f"{self.name} does not answer as Lean 4: {error!r}.") from error
             if len(self._cache) >= CACHE_SIZE:
                 self._cache.clear()

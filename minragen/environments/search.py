@@ -128,7 +128,7 @@ class RemoteIndex:
                 problem, retry = f"HTTP status {error.code}", error.code >= 500
             except (OSError, HTTPException) as error:
                 problem, retry = str(error) or type(error).__name__, True
-            except (ValueError, RecursionError):
+            except (ArithmeticError, MemoryError, ValueError, RecursionError):
                 problem, retry = 'the reply is not {"results": [{"content": ...}]}', False
             if not retry or time.monotonic() + pause >= deadline:
                 break

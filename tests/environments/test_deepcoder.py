@@ -394,12 +394,18 @@ class TestRecords:
     def test_a_bad_record_is_named_with_what_was_expected(self, tmp_path):
         for record, sentence in [
                 ({}, "no question, prompt or problem"), ({"problem": "x"}, "it has no tests"),
+                ({"code": "f(1)", "test_list": []}, "out of range"),
                 ({"problem": "x", "tests": {"inputs": ["1", "2"], "outputs": ["1"]}}, "shorter")]:
             with pytest.raises(ValueError, match="record 2 of .* Expected a question") as caught:
                 load(tmp_path, STDIN, record)
             assert sentence in str(caught.value)
         with pytest.raises(ValueError, match="record 1 of .*expected JSON"):
             load(tmp_path, {"problem": "x", "tests": "[" * 100_000})
+
+    def test_a_solution_that_is_not_a_text_counts_as_none(self, tmp_path):
+        for given in ([5], [{}], "[[5]]", ""):
+            [problem] = load(tmp_path, STDIN | {"solution": given}).records
+            assert problem.solution == "print(input())"
 
     def test_a_file_that_has_changed_is_read_again(self, tmp_path):
         path = tmp_path / "same.jsonl"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import resource
@@ -401,6 +402,7 @@ class TestBackends:
                 (1, {"results": [{"response": {"message": "unknown environment"}}]}),
                 (1, response(error="Lean REPL header command timed out in 30 seconds")),
                 (1, response([{"data": 1}])), (1, json.dumps(response()).encode() + b" " * 2**22),
+                (1, response([{"pos": {"line": math.inf}, "severity": "", "data": ""}])),
                 (3, STATUS[503]), (6, STATUS[500]), (3, OSError())):
             requests.clear()
             answers[:] = [answer] * tries

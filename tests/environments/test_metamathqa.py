@@ -248,6 +248,10 @@ class TestRecords:
         pyarrow = Mock(**{"parquet.read_table.return_value.to_pylist.return_value": rows})
         monkeypatch.setitem(sys.modules, "pyarrow", pyarrow)
         assert [read_records(path) for path in tmp_path.iterdir()] == [rows] * 5
+        for broken in (NotImplementedError("7 bits"), OverflowError("date"), MemoryError()):
+            pyarrow.parquet.read_table.side_effect = broken  # pyarrow's, for damaged files
+            with pytest.raises(ValueError, match=r"cannot read .*d\.parquet as JSONL"):
+                read_records(tmp_path / "d.parquet")
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         with pytest.raises(ValueError, match="pip install pyarrow"):
             read_records(tmp_path / "d.parquet")

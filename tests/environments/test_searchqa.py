@@ -394,7 +394,8 @@ class TestRetriever:
                 ("HTTP status 500", 3, status[500]), ("HTTP status 499", 1, status[499]),
                 ("Incomplete", 3, IncompleteRead(b"")), ("OSError", 3, OSError()),
                 ("the reply is not", 1, b"", b"[]", b'{"results": 3}', b"\xff" * 99, b"[" * 50_000,
-                 b'{"results": [{"content": null}]}', b" " * 2**22 + b'{"results": []}')):
+                 b'{"results": [{"content": null}]}', b" " * 2**22 + b'{"results": []}',
+                 OverflowError("a chunk of 2**64 bytes"))):
             for reply in replies:
                 said, asked = search(io.BytesIO(reply) if isinstance(reply, bytes) else reply)
                 assert f": {complaint}" in said and f"(try {tries} of 3)" in said and asked == tries
