@@ -109,7 +109,8 @@ def locked(folder):
         except BlockingIOError:
             raise ValueError(f"run {folder.name!r} is being trained by process {file.read()}. Wait "
                              f"for it, or stop it.") from None
-        path.write_text(f"{os.getpid()}")
+        with contextlib.suppress(OSError):  # a full disk
+            path.write_text(f"{os.getpid()}")
         yield
 
 

@@ -24,7 +24,7 @@ OPTIONS = ["--env", "frozenlake", "--diagnose-every", "0", "--save-every", "30",
 
 
 def test_a_run_completes_learns_and_counts_what_was_injected(runs, monkeypatch):
-    rng, injected = random.Random(0), {"raised": 0, "hung": 0, "bad": 0}
+    rng, injected, updates = random.Random(0), {"raised": 0, "hung": 0, "bad": 0}, []
     run("--run calm", *OPTIONS)
     step, update, build = FrozenLake.step, trainer.AdamW.step, trainer.build
 
@@ -44,7 +44,8 @@ def test_a_run_completes_learns_and_counts_what_was_injected(runs, monkeypatch):
         return step(env, answer)
 
     def faulty_update(optimizer, max_grad_norm):
-        if rng.random() < (0.01 if LONG else 0.5):
+        updates.append(optimizer)
+        if len(updates) % (100 if LONG else 2) == 0:
             injected["bad"] += 1
             optimizer.masters[0].grad[0] = torch.nan
         return update(optimizer, max_grad_norm)
