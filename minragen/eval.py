@@ -239,10 +239,11 @@ class NearestDemonstration:
         scripted(self.training, solve)
         self.answers = [answer for answer, _ in found]
         self.norms = np.sqrt([len(seen) for _, seen in found])
-        self.where = defaultdict(list)  # feature -> the turns that have it
+        where = defaultdict(list)  # feature -> the turns that have it
         for turn, (_, seen) in enumerate(found):
             for feature in seen:
-                self.where[feature].append(turn)
+                where[feature].append(turn)
+        self.where = {feature: np.array(turns) for feature, turns in where.items()}
 
 
 def features(texts):

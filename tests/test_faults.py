@@ -50,7 +50,7 @@ def test_a_run_completes_learns_and_counts_what_was_injected(runs, monkeypatch):
             optimizer.masters[0].grad[0] = torch.nan
         return update(optimizer, max_grad_norm)
 
-    monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.02)
+    monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.25)
     monkeypatch.setattr(trainer, "build", build_and_begin)
     monkeypatch.setattr(trainer.AdamW, "step", faulty_update)
     run("--run faulty", *OPTIONS)
