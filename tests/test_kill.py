@@ -47,7 +47,11 @@ def started(*argv):
     def body():
         with open("output", "a") as sys.stdout:  # of the current folder
             sys.stderr = sys.stdout
-            main([*argv])
+            try:
+                main([*argv])
+            except SystemExit as end:  # its sentence, while the file is open
+                print(end)
+                sys.exit(1)
 
     process = multiprocessing.get_context("fork").Process(target=body)
     process.start()
