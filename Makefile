@@ -53,7 +53,7 @@ test: .venv/ready .venv/lean        ## run all tests: the specification of what 
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q $(ARGS)
 	@$(if $(ARGS),,OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/test_accelerator.py)
 
-torture: .venv/ready     ## kill training 100 times, and 20 times of two processes; fill its disk (15 minutes)
+torture: .venv/ready     ## kill training 100 times, and 20 times of two processes; fill its disk (half an hour)
 	@MINRAGEN_KILLS=100 OMP_NUM_THREADS=1 $(PY) -m pytest -q -s tests/test_kill.py $(ARGS)
 
 mutants: .venv/ready .venv/lean     ## try wrong lines one by one; the tests must notice (45 minutes)

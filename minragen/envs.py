@@ -381,7 +381,8 @@ def within_time_limit(function, *arguments):
     if threading.current_thread() is not threading.main_thread():
         return function(*arguments)
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, STEP_TIME_LIMIT)
+    # Again and again: what it interrupts may swallow the first one.
+    signal.setitimer(signal.ITIMER_REAL, STEP_TIME_LIMIT, STEP_TIME_LIMIT)
     try:
         return function(*arguments)
     finally:

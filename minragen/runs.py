@@ -193,8 +193,9 @@ class Log(contextlib.AbstractContextManager):
 
     def is_best(self, metrics):
         """Whether validation is better than at every step so far; that before step 1 aside."""
-        before = [line.get("val/success", -1.0) for line in self.history if line["step"] > 0]
-        return metrics.get("val/success", -1.0) > max(before, default=-1.0)
+        known = [line.get("val/success") for line in self.history if line["step"] > 0]
+        best = max((v for v in known if v is not None), default=-1.0)  # rounded; None: not finite
+        return round(metrics.get("val/success", -1.0), 6) > best
 
     def write(self, metrics, config):
         """Append the metrics to metrics.jsonl, rounded, and print the console line."""
@@ -315,13 +316,13 @@ def save_checkpoint(folder, learner, best=False):
     new.mkdir()  # not its parents: a run whose folder is gone must not begin another
     try:
         write_files(new, learner)
-        if best:
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(new, kept, copy_function=os.link)  # the same files on the disk
         if current.exists():
             shutil.rmtree(old, ignore_errors=True)
             current.rename(old)
         new.rename(current)
+        if best:
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(current, kept, copy_function=link_or_copy)
         flush(folder)
     except (OSError, SafetensorError, RuntimeError) as problem:  # a full disk has many names
         shutil.rmtree(new, ignore_errors=True)
@@ -354,6 +355,14 @@ def write_files(new, learner):
         {"step": learner.step, "versions": versions(),
          "files": {os.path.relpath(p, new): checksum(p) for p in paths}}, indent=1))
     flush(new)
+
+
+def link_or_copy(path, other):
+    """The same file under another name; a copy where the file system has no such links."""
+    try:
+        os.link(path, other)
+    except OSError:
+        shutil.copy2(path, other)
 
 
 def checksum(path):

@@ -179,7 +179,7 @@ def update(learner, batch, config, step):
     steps, skipped = [], 0  # metrics of each optimizer step
     with progress_bar(f"step {step}: rows trained on") as bar:
         for mini in optimizer_steps(batch, config, step):  # epochs x mini-batches
-            sums = distributed.sum_metrics(gradients(learner, mini, config))
+            sums = distributed.sum_metrics(gradients(learner, mini, config, bar.update))
             for name, optimizer in learner.optimizers():
                 distributed.sum_gradients(optimizer.masters)
                 sums[name] = float(optimizer.step(config.max_grad_norm))
@@ -191,7 +191,6 @@ def update(learner, batch, config, step):
                                    f"finite: the policy has diverged. Is the learning rate too "
                                    f"large? See the last lines of metrics.jsonl.")
             steps.append(sums)
-            bar.update(len(mini))
     metrics |= {name: sum(sums[name] for sums in steps) / len(steps) for name in steps[0]}
     metrics["logprob_gap"] = steps[0]["logprob_gap"]  # from then on the policy has moved
     return metrics | {"updates_skipped": skipped}
@@ -398,7 +397,7 @@ def add_loss_weights(mini, config):
         value_weights=None if mini.value_mask is None else weights(mini.value_mask))
 
 
-def gradients(learner, mini, config):
+def gradients(learner, mini, config, progress=lambda rows: None):
     """Backpropagate a mini-batch, {metric: this process's share}. If it runs out of memory, it does
     so again with half of the ids in a pass; once in a run."""
     while True:
@@ -406,6 +405,7 @@ def gradients(learner, mini, config):
         try:
             for rows in parts_of(mini, learner, config):
                 sums.update(backward(learner, mini.take(rows), config))
+                progress(len(rows))
         except torch.OutOfMemoryError:
             failed = True
         if not any(distributed.all_gather(failed)):

@@ -640,7 +640,7 @@ class TestResume:
         assert "unknown run 'c'" in message("--env", "bandit", "--init-from", "c")
 
     def test_the_checkpoint_of_the_best_validation_is_kept(self, begun, monkeypatch):
-        successes = iter([0.5, 0.25, 0.75, 0.75])
+        successes = iter([0.5, math.nan, 2 / 3, 2 / 3])
         monkeypatch.setattr(trainer, "validate", lambda _, groups, *__: {
             f"{groups.split}/success": next(successes, 0.0)})
         run("--run b --steps 3", *BRIEF, "--val-every", "1")

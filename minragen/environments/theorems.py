@@ -90,9 +90,7 @@ def draw_theorem(rng):
         proof = (f"intro {name}", *chain([b, x, a], name))
     else:
         proof = chain([a, x, y])
-    claim = f"{' '.join(rng.permutation(facts))} : {goal}"
-    letters = " ".join(sorted({*re.findall(r"\b[p-z]\b", claim)}))
-    return Theorem("drawn", f"theorem drawn ({letters} : Prop) {claim} := by", "", proof)
+    return drawn(rng, facts, goal, proof)
 
 
 def draw_goal(rng):
@@ -131,8 +129,13 @@ def draw_goal(rng):
     goal, proof = join(rng.integers(2, 5), True)
     for _ in range(rng.integers(1, 4)):
         given(atoms.pop())
-    letters = " ".join(sorted({*re.findall(r"\b[p-z]\b", f"{facts} {goal}")}))
+    return drawn(rng, facts, goal, proof)
+
+
+def drawn(rng, facts, goal, proof):
+    """The theorem that states the goal after the facts in random order."""
     claim = f"{' '.join(rng.permutation(facts))} : {goal}"
+    letters = " ".join(sorted({*re.findall(r"\b[p-z]\b", claim)}))
     return Theorem("drawn", f"theorem drawn ({letters} : Prop) {claim} := by", "", proof)
 
 
