@@ -6,7 +6,7 @@ import pytest
 from fuzz import SLOW, TARGETS, Source
 from replies import play_replies
 
-from minragen.environments import countdown
+from minragen.environments import board, countdown, lean, theorems
 from minragen.envs import REGISTRY
 
 
@@ -30,6 +30,19 @@ class TestReplies:
 class TestReaders:
     @pytest.mark.parametrize("target", TARGETS)
     def test_random_bytes_and_edited_documents_are_read_or_refused_as_documented(self, target):
-        rng = random.Random(target)
-        for _ in range(300):
-            TARGETS[target](Source(rng.randbytes(rng.choice((8, 20, 40, 100, 300)))))
+        """The targets assert: an exception that is not documented leaves them."""
+        read_much(target)
+
+    @pytest.mark.parametrize("target, module, name", [
+        ("records", theorems, "re"), ("relations", board, "read_relations"),
+        ("parser", lean, "tidy_tactic")])
+    def test_another_exception_is_noticed(self, target, module, name, monkeypatch):
+        monkeypatch.setattr(module, name, None)
+        with pytest.raises((AttributeError, TypeError)):
+            read_much(target)
+
+
+def read_much(target):
+    rng = random.Random(target)
+    for _ in range(300):
+        TARGETS[target](Source(rng.randbytes(rng.choice((8, 20, 40, 100, 300)))))
