@@ -281,15 +281,17 @@ def recipe(table, env, default):
 
 
 def warmup_key(policy, frame, groups, steps):
-    """Twelve hex digits of everything that shapes the weights."""
+    """Twelve hex digits of everything that shapes the weights; tiny's are the same in all versions
+    of transformers."""
     kind = _kind(policy)
     # The first demonstrations show prompts, budgets, format, environment options and solver.
     first = [t.tokens for t in demonstrate(frame, groups, 0)] if steps else []
-    weights = checksums(policy.model) if kind == "pretrained" else []  # a folder's model may change
-    things = (VERSION, policy.name, policy.model.config.to_json_string(use_diff=False),
-              frame.prefix, sorted(policy.tokenizer.get_vocab().items()), first, steps,
-              distinct_steps(groups, steps), len(groups), LEARNING_RATE[kind], EXPERT, HABIT,
-              *weights)
+    model = ([(name, *p.shape) for name, p in policy.model.named_parameters()] if kind == "tiny"
+             else [policy.model.config.to_json_string(use_diff=False),
+                   *checksums(policy.model)])  # a folder's model may change
+    things = (VERSION, policy.name, model, frame.prefix,
+              sorted(policy.tokenizer.get_vocab().items()), first, steps,
+              distinct_steps(groups, steps), len(groups), LEARNING_RATE[kind], EXPERT, HABIT)
     return hashlib.sha256("\0".join(map(str, things)).encode()).hexdigest()[:12]
 
 

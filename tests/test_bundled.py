@@ -118,6 +118,15 @@ class TestBundledWeights:
             keys.append(warmup_key(policy, frame, groups, 2))
         assert len(set(keys)) == 6 and {len(key) for key in keys} == {12}
 
+    def test_another_version_of_transformers_has_the_same_key(self, monkeypatch):
+        """Else the bundled weights would be found with one version alone, and made anew for minutes
+        with all others."""
+        key = warmup_key(*fresh(), 3)
+        monkeypatch.setattr("transformers.configuration_utils.__version__", "6.0.0")
+        policy, *others = fresh()
+        assert '"6.0.0"' in policy.model.config.to_json_string()
+        assert warmup_key(policy, *others, 3) == key
+
     def test_what_is_not_bundled_is_made_once_and_read_from_the_cache(self, tmp_path, monkeypatch):
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
         monkeypatch.setattr(bundled, "BATCH", {"tiny": 8})
