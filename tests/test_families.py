@@ -101,7 +101,6 @@ FAMILIES = {  # name: class of the configuration, options
     "DeepSeek V3": ("DeepseekV3", DEEPSEEK),
     "Mamba": ("Mamba", {}),
     "Jamba": ("Jamba", dict(use_mamba_kernels=False)),
-    "RecurrentGemma": ("RecurrentGemma", {}),
     "T5": ("T5", {}),
 }
 
