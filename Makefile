@@ -4,6 +4,7 @@ MODEL  =
 RUN    =
 SEED   =
 SPLIT  = test
+F      =
 SET    =
 NPROC  = 1
 SECONDS = 300
@@ -16,7 +17,7 @@ LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
 OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval report watch reproduce play envs check test floor torture mutants fuzz audit smoke warmup smollm2 bench compare figure clean
+.PHONY: help train resume eval report watch reproduce play envs check test floor torture mutants fuzz audit smoke warmup smollm2 bench compare findings figure clean
 
 help:             ## list the targets
 	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
@@ -95,6 +96,9 @@ bench: .venv/ready       ## measure speed beside generate, and beside TRL's trai
 
 compare: .venv/ready     ## short runs of all algorithms: the table of docs/algorithms.md (an hour)
 	@$(PY) -m benchmarks.compare --write $(ARGS)
+
+findings: .venv/ready    ## test the papers' findings and write docs/findings.md: [F=echo-trap ARGS=--quick]
+	@$(PY) -m findings $(F) $(ARGS)
 
 figure: .venv/ready      ## write figure, tables and episodes of README.md and docs/ from runs/
 	@$(PY) -m benchmarks.figure

@@ -1,0 +1,1 @@
+"""The papers' findings, tested by running them: `python -m findings --help`."""

@@ -1,0 +1,164 @@
+"""Train what the findings need, judge them and write docs/findings.md.
+
+    python -m findings                       (or: make findings)
+    python -m findings echo-trap filtering   (or: make findings F="echo-trap filtering")
+    python -m findings --quick               two seeds of the first four, judged but not written
+
+An arm is a configuration; findings share arms. Its runs are ordinary runs, runs/findings-ARM-sSEED:
+one that has ended is not repeated, one that was interrupted goes on. When all seeds of an arm have
+ended, its curves are in runs/findings-ARM.json, and the page is made from these files alone.
+
+Reading order: `main`, `train_all`, `row_of`; what is tested is in table.py, how it is judged in
+statistics.py, the page in page.py.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+import numpy as np
+
+from findings import page
+from findings.table import ARMS, FINDINGS, METRICS, SEEDS
+from minragen import config as settings
+from minragen import runs
+from minragen.envs import nearest
+
+QUICK = (4, 2)  # the first findings and seeds
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="findings", description=__doc__.split("\n")[0])
+    parser.add_argument("finding", nargs="*", help=f"{', '.join(FINDINGS)} [all]")
+    parser.add_argument("--quick", action="store_true", help="two seeds of the first four")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS,
+                        help="others are judged but not written")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time")
+    parser.add_argument("--plan", action="store_true", help="say how long it takes, and stop")
+    args = parser.parse_args(argv)
+    for name in args.finding:
+        if name not in FINDINGS:
+            parser.error(nearest("finding", name, list(FINDINGS)))
+    chosen, seeds = args.finding or list(FINDINGS), tuple(args.seeds)
+    if args.quick:
+        chosen, seeds = chosen[:QUICK[0]], seeds[:QUICK[1]]
+    arms = list(dict.fromkeys(arm for name in chosen for arm in FINDINGS[name].arms))
+    tasks = [(arm, seed) for arm in arms for seed in seeds if not ended(arm, seed)]
+    print(forecast(tasks, len(arms) * len(seeds), args.workers), flush=True)
+    if args.plan:
+        return
+    train_all(tasks, args.workers)
+    rows = {arm: [row_of(arm, seed) for seed in seeds] for arm in arms}
+    for name in chosen:
+        print(page.judged(FINDINGS[name], rows))
+    if seeds == SEEDS:
+        for arm, its_rows in rows.items():
+            store(arm, its_rows)
+        page.write()
+
+
+# ---- Runs ----------------------------------------------------------------------------------------
+def options_of(arm, seed):
+    """The options {name: value} of an arm's run, as the command line gives them."""
+    return {"model": "tiny", "device": "cpu", "threads": 1, **ARMS[arm], "seed": seed,
+            "run": f"findings-{arm}-s{seed}"}
+
+
+def command_of(arm, seed):
+    """The words behind `python -m minragen.train` of an arm's run."""
+    return [word for name, value in options_of(arm, seed).items()
+            for each in (value if isinstance(value, tuple) else (value,))
+            for word in (f"--{name.replace('_', '-')}", str(each))]
+
+
+def ended(arm, seed):
+    """Whether the run has ended; one of the same name with other settings has not."""
+    config = settings.from_options(options_of(arm, seed))
+    with contextlib.suppress(ValueError, OSError, IndexError):
+        return (runs.read_config(runs.RUNS / config.run) == config
+                and "elapsed" in lines_of(config.run)[-1])
+    return False
+
+
+def lines_of(run):
+    lines = (runs.RUNS / run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def forecast(tasks, total, workers):
+    """How long the missing runs take, from the minutes of those that are stored."""
+    known = {arm: np.mean([row["minutes"] for row in file["seeds"]])
+             for arm, _ in tasks if (file := page.stored(arm))}
+    minutes = sum(known.get(arm, 0) for arm, _ in tasks) / workers
+    unknown = sum(arm not in known for arm, _ in tasks)
+    return (f"{len(tasks)} of {total} runs to train, {workers} at a time: about {minutes:.0f} "
+            f"minutes" + (f", and {unknown} runs that were never measured" if unknown else ""))
+
+
+def train_all(tasks, workers):
+    """Train (arm, seed) tasks, `workers` processes at a time. Ctrl-C ends them after their step,
+    with a checkpoint."""
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(train_one, *task) for task in tasks]
+        try:
+            for number, future in enumerate(as_completed(futures), 1):
+                print(f"{number:4d}/{len(tasks)}  {future.result()}", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def train_one(arm, seed):
+    """Train a run to its end in a process, from its last checkpoint if it has one. Returns a line
+    about it. Raises RuntimeError with the end of what it said if it fails."""
+    options = options_of(arm, seed)
+    words, folder = command_of(arm, seed), runs.RUNS / options["run"]
+    resumable = False
+    with contextlib.suppress(ValueError, OSError):
+        resumable = (runs.read_config(folder) == settings.from_options(options)
+                     and runs.find_checkpoint(folder))
+    if resumable:
+        words = ["--run", options["run"], "--resume"]
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    done = subprocess.run([sys.executable, "-m", "minragen.train", *words], capture_output=True,
+                          text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{options['run']}: {(done.stdout + done.stderr)[-500:]}")
+    last = lines_of(options["run"])[-1]
+    return f"{options['run']:40} success {last['test/success']:.2f}, step {last['step']}"
+
+
+# ---- Results -------------------------------------------------------------------------------------
+def row_of(arm, seed):
+    """{"seed", "minutes", "steps", "test/success", metric: list over steps 0 to the Config's last}.
+
+    None where a step did not measure a metric. A run that ended early keeps its last values.
+    """
+    config = settings.from_options(options_of(arm, seed))
+    *lines, final = lines_of(config.run)
+    by_step = {line["step"]: line for line in lines}
+    row = {"seed": seed, "steps": lines[-1]["step"], "test/success": final["test/success"],
+           "minutes": round(sum(line.get("seconds", 0) for line in lines) / 60, 2)}
+    for metric in dict.fromkeys(key for line in lines for key in line if METRICS.fullmatch(key)):
+        values = [by_step.get(step, {}).get(metric) for step in range(config.steps + 1)]
+        last = next(v for v in reversed(values) if v is not None)
+        values[row["steps"] + 1:] = [last] * (config.steps - row["steps"])
+        row[metric] = [v if v is None else float(f"{v:.4g}") for v in values]
+    return row
+
+
+def store(arm, rows):
+    """Write runs/findings-ARM.json, one line a seed."""
+    text = json.dumps({"arm": arm, "options": ARMS[arm]})
+    seeds = ",\n  ".join(json.dumps(row) for row in rows)
+    page.file_of(arm).write_text(f'{text[:-1]}, "seeds": [\n  {seeds}]}}\n')
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The findings' figures. Each function takes {arm: [row, ...]}, rows with arrays, and returns a
+matplotlib Figure; what a finding chooses beforehand comes first and is bound with `partial`.
+"""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from findings.statistics import bootstrap, last
+
+
+def curves(metrics, rows):
+    """Metrics over steps: each arm's mean over the seeds, in a band from lowest to highest."""
+    figure = Figure(figsize=(2.7 * len(metrics), 2.6), layout="constrained")
+    for axis, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics):
+        for arm, members in rows.items():
+            values = np.array([row[metric] for row in members])
+            steps = np.flatnonzero(~np.isnan(values).any(axis=0))
+            values = values[:, steps]
+            line, = axis.plot(steps, values.mean(axis=0), lw=1, label=arm)
+            axis.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.15, lw=0,
+                              color=line.get_color())
+        if metric == "grad_norm":
+            axis.set_yscale("log")
+        labelled(axis, metric, "step")
+    figure.axes[0].legend(fontsize=7)
+    return figure
+
+
+def final_success(rows):
+    """Success at the end of each arm: a dot a seed, and the mean with its interval."""
+    figure = Figure(figsize=(7, 0.8 + 0.25 * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    for height, members in enumerate(rows.values()):
+        values = [last(row["success"]) for row in members]
+        low, high = bootstrap(values)
+        axis.plot(values, [height] * len(values), "o", color="tab:blue", alpha=0.4, ms=4)
+        axis.plot([low, high], [height] * 2, color="black", lw=1)
+        axis.plot(np.mean(values), height, "|", color="black", ms=10)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.invert_yaxis()
+    labelled(axis, "", "success in the last steps")
+    return figure
+
+
+def buckets(rows):
+    """Gradient norm per token of each term against the reward std of its bucket, an axis an arm."""
+    figure = Figure(figsize=(3.5 * len(rows), 2.8), layout="constrained")
+    axes = figure.subplots(1, len(rows), sharey=True, squeeze=False)[0]
+    for axis, (arm, members) in zip(axes, rows.items()):
+        names = sorted({key.split("/")[1] for key in members[0] if key.startswith("gradient/")})
+        for term in ("task", "entropy", "kl"):
+            points = np.array([[np.nanmean([np.nanmean(row[f"gradient/{name}/{what}"])
+                                            for row in members]) for what in ("reward_std", term)]
+                               for name in names])
+            axis.plot(*points.T, "o-", ms=3, lw=1, label=term)
+        axis.set_yscale("log")
+        labelled(axis, arm, "reward std of the bucket")
+    figure.axes[0].legend(fontsize=7)
+    figure.axes[0].set_ylabel("gradient norm per token", fontsize=8)
+    return figure
+
+
+def onsets(onsets_of, rows):
+    """When each indicator changed: a dot a run.
+
+    onsets_of: row -> {indicator: step, nan if there is none}
+    """
+    found = [onsets_of(row) for members in rows.values() for row in members]
+    figure = Figure(figsize=(6, 2.6), layout="constrained")
+    axis = figure.subplots()
+    for height, name in enumerate(found[0]):
+        steps = [each[name] for each in found]
+        axis.plot(steps, [height] * len(steps), "o", alpha=0.5, ms=5)
+    axis.set_yticks(range(len(found[0])), found[0])
+    axis.invert_yaxis()
+    labelled(axis, "", "step of the change")
+    return figure
+
+
+def labelled(axis, title, steps):
+    axis.set_title(title, fontsize=9)
+    axis.set_xlabel(steps, fontsize=8)
+    axis.tick_params(labelsize=7)
+    axis.grid(alpha=0.3)

@@ -1,0 +1,100 @@
+"""What the findings compute from curves: intervals, verdicts, windows, the onset of a collapse.
+
+Axes: S seeds, N steps. A curve is (N + 1,) float, value k is of step k (0: before training), nan
+where a step did not measure the metric.
+"""
+
+import numpy as np
+
+DRAWS = 10_000  # resamples of a bootstrap interval
+WINDOW = 10  # steps averaged, so that a window is some thousand episodes
+OUTCOMES = ("reproduced", "not reproduced", "inconclusive")
+
+
+def bootstrap(differences):
+    """95 % percentile interval of the mean of S paired differences: (low, high).
+
+    Seeds are drawn with replacement (Efron 1979). With five seeds it is somewhat too narrow: it
+    cannot reach beyond the lowest and the highest of the five.
+    """
+    differences = np.asarray(differences, dtype=float)
+    rng = np.random.default_rng(0)
+    drawn = rng.choice(differences, (DRAWS, len(differences))).mean(axis=1)
+    return tuple(np.quantile(drawn, (0.025, 0.975)))
+
+
+def verdict(differences, margin):
+    """"reproduced", "not reproduced" or "inconclusive" of S differences, positive as claimed.
+
+    `margin` is stated beforehand: a smaller effect does not matter. Reproduced: the interval is
+    above 0 and the mean above the margin. Not reproduced: the whole interval is below the margin,
+    so that the effect is too small, zero or of the other sign.
+    """
+    if len(differences) < 2:
+        return "inconclusive"
+    low, high = bootstrap(differences)
+    if low > 0 and np.mean(differences) > margin:
+        return "reproduced"
+    return "not reproduced" if high < margin else "inconclusive"
+
+
+def overall(verdicts):
+    """The verdict of a claim that makes several predictions: reproduced if all are, not reproduced
+    if one is not."""
+    if "not reproduced" in verdicts:
+        return "not reproduced"
+    return "inconclusive" if "inconclusive" in verdicts else "reproduced"
+
+
+def windows(curve, width=WINDOW):
+    """Means over `width` steps, without step 0: entry k is of steps k+1 to k+width. nan is left out
+    of a mean; a window of nan alone is nan."""
+    values = curve[1:]
+    known = ~np.isnan(values)
+    sums = np.convolve(np.where(known, values, 0), np.ones(width), "valid")
+    counts = np.convolve(known.astype(float), np.ones(width), "valid")
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def last(curve):
+    """The mean of the last WINDOW steps."""
+    return windows(curve)[-1]
+
+
+def fall(curve):
+    """How far the last WINDOW steps lie below the best ones. It is never negative, and above 0 by
+    chance alone: its margin must be wider than that."""
+    means = windows(curve)
+    return np.nanmax(means) - means[-1]
+
+
+def onset(curve, sign, first=1):
+    """The step at which a curve has risen (sign 1) or fallen (-1), from step `first` on: the split
+    into two constants with the least squared error among those with this sign (Hinkley 1970). nan
+    if there is none, or if fewer than four steps measured it.
+    """
+    steps = np.flatnonzero(~np.isnan(curve))
+    steps = steps[steps >= first]
+    if len(steps) < 4:
+        return np.nan
+    values = curve[steps]
+    sums, n = values.cumsum()[:-1], np.arange(1, len(values))
+    before, after = sums / n, (values.sum() - sums) / n[::-1]
+    # The squared error is the sum of squares less this, which does not depend on the split.
+    explained = n * before**2 + n[::-1] * after**2
+    explained[sign * (after - before) <= 0] = -np.inf
+    best = explained.argmax()
+    return float(steps[best + 1]) if explained[best] > -np.inf else np.nan
+
+
+def rank_correlation(x, y):
+    """Spearman's rank correlation of two (n,) samples; equal values share their mean rank. nan if
+    one of them is constant."""
+    def ranks(values):
+        below = (values[:, None] > values).sum(axis=1)
+        return below + ((values[:, None] == values).sum(axis=1) - 1) / 2
+
+    x, y = ranks(np.asarray(x, dtype=float)), ranks(np.asarray(y, dtype=float))
+    x, y = x - x.mean(), y - y.mean()
+    size = np.sqrt((x**2).sum() * (y**2).sum())
+    return float((x * y).sum() / size) if size else np.nan

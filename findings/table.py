@@ -1,0 +1,230 @@
+"""What is tested: the arms (configurations), and the findings with their claims and predictions.
+
+Every prediction was written down before its reported seeds were run, with a margin: the smallest
+effect that would matter. Settings were chosen on seeds from 100 on, which are not reported.
+
+Sources: V1 is RAGEN (Wang et al. 2025, arXiv:2504.20073), V2 its second version's code and docs.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from findings import figures
+from findings.statistics import WINDOW, fall, last, onset, windows
+
+SEEDS = (0, 1, 2, 3, 4)
+# What is kept of metrics.jsonl.
+METRICS = re.compile(
+    r"success|valid|reward_std|grad_norm|entropy|distinct_3|response_tokens|groups_kept|seconds"
+    r"|grounding|first_turn/(mi|mi_upper_bound|retrieval|conditional_entropy_per_token)"
+    r"|val/success|gradient/bucket_\d/(task|entropy|kl|reward_std)")
+
+
+class Prediction(NamedTuple):
+    """What a claim says about numbers: the difference is positive, and larger than the margin."""
+
+    text: str
+    margin: float
+    arms: tuple
+    difference: Callable  # (row of each arm, of one seed) -> float; nan if it cannot be said
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, the arms that test it, what would count for it, and its figure."""
+
+    name: str
+    title: str
+    source: str
+    claim: str
+    arms: tuple
+    predictions: tuple
+    draw: Callable  # {arm: [row with arrays, ...]} -> matplotlib Figure
+
+
+def beats(arm, other, margin=0.05, text=""):
+    """The prediction that an arm ends with more success than another."""
+    return Prediction(text or f"`{arm}` ends with more success than `{other}`", margin,
+                      (arm, other), lambda a, b: last(a["success"]) - last(b["success"]))
+
+
+# ---- Arms ----------------------------------------------------------------------------------------
+# V1's vanilla setting: 8 x 16 episodes, no filter, clip 0.2 on both sides, KL and entropy 0.001,
+# GAE(1, 1). The learning rate is that at which tiny collapses.
+VANILLA = dict(filter="none", num_groups=8, group_size=16, mini_batch=32, clip_high=0.2,
+               kl_coef=0.001, entropy_coef=0.001, lr=1e-3, lr_final=1.0, max_grad_norm=1e6,
+               steps=100, val_every=50, val_size=128, diagnose_every=5)
+PPO = VANILLA | dict(algo="ppo", lam=1.0, credit="episode")
+
+
+def keep(share):
+    return dict(filter="top_k", filter_value=share, filter_include_zero=True)
+
+
+ARMS = {
+    "grpo": VANILLA,
+    "ppo": PPO,
+    "ppo-keep-75": PPO | keep(0.75),
+    "ppo-keep-50": PPO | keep(0.5),
+    "ppo-keep-25": PPO | keep(0.25),
+    "grpo-keep-25": VANILLA | keep(0.25),
+    "grpo-clip-higher": VANILLA | dict(clip_high=0.28),
+    "grpo-no-kl": VANILLA | dict(kl_coef=0.0),
+    "starpo-s": PPO | keep(0.25) | dict(clip_high=0.28, kl_coef=0.0),
+}
+BANDIT = dict(env="bandit", steps=30, val_every=30, val_size=128)
+for reversed_arms in (False, True):
+    for style in ("free_think", "no_think"):
+        ARMS["bandit-" + ("reversed-" if reversed_arms else "") + style.replace("_", "-")] = (
+            BANDIT | dict(response_format=style,
+                          env_arg=("mixed=False", f"reversed={reversed_arms}")))
+FIVE = {"bandit": dict(steps=20), "metamathqa": dict(steps=60),
+        "countdown": dict(steps=30, num_groups=8), "frozenlake": dict(steps=40, num_groups=8),
+        "deepcoder": dict(steps=30, num_groups=8)}
+FILTERS = {"top-p": dict(filter="top_p", filter_value=0.9),
+           "top-k": dict(filter="top_k", filter_value=0.25),
+           "min-p": dict(filter="min_p", filter_value=0.5), "none": dict(filter="none")}
+for task, sizes in FIVE.items():
+    for rule, options in FILTERS.items():
+        ARMS[f"{task}-{rule}"] = dict(env=task, val_every=100, val_size=64, diagnose_every=0,
+                                      **sizes, **options)
+GRADIENTS = dict(filter="none", num_groups=48, gradients_every=5, kl_coef=0.01, steps=20,
+                 val_every=20, val_size=64, diagnose_every=0)
+ARMS |= {"gradients": GRADIENTS, "gradients-no-std": GRADIENTS | dict(norm_by_std=False)}
+
+
+# ---- What is computed from a run -----------------------------------------------------------------
+def falls(arm, metric, margin):
+    return Prediction(f"`{arm}`: {metric} falls from its best {WINDOW} steps to the last", margin,
+                      (arm,), lambda row: fall(row[metric]))
+
+
+def spike(row):
+    """log2 of the largest gradient norm over the median."""
+    return np.log2(np.nanmax(row["grad_norm"]) / np.nanmedian(row["grad_norm"]))
+
+
+def onsets(row):
+    """{indicator: step at which it turned for the worse}; all nan if success never fell by 0.1."""
+    means = windows(row["success"])
+    if fall(row["success"]) < 0.1:
+        return dict.fromkeys(("success", *WORSE), np.nan)
+    return {"success": onset(row["success"], -1, 1 + int(np.nanargmax(means))),
+            **{name: onset(row[name], sign) for name, sign in WORSE.items()}}
+
+
+# Which way each indicator turns in a collapse.
+WORSE = {"reward_std": -1, "entropy": 1, "grad_norm": 1, "first_turn/mi": -1, "distinct_3": -1,
+         "valid": -1}
+
+
+def before_success(arm, name, margin=5):
+    return Prediction(f"`{arm}`: {name} turns before success does, in steps", margin, (arm,),
+                      lambda row: onsets(row)["success"] - onsets(row)[name])
+
+
+def growth(row, term):
+    """log2 of a term's gradient in the bucket of the highest reward std over that of the lowest."""
+    names = sorted({key.split("/")[1] for key in row if key.startswith("gradient/")})
+    low, high = (np.nanmean(row[f"gradient/{name}/{term}"]) for name in (names[0], names[-1]))
+    return np.log2(high / low)
+
+
+def over_tasks(rule, other):
+    """The prediction that a filter beats another in the mean over FIVE environments."""
+    def difference(*rows):
+        ends = [last(row["success"]) for row in rows]
+        return float(np.mean(ends[:len(FIVE)]) - np.mean(ends[len(FIVE):]))
+
+    return Prediction(f"{rule} ends with more success than {other}, mean of five environments",
+                      0.02, tuple(f"{task}-{name}" for name in (rule, other) for task in FIVE),
+                      difference)
+
+
+def mi_falls(row):
+    return row["first_turn/mi"][1] - last(row["first_turn/mi"])
+
+
+def entropy_stays(row):
+    entropy = row["first_turn/conditional_entropy_per_token"]
+    return last(entropy) - entropy[1]
+
+
+# ---- Findings ------------------------------------------------------------------------------------
+HEALTH = ("success", "valid", "reward_std", "grad_norm")
+_findings = (
+    Finding("echo-trap", "The Echo Trap", "V1, section 4.1, figure 5",
+            "Vanilla PPO and GRPO first learn, then collapse: success, valid replies and reward "
+            "std fall together, and the gradient norm spikes.",
+            ("ppo", "grpo"),
+            tuple(p for arm in ("ppo", "grpo") for p in (
+                falls(arm, "success", 0.1), falls(arm, "valid", 0.1), falls(arm, "reward_std", 0.1),
+                Prediction(f"`{arm}`: the largest gradient norm over the median, log2", 2.0, (arm,),
+                           spike))),
+            partial(figures.curves, HEALTH)),
+    Finding("indicators", "Which indicator moves first", "V1, section 4.1",
+            "Reward std and entropy turn before success falls; the gradient norm spikes late.",
+            ("ppo", "grpo"),
+            tuple(before_success(arm, name) for arm in ("ppo", "grpo")
+                  for name in ("reward_std", "entropy", "first_turn/mi", "grad_norm")),
+            partial(figures.onsets, onsets)),
+    Finding("filtering", "Filtering by reward std", "V1, section 4.2, figure 7",
+            "Training on the groups of the highest reward std alone (75, 50, 25 %) delays or "
+            "prevents the collapse of PPO.",
+            ("ppo", "ppo-keep-75", "ppo-keep-50", "ppo-keep-25"),
+            tuple(beats(f"ppo-keep-{share}", "ppo") for share in (75, 50, 25)),
+            partial(figures.curves, HEALTH)),
+    Finding("starpo-s", "StarPO-S and its parts", "V1, section 4.2, figures 8 and 9",
+            "StarPO-S (filter, critic, clip-higher, no KL) does not collapse where vanilla GRPO "
+            "does, and each part alone helps.",
+            ("grpo", "grpo-keep-25", "ppo", "grpo-clip-higher", "grpo-no-kl", "starpo-s"),
+            tuple(beats(arm, "grpo") for arm in ("starpo-s", "grpo-keep-25", "ppo",
+                                                 "grpo-clip-higher", "grpo-no-kl")),
+            partial(figures.curves, HEALTH)),
+    Finding("thinking", "Thinking or not", "V1, section 4.4",
+            "With a thought before its answer an agent learns Bandit better, also with reversed "
+            "arms and with names that it has not seen.",
+            tuple(name for name in ARMS if name.startswith("bandit-") and "think" in name),
+            (beats("bandit-free-think", "bandit-no-think"),
+             beats("bandit-reversed-free-think", "bandit-reversed-no-think"),
+             Prediction("names of the test split, not seen in training", 0.05,
+                        ("bandit-free-think", "bandit-no-think"),
+                        lambda a, b: a["test/success"] - b["test/success"]),
+             Prediction("the same, reversed", 0.05,
+                        ("bandit-reversed-free-think", "bandit-reversed-no-think"),
+                        lambda a, b: a["test/success"] - b["test/success"])),
+            partial(figures.curves, ("success", "val/success"))),
+    Finding("template-collapse", "Template collapse", "V2, docs on collapse detection",
+            "The mutual information between prompt and reasoning falls while the entropy of the "
+            "reasoning does not: it varies at random and no longer depends on the prompt.",
+            ("ppo", "grpo"),
+            tuple(p for arm in ("ppo", "grpo") for p in (
+                Prediction(f"`{arm}`: mutual information of first turns falls, in nats", 0.5,
+                           (arm,), mi_falls),
+                Prediction(f"`{arm}`: H(Z|X) does not fall, in nats per token", 0.0, (arm,),
+                           entropy_stays))),
+            partial(figures.curves, ("first_turn/mi", "first_turn/retrieval",
+                                     "first_turn/conditional_entropy_per_token", "success"))),
+    Finding("filters", "Top-p against top-k, min-p and none", "V2, figure of the filters",
+            "Top-p on reward std beats top-k, which is unstable late, and no filter.",
+            tuple(f"{task}-{rule}" for task in FIVE for rule in FILTERS),
+            tuple(over_tasks("top-p", other) for other in ("top-k", "min-p", "none")),
+            figures.final_success),
+    Finding("gradients", "The gradient's signal grows with reward std", "V2, gradient analysis",
+            "The task's gradient grows with the reward std of a group, that of the regularisers "
+            "does not.",
+            ("gradients", "gradients-no-std"),
+            tuple(Prediction(f"`{arm}`: the task's gradient grows more than {term}'s from the "
+                             f"lowest bucket to the highest, log2", 1.0, (arm,),
+                             partial(lambda row, term: growth(row, "task") - growth(row, term),
+                                     term=term))
+                  for arm in ("gradients", "gradients-no-std") for term in ("entropy", "kl")),
+            figures.buckets),
+)
+FINDINGS = {finding.name: finding for finding in _findings}
+NOT_RUN = ()

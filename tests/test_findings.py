@@ -1,0 +1,178 @@
+"""The findings: statistics against slow twins, verdicts, the runner end to end, the page."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import parsed
+from hypothesis import given
+from hypothesis import strategies as st
+
+import findings.__main__ as runner
+from findings import page, statistics, table
+from findings.table import Finding, Prediction, beats
+
+NUMBERS = st.lists(st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=4, max_size=30)
+
+
+class TestStatistics:
+    @pytest.mark.parametrize("differences", [(0.1, 0.3, 0.2, 0.5), (-1.0, 0.0, 0.0, 2.0, 7.0)])
+    def test_the_bootstrap_is_that_of_all_resamples(self, differences):
+        means = [np.mean(drawn) for drawn in
+                 itertools.product(differences, repeat=len(differences))]
+        assert statistics.bootstrap(differences) == pytest.approx(
+            np.quantile(means, (0.025, 0.975)), abs=0.03 * np.ptp(differences))
+
+    @pytest.mark.parametrize(("differences", "verdict"), [
+        ((0.2, 0.3, 0.25, 0.2, 0.3), "reproduced"),
+        ((0.01, 0.02, 0.0, 0.01, 0.02), "not reproduced"),  # surely positive, and too small
+        ((-0.2, -0.3, -0.25, -0.2, -0.3), "not reproduced"),
+        ((0.5, -0.3, 0.2, 0.4, -0.1), "inconclusive"),
+        ((0.3,), "inconclusive"), ((), "inconclusive")])
+    def test_a_verdict_needs_an_interval_on_one_side(self, differences, verdict):
+        assert statistics.verdict(differences, margin=0.1) == verdict
+
+    def test_a_claim_holds_if_all_its_predictions_do(self):
+        yes, no, unknown = statistics.OUTCOMES
+        assert statistics.overall([yes, yes]) == yes
+        assert statistics.overall([yes, unknown, no]) == no
+        assert statistics.overall([yes, unknown]) == unknown
+
+    @given(NUMBERS, st.integers(1, 4))
+    def test_windows_are_means_of_what_was_measured(self, values, width):
+        curve = np.array([5.0, *(np.nan if v > 8 else v for v in values)])
+        slow = []
+        for k in range(1, len(curve) - width + 1):
+            known = [v for v in curve[k:k + width] if not np.isnan(v)]
+            slow.append(sum(known) / len(known) if known else np.nan)
+        assert statistics.windows(curve, width) == pytest.approx(slow, abs=1e-9, nan_ok=True)
+
+    def test_a_fall_is_from_the_best_window_to_the_last(self):
+        curve = np.array([0.0] + [0.2] * 10 + [0.8] * 10 + [0.3] * 10)
+        assert statistics.fall(curve) == pytest.approx(0.5)
+        assert statistics.last(curve) == pytest.approx(0.3)
+
+    @given(NUMBERS, st.sampled_from((1, -1)))
+    def test_an_onset_splits_into_two_constants_with_the_least_error(self, values, sign):
+        curve, splits = np.array([np.nan, *values]), {}
+        for k in range(1, len(values)):
+            before, after = np.array(values[:k]), np.array(values[k:])
+            if sign * (after.mean() - before.mean()) > 1e-9:
+                splits[k + 1] = before.var() * len(before) + after.var() * len(after)
+        found = statistics.onset(curve, sign)
+        if splits:
+            assert splits[found] == pytest.approx(min(splits.values()), abs=1e-6)
+
+    def test_an_onset_needs_a_change_with_its_sign_and_four_measurements(self):
+        curve = np.array([np.nan, 3, np.nan, 3, np.nan, 1, np.nan, 1])
+        assert statistics.onset(curve, -1) == 5
+        assert np.isnan(statistics.onset(curve, 1)) and np.isnan(statistics.onset(curve, -1, 3))
+
+    @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=12))
+    def test_the_rank_correlation_is_pearsons_of_mean_ranks(self, pairs):
+        def ranks(values):
+            order = sorted(values)
+            return [np.mean([i for i, v in enumerate(order) if v == value]) for value in values]
+
+        x, y = (ranks(values) for values in zip(*pairs))
+        slow = np.corrcoef(x, y)[0, 1] if np.ptp(x) and np.ptp(y) else np.nan
+        assert statistics.rank_correlation(*zip(*pairs)) == pytest.approx(slow, nan_ok=True)
+
+
+class TestTable:
+    def test_every_arm_is_a_config_that_can_be_run_and_belongs_to_a_finding(self):
+        used = {arm for finding in table.FINDINGS.values() for arm in finding.arms}
+        assert used == set(table.ARMS)
+        for arm, options in table.ARMS.items():
+            config = parsed(*runner.command_of(arm, 0))
+            assert vars(config).items() >= {k: v for k, v in options.items()
+                                            if k != "env_arg"}.items()
+
+    def test_predictions_compare_arms_of_their_finding(self):
+        for finding in table.FINDINGS.values():
+            assert {arm for p in finding.predictions for arm in p.arms} == set(finding.arms)
+
+
+class TestRunner:
+    """A miniature: two arms of a few steps, real runs."""
+
+    @pytest.fixture
+    def mini(self, tmp_path, monkeypatch):
+        sizes = dict(env="bandit", warmup_steps=0, steps=12, num_groups=2, group_size=2, val_size=2,
+                     diagnose_every=0, filter="none")
+        monkeypatch.setattr(table, "ARMS", {"slow": sizes | {"lr": 1e-5}, "fast": sizes})
+        monkeypatch.setattr(runner, "ARMS", table.ARMS)
+        for module in (runner, page):
+            monkeypatch.setattr(module, "SEEDS", (0, 1))
+        finding = Finding("mini", "Mini", "nobody", "Fast is better.", ("slow", "fast"),
+                          (beats("fast", "slow"),), table.FINDINGS["echo-trap"].draw)
+        for module in (runner, page):
+            monkeypatch.setattr(module, "FINDINGS", {"mini": finding})
+        for name in ("STORED", "FIGURES"):
+            monkeypatch.setattr(page, name, tmp_path)
+        monkeypatch.setattr(page, "PAGE", tmp_path / "findings.md")
+        (tmp_path / "findings.md").write_text("<!-- begin summary -->\n<!-- end summary -->\n"
+                                              "<!-- begin mini -->\n<!-- end mini -->\n")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("minragen.runs.RUNS", Path("runs"))
+        monkeypatch.setenv("PYTHONPATH", str(Path(page.__file__).parent.parent))
+        monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path / "cache"))
+        return tmp_path
+
+    def test_it_trains_judges_and_writes_and_repeats_nothing(self, mini, capsys):
+        runner.main(["mini", "--workers", "2"])
+        printed = capsys.readouterr().out
+        assert "4 of 4 runs to train, 2 at a time" in printed and "mini: " in printed
+        stored = json.loads((mini / "findings-fast.json").read_text())
+        assert [row["seed"] for row in stored["seeds"]] == [0, 1]
+        assert len(stored["seeds"][0]["success"]) == 13
+        assert (mini / "mini.png").stat().st_size > 5000
+        assert "Fast is better." in (mini / "findings.md").read_text()
+        runner.main(["mini"])
+        assert "0 of 4 runs to train" in capsys.readouterr().out
+
+    def test_an_interrupted_run_goes_on_and_one_with_other_settings_begins_again(
+            self, mini, monkeypatch):
+        runner.train_one("fast", 0)
+        lines, path = runner.lines_of("findings-fast-s0"), mini / "runs" / "findings-fast-s0"
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
+        assert not runner.ended("fast", 0)
+        runner.train_one("fast", 0)
+        assert runner.ended("fast", 0) and runner.lines_of(path.name)[:-1] == lines[:-1]
+        monkeypatch.setitem(table.ARMS, "fast", table.ARMS["slow"])
+        assert not runner.ended("fast", 0)
+        runner.train_one("fast", 0)
+        assert runner.ended("fast", 0)
+
+    def test_a_run_that_fails_says_why_and_the_others_are_not_begun(self, mini, monkeypatch):
+        monkeypatch.setitem(table.ARMS, "fast", table.ARMS["fast"] | {"max_context": 40})
+        with pytest.raises(RuntimeError, match="max_context"):
+            runner.train_all([("fast", seed) for seed in range(3)], 1)
+        assert not list((mini / "runs").glob("findings-fast-s2"))
+
+
+class TestVerdict:
+    def test_it_changes_when_the_data_are_swapped(self):
+        def row(success):
+            return {"success": [None, *success]}
+
+        finding = Finding("x", "x", "x", "x", ("a", "b"), (beats("a", "b"),), None)
+        rng = np.random.default_rng(0)
+        high, low = ([row(rng.normal(mean, 0.02, 12)) for _ in range(5)] for mean in (0.7, 0.4))
+        rows = {arm: [{key: [None, *value[1:]] for key, value in row.items()} for row in members]
+                for arm, members in (("a", high), ("b", low))}
+        assert page.judge(finding, rows)[1] == "reproduced"
+        assert page.judge(finding, {"a": rows["b"], "b": rows["a"]})[1] == "not reproduced"
+
+    def test_a_seed_for_which_nothing_can_be_said_is_left_out(self):
+        prediction = Prediction("", 0.1, ("a",), lambda row: row["x"])
+        finding = Finding("x", "x", "x", "x", ("a",), (prediction,), None)
+        rows = {"a": [{"x": x} for x in (float("nan"), 1.0, 1.0)]}
+        (_, found, interval, verdict), = page.judge(finding, rows)[0]
+        assert verdict == "reproduced" and interval == (1.0, 1.0) and np.isnan(found[0])
+
+
+def test_the_page_says_what_the_stored_results_say():
+    assert page.PAGE.read_text() == page.written_into(page.PAGE.read_text(), page.blocks())
