@@ -5,8 +5,8 @@
     python -m findings --quick               two seeds of the first four, judged but not written
 
 An arm is a configuration; findings share arms. Its runs are ordinary runs, runs/findings-ARM-sSEED:
-one that has ended is not repeated, one that was interrupted goes on. When all seeds of an arm have
-ended, its curves are in runs/findings-ARM.json, and the page is made from these files alone.
+one that has ended is not repeated, one that was interrupted goes on. In the end the curves of an
+arm are in runs/findings-ARM.json, and the page is made from these files alone.
 
 Reading order: `main`, `train_all`, `row_of`; what is tested is in table.py, how it is judged in
 statistics.py, the page in page.py.
@@ -57,8 +57,8 @@ def main(argv=None):
     for name in chosen:
         print(page.judged(FINDINGS[name], rows))
     if seeds == SEEDS:
-        for arm, its_rows in rows.items():
-            store(arm, its_rows)
+        for arm in arms:
+            store(arm, rows[arm])
         page.write()
 
 
@@ -144,10 +144,11 @@ def row_of(arm, seed):
     *lines, final = lines_of(config.run)
     by_step = {line["step"]: line for line in lines}
     row = {"seed": seed, "steps": lines[-1]["step"], "test/success": final["test/success"],
-           "minutes": round(sum(line.get("seconds", 0) for line in lines) / 60, 2)}
+           "minutes": round(max(final["elapsed"],  # of a resumed run: since then
+                                sum(line.get("seconds", 0) for line in lines)) / 60, 2)}
     for metric in dict.fromkeys(key for line in lines for key in line if METRICS.fullmatch(key)):
         values = [by_step.get(step, {}).get(metric) for step in range(config.steps + 1)]
-        last = next(v for v in reversed(values) if v is not None)
+        last = next((v for v in reversed(values) if v is not None), None)
         values[row["steps"] + 1:] = [last] * (config.steps - row["steps"])
         row[metric] = [v if v is None else float(f"{v:.4g}") for v in values]
     return row
@@ -155,9 +156,8 @@ def row_of(arm, seed):
 
 def store(arm, rows):
     """Write runs/findings-ARM.json, one line a seed."""
-    text = json.dumps({"arm": arm, "options": ARMS[arm]})
-    seeds = ",\n  ".join(json.dumps(row) for row in rows)
-    page.file_of(arm).write_text(f'{text[:-1]}, "seeds": [\n  {seeds}]}}\n')
+    text = json.dumps({"arm": arm, "options": ARMS[arm], "seeds": rows})
+    page.file_of(arm).write_text(text.replace(' {"seed"', '\n{"seed"') + "\n")
 
 
 if __name__ == "__main__":

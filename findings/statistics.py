@@ -14,8 +14,8 @@ OUTCOMES = ("reproduced", "not reproduced", "inconclusive")
 def bootstrap(differences):
     """95 % percentile interval of the mean of S paired differences: (low, high).
 
-    Seeds are drawn with replacement (Efron 1979). With five seeds it is somewhat too narrow: it
-    cannot reach beyond the lowest and the highest of the five.
+    Seeds are drawn with replacement (Efron 1979). With five seeds it is too narrow: for normal
+    differences it holds about 85 % of the time, and it never reaches beyond the five.
     """
     differences = np.asarray(differences, dtype=float)
     rng = np.random.default_rng(0)
@@ -70,31 +70,31 @@ def fall(curve):
 
 def onset(curve, sign, first=1):
     """The step at which a curve has risen (sign 1) or fallen (-1), from step `first` on: the split
-    into two constants with the least squared error among those with this sign (Hinkley 1970). nan
-    if there is none, or if fewer than four steps measured it.
+    into two constants with the least squared error among those with this sign (Hinkley 1970).
+
+    Noise always has a best split, so it must explain half of the variance. Else, and if fewer than
+    four steps measured the curve, the answer is the step after the last: it has not turned.
     """
     steps = np.flatnonzero(~np.isnan(curve))
     steps = steps[steps >= first]
+    never = float(len(curve))
     if len(steps) < 4:
-        return np.nan
-    values = curve[steps]
+        return never
+    values = curve[steps] - curve[steps].mean()
     sums, n = values.cumsum()[:-1], np.arange(1, len(values))
-    before, after = sums / n, (values.sum() - sums) / n[::-1]
-    # The squared error is the sum of squares less this, which does not depend on the split.
-    explained = n * before**2 + n[::-1] * after**2
-    explained[sign * (after - before) <= 0] = -np.inf
+    before, after = sums / n, -sums / n[::-1]
+    explained = n * before**2 + n[::-1] * after**2  # of the sum of squares
+    explained[sign * (after - before) <= 0] = -1
     best = explained.argmax()
-    return float(steps[best + 1]) if explained[best] > -np.inf else np.nan
+    return float(steps[best + 1]) if explained[best] > (values**2).sum() / 2 else never
 
 
-def rank_correlation(x, y):
-    """Spearman's rank correlation of two (n,) samples; equal values share their mean rank. nan if
-    one of them is constant."""
-    def ranks(values):
-        below = (values[:, None] > values).sum(axis=1)
-        return below + ((values[:, None] == values).sum(axis=1) - 1) / 2
+def worst_spike(values, width=3):
+    """log2 of the largest mean over `width` steps over the median of the steps before it.
 
-    x, y = ranks(np.asarray(x, dtype=float)), ranks(np.asarray(y, dtype=float))
-    x, y = x - x.mean(), y - y.mean()
-    size = np.sqrt((x**2).sum() * (y**2).sum())
-    return float((x * y).sum() / size) if size else np.nan
+    A value that was not finite counts as the largest that was. The first WINDOW steps only count as
+    what was before.
+    """
+    values = np.where(np.isnan(values[1:]), np.nanmax(values[1:]), values[1:])
+    return max(np.log2(values[k:k + width].mean() / np.median(values[:k]))
+               for k in range(WINDOW, len(values) - width + 1))

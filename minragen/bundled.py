@@ -280,8 +280,8 @@ def recipe(table, env, default):
 
 
 def warmup_key(policy, frame, groups, steps):
-    """Twelve hex digits of everything that shapes the weights; tiny's are the same in all versions
-    of transformers."""
+    """Twelve hex digits of everything outside of this file that shapes the weights; tiny's are the
+    same in all versions of transformers."""
     kind = _kind(policy)
     # The first demonstrations show prompts, budgets, format, environment options and solver.
     first = [t.tokens for t in demonstrate(frame, groups, 0)] if steps else []

@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -49,8 +50,10 @@ class Policy:
         try:
             self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
-        except Exception as problem:  # of tokenizers it is an Exception, of safetensors its own
-            raise OSError(str(problem)) from None
+        except Exception as problem:  # tokenizers raises Exception, safetensors SafetensorError
+            if type(problem) is Exception or isinstance(problem, SafetensorError):
+                raise OSError(str(problem)) from problem
+            raise
 
 
 def load_policy(source, device="cpu", stored_dtype=False, name="", attention=""):

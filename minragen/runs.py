@@ -325,7 +325,7 @@ def save_checkpoint(folder, learner, best=False):
         flush(folder)
     except (OSError, RuntimeError) as problem:  # torch.save raises the latter for a full disk
         shutil.rmtree(new, ignore_errors=True)
-        raise OSError(str(problem).splitlines()[0]) from None
+        raise OSError(str(problem).partition("\n")[0]) from None
 
 
 def write_files(new, learner):

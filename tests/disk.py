@@ -1,6 +1,7 @@
 """What a run does when its disk is full, read-only, gone or bad. Prints a JSON line for each trial.
 
-    unshare -rm env LD_PRELOAD=failing.so .venv/bin/python tests/disk.py 5
+    cc -shared -fPIC -o failing.so tests/failing.c
+    unshare -rm env LD_PRELOAD=$PWD/failing.so .venv/bin/python tests/disk.py 5
 
 in a mount namespace of its own. Trials: disks that are full after some bytes more each time, from
 none to more than the run needs; a disk that becomes read-only and a folder that is moved while the
