@@ -219,16 +219,10 @@ _findings = (
             partial(figures.curves, HEALTH)),
     Finding("thinking", "Thinking or not", "V1, section 4.4",
             "With a thought before its answer an agent learns Bandit better, also with reversed "
-            "arms and with names that it has not seen.",
+            "arms.",
             tuple(name for name in ARMS if name.startswith("bandit-") and "think" in name),
             (beats("bandit-free-think", "bandit-no-think"),
-             beats("bandit-reversed-free-think", "bandit-reversed-no-think"),
-             Prediction("names of the test split, not seen in training", 0.05,
-                        ("bandit-free-think", "bandit-no-think"),
-                        lambda a, b: a["test/success"] - b["test/success"]),
-             Prediction("the same, reversed", 0.05,
-                        ("bandit-reversed-free-think", "bandit-reversed-no-think"),
-                        lambda a, b: a["test/success"] - b["test/success"])),
+             beats("bandit-reversed-free-think", "bandit-reversed-no-think")),
             partial(figures.curves, ("success", "val/success"))),
     Finding("template-collapse", "Template collapse", "V2, docs on collapse detection",
             "The mutual information between prompt and reasoning falls while the entropy of the "
