@@ -191,7 +191,7 @@ _findings = (
                 Prediction(f"`{arm}`: success falls from its best {WINDOW} steps to the last", 0.1,
                            (arm,), lambda row: fall(row["success"])),
                 falls_with_success(arm, "valid", 0.1), falls_with_success(arm, "reward_std", 0.1),
-                Prediction(f"`{arm}`: the gradient norm spikes over the median before, log2", 2.0,
+                Prediction(f"`{arm}`: the gradient norm spikes over the median before, log2", 3.0,
                            (arm,), lambda row: worst_spike(row["grad_norm"])))),
             partial(figures.curves, HEALTH)),
     Finding("indicators", "Which indicator moves first", "V1, section 4.1",

@@ -77,6 +77,7 @@ class TestStatistics:
     def test_a_spike_is_measured_against_what_was_before(self):
         solved = np.array([np.nan, *[1.0] * 30, *[0.001] * 30])  # falls to almost nothing
         assert statistics.worst_spike(solved) == pytest.approx(0)
+        assert statistics.worst_spike(np.array([np.nan, *[1.0] * 30, 1000, *[1.0] * 9])) == 0
         assert statistics.worst_spike(np.array([np.nan, *[1.0] * 30, *[8.0] * 3, 1, 1])) == 3
         diverged = np.array([np.nan, *[1.0] * 30, 8, 8, np.nan])
         assert statistics.worst_spike(diverged) == 3
