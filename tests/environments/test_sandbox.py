@@ -298,7 +298,8 @@ class TestComparison:
             assert sandbox.same_output(got, want) == ((got, want) in equal), (got, want)
 
     def test_no_answer_of_a_megabyte_occupies_the_trainer_for_a_tenth_of_a_second(self):
-        """The judge holds its interpreter lock; 0.25 leaves room for a busy core."""
+        """The judge holds its interpreter lock; 0.25 and three tries leave room for a busy core and
+        a garbage collection."""
         collide = [i * (2**61 - 1) for i in range(2_500)]  # equal hashes; 55 KB
         answers = [{"set": collide}, 5 * [{"set": collide[:512]}], 15_000 * [[]],
                    {"dict": [{"tuple": [i, 0]} for i in collide[:1400]]}, 4_000 * [{"set": [1]}]]
@@ -309,14 +310,17 @@ class TestComparison:
         for text in texts:
             value = text[:sandbox.VALUE_BYTES]  # a longer one is not even read
             for given, want in [("", "1 2\n3"), ([], [1]), ([], {"a": 1}), (None, None)]:
-                began = time.process_time()
-                if given is None:  # what a test program gets from its candidate
-                    with suppress(ValueError, TypeError, RecursionError):
-                        sandbox.decode(json.loads(value))
-                else:
-                    answer = sandbox.Result("value", value if given == [] else text)
-                    assert sandbox.compare(answer, Case(given, want)).word == "wrong", text[:99]
-                assert time.process_time() - began < 0.25, text[:99]
+                seconds = []
+                while len(seconds) < 3 and min(seconds, default=1) >= 0.25:
+                    began = time.thread_time()
+                    if given is None:  # what a test program gets from its candidate
+                        with suppress(ValueError, TypeError, RecursionError):
+                            sandbox.decode(json.loads(value))
+                    else:
+                        answer = sandbox.Result("value", value if given == [] else text)
+                        assert sandbox.compare(answer, Case(given, want)).word == "wrong", text[:99]
+                    seconds.append(time.thread_time() - began)
+                assert min(seconds) < 0.25, text[:99]
 
 
 class TestCheck:
