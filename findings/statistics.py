@@ -8,7 +8,6 @@ import numpy as np
 
 DRAWS = 10_000  # resamples of a bootstrap interval
 WINDOW = 10  # steps averaged, so that a window is some thousand episodes
-OUTCOMES = ("reproduced", "not reproduced", "inconclusive")
 
 
 def bootstrap(differences):

@@ -40,11 +40,12 @@ def trial(name, during=lambda: None, k=0):
     """Train on to step 8 while something happens, or the k-th call fails. Is the newest checkpoint
     whole, and what was said? Returns the number of calls."""
     Path("output").write_text("")
-    failing.fail_at(k)
+    if BAD:
+        failing.fail_at(k)
     process = started("--run", "a", "--resume", "--steps", "8")
     during()
     process.join()
-    calls = failing.calls_so_far()
+    calls = failing.calls_so_far() if BAD else 0
     said = Path("output").read_text()
     step = -1
     if RUN.exists():
@@ -66,6 +67,7 @@ def at_next_line(action):
 
 if __name__ == "__main__":
     failing = ctypes.CDLL(None)  # what LD_PRELOAD names
+    BAD = hasattr(failing, "fail_at")  # without a C compiler there is no bad disk
     os.makedirs(DISK)
     mount(2**28)
     process = started("--run", "a", *OPTIONS)
@@ -83,6 +85,6 @@ if __name__ == "__main__":
     trial("gone", lambda: at_next_line(lambda: RUN.rename("runs/elsewhere")))
     mount(2**28)
     calls = trial("nothing fails")
-    for k in range(1, calls + 1, 1 if trials >= 100 else calls // trials):
+    for k in range(1, calls + 1, 1 if trials >= 100 else max(1, calls // trials)):
         mount(2**28)
         trial(f"call {k} fails", k=k)

@@ -35,7 +35,7 @@ class TestStatistics:
         assert statistics.verdict(differences, margin=0.1) == verdict
 
     def test_a_claim_holds_if_all_its_predictions_do(self):
-        yes, no, unknown = statistics.OUTCOMES
+        yes, no, unknown = "reproduced", "not reproduced", "inconclusive"
         assert statistics.overall([yes, yes]) == yes
         assert statistics.overall([yes, unknown, no]) == no
         assert statistics.overall([yes, unknown]) == unknown
