@@ -2,7 +2,7 @@
 
     python -m findings                       (or: make findings)
     python -m findings echo-trap filtering   (or: make findings F="echo-trap filtering")
-    python -m findings --quick               two seeds of the first four, judged but not written
+    python -m findings --quick               the first four, two seeds of 30 steps; not written
 
 An arm is a configuration; findings share arms. Its runs are ordinary runs, runs/findings-ARM-sSEED:
 one that has ended is not repeated, one that was interrupted goes on. In the end the curves of an
@@ -29,13 +29,14 @@ from minragen import config as settings
 from minragen import runs
 from minragen.envs import nearest
 
-QUICK = (4, 2)  # the first findings and seeds
+QUICK = (4, 2, 30)  # the first findings, the first seeds, steps
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="findings", description=__doc__.split("\n")[0])
     parser.add_argument("finding", nargs="*", help=f"{', '.join(FINDINGS)} [all]")
-    parser.add_argument("--quick", action="store_true", help="two seeds of the first four")
+    parser.add_argument("--quick", action="store_true",
+                        help="the first four findings, two short runs of each arm")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS,
                         help="others are judged but not written")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time")
@@ -44,41 +45,43 @@ def main(argv=None):
     for name in args.finding:
         if name not in FINDINGS:
             parser.error(nearest("finding", name, list(FINDINGS)))
-    chosen, seeds = args.finding or list(FINDINGS), tuple(args.seeds)
+    chosen, seeds, steps = args.finding or list(FINDINGS), tuple(args.seeds), None
     if args.quick:
-        chosen, seeds = chosen[:QUICK[0]], seeds[:QUICK[1]]
+        chosen, seeds, steps = chosen[:QUICK[0]], seeds[:QUICK[1]], QUICK[2]
     arms = list(dict.fromkeys(arm for name in chosen for arm in FINDINGS[name].arms))
-    tasks = [(arm, seed) for arm in arms for seed in seeds if not ended(arm, seed)]
+    tasks = [(arm, seed, steps) for arm in arms for seed in seeds if not ended(arm, seed, steps)]
     print(forecast(tasks, len(arms) * len(seeds), args.workers), flush=True)
     if args.plan:
         return
     train_all(tasks, args.workers)
-    rows = {arm: [row_of(arm, seed) for seed in seeds] for arm in arms}
+    rows = {arm: [row_of(arm, seed, steps) for seed in seeds] for arm in arms}
     for name in chosen:
         print(page.judged(FINDINGS[name], rows))
-    if seeds == SEEDS:
+    if seeds == SEEDS and not steps:
         for arm in arms:
             store(arm, rows[arm])
         page.write()
 
 
 # ---- Runs ----------------------------------------------------------------------------------------
-def options_of(arm, seed):
-    """The options {name: value} of an arm's run, as the command line gives them."""
+def options_of(arm, seed, steps=None):
+    """The options {name: value} of an arm's run, as the command line gives them. `steps`: of a
+    shorter run than the arm's, which has another name."""
+    shorter = {"steps": steps, "run": f"findings-{arm}-s{seed}-steps{steps}"} if steps else {}
     return {"model": "tiny", "device": "cpu", "threads": 1, **ARMS[arm], "seed": seed,
-            "run": f"findings-{arm}-s{seed}"}
+            "run": f"findings-{arm}-s{seed}", **shorter}
 
 
-def command_of(arm, seed):
-    """The words behind `python -m minragen.train` of an arm's run."""
-    return [word for name, value in options_of(arm, seed).items()
+def command_of(options):
+    """The words behind `python -m minragen.train` of a run."""
+    return [word for name, value in options.items()
             for each in (value if isinstance(value, tuple) else (value,))
             for word in (f"--{name.replace('_', '-')}", str(each))]
 
 
-def ended(arm, seed):
+def ended(arm, seed, steps=None):
     """Whether the run has ended; one of the same name with other settings has not."""
-    config = settings.from_options(options_of(arm, seed))
+    config = settings.from_options(options_of(arm, seed, steps))
     with contextlib.suppress(ValueError, OSError, IndexError):
         return (runs.read_config(runs.RUNS / config.run) == config
                 and "elapsed" in lines_of(config.run)[-1])
@@ -93,16 +96,17 @@ def lines_of(run):
 def forecast(tasks, total, workers):
     """How long the missing runs take, from the minutes of those that are stored."""
     known = {arm: np.mean([row["minutes"] for row in file["seeds"]])
-             for arm, _ in tasks if (file := page.stored(arm))}
-    minutes = sum(known.get(arm, 0) for arm, _ in tasks) / workers
-    unknown = sum(arm not in known for arm, _ in tasks)
+             for arm, *_ in tasks if (file := page.stored(arm))}
+    shares = {arm: (steps or ARMS[arm]["steps"]) / ARMS[arm]["steps"] for arm, _, steps in tasks}
+    minutes = sum(known.get(arm, 0) * shares[arm] for arm, *_ in tasks) / workers
+    unknown = sum(arm not in known for arm, *_ in tasks)
     return (f"{len(tasks)} of {total} runs to train, {workers} at a time: about {minutes:.0f} "
             f"minutes" + (f", and {unknown} runs that were never measured" if unknown else ""))
 
 
 def train_all(tasks, workers):
-    """Train (arm, seed) tasks, `workers` processes at a time. Ctrl-C ends them after their step,
-    with a checkpoint."""
+    """Train (arm, seed, steps) tasks, `workers` processes at a time. Ctrl-C ends them after their
+    step, with a checkpoint."""
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(train_one, *task) for task in tasks]
         try:
@@ -113,38 +117,42 @@ def train_all(tasks, workers):
             raise
 
 
-def train_one(arm, seed):
+def train_one(arm, seed, steps=None):
     """Train a run to its end in a process, from its last checkpoint if it has one. Returns a line
-    about it. Raises RuntimeError with the end of what it said if it fails."""
-    options = options_of(arm, seed)
-    words, folder = command_of(arm, seed), runs.RUNS / options["run"]
+    about it. Raises RuntimeError with the end of what it said if it fails; to diverge is a result.
+    """
+    options = options_of(arm, seed, steps)
+    words, folder = command_of(options), runs.RUNS / options["run"]
     resumable = False
     with contextlib.suppress(ValueError, OSError):
         resumable = (runs.read_config(folder) == settings.from_options(options)
                      and runs.find_checkpoint(folder))
     if resumable:
         words = ["--run", options["run"], "--resume"]
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+    elif folder.exists():
+        with runs.locked(folder):  # nobody else trains it
+            shutil.rmtree(folder)
     done = subprocess.run([sys.executable, "-m", "minragen.train", *words], capture_output=True,
                           text=True, check=False)
-    if done.returncode:
+    if done.returncode and "the policy has diverged" not in done.stderr:
         raise RuntimeError(f"{options['run']}: {(done.stdout + done.stderr)[-500:]}")
-    last = lines_of(options["run"])[-1]
-    return f"{options['run']:40} success {last['test/success']:.2f}, step {last['step']}"
+    last = next(line for line in reversed(lines_of(options["run"])) if "success" in line)
+    return f"{options['run']:40} success {last['success']:.2f}, step {last['step']}"
 
 
 # ---- Results -------------------------------------------------------------------------------------
-def row_of(arm, seed):
+def row_of(arm, seed, steps=None):
     """{"seed", "minutes", "steps", "test/success", metric: list over steps 0 to the Config's last}.
 
-    None where a step did not measure a metric. A run that ended early keeps its last values.
+    None where a step did not measure a metric, and for the test of a run that diverged. A run that
+    ended early keeps its last values.
     """
-    config = settings.from_options(options_of(arm, seed))
-    *lines, final = lines_of(config.run)
+    config = settings.from_options(options_of(arm, seed, steps))
+    lines = lines_of(config.run)
+    final = lines.pop() if "elapsed" in lines[-1] else {}
     by_step = {line["step"]: line for line in lines}
-    row = {"seed": seed, "steps": lines[-1]["step"], "test/success": final["test/success"],
-           "minutes": round(max(final["elapsed"],  # of a resumed run: since then
+    row = {"seed": seed, "steps": lines[-1]["step"], "test/success": final.get("test/success"),
+           "minutes": round(max(final.get("elapsed", 0),  # of a resumed run: since then
                                 sum(line.get("seconds", 0) for line in lines)) / 60, 2)}
     for metric in dict.fromkeys(key for line in lines for key in line if METRICS.fullmatch(key)):
         values = [by_step.get(step, {}).get(metric) for step in range(config.steps + 1)]

@@ -58,7 +58,7 @@ def beats(arm, other):
 # GAE(1, 1). The learning rate is three times that of tiny's preset, at which nothing collapses.
 VANILLA = dict(env="frozenlake", filter="none", num_groups=8, group_size=16, mini_batch=32,
                clip_high=0.2, kl_coef=0.001, entropy_coef=0.001, lr=1.5e-3, lr_final=1.0,
-               steps=100, val_every=50, val_size=128, diagnose_every=5)
+               steps=80, val_every=40, val_size=128, diagnose_every=5)
 PPO = VANILLA | dict(algo="ppo", lam=1.0, credit="episode")
 
 

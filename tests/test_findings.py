@@ -114,7 +114,7 @@ class TestTable:
         used = {arm for finding in table.FINDINGS.values() for arm in finding.arms}
         assert used == set(table.ARMS)
         for arm, options in table.ARMS.items():
-            config = parsed(*runner.command_of(arm, 0))
+            config = parsed(*runner.command_of(runner.options_of(arm, 0)))
             assert vars(config).items() >= {k: v for k, v in options.items()
                                             if k != "env_arg"}.items()
 
