@@ -86,9 +86,9 @@ for reversed_arms in (False, True):
         ARMS["bandit-" + ("reversed-" if reversed_arms else "") + style.replace("_", "-")] = (
             BANDIT | dict(response_format=style,
                           env_arg=("mixed=False", f"reversed={reversed_arms}")))
-FIVE = {"bandit": dict(steps=20), "metamathqa": dict(steps=60),
-        "countdown": dict(steps=30, num_groups=8), "frozenlake": dict(steps=40, num_groups=8),
-        "deepcoder": dict(steps=30, num_groups=8)}
+FIVE = {"bandit": dict(steps=15), "metamathqa": dict(steps=40),
+        "countdown": dict(steps=25, num_groups=8), "frozenlake": dict(steps=30, num_groups=8),
+        "deepcoder": dict(steps=25, num_groups=8)}
 FILTERS = {"top-p": dict(filter="top_p", filter_value=0.9),
            "top-k": dict(filter="top_k", filter_value=0.25),
            "min-p": dict(filter="min_p", filter_value=0.5), "none": dict(filter="none")}
@@ -97,7 +97,7 @@ for task, sizes in FIVE.items():
         ARMS[f"{task}-{rule}"] = dict(env=task, val_every=100, val_size=64, diagnose_every=0,
                                       **sizes, **options)
 GRADIENTS = dict(env="frozenlake", filter="none", num_groups=48, gradients_every=5, kl_coef=0.01,
-                 steps=20, val_every=20, val_size=64, diagnose_every=0)
+                 steps=10, val_every=10, val_size=64, diagnose_every=0)
 ARMS |= {"gradients": GRADIENTS, "gradients-no-std": GRADIENTS | dict(norm_by_std=False)}
 
 
