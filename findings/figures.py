@@ -60,6 +60,20 @@ def buckets(rows):
     return figure
 
 
+def scatter(metrics, rows):
+    """Success against a metric, an axis a metric: a dot a step that measured both."""
+    figure = Figure(figsize=(3.5 * len(metrics), 2.8), layout="constrained")
+    axes = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
+    for axis, metric in zip(axes, metrics):
+        for arm, members in rows.items():
+            points = np.array([(row[metric], row["success"]) for row in members])  # (S, 2, N + 1)
+            axis.plot(*points.swapaxes(0, 1).reshape(2, -1), "o", ms=2, alpha=0.4, label=arm)
+        labelled(axis, metric, "")
+    axes[0].set_ylabel("success", fontsize=8)
+    axes[-1].legend(fontsize=5)
+    return figure
+
+
 def onsets(onsets_of, rows):
     """When each indicator changed: a dot a run.
 

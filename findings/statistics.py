@@ -88,6 +88,12 @@ def onset(curve, sign, first=1):
     return float(steps[best + 1]) if explained[best] > (values**2).sum() / 2 else never
 
 
+def spearman(a, b):
+    """Spearman's rank correlation of two (N,) arrays; equal values share their mean rank."""
+    ranks = [(x[:, None] > x).sum(axis=1) + (x[:, None] == x).sum(axis=1) / 2 for x in (a, b)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
 def worst_spike(values, width=3):
     """log2 of the largest median of `width` steps over the median of all steps before them.
 

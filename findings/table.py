@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from findings import figures
-from findings.statistics import WINDOW, fall, last, onset, windows, worst_spike
+from findings.statistics import WINDOW, fall, last, onset, spearman, windows, worst_spike
 
 SEEDS = (0, 1, 2, 3, 4)
 # What is kept of metrics.jsonl.
 METRICS = re.compile(
-    r"success|valid|reward_std|grad_norm|entropy|distinct_3|valid_thinking"
+    r"success|valid|reward_std|grad_norm|entropy|distinct_3|valid_thinking|response_tokens|turns"
     r"|first_turn/(mi|retrieval|conditional_entropy_per_token)"
     r"|val/success|gradient/bucket_\d/(task|entropy|kl|reward_std)")
 
@@ -102,6 +102,7 @@ ARMS |= {"gradients": GRADIENTS, "gradients-no-std": GRADIENTS | dict(norm_by_st
 
 
 # ---- What is computed from a run -----------------------------------------------------------------
+MI, H = "first_turn/mi", "first_turn/conditional_entropy_per_token"  # of reasoning Z, prompt X
 # Which way each indicator turns in a collapse.
 WORSE = {"reward_std": -1, "entropy": 1, "grad_norm": 1, "first_turn/mi": -1, "distinct_3": -1,
          "valid": -1}
@@ -165,8 +166,22 @@ def mi_falls(row):
 
 def entropy_stays(row):
     """How far H(Z|X) ends above 0.1 nats per token less than at first."""
-    entropy = row["first_turn/conditional_entropy_per_token"]
+    entropy = row[H]
     return last(entropy) - early(entropy) + 0.1
+
+
+def shortening(row):
+    """log2 of the sampled tokens per turn in the first steps over those in the last ones."""
+    length = row["response_tokens"] / row["turns"]
+    return np.log2(early(length) / last(length))
+
+
+def correlation(metric, *rows):
+    """Spearman's rank correlation of a metric with success, over all steps of several runs that
+    measured it."""
+    known = [~np.isnan(row[metric]) & ~np.isnan(row["success"]) for row in rows]
+    return spearman(*(np.concatenate([row[name][k] for row, k in zip(rows, known)])
+                      for name in (metric, "success")))
 
 
 def over_tasks(rule, other):
@@ -182,6 +197,7 @@ def over_tasks(rule, other):
 
 # ---- Findings ------------------------------------------------------------------------------------
 HEALTH = ("success", "valid", "reward_std", "grad_norm")
+HARD = tuple(arm for arm, options in ARMS.items() if options.get("lr") == VANILLA["lr"])
 _findings = (
     Finding("echo-trap", "The Echo Trap", "V1, section 4.1, figure 5",
             "Vanilla PPO and GRPO first learn, then collapse: success, valid replies and reward "
@@ -233,8 +249,7 @@ _findings = (
                            (arm,), mi_falls),
                 Prediction(f"`{arm}`: H(Z|X) falls by less than 0.1 nats per token", 0.0, (arm,),
                            entropy_stays))),
-            partial(figures.curves, ("first_turn/mi", "first_turn/retrieval",
-                                     "first_turn/conditional_entropy_per_token", "success"))),
+            partial(figures.curves, (MI, "first_turn/retrieval", H, "success"))),
     Finding("filters", "Top-p against top-k, min-p and none", "V2, figure of the filters",
             "Top-p on reward std beats top-k, which is unstable late, and no filter.",
             tuple(f"{task}-{rule}" for task in FIVE for rule in FILTERS),
@@ -249,5 +264,24 @@ _findings = (
                              partial(growth, term=term))
                   for arm in ("gradients", "gradients-no-std") for term in ("entropy", "kl")),
             figures.buckets),
+    Finding("shorter-reasoning", "Reasoning gets shorter and less grounded",
+            "V1, section 4.4, figure 11",
+            "Under a reward for outcomes alone, replies get shorter and the reasoning says less "
+            "about the state.",
+            ("bandit-free-think", "bandit-reversed-free-think", "ppo", "grpo"),
+            (*(Prediction(f"`{arm}`: tokens per turn fall, log2", 0.15, (arm,), shortening)
+               for arm in ("bandit-free-think", "bandit-reversed-free-think", "ppo", "grpo")),
+             *(Prediction(f"`{arm}`: the reasoning tells less often which prompt it is of", 0.1,
+                          (arm,), lambda row: early(row["first_turn/retrieval"])
+                          - last(row["first_turn/retrieval"])) for arm in ("ppo", "grpo"))),
+            partial(figures.curves, ("response_tokens", "turns", "success"))),
+    Finding("correlation", "Mutual information and entropy against success",
+            "V2, docs on collapse detection",
+            "Mutual information is correlated with success, and more so than entropy is.", HARD,
+            (Prediction("Spearman's correlation of mutual information with success", 0.2, HARD,
+                        partial(correlation, MI)),
+             Prediction("the same, less that of H(Z|X) without its sign", 0.1, HARD,
+                        lambda *rows: correlation(MI, *rows) - abs(correlation(H, *rows)))),
+            partial(figures.scatter, (MI, H))),
 )
 FINDINGS = {finding.name: finding for finding in _findings}

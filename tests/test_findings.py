@@ -74,6 +74,15 @@ class TestStatistics:
         assert statistics.onset(curve, 1) == statistics.onset(curve, -1, 3) == len(curve)
         assert statistics.onset(np.random.default_rng(0).normal(size=100), 1) == 100
 
+    @given(st.lists(st.integers(-5, 5), min_size=3, max_size=20), st.randoms())
+    def test_a_rank_correlation_is_that_of_the_mean_ranks(self, a, random):
+        b = random.sample(range(100), len(a))  # no ties here, many in a
+        order, ranks = sorted(a), [sorted(b).index(x) for x in b]
+        mean_ranks = [np.mean([k for k, y in enumerate(order) if y == x]) for x in a]
+        if len(set(a)) > 1:
+            assert statistics.spearman(np.array(a), np.array(b)) == pytest.approx(
+                np.corrcoef(mean_ranks, ranks)[0, 1])
+
     def test_a_spike_is_measured_against_what_was_before(self):
         solved = np.array([np.nan, *[1.0] * 30, *[0.001] * 30])  # falls to almost nothing
         assert statistics.worst_spike(solved) == pytest.approx(0)
@@ -107,6 +116,19 @@ class TestPredictions:
         mi = np.array([np.nan, *[2.0] * 10, *[1.0] * 10])
         assert table.mi_falls({"valid_thinking": np.ones(21), "first_turn/mi": mi}) == 1
         assert np.isnan(table.mi_falls({"valid_thinking": np.zeros(21), "first_turn/mi": mi}))
+
+
+    def test_a_correlation_is_over_the_steps_that_measured_both(self):
+        rows = [{"x": np.array([np.nan, 1.0, np.nan, 3.0]), "success": np.array([np.nan, 2, 9, 6])},
+                {"x": np.array([5.0, 2.0, 4.0, np.nan]), "success": np.array([np.nan, 4, 8, 0])}]
+        assert table.correlation("x", *rows) == pytest.approx(1)
+        rows[0]["success"][3] = 1
+        assert table.correlation("x", *rows) == pytest.approx(0.4)
+
+    def test_shortening_is_of_tokens_per_turn(self):
+        row = {"response_tokens": np.array([np.nan, *[40.0] * 10, *[10.0] * 10]),
+               "turns": np.array([np.nan, *[2.0] * 10, *[1.0] * 10])}
+        assert table.shortening(row) == pytest.approx(1)
 
 
 class TestTable:
