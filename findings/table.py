@@ -55,11 +55,13 @@ def beats(arm, other):
 
 # ---- Arms ----------------------------------------------------------------------------------------
 # V1's vanilla setting: 8 x 16 episodes, no filter, clip 0.2 on both sides, KL and entropy 0.001,
-# GAE(1, 1). The learning rate is three times that of tiny's preset, at which nothing collapses.
-VANILLA = dict(env="frozenlake", filter="none", num_groups=8, group_size=16, mini_batch=32,
+# GAE(1, 1). The learning rate is three times that of tiny's presets, at which nothing collapses;
+# MetaMathQA is where most goes wrong, and cheap.
+VANILLA = dict(env="metamathqa", filter="none", num_groups=8, group_size=16, mini_batch=32,
                clip_high=0.2, kl_coef=0.001, entropy_coef=0.001, lr=1.5e-3, lr_final=1.0,
-               steps=80, val_every=40, val_size=128, diagnose_every=5)
-PPO = VANILLA | dict(algo="ppo", lam=1.0, credit="episode")
+               steps=100, val_every=50, val_size=128, diagnose_every=5)
+AS_PPO = dict(algo="ppo", lam=1.0, credit="episode")
+PPO = VANILLA | AS_PPO
 
 
 def keep(share):
@@ -80,6 +82,9 @@ ARMS = {
     "grpo-no-kl": VANILLA | dict(kl_coef=0.0),
     "starpo-s": PPO | keep(0.25) | dict(clip_high=0.28, kl_coef=0.0),
 }
+HARD = tuple(ARMS)
+ARMS["frozenlake-grpo"] = VANILLA | dict(env="frozenlake", steps=80, val_every=40)
+ARMS["frozenlake-ppo"] = ARMS["frozenlake-grpo"] | AS_PPO
 BANDIT = dict(env="bandit", steps=30, val_every=30, val_size=128)
 for reversed_arms in (False, True):
     for style in ("free_think", "no_think"):
@@ -197,13 +202,14 @@ def over_tasks(rule, other):
 
 # ---- Findings ------------------------------------------------------------------------------------
 HEALTH = ("success", "valid", "reward_std", "grad_norm")
-HARD = tuple(arm for arm, options in ARMS.items() if options.get("lr") == VANILLA["lr"])
+LONG = ("bandit-free-think", "bandit-reversed-free-think", "frozenlake-ppo", "frozenlake-grpo")
+VANILLAS = ("ppo", "grpo", "frozenlake-ppo", "frozenlake-grpo")
 _findings = (
     Finding("echo-trap", "The Echo Trap", "V1, section 4.1, figure 5",
             "Vanilla PPO and GRPO first learn, then collapse: success, valid replies and reward "
             "std fall together, and the gradient norm spikes.",
-            ("ppo", "grpo"),
-            tuple(p for arm in ("ppo", "grpo") for p in (
+            VANILLAS,
+            tuple(p for arm in VANILLAS for p in (
                 Prediction(f"`{arm}`: success falls from its best {WINDOW} steps to the last", 0.1,
                            (arm,), lambda row: fall(row["success"])),
                 falls_with_success(arm, "valid", 0.1), falls_with_success(arm, "reward_std", 0.1),
@@ -268,12 +274,12 @@ _findings = (
             "V1, section 4.4, figure 11",
             "Under a reward for outcomes alone, replies get shorter and the reasoning says less "
             "about the state.",
-            ("bandit-free-think", "bandit-reversed-free-think", "ppo", "grpo"),
+            LONG,
             (*(Prediction(f"`{arm}`: tokens per turn fall, log2", 0.15, (arm,), shortening)
-               for arm in ("bandit-free-think", "bandit-reversed-free-think", "ppo", "grpo")),
+               for arm in LONG),
              *(Prediction(f"`{arm}`: the reasoning tells less often which prompt it is of", 0.1,
                           (arm,), lambda row: early(row["first_turn/retrieval"])
-                          - last(row["first_turn/retrieval"])) for arm in ("ppo", "grpo"))),
+                          - last(row["first_turn/retrieval"])) for arm in VANILLAS[2:])),
             partial(figures.curves, ("response_tokens", "turns", "success"))),
     Finding("correlation", "Mutual information and entropy against success",
             "V2, docs on collapse detection",
