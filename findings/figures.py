@@ -5,20 +5,23 @@ matplotlib Figure; what a finding chooses beforehand comes first and is bound wi
 import numpy as np
 from matplotlib.figure import Figure
 
-from findings.statistics import bootstrap, last
+from findings.statistics import WINDOW, bootstrap, last, windows
+
+FEW = 4  # arms whose bands can be told apart
 
 
 def curves(metrics, rows):
-    """Metrics over steps: each arm's mean over the seeds, in a band from lowest to highest."""
+    """Metrics over steps, in means of WINDOW steps: each arm's mean over the seeds, in a band from
+    lowest to highest where there are few arms."""
     figure = Figure(figsize=(2.7 * len(metrics), 2.6), layout="constrained")
     for axis, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics):
         for arm, members in rows.items():
-            values = np.array([row[metric] for row in members])
-            steps = np.flatnonzero(~np.isnan(values).any(axis=0))
-            values = values[:, steps]
+            values = np.array([windows(row[metric]) for row in members])
+            steps = WINDOW + np.arange(values.shape[1])
             line, = axis.plot(steps, values.mean(axis=0), lw=1, label=arm)
-            axis.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.15, lw=0,
-                              color=line.get_color())
+            if len(rows) <= FEW:
+                axis.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.15, lw=0,
+                                  color=line.get_color())
         if metric == "grad_norm":
             axis.set_yscale("log")
         labelled(axis, metric, "step")

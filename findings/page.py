@@ -97,7 +97,11 @@ def slug(title):
 
 def block(finding, results, whole, minutes):
     """Claim, arms, predictions with their differences, figure, command."""
-    arms = [[f"`{arm}`", differences(stored(arm)["options"])] for arm in finding.arms]
+    changed = {arm: differences(stored(arm)["options"]) for arm in finding.arms}
+    common = set.intersection(*map(set, changed.values()))
+    arms = [["all", ", ".join(x for x in changed[finding.arms[0]] if x in common)], *(
+        [f"`{arm}`", ", ".join(x for x in own if x not in common)]
+        for arm, own in changed.items())]
     rows = [[p.text, f"{p.margin:g}", ", ".join(f"{d:.2f}" for d in found),
              f"{np.nanmean(found):.2f} [{low:.2f}, {high:.2f}]", v]
             for p, found, (low, high), v in results]
@@ -114,9 +118,9 @@ def block(finding, results, whole, minutes):
 def differences(options):
     """What an arm changes in its preset, as options of the command line."""
     base = preset(options.get("env", "frozenlake"), options.get("algo", "grpo"))
-    return ", ".join(f"`{k.replace('_', '-')} {' '.join(v) if isinstance(v, list) else v}`"
-                     for k, v in options.items()
-                     if k in ("env", "algo", "response_format") or getattr(base, k) != v)
+    return [f"`{k.replace('_', '-')} {' '.join(v) if isinstance(v, list) else v}`"
+            for k, v in options.items()
+            if k in ("env", "algo", "response_format") or getattr(base, k) != v]
 
 
 def write():

@@ -67,19 +67,20 @@ def fall(curve):
     return np.nanmax(means) - means[-1]
 
 
-def onset(curve, sign, first=1):
+def onset(curve, sign, first=1, width=5):
     """The step at which a curve has risen (sign 1) or fallen (-1), from step `first` on: the split
     into two constants with the least squared error among those with this sign (Hinkley 1970).
 
-    Noise always has a best split, so it must explain half of the variance. Else, and if fewer than
-    four steps measured the curve, the answer is the step after the last: it has not turned.
+    The curve is looked at in means of `width` steps, as often as the slowest indicator is measured.
+    Noise always has a best split, so it must explain half of their variance. Else, and if there are
+    fewer than four means, the answer is the step after the last: it has not turned.
     """
-    steps = np.flatnonzero(~np.isnan(curve))
-    steps = steps[steps >= first]
-    never = float(len(curve))
+    means, never = windows(curve, width)[::width], float(len(curve))
+    steps = 1 + width * np.flatnonzero(~np.isnan(means))  # the first of each mean
+    means, steps = means[~np.isnan(means)][steps >= first], steps[steps >= first]
     if len(steps) < 4:
         return never
-    values = curve[steps] - curve[steps].mean()
+    values = means - means.mean()
     sums, n = values.cumsum()[:-1], np.arange(1, len(values))
     before, after = sums / n, -sums / n[::-1]
     explained = n * before**2 + n[::-1] * after**2  # of the sum of squares

@@ -138,9 +138,13 @@ def onsets(row):
 
 
 def turns(arm, name, other):
-    """The prediction that an indicator turns before another one."""
-    return Prediction(f"`{arm}`: {name} turns before {other}, in steps", 3, (arm,),
-                      lambda row: onsets(row)[other] - onsets(row)[name])
+    """The prediction that an indicator turns before another one; nan where neither does."""
+    def difference(row):
+        found = onsets(row)
+        never = len(row["success"])
+        return np.nan if found[name] == found[other] == never else found[other] - found[name]
+
+    return Prediction(f"`{arm}`: {name} turns before {other}, in steps", 3, (arm,), difference)
 
 
 def growth(row, term):
@@ -246,7 +250,7 @@ _findings = (
             tuple(name for name in ARMS if name.startswith("bandit-") and "think" in name),
             (beats("bandit-free-think", "bandit-no-think"),
              beats("bandit-reversed-free-think", "bandit-reversed-no-think")),
-            partial(figures.curves, ("success", "val/success"))),
+            partial(figures.curves, ("success", "valid", "response_tokens"))),
     Finding("template-collapse", "Template collapse", "V2, docs on collapse detection",
             "The mutual information between prompt and reasoning falls while the entropy of the "
             "reasoning does not: it varies at random and no longer depends on the prompt.",
