@@ -387,7 +387,7 @@ COMPARED = {
     "best": f"is {{now:.3g}} over the last {RECENT} steps, it was up to {{before:.3g}}"}
 # (metric, comparison, factor, end of the warning); a factor below 1 warns of a fall, else of a rise
 CONDITIONS = (
-    ("reward_std", "run", 0.1, "the members of a group do the same, so there is little to learn "
+    ("reward_std", "run", 0.3, "the members of a group do the same, so there is little to learn "
                                "from. An Echo Trap begins like this."),
     ("entropy", "run", 0.2, "the policy has stopped exploring."),
     ("entropy", "recent", 2.0, "replies are becoming incoherent."),
