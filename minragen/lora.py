@@ -5,7 +5,7 @@
 Policy and critic have their own adapters on the same frozen weights, and the reference is those
 weights without adapters, so the model is held once. All linear layers are adapted, except for the
 output layer: most models share it with the embeddings, where a merged adapter would change both.
-Embeddings, norms and experts (several matrices in one tensor) stay as they are.
+Embeddings and norms stay as they are.
 
 Difference from RAGEN: alpha is always 2 r, so that the rank is the only option.
 
@@ -49,11 +49,13 @@ def twin(module):
 
 def merged(model):
     """{name: weight} of a plain model that computes the same: W + alpha / r B A in place of W."""
-    state = {name.replace(".base_layer.", "."): weight
+    state = {name.replace(".base_layer", ""): weight
              for name, weight in model.state_dict().items() if ".lora_" not in name}
     for name, layer in model.named_modules():
         if hasattr(layer, "get_delta_weight"):
-            state[f"{name}.weight"] = (layer.weight + layer.get_delta_weight("default")).detach()
+            weight = f"{name}.{getattr(layer, 'parameter_name', 'weight')}".replace(
+                ".base_layer", "")  # peft wraps experts, whose matrices are one parameter, twice
+            state[weight] = state[weight] + layer.get_delta_weight("default").detach()
     return state
 
 
