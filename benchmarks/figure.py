@@ -122,6 +122,23 @@ def smollm2_table():
                   "minutes of training"), rows)
 
 
+def lora_table(steps=60):
+    """The first steps of FrozenLake with LoRA and with all weights, seed by seed."""
+    rows = []
+    for trained, stem in (("rank 8", "lora-r8"), ("rank 64, as wide as the model", "lora-r64"),
+                          ("all weights", "frozenlake-grpo")):
+        for run in sorted((ROOT / "runs").glob(f"readme-{stem}-s?")):
+            config, lines = read_config(run), [x for x in read(run.name) if x["step"] <= steps]
+            windows = np.reshape([value for _, value in curve(lines, "success")], (-1, 10))
+            held_out = dict(curve(lines, "val/success"))
+            rows.append([trained, f"{config.lr:g}", str(config.seed),
+                         *(f"{value:.2f}" for value in windows.mean(axis=1)),
+                         *(with_interval(held_out[step], config.val_size)
+                           if step in held_out else "" for step in (40, steps))])
+    return table(("trained", "lr", "seed", "steps 1 to 10", "to 20", "to 30", "to 40", "to 50",
+                  "to 60", "held out, step 40", "step 60"), rows)
+
+
 def table(names, rows):
     lines = [names, ["---"] * len(names), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -203,6 +220,7 @@ def environments_table():
 # page -> {name of a block in it: function that makes its text}
 PAGES = {"README.md": {"log": log_lines, "headlines": headline_table},
          "docs/environments.md": {"environments": environments_table},
+         "docs/models.md": {"lora": lora_table},
          "docs/results.md": {"results": results_table, "smollm2": smollm2_table},
          **{f"docs/environments/{env}.md": {
              "tiny": partial(episode_of, f"readme-{env}-grpo-s0"),

@@ -132,6 +132,7 @@ class Config:
     mini_batch: int = opt(64, "rows (trajectories, or windowed turns) per optimizer step", least=1)
     token_budget: int = opt(2400, "ids in one forward pass; speed and memory only", least=1)
     activation_checkpointing: bool = opt(False, "recompute activations in the backward pass")
+    lora_rank: int = opt(0, "rank of LoRA adapters, which alone are trained; 0: all weights")
     attention: str = opt("", "transformers' attention of the learner's passes, such as "
                              "flash_attention_2; empty: ours, which shares prompts")
     max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm", least=1e-4)

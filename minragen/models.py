@@ -9,7 +9,6 @@ Axes: B rows, T tokens, V vocabulary, N response tokens of a micro-batch, D hidd
 Tests: `python -m pytest tests/test_models.py`.
 """
 
-import copy
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from minragen import starpo
+from minragen import lora, starpo
 from minragen.attention import choose_attention, states_before
 
 LOGIT_BUDGET = 2**24  # elements of one (chunk, V) block of logits: 64 MiB in float32
@@ -36,6 +35,7 @@ class Policy:
     name: str
     model: nn.Module
     tokenizer: object
+    base: nn.Module | None = None  # under LoRA the model without adapters
 
     @property
     def device(self):
@@ -48,7 +48,7 @@ class Policy:
     def save(self, folder):
         """Write a plain Hugging Face folder. Raises OSError, for example for a full disk."""
         try:
-            self.model.save_pretrained(folder)
+            self.model.save_pretrained(folder, state_dict=lora.merged(self.model))
             self.tokenizer.save_pretrained(folder)
         except Exception as problem:  # tokenizers raises Exception, safetensors SafetensorError
             if type(problem) is Exception or isinstance(problem, SafetensorError):
@@ -177,7 +177,8 @@ def max_positions(model):
 
 
 class Critic(nn.Module):
-    """A second model of the policy's kind, from the same weights, with a scalar head.
+    """A second model of the policy's kind, from the same weights, with a scalar head. Under LoRA it
+    shares the frozen weights.
 
     V_t is read at position t-1, the state before token t is chosen, as for logprobs. The head
     starts at zero, so the first advantages are the plain returns and not noise.
@@ -185,7 +186,7 @@ class Critic(nn.Module):
 
     def __init__(self, policy):
         super().__init__()
-        self.trunk = copy.deepcopy(policy.model.base_model)
+        self.trunk = lora.twin(policy.model.base_model)
         hidden_size = policy.model.config.get_text_config().hidden_size
         self.head = nn.Linear(hidden_size, 1, device=policy.device)
         nn.init.zeros_(self.head.weight)

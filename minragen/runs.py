@@ -5,7 +5,7 @@
               trajectories.jsonl   a few episodes of every step: chat messages, sampled tokens
               checkpoint/          a plain Hugging Face folder plus trainer state
               checkpoint.old/      the one before; checkpoint.best/: the best in validation
-              reference.pt         the model before RL, if a KL to it is measured
+              reference.pt         the model before RL, if LoRA or a KL needs it
               report.html          all of this on one page (report.py)
 
 Reading order: `run_folder`, `Log`, `save_checkpoint`, `resumed_config`.
@@ -32,6 +32,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
+from minragen import lora
 from minragen.config import RUN_NAME, Config, check
 
 RUNS = Path("runs")
@@ -331,19 +332,21 @@ def save_checkpoint(folder, learner, best=False):
 def write_files(new, learner):
     """The files of a checkpoint, last of them the manifest: step, versions, sizes and checksums.
 
-    The reference never changes, so it stands once, beside the checkpoints.
+    The model before RL never changes, so it stands once, beside the checkpoints.
     """
-    learner.policy.save(new)
-    critic = learner.critic and {"model": learner.critic.state_dict(),
+    policy = learner.policy
+    policy.save(new)
+    critic = learner.critic and {"model": lora.trained(learner.critic),
                                  "optimizer": learner.critic_optimizer.state_dict()}
     torch.save({**{name: getattr(learner, name) for name in COUNTERS},
+                "adapters": policy.base and lora.trained(policy.model),
                 "optimizer": learner.optimizer.state_dict(), "critic": critic},
                new / "trainer.pt")
     paths = sorted(new.iterdir())
-    if learner.reference is not None:
+    if (first := policy.base or learner.reference) is not None:
         reference = new.parent / "reference.pt"
         if not reference.exists():
-            torch.save(learner.reference.state_dict(), new / "reference.part")
+            torch.save(first.state_dict(), new / "reference.part")
             flush(new / "reference.part")
             (new / "reference.part").rename(reference)
         paths.append(new / ".." / reference.name)
@@ -424,10 +427,12 @@ def load_trainer_state(checkpoint, learner):
         setattr(learner, name, state[name])
     learner.optimizer.load_state_dict(state["optimizer"])
     if learner.critic:
-        learner.critic.load_state_dict(state["critic"]["model"])
+        lora.load(learner.critic, state["critic"]["model"])
         learner.critic_optimizer.load_state_dict(state["critic"]["optimizer"])
-    if learner.reference is not None:
-        learner.reference.load_state_dict(load(checkpoint.parent / "reference.pt"))
+    if learner.policy.base:
+        lora.load(learner.policy.model, state["adapters"])
+    if (first := learner.policy.base or learner.reference) is not None:
+        first.load_state_dict(load(checkpoint.parent / "reference.pt"))
     then = json.loads((checkpoint / "manifest.json").read_text()).get("versions", {})
     return ", ".join(f"{name} was {then.get(name, 'unknown')}, is {now}"
                      for name, now in versions().items() if then.get(name) != now)

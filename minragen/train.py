@@ -33,7 +33,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from minragen import bundled, diagnostics, distributed, memory, report, runs, starpo
+from minragen import bundled, diagnostics, distributed, lora, memory, report, runs, starpo
 from minragen import config as settings
 from minragen.attention import micro_batches
 from minragen.chat import ChatFrame
@@ -524,6 +524,8 @@ def build(config, groups, checkpoint_of=None, say=print):
             config.response_format, config.max_new_tokens, config.warmup_steps, device, say)
     policy = load_policy(source, device, checkpoint or config.model in bundled.BUNDLED,
                          config.model, config.attention)
+    if config.lora_rank:
+        lora.add_adapters(policy, config.lora_rank, config.seed)
     say(f"proved    {prove(policy, config.max_context)}")
     frame = ChatFrame(policy.tokenizer, config.response_format,
                       policy.model.generation_config.eos_token_id, config.max_new_tokens)
@@ -537,7 +539,7 @@ def build(config, groups, checkpoint_of=None, say=print):
         learner.critic = Critic(policy)
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
     if config.kl_coef > 0 or config.kl_reward_coef > 0:
-        learner.reference = copy.deepcopy(policy.model).requires_grad_(False)
+        learner.reference = policy.base or copy.deepcopy(policy.model).requires_grad_(False)
     if config.activation_checkpointing:
         checkpoint_activations(policy.model)
         if learner.critic:

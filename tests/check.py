@@ -20,14 +20,15 @@ from minragen.envs import REGISTRY  # noqa: E402
 ALGORITHM = {"envs", "starpo", "chat", "attention", "models", "rollout"}
 ALLOWED = {
     "__init__": set(), "envs": set(), "starpo": set(), "llama": set(), "distributed": set(),
-    "chat": {"envs"}, "attention": {"llama"}, "models": {"starpo", "attention"},
+    "lora": set(), "chat": {"envs"}, "attention": {"llama"},
+    "models": {"starpo", "attention", "lora"},
     "rollout": {"envs", "chat", "attention", "models"},
     "diagnostics": {"chat", "attention", "models", "rollout"},
     "bundled": {"envs", "chat", "attention", "models", "rollout", "environments.data"},
-    "config": {"envs", "chat", "starpo"}, "runs": {"config", "models"},
+    "config": {"envs", "chat", "starpo"}, "runs": {"config", "models", "lora"},
     "memory": {"attention", "models", "diagnostics", "config", "distributed"},
     "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "memory", "distributed",
-                          "report"},
+                          "lora", "report"},
     "report": {"config", "diagnostics", "eval", "runs"},
     "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train", "api"},
     "api": {"chat", "rollout"}, "reproduce": {"runs", "train"}}

@@ -175,6 +175,19 @@ def next_prompt(frame, env, config, conversation, turns, observation):
     return None
 
 
+class Adapted(torch.nn.Module):
+    """LoRA: W x + 2 B A x, where only A (r, in) and B (out, r) are trained; alpha is 2 r."""
+
+    def __init__(self, linear, A):
+        super().__init__()
+        self.linear = linear
+        self.A = torch.nn.Parameter(A)
+        self.B = torch.nn.Parameter(torch.zeros(linear.out_features, len(A)))
+
+    def forward(self, x):
+        return self.linear(x) + 2 * (x @ self.A.T @ self.B.T)
+
+
 # ---- Which groups --------------------------------------------------------------------------------
 def group_scores(learner, episodes, config):
     """The scores by which the filter ranks the groups: {group id: score}."""

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import tempfile
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ LOTTERY = dict(model=SMALL.name, warmup_steps=0, num_groups=2, group_size=3, max
 LAKE = dict(env="frozenlake", model="tiny", filter="none", num_groups=2, group_size=2,
             lr=1e-3)  # with the bundled weights
 KL = dict(kl_coef=0.1, kl_reward_coef=0.1)
+LORA = [0, pytest.param(4, marks=pytest.mark.skipif(not find_spec("peft"), reason="no peft"))]
 
 
 def pretend_device():
@@ -167,7 +169,8 @@ class TestNumbers:
     def test_a_step_gives_the_cpus_tokens_metrics_and_weights(self, options):
         self.compare(options, 1e-3, 1e-2)
 
-    def test_bfloat16_weights_with_float32_masters_give_the_cpus(self, monkeypatch):
+    @pytest.mark.parametrize("rank", LORA)
+    def test_bfloat16_weights_with_float32_masters_give_the_cpus(self, monkeypatch, rank):
         """Attention rounds differently, so that both devices play but learn from equal episodes."""
         episodes = []
 
@@ -177,12 +180,13 @@ class TestNumbers:
 
         monkeypatch.setattr(trainer, "load_policy", halved)
         monkeypatch.setattr(trainer, "collect", once)
-        learner = self.compare(LOTTERY | dict(algo="ppo", kl_coef=0.1), 0.03, 0.2)
+        learner = self.compare(LOTTERY | dict(algo="ppo", kl_coef=0.1, lora_rank=rank), 0.03, 0.2)
         assert learner.policy.model.dtype == torch.bfloat16
         assert all(m.dtype == torch.float32 for m in learner.optimizer.masters)
 
-    def test_a_resumed_run_equals_an_uninterrupted_one_and_that_of_the_cpu(self):
-        options = LOTTERY | dict(algo="ppo", kl_coef=0.1)
+    @pytest.mark.parametrize("rank", LORA)
+    def test_a_resumed_run_equals_an_uninterrupted_one_and_that_of_the_cpu(self, rank):
+        options = LOTTERY | dict(algo="ppo", kl_coef=0.1, lora_rank=rank)
         whole, lines = run(configured("pretend:0", run="whole", **options))
         cut = configured("pretend:0", run="cut", **options | dict(steps=1))
         run(cut)

@@ -102,6 +102,15 @@ class TestForecast:
     def test_it_counts_the_float32_masters_of_bfloat16_weights(self):
         check_update("tiny", torch.bfloat16)
 
+    def test_with_lora_it_counts_the_weights_once_and_the_adapters_gradients_and_moments(self):
+        pytest.importorskip("peft")
+        options = dict(algo="grpo", max_turns=2)  # as many tokens in the loss as those rows have
+        for again in (False, True):
+            thin, full = (check_update("10M", activation_checkpointing=again, **options, **more)
+                          for more in (dict(lora_rank=16), {}))
+            assert thin < 0.7 * full
+        check_update("tiny", torch.bfloat16, lora_rank=8, **options)
+
     def test_validation_may_have_more_rows_than_a_rollout(self):
         learner, groups, config, line = begun("tiny", val_size=80, token_budget=400,
                                                max_context=336)

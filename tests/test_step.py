@@ -19,7 +19,7 @@ from toys import Lottery, Raffle
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from minragen import attention, bundled, rollout, runs
+from minragen import attention, bundled, lora, rollout, runs
 from minragen import config as settings
 from minragen import train as trainer
 from minragen.chat import ChatFrame
@@ -40,6 +40,8 @@ EPISODES = {}  # of `collect_once`
 def configured(env="toys:Lottery", algo="grpo", **options):
     """The Config of a preset with some options. Raises ValueError where `check` refuses it."""
     base = preset(env, algo, "tiny", options.get("response_format", "free_think"))
+    if options.get("lora_rank"):
+        pytest.importorskip("peft")
     config = dataclasses.replace(base, **{**BASE, **options})
     settings.check(config)
     return config
@@ -145,7 +147,7 @@ def real(monkeypatch, tmp_path):
 
         def result():
             trainer.train(config, say=lambda line: None)
-            weights = [p.detach() for p in built[0].policy.model.parameters()]
+            weights = [p.detach() for p in trained(built[0].policy.model)]
             return (gradients, next(line for line in lines if "groups_kept" in line),
                     SimpleNamespace(weights=weights, kl_reward_coef=built[0].kl_reward_coef,
                                     lines=lines))
@@ -163,8 +165,25 @@ def rules_of(config):
     return Rules(**{f.name: getattr(config, f.name) for f in dataclasses.fields(Rules)})
 
 
+def adapt(policy, config):
+    """Put slow.py's adapters beside the linear layers, with the first A of lora.py's."""
+    other = small_policy(config)
+    lora.add_adapters(other, config.lora_rank, config.seed)
+    policy.model.requires_grad_(False)
+    for name, layer in other.model.named_modules():
+        if hasattr(layer, "lora_A"):
+            A = layer.lora_A["default"].weight.detach()
+            policy.model.set_submodule(name, slow.Adapted(policy.model.get_submodule(name), A))
+
+
+def trained(*modules):
+    return [p for module in modules for p in module.parameters() if p.requires_grad]
+
+
 def slow_learner(config):
     policy = small_policy(config)
+    if config.lora_rank:
+        adapt(policy, config)
     critic = SimpleNamespace(trunk=copy.deepcopy(policy.model.base_model),
                              head=torch.nn.Linear(policy.model.config.hidden_size, 1))
     torch.nn.init.zeros_(critic.head.weight)
@@ -173,9 +192,8 @@ def slow_learner(config):
         policy=policy, rounds=0, kl_reward_coef=config.kl_reward_coef,
         critic=critic if settings.estimator_kind(config) == "critic" else None,
         reference=reference(config) if config.kl_coef or config.kl_reward_coef else None,
-        optimizer=torch.optim.AdamW(policy.model.parameters(), weight_decay=0.01),
-        critic_optimizer=torch.optim.AdamW([*critic.trunk.parameters(), *critic.head.parameters()],
-                                           weight_decay=0.01))
+        optimizer=torch.optim.AdamW(trained(policy.model), weight_decay=0.01),
+        critic_optimizer=torch.optim.AdamW(trained(critic.trunk, critic.head), weight_decay=0.01))
 
 
 @cache
@@ -203,7 +221,7 @@ def assert_equal(real, config, first_step=1, processes=1):
     for name, value in expected.items():
         if name != "kl_ref" or config.kl_coef:
             assert metrics[name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
-    for a, b in zip(learner.weights, oracle.policy.model.parameters()):
+    for a, b in zip(learner.weights, trained(oracle.policy.model), strict=True):
         torch.testing.assert_close(a, b.detach(), rtol=1e-6, atol=1e-9)
     assert learner.kl_reward_coef == pytest.approx(oracle.kl_reward_coef, rel=1e-9)
     return ours
@@ -322,6 +340,7 @@ FLIPS = {
     "value_clip": [(PPO | dict(critic_lr=0.05), 0.01)], "entropy_coef": [({}, 0.0)],
     "kl_coef": [({}, 0.1)], "kl_estimator": [(dict(kl_coef=0.1), "k2")], "epochs": [({}, 2)],
     "mini_batch": [({}, 5)], "max_grad_norm": [({}, 0.1)],
+    "lora_rank": [(dict(epochs=2), 3), (PPO | dict(epochs=2, kl_coef=0.1), 3)],
 }
 ELSEWHERE = {
     # They choose the machine, the first weights, what is measured or when a run ends,
@@ -387,6 +406,7 @@ FACTORS = {
     # Usually one process computes what rows have in common once and keeps all activations.
     "whole_rows": [dict(attention="sdpa")],
     "checkpointing": [dict(activation_checkpointing=True)], "processes": [dict(processes=2)],
+    "lora": [dict(lora_rank=3)],
 }
 REFUSED = {("context", "critic"): "needs all turns in one row",
            ("filter", "resample"): "expected the filter that drops just those"}

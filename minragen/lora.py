@@ -1,0 +1,71 @@
+"""LoRA (Hu et al. 2022): the weights stay as they are, and small matrices beside them are trained.
+
+    y = W x + alpha / r B A x      W: (out, in), frozen      A: (r, in)      B: (out, r), 0 at first
+
+Policy and critic have their own adapters on the same frozen weights, and the reference is those
+weights without adapters, so the model is held once. All linear layers are adapted, except for the
+output layer: most models share it with the embeddings, where a merged adapter would change both.
+Embeddings and norms stay as they are.
+
+Difference from RAGEN: alpha is always 2 r, so that the rank is the only option.
+
+Reading order: `add_adapters`, `twin`; then what a checkpoint holds: `merged`, `trained`, `load`.
+
+Tests: `python -m pytest tests/test_lora.py`.
+"""
+
+import copy
+
+import torch
+
+
+def add_adapters(policy, rank, seed):
+    """Freeze the policy's model and put adapters beside its linear layers. `policy.base` becomes
+    the model without them, on the same weights.
+
+    raises: ImportError without peft, ValueError for a rank beyond the model's width
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise ImportError("--lora-rank needs a package: pip install 'peft>=0.21'") from None
+    width = policy.model.config.get_text_config().hidden_size
+    if rank > width:
+        raise ValueError(f"lora_rank: got {rank}, expected at most {width}, the width of the "
+                         f"model. Leave it 0 to train all weights.")
+    policy.base = twin(policy.model.requires_grad_(False))
+    torch.manual_seed(seed)  # of A; alike in all processes
+    inject_adapter_in_model(
+        LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"), policy.model)
+    for parameter in policy.model.parameters():
+        if parameter.requires_grad:  # peft makes float32; AdamW has masters for that
+            parameter.data = parameter.data.to(policy.model.dtype)
+
+
+def twin(module):
+    """A copy with its own trained weights that shares the frozen ones."""
+    return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
+
+
+def merged(model):
+    """{name: weight} of a plain model that computes the same: W + alpha / r B A in place of W."""
+    state = {name.replace(".base_layer", ""): weight
+             for name, weight in model.state_dict().items() if ".lora_" not in name}
+    for name, layer in model.named_modules():
+        if hasattr(layer, "get_delta_weight"):
+            weight = f"{name}.{getattr(layer, 'parameter_name', 'weight')}".replace(
+                ".base_layer", "")  # peft wraps experts, whose matrices are one parameter, twice
+            state[weight] = state[weight] + layer.get_delta_weight("default").detach()
+    return state
+
+
+def trained(module):
+    """{name: weight} of the state that is not frozen."""
+    frozen = {name for name, p in module.named_parameters(remove_duplicate=False)
+              if not p.requires_grad}
+    return {name: weight for name, weight in module.state_dict().items() if name not in frozen}
+
+
+def load(module, state):
+    """Fill in what `trained` returned. Raises RuntimeError for a name that the module lacks."""
+    module.load_state_dict(module.state_dict() | state)

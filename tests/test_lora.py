@@ -1,0 +1,215 @@
+"""LoRA: what is adapted, what is shared, what is trained, what is stored."""
+
+import copy
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import message
+from test_distributed import LOTTERY
+from test_families import CONTEXT, family
+from test_models import ragged
+from test_train import build, interrupted, metrics, played, run
+from toys import tiny
+from transformers import AutoModelForCausalLM
+
+from minragen import eval as evaluation
+from minragen import lora, memory
+from minragen import train as trainer
+from minragen.models import Critic, Policy, load_policy, token_logprobs
+from minragen.rollout import prove
+
+pytest.importorskip("peft")
+pytestmark = pytest.mark.usefixtures("runs")
+LORA = [*LOTTERY, "--lora-rank", "4"]
+
+
+def adapted(rank=4, seed=0, std=0.05, policy=None):
+    """A policy with adapters that change it; `std` 0: as at the start of a run."""
+    policy = policy or Policy("tiny", copy.deepcopy(tiny()[0].model), tiny()[0].tokenizer)
+    lora.add_adapters(policy, rank, seed)
+    for weight in lora.trained(policy.model).values():
+        if std:
+            weight.normal_(0, std)
+    return policy
+
+
+def layers(model):
+    """{name: adapted layer}"""
+    return {name: x for name, x in model.named_modules() if hasattr(x, "get_delta_weight")}
+
+
+@torch.no_grad()
+def logits(model):
+    return model(ragged()[0], use_cache=False).logits
+
+
+def storages(module, frozen):
+    """Where the weights are that are frozen, or those that are not."""
+    return {p.data_ptr() for p in module.parameters() if p.requires_grad != frozen}
+
+
+class TestAdapters:
+    def test_an_adapted_layer_adds_2_b_a_x(self):
+        layer = layers(adapted().model)["model.layers.0.mlp.down_proj"]
+        A, B = (part["default"].weight.tolist() for part in (layer.lora_A, layer.lora_B))
+        x, W = torch.rand(192), layer.base_layer.weight.tolist()
+        expected = []
+        for row, thin in zip(W, B):
+            inner = [sum(a * v for a, v in zip(line, x.tolist())) for line in A]
+            expected.append(sum(w * v for w, v in zip(row, x.tolist()))
+                            + 2 * sum(b * i for b, i in zip(thin, inner)))
+        assert layer(x).tolist() == pytest.approx(expected, abs=1e-5)
+
+    def test_all_linear_layers_but_the_output_layer_are_adapted_and_start_without_effect(self):
+        policy = adapted(std=0)
+        plain = {name for name, x in policy.base.named_modules() if isinstance(x, torch.nn.Linear)}
+        assert layers(policy.model).keys() == plain - {"lm_head"}
+        assert torch.equal(logits(policy.model), logits(policy.base))
+        assert torch.equal(logits(policy.base), logits(tiny()[0].model))
+
+    def test_the_seed_decides_the_adapters(self):
+        one, same, other = (lora.trained(adapted(seed=seed, std=0).model) for seed in (0, 0, 1))
+        assert all(torch.equal(one[name], same[name]) for name in one)
+        assert any(not torch.equal(one[name], other[name]) for name in one)
+
+    @pytest.mark.parametrize("name", ["Qwen2", "Gemma 2", "Phi-3, window", "GPT-2", "Qwen3-MoE",
+                                      "DeepSeek V2", "gpt-oss"])
+    def test_adapted_families_are_proved_and_merged(self, name, tmp_path):
+        """Biases, capped logits, joint matrices, transposed matrices, experts in one tensor."""
+        policy = adapted(policy=family(name))
+        assert "equal a full pass" in prove(policy, CONTEXT)
+        policy.save(tmp_path)
+        ours, merged = logits(policy.model), logits(load_policy(tmp_path).model)
+        assert (ours - merged).abs().mean() < 1e-6 * ours.abs().max()
+        assert (ours - logits(policy.base)).abs().mean() > 0.01
+
+    def test_in_bfloat16_adapters_have_float32_masters_and_nothing_else_has(self):
+        policy = Policy("tiny", copy.deepcopy(tiny()[0].model).to(torch.bfloat16), None)
+        optimizer = trainer.AdamW(adapted(policy=policy).model.parameters(), 1e-3)
+        assert {p.dtype for p in policy.model.parameters()} == {torch.bfloat16}
+        assert len(optimizer.masters) == len(optimizer.copies) == 2 * len(layers(policy.model))
+
+    def test_a_rank_of_the_whole_matrix_can_be_any_update_and_a_small_one_cannot(self):
+        whole, thin = adapted(64), adapted(4)
+        for name, layer in layers(whole.model).items():
+            update = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(0))
+            U, S, V = torch.linalg.svd(update, full_matrices=False)
+            A, B = (part["default"].weight.data.zero_() for part in (layer.lora_A, layer.lora_B))
+            A[:len(S)], B[:, :len(S)] = V, U * S / 2
+            found = lora.merged(whole.model)[f"{name}.weight"] - layer.weight
+            assert (found - update).abs().max() < 1e-5
+            assert torch.linalg.matrix_rank(layers(thin.model)[name].get_delta_weight(
+                "default")) == 4 < len(S)
+
+
+class TestSharing:
+    def test_policy_critic_and_reference_share_the_frozen_weights_and_no_adapter(self):
+        _, learner, _ = build(*LORA, "--algo", "ppo", "--kl-coef", "0.1")
+        policy, critic, reference = learner.policy.model, learner.critic, learner.reference
+        base = storages(reference, True)
+        assert storages(policy, True) == storages(critic.trunk, True) == base
+        assert storages(reference, False) == set()
+        assert not storages(policy, False) & storages(critic, False)
+        assert len(storages(critic, False)) == len(storages(policy, False)) + 2  # the head
+
+    def test_an_update_moves_adapters_and_head_only(self):
+        config, learner, batch = played(*LORA, "--algo", "ppo", "--kl-coef", "0.1", "--filter",
+                                        "none")
+        models = learner.policy.model, learner.critic, learner.reference
+        before = [copy.deepcopy(model.state_dict()) for model in models]
+        batch, _ = trainer.compute_targets(learner, batch, config)
+        trainer.update(learner, batch, config, 1)
+        moved = [{name for name, x in model.state_dict().items() if not torch.equal(x, old[name])}
+                 for model, old in zip(models, before)]
+        assert all(".lora_" in name for name in moved[0]) and moved[2] == set()
+        assert all(".lora_" in name or name.startswith("head.") for name in moved[1])
+        assert moved[0] and {"head.weight"} < moved[1]
+        assert all(p.grad is None for p in learner.reference.parameters())
+
+    def test_gradients_reach_every_adapter_and_no_frozen_weight(self):
+        policy, (tokens, mask) = adapted(), ragged()
+        critic = Critic(policy)
+        torch.nn.init.normal_(critic.head.weight)
+        (token_logprobs(policy.model, tokens, mask)[0].sum() + critic(tokens, mask).sum()
+         ).backward()
+        for module in (policy.model, critic):
+            assert all((p.grad is not None and p.grad.any()) if p.requires_grad else p.grad is None
+                       for p in module.parameters())
+
+    def test_the_forecast_has_the_weights_once_and_adams_moments_of_the_adapters(self):
+        full, thin = (memory.phases(learner, config) for config, learner, _ in (
+            build(*options, "--algo", "ppo", "--kl-coef", "0.1") for options in (LOTTERY, LORA)))
+        adapters = 4 * sum(x.numel() for x in lora.trained(adapted().model).values())
+        assert thin["always"]["weights"] < full["always"]["weights"] / 3 + 2 * adapters + 300
+        assert thin["always"]["Adam"] == 4 * adapters + 8 * 65
+        assert thin["update"]["gradients"] < full["update"]["gradients"] / 5
+
+
+class TestRuns:
+    def test_without_peft_and_with_a_rank_that_no_matrix_has_it_is_refused(self, monkeypatch):
+        assert "lora_rank: got -1, expected at least 0" in message(*LORA, "--lora-rank", "-1")
+        assert "lora_rank: got 65, expected at most 64, the width" in message(
+            *LORA, "--lora-rank", "65")
+        monkeypatch.setitem(sys.modules, "peft", None)
+        assert message(*LORA).endswith("--lora-rank needs a package: pip install 'peft>=0.21'")
+
+    def test_a_run_without_it_does_not_import_peft(self):
+        code = "import sys, minragen.train, minragen.eval; sys.exit('peft' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+    def test_a_killed_run_goes_on_bit_for_bit(self, runs, monkeypatch):
+        options = [*LORA, *shlex.split("--algo ppo --kl-coef 0.1 --steps 3 --save-every 1 --epochs "
+                                       "2 --filter none")]
+        run("--run straight", *options)
+        real = trainer.roll_out
+
+        def roll_out(learner, *arguments):
+            if learner.step == 1:
+                raise KeyboardInterrupt
+            return real(learner, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer, "roll_out", roll_out)
+            interrupted("--run stopped", *options)
+        run("--run stopped --resume")
+        assert metrics(runs / "straight") == metrics(runs / "stopped")
+        for file in ("checkpoint/model.safetensors", "reference.pt", "trajectories.jsonl"):
+            one, other = ((runs / name / file).read_bytes() for name in ("straight", "stopped"))
+            assert one == other, file
+        one, other = (torch.load(runs / name / "checkpoint/trainer.pt", weights_only=True)
+                      for name in ("straight", "stopped"))
+        assert json.dumps(one, default=str) == json.dumps(other, default=str)
+        assert all(".lora_" in name for name in one["adapters"])
+        assert all(".lora_" in name or name.startswith("head.") for name in one["critic"]["model"])
+
+    def test_its_checkpoint_is_a_plain_folder_with_merged_weights(self, runs, monkeypatch, capsys):
+        """Without peft it is loaded, evaluated, and another run begins with it."""
+        learners, real = [], trainer.build
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer, "build", lambda *given: (
+                learners.append(real(*given)), learners[0])[1])
+            run("--run a --steps 2", *LORA, "--lr", "0.01")
+        ours = logits(learners[0].policy.model)
+        monkeypatch.setitem(sys.modules, "peft", None)
+        theirs = AutoModelForCausalLM.from_pretrained(runs / "a/checkpoint", dtype=torch.float32)
+        assert (ours - logits(theirs)).abs().mean() < 1e-6
+        assert (ours - logits(learners[0].policy.base)).abs().mean() > 1e-3
+        assert not list((runs / "a/checkpoint").glob("adapter*"))
+        evaluation.main(["--run", "a", "--size", "4"])
+        assert "checkpoint, greedy" in capsys.readouterr().out
+        run("--run b --steps 1 --init-from a", *LOTTERY, "--lr", "0")
+        one, two = ((runs / name / "checkpoint/model.safetensors").read_bytes() for name in "ab")
+        assert one == two
+
+    def test_a_run_may_adapt_the_merged_weights_of_another(self, runs):
+        run("--run a --steps 1", *LORA, "--lr", "0.01")
+        run("--run b --steps 1 --init-from a", *LORA, "--lr", "0")
+        one, two = ((runs / name / "checkpoint/model.safetensors").read_bytes() for name in "ab")
+        assert one == two
+        shutil.rmtree(runs / "a")  # its weights are stored with the run that began with them
+        run("--run b --resume --steps 2")
