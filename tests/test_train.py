@@ -457,6 +457,19 @@ class Late(Lottery):
         return super().reset(seed=seed, options=options)
 
 
+class TestGymnasium:
+    def test_an_id_of_another_package_trains_and_may_be_in_a_mixture(self, runs):
+        run("--env test_envs:words/Guess-v0,toys:Lottery --run a --num-groups 2 --group-size 4 "
+            "--steps 2 --val-size 4 --warmup-steps 0 --max-new-tokens 6 --filter none")
+        lines = metrics(runs / "a")
+        assert [line["step"] for line in lines] == [0, 1, 2, 2]
+        assert all(line["test_envs:words/Guess-v0/turns"] == 4 and line["env_errors"] == 0
+                   and line["grad_norm"] > 0 for line in lines[1:3])
+        prompts = {e["messages"][0]["content"].partition("\nReply")[0]
+                   for e in read_lines(runs / "a" / "trajectories.jsonl") if "Guess" in e["env"]}
+        assert prompts == {make("test_envs:words/Guess-v0").system_prompt}
+
+
 class TestServerGone:
     def test_a_run_whose_tool_does_not_come_back_saves_and_goes_on_later(self, begun, runs,
                                                                        monkeypatch):
