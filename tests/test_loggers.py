@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases beside metrics.jsonl, read back from the files that they wrote."""
+"""TensorBoard and Weights & Biases beside metrics.jsonl, read back from their files."""
 
 import json
 import os

@@ -457,17 +457,37 @@ class Late(Lottery):
         return super().reset(seed=seed, options=options)
 
 
-class TestGymnasium:
-    def test_an_id_of_another_package_trains_and_may_be_in_a_mixture(self, runs):
-        run("--env test_envs:words/Guess-v0,toys:Lottery --run a --num-groups 2 --group-size 4 "
-            "--steps 2 --val-size 4 --warmup-steps 0 --max-new-tokens 6 --filter none")
-        lines = metrics(runs / "a")
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """The folder of a run with a Gymnasium id of another package and an environment that fails."""
+    folder = tmp_path_factory.mktemp("mixed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minragen.runs.RUNS", folder)
+        patch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        run("--env test_envs:words/Guess-v0,toys:Faulty --run a --num-groups 4 --group-size 4 "
+            "--steps 2 --val-size 8 --warmup-steps 0 --max-new-tokens 6 --filter none")
+    return folder / "a"
+
+
+class TestMixture:
+    def test_an_id_of_gymnasium_trains_beside_another_environment(self, mixed):
+        lines, entries = metrics(mixed), read_lines(mixed / "trajectories.jsonl")
         assert [line["step"] for line in lines] == [0, 1, 2, 2]
-        assert all(line["test_envs:words/Guess-v0/turns"] == 4 and line["env_errors"] == 0
+        guess = "test_envs:words/Guess-v0"
+        assert all(line[f"{guess}/turns"] == 4 and line[f"{guess}/env_errors"] == 0
                    and line["grad_norm"] > 0 for line in lines[1:3])
         prompts = {e["messages"][0]["content"].partition("\nReply")[0]
-                   for e in read_lines(runs / "a" / "trajectories.jsonl") if "Guess" in e["env"]}
-        assert prompts == {make("test_envs:words/Guess-v0").system_prompt}
+                   for e in entries if e["env"] == guess}
+        assert prompts == {make(guess).system_prompt}
+
+    def test_the_package_datasets_reads_every_episode_as_it_was_written(self, mixed, tmp_path):
+        datasets = pytest.importorskip("datasets")
+        path = mixed / "trajectories.jsonl"
+        entries = read_lines(path)
+        read = datasets.load_dataset("json", data_files=str(path), split="train",
+                                     cache_dir=str(tmp_path))
+        assert [*read] == entries
+        assert len({(e["env"], e["split"], bool(e["error"])) for e in entries}) == 9
 
 
 class TestServerGone:
