@@ -20,11 +20,12 @@ from minragen.envs import REGISTRY  # noqa: E402
 ALGORITHM = {"envs", "starpo", "chat", "attention", "models", "rollout"}
 ALLOWED = {
     "__init__": set(), "envs": set(), "starpo": set(), "llama": set(), "distributed": set(),
+    "loggers": set(),
     "chat": {"envs"}, "attention": {"llama"}, "models": {"starpo", "attention"},
     "rollout": {"envs", "chat", "attention", "models"},
     "diagnostics": {"chat", "attention", "models", "rollout"},
     "bundled": {"envs", "chat", "attention", "models", "rollout", "environments.data"},
-    "config": {"envs", "chat", "starpo"}, "runs": {"config", "models"},
+    "config": {"envs", "chat", "starpo", "loggers"}, "runs": {"config", "models", "loggers"},
     "memory": {"attention", "models", "diagnostics", "config", "distributed"},
     "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "memory", "distributed",
                           "report"},
