@@ -9,13 +9,14 @@ Reading order: `Config`, `ALGOS`, `TINY`, `check`. docs/algorithms.md has equati
 import argparse
 import ast
 import dataclasses
+import importlib.util
 import math
 import re
 from dataclasses import dataclass, field
 
 import torch
 
-from minragen import starpo
+from minragen import loggers, starpo
 from minragen.chat import CONTEXTS, FORMATS, description_parts, format_parts
 from minragen.envs import Budget, EnvGroups, nearest, parse_mixture
 
@@ -65,6 +66,7 @@ class Config:
     threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny on a CPU, else all", most=1024)
     steps: int = opt(100, "training steps: a rollout and its updates", least=1)
     init_from: str = opt("", "a run whose last checkpoint's weights this one begins with")
+    log: str = opt("", "where metrics also go: tensorboard, wandb or both (a,b)")
     warmup_steps: int = opt(400, "supervised steps on noisy demonstrations before RL; 0: none")
     # -- environment
     env_arg: tuple = opt((), "environment option, name=value or env.name=value; may be repeated")
@@ -327,6 +329,11 @@ def check(config):
         if not RUN_NAME.fullmatch(name):
             raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and "
                              f"-_.+= only.")
+    for name in loggers.names(config):
+        if name not in loggers.LOGGERS:
+            raise ValueError(nearest("log", name, list(loggers.LOGGERS)))
+        if importlib.util.find_spec(name) is None:
+            raise ImportError(f"--log {name} needs a package: pip install {name}")
     check_used(config)
     for refused, sentence in CONTRADICTIONS:
         if refused(config):

@@ -25,6 +25,7 @@ import difflib
 import importlib
 import math
 import os
+import pkgutil
 import signal
 import sys
 import threading
@@ -336,12 +337,14 @@ def check_options(owner, defaults, options):
 REGISTRY = {name.lower(): f"minragen.environments.{name.lower()}:{name}" for name in (
     "Bandit", "FrozenLake", "Sokoban", "Sudoku", "Countdown", "MetaMathQA", "SearchQA", "WebShop",
     "DeepCoder", "Lean")}
-GYMNASIUM_TEXT = "minragen.environments.gymnasium_text"
+# Those that make an environment of another library's, by its id.
+ADAPTERS = {"": "minragen.environments.gymnasium_text:GymnasiumText",
+            "reasoning_gym": "minragen.environments.reasoning_gym:ReasoningGym"}
 
 
 def make(name, split="train", budget=None, **options):
-    """Build an environment: a name from `REGISTRY`, `package.module:Class`, or a Gymnasium id with
-    Text spaces.
+    """Build an environment: a name from `REGISTRY`, `package.module:Class`, a Gymnasium id with
+    Text spaces, or `reasoning_gym:` and a data set.
 
     raises: ValueError with the nearest known name, ImportError naming the missing module or class
     """
@@ -351,19 +354,19 @@ def make(name, split="train", budget=None, **options):
     module_name, colon, attribute = spec.rpartition(":")
     if colon and (not module_name.strip(".") or module_name.startswith(".") or not attribute):
         raise ValueError(f"bad env {name!r}: expected package.module:Class.")
-    if module_name:
+    if module_name and module_name not in ADAPTERS:
         if "" not in sys.path:  # unlike `-m`, a console entry point skips the current folder
             sys.path.insert(0, "")
         cls = getattr(importlib.import_module(module_name), attribute, None)
         if isinstance(cls, type) and issubclass(cls, TextEnv):
             unwritten = cls._reset is TextEnv._reset and module_name.startswith("minragen.")
-            if unwritten or module_name == GYMNASIUM_TEXT:
+            if unwritten or spec in ADAPTERS.values():
                 raise ValueError(f"env {name!r} is the base of environments, not one itself.")
             return cls(split=split, budget=budget, **options)
         if attribute not in gymnasium.registry:
             raise ValueError(f"env {name!r}: {module_name} has no TextEnv class and registers no "
                              f"Gymnasium id called {attribute!r}.")
-    adapter = importlib.import_module(GYMNASIUM_TEXT).GymnasiumText
+    adapter = pkgutil.resolve_name(ADAPTERS.get(module_name, ADAPTERS[""]))
     return adapter(attribute, split=split, budget=budget, **options)
 
 

@@ -22,7 +22,7 @@ def main(argv=None):
     try:
         (name,) = sys.argv[1:] if argv is None else argv
         again = f"{name}-again"
-        train.train(dataclasses.replace(runs.load_config(name), run=again))
+        train.train(dataclasses.replace(runs.load_config(name), run=again, log=""))
         lines = read(name)
         difference = first_difference(lines, read(again))
     except (ValueError, ImportError, RuntimeError, OSError) as problem:

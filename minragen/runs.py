@@ -32,7 +32,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from minragen import lora
+from minragen import loggers, lora
 from minragen.config import RUN_NAME, Config, check
 
 RUNS = Path("runs")
@@ -40,7 +40,7 @@ RUNS = Path("runs")
 COUNTERS = ("step", "empty_steps", "skipped", "halved", "rounds", "kl_reward_coef", "ema")
 SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; and failed ones
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows", "token_budget",
-                  "activation_checkpointing")
+                  "activation_checkpointing", "log")
 # Metrics that differ between equal runs.
 TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed", "first_turn/seconds",
          "trajectory/seconds"}
@@ -72,13 +72,13 @@ def begin(folder, config, learner, resume, writes=True):
     """Make the folder of a new run, write its Config, and open its Log. One of several processes
     `writes`; the others get a Log that keeps quiet."""
     if not writes:
-        return Log(folder, learner, writes)
+        return Log(folder, learner, config, writes)
     if not resume:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
             raise ValueError(f"another process just made {folder}. Take another --run.") from None
-    log = Log(folder, learner)
+    log = Log(folder, learner, config)
     write_whole(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1) + "\n")
     return log
 
@@ -147,7 +147,7 @@ class Log(contextlib.AbstractContextManager):
     """metrics.jsonl, trajectories.jsonl and the console line. Until its end no other process may
     train the run."""
 
-    def __init__(self, folder, learner, writes=True):
+    def __init__(self, folder, learner, config, writes=True):
         """Drop the lines after the learner's step. self.history: the metrics that stay."""
         self.folder, self.writes, self.history = folder, writes, []
         self.tokenizer, self.unwritten = learner.policy.tokenizer, defaultdict(str)
@@ -157,6 +157,7 @@ class Log(contextlib.AbstractContextManager):
             self._keep("trajectories.jsonl", learner.step)
             self.history = [json.loads(line)
                             for line in self._keep("metrics.jsonl", learner.step)]
+            self.tell = loggers.start(folder, config, self.history)
 
     def _keep(self, name, step):
         path = self.folder / name
@@ -208,6 +209,7 @@ class Log(contextlib.AbstractContextManager):
                    for k, v in metrics.items()}
         self.append("metrics.jsonl", [rounded])
         self.history.append(rounded)
+        self.tell(rounded)
         tqdm.write(console_line(metrics, config))
         sys.stdout.flush()
 

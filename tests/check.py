@@ -20,12 +20,13 @@ from minragen.envs import REGISTRY  # noqa: E402
 ALGORITHM = {"envs", "starpo", "chat", "attention", "models", "rollout"}
 ALLOWED = {
     "__init__": set(), "envs": set(), "starpo": set(), "llama": set(), "distributed": set(),
-    "lora": set(), "chat": {"envs"}, "attention": {"llama"},
+    "lora": set(), "loggers": set(), "chat": {"envs"}, "attention": {"llama"},
     "models": {"starpo", "attention", "lora"},
     "rollout": {"envs", "chat", "attention", "models"},
     "diagnostics": {"chat", "attention", "models", "rollout"},
     "bundled": {"envs", "chat", "attention", "models", "rollout", "environments.data"},
-    "config": {"envs", "chat", "starpo"}, "runs": {"config", "models", "lora"},
+    "config": {"envs", "chat", "starpo", "loggers"},
+    "runs": {"config", "models", "loggers", "lora"},
     "memory": {"attention", "models", "diagnostics", "config", "distributed"},
     "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "memory", "distributed",
                           "lora", "report"},

@@ -53,7 +53,7 @@ TESTS = {
     "attention.py": "test_attention.py test_rollout.py test_models.py test_families.py",
     "distributed.py": "test_distributed.py",
     "llama.py": "test_attention.py test_models.py test_families.py",
-    "memory.py": "test_memory.py",
+    "loggers.py": "test_loggers.py", "memory.py": "test_memory.py",
     "models.py": "test_models.py test_attention.py test_families.py test_museum.py test_rollout.py "
                  "test_step.py",
     "rollout.py": "test_rollout.py test_step.py environments/test_relations.py test_museum.py "
@@ -69,6 +69,7 @@ TESTS = {
     "environments/data.py": "environments/test_countdown.py environments/test_metamathqa.py "
                             "environments/test_searchqa.py environments/test_lean.py",
     "environments/gymnasium_text.py": "test_envs.py",
+    "environments/reasoning_gym.py": "environments/test_reasoning_gym.py",
     "environments/search.py": "environments/test_searchqa.py environments/test_webshop.py",
     "environments/theorems.py": "environments/test_lean.py",
     "environments/sandbox.py": "environments/test_sandbox.py environments/test_deepcoder.py",

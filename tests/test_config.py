@@ -31,11 +31,12 @@ class TestOptions:
         "kl_horizon": ["--kl-reward-coef", "0.1", "--kl-target", "0.1"],
         "resample": ["--filter-value", "1"], "decay_steps": ["--lr-final", "0.5"]}
 
-    def test_every_field_is_an_option_with_a_help_text(self):
+    def test_every_field_is_an_option_with_a_help_text(self, monkeypatch):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # for --log
         special = {"env": "bandit", "window": "1", "model": "tiny", "device": "cpu", "run": "x",
                    "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k2",
                    "kl_target": "0.1", "kl_horizon": "2", "credit": "turn",
-                   "max_actions_per_turn": "1"}
+                   "max_actions_per_turn": "1", "log": "wandb"}
         for f in dataclasses.fields(Config):
             value = special.get(f.name) or (
                 f.metadata["choices"][-1] if f.metadata["choices"] else

@@ -85,7 +85,31 @@ class EchoText(gymnasium.Env):
         return action, self.np_random.random(), False, True, {"success": action == self.word}
 
 
+class Guess(gymnasium.Env):
+    """Find the letter.
+
+    After a wrong one an arrow → shows the way.
+    """
+
+    observation_space = spaces.Text(max_length=30, charset="Which letter?→←.")
+    action_space = spaces.Text(max_length=1, charset="abcdefgh")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.letter = str(self.np_random.choice([*"abcdefgh"]))
+        return "Which letter?", {}
+
+    def step(self, action):
+        won = action == self.letter
+        return "." if won else "→" if action < self.letter else "←", float(won), won, False, {}
+
+
+def doubled():
+    return gymnasium.wrappers.TransformReward(Guess(), lambda reward: 2 * reward)
+
+
 gymnasium.register("EchoText-v0", entry_point=EchoText)
+gymnasium.register("words/Guess-v0", entry_point=doubled, max_episode_steps=4)
 
 
 def begun(cls, seed=0, budget=None):
@@ -209,6 +233,30 @@ class TestMake:
             rewards.add(reward)
             assert (ended, info["success"]) == (True, 1.0)
         assert len(rewards) == 3
+
+
+    def test_a_gymnasium_id_keeps_its_wrappers_and_its_limit_is_the_budget(self):
+        env, letters = make("test_envs:words/Guess-v0", "val"), set()
+        assert env.system_prompt == ("Find the letter.\n\nAfter a wrong one an arrow → shows the "
+                                     "way.\nYou have 4 turns.")
+        for seed in range(40):  # a letter that the first text hides, so the seed tells the split
+            assert env.reset(seed=seed)[0] == "Which letter?\nTurns left: 4"
+            letter = env.inner.unwrapped.letter
+            letters.add(letter)
+            assert env.instance_split() == "val" and env.step("z")[3:] == (
+                False, {"success": 0.0, "valid": 0.0, "effective": 0.0})
+            observation, *wrong = env.step("b" if letter == "a" else "a")
+            assert observation in env.observation_space and wrong[:3] == [0.0, False, False]
+            _, reward, terminated, truncated, info = env.step(letter)
+            assert (reward, terminated, truncated, info["success"]) == (2.0, True, False, 1.0)
+        assert len(letters) > 4
+        env.reset(seed=0)
+        assert [env.step("z")[2:4] for _ in range(4)] == [(False, False)] * 3 + [(False, True)]
+        wide = make("test_envs:words/Guess-v0", budget=Budget(6, 1, 6))  # more than its limit
+        wide.reset(seed=0)
+        wrong = "b" if wide.inner.unwrapped.letter == "a" else "a"
+        assert [wide.step(wrong)[2:4] for _ in range(6)][3:] == [(False, False)] * 2 + [
+            (False, True)]
 
 
 class TestGroups:
@@ -397,7 +445,7 @@ for _name, _fault in ChainMap(*FAULTS.values()).items():
 
 class TestContract:
     def test_it_refuses_each_fault_and_accepts_those_of_users_and_of_gymnasium(self, capsys):
-        accepted = ["Broken", "Step", "Question", "EchoText-v0"]
+        accepted = ["Broken", "Step", "Question", "EchoText-v0", "words/Guess-v0"]
         faults = {*ChainMap(*FAULTS.values())}
         parts = [f"{noun} and ({' or '.join(FAULTS[noun])})" for noun in FAULTS]
         pytest.main(["-q", "--tb=no", "-p", "no:cacheprovider", "-k", " or ".join(accepted + parts),

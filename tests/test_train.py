@@ -457,6 +457,39 @@ class Late(Lottery):
         return super().reset(seed=seed, options=options)
 
 
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """The folder of a run with a Gymnasium id of another package and an environment that fails."""
+    folder = tmp_path_factory.mktemp("mixed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minragen.runs.RUNS", folder)
+        patch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        run("--env test_envs:words/Guess-v0,toys:Faulty --run a --num-groups 4 --group-size 4 "
+            "--steps 2 --val-size 8 --warmup-steps 0 --max-new-tokens 6 --filter none")
+    return folder / "a"
+
+
+class TestMixture:
+    def test_an_id_of_gymnasium_trains_beside_another_environment(self, mixed):
+        lines, entries = metrics(mixed), read_lines(mixed / "trajectories.jsonl")
+        assert [line["step"] for line in lines] == [0, 1, 2, 2]
+        guess = "test_envs:words/Guess-v0"
+        assert all(line[f"{guess}/turns"] == 4 and line[f"{guess}/env_errors"] == 0
+                   and line["grad_norm"] > 0 for line in lines[1:3])
+        prompts = {e["messages"][0]["content"].partition("\nReply")[0]
+                   for e in entries if e["env"] == guess}
+        assert prompts == {make(guess).system_prompt}
+
+    def test_the_package_datasets_reads_every_episode_as_it_was_written(self, mixed, tmp_path):
+        datasets = pytest.importorskip("datasets")
+        path = mixed / "trajectories.jsonl"
+        entries = read_lines(path)
+        read = datasets.load_dataset("json", data_files=str(path), split="train",
+                                     cache_dir=str(tmp_path))
+        assert [*read] == entries
+        assert len({(e["env"], e["split"], bool(e["error"])) for e in entries}) == 9
+
+
 class TestServerGone:
     def test_a_run_whose_tool_does_not_come_back_saves_and_goes_on_later(self, begun, runs,
                                                                        monkeypatch):

@@ -1,37 +1,60 @@
 """Any registered Gymnasium environment with Text spaces as a TextEnv: `--env package.module:Id-v0`.
 
-Tests: `python -m pytest tests/test_envs.py -k Gymnasium`.
+Tests: `python -m pytest tests/test_envs.py -k "Gymnasium or gymnasium"`.
 """
+
+import inspect
 
 import gymnasium
 from gymnasium import spaces
 
-from minragen.envs import Outcome, TextEnv
+from minragen.envs import SPLITS, Budget, Outcome, TextEnv, split_of, text_space
 
 
 class GymnasiumText(TextEnv):
+    """Its docstring is the instruction, its `max_episode_steps` the number of turns.
+
+    Success: `info["success"]`; without it, an end with a positive reward.
+    Splits: by the first text; by the seed where the first texts are too few, as in a game that
+    hides a word.
+    """
+
+    tells = {}  # (id, options) -> whether first texts belong to all splits
+
     def __init__(self, env_id, split="train", budget=None, **options):
-        try:
-            self.inner = gymnasium.make(env_id, **options)
+        try:  # -1: without TimeLimit, which would end episodes before the turns that are announced
+            self.inner = gymnasium.make(env_id, max_episode_steps=-1, **options)
         except TypeError as error:
             raise ValueError(f"env {env_id!r} does not take these options: {error}.") from None
         for space in (self.inner.observation_space, self.inner.action_space):
             if not isinstance(space, spaces.Text):
                 raise ValueError(f"env {env_id!r} has a {type(space).__name__} space, expected "
                                  f"Text spaces.")
-        super().__init__(split, budget)
-        self.instruction = str(self.inner.unwrapped.__doc__ or env_id).strip()
+        turns = gymnasium.spec(env_id).max_episode_steps or self.budget.max_turns
+        super().__init__(split, budget or Budget(turns, 1, turns))
+        said = self.inner.observation_space
+        self.observation_space = text_space(said.character_set, said.max_length + 1000)
+        self.instruction = inspect.cleandoc(self.inner.unwrapped.__doc__ or env_id)
+        self.kind = env_id, repr(options)
+        if self.kind not in self.tells:
+            first = (self.inner.reset(seed=seed)[0] for seed in range(64))
+            self.tells[self.kind] = {split_of(str(text)) for text in first} == {*SPLITS}
 
     def _reset(self, rng):
-        self._text, _ = self.inner.reset(seed=int(rng.integers(2**31)))
+        self._seed = int(rng.integers(2**31))
+        self._text, _ = self.inner.reset(seed=self._seed)
         # The instance is drawn; from here on, each member has its own dynamics.
         self.inner.unwrapped.np_random = self.dynamics
+
+    def instance(self):
+        return self._text if self.tells[self.kind] else str(self._seed)
 
     def _act(self, action):
         if not self.inner.action_space.contains(action):
             return None
         self._text, reward, terminated, truncated, info = self.inner.step(action)
-        return Outcome(float(reward), terminated or truncated, bool(info.get("success", False)))
+        success = info.get("success", terminated and reward > 0)
+        return Outcome(float(reward), terminated or truncated, bool(success))
 
     def render(self):
         return self._text

@@ -1,0 +1,130 @@
+"""Any data set of the package reasoning-gym: `--env reasoning_gym:chain_sum`.
+
+Differences from reasoning-gym:
+  1. The splits share no question. There, two seeds may give the same one.
+  2. Only a score of 1 is paid. Lower ones also go to what is no solution: 0.01 to any text, or the
+     share of the right answer in the length of a reply that contains it.
+  3. Some data sets run Python's eval on the answer; `is_harmless` says what they get to see.
+
+Tests: `python -m pytest tests/environments/test_reasoning_gym.py`.
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import random
+import re
+
+import numpy as np
+
+from minragen.envs import Budget, Outcome, TextEnv, nearest, text_space
+
+
+class ReasoningGym(TextEnv):
+    """A question of a data set.
+
+    Reward: 1 for an answer whose score is 1.
+    Ends when: it is answered, or the turns are over; more turns are more attempts.
+    Solver: the data set's own answer. A few data sets have none.
+    Random policy: the answer to another question.
+    Options: the fields of the data set's configuration; and `partial`, which pays lower scores,
+    too, minus what earlier attempts earned.
+    """
+
+    budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
+    defaults = {"partial": False}
+
+    def __init__(self, name, split="train", budget=None, partial=False, **options):
+        super().__init__(split, budget, partial=partial)
+        self.recipe = name, repr(options)
+        self.judge = judge(*self.recipe)
+        source = inspect.getsource(type(self.judge).score_answer)
+        self.evaluates = re.search(r"\b(eval|parse_expr)\(answer\b", source) is not None
+
+    @property
+    def instruction(self):
+        again = " If the answer is wrong you may try again." if self.budget.max_turns > 1 else ""
+        return f"Answer the question.{again}"
+
+    def _reset(self, rng):
+        self.task, self.worth = self._draw(rng), 0.0
+        text = self.task["question"]
+        self.observation_space = text_space(text, len(text) + 1000)
+
+    def _draw(self, rng):
+        return draw(*self.recipe, int(rng.integers(2**31)))
+
+    def _act(self, action):
+        score = self._score(action)
+        gain = max(0.0, (score if self.options["partial"] else float(score >= 1)) - self.worth)
+        self.worth += gain
+        return Outcome(gain, score >= 1, score >= 1)
+
+    def _score(self, answer):
+        if self.evaluates and not is_harmless(answer, str(self.task["answer"])):
+            return 0.0
+        try:
+            return float(self.judge.score_answer(answer, self.task))
+        except Exception:  # such as int("?") in prime_factorization
+            return 0.0
+
+    def render(self):
+        return self.task["question"]
+
+    def random_answer(self, rng):
+        return self._answer_of(self._draw(rng))
+
+    def solve(self):
+        return [self._answer_of(self.task)]
+
+    def _answer_of(self, task):
+        if task["answer"] is None:
+            raise NotImplementedError(f"{self.recipe[0]} of reasoning_gym has no answers.")
+        return task["answer"]
+
+
+@functools.lru_cache(maxsize=2**13)  # the members of a group ask for one task, validations again
+def draw(name, options, seed):
+    """A task: {"question": text, "answer": text or None, "metadata": ...}."""
+    states = random.getstate(), np.random.get_state()
+    random.seed(seed)  # a few data sets use the global generators
+    try:
+        return data_set(name, options, seed)[0]
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+@functools.lru_cache
+def judge(name, options):
+    return data_set(name, options, seed=0)
+
+
+def data_set(name, options, seed):
+    """A data set of one task. options: the repr of {name: value}. Raises ImportError, ValueError"""
+    try:
+        import reasoning_gym
+    except ImportError:
+        raise ImportError("env reasoning_gym needs a package: pip install reasoning-gym") from None
+    known, options = reasoning_gym.factory.DATASETS, ast.literal_eval(options)
+    if name not in known:
+        raise ValueError(nearest("data set of reasoning_gym", name, sorted(known)))
+    fields = {f.name for f in dataclasses.fields(known[name][1])} - {"seed", "size"}
+    for option in options.keys() - fields:
+        raise ValueError(nearest(f"option of {name}", option, sorted(fields | {"partial"})))
+    try:
+        return reasoning_gym.create_dataset(name, **options, seed=seed, size=1)
+    except (AssertionError, ValueError, TypeError) as problem:
+        raise ValueError(f"bad options of {name}: got {options}, but {problem}.") from None
+
+
+def is_harmless(reply, answer):
+    """Whether eval and sympy's parse_expr may see a reply: it has no words but those of the data
+    set's own answer, no other signs than + - * / ( ) . and comma, and no large power."""
+    words = re.compile(r"[^\W\d]+")
+    power = r"\*\*(?!\s*(-?\d\d?|\(\d/\d\))(?!\s*([\d.]|\*\*)))"  # but x**12 and x**(3/2)
+    return reply == answer or (
+        re.fullmatch(r"[-+*/().,\w\s]{0,500}", reply, re.ASCII) is not None
+        and {*words.findall(reply)} <= {*words.findall(answer)}
+        and not re.search(rf"\d{{16}}|{power}|\)\s*\*\*.*\)\s*\*\*", reply, re.DOTALL))

@@ -1,0 +1,88 @@
+"""A run's metrics also in TensorBoard and in Weights & Biases: `--log tensorboard,wandb`.
+
+Their files are in runs/NAME/tensorboard and runs/NAME/wandb. A resumed run writes them again from
+metrics.jsonl, so no step is there twice, whatever a kill has left. W&B is offline unless the
+variable WANDB_MODE says otherwise; WANDB_PROJECT and its other variables work, too.
+
+Tests: `python -m pytest tests/test_loggers.py`.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from tqdm import tqdm
+
+
+def tensorboard(folder, config):
+    """A function that writes metrics, which are numbers and words."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    writer = SummaryWriter(folder / "tensorboard", purge_step=0)  # one that is watching forgets
+    writer.add_text("config", f"```\n{json.dumps(vars(config), indent=1)}\n```")
+
+    def write(metrics):
+        for name, value in metrics.items():
+            if isinstance(value, int | float):
+                writer.add_scalar(name, value, metrics["step"])
+        writer.flush()
+
+    return write
+
+
+def wandb(folder, config):
+    """The same for a W&B run that keeps its id; wandb finishes it when Python ends."""
+    import wandb
+
+    home = folder / "wandb"
+    home.mkdir(exist_ok=True)
+    if not (home / "id").exists():
+        (home / "id").write_text(secrets.token_hex(4))
+    for part in home.glob("offline-run-*"):
+        shutil.rmtree(part)
+    mode = os.environ.get("WANDB_MODE", "offline")
+    run = wandb.init(
+        id=(home / "id").read_text(), name=folder.name, dir=folder, mode=mode, config=vars(config),
+        project=os.environ.get("WANDB_PROJECT", "minragen"), reinit="finish_previous",
+        resume="allow" if mode == "online" else None, settings=wandb.Settings(quiet=True))
+    for path in filter(Path.is_symlink, home.rglob("*")):
+        path.unlink()  # a run's folder with links is not resumed
+
+    def write(metrics):  # a number that is not finite is None
+        run.log({k: v for k, v in metrics.items() if v is not None}, step=metrics["step"])
+
+    return write
+
+
+LOGGERS = {"tensorboard": tensorboard, "wandb": wandb}
+
+
+def names(config):
+    return [name.strip() for name in config.log.split(",") if name.strip()]
+
+
+def start(folder, config, history):
+    """A function that writes metrics to the loggers of a Config, which it has given the history. An
+    error ends a logger, not the run. Raises RuntimeError if one does not start."""
+    writers = {}
+    for name in names(config):
+        try:
+            writers[name] = LOGGERS[name](folder, config)
+        except Exception as problem:  # those of the libraries have no class in common
+            raise RuntimeError(f"--log {name}: {problem}") from None
+
+    def write_all(metrics):
+        for name, write in [*writers.items()]:
+            try:
+                write(metrics)
+            except Exception as problem:
+                del writers[name]
+                tqdm.write(f"warning   {name} is closed: {problem}. The run goes on; when it is "
+                           f"resumed, {name} gets everything.")
+
+    for metrics in history:
+        write_all(metrics)
+    return write_all

@@ -1,0 +1,153 @@
+"""Data sets of the package reasoning-gym: the contract, what is paid, and what eval may see."""
+
+import inspect
+import random
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minragen.envs import Budget, EnvGroups, make
+
+reasoning_gym = pytest.importorskip("reasoning_gym")
+
+from minragen.environments.reasoning_gym import draw, is_harmless  # noqa: E402
+
+DATA_SETS = reasoning_gym.factory.DATASETS
+# Their score_answer runs eval, of Python or of sympy, on the answer.
+EVALUATE = {"binary_matrix", "countdown", "intermediate_integration", "n_queens",
+            "polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix",
+            "string_insertion"}
+JUDGE_ONLY = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+
+
+def begun(name, seed=0, budget=None, **options):
+    env = make(f"reasoning_gym:{name}", budget=budget, **options)
+    env.reset(seed=seed)
+    return env
+
+
+class TestContract:
+    def test_it_holds_for_data_sets_of_five_kinds(self, capsys):
+        kinds = ("chain_sum", "mini_sudoku", "simple_equations", "knights_knaves", "spiral_matrix")
+        arguments = ["-q", "--tb=short", "-p", "no:cacheprovider",
+                     str(Path(__file__).parent.parent / "test_env_contract.py")]
+        assert pytest.main([*arguments, *(f"--env=reasoning_gym:{name}" for name in kinds)]) == 0
+        # Its tasks take 25 ms, its answers are expressions.
+        assert pytest.main([*arguments, "-k", "Hostile", "--env=reasoning_gym:countdown"]) == 0
+        capsys.readouterr()
+
+
+class TestTasks:
+    def test_each_data_set_draws_one_and_its_own_answer_is_a_success(self):
+        silent = set()
+        for name in sorted(DATA_SETS.keys() - {"composite"}):  # which is made of others
+            env = begun(name, seed=3)
+            try:
+                answer = env.solve()[0]
+            except NotImplementedError:
+                silent.add(name)
+                continue
+            observation, reward, terminated, _, info = env.step(answer)
+            assert (reward, terminated, info["success"]) == (1.0, True, 1.0), name
+            assert observation in env.observation_space, name
+        assert silent == JUDGE_ONLY
+
+    @pytest.mark.parametrize("name", ["list_functions", "pool_matrix"])  # they use global noise
+    def test_a_seed_gives_one_task_and_the_global_generators_stay(self, name):
+        first = begun(name, seed=5).render()
+        draw.cache_clear()
+        random.seed(1)
+        np.random.seed(1)
+        before = random.getstate(), np.random.get_state()[1].tolist()
+        assert begun(name, seed=5).render() == first
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+    def test_options_are_those_of_its_configuration(self):
+        env = begun("chain_sum", min_terms=5, max_terms=5, max_digits=1)
+        assert len(re.findall(r"\d+", env.render())) == 5
+
+
+class TestScores:
+    def test_only_a_score_of_1_is_paid_or_with_partial_what_is_more_than_before(self):
+        for partial in (False, True):
+            env = begun("chain_sum", seed=3, budget=Budget(3, 1, 3), partial=partial)
+            assert "If the answer is wrong you may try again." in env.system_prompt
+            replies = [text + env.solve()[0] for text in ("not ", "maybe not ", "")]
+            share = len(replies[2]) / len(replies[0])  # which score_answer gives
+            assert [env.step(reply)[1] for reply in replies] == pytest.approx(
+                [share, 0.0, 1 - share] if partial else [0.0, 0.0, 1.0])
+
+    def test_an_answer_on_which_the_data_set_raises_is_wrong(self):
+        env = begun("prime_factorization")
+        assert env.step("?")[1:3] == (0.0, True)
+
+
+class TestEval:
+    def test_the_data_sets_that_evaluate_an_answer_are_known(self):
+        found = {name for name, (cls, _) in DATA_SETS.items() if re.search(
+            r"\b(eval|exec|parse_expr|sympify)\(", inspect.getsource(cls.score_answer))}
+        assert found - {"number_sorting"} == EVALUATE  # it evaluates its own answer
+        assert {name for name in EVALUATE if not begun(name).evaluates} == set()
+
+    def test_a_program_in_an_answer_is_not_run_and_a_large_number_not_computed(self, tmp_path):
+        touch = f"__import__('pathlib').Path({str(tmp_path / 'it ran')!r}).touch()"
+        own = "-2*(4*x - 7)**(3/2) + exp(x) + C"
+        for reply in (touch, f"{touch}!", "9**9**9", "9**9 ** 9", "9**999", "1e99", "9!", "x!",
+                      "((9**99)**99)**99", "2**(3/2)**99", "[1]*9**9", "x.__class__", "lambda: 1",
+                      "exp(x) if x else C", "(x:=1)", "open(0)", "eval(x)", "9" * 16, "x" * 501):
+            assert not is_harmless(reply, own), reply
+        for reply in (own, "C + exp(x)-2*(4*x-7) ** (3/2)", "x**-1 + 12.5", "exp(x) * x ** 12"):
+            assert is_harmless(reply, own), reply
+        for name in sorted(EVALUATE):
+            env = begun(name)
+            assert env.step(touch)[1] == 0.0
+        assert not (tmp_path / "it ran").exists()
+
+    @pytest.mark.parametrize("name", sorted(EVALUATE - {"n_queens", "string_insertion",
+                                                        "binary_matrix", "spiral_matrix"}))
+    def test_the_own_answer_in_other_blanks_is_still_right(self, name):
+        for seed in range(5):
+            env = begun(name, seed=seed)
+            assert env.step(env.solve()[0].replace("*", " * ").replace(" *  * ", " ** "))[1] == 1.0
+
+
+class TestRefusal:
+    @pytest.mark.parametrize("name, options, said", [
+        ("chainsum", {}, "unknown data set of reasoning_gym 'chainsum': did you mean 'chain_sum'?"),
+        ("chain_sum", {"max_term": 3}, "option of chain_sum 'max_term': did you mean 'max_terms'?"),
+        ("chain_sum", {"seed": 3}, "unknown option of chain_sum 'seed'"),
+        ("chain_sum", {"max_terms": 1}, "{'max_terms': 1}, but max_terms must be >= min_terms"),
+        ("chain_sum", {"max_terms": "many"}, "bad options of chain_sum"),
+        ("chain_sum", {"partial": 1}, "option partial of ReasoningGym: got 1")])
+    def test_an_unknown_name_or_a_bad_option_is_a_sentence(self, name, options, said):
+        with pytest.raises(ValueError) as refused:
+            make(f"reasoning_gym:{name}", **options)
+        assert said in str(refused.value)
+
+    def test_without_the_package_it_is_told_how_to_get_it(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+        with pytest.raises(ImportError, match="pip install reasoning-gym"):
+            make("reasoning_gym:chain_sum", max_terms=9)
+
+
+class TestTraining:
+    def test_a_mixture_with_a_data_set_trains_from_a_warm_up_and_is_evaluated(
+            self, runs, capsys):
+        from minragen import eval as evaluation
+        from minragen.train import main
+
+        small = shlex.split(
+            "--num-groups 2 --group-size 4 --steps 2 --val-size 4 --warmup-steps 3 --model tiny "
+            "--filter none --max-new-tokens 12 --diagnose-every 0")
+        main(["--env", "reasoning_gym:chain_sum,bandit", "--run", "a", *small,
+              "--env-arg", "reasoning_gym:chain_sum.max_terms=2"])
+        evaluation.main(["--run", "a", "--size", "4"])
+        printed = capsys.readouterr().out
+        assert "reasoning_gym:chain_sum" in printed and "solver" in printed
+        groups = EnvGroups("reasoning_gym:chain_sum=2", 2, 3, "test")
+        rows = groups.reset(0)
+        assert len(set(rows)) == 2 and rows[:3] == [rows[0]] * 3
