@@ -18,7 +18,6 @@ import weakref
 import zlib
 from contextlib import suppress
 from dataclasses import fields, replace
-from http.client import HTTPException
 
 from minragen import envs
 from minragen.environments.search import MAX_REPLY, direct_opener, fetch, one_line
@@ -29,7 +28,8 @@ try:
     import websockets.asyncio.client
     from openenv import core
     from openenv.core.env_server.types import EnvironmentMetadata
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.responses import PlainTextResponse
+    from starlette.websockets import WebSocketClose
     from websockets.exceptions import ConnectionClosed
 except ImportError:
     raise ImportError("OpenEnv needs packages: pip install 'minragen[openenv]'") from None
@@ -60,8 +60,8 @@ class OpenEnv(envs.TextEnv):
             raise ValueError(f"bad server {url!r}: expected openenv:http://host:port.")
         self.url = url.rstrip("/")
         schema, self.alias, description = described(self.url)
-        self._said, self._seen = (self._fields(what, **schema[what]) for what in schema)
-        if more := schema["action"]["required"] - {*self._said}:
+        self._answer, self._shown = (self._fields(what, **schema[what]) for what in schema)
+        if more := schema["action"]["required"] - {*self._answer}:
             raise ValueError(f"{self.url}: an action needs more than a text: {sorted(more)}.")
         self.instruction = self.options["instruction"] or description
         self._loop, self._client = event_loop(), core.GenericEnvClient(
@@ -85,12 +85,12 @@ class OpenEnv(envs.TextEnv):
         return self.instruction
 
     def render(self):
-        return "\n".join(text_of(self._result.observation.get(name)) for name in self._seen)
+        return "\n".join(text_of(self._result.observation.get(name)) for name in self._shown)
 
     def reset(self, *, seed=0, options=None):
-        """Ask for an episode. `seed` has 31 bits, since servers hand it to NumPy: one for all
-        members of a group, another for each split. From the other words a server of ours makes
-        the episode that is played without it."""
+        """Ask for an episode. `seed` is the same for all members of a group and another for each
+        split; it has 31 bits, since servers hand it to NumPy. From the other words a server of
+        ours makes the very episode that is played without it."""
         drawn = zlib.crc32(f"{self.split} {seed}".encode()) >> 1
         self._result = self._ask("reset", seed=drawn, split=self.split, instance=seed,
                                  member=(options or {}).get("member", 0))
@@ -100,7 +100,7 @@ class OpenEnv(envs.TextEnv):
     def step(self, answer):
         """Play one turn. An answer that the server's schema refuses costs the format penalty."""
         self._turns, self._actions, said = self._turns + 1, self._actions + 1, ""
-        result = self._ask("step", dict.fromkeys(self._said, answer))
+        result = self._ask("step", dict.fromkeys(self._answer, answer))
         if result is None:
             said, result = "No valid action was given.\n", replace(
                 self._result, reward=envs.FORMAT_PENALTY, metadata={"info": {"valid": 0.0}})
@@ -120,7 +120,7 @@ class OpenEnv(envs.TextEnv):
         try:
             return asyncio.run_coroutine_threadsafe(answer(), self._loop).result()
         except Exception as error:  # of the server, the client or the connection
-            if str(error).endswith("(code: VALIDATION_ERROR)"):
+            if call == "step" and str(error).endswith("(code: VALIDATION_ERROR)"):
                 return None
             said = one_line(str(error))[:300] or f"no answer in {envs.STEP_TIME_LIMIT:g} seconds"
             gone = call == "reset" and isinstance(error, (ConnectionError, ConnectionClosed))
@@ -159,15 +159,13 @@ def described(url):
             parts[what] = dict(known=[*known], texts=texts,
                                required={*schema[what].get("required", [])})
         return parts, one_line(str(about["name"])), text_of(about["description"])
-    except (OSError, HTTPException, AttributeError, LookupError, RecursionError, TypeError,
-            ValueError) as problem:
+    except Exception as problem:  # of the connection, or of what it says
         raise ServerGone(f"{url} does not answer like an OpenEnv server: "
                          f"{one_line(str(problem))[:300]}. Is it running?") from None
 
 
 def text_of(value):
-    """A field as text without terminal escapes; an item of a list a line, of a message its content.
-    """
+    """A field as text, without terminal escapes: lists line by line, of messages their content."""
     if isinstance(value, list):
         return "\n".join(map(text_of, value))
     if isinstance(value, dict) and "content" in value:
@@ -212,6 +210,21 @@ class Served(core.Environment):
         return EnvironmentMetadata(name=self._name, description=self._env.system_prompt)
 
 
+def without_pages(app):
+    """The app, closed to web pages that are open on this machine: they send their origin, or the
+    name that they have pointed here."""
+    async def guarded(scope, receive, send):
+        headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
+        if scope["type"] == "lifespan" or b"origin" not in headers and (
+                headers.get(b"host", "").partition(":")[0] in LOOPBACK):
+            return await app(scope, receive, send)
+        refusal = (WebSocketClose() if scope["type"] == "websocket" else
+                   PlainTextResponse("not for web pages", 403))
+        return await refusal(scope, receive, send)
+
+    return guarded
+
+
 def main(argv):
     """Serve an environment until interrupted."""
     parser = argparse.ArgumentParser(prog="python -m minragen.envs", allow_abbrev=False)
@@ -233,8 +246,7 @@ def main(argv):
     session = functools.partial(Served, given["env"], build)
     app = core.create_app(session, TextAction, TextObservation, env_name=given["env"],
                           max_concurrent_envs=MAX_SESSIONS)
-    if given["host"] in LOOPBACK:  # a web page that points its name at this machine sends it
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
+    app = without_pages(app) if given["host"] in LOOPBACK else app
     config = uvicorn.Config(app, given["host"], given["port"], log_level="warning",
                             ws_max_size=MAX_ANSWER, timeout_graceful_shutdown=5)
     socket = config.bind_socket()

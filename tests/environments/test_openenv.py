@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -149,13 +150,24 @@ class TestOurs:
             with pytest.raises(RuntimeError, match="without a live episode"):
                 client.step({"message": "Right"})
 
-    def test_it_listens_on_this_machine_alone_and_stops_at_ctrl_c(self):
+    def test_it_listens_to_programs_of_this_machine_alone_and_stops_at_ctrl_c(self):
+        from websockets.exceptions import InvalidStatus
+        from websockets.sync.client import connect
+
         with ours("bandit") as (process, url):
             assert url.startswith("http://127.0.0.1:")
-            for name in ("localhost", "rebound.example"):
-                request = urllib.request.Request(f"{url}/health", headers={"Host": name})
-                with contextlib.suppress(urllib.error.HTTPError):
-                    assert urllib.request.urlopen(request).status == 200 and name == "localhost"
+            host = url.removeprefix("http://")
+            for headers in ({}, {"Host": "rebound.example"}, {"Origin": "https://page.example"}):
+                request = urllib.request.Request(f"{url}/health", headers=headers)
+                refused = pytest.raises(urllib.error.HTTPError, match="403")
+                with refused if headers else contextlib.nullcontext():
+                    assert urllib.request.urlopen(request).status == 200
+            for origin in ("https://page.example", None):
+                refused = pytest.raises(InvalidStatus, match="403")
+                with (refused if origin else contextlib.nullcontext(),
+                      connect(f"ws://{host}/ws", origin=origin) as socket):
+                    socket.send('{"type": "reset"}')
+                    assert json.loads(socket.recv())["type"] == "observation"
             process.send_signal(signal.SIGINT)
             assert (process.wait(20), process.stdout.read()) == (0, "stopped\n")
 
