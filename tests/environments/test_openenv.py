@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from functools import partial
@@ -247,6 +248,7 @@ class TestOthers:
                 (first,) = groups.reset(0)
                 if first == "ready":
                     break
+                time.sleep(0.1)
             assert first == "ready"
         full = EnvGroups(f"{others}/one", 1, 1).reset(0)[0]
         assert "Server at capacity: 1/1 sessions active." in str(full)
