@@ -7,7 +7,6 @@ Reading order: `Config`, `ALGOS`, `TINY`, `check`. docs/algorithms.md has equati
 """
 
 import argparse
-import ast
 import dataclasses
 import importlib.util
 import math
@@ -18,7 +17,7 @@ import torch
 
 from minragen import loggers, starpo
 from minragen.chat import CONTEXTS, FORMATS, description_parts, format_parts
-from minragen.envs import Budget, EnvGroups, nearest, parse_mixture
+from minragen.envs import Budget, EnvGroups, nearest, parse_mixture, parse_options
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user
@@ -57,7 +56,8 @@ def opt(default, text, choices=None, least=0, most=2**31):
 class Config:
     """Every field is an option: `max_new_tokens` is `--max-new-tokens`."""
 
-    env: str = opt("frozenlake", "name, mixture (a,b or a=12,b=4), module:Class or Gymnasium id")
+    env: str = opt("frozenlake", "name, mixture (a,b or a=12,b=4), module:Class, Gymnasium id, "
+                                 "or openenv:URL of a server")
     run: str = opt("", "folder under runs/; empty: named after env, algo, model and seed")
     seed: int = opt(0, "seed of everything random in the run", most=2**20 - 1)
     algo: str = opt("grpo", "preset of the algorithm", tuple(ALGOS))
@@ -438,7 +438,7 @@ def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slic
     names = env_names(config)
     budgets = {n: getattr(config, n) for n in BUDGETS if getattr(config, n)}
     return EnvGroups(spec or ",".join(names), num_groups or len(names), group_size, split,
-                     env_options(config), budgets, share)
+                     parse_options(config.env_arg), budgets, share)
 
 
 def most_turns(config):
@@ -449,21 +449,6 @@ def most_turns(config):
 def env_names(config):
     """The distinct environments of the mixture."""
     return list(dict.fromkeys(name for name, _ in parse_mixture(config.env, config.num_groups)))
-
-
-def env_options(config):
-    """`--env-arg size=8 --env-arg frozenlake.slip=0.2` -> {"size": 8, "frozenlake.slip": 0.2}."""
-    options = {}
-    for text in config.env_arg:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"bad env_arg {text!r}: expected name=value.")
-        try:
-            options[name] = ast.literal_eval(
-                value.capitalize() if value in ("true", "false") else value)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            options[name] = value  # a text
-    return options
 
 
 def changed_environment(config):

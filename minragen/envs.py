@@ -21,6 +21,7 @@ Differences from RAGEN V2's environments and its `es_manager`:
 See an episode: `python -m minragen.environments frozenlake`.
 """
 
+import ast
 import difflib
 import importlib
 import math
@@ -116,6 +117,7 @@ class TextEnv(gymnasium.Env):
     defaults: dict = {}  # option name -> default; the type of the default is the type of the option
     bundled_data = "generated"  # where its instances come from, for the table of environments
     backend = ""  # external program or server, named in a run's first line
+    alias = ""  # names its episodes and their noise, where the name in the mixture is an address
     instruction = ""
 
     def __init__(self, split="train", budget=None, **options):
@@ -333,28 +335,48 @@ def check_options(owner, defaults, options):
     return checked
 
 
+def parse_options(texts):
+    """["size=8", "frozenlake.slip=0.2"] -> {"size": 8, "frozenlake.slip": 0.2}. Raises ValueError.
+    """
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"bad env_arg {text!r}: expected name=value.")
+        try:
+            options[name] = ast.literal_eval(
+                value.capitalize() if value in ("true", "false") else value)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            options[name] = value  # a text
+    return options
+
+
 # name -> package.module:Class, imported when it is asked for
 REGISTRY = {name.lower(): f"minragen.environments.{name.lower()}:{name}" for name in (
     "Bandit", "FrozenLake", "Sokoban", "Sudoku", "Countdown", "MetaMathQA", "SearchQA", "WebShop",
     "DeepCoder", "Lean")}
-# Those that make an environment of another library's, by its id.
+# prefix -> what makes an environment of another library's, by its id; "": a Gymnasium id
 ADAPTERS = {"": "minragen.environments.gymnasium_text:GymnasiumText",
-            "reasoning_gym": "minragen.environments.reasoning_gym:ReasoningGym"}
+            "reasoning_gym": "minragen.environments.reasoning_gym:ReasoningGym",
+            "openenv": "minragen.environments.openenv:OpenEnv"}
 
 
 def make(name, split="train", budget=None, **options):
     """Build an environment: a name from `REGISTRY`, `package.module:Class`, a Gymnasium id with
-    Text spaces, or `reasoning_gym:` and a data set.
+    Text spaces, `reasoning_gym:` and a data set, or `openenv:http://host:port`.
 
     raises: ValueError with the nearest known name, ImportError naming the missing module or class
     """
     spec = REGISTRY.get(name, name)
-    if ":" not in spec and spec not in gymnasium.registry:
+    prefix, colon, rest = spec.partition(":")
+    if prefix and colon and prefix in ADAPTERS:
+        return pkgutil.resolve_name(ADAPTERS[prefix])(rest, split=split, budget=budget, **options)
+    if not colon and spec not in gymnasium.registry:
         raise ValueError(nearest("env", name, sorted(REGISTRY)) + " Or give package.module:Class.")
     module_name, colon, attribute = spec.rpartition(":")
     if colon and (not module_name.strip(".") or module_name.startswith(".") or not attribute):
         raise ValueError(f"bad env {name!r}: expected package.module:Class.")
-    if module_name and module_name not in ADAPTERS:
+    if module_name:
         if "" not in sys.path:  # unlike `-m`, a console entry point skips the current folder
             sys.path.insert(0, "")
         cls = getattr(importlib.import_module(module_name), attribute, None)
@@ -366,8 +388,8 @@ def make(name, split="train", budget=None, **options):
         if attribute not in gymnasium.registry:
             raise ValueError(f"env {name!r}: {module_name} has no TextEnv class and registers no "
                              f"Gymnasium id called {attribute!r}.")
-    adapter = pkgutil.resolve_name(ADAPTERS.get(module_name, ADAPTERS[""]))
-    return adapter(attribute, split=split, budget=budget, **options)
+    gymnasium_text = pkgutil.resolve_name(ADAPTERS[""])
+    return gymnasium_text(attribute, split=split, budget=budget, **options)
 
 
 class ServerGone(RuntimeError):
@@ -425,10 +447,10 @@ class EnvGroups:
 
     def reset(self, first_seed):
         """Group number g gets the instance of seed `first_seed + g`. Returns each row's
-        observation, or the exception that its environment raised. Raises ServerGone as `step`."""
+        observation, or the exception that its environment raised. Limits and ServerGone as in
+        `step`."""
         self.seeds = [first_seed + g for g in self.numbers]
-        return self._patiently(range(len(self)), lambda rows: [
-            self._attempt(row, within_time_limit, self._reset_row, row) for row in rows])
+        return self._patiently(range(len(self)), lambda rows: self._each(rows, self._reset_row))
 
     def _reset_row(self, row):
         if row in self._broken:
@@ -450,23 +472,24 @@ class EnvGroups:
         raises: ServerGone if a tool's server did not come back
         """
         answer_of = dict(zip(rows, answers))
-        return self._patiently(rows, lambda rows: self._step_once(
-            rows, [answer_of[r] for r in rows], play))
+        return self._patiently(rows, lambda rows: self._each(
+            rows, lambda row: play(self.envs[row], answer_of[row])))
 
-    def _step_once(self, rows, answers, play):
+    def _each(self, rows, function):
+        """What function(row) returned for each row, or the exception that it raised."""
         results = {}
 
-        def step_row(r, answer):
-            results[r] = self._attempt(r, play, self.envs[r], answer)
+        def run(row):
+            results[row] = self._attempt(row, function, row)
 
         # Daemons: else Python's exit waits for those that hang.
-        threads = [threading.Thread(target=step_row, args=(r, answer), daemon=True)
-                   for r, answer in zip(rows, answers) if self.envs[r].parallel]
+        threads = [threading.Thread(target=run, args=(row,), daemon=True)
+                   for row in rows if self.envs[row].parallel]
         for thread in threads:
             thread.start()
-        for r, answer in zip(rows, answers):
-            if not self.envs[r].parallel:
-                results[r] = self._attempt(r, within_time_limit, play, self.envs[r], answer)
+        for row in rows:
+            if not self.envs[row].parallel:
+                results[row] = self._attempt(row, within_time_limit, function, row)
         limit = STEP_TIME_LIMIT * math.ceil(len(threads) / (os.cpu_count() or 1))
         deadline = time.monotonic() + limit
         for thread in threads:
@@ -530,3 +553,7 @@ def _options_of(name, options, names):
         if not dot or owner == name:
             mine[option] = value
     return mine
+
+
+if __name__ == "__main__":
+    importlib.import_module("minragen.environments.openenv").main(sys.argv[1:])

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minragen.envs import SPLITS, make, nearest
+from minragen.envs import SPLITS, make, nearest, parse_options
 
 # torch and transformers are imported where a model is needed: `make envs` need not wait for them.
 
@@ -311,8 +311,6 @@ def main(argv=None):
     """The command: print a table per environment, or play; exit with one sentence on an error."""
     import transformers
 
-    from minragen.config import Config, env_options
-
     args = arguments(argv)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -322,8 +320,7 @@ def main(argv=None):
                 raise ValueError(f"--{name}: got {getattr(args, name)}, expected {least} to "
                                  f"{most}.")
         if args.play is not None:
-            options = env_options(Config(env=args.play, env_arg=tuple(args.env_arg)))
-            return play(args.play, args.split, args.seed, options)
+            return play(args.play, args.split, args.seed, parse_options(args.env_arg))
         chosen = subjects(args)
         if args.out:
             Path(args.out).mkdir(parents=True, exist_ok=True)

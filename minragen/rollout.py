@@ -187,12 +187,13 @@ def first_prompt(frame, groups, row, observation, rules):
 
     observation: of `groups.reset`, which may be an exception
     """
-    group, member = divmod(row, groups.group_size)
-    t = Trajectory(groups.names[group], groups.seeds[group], groups.numbers[group], member)
+    env, (group, member) = groups.envs[row], divmod(row, groups.group_size)
+    t = Trajectory(env.alias or groups.names[group], groups.seeds[group], groups.numbers[group],
+                   member)
     if isinstance(observation, Exception):
         t.fail(observation)
         return t
-    t.system, t.observation = frame.system_message(groups.envs[row]), observation
+    t.system, t.observation = frame.system_message(env), observation
     t.add_prompt(frame.open(t.system, observation))
     if len(t.tokens) >= rules.max_context:
         raise ValueError(f"the first prompt of {t.env} has {len(t.tokens)} tokens and max_context "

@@ -11,8 +11,8 @@ from conftest import message, parsed
 from minragen import config as settings
 from minragen import eval as evaluation
 from minragen import report
-from minragen.config import ALGOS, ROOM, TINY, Config, env_options, preset
-from minragen.envs import REGISTRY
+from minragen.config import ALGOS, ROOM, TINY, Config, preset
+from minragen.envs import REGISTRY, parse_options
 from minragen.runs import read_config
 from minragen.train import main
 
@@ -119,7 +119,8 @@ class TestPresets:
 
     def test_tinys_preset_turns_on_options_which_given_ones_join_and_replace(self):
         def options(env, *given):
-            return env_options(parsed("--env", env, *(x for o in given for x in ("--env-arg", o))))
+            words = (word for text in given for word in ("--env-arg", text))
+            return parse_options(parsed("--env", env, *words).env_arg)
 
         assert options("sudoku")["hints"] is True
         assert options("sudoku", "size=9") == options("sudoku") | {"size": 9}

@@ -295,6 +295,13 @@ class TestGroups:
             assert [env.options["slip"] for env in groups.envs] == slips
             assert [env.budget for env in groups.envs] == [Budget(8, 2, 10)] * 2
 
+    def test_rows_that_wait_on_something_outside_begin_together(self, monkeypatch):
+        together = threading.Barrier(3)
+        monkeypatch.setattr(Step, "parallel", True)
+        monkeypatch.setattr(Step, "reset", lambda env, **given: (
+            together.wait(timeout=5), Walk.reset(env, **given))[1])
+        assert {*map(type, EnvGroups("test_envs:Step", 3, 1).reset(0))} == {str}
+
     @pytest.mark.parametrize("parallel", [False, True], ids=["in line", "in threads"])
     def test_rows_are_stepped_in_any_order_and_one_that_raises_is_built_anew(self, parallel):
         groups = EnvGroups("test_envs:Step", 4, 1)

@@ -12,8 +12,8 @@ from conftest import parsed
 
 from minragen import eval as evaluation
 from minragen import train
-from minragen.config import env_groups, env_options
-from minragen.envs import EnvGroups, make
+from minragen.config import env_groups
+from minragen.envs import EnvGroups, make, parse_options
 from minragen.eval import SETS, of_set, pass_at_k, play, scripted, sign_test, wilson
 from minragen.rollout import Trajectory
 
@@ -144,7 +144,7 @@ class TestEvaluate:
 
     def test_a_set_changes_its_options_alone_and_only_of_environments_that_have_it(self):
         config = parsed("--env", "frozenlake", "--env-arg", "slip=0.5")
-        assert env_options(of_set(config, "slippery")) == {
+        assert parse_options(of_set(config, "slippery").env_arg) == {
             "view": "coord", "frozen": 0.8, "frozenlake.slip": 0.2}
         for name, env in ((name, env) for name, envs in SETS.items() for env in envs):
             groups = env_groups(of_set(parsed("--env", env), name), "test", 4)

@@ -1,0 +1,257 @@
+"""Environments over the network by the standard OpenEnv: another's server as a TextEnv, and ours as
+such a server. docs/openenv.md says which servers can be trained on, and what they decide.
+
+    python -m minragen.envs serve --env sokoban --port 8000
+    python -m minragen.eval --play openenv:http://127.0.0.1:8000
+
+Reading order: `OpenEnv` (the client), `described`, `Served` (the server), `main`.
+"""
+
+import argparse
+import asyncio
+import functools
+import json
+import sys
+import threading
+import time
+import weakref
+import zlib
+from contextlib import suppress
+from dataclasses import fields, replace
+
+from minragen import envs
+from minragen.environments.search import MAX_REPLY, direct_opener, fetch, one_line
+from minragen.envs import Budget, ServerGone
+
+try:
+    import uvicorn
+    import websockets.asyncio.client
+    from openenv import core
+    from openenv.core.env_server.types import EnvironmentMetadata
+    from starlette.responses import PlainTextResponse
+    from starlette.websockets import WebSocketClose
+    from websockets.exceptions import ConnectionClosed
+except ImportError:
+    raise ImportError("OpenEnv needs packages: pip install 'minragen[openenv]'") from None
+
+MAX_ANSWER = 2**20  # bytes of an answer that our server reads
+MAX_SESSIONS = 1024  # of our server: a run has one for each row of training, validation and test
+LOOPBACK = ["127.0.0.1", "localhost"]
+websockets.asyncio.client.MAX_REDIRECTS = 1  # requests: a server must not choose where they go
+
+
+class OpenEnv(envs.TextEnv):
+    """An environment behind an OpenEnv server whose actions and observations hold text.
+
+    Each object is a session, opened by its first reset. The server gives the prompt (its
+    description), observations, rewards and the end; `budget` only bounds an episode.
+
+    raises: ServerGone if a reset has no connection. A step raises RuntimeError, since its episode
+        was in the session.
+    """
+
+    budget = Budget(max_turns=100, max_actions_per_turn=1, max_actions=100)
+    parallel = True
+    defaults = {"action": "", "observation": "", "instruction": ""}
+
+    def __init__(self, url, /, split="train", budget=None, **options):
+        super().__init__(split, budget, **options)
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"bad server {url!r}: expected openenv:http://host:port.")
+        self.url = url.rstrip("/")
+        schema, self.alias, description = described(self.url)
+        self._answer, self._shown = (self._fields(what, **schema[what]) for what in schema)
+        if more := schema["action"]["required"] - {*self._answer}:
+            raise ValueError(f"{self.url}: an action needs more than a text: {sorted(more)}.")
+        self.instruction = self.options["instruction"] or description
+        self._loop, self._client = event_loop(), core.GenericEnvClient(
+            self.url, message_timeout_s=envs.STEP_TIME_LIMIT, max_message_size_mb=MAX_REPLY / 2**20)
+        weakref.finalize(self, close, self._client, self._loop).atexit = False
+
+    def _fields(self, what, known, texts, required):
+        """The names of the fields that are text: those given, else the only one."""
+        if not texts or "tool_name" in known:  # the latter is a call of a tool (MCP)
+            raise ValueError(f"{self.url}: no field of its {what}s is text, but a language model "
+                             f"can only play with text: {', '.join(known)}.")
+        texts = [name for name in texts if name in required and what == "action"] or texts
+        given = self.options[what].split(",") if self.options[what] else texts
+        if not {*given} <= {*known} or given is texts and len(texts) > 1:
+            raise ValueError(f"{self.url}: which field of its {what}s is the text? Give --env-arg "
+                             f"{what}=NAME: {', '.join(texts)}.")
+        return given
+
+    @property
+    def system_prompt(self):
+        return self.instruction
+
+    def render(self):
+        return "\n".join(text_of(self._result.observation.get(name)) for name in self._shown)
+
+    def reset(self, *, seed=0, options=None):
+        """Ask for an episode. `seed` is the same for all members of a group and another for each
+        split; it has 31 bits, since servers hand it to NumPy. From the other words a server of
+        ours makes the very episode that is played without it."""
+        drawn = zlib.crc32(f"{self.split} {seed}".encode()) >> 1
+        self._result = self._ask("reset", seed=drawn, split=self.split, instance=seed,
+                                 member=(options or {}).get("member", 0))
+        self._session, self._turns, self._actions = self._client._ws, 0, 0
+        return self.render(), {"success": 0.0, "valid": 1.0, "effective": 0.0}
+
+    def step(self, answer):
+        """Play one turn. An answer that the server's schema refuses costs the format penalty."""
+        self._turns, self._actions, said = self._turns + 1, self._actions + 1, ""
+        result = self._ask("step", dict.fromkeys(self._answer, answer))
+        if result is None:
+            said, result = "No valid action was given.\n", replace(
+                self._result, reward=envs.FORMAT_PENALTY, metadata={"info": {"valid": 0.0}})
+        if self._client._ws is not self._session:  # the client opens another without a word
+            raise RuntimeError(f"{self.url}: the session was lost.")
+        self._result, more = result, result.metadata or {}
+        reward, done = float(result.reward or 0.0), bool(result.done)
+        truncated = bool(more.get("truncated")) if done else self.actions_left == 0
+        info = {"success": float(done and reward > 0), "valid": 1.0, **more.get("info", {})}
+        return said + self.render(), reward, done and not truncated, truncated, info
+
+    def _ask(self, call, *arguments, **named):
+        """The StepResult of a call of the client, None if the server's schema refuses it."""
+        async def answer():
+            return await getattr(self._client, call)(*arguments, **named)
+
+        try:
+            return asyncio.run_coroutine_threadsafe(answer(), self._loop).result()
+        except Exception as error:  # of the server, the client or the connection
+            if call == "step" and str(error).endswith("(code: VALIDATION_ERROR)"):
+                return None
+            said = one_line(str(error))[:300] or f"no answer in {envs.STEP_TIME_LIMIT:g} seconds"
+            gone = call == "reset" and isinstance(error, (ConnectionError, ConnectionClosed))
+            raise (ServerGone if gone else RuntimeError)(f"{self.url}: {said}") from None
+
+
+@functools.cache
+def event_loop():
+    """The loop of all connections, in a thread. Each with its own would open three files more."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+def close(client, loop):
+    """Close the session of an object that is gone, without waiting."""
+    loop.call_soon_threadsafe(lambda: asyncio.ensure_future(client.close()))
+
+
+@functools.cache
+def described(url):
+    """What a server says of itself: {"action": its fields, "observation": ...}, name, description.
+
+    raises: ServerGone if it does not answer as OpenEnv does
+    """
+    deadline = time.monotonic() + envs.STEP_TIME_LIMIT
+    try:
+        schema, about = (json.loads(fetch(direct_opener(), f"{url}/{page}", deadline))
+                         for page in ("schema", "metadata"))
+        parts = {}
+        for what, kinds in (("action", {"string"}), ("observation", {"string", "array"})):
+            known = {name: field for name, field in schema[what]["properties"].items()
+                     if name not in ("metadata", "done", "reward")}
+            texts = [name for name, field in known.items() if kinds & {
+                form.get("type") for form in [field, *field.get("anyOf", [])]}]
+            parts[what] = dict(known=[*known], texts=texts,
+                               required={*schema[what].get("required", [])})
+        return parts, one_line(str(about["name"])), text_of(about["description"])
+    except Exception as problem:  # of the connection, or of what it says
+        raise ServerGone(f"{url} does not answer like an OpenEnv server: "
+                         f"{one_line(str(problem))[:300]}. Is it running?") from None
+
+
+def text_of(value):
+    """A field as text, without terminal escapes: lists line by line, of messages their content."""
+    if isinstance(value, list):
+        return "\n".join(map(text_of, value))
+    if isinstance(value, dict) and "content" in value:
+        return text_of(value["content"])
+    text = value if isinstance(value, str) else "" if value is None else json.dumps(value)
+    return "".join(c for c in text if c.isprintable() or c in "\n\t")
+
+
+# ---- The server ----------------------------------------------------------------------------------
+class TextAction(core.Action):
+    message: str
+
+
+class TextObservation(core.Observation):
+    text: str
+
+
+class Served(core.Environment):
+    """A session of our server. build(split=) -> TextEnv, called `name`"""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    state = None  # the base's is a property
+
+    def __init__(self, name, build):
+        super().__init__()
+        self._name, self._build, self.state = name, functools.cache(build), core.State()
+        self._env = self._build(split="train")
+
+    def reset(self, seed=None, episode_id=None, split="train", member=0, instance=None):
+        self._env, self.state = self._build(split=split), core.State(episode_id=episode_id)
+        text, info = self._env.reset(seed=seed if instance is None else instance,
+                                     options={"member": member})
+        return TextObservation(text=text, metadata={"info": info})
+
+    def step(self, action, timeout_s=None):
+        self.state.step_count += 1
+        text, reward, terminated, truncated, info = self._env.step(action.message)
+        return TextObservation(text=text, reward=reward, done=terminated or truncated,
+                               metadata={"info": info, "truncated": truncated})
+
+    def get_metadata(self):
+        return EnvironmentMetadata(name=self._name, description=self._env.system_prompt)
+
+
+def without_pages(app):
+    """The app, closed to web pages that are open on this machine: they send their origin, or the
+    name that they have pointed here."""
+    async def guarded(scope, receive, send):
+        headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
+        if scope["type"] == "lifespan" or b"origin" not in headers and (
+                headers.get(b"host", "").partition(":")[0] in LOOPBACK):
+            return await app(scope, receive, send)
+        refusal = (WebSocketClose() if scope["type"] == "websocket" else
+                   PlainTextResponse("not for web pages", 403))
+        return await refusal(scope, receive, send)
+
+    return guarded
+
+
+def main(argv):
+    """Serve an environment until interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m minragen.envs", allow_abbrev=False)
+    parser.add_argument("command", choices=["serve"])
+    parser.add_argument("--env", required=True, help="name, package.module:Class or Gymnasium id")
+    parser.add_argument("--env-arg", action="append", default=[], help="name=value, as in training")
+    for field in fields(Budget):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, help="as in training")
+    parser.add_argument("--host", default=LOOPBACK[0], help="address to listen on [127.0.0.1]")
+    parser.add_argument("--port", type=int, default=8000, help="[8000]; 0: a free one")
+    given = vars(parser.parse_args(argv))
+    try:
+        build = functools.partial(envs.make, given["env"], **envs.parse_options(given["env_arg"]))
+        build = functools.partial(build, budget=replace(build().budget, **{
+            f.name: given[f.name] for f in fields(Budget) if given[f.name] is not None}))
+        build()
+    except (ValueError, ImportError) as problem:
+        sys.exit(f"error: {problem}")
+    session = functools.partial(Served, given["env"], build)
+    app = core.create_app(session, TextAction, TextObservation, env_name=given["env"],
+                          max_concurrent_envs=MAX_SESSIONS)
+    app = without_pages(app) if given["host"] in LOOPBACK else app
+    config = uvicorn.Config(app, given["host"], given["port"], log_level="warning",
+                            ws_max_size=MAX_ANSWER, timeout_graceful_shutdown=5)
+    socket = config.bind_socket()
+    socket.listen()  # before the address is known
+    print(f"{given['env']} at http://{given['host']}:{socket.getsockname()[1]}", flush=True)
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run([socket])
+    print("stopped")

@@ -1,0 +1,390 @@
+"""OpenEnv both ways: our environments behind our server, other people's servers, TRL's trainer."""
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from conftest import message, parsed
+from test_train import metrics, read_lines
+
+from minragen import envs
+from minragen import train as trainer
+from minragen.config import BUDGETS
+from minragen.envs import FORMAT_PENALTY, EnvGroups, ServerGone, make
+
+openenv = pytest.importorskip("openenv.core", reason="pip install 'minragen[openenv]'")
+ROOT = Path(__file__).parents[2]
+BRIEF = shlex.split("--num-groups 3 --group-size 4 --val-size 2 --val-every 9 --save-every 9 "
+                    "--diagnose-every 0")
+
+
+@contextlib.contextmanager
+def running(*words):
+    """(a process that serves, its address); in the end it is killed."""
+    with subprocess.Popen([sys.executable, *words], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                          env=os.environ | {"PYTHONPATH": "tests"}) as process:
+        try:
+            yield process, process.stdout.readline().split()[-1]
+        finally:
+            process.kill()
+
+
+def ours(env, *words):
+    return running("-m", "minragen.envs", "serve", "--port", "0", "--env", env, *words)
+
+
+@pytest.fixture(scope="module")
+def others():
+    with running("tests/openenv_servers.py", "0") as (_, url):
+        yield f"openenv:{url}"
+
+
+@pytest.fixture
+def answering():
+    """answering(answer): the address of a server whose answer to a path is `answer(path)`."""
+    with contextlib.ExitStack() as stack:
+        def start(answer):
+            class Handler(BaseHTTPRequestHandler):
+                protocol_version = "HTTP/1.1"  # as a WebSocket asks for
+
+                def do_GET(self):
+                    status, header, body = answer(self.path)
+                    self.send_response(status)
+                    self.send_header("Location", header)
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    with contextlib.suppress(OSError):
+                        self.wfile.write(body)
+
+                def log_message(self, *_):
+                    pass
+
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield start
+
+
+def words_of(config):
+    """The words for our server that say the environment's options and budget of a Config."""
+    words = [word for text in config.env_arg for word in ("--env-arg", text)]
+    return words + [f"--{name.replace('_', '-')}={value}" for name in BUDGETS
+                    if (value := getattr(config, name))]
+
+
+def refusal(name, **options):
+    with pytest.raises((ValueError, RuntimeError)) as refused:
+        make(name, **options)
+    return str(refused.value)
+
+
+def played(groups, seed, answers):
+    """All that the rows see and are told in an episode of these answers."""
+    said = [groups.reset(seed)]
+    for answer in answers:
+        live = [row for row, last in enumerate(said[-1]) if isinstance(last, str) or not (
+            last is None or last[2] or last[3])]
+        outcomes = dict(zip(live, groups.step(live, [answer] * len(live))))
+        said.append([outcomes.get(row) for row in range(len(groups))])
+    return said
+
+
+class TestOurs:
+    @pytest.mark.parametrize("env", ["frozenlake", "bandit"])
+    def test_a_run_over_the_network_is_the_local_run(self, runs, monkeypatch, env):
+        begun = parsed("--env", env, "--run", "begun", "--steps", "1", *BRIEF)
+        trainer.train(begun, say=lambda _: None)
+        episodes, collect = [], trainer.collect
+        monkeypatch.setattr(trainer, "collect", lambda *given: (
+            episodes.append(collect(*given)) or episodes[-1]))
+        here = dataclasses.replace(begun, run="here", steps=2, init_from="begun")
+        with ours(env, *words_of(begun)) as (_, url):
+            there = dataclasses.replace(here, run="there", env=f"openenv:{url}", env_arg=())
+            for config in (here, there):
+                trainer.train(config, say=lambda _: None)
+        assert metrics(runs / "there") == metrics(runs / "here")
+        local, remote = episodes[:2], episodes[2:]
+        assert len({t.episode_return for played in local for t in played}) > 1
+        assert remote == local  # tokens, logprobs, masks, rewards, ends, texts
+        assert [len(played) for played in local] == [12, 12]
+
+    def test_every_split_and_member_with_its_options_and_budget_is_the_local_one(self):
+        with ours("frozenlake", "--env-arg", "slip=0.4", "--max-turns", "4") as (_, url):
+            for split in envs.SPLITS:
+                here = EnvGroups("frozenlake", 3, 4, split, {"slip": 0.4}, {"max_turns": 4})
+                there = EnvGroups(f"openenv:{url}", 3, 4, split)
+                assert there.envs[0].system_prompt == here.envs[0].system_prompt
+                turns = [played(groups, 2**41, ["Left || Down", "Right", "fly", ""])
+                         for groups in (here, there)]
+                assert turns[0] == turns[1]
+                assert len({row[0] for row in turns[0][1] if row}) > 3  # members slip by themselves
+
+    def test_openenvs_client_needs_nothing_of_ours(self):
+        with (ours("test_envs:Walk") as (_, url),
+              openenv.GenericEnvClient(base_url=url).sync() as client):
+            assert client.reset(seed=3).observation["text"].startswith("Day ")
+            result = client.step({"message": "Right || Right"})
+            assert "at 2" in result.observation["text"]
+            assert (result.reward, result.done) == (-0.5, False)
+            assert client.state()["step_count"] == 1
+            result = client.step({"message": "right"})
+            assert (result.reward, result.done) == (0.75, True)
+            with pytest.raises(RuntimeError, match="without a live episode"):
+                client.step({"message": "Right"})
+
+    def test_it_listens_to_programs_of_this_machine_alone_and_stops_at_ctrl_c(self):
+        from websockets.exceptions import InvalidStatus
+        from websockets.sync.client import connect
+
+        with ours("bandit") as (process, url):
+            assert url.startswith("http://127.0.0.1:")
+            host = url.removeprefix("http://")
+            for headers in ({}, {"Host": "rebound.example"}, {"Origin": "https://page.example"}):
+                request = urllib.request.Request(f"{url}/health", headers=headers)
+                refused = pytest.raises(urllib.error.HTTPError, match="403")
+                with refused if headers else contextlib.nullcontext():
+                    assert urllib.request.urlopen(request).status == 200
+            for origin in ("https://page.example", None):
+                refused = pytest.raises(InvalidStatus, match="403")
+                with (refused if origin else contextlib.nullcontext(),
+                      connect(f"ws://{host}/ws", origin=origin) as socket):
+                    socket.send('{"type": "reset"}')
+                    assert json.loads(socket.recv())["type"] == "observation"
+            process.send_signal(signal.SIGINT)
+            assert (process.wait(20), process.stdout.read()) == (0, "stopped\n")
+
+    @pytest.mark.parametrize("words, said", [
+        ("bandot", "unknown env 'bandot': did you mean 'bandit'?"),
+        ("bandit --env-arg size=3", "option of Bandit"),
+        ("bandit --max-turns 0", "max_turns is 0")])
+    def test_what_cannot_be_served_is_refused(self, words, said):
+        serve = importlib.import_module("minragen.environments.openenv").main
+        with pytest.raises(SystemExit, match=re.escape(said)):
+            serve(["serve", "--env", *words.split()])
+
+    def test_a_plain_run_imports_none_of_it_and_a_missing_package_is_named(self):
+        program = ("import sys, minragen.train; sys.modules['openenv'] = None\n"
+                   "assert not {'fastapi', 'uvicorn', 'websockets'} & sys.modules.keys()\n"
+                   "minragen.train.main(['--env', 'openenv:http://127.0.0.1:1'])")
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True,
+                              text=True, check=False)
+        assert done.stderr.splitlines()[-1] == (
+            "error: OpenEnv needs packages: pip install 'minragen[openenv]'")
+
+
+class TestOthers:
+    def test_a_game_is_played_by_its_own_observations_rewards_and_ends(self, others):
+        groups = EnvGroups(f"{others}/guess", 8, 2)
+        for answer in map(str, range(10)):
+            assert {*groups.reset(5)} == {"Which number?[2J"}  # no terminal escape
+            won = [turn == ("yes", 1.0, True, False, {"success": 1.0, "valid": 1.0})
+                   for turn in groups.step(range(16), [answer] * 16)]
+            assert won[::2] == won[1::2]  # members play the same number
+            groups.numbers_won = getattr(groups, "numbers_won", 0) + sum(won)
+        assert groups.numbers_won == 16  # and the same seed draws it again
+        assert groups.envs[0].system_prompt == "Game environment"
+
+    def test_an_answer_that_the_schema_refuses_is_the_replys_fault(self, others):
+        groups = EnvGroups(f"{others}/guess", 1, 1, budgets={"max_turns": 2})
+        groups.reset(0)
+        for last in (False, True):
+            assert groups.step([0], [""]) == [(
+                "No valid action was given.\nWhich number?[2J", FORMAT_PENALTY, False, last,
+                {"success": 0.0, "valid": 0.0})]
+
+    def test_splits_of_one_seed_are_asked_for_with_different_seeds(self, others):
+        asked = []
+        for split in envs.SPLITS:
+            for seed in (0, 2**41, 2**41 + 1):
+                env = make(f"{others}/guess", split)
+                env._ask = partial(lambda env, call, **named: asked.append(named) or type(env)._ask(
+                    env, call, **named), env)
+                for member in range(2):
+                    env.reset(seed=seed, options={"member": member})
+        assert len({named["seed"] for named in asked}) == 9
+        assert all(0 <= named["seed"] < 2**31 for named in asked)
+
+    def test_the_field_of_the_text_is_found_or_asked_for(self, others):
+        assert make(f"{others}/echo").reset() == (
+            "ready", {"success": 0.0, "valid": 1.0, "effective": 0.0})
+        for name, said in (("arena", "which field of its observations is the text? Give --env-arg "
+                                     "observation=NAME: prompt, messages."),
+                           ("two", "Give --env-arg action=NAME: code, path."),
+                           ("column", "no field of its actions is text"),
+                           ("tools", "no field of its actions is text"),
+                           ("none", "does not answer like an OpenEnv server: HTTP Error 404")):
+            assert said in refusal(f"{others}/{name}")
+        assert "an action needs more than a text: ['path']" in refusal(
+            f"{others}/two", action="code")
+        assert "which field" in refusal(f"{others}/echo", observation="echo")
+        env = make(f"{others}/arena", observation="prompt,messages", instruction="Guess.")
+        assert (env.reset()[0], env.system_prompt) == ("Rules\nRules", "Guess.")
+        assert env.step("crane")[0] == "Rules\ncrane\nWrong"
+
+    def test_sessions_end_with_their_rows(self, others):
+        """/one has room for one."""
+        for _ in range(3):
+            groups = EnvGroups(f"{others}/one", 1, 1)
+            for _attempt in range(50):  # the server notices a little later
+                (first,) = groups.reset(0)
+                if first == "ready":
+                    break
+                time.sleep(0.1)
+            assert first == "ready"
+        full = EnvGroups(f"{others}/one", 1, 1).reset(0)[0]
+        assert "Server at capacity: 1/1 sessions active." in str(full)
+
+
+class TestFailures:
+    def test_a_server_that_stalls_crashes_or_floods_ends_that_episode_alone(self, others,
+                                                                         monkeypatch):
+        monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 1.0)
+        monkeypatch.setattr(envs.os, "cpu_count", lambda: 1)
+        groups = EnvGroups(f"{others}/guess=3,{others}/echo=1", 4, 1)
+        groups.reset(0)
+        stalled, crashed, fine, huge = groups.step(range(4), ["stall", "crash", "1", "huge"])
+        assert "no answer in 1 seconds" in str(stalled) and fine[0] in ("yes", "no")
+        assert re.search(r"Server error: no \[2J!+$", str(crashed)) and len(str(crashed)) < 400
+        assert "frame exceeds limit of 4194304 bytes" in str(huge)
+        assert not any(isinstance(error, ServerGone) for error in (stalled, crashed, huge))
+        assert all(isinstance(first, str) for first in groups.reset(1))
+
+    def test_a_step_is_never_played_in_another_session(self, others):
+        env = make(f"{others}/echo")
+        env.reset()
+        asyncio.run_coroutine_threadsafe(env._client._ws.close(), env._loop).result()
+        with pytest.raises(RuntimeError, match="the session was lost"):
+            env.step("hi")
+        assert env.reset()[0] == "ready" and env.step("hi")[1] == 0.1
+
+    def test_a_start_that_stalls_is_an_error_of_its_row(self, others, monkeypatch):
+        monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.5)
+        groups = EnvGroups(f"{others}/busy", 1, 2)
+        assert {type(error) for error in groups.reset(0)} <= {RuntimeError, TimeoutError}
+
+    def test_a_server_killed_in_the_middle_of_an_episode_gives_no_reward(self, runs, monkeypatch):
+        """Its episodes are errors; then it is waited for, the run saves and stops, and goes on."""
+        base = parsed("--env", "bandit", "--run", "begun", "--steps", "1", *BRIEF)
+        trainer.train(base, say=lambda _: None)
+        monkeypatch.setattr(envs, "SERVER_PAUSES", (0.1, 0.1))
+        options = words_of(base)
+        words = f"--run gone --init-from begun {' '.join(BRIEF)} --steps 4 --max-new-tokens 24"
+        step, rounds = EnvGroups.step, []
+        with ours("bandit", *options) as (process, url):
+            def killing(groups, *given):
+                rounds.append(groups.split)
+                if rounds.count("train") == 2:
+                    process.kill()
+                    process.wait()
+                return step(groups, *given)
+
+            monkeypatch.setattr(EnvGroups, "step", killing)
+            said = message("--env", f"openenv:{url}", *words.split())
+        assert said.startswith(f"error: {url}: Failed to connect")
+        lines = read_lines(runs / "gone" / "metrics.jsonl")
+        assert [line["env_errors"] for line in lines[1:]] == [0, 12]
+        assert "episode_return" in lines[1] and "episode_return" not in lines[2]
+        failed = [line for line in read_lines(runs / "gone" / "trajectories.jsonl")
+                  if line["step"] == 2]
+        assert {line["stop"] for line in failed} == {"env_error"}
+        with ours("bandit", *options, "--port", url.rpartition(":")[2]):
+            trainer.main(["--run", "gone", "--resume"])
+        assert [line["step"] for line in metrics(runs / "gone")][-2:] == [4, 4]
+
+    def test_a_bad_server_is_refused_at_the_start(self, answering, others):
+        schema = {what: {"properties": {"message": {"type": "string"}}}
+                  for what in ("action", "observation")}
+        good = {"/schema": json.dumps(schema), "/metadata": '{"name": "x", "description": "x"}'}
+        for bad, said in ((b"[" * 10**5, "Is it running?"), (b"<html>", "Expecting value"),
+                          (b"x" * 5_000_000, "endless reply"), (b'{"action": 1}', "Is it ")):
+            url = answering(lambda path, bad=bad: (200, "", bad))
+            assert said in refusal(f"openenv:{url}")
+        elsewhere = others.removeprefix("openenv:http") + "/echo"
+        url = answering(lambda path: (302, f"http{elsewhere}{path}", b""))
+        assert "HTTP Error 302" in refusal(f"openenv:{url}")
+        url = answering(lambda path: (
+            (200, "", good[path].encode()) if path in good else (302, f"ws{elsewhere}{path}", b"")))
+        with pytest.raises(ServerGone, match="redirects"):
+            make(f"openenv:{url}").reset()
+        for address in ("openenv:file:///etc", "openenv:"):
+            assert "expected openenv:http://host:port." in refusal(address)
+        assert "Connection refused" in refusal("openenv:http://127.0.0.1:1")
+
+
+def caller(dataset, environment):
+    """The model and the tokenizer of a tiny Llama that has learnt by heart to call `play`."""
+    import torch
+    import trl
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    letters = Tokenizer(models.BPE({c: i for i, c in enumerate(
+        sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=letters, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+        chat_template=(Path(trl.__file__).parent / "chat_templates/qwen2_5.jinja").read_text())
+    call = '<tool_call>\n{"name": "play", "arguments": {"message": "', '"}}\n</tool_call>'
+    tokenizer.add_tokens(["<|im_start|>", *call])
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id))
+    optimizer, env = torch.optim.Adam(model.parameters(), 1e-2), environment()
+    for row, direction in zip(dataset.select(range(32)), ("Up", "Left", "Down", "Right") * 8):
+        row["prompt"][0]["content"] += env.reset(**row)
+        prompt, reply = (tokenizer(text)["input_ids"] for text in (
+            tokenizer.apply_chat_template(row["prompt"], tools=[env.play], tokenize=False,
+                                          add_generation_prompt=True),
+            f"{call[0]}{direction}{call[1]}<|im_end|>"))
+        ids = torch.tensor([prompt + reply])
+        labels = ids.masked_fill(torch.arange(ids.shape[1]) < len(prompt), -100)
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"model": model, "processing_class": tokenizer}
+
+
+class TestTRL:
+    @pytest.mark.filterwarnings("ignore")
+    def test_its_trainer_takes_a_step_on_our_sokoban_as_the_page_shows(self, tmp_path, monkeypatch):
+        """With a tiny Llama that has learnt by heart to call the tool with a random direction."""
+        pytest.importorskip("trl")
+        monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+        (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/openenv.md").read_text(),
+                                re.DOTALL)
+        small = ("max_steps=1, per_device_train_batch_size=8, max_tool_calling_iterations=1, "
+                 "use_cpu=True, bf16=False, report_to='none', save_strategy='no', logging_steps=1, "
+                 f"disable_tqdm=True, output_dir={str(tmp_path)!r}")
+        with ours("sokoban") as (_, url):
+            for shown, tested in (("http://127.0.0.1:8000", url), ("max_steps=200", small),
+                                  ('"Qwen/Qwen3-0.6B"', "**caller(dataset, Sokoban)")):
+                assert shown in program
+                program = program.replace(shown, tested)
+            names = {"caller": caller}
+            exec(program, names)
+        log = names["trainer"].state.log_history[0]
+        assert log["tools/call_frequency"] > 0 and log["tools/failure_frequency"] == 0
+        assert math.isfinite(log["loss"]) and log["grad_norm"] > 0
+        assert log["rewards/Sokoban/mean"] < 0 < log["reward_std"]
