@@ -23,9 +23,9 @@ from minragen.envs import REGISTRY  # noqa: E402  the loop above finds it
 
 # The order in which the specification is read: first how episodes become tokens, then the step.
 ORDER = ("test_rollout", "test_step", "test_starpo", "test_museum", "test_models", "test_attention",
-         "test_lora", "test_families", "test_chat", "test_train", "test_distributed", "test_accelerator",
-         "test_memory", "test_config", "test_diagnostics", "test_eval", "test_bundled",
-         "test_envs", "test_env_contract")
+         "test_lora", "test_families", "test_chat", "test_train", "test_distributed",
+         "test_accelerator", "test_memory", "test_config", "test_diagnostics", "test_eval",
+         "test_bundled", "test_envs", "test_env_contract")
 
 
 def pytest_ignore_collect(collection_path, config):
