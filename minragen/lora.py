@@ -48,14 +48,16 @@ def twin(module):
 
 
 def merged(model):
-    """{name: weight} of a plain model that computes the same: W + alpha / r B A in place of W."""
+    """{name: weight} of a plain model that computes the same: W + alpha / r B A in place of W.
+    These are on the CPU: a GPU may have no room for a second model."""
     state = {name.replace(".base_layer", ""): weight
              for name, weight in model.state_dict().items() if ".lora_" not in name}
     for name, layer in model.named_modules():
         if hasattr(layer, "get_delta_weight"):
+            # peft wraps experts once for each of their parameters, which have other names.
             weight = f"{name}.{getattr(layer, 'parameter_name', 'weight')}".replace(
-                ".base_layer", "")  # peft wraps experts, whose matrices are one parameter, twice
-            state[weight] = state[weight] + layer.get_delta_weight("default").detach()
+                ".base_layer", "")
+            state[weight] = (state[weight] + layer.get_delta_weight("default")).detach().cpu()
     return state
 
 

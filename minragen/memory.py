@@ -35,12 +35,13 @@ def phases(learner, config):
     models = [m for m in (learner.policy.model, learner.critic, learner.reference) if m is not None]
     parameters = {id(p): p for m in models for p in m.parameters()}.values()  # LoRA shares some
     trained = [p for p in parameters if p.requires_grad]
+    of_policy = sum(p.numel() for p in learner.policy.model.parameters() if p.requires_grad)
     n = _sizes(learner.policy.model, config)
     return {"always": {"weights": sum(p.nbytes for p in parameters),
                        "masters": sum(4 * p.numel() for p in trained if p.itemsize < 4),
                        "Adam": sum(8 * p.numel() for p in trained)},
             "rollout": _rollout(n, config), "update": (update := _update(n, config, trained)),
-            "diagnostics": _diagnostics(n, config, learner.policy.model, update)}
+            "diagnostics": _diagnostics(n, config, of_policy, update)}
 
 
 def _sizes(model, config):
@@ -97,13 +98,12 @@ def _update(n, config, trained):
             "batch": n.rows * n.context * BATCH_BYTES}
 
 
-def _diagnostics(n, config, model, update):
+def _diagnostics(n, config, parameters, update):
     """Gradients by reward std, where they are measured; else slots of prompts and reasonings."""
     if config.gradients_every:
-        numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
         terms = 1 + (config.entropy_coef > 0) + (config.kl_coef > 0)
         # Of each term: the total, the last bucket's sum and this one's; and two in the making.
-        return update | {"gradients": 4 * numbers * (3 * terms + 2)}
+        return update | {"gradients": 4 * parameters * (3 * terms + 2)}
     packed = config.token_budget * min(1, diagnostics.PACK_TOKENS / n.context)
     slots = (config.token_budget + packed) * n.layers * n.keys * n.width
     logits = 8 * min(packed * n.vocab, LOGIT_BUDGET)

@@ -70,7 +70,11 @@ class TestAdapters:
         plain = {name for name, x in policy.base.named_modules() if isinstance(x, torch.nn.Linear)}
         assert layers(policy.model).keys() == plain - {"lm_head"}
         assert torch.equal(logits(policy.model), logits(policy.base))
+
+    def test_without_its_adapters_it_is_exactly_the_model_before(self):
+        policy = adapted()
         assert torch.equal(logits(policy.base), logits(tiny()[0].model))
+        assert not torch.equal(logits(policy.model), logits(policy.base))
 
     def test_the_seed_decides_the_adapters(self):
         one, same, other = (lora.trained(adapted(seed=seed, std=0).model) for seed in (0, 0, 1))
