@@ -34,6 +34,7 @@ class ReasoningGym(TextEnv):
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
     defaults = {"partial": False}
+    instruction = "Answer the question."
 
     def __init__(self, name, split="train", budget=None, partial=False, **options):
         super().__init__(split, budget, partial=partial)
@@ -41,11 +42,6 @@ class ReasoningGym(TextEnv):
         self.judge = judge(*self.recipe)
         source = inspect.getsource(type(self.judge).score_answer)
         self.evaluates = re.search(r"\b(eval|parse_expr)\(answer\b", source) is not None
-
-    @property
-    def instruction(self):
-        again = " If the answer is wrong you may try again." if self.budget.max_turns > 1 else ""
-        return f"Answer the question.{again}"
 
     def _reset(self, rng):
         self.task, self.worth = self._draw(rng), 0.0
