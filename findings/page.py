@@ -45,7 +45,8 @@ def rows_of_all(finding):
 
 # ---- Judging -------------------------------------------------------------------------------------
 def judge(finding, rows):
-    """[(prediction, its differences by seed, (low, high), verdict), ...] and the overall verdict.
+    """[(prediction, its differences by seed, (mean, low, high), verdict), ...] and the overall
+    verdict.
 
     rows: {arm: [row, ...]}, the same seeds in the same order for each arm
     """
@@ -55,7 +56,7 @@ def judge(finding, rows):
     for prediction in finding.predictions:
         found = [prediction.difference(*(rows[arm][i] for arm in prediction.arms)) for i in seeds]
         known = [d for d in found if not math.isnan(d)]
-        interval = bootstrap(known) if known else (math.nan, math.nan)
+        interval = (np.mean(known), *bootstrap(known)) if known else (math.nan,) * 3
         enough = len(known) >= 0.8 * len(found)  # one of five seeds may say nothing
         results.append((prediction, found, interval,
                         verdict(known if enough else [], prediction.margin)))
@@ -66,8 +67,8 @@ def judged(finding, rows):
     """The verdicts as text for the console."""
     results, whole = judge(finding, rows)
     return "\n".join([f"\n{finding.name}: {whole}", *(
-        f"  {v:15} {np.nanmean(found):7.3f} [{low:.3f}, {high:.3f}], margin {p.margin}: {p.text}"
-        for p, found, (low, high), v in results)])
+        f"  {v:15} {mean:7.3f} [{low:.3f}, {high:.3f}], margin {p.margin}: {p.text}"
+        for p, _, (mean, low, high), v in results)])
 
 
 # ---- The page ------------------------------------------------------------------------------------
@@ -103,8 +104,8 @@ def block(finding, results, whole, minutes):
         [f"`{arm}`", ", ".join(x for x in own if x not in common)]
         for arm, own in changed.items())]
     rows = [[p.text, f"{p.margin:g}", ", ".join(f"{d:.2f}" for d in found),
-             f"{np.nanmean(found):.2f} [{low:.2f}, {high:.2f}]", v]
-            for p, found, (low, high), v in results]
+             f"{mean:.2f} [{low:.2f}, {high:.2f}]", v]
+            for p, found, (mean, low, high), v in results]
     head = ("prediction", "margin", f"seeds {SEEDS[0]} to {SEEDS[-1]}", "mean, 95 % interval",
             "verdict")
     return "\n\n".join([

@@ -220,7 +220,7 @@ class TestVerdict:
         prediction = Prediction("", 0.1, ("a",), lambda row: row["x"])
         finding = Finding("x", "x", "x", "x", ("a",), (prediction,), None)
         (_, found, interval, verdict), = page.judge(finding, {"a": [{"x": x} for x in values]})[0]
-        assert verdict == expected and interval == (1.0, 1.0) and np.isnan(found[0])
+        assert verdict == expected and interval == (1.0, 1.0, 1.0) and np.isnan(found[0])
 
 
 def test_the_stored_results_are_of_the_arms_as_they_are():
