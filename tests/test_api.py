@@ -182,7 +182,7 @@ class TestBadServers:
 
         with pytest.raises(RuntimeError, match="no such model"):
             Server(server(answer), "m").collect(EnvGroups("sokoban", 60, 1))
-        assert len(asked) < 60
+        assert len(asked) < 150  # all turns of all: 300
 
     def test_a_server_that_stalls_or_is_not_there_is_given_up(self, server, monkeypatch):
         monkeypatch.setattr(api, "SECONDS", 0.2)

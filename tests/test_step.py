@@ -346,7 +346,7 @@ ELSEWHERE = {
     # They choose the machine, the first weights, what is measured or when a run ends,
     "run", "model", "device", "threads", "init_from", "warmup_steps", "val_size",
     "val_temperature", "val_every", "diagnose_every", "diagnose_samples", "gradients_every",
-    "save_every", "early_stop",
+    "save_every", "early_stop", "log",
     # are compared by other tests of this file,
     "algo", "max_rows", "token_budget", "steps", "lr_final", "decay_steps", "kl_target",
     "kl_horizon", "attention", "activation_checkpointing",
