@@ -80,7 +80,8 @@ def scatter(metrics, rows):
 def onsets(onsets_of, rows):
     """When each indicator changed: a dot a run.
 
-    onsets_of: row -> {indicator: step, nan if there is none}
+    onsets_of: row -> {indicator: step; the one after the last if it never turned, nan if the run
+        takes no part}
     """
     found = [onsets_of(row) for members in rows.values() for row in members]
     figure = Figure(figsize=(6, 2.6), layout="constrained")

@@ -1,7 +1,8 @@
 """What is tested: the arms (configurations), and the findings with their claims and predictions.
 
-Every prediction was written down before its reported seeds were run, with a margin: the smallest
-effect that would matter. Settings were chosen on seeds from 100 on, which are not reported.
+Predictions were written down before their reported seeds were run (exceptions: LOG.md), each with a
+margin: the smallest effect that would matter. Settings were chosen on seeds from 100 on, which are
+not reported.
 
 Sources: V1 is RAGEN (Wang et al. 2025, arXiv:2504.20073), V2 its second version's code and docs.
 """
@@ -114,7 +115,7 @@ WORSE = {"reward_std": -1, "entropy": 1, "grad_norm": 1, "first_turn/mi": -1, "d
 
 
 def best_window(row):
-    """The number of the window in which success is best: its first step less one."""
+    """The index k of the window in which success is best: steps k+1 to k+WINDOW."""
     return int(np.nanargmax(windows(row["success"])))
 
 
@@ -138,7 +139,8 @@ def onsets(row):
 
 
 def turns(arm, name, other):
-    """The prediction that an indicator turns before another one; nan where neither does."""
+    """The prediction that an indicator turns before another one; one that never turns counts as
+    the step after the last, and where neither does, or success never fell, it is nan."""
     def difference(row):
         found = onsets(row)
         never = len(row["success"])
