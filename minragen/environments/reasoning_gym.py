@@ -13,6 +13,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import itertools
 import random
 import re
 
@@ -49,7 +50,8 @@ class ReasoningGym(TextEnv):
         self.observation_space = text_space(text, len(text) + 1000)
 
     def _draw(self, rng):
-        return draw(*self.recipe, int(rng.integers(2**31)))
+        tasks = (draw(*self.recipe, int(rng.integers(2**31))) for _ in itertools.count())
+        return next(task for task in tasks if task["answer"] != "")  # an empty reply is no action
 
     def _act(self, action):
         score = self._score(action)
