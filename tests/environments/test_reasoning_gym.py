@@ -81,6 +81,16 @@ class TestScores:
             assert [env.step(reply)[1] for reply in replies] == pytest.approx(
                 [share, 0.0, 1 - share] if partial else [0.0, 0.0, 1.0])
 
+    @pytest.mark.parametrize("name, reply", [
+        ("game_of_life_halting", "who knows"), ("puzzle24", "6 * 4 * 1 * 1")])
+    def test_two_data_sets_pay_for_other_answers_as_the_page_says(self, name, reply):
+        page = Path(__file__).parent.parent.parent / "docs/add-an-environment.md"
+        assert name in page.read_text() and begun(name).step(reply)[1] == 1.0
+
+    def test_a_task_whose_answer_is_empty_is_not_drawn(self):
+        answers = {begun("ab", seed=seed, length=2).solve()[0] for seed in range(40)}
+        assert "" not in answers and len(answers) > 4  # A# #A becomes nothing
+
     def test_an_answer_on_which_the_data_set_raises_is_wrong(self):
         env = begun("prime_factorization")
         assert env.step("?")[1:3] == (0.0, True)
