@@ -61,6 +61,7 @@ LOGGERS = {"tensorboard": tensorboard, "wandb": wandb}
 
 
 def names(config):
+    """The loggers that a Config asks for."""
     return [name.strip() for name in config.log.split(",") if name.strip()]
 
 

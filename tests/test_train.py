@@ -75,15 +75,20 @@ def metrics(folder):
             for line in read_lines(folder / "metrics.jsonl")]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A folder with a run of two steps that several tests copy."""
-    folder = tmp_path_factory.mktemp("finished")
+def run_apart(tmp_path_factory, line, *more):
+    """Train with these options, as `run` takes them, and return the run's folder."""
+    folder = tmp_path_factory.mktemp("apart")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("minragen.runs.RUNS", folder)
         patch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        run("--run a --steps 2", *BRIEF)
+        run(f"--run a {line}", *more)
     return folder / "a"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder with a run of two steps that several tests copy."""
+    return run_apart(tmp_path_factory, "--steps 2", *BRIEF)
 
 
 @pytest.fixture
@@ -460,13 +465,9 @@ class Late(Lottery):
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
     """The folder of a run with a Gymnasium id of another package and an environment that fails."""
-    folder = tmp_path_factory.mktemp("mixed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("minragen.runs.RUNS", folder)
-        patch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        run("--env test_envs:words/Guess-v0,toys:Faulty --run a --num-groups 4 --group-size 4 "
-            "--steps 2 --val-size 8 --warmup-steps 0 --max-new-tokens 6 --filter none")
-    return folder / "a"
+    return run_apart(
+        tmp_path_factory, "--env test_envs:words/Guess-v0,toys:Faulty --num-groups 4 --group-size "
+        "4 --steps 2 --val-size 8 --warmup-steps 0 --max-new-tokens 6 --filter none")
 
 
 class TestMixture:
