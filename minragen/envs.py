@@ -117,7 +117,7 @@ class TextEnv(gymnasium.Env):
     defaults: dict = {}  # option name -> default; the type of the default is the type of the option
     bundled_data = "generated"  # where its instances come from, for the table of environments
     backend = ""  # external program or server, named in a run's first line
-    alias = ""  # names its episodes and their noise, where the name in the mixture is an address
+    alias = ""  # replaces a name that is an address, in metrics and in the key of the noise
     instruction = ""
 
     def __init__(self, split="train", budget=None, **options):
@@ -355,10 +355,10 @@ def parse_options(texts):
 REGISTRY = {name.lower(): f"minragen.environments.{name.lower()}:{name}" for name in (
     "Bandit", "FrozenLake", "Sokoban", "Sudoku", "Countdown", "MetaMathQA", "SearchQA", "WebShop",
     "DeepCoder", "Lean")}
-# prefix -> what makes an environment of another library's, by its id; "": a Gymnasium id
-ADAPTERS = {"": "minragen.environments.gymnasium_text:GymnasiumText",
-            "reasoning_gym": "minragen.environments.reasoning_gym:ReasoningGym",
+# prefix -> the class that wraps an environment of another library, given its id
+ADAPTERS = {"reasoning_gym": "minragen.environments.reasoning_gym:ReasoningGym",
             "openenv": "minragen.environments.openenv:OpenEnv"}
+GYMNASIUM = "minragen.environments.gymnasium_text:GymnasiumText"
 
 
 def make(name, split="train", budget=None, **options):
@@ -369,10 +369,11 @@ def make(name, split="train", budget=None, **options):
     """
     spec = REGISTRY.get(name, name)
     prefix, colon, rest = spec.partition(":")
-    if prefix and colon and prefix in ADAPTERS:
+    if colon and prefix in ADAPTERS:
         return pkgutil.resolve_name(ADAPTERS[prefix])(rest, split=split, budget=budget, **options)
     if not colon and spec not in gymnasium.registry:
-        raise ValueError(nearest("env", name, sorted(REGISTRY)) + " Or give package.module:Class.")
+        raise ValueError(nearest("env", name, sorted(REGISTRY)) + " Or give package.module:"
+                         "Class, a Gymnasium id, reasoning_gym:DATASET or openenv:URL.")
     module_name, colon, attribute = spec.rpartition(":")
     if colon and (not module_name.strip(".") or module_name.startswith(".") or not attribute):
         raise ValueError(f"bad env {name!r}: expected package.module:Class.")
@@ -382,14 +383,13 @@ def make(name, split="train", budget=None, **options):
         cls = getattr(importlib.import_module(module_name), attribute, None)
         if isinstance(cls, type) and issubclass(cls, TextEnv):
             unwritten = cls._reset is TextEnv._reset and module_name.startswith("minragen.")
-            if unwritten or spec in ADAPTERS.values():
+            if unwritten or spec in (GYMNASIUM, *ADAPTERS.values()):
                 raise ValueError(f"env {name!r} is the base of environments, not one itself.")
             return cls(split=split, budget=budget, **options)
         if attribute not in gymnasium.registry:
             raise ValueError(f"env {name!r}: {module_name} has no TextEnv class and registers no "
                              f"Gymnasium id called {attribute!r}.")
-    gymnasium_text = pkgutil.resolve_name(ADAPTERS[""])
-    return gymnasium_text(attribute, split=split, budget=budget, **options)
+    return pkgutil.resolve_name(GYMNASIUM)(attribute, split=split, budget=budget, **options)
 
 
 class ServerGone(RuntimeError):
@@ -447,8 +447,8 @@ class EnvGroups:
 
     def reset(self, first_seed):
         """Group number g gets the instance of seed `first_seed + g`. Returns each row's
-        observation, or the exception that its environment raised. Limits and ServerGone as in
-        `step`."""
+        observation, or the exception that its environment raised. Time limits and
+        ServerGone are those of `step`."""
         self.seeds = [first_seed + g for g in self.numbers]
         return self._patiently(range(len(self)), lambda rows: self._each(rows, self._reset_row))
 
@@ -556,4 +556,7 @@ def _options_of(name, options, names):
 
 
 if __name__ == "__main__":
-    importlib.import_module("minragen.environments.openenv").main(sys.argv[1:])
+    try:
+        importlib.import_module("minragen.environments.openenv").main(sys.argv[1:])
+    except ImportError as problem:
+        sys.exit(f"error: {problem}")

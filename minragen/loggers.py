@@ -1,8 +1,9 @@
-"""A run's metrics also in TensorBoard and in Weights & Biases: `--log tensorboard,wandb`.
+"""Write a run's metrics to TensorBoard and Weights & Biases as well: `--log tensorboard,wandb`.
 
 Their files are in runs/NAME/tensorboard and runs/NAME/wandb. A resumed run writes them again from
 metrics.jsonl, so no step is there twice, whatever a kill has left. W&B is offline unless the
-variable WANDB_MODE says otherwise; WANDB_PROJECT and its other variables work, too.
+variable WANDB_MODE says otherwise; online, it keeps the steps that it has. WANDB_PROJECT and its
+other variables work, too.
 
 Tests: `python -m pytest tests/test_loggers.py`.
 """
@@ -17,11 +18,11 @@ from tqdm import tqdm
 
 
 def tensorboard(folder, config):
-    """A function that writes metrics, which are numbers and words."""
+    """Open a SummaryWriter. Returns write(metrics), which skips texts."""
     from torch.utils.tensorboard import SummaryWriter
 
     shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-    writer = SummaryWriter(folder / "tensorboard", purge_step=0)  # one that is watching forgets
+    writer = SummaryWriter(folder / "tensorboard", purge_step=0)  # a viewer drops older points
     writer.add_text("config", f"```\n{json.dumps(vars(config), indent=1)}\n```")
 
     def write(metrics):
@@ -34,7 +35,8 @@ def tensorboard(folder, config):
 
 
 def wandb(folder, config):
-    """The same for a W&B run that keeps its id; wandb finishes it when Python ends."""
+    """Open a W&B run that keeps its id; wandb finishes it when Python ends. Returns write(metrics).
+    """
     import wandb
 
     home = folder / "wandb"
@@ -49,7 +51,7 @@ def wandb(folder, config):
         project=os.environ.get("WANDB_PROJECT", "minragen"), reinit="finish_previous",
         resume="allow" if mode == "online" else None, settings=wandb.Settings(quiet=True))
     for path in filter(Path.is_symlink, home.rglob("*")):
-        path.unlink()  # a run's folder with links is not resumed
+        path.unlink()  # `load_config` refuses a folder with symbolic links
 
     def write(metrics):  # a number that is not finite is None
         run.log({k: v for k, v in metrics.items() if v is not None}, step=metrics["step"])
@@ -60,20 +62,24 @@ def wandb(folder, config):
 LOGGERS = {"tensorboard": tensorboard, "wandb": wandb}
 
 
-def names(config):
-    """The loggers that a Config asks for."""
-    return [name.strip() for name in config.log.split(",") if name.strip()]
+def names(log):
+    """The loggers that the option `log` names, each once."""
+    return list(dict.fromkeys(name.strip() for name in log.split(",") if name.strip()))
 
 
 def start(folder, config, history):
-    """A function that writes metrics to the loggers of a Config, which it has given the history. An
-    error ends a logger, not the run. Raises RuntimeError if one does not start."""
+    """Open the loggers of a Config and write the history to them. Returns a function that writes
+    one step. A logger that raises is dropped, and the run goes on.
+
+    raises: RuntimeError if a logger does not open
+    """
     writers = {}
-    for name in names(config):
+    for name in names(config.log):
         try:
             writers[name] = LOGGERS[name](folder, config)
         except Exception as problem:  # those of the libraries have no class in common
-            raise RuntimeError(f"--log {name}: {problem}") from None
+            said = str(problem).strip().splitlines() or [type(problem).__name__]
+            raise RuntimeError(f"--log {name}: {said[0]}") from None
 
     def write_all(metrics):
         for name, write in [*writers.items()]:

@@ -38,18 +38,18 @@ def add_adapters(policy, rank, seed):
     inject_adapter_in_model(
         LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"), policy.model)
     for parameter in policy.model.parameters():
-        if parameter.requires_grad:  # peft makes float32; AdamW has masters for that
+        if parameter.requires_grad:  # peft makes float32, which AdamW has masters for
             parameter.data = parameter.data.to(policy.model.dtype)
 
 
 def twin(module):
-    """A copy with its own trained weights that shares the frozen ones."""
+    """Copy a module. Its frozen parameters are shared, not copied."""
     return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
 
 
 def merged(model):
-    """{name: weight} of a plain model that computes the same: W + alpha / r B A in place of W.
-    These are on the CPU: a GPU may have no room for a second model."""
+    """The state dict of the equivalent model without adapters: W + alpha / r B A in place of W.
+    Merged weights are moved to the CPU: a GPU may have no room for a second copy."""
     state = {name.replace(".base_layer", ""): weight
              for name, weight in model.state_dict().items() if ".lora_" not in name}
     for name, layer in model.named_modules():
@@ -69,5 +69,6 @@ def trained(module):
 
 
 def load(module, state):
-    """Fill in what `trained` returned. Raises RuntimeError for a name that the module lacks."""
-    module.load_state_dict(module.state_dict() | state)
+    """Fill in what `trained` returned. Raises RuntimeError for a name too many or too few."""
+    frozen = module.state_dict().keys() - trained(module).keys()
+    module.load_state_dict({name: module.state_dict()[name] for name in frozen} | state)

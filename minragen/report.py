@@ -99,9 +99,9 @@ class Run:
                  if all(line.get(m) is not None for m in metrics)]
         return np.array(found, float).reshape(-1, 1 + len(metrics)).T
 
-    def held_out(self, line, split):
+    def held_out(self, line, split, suffix=""):
         """How many episodes the success of a split is a mean of: those that did not fail."""
-        return self.config.val_size - (line.get(f"{split}/env_errors") or 0)
+        return self.config.val_size - (line.get(f"{split}/env_errors{suffix}") or 0)
 
 
 def read_lines(path):
@@ -209,7 +209,8 @@ def curves(axes, loaded, title):
             low, high = values.min(axis=0), values.max(axis=0)
             if metric.startswith("val/success") and len(members) == 1:
                 run = members[0]
-                sizes = [run.held_out(line, "val") for line in run.history
+                kind = metric.removeprefix("val/success")
+                sizes = [run.held_out(line, "val", kind) for line in run.history
                          if line.get(metric) is not None]
                 low, high = np.array([wilson(v * n, n) for v, n in zip(values[0], sizes)]).T
             axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)

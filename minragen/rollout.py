@@ -40,6 +40,7 @@ from minragen.attention import KVSlots, forward_slots
 from minragen.chat import Reply
 from minragen.models import max_positions, output_layer, token_logprobs
 
+LARGEST = 1e15  # of an environment's numbers; float32 holds their squares
 MASS = 2**38  # units in probability 1; a token of less than one unit is never drawn
 PROOF_TOKENS = 48  # per row of the proof, in addition to any window
 # Tokens of a row x parameters at start-up, a few seconds; other devices 2**43.
@@ -393,7 +394,7 @@ class _Player:
         seen = env.score_description(reply.observation) if "observation" in parts else None
         observation, reward, _, _, info = result = env.step(reply.answer)
         if not (isinstance(observation, str)
-                and all(map(math.isfinite, [reward, *info.values()]))):
+                and all(abs(x) < LARGEST for x in (reward, *info.values()))):  # not nan either
             raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}")
         expected = env.score_description(reply.prediction) if "prediction" in parts else None
         return (seen, expected), result

@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 from minragen import loggers, lora
 from minragen.config import RUN_NAME, Config, check
+from minragen.envs import ServerGone
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
@@ -69,8 +70,8 @@ def run_folder(config, resume):
 
 
 def begin(folder, config, learner, resume, writes=True):
-    """Make the folder of a new run, write its Config, and open its Log. One of several processes
-    `writes`; the others get a Log that keeps quiet."""
+    """Make the folder of a new run and open its Log. One of several processes `writes`; the others
+    get a Log that keeps quiet."""
     if not writes:
         return Log(folder, learner, config, writes)
     if not resume:
@@ -78,9 +79,7 @@ def begin(folder, config, learner, resume, writes=True):
             folder.mkdir(parents=True)
         except FileExistsError:
             raise ValueError(f"another process just made {folder}. Take another --run.") from None
-    log = Log(folder, learner, config)
-    write_whole(folder / "config.json", json.dumps(dataclasses.asdict(config), indent=1) + "\n")
-    return log
+    return Log(folder, learner, config)
 
 
 def write_whole(path, text):
@@ -148,23 +147,26 @@ class Log(contextlib.AbstractContextManager):
     train the run."""
 
     def __init__(self, folder, learner, config, writes=True):
-        """Drop the lines after the learner's step. self.history: the metrics that stay."""
-        self.folder, self.writes, self.history = folder, writes, []
+        """Write the Config and drop the lines after the learner's step. self.history: the metrics
+        that stay."""
+        self.folder, self.config, self.writes, self.history = folder, config, writes, []
         self.tokenizer, self.unwritten = learner.policy.tokenizer, defaultdict(str)
         self.held = contextlib.ExitStack()  # the lock
         if writes:
             self.held.enter_context(locked(folder))
-            self._keep("trajectories.jsonl", learner.step)
-            self.history = [json.loads(line)
-                            for line in self._keep("metrics.jsonl", learner.step)]
+            write_whole(folder / "config.json",
+                        json.dumps(dataclasses.asdict(config), indent=1) + "\n")
+            kept = {name: self._kept(name, learner.step)
+                    for name in ("trajectories.jsonl", "metrics.jsonl")}
+            self.history = [json.loads(line) for line in kept["metrics.jsonl"]]
             self.tell = loggers.start(folder, config, self.history)
+            for name, lines in kept.items():
+                write_whole(folder / name, "".join(line + "\n" for line in lines))
 
-    def _keep(self, name, step):
+    def _kept(self, name, step):
         path = self.folder / name
         lines = path.read_text().splitlines() if path.exists() else []
-        lines = [line for line in lines if _before(step, line)]
-        write_whole(path, "".join(line + "\n" for line in lines))
-        return lines
+        return [line for line in lines if _before(step, line)]
 
     def __exit__(self, *_):
         self.held.close()
@@ -192,13 +194,26 @@ class Log(contextlib.AbstractContextManager):
                 flush(self.folder / name)
             save_checkpoint(self.folder, learner, best)
 
+    @contextlib.contextmanager
+    def saved_without_server(self, learner, metrics=None):
+        """If a server that the episodes need has gone, the run ends with a checkpoint, and with the
+        `metrics` of a step that is done."""
+        try:
+            yield
+        except ServerGone:
+            if metrics:
+                self.write(metrics)
+            if self.writes:
+                self.save(learner)
+            raise
+
     def is_best(self, metrics):
         """Whether validation is better than at every step so far; that before step 1 aside."""
         known = [line.get("val/success") for line in self.history if line["step"] > 0]
         best = max((v for v in known if v is not None), default=-1.0)  # rounded; None: not finite
         return round(metrics.get("val/success", -1.0), 6) > best
 
-    def write(self, metrics, config):
+    def write(self, metrics):
         """Append the metrics to metrics.jsonl, rounded, and print the console line."""
         if not self.writes:
             return
@@ -210,7 +225,7 @@ class Log(contextlib.AbstractContextManager):
         self.append("metrics.jsonl", [rounded])
         self.history.append(rounded)
         self.tell(rounded)
-        tqdm.write(console_line(metrics, config))
+        tqdm.write(console_line(metrics, self.config))
         sys.stdout.flush()
 
     def trajectories(self, step, split, episodes):
@@ -421,10 +436,10 @@ def damage(checkpoint):
 def load_trainer_state(checkpoint, learner):
     """Fill in all of a Learner but the policy's weights, which are already loaded. Returns what
     differs between the packages that wrote the checkpoint and these, or ""."""
-    def load(path):  # weights_only: nothing in a file is executed
-        return torch.load(path, map_location=learner.policy.device, weights_only=True)
+    def load(path, device):  # weights_only: nothing in a file is executed
+        return torch.load(path, map_location=device, weights_only=True)
 
-    state = load(checkpoint / "trainer.pt")
+    state = load(checkpoint / "trainer.pt", learner.policy.device)
     for name in COUNTERS:
         setattr(learner, name, state[name])
     learner.optimizer.load_state_dict(state["optimizer"])
@@ -434,7 +449,8 @@ def load_trainer_state(checkpoint, learner):
     if learner.policy.base:
         lora.load(learner.policy.model, state["adapters"])
     if (first := learner.policy.base or learner.reference) is not None:
-        first.load_state_dict(load(checkpoint.parent / "reference.pt"))
+        # Not by way of the GPU, which may have no room for a second model.
+        first.load_state_dict(load(checkpoint.parent / "reference.pt", "cpu"))
     then = json.loads((checkpoint / "manifest.json").read_text()).get("versions", {})
     return ", ".join(f"{name} was {then.get(name, 'unknown')}, is {now}"
                      for name, now in versions().items() if then.get(name) != now)

@@ -37,7 +37,7 @@ from minragen import bundled, diagnostics, distributed, lora, memory, report, ru
 from minragen import config as settings
 from minragen.attention import micro_batches
 from minragen.chat import ChatFrame
-from minragen.envs import SPLITS, ServerGone
+from minragen.envs import SPLITS
 from minragen.models import AdamW, Critic, checkpoint_activations, load_policy, token_logprobs
 from minragen.rollout import Rules, collect, first_prompt, make_batch, prove
 
@@ -86,22 +86,20 @@ def train(config, resume=False, say=print):
         say(f"run       {folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then report.html")
         start, over = time.time(), why_over(learner, config, log.history)
         if learner.step == 0:
-            log.write({"step": 0, **validate(learner, groups["val"], config, log)}, config)
+            with log.saved_without_server(learner):
+                log.write({"step": 0, **validate(learner, groups["val"], config, log)})
         while learner.step < config.steps and not over:
-            try:
+            with log.saved_without_server(learner):
                 metrics, trajectories = train_step(learner, groups["train"], config, log.history)
-            except ServerGone:
-                if writes:
-                    log.save(learner)
-                raise
             asked = any(distributed.all_gather(bool(requests)))
             over = why_over(learner, config, [*log.history, metrics])
             last = learner.step == config.steps or over
             if learner.step % config.val_every == 0 or last:
-                metrics |= validate(learner, groups["val"], config, log)
+                with log.saved_without_server(learner, metrics):
+                    metrics |= validate(learner, groups["val"], config, log)
             best = log.is_best(metrics)
             log.trajectories(learner.step, "train", trajectories)
-            log.write(metrics, config)
+            log.write(metrics)
             for warning in diagnostics.warnings_of(log.history):
                 say(f"warning   {warning}")
             if writes and (learner.step % config.save_every == 0 or last or best or asked):
@@ -112,9 +110,10 @@ def train(config, resume=False, say=print):
                 return None
         if over:
             say(f"stopped: {over} Read {folder}/trajectories.jsonl.")
-        final = {"step": learner.step, **validate(learner, groups["test"], config, log),
-                 "elapsed": time.time() - start}
-        log.write(final, config)
+        with log.saved_without_server(learner):
+            final = {"step": learner.step, **validate(learner, groups["test"], config, log),
+                     "elapsed": time.time() - start}
+        log.write(final)
     if writes:
         with runs.going_on("the report"):
             report.write([folder])

@@ -26,7 +26,7 @@ ALLOWED = {
     "diagnostics": {"chat", "attention", "models", "rollout"},
     "bundled": {"envs", "chat", "attention", "models", "rollout", "environments.data"},
     "config": {"envs", "chat", "starpo", "loggers"},
-    "runs": {"config", "models", "loggers", "lora"},
+    "runs": {"envs", "config", "models", "loggers", "lora"},
     "memory": {"attention", "models", "diagnostics", "config", "distributed"},
     "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "memory", "distributed",
                           "lora", "report"},

@@ -18,7 +18,7 @@ from pydantic import Field
 
 
 class Guess(Action):
-    guess: str = Field(min_length=1, description="a number from 0 to 9")
+    guess: str = Field(max_length=9, description="a number from 0 to 9")
     language: str = "en"
 
 
@@ -71,6 +71,8 @@ class Echo(Game):
     def step(self, action):
         if action.message == "huge":
             return Echoed(echoed_message=5_000_000 * "x")
+        if action.message == "boast":
+            return Echoed(metadata={"info": {"step": 77, "success": 1.0}, "truncated": True})
         return Echoed(echoed_message=action.message, message_length=len(action.message), reward=0.1)
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from conftest import parsed
 from test_eval import players_of
+from test_train import run_apart
 
-from minragen import api, bundled
+from minragen import api
 from minragen.api import Server
 from minragen.config import env_groups
 from minragen.envs import EnvGroups
@@ -203,21 +204,21 @@ class TestBadServers:
 
     def test_without_the_package_it_is_told_how_to_get_it(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "openai", None)
-        with pytest.raises(ImportError, match="pip install openai"):
+        with pytest.raises(ImportError, match="pip install 'openai>=2'"):
             Server("http://x", "m")
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """The address and model name of `transformers serve` with tiny.
+    """The address and model name of `transformers serve` with a copy of a run's checkpoint, and the
+    run's folder.
 
     Its template opens the thought, as R1's does, since a server forces no prefix.
     """
-    config = parsed("--env", "frozenlake")
+    trained = run_apart(tmp_path_factory, "--steps 1 --num-groups 2 --group-size 4 --val-size 4 "
+                                          "--diagnose-every 0")
     folder = tmp_path_factory.mktemp("served") / "tiny"
-    shutil.copytree(bundled.resolve(
-        "tiny", lambda *size: env_groups(config, *size), config.response_format,
-        config.max_new_tokens, config.warmup_steps, "cpu", lambda said: None), folder)
+    shutil.copytree(trained / "checkpoint", folder)
     template = (folder / "chat_template.jinja").read_text()
     (folder / "chat_template.jinja").write_text(template.replace(
         "<|im_start|>assistant\n{%", "<|im_start|>assistant\n<think>{%"))
@@ -233,17 +234,19 @@ def served(tmp_path_factory):
             break
         except OSError:
             time.sleep(0.5)
-    yield f"http://127.0.0.1:{port}/v1", str(folder)
+    yield f"http://127.0.0.1:{port}/v1", str(folder), trained
     running.terminate()
     running.wait()
 
 
 class TestRealServer:
-    def test_at_temperature_0_it_says_token_for_token_what_the_local_model_says(self, served):
+    def test_at_temperature_0_it_says_token_for_token_what_the_trained_model_says(
+            self, served, monkeypatch):
+        url, name, trained = served
+        monkeypatch.setattr("minragen.runs.RUNS", trained.parent)
         config = parsed("--env", "frozenlake")
-        local = checkpoint_player(config, say=lambda said: None)(
-            env_groups(config, "test", 4))["tiny, greedy"]
-        url, name = served
+        local = checkpoint_player(config, trained.name, say=lambda said: None)(
+            env_groups(config, "test", 4))["checkpoint, greedy"]
         remote = Server(url, name, config.response_format, config.max_new_tokens, 0.0).collect(
             env_groups(config, "test", 4))
         for mine, its in zip(local, remote, strict=True):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ class TestOptions:
         "resample": ["--filter-value", "1"], "decay_steps": ["--lr-final", "0.5"]}
 
     def test_every_field_is_an_option_with_a_help_text(self, monkeypatch):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # for --log
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin=name))
         special = {"env": "bandit", "window": "1", "model": "tiny", "device": "cpu", "run": "x",
                    "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k2",
                    "kl_target": "0.1", "kl_horizon": "2", "credit": "turn",

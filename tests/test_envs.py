@@ -108,7 +108,12 @@ def doubled():
     return gymnasium.wrappers.TransformReward(Guess(), lambda reward: 2 * reward)
 
 
+def broken():
+    raise KeyError("no display\nat all")
+
+
 gymnasium.register("EchoText-v0", entry_point=EchoText)
+gymnasium.register("words/Broken-v0", entry_point=broken)
 gymnasium.register("words/Guess-v0", entry_point=doubled, max_episode_steps=4)
 
 
@@ -133,6 +138,8 @@ class TestErrors:
                            ("minragen.environments.gymnasium_text:GymnasiumText", "is the base"),
                            ("test_envs:Nothing", "no Gymnasium id called 'Nothing'"),
                            ("test_envs:Budget", "test_envs has no TextEnv class"),
+                           ("words/Broken-v0", "does not begin with these options: KeyError: "),
+                           ("openenv", "reasoning_gym:DATASET or openenv:URL"),
                            ("FrozenLake-v1", "has a Discrete space, expected Text spaces")):
             assert said in refusal(make, name)
 

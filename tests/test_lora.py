@@ -1,10 +1,8 @@
 """LoRA: what is adapted, what is shared, what is trained, what is stored."""
 
 import copy
-import json
 import shlex
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -162,10 +160,6 @@ class TestRuns:
         monkeypatch.setitem(sys.modules, "peft", None)
         assert message(*LORA).endswith("--lora-rank needs a package: pip install 'peft>=0.21'")
 
-    def test_a_run_without_it_does_not_import_peft(self):
-        code = "import sys, minragen.train, minragen.eval; sys.exit('peft' in sys.modules)"
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
     def test_a_killed_run_goes_on_bit_for_bit(self, runs, monkeypatch):
         options = [*LORA, *shlex.split("--algo ppo --kl-coef 0.1 --steps 3 --save-every 1 --epochs "
                                        "2 --filter none")]
@@ -187,7 +181,7 @@ class TestRuns:
             assert one == other, file
         one, other = (torch.load(runs / name / "checkpoint/trainer.pt", weights_only=True)
                       for name in ("straight", "stopped"))
-        assert json.dumps(one, default=str) == json.dumps(other, default=str)
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
         assert all(".lora_" in name for name in one["adapters"])
         assert all(".lora_" in name or name.startswith("head.") for name in one["critic"]["model"])
 

@@ -1,9 +1,12 @@
 """The project as a whole: imports, links, options, an installed wheel."""
 
+import re
 import shutil
 import sys
+import tomllib
 
 import check
+import mutants
 import pytest
 from test_readme import ROOT, SHORT, run
 
@@ -17,6 +20,18 @@ def fork(tmp_path):
 
 
 class TestStructure:
+    def test_every_wrong_line_of_the_mutants_has_its_place(self, monkeypatch):
+        monkeypatch.setattr(mutants, "NEEDS", {})
+        assert len(mutants.table()) > 300
+
+    def test_messages_about_missing_packages_name_the_requirements_of_the_extras(self):
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+            "optional-dependencies"]
+        wanted = {requirement for extra in extras.values() for requirement in extra}
+        told = {text for path in (ROOT / "minragen").rglob("*.py") for text in re.findall(
+            r"pip install (?:--no-deps )?'?([\w-]+[^'`\".{ ]*[^\"`]*?)['`]", path.read_text())}
+        assert {"peft>=0.21", "openenv>=0.10,<0.11"} < told <= wanted
+
     def test_imports_are_allowed_links_lead_somewhere_and_options_are_read(self):
         assert check.forbidden_imports() == check.dead_links() == check.unread_options() == []
 

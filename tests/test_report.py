@@ -105,13 +105,15 @@ class TestCurves:
         folder = store(tmp_path / "a$b$")
         lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
         for line in lines:
-            line |= {"val/env_errors": 32, "grad_norm": 0.0}
+            line |= {"val/env_errors": 32, "val/env_errors_greedy": 8, "grad_norm": 0.0}
         lines[-2]["first_turn/mi"] = None
         (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
         run = Run(folder)
         assert "[{:.3f}, {:.3f}], 32 episodes".format(*wilson(16, 32)) in report.facts(run)
         figures = figures_of([run])
-        assert {(0, round(bound, 6)) for bound in wilson(16, 32)} <= band(figures["success"])
+        for metric, n in (("val/success", 32), ("val/success_greedy", 56)):
+            assert {(0, round(bound, 6)) for bound in wilson(lines[0][metric] * n, n)} <= set.union(
+                *(band(figures["success"], k) for k in range(3)))
         assert "regimes" not in figures and report.svg(figures["gradient norm"])
 
     def test_the_map_leads_through_the_regimes_and_buckets_have_the_last_measured_norms(

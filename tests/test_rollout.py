@@ -188,6 +188,7 @@ class Lame(Counts):
         return {3: (observation, math.nan, *rest, info), 5: (observation, "1", *rest, info),
                 7: (None, reward, *rest, info), 9: None, 11: (observation, reward),
                 13: (observation, reward, *rest, {"success": math.inf}),
+                15: (observation, 1e300, *rest, info),  # float32 does not hold it
                 }.get(self.seed, (observation, reward, *rest, info))
 
 
@@ -223,16 +224,16 @@ class TestEpisodes:
         assert len(set(expected)) == 3
 
     def test_one_that_cannot_begin_or_returns_nonsense_has_failed_and_is_built_anew(self):
-        groups = EnvGroups("test_rollout:Lame", 16, 1)
+        groups = EnvGroups("test_rollout:Lame", 18, 1)
         before, played = list(groups.envs), play(*tiny(), groups)
         kinds = [t.error.partition(":")[0] for t in played]
-        assert kinds[::2] == ["ConnectionError"] * 8
+        assert kinds[::2] == ["ConnectionError"] * 9
         assert kinds[1::2] == ["TypeError", "ValueError", "TypeError", "ValueError", "TypeError",
-                               "ValueError", "ValueError", ""]
+                               "ValueError", "ValueError", "ValueError", ""]
         assert "Lame.reset() returned None" in played[1].error
         assert "Lame.step() returned ('" in played[3].error and "nan" in played[3].error
         play(*tiny(), groups, first_seed=0)
-        assert [a is b for a, b in zip(before, groups.envs)] == [False] * 15 + [True]
+        assert [a is b for a, b in zip(before, groups.envs)] == [False] * 17 + [True]
 
     def test_a_group_whose_episodes_all_failed_is_no_group_of_the_batch(self):
         played = play(*tiny(), EnvGroups("toys:Lottery", 4, 2))

@@ -13,6 +13,8 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -287,6 +289,17 @@ class TestLearner:
 
 
 class TestRuns:
+    def test_a_plain_run_imports_no_optional_package(self, tmp_path):
+        program = (
+            "import sys, minragen.train, minragen.eval\n"
+            f"minragen.train.main({[*BRIEF, '--run', 'a', '--steps', '1', '--model', 'tiny']})\n"
+            "sys.exit(' '.join({'peft', 'tensorboard', 'wandb', 'datasets', 'reasoning_gym', "
+            "'openenv', 'fastapi', 'websockets', 'openai', 'trl'} & sys.modules.keys()) or 0)")
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                              check=False, cwd=tmp_path,
+                              env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)})
+        assert done.stderr.strip() == "" and done.returncode == 0
+
     def test_a_run_leaves_config_metrics_trajectories_a_checkpoint_and_a_report(self, finished):
         assert {p.name for p in finished.iterdir()} == {
             "config.json", "metrics.jsonl", "trajectories.jsonl", "checkpoint", "checkpoint.best",
@@ -514,6 +527,28 @@ class TestServerGone:
         assert json.loads((runs / "d/checkpoint/manifest.json").read_text())["step"] == 2
         run("--run d --resume")
         assert metrics(runs / "d") == metrics(runs / "c") == metrics(runs / "b")
+
+
+    @pytest.mark.parametrize("call, step", [(1, 0), (2, 2), (3, 2)])  # before, at step 2, at last
+    def test_a_server_that_goes_in_a_validation_costs_no_step(self, runs, monkeypatch, call, step):
+        real, calls = trainer.validate, []
+
+        def validate(*given):
+            calls.append(given)
+            if len(calls) == call:
+                raise ServerGone("the server is gone")
+            return real(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer, "validate", validate)
+            assert message("--run", "a", "--steps", "2", *BRIEF) == "error: the server is gone"
+        assert json.loads((runs / "a/checkpoint/manifest.json").read_text())["step"] == step
+        run("--run a --resume")
+        run("--run b --steps 2", *BRIEF)
+        ours, theirs = metrics(runs / "a"), metrics(runs / "b")
+        missing = [{*other} - {*line} for line, other in zip(ours, theirs, strict=True)]
+        assert all(line.items() <= other.items() for line, other in zip(ours, theirs))
+        assert [any(names) for names in missing] == [False, False, call == 2, False]
 
 
 class TestOptimizerSteps:

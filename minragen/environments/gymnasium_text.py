@@ -3,30 +3,42 @@
 Tests: `python -m pytest tests/test_envs.py -k "Gymnasium or gymnasium"`.
 """
 
+import ast
+import functools
 import inspect
 
 import gymnasium
 from gymnasium import spaces
 
-from minragen.envs import SPLITS, Budget, Outcome, TextEnv, split_of, text_space
+from minragen.envs import (
+    SPLITS,
+    Budget,
+    Outcome,
+    TextEnv,
+    split_of,
+    text_space,
+    within_time_limit,
+)
 
 
 class GymnasiumText(TextEnv):
-    """Its docstring is the instruction, its `max_episode_steps` the number of turns.
+    """The docstring of the wrapped environment is the instruction, its `max_episode_steps` the
+    number of turns.
 
     Success: `info["success"]`; without it, an end with a positive reward.
-    Splits: by the first text; by the seed where the first texts are too few, as in a game that
-    hides a word.
+    Splits: by the first text. If that is the same in every episode, as in a game with a hidden
+    word, by the seed; then the splits share instances.
     """
-
-    tells = {}  # (id, options) -> whether first texts belong to all splits
 
     def __init__(self, env_id, split="train", budget=None, **options):
         try:  # -1: without TimeLimit, which would end episodes before the turns that are announced
             self.inner = gymnasium.make(env_id, max_episode_steps=-1, **options)
-        except TypeError as error:
-            raise ValueError(f"env {env_id!r} does not take these options: {error}.") from None
-        for space in (self.inner.observation_space, self.inner.action_space):
+            spaces_of = self.inner.observation_space, self.inner.action_space
+            self.by_text = within_time_limit(first_texts_split, env_id, repr(options))
+        except Exception as error:  # of somebody else's constructor or reset
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ValueError(f"env {env_id!r} does not begin with these options: {said}.") from None
+        for space in spaces_of:
             if not isinstance(space, spaces.Text):
                 raise ValueError(f"env {env_id!r} has a {type(space).__name__} space, expected "
                                  f"Text spaces.")
@@ -35,10 +47,6 @@ class GymnasiumText(TextEnv):
         said = self.inner.observation_space
         self.observation_space = text_space(said.character_set, said.max_length + 1000)
         self.instruction = inspect.cleandoc(self.inner.unwrapped.__doc__ or env_id)
-        self.kind = env_id, repr(options)
-        if self.kind not in self.tells:
-            first = (self.inner.reset(seed=seed)[0] for seed in range(64))
-            self.tells[self.kind] = {split_of(str(text)) for text in first} == {*SPLITS}
 
     def _reset(self, rng):
         self._seed = int(rng.integers(2**31))
@@ -47,7 +55,7 @@ class GymnasiumText(TextEnv):
         self.inner.unwrapped.np_random = self.dynamics
 
     def instance(self):
-        return self._text if self.tells[self.kind] else str(self._seed)
+        return self._text if self.by_text else str(self._seed)
 
     def _act(self, action):
         if not self.inner.action_space.contains(action):
@@ -62,3 +70,11 @@ class GymnasiumText(TextEnv):
     def random_answer(self, rng):
         self.inner.action_space.seed(int(rng.integers(2**31)))
         return self.inner.action_space.sample()
+
+
+@functools.cache
+def first_texts_split(env_id, options):
+    """Whether the first texts of 64 episodes fall into all splits. options: a repr"""
+    env = gymnasium.make(env_id, **ast.literal_eval(options))
+    texts = (env.reset(seed=seed)[0] for seed in range(64))
+    return {split_of(str(text)) for text in texts} == {*SPLITS}

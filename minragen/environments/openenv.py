@@ -1,5 +1,4 @@
-"""Environments over the network by the standard OpenEnv: another's server as a TextEnv, and ours as
-such a server. docs/openenv.md says which servers can be trained on, and what they decide.
+"""OpenEnv: play any server of text as a TextEnv, and serve any TextEnv (docs/openenv.md).
 
     python -m minragen.envs serve --env sokoban --port 8000
     python -m minragen.eval --play openenv:http://127.0.0.1:8000
@@ -11,6 +10,7 @@ import argparse
 import asyncio
 import functools
 import json
+import socket
 import sys
 import threading
 import time
@@ -18,6 +18,8 @@ import weakref
 import zlib
 from contextlib import suppress
 from dataclasses import fields, replace
+
+import numpy as np
 
 from minragen import envs
 from minragen.environments.search import MAX_REPLY, direct_opener, fetch, one_line
@@ -32,12 +34,13 @@ try:
     from starlette.websockets import WebSocketClose
     from websockets.exceptions import ConnectionClosed
 except ImportError:
-    raise ImportError("OpenEnv needs packages: pip install 'minragen[openenv]'") from None
+    raise ImportError("OpenEnv needs a package: pip install 'openenv>=0.10,<0.11'") from None
 
 MAX_ANSWER = 2**20  # bytes of an answer that our server reads
 MAX_SESSIONS = 1024  # of our server: a run has one for each row of training, validation and test
-LOOPBACK = ["127.0.0.1", "localhost"]
-websockets.asyncio.client.MAX_REDIRECTS = 1  # requests: a server must not choose where they go
+LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]  # as the header Host writes them
+OURS = "minragen"  # the author that our server names
+websockets.asyncio.client.MAX_REDIRECTS = 1  # tries, the first included: no redirect is followed
 
 
 class OpenEnv(envs.TextEnv):
@@ -59,7 +62,7 @@ class OpenEnv(envs.TextEnv):
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"bad server {url!r}: expected openenv:http://host:port.")
         self.url = url.rstrip("/")
-        schema, self.alias, description = described(self.url)
+        schema, self.alias, description, self.ours = described(self.url)
         self._answer, self._shown = (self._fields(what, **schema[what]) for what in schema)
         if more := schema["action"]["required"] - {*self._answer}:
             raise ValueError(f"{self.url}: an action needs more than a text: {sorted(more)}.")
@@ -69,13 +72,13 @@ class OpenEnv(envs.TextEnv):
         weakref.finalize(self, close, self._client, self._loop).atexit = False
 
     def _fields(self, what, known, texts, required):
-        """The names of the fields that are text: those given, else the only one."""
+        """The names of the fields that are text: as the option says, else the only one."""
         if not texts or "tool_name" in known:  # the latter is a call of a tool (MCP)
             raise ValueError(f"{self.url}: no field of its {what}s is text, but a language model "
                              f"can only play with text: {', '.join(known)}.")
         texts = [name for name in texts if name in required and what == "action"] or texts
-        given = self.options[what].split(",") if self.options[what] else texts
-        if not {*given} <= {*known} or given is texts and len(texts) > 1:
+        given = self.options[what].split(",") if self.options[what] else texts[:1]
+        if not {*given} <= {*known} or len(texts) > 1 and not self.options[what]:
             raise ValueError(f"{self.url}: which field of its {what}s is the text? Give --env-arg "
                              f"{what}=NAME: {', '.join(texts)}.")
         return given
@@ -89,8 +92,8 @@ class OpenEnv(envs.TextEnv):
 
     def reset(self, *, seed=0, options=None):
         """Ask for an episode. `seed` is the same for all members of a group and another for each
-        split; it has 31 bits, since servers hand it to NumPy. From the other words a server of
-        ours makes the very episode that is played without it."""
+        split; it has 31 bits, since servers hand it to NumPy. Our own server also reads the other
+        arguments, and plays exactly the local episode."""
         drawn = zlib.crc32(f"{self.split} {seed}".encode()) >> 1
         self._result = self._ask("reset", seed=drawn, split=self.split, instance=seed,
                                  member=(options or {}).get("member", 0))
@@ -98,18 +101,22 @@ class OpenEnv(envs.TextEnv):
         return self.render(), {"success": 0.0, "valid": 1.0, "effective": 0.0}
 
     def step(self, answer):
-        """Play one turn. An answer that the server's schema refuses costs the format penalty."""
+        """Play one turn. An answer that the server's schema refuses costs the format penalty; so
+        does a reply without an answer, which our own server judges itself."""
         self._turns, self._actions, said = self._turns + 1, self._actions + 1, ""
-        result = self._ask("step", dict.fromkeys(self._answer, answer))
-        if result is None:
-            said, result = "No valid action was given.\n", replace(
-                self._result, reward=envs.FORMAT_PENALTY, metadata={"info": {"valid": 0.0}})
+        result = None
+        if self.ours or answer.strip():
+            result = self._ask("step", dict.fromkeys(self._answer, answer))
+        valid = float(result is not None)
+        if not valid:
+            said = "No valid action was given.\n"
+            result = replace(self._result, reward=envs.FORMAT_PENALTY, metadata={})
         if self._client._ws is not self._session:  # the client opens another without a word
             raise RuntimeError(f"{self.url}: the session was lost.")
-        self._result, more = result, result.metadata or {}
+        self._result, more = result, result.metadata if self.ours else {}
         reward, done = float(result.reward or 0.0), bool(result.done)
         truncated = bool(more.get("truncated")) if done else self.actions_left == 0
-        info = {"success": float(done and reward > 0), "valid": 1.0, **more.get("info", {})}
+        info = {"success": float(done and reward > 0), "valid": valid, **more.get("info", {})}
         return said + self.render(), reward, done and not truncated, truncated, info
 
     def _ask(self, call, *arguments, **named):
@@ -129,7 +136,7 @@ class OpenEnv(envs.TextEnv):
 
 @functools.cache
 def event_loop():
-    """The loop of all connections, in a thread. Each with its own would open three files more."""
+    """The loop of all connections, in a thread. One for each would take three more open files."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
@@ -142,7 +149,8 @@ def close(client, loop):
 
 @functools.cache
 def described(url):
-    """What a server says of itself: {"action": its fields, "observation": ...}, name, description.
+    """A server's fields, {"action": ..., "observation": ...}, the name that its episodes have in
+    metrics, its description, and whether it is ours.
 
     raises: ServerGone if it does not answer as OpenEnv does
     """
@@ -154,18 +162,22 @@ def described(url):
         for what, kinds in (("action", {"string"}), ("observation", {"string", "array"})):
             known = {name: field for name, field in schema[what]["properties"].items()
                      if name not in ("metadata", "done", "reward")}
-            texts = [name for name, field in known.items() if kinds & {
-                form.get("type") for form in [field, *field.get("anyOf", [])]}]
+            texts = [name for name, field in known.items() if any(
+                kind in kinds for form in [field, *field.get("anyOf", [])]
+                for kind in np.ravel(form.get("type")))]
             parts[what] = dict(known=[*known], texts=texts,
                                required={*schema[what].get("required", [])})
-        return parts, one_line(str(about["name"])), text_of(about["description"])
+        ours, name = about.get("author") == OURS, one_line(str(about["name"]))
+        return (parts, name if ours else f"openenv:{name.replace('/', '.')}",
+                text_of(about["description"]), ours)
     except Exception as problem:  # of the connection, or of what it says
         raise ServerGone(f"{url} does not answer like an OpenEnv server: "
                          f"{one_line(str(problem))[:300]}. Is it running?") from None
 
 
 def text_of(value):
-    """A field as text, without terminal escapes: lists line by line, of messages their content."""
+    """A field as text, without terminal escapes: a line for each item of a list; of a chat message
+    its content."""
     if isinstance(value, list):
         return "\n".join(map(text_of, value))
     if isinstance(value, dict) and "content" in value:
@@ -207,22 +219,27 @@ class Served(core.Environment):
                                metadata={"info": info, "truncated": truncated})
 
     def get_metadata(self):
-        return EnvironmentMetadata(name=self._name, description=self._env.system_prompt)
+        return EnvironmentMetadata(name=self._name, description=self._env.system_prompt,
+                                   author=OURS)
 
 
-def without_pages(app):
-    """The app, closed to web pages that are open on this machine: they send their origin, or the
-    name that they have pointed here."""
-    async def guarded(scope, receive, send):
+def guarded(app, local):
+    """The app, open to WebSockets and GET only. On a `local` address it is also closed to web pages
+    that are open on this machine: they send their origin, or a name that they pointed at it."""
+    async def answer(scope, receive, send):
         headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
-        if scope["type"] == "lifespan" or b"origin" not in headers and (
-                headers.get(b"host", "").partition(":")[0] in LOOPBACK):
+        host = headers.get(b"host", "").rstrip("0123456789").removesuffix(":")
+        if local and scope["type"] != "lifespan" and (b"origin" in headers or host not in LOOPBACK):
+            said = "not for web pages"
+        elif scope.get("method", "GET") != "GET":  # its episode would end with the request
+            said = "play at /ws"
+        else:
             return await app(scope, receive, send)
         refusal = (WebSocketClose() if scope["type"] == "websocket" else
-                   PlainTextResponse("not for web pages", 403))
+                   PlainTextResponse(said, 403))
         return await refusal(scope, receive, send)
 
-    return guarded
+    return answer
 
 
 def main(argv):
@@ -233,25 +250,29 @@ def main(argv):
     parser.add_argument("--env-arg", action="append", default=[], help="name=value, as in training")
     for field in fields(Budget):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, help="as in training")
-    parser.add_argument("--host", default=LOOPBACK[0], help="address to listen on [127.0.0.1]")
-    parser.add_argument("--port", type=int, default=8000, help="[8000]; 0: a free one")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1]")
+    parser.add_argument("--port", type=int, default=8000, choices=range(2**16), metavar="PORT",
+                        help="[8000]; 0: a free one")
     given = vars(parser.parse_args(argv))
     try:
         build = functools.partial(envs.make, given["env"], **envs.parse_options(given["env_arg"]))
         build = functools.partial(build, budget=replace(build().budget, **{
             f.name: given[f.name] for f in fields(Budget) if given[f.name] is not None}))
         build()
-    except (ValueError, ImportError) as problem:
+        host = f"[{given['host']}]" if ":" in given["host"] else given["host"]
+        address = f"http://{host}:{given['port']}"
+        listening = socket.create_server((given["host"], given["port"]), family=(
+            socket.AF_INET6 if ":" in host else socket.AF_INET))
+    except OSError as problem:
+        sys.exit(f"error: cannot listen on {address}: {problem}. Take another --port or --host.")
+    except (ValueError, ImportError, RuntimeError) as problem:
         sys.exit(f"error: {problem}")
     session = functools.partial(Served, given["env"], build)
     app = core.create_app(session, TextAction, TextObservation, env_name=given["env"],
                           max_concurrent_envs=MAX_SESSIONS)
-    app = without_pages(app) if given["host"] in LOOPBACK else app
-    config = uvicorn.Config(app, given["host"], given["port"], log_level="warning",
+    config = uvicorn.Config(guarded(app, host in LOOPBACK), log_level="warning",
                             ws_max_size=MAX_ANSWER, timeout_graceful_shutdown=5)
-    socket = config.bind_socket()
-    socket.listen()  # before the address is known
-    print(f"{given['env']} at http://{given['host']}:{socket.getsockname()[1]}", flush=True)
+    print(f"{given['env']} at http://{host}:{listening.getsockname()[1]}", flush=True)
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run([socket])
+        uvicorn.Server(config).run([listening])
     print("stopped")

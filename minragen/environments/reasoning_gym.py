@@ -2,8 +2,8 @@
 
 Differences from reasoning-gym:
   1. The splits share no question. There, two seeds may give the same one.
-  2. Only a score of 1 is paid. Lower ones also go to what is no solution: 0.01 to any text, or the
-     share of the right answer in the length of a reply that contains it.
+  2. Only a score of 1 is paid. Some data sets score wrong answers, too: 0.01 for any text, or
+     len(answer) / len(reply) if the reply contains the answer.
   3. Some data sets run Python's eval on the answer; `is_harmless` says what they get to see.
 
 Tests: `python -m pytest tests/environments/test_reasoning_gym.py`.
@@ -29,8 +29,8 @@ class ReasoningGym(TextEnv):
     Ends when: it is answered, or the turns are over; more turns are more attempts.
     Solver: the data set's own answer. A few data sets have none.
     Random policy: the answer to another question.
-    Options: the fields of the data set's configuration; and `partial`, which pays lower scores,
-    too, minus what earlier attempts earned.
+    Options: the fields of the data set's configuration; and `partial`, which pays scores below
+    1; a later attempt earns only the improvement.
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
@@ -39,10 +39,11 @@ class ReasoningGym(TextEnv):
 
     def __init__(self, name, split="train", budget=None, partial=False, **options):
         super().__init__(split, budget, partial=partial)
-        self.recipe = name, repr(options)
-        self.judge = judge(*self.recipe)
+        self.kind = name, repr(options)  # what `data_set` takes
+        self.judge = data_set(*self.kind, 0)
         source = inspect.getsource(type(self.judge).score_answer)
-        self.evaluates = re.search(r"\b(eval|parse_expr)\(answer\b", source) is not None
+        self.evaluates = name != "number_sorting" and (  # its eval is one of literals
+            re.search(r"\b(eval|exec|parse_expr|sympify)\(", source) is not None)
 
     def _reset(self, rng):
         self.task, self.worth = self._draw(rng), 0.0
@@ -50,7 +51,7 @@ class ReasoningGym(TextEnv):
         self.observation_space = text_space(text, len(text) + 1000)
 
     def _draw(self, rng):
-        tasks = (draw(*self.recipe, int(rng.integers(2**31))) for _ in itertools.count())
+        tasks = (draw(*self.kind, int(rng.integers(2**31))) for _ in itertools.count())
         return next(task for task in tasks if task["answer"] != "")  # an empty reply is no action
 
     def _act(self, action):
@@ -78,7 +79,7 @@ class ReasoningGym(TextEnv):
 
     def _answer_of(self, task):
         if task["answer"] is None:
-            raise NotImplementedError(f"{self.recipe[0]} of reasoning_gym has no answers.")
+            raise NotImplementedError(f"{self.kind[0]} of reasoning_gym has no answers.")
         return task["answer"]
 
 
@@ -95,16 +96,13 @@ def draw(name, options, seed):
 
 
 @functools.lru_cache
-def judge(name, options):
-    return data_set(name, options, seed=0)
-
-
 def data_set(name, options, seed):
     """A data set of one task. options: the repr of {name: value}. Raises ImportError, ValueError"""
     try:
         import reasoning_gym
     except ImportError:
-        raise ImportError("env reasoning_gym needs a package: pip install reasoning-gym") from None
+        raise ImportError("env reasoning_gym needs a package: "
+                          "pip install 'reasoning-gym>=0.1.25'") from None
     known, options = reasoning_gym.factory.DATASETS, ast.literal_eval(options)
     if name not in known:
         raise ValueError(nearest("data set of reasoning_gym", name, sorted(known)))
@@ -121,7 +119,7 @@ def is_harmless(reply, answer):
     """Whether eval and sympy's parse_expr may see a reply: it has no words but those of the data
     set's own answer, no other signs than + - * / ( ) . and comma, and no large power."""
     words = re.compile(r"[^\W\d]+")
-    power = r"\*\*(?!\s*(-?\d\d?|\(\d/\d\))(?!\s*([\d.]|\*\*)))"  # but x**12 and x**(3/2)
+    power = r"\*\*(?!\s*(-?\d\d?|\(\d/\d\))(?!\s*([\w.]|\*\*)))"  # but x**12 and x**(3/2)
     return reply == answer or (
         re.fullmatch(r"[-+*/().,\w\s]{0,500}", reply, re.ASCII) is not None
         and {*words.findall(reply)} <= {*words.findall(answer)}

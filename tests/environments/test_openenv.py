@@ -29,7 +29,7 @@ from minragen import train as trainer
 from minragen.config import BUDGETS
 from minragen.envs import FORMAT_PENALTY, EnvGroups, ServerGone, make
 
-openenv = pytest.importorskip("openenv.core", reason="pip install 'minragen[openenv]'")
+openenv = pytest.importorskip("openenv.core", reason="pip install openenv")
 ROOT = Path(__file__).parents[2]
 BRIEF = shlex.split("--num-groups 3 --group-size 4 --val-size 2 --val-every 9 --save-every 9 "
                     "--diagnose-every 0")
@@ -175,20 +175,25 @@ class TestOurs:
     @pytest.mark.parametrize("words, said", [
         ("bandot", "unknown env 'bandot': did you mean 'bandit'?"),
         ("bandit --env-arg size=3", "option of Bandit"),
-        ("bandit --max-turns 0", "max_turns is 0")])
+        ("bandit --max-turns 0", "max_turns is 0"),
+        ("bandit --host nobody.invalid", "error: cannot listen on http://nobody.invalid:8000: "),
+        ("openenv:http://127.0.0.1:1", "Is it running?")])
     def test_what_cannot_be_served_is_refused(self, words, said):
         serve = importlib.import_module("minragen.environments.openenv").main
         with pytest.raises(SystemExit, match=re.escape(said)):
             serve(["serve", "--env", *words.split()])
 
-    def test_a_plain_run_imports_none_of_it_and_a_missing_package_is_named(self):
-        program = ("import sys, minragen.train; sys.modules['openenv'] = None\n"
-                   "assert not {'fastapi', 'uvicorn', 'websockets'} & sys.modules.keys()\n"
-                   "minragen.train.main(['--env', 'openenv:http://127.0.0.1:1'])")
-        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True,
-                              text=True, check=False)
-        assert done.stderr.splitlines()[-1] == (
-            "error: OpenEnv needs packages: pip install 'minragen[openenv]'")
+    def test_it_answers_websockets_and_short_requests_only(self):
+        with ours("bandit") as (_, url):
+            request = urllib.request.Request(f"{url}/step", data=b"x" * 2**24)
+            with pytest.raises((urllib.error.HTTPError, ConnectionError, urllib.error.URLError)):
+                urllib.request.urlopen(request)
+        with ours("bandit", "--host", "::1") as (_, url):
+            assert url.startswith("http://[::1]:")
+            assert urllib.request.urlopen(f"{url}/health").status == 200
+            page = urllib.request.Request(f"{url}/health", headers={"Host": "rebound.example:80"})
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(page)
 
 
 class TestOthers:
@@ -203,13 +208,23 @@ class TestOthers:
         assert groups.numbers_won == 16  # and the same seed draws it again
         assert groups.envs[0].system_prompt == "Game environment"
 
-    def test_an_answer_that_the_schema_refuses_is_the_replys_fault(self, others):
-        groups = EnvGroups(f"{others}/guess", 1, 1, budgets={"max_turns": 2})
+    @pytest.mark.parametrize("game, answer, shown", [
+        ("guess", "x" * 99, "Which number?[2J"), ("guess", "", "Which number?[2J"),
+        ("echo", " ", "ready")])
+    def test_a_reply_without_an_answer_or_one_that_the_schema_refuses_is_the_replys_fault(
+            self, others, game, answer, shown):
+        groups = EnvGroups(f"{others}/{game}", 1, 1, budgets={"max_turns": 2})
         groups.reset(0)
         for last in (False, True):
-            assert groups.step([0], [""]) == [(
-                "No valid action was given.\nWhich number?[2J", FORMAT_PENALTY, False, last,
+            assert groups.step([0], [answer]) == [(
+                f"No valid action was given.\n{shown}", FORMAT_PENALTY, False, last,
                 {"success": 0.0, "valid": 0.0})]
+
+    def test_its_metadata_are_no_metrics_and_its_name_is_no_split(self, others):
+        env = make(f"{others}/echo")
+        env.reset()
+        assert env.step("boast")[4] == {"success": 0.0, "valid": 1.0}
+        assert env.alias == "openenv:Echo"
 
     def test_splits_of_one_seed_are_asked_for_with_different_seeds(self, others):
         asked = []

@@ -106,9 +106,10 @@ class TestEval:
     def test_a_program_in_an_answer_is_not_run_and_a_large_number_not_computed(self, tmp_path):
         touch = f"__import__('pathlib').Path({str(tmp_path / 'it ran')!r}).touch()"
         own = "-2*(4*x - 7)**(3/2) + exp(x) + C"
-        for reply in (touch, f"{touch}!", "9**9**9", "9**9 ** 9", "9**999", "1e99", "9!", "x!",
-                      "((9**99)**99)**99", "2**(3/2)**99", "[1]*9**9", "x.__class__", "lambda: 1",
-                      "exp(x) if x else C", "(x:=1)", "open(0)", "eval(x)", "9" * 16, "x" * 501):
+        for reply in (touch, f"{touch}!", "9**9**9", "9**9 ** 9", "9**999", "9**0x9999999", "1e99",
+                      "9!", "x!", "((9**99)**99)**99", "2**(3/2)**99", "[1]*9**9", "x.__class__",
+                      "lambda: 1", "exp(x) if x else C", "(x:=1)", "open(0)", "eval(x)", "9" * 16,
+                      "x" * 501):
             assert not is_harmless(reply, own), reply
         for reply in (own, "C + exp(x)-2*(4*x-7) ** (3/2)", "x**-1 + 12.5", "exp(x) * x ** 12"):
             assert is_harmless(reply, own), reply
@@ -140,7 +141,7 @@ class TestRefusal:
 
     def test_without_the_package_it_is_told_how_to_get_it(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-        with pytest.raises(ImportError, match="pip install reasoning-gym"):
+        with pytest.raises(ImportError, match="pip install 'reasoning-gym"):
             make("reasoning_gym:chain_sum", max_terms=9)
 
 
