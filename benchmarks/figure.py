@@ -1,13 +1,16 @@
-"""The figure and the tables of README.md and docs/, made from the files in runs/ alone.
+"""The figures and the tables of README.md and docs/, made from the files in runs/ alone.
 
     python -m benchmarks.figure      (or: make figure)
 
-Draws docs/learning.png from runs/readme-*/metrics.jsonl, the committed runs. In each page of
-`PAGES` it rewrites what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`, and the
-episode below each `$ .venv/bin/python -m minragen.environments NAME SEED`. tests/test_readme.py
-checks that the pages say what this script would write.
+Draws docs/learning.png from runs/readme-*/metrics.jsonl, the committed runs; and in
+docs/environments/ boards.png, the pictures of FrozenLake and Sokoban, and seen.png, those of an
+episode. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
+`<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen.environments NAME
+SEED`. tests/test_readme.py checks that the pages say what this script would write.
 """
 
+import base64
+import io
 import json
 import re
 from functools import partial
@@ -22,7 +25,8 @@ import numpy as np
 from benchmarks import environments
 from minragen.config import changed_environment
 from minragen.environments.__main__ import transcript
-from minragen.envs import REGISTRY
+from minragen.environments.board import read_tiles
+from minragen.envs import REGISTRY, make
 from minragen.eval import wilson
 from minragen.runs import console_line, read_config
 
@@ -69,8 +73,41 @@ def draw(path):
     plt.close(figure)
 
 
+def draw_boards(path):
+    """A board of FrozenLake and one of Sokoban as `view=image` shows them, beside their tiles."""
+    figure, axes = plt.subplots(1, 4, figsize=(8, 2.5), width_ratios=(6, 1, 6, 1),
+                                layout="constrained")
+    for name, board, legend in zip(("frozenlake", "sokoban"), axes[::2], axes[1::2]):
+        env = make(name, view="image")
+        image = env.reset(seed=3)[0].image
+        apart = ((0, 0), (0, 2), (0, 0), (0, 0))  # two rows of white below each tile
+        tiles = np.pad(read_tiles(env.tiles, 8), apart, constant_values=255)
+        for axis, pixels in ((board, image), (legend, np.vstack(tiles))):
+            axis.imshow(pixels, interpolation="nearest")
+            axis.set(xticks=[], yticks=[], frame_on=False)
+        legend.set_yticks(range(4, 10 * len(tiles), 10), env.meanings, fontsize=8)
+        legend.yaxis.tick_right()
+        legend.tick_params(length=0)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def draw_seen(path, run):
+    """The pictures of the episode that `episode_of` tells."""
+    images = [plt.imread(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+              for uri in last_episode(run)["images"]]
+    figure, axes = plt.subplots(1, len(images), figsize=(2 * len(images), 2.2), squeeze=False)
+    for turn, (axis, image) in enumerate(zip(axes.flat, images), 1):
+        axis.imshow(image, interpolation="nearest")
+        axis.set_title(f"turn {turn}", fontsize="medium")
+        axis.set_axis_off()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
 def runs_of(env):
-    """The metrics of the three seeds, their lines of the last validation, and its size."""
+    """The metrics of the three seeds, their lines of the last validation, and its size. env: the
+    middle of the runs' names"""
     names = [f"readme-{env}-grpo-s{seed}" for seed in SEEDS]
     runs = [read(name) for name in names]
     return (runs, [[line for line in run if "val/success" in line][-1] for run in runs],
@@ -139,6 +176,23 @@ def lora_table(steps=60):
                   "to 60", "held out, step 40", "step 60"), rows)
 
 
+def vision_table():
+    """What the seeds of tiny-vlm have before and after RL, and with the pictures of other maps."""
+    stored = json.loads((ROOT / "runs" / "readme-vision.json").read_text())
+    rows = []
+    for env in ("frozenlake-image",):
+        runs, last, size = runs_of(env)
+        shown = [[line["success"] for line in stored if line["env"] == played
+                  and line["run"].startswith(f"readme-{env}-grpo")]
+                 for played in ("frozenlake", "benchmarks.vision:Shuffled")]
+        rows.append([named(env), with_interval(runs[0][0]["val/success"], size),
+                     of_seeds([line["val/success"] for line in last], size),
+                     *(of_seeds(rates, size) if rates else "" for rates in shown), minutes(runs)])
+    return table(("environment and options", "before RL", "after RL: seeds 0, 1, 2",
+                  "test maps, their own pictures", "test maps, pictures of others", "minutes"),
+                 rows)
+
+
 def table(names, rows):
     lines = [names, ["---"] * len(names), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -146,7 +200,8 @@ def table(names, rows):
 
 def named(env):
     """An environment with the options that its run had."""
-    return ", ".join([env, *changed_environment(read_config(ROOT / f"runs/readme-{env}-grpo-s0"))])
+    config = read_config(ROOT / f"runs/readme-{env}-grpo-s0")
+    return ", ".join([config.env, *changed_environment(config)])
 
 
 def baselines(env):
@@ -156,19 +211,23 @@ def baselines(env):
 
 
 def episode_of(run):
-    """The first validation episode of a run's last stored step: what was said, by turns. Of a reply
-    the lines after the SHOWN first are counted."""
-    lines = (ROOT / "runs" / run / "trajectories.jsonl").read_text().splitlines()
-    episodes = [json.loads(line) for line in lines]
-    last = max(e["step"] for e in episodes)
-    first = next(e for e in episodes if e["step"] == last and e["split"] == "val")
+    """What was said in the `last_episode` of a run, by turns. Of a reply the lines after the SHOWN
+    first are counted."""
     said = []
-    for message in first["messages"][1:]:
+    for message in last_episode(run)["messages"][1:]:
         lines = message["content"].split("\n")
         cut = SHOWN if message["role"] == "assistant" and len(lines) > SHOWN + 1 else len(lines)
         said += lines[:cut] + ([f"[{len(lines) - cut} more lines]"] if lines[cut:] else [])
     fence = "````" if "```" in "".join(said) else "```"
     return "\n".join([f"{fence}text", *said, fence])
+
+
+def last_episode(run):
+    """The first validation episode of a run's last stored step."""
+    lines = (ROOT / "runs" / run / "trajectories.jsonl").read_text().splitlines()
+    episodes = [json.loads(line) for line in lines]
+    last = max(e["step"] for e in episodes)
+    return next(e for e in episodes if e["step"] == last and e["split"] == "val")
 
 
 def minutes(runs):
@@ -221,6 +280,8 @@ def environments_table():
 PAGES = {"README.md": {"log": log_lines, "headlines": headline_table},
          "docs/environments.md": {"environments": environments_table},
          "docs/models.md": {"lora": lora_table},
+         "docs/vision.md": {"episode": partial(episode_of, "readme-frozenlake-image-grpo-s0"),
+                            "vision": vision_table},
          "docs/results.md": {"results": results_table, "smollm2": smollm2_table},
          **{f"docs/environments/{env}.md": {
              "tiny": partial(episode_of, f"readme-{env}-grpo-s0"),
@@ -235,6 +296,9 @@ def rewritten(page):
 
 if __name__ == "__main__":
     draw(ROOT / "docs" / "learning.png")
+    draw_boards(ROOT / "docs" / "environments" / "boards.png")
+    draw_seen(ROOT / "docs" / "environments" / "seen.png", "readme-frozenlake-image-grpo-s0")
     for page in PAGES:
         (ROOT / page).write_text(rewritten(page))
-    print(f"wrote docs/learning.png and the tables of {', '.join(PAGES)}")
+    print(f"wrote docs/learning.png, docs/environments/boards.png and the tables of "
+          f"{', '.join(PAGES)}")

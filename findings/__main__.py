@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import numpy as np
 
 from findings import page
-from findings.table import ARMS, FINDINGS, METRICS, SEEDS
+from findings.table import ARMS, FINDINGS, METRICS
 from minragen import config as settings
 from minragen import runs
 from minragen.envs import nearest
@@ -37,28 +37,30 @@ def main(argv=None):
     parser.add_argument("finding", nargs="*", help=f"{', '.join(FINDINGS)} [all]")
     parser.add_argument("--quick", action="store_true",
                         help="the first four findings, two short runs of each arm")
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS,
-                        help="others are judged but not written")
+    parser.add_argument("--seeds", nargs="+", type=int,
+                        help="instead of the finding's; judged but not written")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--plan", action="store_true", help="say how long it takes, and stop")
     args = parser.parse_args(argv)
     for name in args.finding:
         if name not in FINDINGS:
             parser.error(nearest("finding", name, list(FINDINGS)))
-    chosen, seeds, steps = args.finding or list(FINDINGS), tuple(args.seeds), None
+    chosen, steps, most = args.finding or list(FINDINGS), None, None
     if args.quick:
-        chosen, seeds, steps = chosen[:QUICK[0]], seeds[:QUICK[1]], QUICK[2]
-    arms = list(dict.fromkeys(arm for name in chosen for arm in FINDINGS[name].arms))
-    tasks = [(arm, seed, steps) for arm in arms for seed in seeds if not ended(arm, seed, steps)]
-    print(forecast(tasks, len(arms) * len(seeds), args.workers), flush=True)
+        chosen, most, steps = chosen[:QUICK[0]], *QUICK[1:]
+    seeds = {arm: (args.seeds or FINDINGS[name].seeds)[:most]
+             for name in chosen for arm in FINDINGS[name].arms}
+    runs_of_all = [(arm, seed, steps) for arm in seeds for seed in seeds[arm]]
+    tasks = [run for run in runs_of_all if not ended(*run)]
+    print(forecast(tasks, len(runs_of_all), args.workers), flush=True)
     if args.plan:
         return
     train_all(tasks, args.workers)
-    rows = {arm: [row_of(arm, seed, steps) for seed in seeds] for arm in arms}
+    rows = {arm: [row_of(arm, seed, steps) for seed in seeds[arm]] for arm in seeds}
     for name in chosen:
         print(page.judged(FINDINGS[name], rows))
-    if seeds == SEEDS and not steps:
-        for arm in arms:
+    if not args.seeds and not steps:
+        for arm in seeds:
             store(arm, rows[arm])
         page.write()
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.figure import table, written_into
 from findings.statistics import bootstrap, overall, verdict
-from findings.table import FINDINGS, SEEDS
+from findings.table import FINDINGS
 from minragen.config import preset
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,22 +106,24 @@ def block(finding, results, whole, minutes):
     rows = [[p.text, f"{p.margin:g}", ", ".join(f"{d:.2f}" for d in found),
              f"{mean:.2f} [{low:.2f}, {high:.2f}]", v]
             for p, found, (mean, low, high), v in results]
-    head = ("prediction", "margin", f"seeds {SEEDS[0]} to {SEEDS[-1]}", "mean, 95 % interval",
-            "verdict")
+    head = ("prediction", "margin", f"seeds {finding.seeds[0]} to {finding.seeds[-1]}",
+            "mean, 95 % interval", "verdict")
     return "\n\n".join([
         f"**{finding.source}:** {finding.claim}",
         table(("arm", "differs from the preset in"), arms), table(head, rows),
         f"**Verdict: {whole}.** `make findings F={finding.name}` trains "
-        f"{len(finding.arms) * len(SEEDS)} runs in {minutes:.0f} minutes of one core.",
+        f"{len(finding.arms) * len(finding.seeds)} runs in {minutes:.0f} minutes of one core.",
         f"![{finding.title}](findings/{finding.name}.png)"])
 
 
 def differences(options):
     """What an arm changes in its preset, as options of the command line."""
-    base = preset(options.get("env", "frozenlake"), options.get("algo", "grpo"))
+    base = preset(*(options.get(name, usual) for name, usual in (
+        ("env", "frozenlake"), ("algo", "grpo"), ("model", "tiny"),
+        ("response_format", "free_think"))))
     return [f"`{k.replace('_', '-')} {' '.join(v) if isinstance(v, list) else v}`"
             for k, v in options.items()
-            if k in ("env", "algo", "response_format") or getattr(base, k) != v]
+            if k in ("env", "algo", "model", "response_format") or getattr(base, k) != v]
 
 
 def write():

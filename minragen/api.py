@@ -23,7 +23,9 @@ from minragen.chat import (
     format_instructions,
     reply_pattern,
 )
+from minragen.envs import IMAGE, image_of
 from minragen.rollout import StopReason, Trajectory, Turn
+from minragen.vision import data_uri
 
 CONCURRENCY = 16  # conversations at a time
 ATTEMPTS = 6  # for a request
@@ -118,8 +120,8 @@ class Server:
         """The text of the model's next message, and its tokens; None if the server counts none."""
         try:
             answer = self.client.chat.completions.create(
-                model=self.model, messages=messages, temperature=self.temperature,
-                max_tokens=self.max_new_tokens)
+                model=self.model, messages=list(map(with_picture, messages)),
+                temperature=self.temperature, max_tokens=self.max_new_tokens)
             text, usage = answer.choices[0].message.content, answer.usage
             if not isinstance(text, str | None):
                 raise TypeError(f"its content is {type(text).__name__}")
@@ -137,6 +139,18 @@ class Server:
             self.prompt_tokens += sizes[0]
             self.reply_tokens += sizes[1]
         return text or "", sizes[1]
+
+
+def with_picture(message):
+    """The message as the server takes it: its picture as a part of its own."""
+    content = message["content"]
+    if image_of(content) is None:
+        return message
+    above, _, below = content.partition(IMAGE)
+    return {**message, "content": [
+        *[{"type": "text", "text": above}] * bool(above),
+        {"type": "image_url", "image_url": {"url": data_uri(content.image)}},
+        *[{"type": "text", "text": below}] * bool(below)]}
 
 
 def read_bounded(response):

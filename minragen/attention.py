@@ -105,10 +105,9 @@ def forward_slots(model, slots, tokens, counts, first_row=0):
     # Padding is written behind a row, perhaps behind the last position that the model has.
     position_ids = positions.minimum(slots.lengths[rows, None] - 1)
     keys = torch.arange(filled, device=slots.device)[None]
-    # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
-    visible = keys[:, None, None] <= positions[:, None, :, None]  # (n, 1, q, filled)
+    decoder = model.base_model
     slots.set_positions(positions, filled, first_row)
-    masks, decoder = attention_masks(model, visible, positions, keys), model.base_model
+    masks = attention_masks(model, visible_keys(decoder, tokens, positions, keys), positions, keys)
     ends = (counts - 1).clamp(min=0) + q * torch.arange(n, device=slots.device)
     if not llama.supports(decoder):
         with slots_attention(model):
@@ -145,7 +144,12 @@ def states_before(decoder, tokens, mask):
     decoder: a model without its head      tokens: (B, T) int64      mask: (B, T), False in column 0
     """
     if not shares_beginnings(decoder):
-        hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
+        masks = None
+        if hasattr(decoder, "to_last"):
+            places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+            masks = attention_masks(decoder, visible_keys(decoder, tokens, places, places),
+                                    places, places)
+        hidden = decoder(input_ids=tokens, attention_mask=masks, use_cache=False).last_hidden_state
         return hidden[:, :-1][mask[:, 1:]]
     tree = PrefixTree(decoder, tokens, mask)
     if not len(tree.tokens):  # nothing is masked
@@ -315,6 +319,18 @@ class PrefixTree:
 
 
 # ---- Masks ---------------------------------------------------------------------------------------
+def visible_keys(decoder, tokens, positions, keys):
+    """(n, 1, q, k) bool: each token sees itself and what is before it. If images are
+    bidirectional (vision.py), the tokens of an image also see the rest of it.
+
+    tokens, positions: (n, q)      keys: positions, (n or 1, k)
+    """
+    if hasattr(decoder, "to_last"):
+        positions = positions + decoder.to_last(tokens)
+    # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
+    return keys[:, None, None] <= positions[:, None, :, None]
+
+
 def attention_masks(model, visible, queries, keys):
     """What a decoder takes as attention_mask: floats to add to the scores, 0 where a query sees a
     key and -inf elsewhere; a dict of them where layers differ in kind.

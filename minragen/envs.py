@@ -45,6 +45,7 @@ MAX_REDRAWS = 20_000  # instances drawn in search of one of the right split befo
 STEP_TIME_LIMIT = 60.0  # seconds of a core for a step; a reply's own limits are lower
 SERVER_PAUSES = (5, 10, 20, 40, 80, 160)  # seconds between tries to reach a tool's server
 SEPARATOR = "||"  # between the actions of one turn
+IMAGE = "<image>"  # the placeholder of an observation's image
 CHARSET = frozenset(map(chr, range(32, 127))) | frozenset("\n\t√")
 SPLITS = ("train", "val", "test")
 
@@ -80,6 +81,32 @@ class Outcome(NamedTuple):
     metrics: dict | None = None  # name -> number, summed over the episode and logged
 
 
+class Observation(str):
+    """What the model sees after a reset or a step: text, and perhaps an image for its placeholder.
+
+    image: RGB, (H, W, 3) uint8, or None; it is copied, since environments draw on theirs again
+    raises: ValueError for another array, or for an image without exactly one placeholder
+    """
+
+    def __new__(cls, text, image=None):
+        observation = super().__new__(cls, text)
+        if image is not None:
+            image = np.array(image)
+            if image.dtype != np.uint8 or image.shape[2:] != (3,) or not image.size:
+                raise ValueError(f"an image is {image.dtype} of shape {image.shape}, expected "
+                                 f"uint8 of shape (H, W, 3).")
+            if text.count(IMAGE) != 1:
+                raise ValueError(f"an observation with an image has {text.count(IMAGE)} times "
+                                 f"{IMAGE}, expected once.")
+        observation.image = image
+        return observation
+
+
+def image_of(observation):
+    """The image of an observation; None of one that is text alone, or another package's."""
+    return getattr(observation, "image", None)
+
+
 class TextEnv(gymnasium.Env):
     """A multi-turn text environment: a `gymnasium.Env` whose observations and actions are strings.
 
@@ -95,13 +122,15 @@ class TextEnv(gymnasium.Env):
 
     and, optionally, `note()` (one truthful line about the state: the thought of a good player),
     `instance()` (canonical text whose CRC decides the split), the baselines `random_answer(rng)`
-    and `shallow_answer(texts)`, and for the response formats that describe the state `describe()`
-    and `score_description(text)`.
+    and `shallow_answer(texts)`, `picture()` (what a vision-language model sees beside the text),
+    and for the response formats that describe the state `describe()` and `score_description(text)`.
 
     reset(seed=, options={"member": k}) -> (observation, info)
     step(answer) -> (observation, reward, terminated, truncated, info)
     info: `success` and `valid`, 0.0 or 1.0; `effective`, the share of executed actions that changed
         the state; and the summed `metrics` of the turn's outcomes
+    observation: an Observation; with a picture it has the line `<image>` exactly once, without one
+        there is no `<image>` in it, whatever data or replies say
     raises: ValueError for unknown options or splits, RuntimeError for a step without a live episode
     """
 
@@ -120,9 +149,11 @@ class TextEnv(gymnasium.Env):
     alias = ""  # replaces a name that is an address, in metrics and in the key of the noise
     instruction = ""
 
-    def __init__(self, split="train", budget=None, **options):
+    def __init__(self, split="train", budget=None, render_mode="ansi", **options):
         if split not in SPLITS:
             raise ValueError(f"unknown split {split!r}: expected one of {', '.join(SPLITS)}.")
+        if render_mode not in self.metadata["render_modes"]:
+            raise ValueError(nearest("render_mode", render_mode, self.metadata["render_modes"]))
         self.split = split
         self.budget = budget or self.budget
         if self.budget.max_actions_per_turn > 1 and not self.multi_action:
@@ -130,7 +161,7 @@ class TextEnv(gymnasium.Env):
                              f"is {self.budget.max_actions_per_turn}, expected 1.")
         self.options = {**self.defaults,
                         **check_options(type(self).__name__, self.defaults, options)}
-        self.render_mode = "ansi"
+        self.render_mode = render_mode
         self.observation_space, self.action_space = text_space(), text_space()
         self._live = False
 
@@ -153,6 +184,13 @@ class TextEnv(gymnasium.Env):
     def render(self):
         raise NotImplementedError(f"{type(self).__name__} does not write render().")
 
+    def render_text(self):
+        """The state as text in every render_mode."""
+        return self.render()
+
+    def picture(self):
+        """What the model sees beside the text: RGB, (H, W, 3) uint8; None for text alone."""
+
     def solve(self):
         """The answers, one per turn from the current state on, that reach the maximum reward."""
         raise NotImplementedError(f"{type(self).__name__} has no solver.")
@@ -170,7 +208,7 @@ class TextEnv(gymnasium.Env):
 
     def instance(self):
         """The canonical text of the fresh instance; its CRC decides which split it belongs to."""
-        return self.render()
+        return self.render_text()
 
     def instance_split(self):
         """Which split the current instance belongs to."""
@@ -295,18 +333,26 @@ class TextEnv(gymnasium.Env):
         lines = [] if reward is None else [f"Reward: {reward:.4g}"]
         if not valid:
             lines.append("No valid action was given, or not all were valid.")
-        lines.append(self.render())
+        image, state = self.picture(), unmarked(self.render_text())
+        shown = [] if image is None else [IMAGE]
+        lines += [*shown, *[state] * bool(state or not shown)]
         if self.budget.max_turns > 1 and self._live:
             counted = self.multi_action or self.budget.max_actions < self.budget.max_turns
             left = f", actions left: {self.actions_left}" if counted else ""
             lines.append(f"Turns left: {self.turns_left}{left}")
-        return "\n".join(lines)
+        text = "\n".join(lines)
+        return text if image is None else Observation(text, image)
 
 
 def split_of(instance):
     """The split of an instance's canonical text: six tenths train, two val, two test."""
     bucket = zlib.crc32(instance.encode(errors="replace")) % 10
     return "train" if bucket < 6 else "val" if bucket < 8 else "test"
+
+
+def unmarked(text):
+    """Replace `<image>` by `< image>`, so that neither data nor replies insert an image."""
+    return text.replace(IMAGE, "< image>")
 
 
 def text_space(extra="", max_length=16_384):
@@ -548,7 +594,7 @@ def _options_of(name, options, names):
         owner, dot, option = key.rpartition(".")
         if dot and owner not in names:
             raise ValueError(nearest("env in an option", owner, sorted(names)))
-        if option in ("self", "name", "split", "budget"):
+        if option in ("self", "name", "split", "budget", "render_mode"):
             raise ValueError(f"{option!r} is not an option of an environment.")
         if not dot or owner == name:
             mine[option] = value

@@ -25,6 +25,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import re
 import sys
 from collections import defaultdict
@@ -33,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minragen.envs import SPLITS, make, nearest, parse_options
+from minragen.envs import IMAGE, SPLITS, image_of, make, nearest, parse_options
 
 # torch and transformers are imported where a model is needed: `make envs` need not wait for them.
 
@@ -170,7 +171,8 @@ def checkpoint_player(config, run="", say=print):
         config.max_new_tokens, config.warmup_steps, device, say)
     policy = load_policy(source, device, bool(run) or config.model in bundled.BUNDLED)
     frame = ChatFrame(policy.tokenizer, config.response_format,
-                      policy.model.generation_config.eos_token_id, config.max_new_tokens)
+                      policy.model.generation_config.eos_token_id, config.max_new_tokens,
+                      policy.album)
     name = "checkpoint" if run else config.model
 
     def play(groups, greedy=True):
@@ -282,13 +284,21 @@ def scripted(groups, player):
 
 
 def play(name, split, seed, options, ask=input, say=print):
-    """Let a person play seed, seed + 1, ... with the policy's prompts and rewards, until Ctrl-D."""
+    """Let a person play seed, seed + 1, ... with the policy's prompts and rewards, until Ctrl-D.
+    A terminal with 24-bit colours also shows the pictures."""
     env = make(name, split, **options)
+    colours = sys.stdout.isatty() and os.environ.get("COLORTERM") in ("truecolor", "24bit")
+
+    def shown(observation):
+        if not colours or image_of(observation) is None:
+            return observation
+        return observation.replace(IMAGE, half_blocks(observation.image))
+
     say("Type the text inside <answer>. A line that ends in \\ goes on; ? shows the solver's "
         "answer; Ctrl-D ends.\n")
     for instance in itertools.count(seed):
         observation, _ = env.reset(seed=instance)
-        say(f"--- {name}, {split} seed {instance}\n{env.system_prompt}\n\n{observation}")
+        say(f"--- {name}, {split} seed {instance}\n{env.system_prompt}\n\n{shown(observation)}")
         total, over = 0.0, False
         while not over:
             try:
@@ -302,8 +312,20 @@ def play(name, split, seed, options, ask=input, say=print):
                 continue
             observation, reward, terminated, truncated, info = env.step(answer)
             total, over = total + reward, terminated or truncated
-            say(f"\n{observation}")
+            say(f"\n{shown(observation)}")
         say(f"--- {'success' if info['success'] else 'no success'}, return {total:.4g}\n")
+
+
+def half_blocks(image):
+    """A picture for a terminal: each character is two pixels, the upper one as its own colour and
+    the lower one as its background.
+
+    image: (H, W, 3) uint8; of an odd H the last row is shown twice
+    """
+    image = np.pad(image, ((0, len(image) % 2), (0, 0), (0, 0)), mode="edge")
+    return "\n".join("".join("\33[38;2;{};{};{};48;2;{};{};{}m▀".format(*upper, *lower)
+                             for upper, lower in zip(*rows)) + "\33[0m"
+                     for rows in zip(image[::2], image[1::2]))
 
 
 # ---- The command ---------------------------------------------------------------------------------
@@ -484,12 +506,15 @@ def write(folder, measured, args):
                         subject, env, " ".join(changed_environment(config)), args.split, args.set,
                         player, len(episodes), table.distinct, *numbers_of(episodes).values(),
                         passes if number == 0 else ""])
+    from minragen.vision import images_of
+
     with open(folder / "chats.jsonl", "w") as file:
         for subject, _, _, trajectories in measured:
             for t in trajectories:
                 file.write(json.dumps({
-                    "messages": t.messages(), "subject": subject, "env": t.env, "seed": t.seed,
-                    "success": t.success, "return": t.episode_return, "error": t.error}) + "\n")
+                    "messages": t.messages(), **images_of(t), "subject": subject,
+                    "env": t.env, "seed": t.seed, "success": t.success,
+                    "return": t.episode_return, "error": t.error}) + "\n")
 
 
 if __name__ == "__main__":

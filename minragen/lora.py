@@ -3,9 +3,9 @@
     y = W x + alpha / r B A x      W: (out, in), frozen      A: (r, in)      B: (out, r), 0 at first
 
 Policy and critic have their own adapters on the same frozen weights, and the reference is those
-weights without adapters, so the model is held once. All linear layers are adapted, except for the
-output layer: most models share it with the embeddings, where a merged adapter would change both.
-Embeddings and norms stay as they are.
+weights without adapters, so the model is held once. All linear layers of the decoder are adapted.
+The output layer is not: most models share it with the embeddings, where a merged adapter would
+change both. Embeddings and norms stay as they are, and so does a vision tower.
 
 Difference from RAGEN: alpha is always 2 r, so that the rank is the only option.
 
@@ -36,7 +36,8 @@ def add_adapters(policy, rank, seed):
     policy.base = twin(policy.model.requires_grad_(False))
     torch.manual_seed(seed)  # of A; alike in all processes
     inject_adapter_in_model(
-        LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"), policy.model)
+        LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"),
+        policy.model.base_model)
     for parameter in policy.model.parameters():
         if parameter.requires_grad:  # peft makes float32, which AdamW has masters for
             parameter.data = parameter.data.to(policy.model.dtype)

@@ -76,9 +76,9 @@ def _rollout(n, config):
 
 
 def _one_pass(n, tokens):
-    """A layer's results without gradients, and the masks with the booleans that they come from."""
+    """A layer's results without gradients, and the masks."""
     results = n.width * (4 * n.hidden + 2 * n.queries + 3 * n.inner)
-    return tokens * (results + n.context * (n.width + 2))
+    return tokens * (results + n.context * n.width)
 
 
 def _update(n, config, trained):

@@ -18,10 +18,15 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from minragen import lora, starpo
+from minragen import lora, starpo, vision
 from minragen.attention import choose_attention, states_before
 
 LOGIT_BUDGET = 2**24  # elements of one (chunk, V) block of logits: 64 MiB in float32
@@ -40,6 +45,11 @@ class Policy:
     @property
     def device(self):
         return next(self.model.parameters()).device
+
+    @property
+    def album(self):
+        """The pictures that the model sees; None if it sees none."""
+        return getattr(self.model, "album", None)
 
     @property
     def num_parameters(self):
@@ -71,16 +81,22 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", attention="")
     # NOTE: the dtype is given to from_pretrained and never to .to(): the latter would also round
     # the rotary frequencies, which changes the logits of distant tokens.
     try:
-        if not (refused := why_unsupported(AutoConfig.from_pretrained(source, **NO_CODE))):
-            model, loading = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(source, **NO_CODE)
+        if not (refused := why_unsupported(config)):
+            processor = vision.processor_of(config, source)
+            auto = AutoModelForImageTextToText if processor else AutoModelForCausalLM
+            model, loading = auto.from_pretrained(
                 source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True,
                 **NO_CODE)
             tokenizer = AutoTokenizer.from_pretrained(source, **NO_CODE)
+            tokenizer.chat_template = tokenizer.chat_template or getattr(
+                processor, "chat_template", None)
+            model = vision.Seeing(model, processor) if processor else model
     except Exception as error:  # a folder may hold anything
         first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
                  else str(error).strip().splitlines()[0])
         raise ValueError(f"cannot load model {name!r}: {first} Give a bundled model (tiny, "
-                         f"smollm2), a local folder or a Hugging Face id.") from None
+                         f"tiny-vlm, smollm2), a local folder or a Hugging Face id.") from None
     if refused:
         raise RuntimeError(f"model {name!r} {refused}.")
     wrong = [f"{len(keys)} {kind}, e.g. {min(map(str, keys))}" for kind in (
@@ -110,6 +126,8 @@ def why_unsupported(config):
         return "is an encoder-decoder, and only decoders continue a conversation"
     if others:
         return f"has layers {others}, and only full and sliding attention is supported"
+    if "mrope_section" in str(getattr(text, "rope_parameters", None)):
+        return "has positions in three dimensions (M-RoPE), and only one-dimensional are supported"
     if getattr(text, "alibi", False) or not hasattr(text, "max_position_embeddings"):
         return "takes no position_ids, which conversations of different lengths need"
     return ""
@@ -187,6 +205,7 @@ class Critic(nn.Module):
     def __init__(self, policy):
         super().__init__()
         self.trunk = lora.twin(policy.model.base_model)
+        self.vision_model = vision.vision_model_of(self.trunk)  # its own
         hidden_size = policy.model.config.get_text_config().hidden_size
         self.head = nn.Linear(hidden_size, 1, device=policy.device)
         nn.init.zeros_(self.head.weight)

@@ -38,6 +38,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from minragen.attention import KVSlots, forward_slots
 from minragen.chat import Reply
+from minragen.envs import image_of
 from minragen.models import max_positions, output_layer, token_logprobs
 
 LARGEST = 1e15  # of an environment's numbers; float32 holds their squares
@@ -447,6 +448,9 @@ def windowed_prompt(frame, t, context, window):
     earlier = range(max(0, len(t.turns) - window + 1), len(t.turns))
     shown = [t.turns[k].observation for k in earlier] + [t.observation]
     if context == "single_turn":
+        if any(image_of(observation) is not None for observation in shown):
+            raise ValueError("context single_turn writes earlier turns as text and would lose "
+                             "their images: use --context full or limited.")
         history = [f"{seen}\nYou answered: {t.turns[k].reply.answer or 'nothing valid'}"
                    for k, seen in zip(earlier, shown)]
         return frame.open(t.system, "\n".join([*history, t.observation]))
@@ -473,17 +477,25 @@ def prove(policy, max_context):
                          f"{most} tokens. Lower --max-context.")
     window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
     affordable = PROOF_BUDGET.get(policy.device.type, 2**43) // policy.num_parameters
-    length = min(most, max(PROOF_TOKENS, min(max_context, window + PROOF_TOKENS, affordable)))
     for dtype, tolerance in {model.dtype: 0.3, torch.float32: 1e-4}.items():
         try:
+            least = PROOF_TOKENS + (2 * len(policy.album.proof_ids()) if policy.album else 0)
+            if least > most and policy.album:
+                raise ValueError(f"it has positions for {most} tokens; two images and some text "
+                                 f"take {least}.")
+            length = min(most, max(least, min(max_context, window + PROOF_TOKENS, affordable)))
             gap = _gap(model if dtype == model.dtype else _exact(model), length)
         except Exception as error:  # decoders fail in many ways on a cache not made for them
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise RuntimeError(f"model {name!r} cannot use the KV slots: {reason}") from error
+            images = f" or images of {policy.album.shape}" if policy.album else ""
+            raise RuntimeError(f"model {name!r} cannot use the KV slots{images}: "
+                               f"{reason}") from error
         if not gap <= tolerance:  # nan too
             raise RuntimeError(f"model {name!r} differs between cached turns and a full pass by "
                                f"{gap:.2g} nats in {dtype}, allowed are {tolerance}. Its attention "
                                f"or its output layer does something that we do not.")
+    if policy.album:
+        policy.album.forget()
     rest = f"; its window of {window} was not reached" if length <= window < max_context else ""
     return f"cached turns of {length} tokens equal a full pass, gap {gap:.0e} nats{rest}"
 
@@ -505,9 +517,12 @@ def _gap(model, length):
     tokens = torch.randint(model.config.get_text_config().vocab_size, (3, length),
                            generator=torch.Generator().manual_seed(0))
     tokens[1, :length // 2] = tokens[0, :length // 2]  # a beginning to share
+    pieces = torch.tensor([[length - 14, length - 18, length - 22], [1, 1, 1], [1, 0, 1],
+                           [4, 9, 2], [1, 1, 1], [0, 1, 1]])
+    if getattr(model, "album", None):
+        _show(model.album, tokens, pieces)
     full = model(tokens.to(slots.device), use_cache=False).logits.float().log_softmax(dim=-1)
-    for counts in torch.tensor([[length - 14, length - 18, length - 22], [1, 1, 1], [1, 0, 1],
-                                [4, 9, 2], [1, 1, 1], [0, 1, 1]]):
+    for counts in pieces:
         fresh = [row[start:start + n] for row, start, n in zip(tokens, lengths, counts)]
         cached = output_layer(model, forward_slots(
             model, slots, pad_sequence(fresh, batch_first=True).to(slots.device),
@@ -515,12 +530,24 @@ def _gap(model, length):
         lengths += counts
         gap = cached.float().log_softmax(dim=-1) - full[torch.arange(3), lengths - 1]
         gaps += gap.abs().mean(dim=-1)[(counts > 0).to(slots.device)].tolist()
-    tokens, mask = tokens.to(slots.device), torch.zeros_like(tokens, dtype=torch.bool)
+    mask = torch.zeros_like(tokens, dtype=torch.bool)
     mask[:, length // 2 + 1::2] = True
-    ours, _ = token_logprobs(model, tokens, mask.to(slots.device))
-    theirs = full[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
-    learner = (ours[:, 1:] - theirs)[mask[:, 1:]].abs().mean()
+    tokens, mask = tokens.to(slots.device), (mask & (tokens < full.shape[-1])).to(slots.device)
+    ours, _ = token_logprobs(model, tokens, mask)
+    theirs = full[:, :-1][mask[:, 1:]].gather(-1, tokens[mask][:, None])[:, 0]
+    learner = (ours[mask] - theirs).abs().mean()
     return max(sum(gaps) / len(gaps), float(learner))
+
+
+def _show(album, tokens, pieces):
+    """Insert an image into the first piece of each row, and another into the fourth."""
+    tokens[tokens == album.image_id] = 0
+    first, other = (torch.tensor(album.proof_ids(seed)) for seed in range(2))
+    pieces[0] -= len(other)
+    tokens[:, 1:1 + len(first)] = first
+    for row, start in zip(tokens, pieces[:3].sum(dim=0)):
+        row[start:start + len(other)] = other
+    pieces[3] += len(other)
 
 
 # ---- Sampling ------------------------------------------------------------------------------------

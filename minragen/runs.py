@@ -35,6 +35,7 @@ from tqdm import tqdm
 from minragen import loggers, lora
 from minragen.config import RUN_NAME, Config, check
 from minragen.envs import ServerGone
+from minragen.vision import images_of
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
@@ -247,7 +248,7 @@ class Log(contextlib.AbstractContextManager):
         self.append("trajectories.jsonl", [{
             "step": step, "split": split, "env": t.env, "seed": t.seed, "group": t.group_id,
             "member": t.member, "success": t.success, "stop": t.stop.value, "error": t.error,
-            "turn_rewards": t.turn_rewards, "messages": t.messages(),
+            "turn_rewards": t.turn_rewards, "messages": t.messages(), **images_of(t),
             "replies": replies(t, self.tokenizer)} for t in played[:SAMPLE] + failed[:SAMPLE]])
         if failed:
             (message, _), = Counter(t.error for t in failed).most_common(1)

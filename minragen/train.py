@@ -33,7 +33,17 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from minragen import bundled, diagnostics, distributed, lora, memory, report, runs, starpo
+from minragen import (
+    bundled,
+    diagnostics,
+    distributed,
+    lora,
+    memory,
+    report,
+    runs,
+    starpo,
+    vision,
+)
 from minragen import config as settings
 from minragen.attention import micro_batches
 from minragen.chat import ChatFrame
@@ -202,7 +212,9 @@ def roll_out(learner, groups, config):
     `resample` (DAPO, Yu et al. 2025, section 3.2) adds at most that many rounds, until `num_groups`
     groups have a positive reward std.
     """
-    trajectories = []
+    trajectories, album = [], learner.policy.album
+    if album:
+        album.forget()
     with progress_bar(f"step {learner.step + 1}: tokens sampled") as bar:
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
@@ -216,6 +228,8 @@ def roll_out(learner, groups, config):
             if known and informative_groups(known) >= config.num_groups:
                 break
     learner.rounds += attempt + 1
+    if album:
+        album.add_images_of(trajectories)
     return trajectories
 
 
@@ -512,7 +526,7 @@ def build_groups(config):
 def build(config, groups, checkpoint_of=None, say=print):
     """The Learner of a new run, or of a checkpoint if the folder of a run is given."""
     _, device, _ = bundled.choose_model(config.model, config.device)
-    on_one_core = config.model == "tiny" and device.type == "cpu"
+    on_one_core = config.model in bundled.TINY_MODELS and device.type == "cpu"
     cores = max(1, os.cpu_count() // distributed.local_world_size())
     torch.set_num_threads(config.threads or (1 if on_one_core else cores))
     begun = checkpoint_of or config.init_from and runs.RUNS / config.init_from
@@ -523,11 +537,16 @@ def build(config, groups, checkpoint_of=None, say=print):
             config.response_format, config.max_new_tokens, config.warmup_steps, device, say)
     policy = load_policy(source, device, checkpoint or config.model in bundled.BUNDLED,
                          config.model, config.attention)
+    if config.freeze_vision:
+        vision.freeze_tower(policy)
     if config.lora_rank:
         lora.add_adapters(policy, config.lora_rank, config.seed)
+    if policy.album:
+        policy.album.expect(groups["train"].reset(TRAIN_SEED))
     say(f"proved    {prove(policy, config.max_context)}")
     frame = ChatFrame(policy.tokenizer, config.response_format,
-                      policy.model.generation_config.eos_token_id, config.max_new_tokens)
+                      policy.model.generation_config.eos_token_id, config.max_new_tokens,
+                      policy.album)
     for split, held in groups.items():  # refuse a context that a first prompt already fills
         for row, observation in enumerate(held.reset(TRAIN_SEED if split == "train" else 0)):
             if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:
@@ -575,7 +594,8 @@ def main(argv=None):
         _, device, _ = bundled.choose_model(config.model, config.device)
         say = distributed.begin(device)
         # More processes than groups have nothing to do; other models use all cores already.
-        most = min(4, config.num_groups) if config.model == "tiny" and device.type == "cpu" else 1
+        small = config.model in bundled.TINY_MODELS and device.type == "cpu"
+        most = min(4, config.num_groups) if small else 1
         say(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
             f"{settings.backends(config)}{distributed.described(most)}")
         say(f"settings  {settings.summary(config)}")

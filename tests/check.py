@@ -20,19 +20,20 @@ from minragen.envs import REGISTRY  # noqa: E402
 ALGORITHM = {"envs", "starpo", "chat", "attention", "models", "rollout"}
 ALLOWED = {
     "__init__": set(), "envs": set(), "starpo": set(), "llama": set(), "distributed": set(),
-    "lora": set(), "loggers": set(), "chat": {"envs"}, "attention": {"llama"},
-    "models": {"starpo", "attention", "lora"},
+    "lora": set(), "loggers": set(), "vision": {"envs"}, "chat": {"envs"}, "attention": {"llama"},
+    "models": {"starpo", "attention", "lora", "vision"},
     "rollout": {"envs", "chat", "attention", "models"},
     "diagnostics": {"chat", "attention", "models", "rollout"},
-    "bundled": {"envs", "chat", "attention", "models", "rollout", "environments.data"},
+    "bundled": {"envs", "chat", "attention", "models", "rollout", "vision",
+                "environments.data"},
     "config": {"envs", "chat", "starpo", "loggers"},
-    "runs": {"envs", "config", "models", "loggers", "lora"},
+    "runs": {"envs", "config", "models", "loggers", "lora", "vision"},
     "memory": {"attention", "models", "diagnostics", "config", "distributed"},
     "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "memory", "distributed",
-                          "lora", "report"},
+                          "lora", "vision", "report"},
     "report": {"config", "diagnostics", "eval", "runs"},
-    "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train", "api"},
-    "api": {"chat", "rollout"}, "reproduce": {"runs", "train"}}
+    "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train", "api", "vision"},
+    "api": {"envs", "chat", "rollout", "vision"}, "reproduce": {"runs", "train"}}
 
 
 def imported(source):

@@ -28,6 +28,10 @@ ORDER = ("test_rollout", "test_step", "test_starpo", "test_museum", "test_models
          "test_bundled", "test_envs", "test_env_contract")
 
 
+# What the contract is about: boards.py shows two of the ten as pictures.
+ALL = (*sorted(REGISTRY), "boards:Lake", "boards:Room")
+
+
 def pytest_ignore_collect(collection_path, config):
     """test_accelerator.py needs a process of its own: autograd makes its queues at the first
     backward pass, for the kinds of devices known then, and a process with two kinds cannot fork
@@ -73,10 +77,10 @@ def pytest_collection_modifyitems(items):
 def pytest_addoption(parser):
     parser.addoption("--env", action="append", metavar="NAME",
                      help="environment for the contract tests, as envs.make takes it; may be "
-                          "repeated [every registered one]")
+                          "repeated [every registered one, and the pictures of boards.py]")
 
 
 def pytest_generate_tests(metafunc):
     """A test that takes `env_name` runs once for each `--env`."""
     if "env_name" in metafunc.fixturenames:
-        metafunc.parametrize("env_name", metafunc.config.getoption("env") or sorted(REGISTRY))
+        metafunc.parametrize("env_name", metafunc.config.getoption("env") or ALL)

@@ -60,12 +60,13 @@ TESTS = {
                   "test_families.py",
     "runs.py": "test_train.py test_config.py test_eval.py",
     "starpo.py": "test_starpo.py test_museum.py test_step.py",
-    "train.py": "test_step.py test_train.py test_museum.py",
+    "train.py": "test_step.py test_train.py test_museum.py", "vision.py": "test_vision.py",
     **{f"environments/{name}.py": f"environments/test_{name}.py {CONTRACT}" for name in (
         "bandit", "frozenlake", "sokoban", "sudoku", "countdown", "metamathqa", "searchqa",
         "webshop", "deepcoder", "lean")},
     "environments/board.py": "environments/test_relations.py environments/test_frozenlake.py "
-                             f"environments/test_sokoban.py {CONTRACT}",
+                             "environments/test_sokoban.py environments/test_pictures.py "
+                             f"{CONTRACT}",
     "environments/data.py": "environments/test_countdown.py environments/test_metamathqa.py "
                             "environments/test_searchqa.py environments/test_lean.py",
     "environments/gymnasium_text.py": "test_envs.py",
@@ -80,6 +81,21 @@ TESTS = {
 NEEDS = {"loggers.py": "wandb", "lora.py": "peft", "environments/openenv.py": "openenv",
          "environments/reasoning_gym.py": "reasoning_gym"}
 MUTANTS = {
+    ("vision.py", "test_vision.py"): [
+        ("self.size - 1 - self.numbers(ids)[1]", "0 * self.numbers(ids)[1]",
+         "no token of a picture sees a later one of it, which Gemma 3's do"),
+        ("found[which, features]", "found[which, features.flip(0)]", "features are out of order"),
+        ("found[which, features]", "found[which.flip(0), features]", "pictures are exchanged"),
+        ("found[which, features]", "found[which, features].detach()", "the tower is not trained"),
+        ('modality="image").requires_grad_(False)', 'modality="image").requires_grad_(True)',
+         "freeze_vision freezes nothing"),
+        ("forward.args[-1] if", "None if", "the critic's tower is not trained"),
+        ("image.tobytes()", "image[:1].tobytes()", "pictures of equal first rows are one"),
+    ],
+    ("train.py", "test_vision.py"): [
+        ("album.forget()", "pass", "pictures are kept until the memory is full"),
+        ("album.add_images_of(trajectories)", "pass", "images of other processes are unknown"),
+    ],
     ("lora.py", "test_lora.py"): [
         ("lora_alpha=2 * rank", "lora_alpha=rank", "alpha is r"),
         ("policy.base = twin(policy.model.requires_grad_(False))",
@@ -339,6 +355,7 @@ MUTANTS = {
         ("math.ceil(len", "max(1.0, len",
          "replies that each keep to their limit exceed that of a step where a core has two of "
          "them"),
+        ("unmarked(self.render_text())", "self.render_text()", "data can mark pictures"),
     ],
     ("environments/bandit.py", "environments/test_bandit.py"): [
         ('f"{self.safe} {self.risky}" if', "self.render() if",
@@ -424,6 +441,12 @@ MUTANTS = {
     ("environments/board.py", "environments/test_relations.py"): [
         ("> r) - (row <", "< r) - (row >", "above and below are exchanged"),
     ],
+    ("environments/board.py", "environments/test_pictures.py"): [
+        ("cells.swapaxes(1, 2).reshape(", "cells.reshape(", "the pixels of a picture are shuffled"),
+        ('if "image" in VIEWS[self.options["view"]] else None', 'or None',
+         "a view without a picture has one"),
+        ("* 8 // size", "% 8", "larger tiles are the small one, again and again"),
+    ],
     ("environments/deepcoder.py", "environments/test_deepcoder.py"): [
         ("max(0.0, passed / total - self.best)", "passed / total - self.best",
          "a worse try costs, and a better one after it is paid again"),
@@ -465,7 +488,7 @@ MUTANTS = {
     ],
     ("chat.py", "test_chat.py"): [
         ("if max_new_tokens else []", "if False else []", "the prompt tells no limit"),
-        ('}{self._plain(observation)}"', '}{observation}"',
+        ("{before}{self._plain(observation)}", "{before}{observation}",
          "special tokens in the first observation open turns"),
         ("self.tokenizer.decode(pieces) != self.tokenizer.decode(at_once)", "False",
          "a tokenizer that writes a blank before every turn is accepted"),
@@ -483,7 +506,8 @@ MUTANTS = {
          "the blank before a finished reply is left out of the prompt"),
         ("=self.thinks)", "=True)",
          "templates are asked for thoughts that the format does not have"),
-        ("self._derive(has_system=False)", "raise", "a template without a system role is refused"),
+        ("(False, False), (True, True), (False, True)", "(True, True)",
+         "a template without a system role is refused"),
         ("ids[len(line):] if ids[:len(line)] == line else self", "self",
          "SentencePiece puts a blank before every turn and reply"),
     ],
@@ -575,8 +599,8 @@ MUTANTS = {
     ("attention.py", "test_rollout.py"): [
         ("old[:, :, :filled].index_select(0, index)", "old[:len(index), :, :filled]",
          "keys stay in their slots when rows leave"),
-        ("visible = keys[:, None, None] <= positions[:, None, :, None]",
-         "visible = keys[:, None, None] <= positions.amax(1)[:, None, None, None]",
+        ("return keys[:, None, None] <= positions[:, None, :, None]",
+         "return keys[:, None, None] <= positions.amax(1)[:, None, None, None]",
          "a query sees the tokens after it"),
         ("positions.minimum(slots.lengths[rows, None] - 1)", "positions",
          "padding asks for positions that the model lacks"),

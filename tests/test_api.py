@@ -1,6 +1,8 @@
 """Episodes with a model behind a server: as in training, and what a bad server can do."""
 
+import base64
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -12,15 +14,17 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import parsed
+from PIL import Image
 from test_eval import players_of
 from test_train import run_apart
 
 from minragen import api
 from minragen.api import Server
 from minragen.config import env_groups
-from minragen.envs import EnvGroups
+from minragen.envs import IMAGE, EnvGroups
 from minragen.eval import checkpoint_player
 from minragen.train import TRAIN_SEED
 
@@ -116,6 +120,25 @@ class TestConversation:
             {"role": "user", "content": second}]
         assert t.metrics["valid"] == 1 and t.metrics["reply_tokens"] == 3 * len(t.turns)
         assert (model.prompt_tokens, model.reply_tokens) == (7 * len(t.turns), 3 * len(t.turns))
+
+    def test_pictures_are_parts_of_the_messages_for_their_marks(self, server):
+        asked = []
+
+        def answer(request):
+            asked.append(request)
+            return completion("<think>go</think><answer>Up</answer>")
+
+        groups = EnvGroups("frozenlake", 1, 1, "val", options={"view": "image"})
+        (t,) = Server(server(answer), "m").collect(groups)
+        assert len(t.turns) > 1
+        shown = [message["content"] for message in asked[-1]["messages"]
+                 if message["role"] == "user"]
+        for content, turn in zip(shown, t.turns):
+            *above, picture, below = content
+            assert "".join([*(part["text"] for part in above), IMAGE, below["text"]]
+                           ) == turn.observation
+            seen = base64.b64decode(picture["image_url"]["url"].split(",")[1])
+            assert np.array_equal(np.array(Image.open(io.BytesIO(seen))), turn.observation.image)
 
     @pytest.mark.parametrize("text, valid", [
         ("go</think><answer>Nurse</answer>", True), ("Nurse", False), (None, False),

@@ -1,6 +1,7 @@
 """The bundled models: demonstrations, the schedule of the warm-up, and the bundled weights."""
 
 import copy
+import functools
 import json
 import subprocess
 
@@ -12,9 +13,9 @@ from toys import tiny
 from minragen import bundled
 from minragen.bundled import ASSETS, demonstrate, resolve, tiny_tokenizer, warm_up, warmup_key
 from minragen.chat import ChatFrame
-from minragen.config import TINY, env_groups, preset
+from minragen.config import TINY, TINY_VLM, env_groups, preset
 from minragen.environments.frozenlake import FrozenLake
-from minragen.envs import REGISTRY, EnvGroups, TextEnv, make
+from minragen.envs import REGISTRY, SPLITS, EnvGroups, TextEnv, make
 from minragen.models import Policy, load_policy
 
 
@@ -106,6 +107,22 @@ class TestBundledWeights:
         losses = warm_up(policy, frame, groups, preset("frozenlake").warmup_steps, stop_after=2)
         loss, checksums = loss_and_checksums("frozenlake")
         assert losses == pytest.approx(loss[:2], rel=1e-4)
+        assert bundled.checksums(policy.model) == pytest.approx(checksums, rel=1e-3, abs=1e-3)
+
+    @pytest.mark.parametrize("env", sorted(TINY_VLM))
+    def test_so_has_the_model_that_sees_and_its_key_is_the_presets(self, env):
+        config = preset(env, model="tiny-vlm")
+        groups = functools.partial(env_groups, config)
+        policy = bundled.tiny_vlm([e for split in SPLITS for e in groups(split).envs])
+        frame = ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens,
+                          album=policy.album)
+        groups = bundled.demonstration_groups(policy, groups)
+        path, = ASSETS.glob(f"tiny-vlm-{env}-*")
+        key = warmup_key(policy, frame, groups, config.warmup_steps)
+        assert path.name == f"tiny-vlm-{env}-{key}.safetensors"
+        loss, checksums = loss_and_checksums(f"vlm-{env}")
+        losses = warm_up(policy, frame, groups, config.warmup_steps, stop_after=2)
+        assert losses == pytest.approx(loss[:2], rel=1e-4) and loss[-1] < 0.2 * loss[0]
         assert bundled.checksums(policy.model) == pytest.approx(checksums, rel=1e-3, abs=1e-3)
 
     def test_other_settings_have_another_key(self):

@@ -21,6 +21,7 @@ from minragen.diagnostics import (
     gradient_metrics,
     score_matrix,
 )
+from minragen.envs import REGISTRY
 from minragen.models import AdamW, token_logprobs
 from minragen.rollout import Batch, Trajectory
 
@@ -327,9 +328,9 @@ class TestWarnings:
         assert set(given([{"step": 0, "val/success": 0.1}, *run])) == {32}
 
     def test_one_of_the_runs_of_the_readme_has_one_and_recovers(self):
-        runs = (Path(__file__).parent.parent / "runs").glob("readme-*-grpo-s?/metrics.jsonl")
+        runs = Path(__file__).parent.parent / "runs"
         found = {path.parent.name: given([json.loads(line) for line in path.open()])
-                 for path in runs}
+                 for env in REGISTRY for path in runs.glob(f"readme-{env}-grpo-s?/metrics.jsonl")}
         [(name, [[sentence]])] = [(name, warned.values()) for name, warned in found.items()
                                   if warned]
         assert name == "readme-frozenlake-grpo-s0" and "grad_norm" in sentence and len(found) == 30

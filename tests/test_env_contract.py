@@ -21,7 +21,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from minragen.config import Config, env_groups, preset
-from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, TextEnv, make
+from minragen.envs import FORMAT_PENALTY, IMAGE, SPLITS, Budget, TextEnv, image_of, make
 
 # Environments that must be stochastic, with the options that make them so.
 STOCHASTIC = {"bandit": {}, "frozenlake": {"slip": 0.5}}
@@ -30,9 +30,9 @@ BUDGETS = (None, Budget(7, 3, 13), Budget(11, 2, 17), Budget(13, 1, 12))
 OUT_OF_RANGE = {
     "bandit": {"high_prob": (-0.1, 1.1)},
     "frozenlake": {"size": (1, 65), "frozen": (0.0, 1.1), "slip": (-0.1, 1.1), "view": ("text",),
-                   "symbols": ("P_OGX", "PPOGX√", "P_OGX√√", "P_OGX\n")},
+                   "tile": (7, 65), "symbols": ("P_OGX", "PPOGX√", "P_OGX√√", "P_OGX\n")},
     "sokoban": {"rows": (4, 33), "cols": (4, 33), "boxes": (0, 5), "walls": (-0.1, 0.31),
-                "pulls": (0, 100)},
+                "pulls": (0, 100), "view": ("coord_grid", "text"), "tile": (0, 65)},
     "sudoku": {"size": (5,), "difficulty": ("harder", "hard"), "view": ("grid",)},
     "countdown": {"count": (5,), "operators": ("", "+^"), "largest": (1, 1001)},
     "metamathqa": {"max_steps": (0, 5), "largest": (-1, 11, 10_001)},
@@ -78,14 +78,16 @@ def play(env, seed, player, member=0):
     observation, info = env.reset(seed=seed, options={"member": member})
     dynamics = next_draws(env.dynamics)
     episode = SimpleNamespace(prompt=env.system_prompt, observations=[observation], infos=[info],
-                              rewards=[], ends=[], success=False)
+                              pictures=[picture(observation)], rewards=[], ends=[],
+                              success=False)
     for _ in range(env.budget.max_turns):
         observation, reward, terminated, truncated, info = env.step(player(env))
-        assert type(observation) is str and observation in env.observation_space
+        assert isinstance(observation, str) and observation in env.observation_space
         assert (type(reward), type(terminated), type(truncated)) == (float, bool, bool)
         assert {type(value) for value in info.values()} == {float}
         assert {info["success"], info["valid"]} <= {0.0, 1.0} and 0.0 <= info["effective"] <= 1.0
         episode.observations.append(observation)
+        episode.pictures.append(picture(observation))
         episode.infos.append(info)
         episode.rewards.append(reward)
         episode.ends.append((terminated, truncated))
@@ -95,6 +97,17 @@ def play(env, seed, player, member=0):
             episode.lucky = next_draws(env.dynamics) != dynamics  # something random happened
             return episode
     raise AssertionError(f"the episode goes on after all {env.budget.max_turns} turns")
+
+
+def picture(observation):
+    """The bytes of the picture that the only mark of the observation stands for; None if there is
+    neither."""
+    image = image_of(observation)
+    assert observation.count(IMAGE) == (image is not None)
+    if image is None:
+        return None
+    assert image.dtype == np.uint8 and image.ndim == 3 == image.shape[2]
+    return image.tobytes()
 
 
 def random_player(seed):
@@ -285,7 +298,8 @@ class TestHostileAnswers:
         """Answers that are an action in no environment."""
         rng = random.Random(0)
         signs = [*map(chr, range(1, 48)), *map(chr, range(58, 127)), "\u0301", "\u202e", "\ud800"]
-        tags = ("<answer>", "</answer>", "<think>", "</think>", "<|im_end|>", "||", "\n", "thing")
+        tags = ("<answer>", "</answer>", "<think>", "</think>", "<|im_end|>", "||", "\n", "thing",
+                IMAGE)
         latin = [chr(byte) for byte in range(256)]
         return [
             "", "\t \r\n", "\0", "|", " || || ", "?! || ?! || ?!", "nan nan", "1/0", "1e999999",
@@ -308,6 +322,7 @@ class TestHostileAnswers:
                 observation, reward, terminated, truncated, info = env.step(answer)
                 over, which = terminated or truncated, f"answer {i}: {answer[:60]!r}"
                 assert observation in env.observation_space, which
+                assert observation.count(IMAGE) == (image_of(observation) is not None), which
                 assert reward <= 0 and info["success"] == 0.0, which
                 # Without named actions any text may be valid.
                 assert not env.actions or (reward, info["valid"]) == (FORMAT_PENALTY, 0.0), which

@@ -26,6 +26,7 @@ from minragen.envs import (
     Outcome,
     ServerGone,
     TextEnv,
+    image_of,
     make,
 )
 
@@ -53,6 +54,16 @@ class Walk(TextEnv):
 
     def solve(self):
         return self._in_turns(["Right"] * (self.goal - self.at))
+
+
+class Quoting(Walk):
+    """Its data have marks of pictures in them; on some days there is a picture."""
+
+    def render(self):
+        return f"Day {self.day}: <image><<image>image>"
+
+    def picture(self):
+        return np.full((2, 3, 3), self.day % 256, np.uint8) if self.day % 2 else None
 
 
 class Step(Walk):
@@ -217,6 +228,21 @@ class TestTurns:
             assert cls(budget=Budget(*budget)).system_prompt == prompt
         assert begun(Question, budget=Budget(9, 1, 4)).step("x")[0].endswith(
             "Turns left: 8, actions left: 3")
+
+
+class TestPictures:
+    def test_the_picture_of_an_observation_has_the_only_mark(self):
+        """What data say is told with a blank: `< image>`."""
+        days = set()
+        for seed in range(20):
+            env, quoted = begun(Quoting, seed), "< image><< image>image>"
+            said, *_ = env.step("Right")
+            shown = f"{envs.IMAGE}\n" * (env.day % 2)
+            assert said == (f"Reward: -0.25\n{shown}Day {env.day}: {quoted}\n"
+                            "Turns left: 4, actions left: 8")
+            assert (image_of(said) is None) == (env.day % 2 == 0)
+            days.add(env.day % 2)
+        assert days == {0, 1}
 
 
 class TestMake:
@@ -459,7 +485,7 @@ for _name, _fault in ChainMap(*FAULTS.values()).items():
 
 class TestContract:
     def test_it_refuses_each_fault_and_accepts_those_of_users_and_of_gymnasium(self, capsys):
-        accepted = ["Broken", "Step", "Question", "EchoText-v0", "words/Guess-v0"]
+        accepted = ["Broken", "Step", "Question", "Quoting", "EchoText-v0", "words/Guess-v0"]
         faults = {*ChainMap(*FAULTS.values())}
         parts = [f"{noun} and ({' or '.join(FAULTS[noun])})" for noun in FAULTS]
         pytest.main(["-q", "--tb=no", "-p", "no:cacheprovider", "-k", " or ".join(accepted + parts),

@@ -4,7 +4,9 @@ import csv
 import itertools
 import json
 import math
+import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from conftest import parsed
 from minragen import eval as evaluation
 from minragen import train
 from minragen.config import env_groups
-from minragen.envs import EnvGroups, make, parse_options
+from minragen.envs import IMAGE, EnvGroups, make, parse_options
 from minragen.eval import SETS, of_set, pass_at_k, play, scripted, sign_test, wilson
 from minragen.rollout import Trajectory
 
@@ -313,6 +315,23 @@ class TestPlay:
 
     def test_a_line_that_ends_in_a_backslash_goes_on(self):
         assert "--- success, return 1" in self.play("Right ||\\", "Up", "Up")
+
+    def test_a_terminal_with_24_bit_colours_shows_the_picture_and_any_other_its_mark(
+            self, monkeypatch):
+        env = make("frozenlake", "train", view="image")
+        image = env.reset(seed=3)[0].image
+        for terminal, colours, shows in ((True, "", False), (False, "truecolor", False),
+                                         (True, "truecolor", True), (True, "24bit", True)):
+            monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+            monkeypatch.setenv("COLORTERM", colours)
+            said = self.play(view="image")
+            assert (IMAGE in said, "▀" in said) == (not shows, shows)
+            if shows:
+                found = re.findall(r"38;2;(\d+);(\d+);(\d+);48;2;(\d+);(\d+);(\d+)m▀", said)
+                there = np.array(found, int).reshape(16, 32, 2, 3).swapaxes(1, 2)
+                assert np.array_equal(there.reshape(32, 32, 3), image)
+        assert "▀" not in self.play()  # a view without a picture
+        assert evaluation.half_blocks(image[:3]).count("\n") == 1
 
     def test_the_command_says_what_it_does_not_know(self):
         for words, said in ((["--play", "frozen_lake"], "did you mean 'frozenlake'"),

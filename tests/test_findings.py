@@ -156,10 +156,8 @@ class TestRunner:
                      diagnose_every=0, filter="none")
         monkeypatch.setattr(table, "ARMS", {"slow": sizes | {"lr": 1e-5}, "fast": sizes})
         monkeypatch.setattr(runner, "ARMS", table.ARMS)
-        for module in (runner, page):
-            monkeypatch.setattr(module, "SEEDS", (0, 1))
         finding = Finding("mini", "Mini", "nobody", "Fast is better.", ("slow", "fast"),
-                          (beats("fast", "slow"),), table.FINDINGS["echo-trap"].draw)
+                          (beats("fast", "slow"),), table.FINDINGS["echo-trap"].draw, (0, 1))
         for module in (runner, page):
             monkeypatch.setattr(module, "FINDINGS", {"mini": finding})
         for name in ("STORED", "FIGURES"):
@@ -224,10 +222,11 @@ class TestVerdict:
 
 
 def test_the_stored_results_are_of_the_arms_as_they_are():
+    seeds = {arm: finding.seeds for finding in table.FINDINGS.values() for arm in finding.arms}
     for arm, options in table.ARMS.items():
         if stored := page.stored(arm):
             assert stored["options"] == json.loads(json.dumps(options))
-            assert [row["seed"] for row in stored["seeds"]] == list(table.SEEDS)
+            assert [row["seed"] for row in stored["seeds"]] == list(seeds[arm])
 
 
 def test_the_page_says_what_the_stored_results_say():

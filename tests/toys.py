@@ -4,13 +4,14 @@ environments with random rewards."""
 import functools
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch import nn
 
 from minragen.bundled import tiny_policy
 from minragen.chat import ChatFrame
 from minragen.config import env_groups, preset
-from minragen.envs import SPLITS, Budget, EnvGroups, TextEnv
+from minragen.envs import IMAGE, SPLITS, Budget, EnvGroups, Observation, TextEnv
 from minragen.models import Policy
 from minragen.rollout import Rules, collect
 
@@ -117,6 +118,18 @@ class Faulty(Lottery):
         if unlucky and answer != self.random_answer(None):
             raise OSError("the server is gone")
         return super().step(answer)
+
+
+class Painted(Lottery):
+    """A lottery that shows a picture of noise in each turn."""
+
+    def picture(self):
+        return np.random.default_rng([self.number, self._turns]).integers(
+            256, size=(16, 16, 3)).astype(np.uint8)
+
+    def step(self, answer):
+        text, *rest = super().step(answer)
+        return Observation(f"{IMAGE}\n{text}", self.picture()), *rest
 
 
 class Raffle(Lottery):

@@ -1,7 +1,7 @@
 """Boards: worlds on a grid of cells, and the language in which a model describes them.
 
-Reading order: `Board`; `moved` to `read_places`, for solvers and shallow players; `relation` to
-`relation_f1`, the language and its score; `flood`, a search.
+Reading order: `Board`; `read_tiles`, its pictures; `moved` to `read_places`, for solvers and
+shallow players; `relation` to `relation_f1`, the language and its score; `flood`, a search.
 
 Differences from RAGEN: the prompt names the board's own far corner. RAGEN's is (5, 5) everywhere.
 
@@ -12,10 +12,26 @@ Differences from VAGEN, which introduced descriptions of the state:
 
 import re
 from collections import Counter
+from functools import cache
 from itertools import chain, combinations
+
+import numpy as np
 
 from minragen.envs import TextEnv, text_space
 
+# What the values of the option `view` show.
+VIEWS = {"coord": {"coord"}, "grid": {"grid"}, "grid_coord": {"coord", "grid"},
+         "image": {"image"}, "image+text": {"image", "coord", "grid"}}
+# RGB of the letters of which tiles are drawn.
+COLOURS = {
+    ".": (220, 240, 252), ",": (255, 255, 255), ":": (178, 212, 236),  # ice, glint, edge
+    "d": (74, 124, 172), "D": (22, 44, 84), "g": (40, 160, 70),  # water: shallow, deep; flag
+    "_": (238, 228, 200), "-": (216, 202, 166),  # floor, edge
+    "n": (150, 75, 60), "m": (205, 190, 175),  # brick, mortar
+    "y": (214, 158, 84), "o": (140, 90, 40),  # crate: board, beam; the flag's pole
+    "l": (120, 205, 120), "G": (20, 100, 40),  # crate on a target: board, beam
+    "r": (215, 45, 40), "b": (40, 50, 130), "k": (70, 40, 20), "s": (245, 200, 160),  # skin
+}
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 # Indexed by the sign of a thing's row (column) minus the player's: 0, 1, -1.
 VERTICAL, HORIZONTAL = ("same row", "below", "above"), ("same column", "right", "left")
@@ -23,27 +39,31 @@ CLAIM = re.compile(rf"(\w+) ({'|'.join(VERTICAL)}) ({'|'.join(HORIZONTAL)})")
 
 
 class Board(TextEnv):
-    """The base of FrozenLake and Sokoban: shown as coordinates, as a grid of symbols, or as both.
+    """The base of FrozenLake and Sokoban: shown as coordinates, a grid of symbols, a picture.
 
-    A subclass has the options `view` and `symbols`, sets `rows` and `cols`, and writes
+    A subclass has the options `view`, `symbols` and `tile`, sets `rows` and `cols`, and writes
 
         story, rules       the instruction's first line, and what follows the line on positions
         meanings           what the symbols stand for, in their order
+        tiles              a drawing of each, for `read_tiles`
+        looks              how they look in the picture, told to the model
         relation_weights   kind of thing -> its weight in the F1 of a description
         _coordinates()     name -> cells (row, column), one line each
         _meaning(r, c)     which of `meanings` a cell shows
         _things()          the player's cell, and kind -> cells of everything that can be described
     """
 
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # turns a second
     rules = ""
     relation_near = 0.5  # credit for a claim with one of its two relations right
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        view, symbols, name = self.options["view"], self.options["symbols"], type(self).__name__
-        if view not in ("coord", "grid", "grid_coord"):
-            raise ValueError(f"option view of {name}: got {view!r}, expected coord, grid or "
-                             f"grid_coord.")
+        view, symbols, tile = (self.options[name] for name in ("view", "symbols", "tile"))
+        name = type(self).__name__
+        if view not in VIEWS or not 8 <= tile <= 64:
+            raise ValueError(f"bad options of {name}: view={view}, tile={tile}; expected a view of "
+                             f"{', '.join(VIEWS)}, and 8 <= tile <= 64.")
         if not (len(symbols) == len(set(symbols)) == len(self.meanings) and symbols.isprintable()):
             raise ValueError(f"option symbols of {name}: got {symbols!r}, expected "
                              f"{len(self.meanings)} different symbols.")
@@ -52,20 +72,37 @@ class Board(TextEnv):
     @property
     def instruction(self):
         legend = ", ".join(map(" ".join, zip(self.options["symbols"], self.meanings)))
+        shown = VIEWS[self.options["view"]]
         return (f"{self.story}\nPositions are (row, column), from (0, 0) at the top left to "
                 f"({self.rows - 1}, {self.cols - 1}).{self.rules}"
-                + (f"\nSymbols: {legend}." if "grid" in self.options["view"] else ""))
+                + (f"\nSymbols: {legend}." if "grid" in shown else "")
+                + (f"\nIn the picture {self.looks}." if "image" in shown else ""))
 
     def render(self):
-        lines, view = [], self.options["view"]
-        if "coord" in view:
+        return self.draw() if self.render_mode == "rgb_array" else self.render_text()
+
+    def render_text(self):
+        lines, shown = [], VIEWS[self.options["view"]]
+        if "coord" in shown:
             lines += [f"{name}: {' '.join(map(str, cells))}"
                       for name, cells in self._coordinates().items() if cells]
-        if "grid" in view:
-            symbols = dict(zip(self.meanings, self.options["symbols"]))
-            lines += ["".join(symbols[self._meaning(r, c)] for c in range(self.cols))
-                      for r in range(self.rows)]
+        if "grid" in shown:
+            lines += ["".join(self.options["symbols"][i] for i in row) for row in self._cells()]
         return "\n".join(lines)
+
+    def picture(self):
+        return self.draw() if "image" in VIEWS[self.options["view"]] else None
+
+    def draw(self):
+        """The board from above: RGB, (rows * tile, cols * tile, 3) uint8."""
+        size = self.options["tile"]
+        cells = read_tiles(self.tiles, size)[np.array(self._cells())]  # (rows, cols, size, size, 3)
+        return cells.swapaxes(1, 2).reshape(self.rows * size, self.cols * size, 3)
+
+    def _cells(self):
+        """For each row of the board, which of `meanings` its cells show, as indices."""
+        return [[self.meanings.index(self._meaning(r, c)) for c in range(self.cols)]
+                for r in range(self.rows)]
 
     def relations(self):
         """Where everything is from the player: [(kind, vertical, horizontal), ...]."""
@@ -78,6 +115,19 @@ class Board(TextEnv):
     def score_description(self, text):
         return relation_f1(read_relations(text), self.relations(), self.relation_weights,
                            self.relation_near)
+
+
+@cache
+def read_tiles(drawing, size):
+    """The tiles of a drawing: (n, size, size, 3) uint8.
+
+    drawing: eight lines of n words of eight letters of COLOURS: pixels, each word one tile's
+    size: at least 8, so that every letter is visible
+    """
+    tiles = np.array([[[COLOURS[letter] for letter in word] for word in line.split()]
+                      for line in drawing.splitlines()], np.uint8).swapaxes(0, 1)
+    nearest = np.arange(size) * 8 // size
+    return tiles[:, nearest][:, :, nearest]
 
 
 def moved(cell, action, steps=1):

@@ -15,7 +15,8 @@ class FrozenLake(Board):
     """Walk over ice from a start to a goal without entering a hole.
 
     Goal: reach the goal.
-    Observation: coordinates (row, column) of start, goal, player and holes; a grid; or both.
+    Observation: coordinates (row, column) of start, goal, player and holes; a grid; or both;
+        a picture.
     Actions: Left, Down, Right, Up; up to 2 a turn. At the border the player stays in place.
     Reward: 1 on entering the goal, otherwise 0.
     Ends when: the player enters the goal or a hole.
@@ -24,17 +25,29 @@ class FrozenLake(Board):
 
     Options: `size`; `frozen`, the probability that a tile is ice and not a hole; `slip`, the
     probability that a step goes to one of the two perpendicular sides instead (0 in RAGEN V2's run,
-    0.2 under the tag in its configuration, 2/3 in V1); `view`, one of coord, grid, grid_coord;
-    `symbols`, one for each of `meanings`. A path within the action budget joins start and goal.
+    0.2 under the tag in its configuration, 2/3 in V1); `view`, one of coord, grid, grid_coord,
+    image, image+text; `symbols`, one for each of `meanings`; `tile`, pixels of a cell's side in the
+    picture, which does not show the start. A path within the action budget joins start and goal.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
     actions = ("Left", "Down", "Right", "Up")
     multi_action = True
     bundled_data = "generated maps"
-    defaults = {"size": 4, "frozen": 0.9, "slip": 0.0, "view": "grid_coord", "symbols": "P_OGX√"}
+    defaults = {"size": 4, "frozen": 0.9, "slip": 0.0, "view": "grid_coord", "symbols": "P_OGX√",
+                "tile": 8}
     story = "You walk on a frozen lake. Reach the goal and stay out of the holes."
     meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
+    looks = "the player is a person, holes are dark water, and the goal is a green flag"
+    tiles = """\
+..kkkk.: .......: .......: .o.....: .......: ogg.kkkk
+..ssss.: .....,.: ..dddd.: .ogg...: ..kkkk.: ogggssss
+..ssss.: ....,..: .dDDDDd: .ogggg.: ..ssss.: ogg.ssss
+.rrrrrr: .......: dDDDDDDd .ogggggg dDssssDd o..rrrrr
+.srrrrs: ..,....: dDDDDDDd .ogggg.: dsrrrrsd o..srrrs
+..rrrr.: .,.....: dDDDDDDd .ogg...: dDDDDDDd o...rrr:
+..bbbb.: .......: .dDDDDd: .o.....: .dDDDDd: o...bbb:
+::b::b:: :::::::: ::dddd:: :o:::::: ::dddd:: o:::b:b:"""
     relation_weights = {"goal": 0.7, "hole": 0.3}
 
     def __init__(self, split="train", budget=None, **options):

@@ -258,7 +258,8 @@ def main(argv):
         build = functools.partial(envs.make, given["env"], **envs.parse_options(given["env_arg"]))
         build = functools.partial(build, budget=replace(build().budget, **{
             f.name: given[f.name] for f in fields(Budget) if given[f.name] is not None}))
-        build()
+        if envs.image_of(build().reset(seed=0)[0]) is not None:
+            raise ValueError("images are not served over OpenEnv: use a view without them.")
         host = f"[{given['host']}]" if ":" in given["host"] else given["host"]
         address = f"http://{host}:{given['port']}"
         listening = socket.create_server((given["host"], given["port"]), family=(

@@ -1,0 +1,214 @@
+"""Policies that see: a vision-language model as a decoder of ids beyond its vocabulary.
+
+The tokens of a picture get ids of their own, from V upwards: equal pictures have equal ids, and
+different ones none in common. So slots, prompts that rows share, contexts and masks treat them as
+any other ids, and only the embedding layer knows what they are: it looks them up in the features
+that the vision tower computes.
+
+Reading order: `Album` (pictures and their ids), `Seeing` (the model), `_embed`.
+
+Axes: V vocabulary, F features (tokens) of a picture, D hidden size.
+
+Tests: `python -m pytest tests/test_vision.py`.
+"""
+
+import base64
+import hashlib
+import inspect
+import io
+from functools import partial
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from minragen.envs import image_of
+
+
+def processor_of(config, source):
+    """The processor of a vision-language model with its image processor; None of a text model, and
+    of one whose folder says nothing about pictures."""
+    from transformers import AutoProcessor
+    from transformers.utils import cached_file
+
+    files = "processor_config.json", "preprocessor_config.json"
+    if not hasattr(config, "vision_config") or not any(cached_file(
+            source, name, _raise_exceptions_for_missing_entries=False) for name in files):
+        return None
+    processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
+    return processor if hasattr(processor, "image_processor") else None
+
+
+class Album:
+    """The pictures since `forget`, each once. The picture with number i, a hash of its pixels, has
+    the ids V + i F to V + (i + 1) F - 1.
+
+    processor: of transformers; it says how many tokens a picture has, and what stands around them
+    config: the model's, which names the token that the processor writes for each feature
+    """
+
+    def __init__(self, processor, config):
+        self.processor, self.image_id = processor, config.image_token_id
+        self.first = config.get_text_config().vocab_size
+        self.shape = (64, 64, 3)  # of the images that are expected
+        self.forget()
+
+    def __deepcopy__(self, memo):
+        return self  # critic and reference see the same pictures
+
+    def forget(self):
+        """Drop all pictures."""
+        self.size = None  # F
+        self._ids, self.pixels = {}, {}  # number -> ids; number -> the model's arguments
+
+    def add_images_of(self, trajectories):
+        """Add what the episodes of other processes showed, which are trained on too."""
+        for turn in (turn for t in trajectories for turn in t.turns):
+            if (image := image_of(turn.observation)) is not None:
+                self.ids_of(image)
+
+    def ids_of(self, image):
+        """The ids that stand for a picture, (H, W, 3) uint8, in a conversation.
+
+        raises: ValueError for a picture with more or fewer tokens than the others
+        """
+        # 48 bits: a step's thousand pictures share a number once in 10**8 steps.
+        digest = hashlib.sha256(repr(image.shape).encode() + image.tobytes()).digest()
+        number = int.from_bytes(digest[:6])
+        if number not in self._ids:
+            self._ids[number] = self._read(image, number)
+        return self._ids[number]
+
+    def expect(self, observations):
+        """Make the proof at start-up with images of the shape that the first observation has."""
+        images = (image_of(observation) for observation in observations)
+        self.shape = next((image.shape for image in images if image is not None), self.shape)
+
+    def proof_ids(self, seed=0):
+        """The ids of a picture of noise, for the proof at start-up."""
+        noise = np.random.default_rng(seed).integers(256, size=self.shape)
+        return self.ids_of(noise.astype(np.uint8))
+
+    def _read(self, image, number):
+        marked = getattr(self.processor, "boi_token", self.processor.image_token)
+        read = self.processor(text=marked, images=[Image.fromarray(image)], return_tensors="pt",
+                              add_special_tokens=False)
+        ids = read.pop("input_ids")[0].tolist()
+        size = ids.count(self.image_id)
+        if not size:
+            raise ValueError(f"the processor writes none of the model's image tokens, which have "
+                             f"the id {self.image_id} in its config.json.")
+        if self.size not in (None, size):
+            raise ValueError(f"a picture has {size} tokens and an earlier one has {self.size}. All "
+                             f"must have as many: give pictures of one size.")
+        self.size = size
+        self.pixels[number] = {n: x for n, x in read.items() if n.startswith("pixel")}
+        fresh = iter(range(self.first + number * size, self.first + (number + 1) * size))
+        return [next(fresh) if i == self.image_id else i for i in ids]
+
+    def numbers(self, ids):
+        """(the picture, the feature of it) that each of `ids` stands for; ids: of pictures."""
+        return (ids - self.first) // self.size, (ids - self.first) % self.size
+
+    def to_last(self, ids):
+        """How many positions are between each id and the last of its image, (...) int64; 0 of text.
+        """
+        seen = ids >= self.first
+        return (self.size - 1 - self.numbers(ids)[1]).where(seen, 0) if seen.any() else 0 * ids
+
+    def arguments(self, whole, numbers):
+        """{argument of the model: tensor} of pictures, by number, on the model's device."""
+        chosen = [self.pixels[number] for number in numbers.tolist()]
+        joined = {name: torch.cat([pixels[name] for pixels in chosen]) for name in chosen[0]}
+        return {name: x.to(whole.device, whole.dtype if x.is_floating_point() else x.dtype)
+                for name, x in joined.items()}
+
+
+class Seeing(nn.Module):
+    """A vision-language model behind the interface of a causal language model: `base_model` is its
+    decoder, whose embedding layer takes the ids of pictures."""
+
+    def __init__(self, whole, processor):
+        super().__init__()
+        self.whole, self.album = whole, Album(processor, whole.config)
+        embedding = self.base_model.get_input_embeddings()
+        embedding.forward = partial(_embed, embedding.forward, self.album, whole.base_model)
+        # Gemma 3 takes them: there the tokens of an image see each other.
+        self.bidirectional = "token_type_ids" in inspect.signature(whole.forward).parameters
+        if self.bidirectional:
+            self.base_model.to_last = self.album.to_last
+
+    def forward(self, tokens, **options):
+        """As transformers computes it, pictures given as pixels: for the proof at start-up."""
+        seen = tokens >= self.album.first
+        if seen.any():
+            shown = self.album.numbers(tokens[seen])[0][::self.album.size]  # they are whole
+            options |= self.album.arguments(self.whole, shown)
+        if self.bidirectional:
+            options["token_type_ids"] = seen.long()
+        return self.whole(input_ids=tokens.masked_fill(seen, self.album.image_id), **options)
+
+    @property
+    def base_model(self):
+        return self.whole.get_decoder()
+
+    def __getattr__(self, name):
+        """Everything else, such as the config and the output layer, is the model's."""
+        if name in ("whole", "_modules"):
+            return super().__getattr__(name)
+        return getattr(self.whole, name)
+
+    def save_pretrained(self, folder, state_dict):
+        self.whole.save_pretrained(folder, state_dict={
+            name.removeprefix("whole."): weight for name, weight in state_dict.items()})
+        self.album.processor.save_pretrained(folder)
+
+
+def _embed(plain, album, vision_model, ids):
+    """Embeddings (..., D) of ids (...): those of pictures are the features of the vision tower,
+    each picture computed once, with gradients where they are wanted.
+
+    plain: the embedding layer's own forward      vision_model: without its output layer
+    """
+    seen = ids >= album.first
+    embedded = plain(ids.masked_fill(seen, album.image_id))
+    if not seen.any():
+        return embedded
+    numbers, features = album.numbers(ids[seen])
+    numbers, which = numbers.unique(return_inverse=True)
+    found = vision_model.get_image_features(**album.arguments(vision_model, numbers),
+                                            return_dict=True)
+    found = torch.cat([f.flatten(0, -2) for f in found.pooler_output]).unflatten(
+        0, (-1, album.size))  # (pictures, F, D)
+    return embedded.masked_scatter(seen[..., None], found[which, features].to(embedded.dtype))
+
+
+def vision_model_of(decoder):
+    """The module with the decoder's vision tower; None for a text model."""
+    forward = decoder.get_input_embeddings().forward
+    return forward.args[-1] if isinstance(forward, partial) else None
+
+
+def freeze_tower(policy):
+    """Freeze the vision tower. What projects its features onto the decoder is still trained.
+
+    raises: ValueError for a model of text
+    """
+    if not policy.album:
+        raise ValueError(f"freeze_vision: model {policy.name!r} has no vision tower.")
+    policy.model.whole.get_encoder(modality="image").requires_grad_(False)
+
+
+def images_of(trajectory):
+    """{"images": the pictures for the marks in the messages, as data URIs}; {} without any."""
+    seen = [image_of(turn.observation) for turn in trajectory.turns]
+    found = [data_uri(image) for image in seen if image is not None]
+    return {"images": found} if found else {}
+
+
+def data_uri(image):
+    """A picture as text: a PNG in base64, as browsers and chat servers take it."""
+    written = io.BytesIO()
+    Image.fromarray(image).save(written, "png")
+    return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"

@@ -1,0 +1,437 @@
+"""Policies that see: three families with random weights, pictures as ids beyond the vocabulary."""
+
+import base64
+import copy
+import functools
+import io
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import message
+from PIL import Image
+from several import several
+from test_train import build, interrupted, metrics, played, read_lines, run
+from toys import tiny
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+from minragen import eval as evaluation
+from minragen import train as trainer
+from minragen import vision
+from minragen.chat import ChatFrame
+from minragen.envs import IMAGE, EnvGroups, Observation
+from minragen.eval import wilson
+from minragen.models import Critic, load_policy, token_logprobs
+from minragen.rollout import Rules, collect, make_batch, prove
+from minragen.vision import Album
+
+SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3)
+VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+              image_size=32, patch_size=8, initializer_range=0.3)
+MARKS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
+         "<row_1_col_1>", "<begin>", "<end>"]
+ROOT = Path(__file__).parent.parent
+PAINTED = shlex.split(
+    "--env toys:Painted --model tiny-vlm --warmup-steps 0 --num-groups 4 --group-size 4 --val-size "
+    "3 --max-new-tokens 8 --mini-batch 8 --lr 1e-3 --diagnose-every 0")
+
+
+def llava(tokenizer, size):
+    processor = transformers.LlavaProcessor(
+        CLIPImageProcessorPil(do_resize=False, do_center_crop=False), tokenizer, patch_size=8,
+        vision_feature_select_strategy="full")
+    config = transformers.LlavaConfig(
+        text_config=dict(model_type="llama", **size),
+        vision_config=dict(model_type="siglip_vision_model", **VISION),
+        image_token_id=processor.image_token_id, vision_feature_select_strategy="full",
+        vision_feature_layer=-1)
+    return transformers.LlavaForConditionalGeneration(config), processor
+
+
+def idefics3(tokenizer, size):
+    processor = transformers.Idefics3Processor(
+        Idefics3ImageProcessorPil(do_image_splitting=False, do_resize=False,
+                                  size=dict(longest_edge=32), max_image_size=dict(longest_edge=32)),
+        tokenizer, image_seq_len=4)
+    config = transformers.Idefics3Config(
+        text_config=dict(model_type="llama", pad_token_id=0, **size), vision_config=VISION,
+        image_token_id=processor.image_token_id, scale_factor=2, pad_token_id=0)
+    return transformers.Idefics3ForConditionalGeneration(config), processor
+
+
+def gemma3(tokenizer, size):
+    processor = transformers.Gemma3Processor(Gemma3ImageProcessorPil(do_resize=False), tokenizer,
+                                             image_seq_length=4)
+    config = transformers.Gemma3Config(
+        text_config=dict(head_dim=8, query_pre_attn_scalar=8, sliding_window=24,
+                         layer_types=["sliding_attention", "full_attention"] * 2, **size),
+        vision_config=VISION, mm_tokens_per_image=4, image_token_id=tokenizer.image_token_id,
+        boi_token_id=tokenizer.boi_token_id, eoi_token_id=tokenizer.eoi_token_id)
+    return transformers.Gemma3ForConditionalGeneration(config), processor
+
+
+@functools.cache
+def folder_of(family, tmp):
+    words = tiny()[0].tokenizer
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=copy.deepcopy(words.backend_tokenizer), pad_token=words.pad_token,
+        eos_token=words.eos_token, additional_special_tokens=["<|im_start|>", *MARKS],
+        chat_template=words.chat_template, model_specific_special_tokens=dict(
+            image_token="<image>", boi_token="<begin>", eoi_token="<end>"))
+    torch.manual_seed(0)
+    model, processor = family(tokenizer, SIZES | dict(vocab_size=len(tokenizer)))
+    if family is gemma3:
+        model.model.multi_modal_projector.mm_input_projection_weight.data.normal_()  # else 0
+    folder = tmp / family.__name__
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tmp(tmp_path_factory):
+    return tmp_path_factory.mktemp("vision")
+
+
+@pytest.fixture(params=[llava, idefics3, gemma3])
+def policy(request, tmp):
+    loaded = load_policy(folder_of(request.param, tmp))
+    loaded.album.shape = 32, 32, 3
+    return loaded
+
+
+@pytest.fixture
+def conversations(policy):
+    """Trajectories of two groups of two, and the frame."""
+    groups = EnvGroups("frozenlake", 2, 2, options={"view": "image"})
+    frame = ChatFrame(policy.tokenizer, album=policy.album)
+    return collect(policy, frame, groups, 0, Rules(max_new_tokens=12, max_context=500)), frame
+
+
+def picture(seed, side=32):
+    return np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+
+
+def ids_of_pictures(policy, t):
+    return [i for i in t.tokens if i >= policy.album.first]
+
+
+class TestAlbum:
+    def test_equal_pictures_have_equal_ids_and_others_none_in_common(self, policy):
+        album = policy.album
+        one, again, other = (album.ids_of(picture(seed)) for seed in (0, 0, 1))
+        assert one == again
+        assert not {i for i in one if i >= album.first} & set(other)
+        assert sum(i >= album.first for i in one) == album.size
+
+    def test_what_the_processor_puts_around_a_picture_stays(self, policy):
+        around = [i for i in policy.album.ids_of(picture(0)) if i < policy.album.first]
+        marks = {"llava": 0, "idefics3": 3, "gemma3": 2}[Path(policy.name).name]
+        special = set(policy.tokenizer.convert_tokens_to_ids(MARKS))
+        assert sum(i in special for i in around) == marks
+
+    def test_a_forgotten_picture_is_an_error_and_not_another_picture(self, policy):
+        before = policy.album.ids_of(picture(0))
+        policy.album.forget()
+        policy.album.ids_of(picture(1))
+        with pytest.raises(KeyError):
+            policy.model.base_model.get_input_embeddings()(torch.tensor([before]))
+        assert policy.album.ids_of(picture(0)) == before
+
+    def test_processes_give_a_picture_the_same_ids_and_exchange_what_they_saw(self, policy):
+        mine, theirs = policy.album, Album(policy.album.processor, policy.model.config)
+        mine.forget()
+        assert theirs.ids_of(picture(0)) == mine.ids_of(picture(0))
+        ids = torch.tensor([theirs.ids_of(picture(1))])
+        with pytest.raises(KeyError):
+            policy.model.base_model.get_input_embeddings()(ids)
+        mine.add_images_of([SimpleNamespace(turns=[SimpleNamespace(
+            observation=Observation(IMAGE, picture(1)))])])
+        policy.model.base_model.get_input_embeddings()(ids)
+
+    def test_pictures_of_another_size_are_refused(self, tmp):
+        album = load_policy(folder_of(llava, tmp)).album
+        album.ids_of(picture(0))
+        with pytest.raises(ValueError, match="a picture has 4 tokens and an earlier one has 16"):
+            album.ids_of(picture(0, side=16))
+
+
+class TestRollout:
+    def test_cached_turns_with_pictures_equal_a_full_pass(self, policy, conversations):
+        """The full pass is the model's own, on pixels and `<image>` tokens."""
+        # One that sampled `<image>` itself, an ordinary id here, cannot be told to transformers.
+        told = [t for t in conversations[0] if policy.album.image_id not in t.tokens]
+        assert max(len(t.turns) for t in told) > 1
+        for t in told:
+            tokens = torch.tensor([t.tokens])
+            log_p = policy.model(tokens, use_cache=False).logits.float().log_softmax(dim=-1)
+            mask = torch.tensor(t.sequences[0].response_mask)[1:]
+            theirs = log_p[0, :-1][mask].gather(-1, tokens[0, 1:][mask][:, None])[:, 0]
+            ours = torch.tensor(t.sequences[0].sample_logprobs)[1:][mask]
+            assert float((ours - theirs).abs().mean()) < 1e-5
+
+    def test_pictures_are_context_and_never_sampled(self, policy, conversations):
+        for t in conversations[0]:
+            seen = [i >= policy.album.first for i in t.tokens]
+            assert sum(seen) == policy.album.size * len(t.turns)
+            assert not any(s and r for s, r in zip(seen, t.sequences[0].response_mask))
+
+    def test_members_share_the_features_of_their_first_picture(self, policy, monkeypatch):
+        computed, whole = [], policy.model.whole
+        inner = whole.base_model.get_image_features
+
+        def counted(*args, **kwargs):
+            computed.append(len(kwargs["pixel_values"]))
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(whole.base_model, "get_image_features", counted)
+        groups = EnvGroups("frozenlake", 2, 3, options={"view": "image"})
+        frame = ChatFrame(policy.tokenizer, album=policy.album)
+        collect(policy, frame, groups, 0, Rules(max_new_tokens=2, max_context=500))
+        assert computed[0] == 2  # of six rows
+
+    def test_a_model_that_sees_none_is_refused(self):
+        policy, frame = tiny()
+        groups = EnvGroups("frozenlake", 1, 2, options={"view": "image"})
+        with pytest.raises(ValueError, match="this model reads only text"):
+            collect(policy, frame, groups, 0, Rules())
+
+    def test_a_reply_that_spells_the_mark_shows_nothing(self, policy):
+        frame = ChatFrame(policy.tokenizer, album=policy.album)
+        system = frame.system_message(SimpleNamespace(system_prompt="rules <image>"))
+        ids = frame.open(system, Observation(f"{IMAGE}\nGo.", picture(0)))
+        assert sum(i >= policy.album.first for i in ids) == policy.album.size
+        assert ids.count(policy.album.image_id) == 0
+
+
+class TestLearning:
+    def test_it_computes_pictures_again_with_gradients_up_to_the_tower(self, policy, conversations):
+        batch = make_batch(conversations[0])
+        logprobs, _ = token_logprobs(policy.model, batch.tokens, batch.response_mask)
+        assert float((logprobs - batch.sample_logprobs).abs().max()) < 1e-4
+        logprobs.sum().backward()
+        tower = [p for name, p in policy.model.named_parameters() if "vision" in name]
+        # The pooling head of SigLIP is not used.
+        assert sum(float(p.grad.abs().sum()) > 0 for p in tower if p.grad is not None) > 20
+
+    def test_what_is_seen_matters(self, policy, conversations):
+        batch = make_batch(conversations[0])
+        with torch.no_grad():
+            before, _ = token_logprobs(policy.model, batch.tokens, batch.response_mask)
+            pixels = policy.album.pixels
+            numbers = list(pixels)
+            for number, other in zip(numbers, [pixels[n] for n in reversed(numbers)]):
+                pixels[number] = other
+            after, _ = token_logprobs(policy.model, batch.tokens, batch.response_mask)
+        assert float((before - after).abs().max()) > 1e-3
+
+    def test_the_critic_sees_through_a_tower_of_its_own(self, policy, conversations):
+        batch = make_batch(conversations[0])
+        critic = Critic(policy)
+        critic.head.weight.data.fill_(0.1)
+        before = critic(batch.tokens, batch.response_mask)
+        for p in policy.model.parameters():
+            p.data.zero_()
+        assert torch.equal(critic(batch.tokens, batch.response_mask), before)
+
+    def test_a_saved_policy_computes_the_same(self, policy, conversations, tmp_path):
+        policy.save(tmp_path)
+        again = load_policy(tmp_path)
+        ids = [policy.album.ids_of(picture(0)), again.album.ids_of(picture(0))]
+        there, here = (p.model(torch.tensor([[1, 2, *i, 3]]), use_cache=False).logits
+                       for p, i in zip((policy, again), ids))
+        assert torch.equal(there, here)
+
+
+@pytest.mark.usefixtures("runs")
+class TestRuns:
+    def test_a_killed_run_goes_on_bit_for_bit(self, runs, monkeypatch):
+        options = [*PAINTED, *shlex.split("--algo ppo --kl-coef 0.1 --steps 3 --save-every 1")]
+        run("--run straight", *options)
+        real = trainer.roll_out
+
+        def roll_out(learner, *arguments):
+            if learner.step == 1:
+                raise KeyboardInterrupt
+            return real(learner, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer, "roll_out", roll_out)
+            interrupted("--run stopped", *options)
+        run("--run stopped --resume")
+        assert metrics(runs / "straight") == metrics(runs / "stopped")
+        for file in ("checkpoint/model.safetensors", "reference.pt", "trajectories.jsonl"):
+            one, other = ((runs / name / file).read_bytes() for name in ("straight", "stopped"))
+            assert one == other, file
+
+    def test_policy_and_critic_train_their_towers_or_leave_them(self):
+        for options, moves in (((), True), (("--freeze-vision", "true"), False),
+                               (("--lora-rank", "4"), False)):
+            config, learner, batch = played(*PAINTED, "--algo", "ppo", *options)
+            models = learner.policy.model, learner.critic
+            before = [copy.deepcopy(model.state_dict()) for model in models]
+            batch, _ = trainer.compute_targets(learner, batch, config)
+            trainer.update(learner, batch, config, 1)
+            for model, old in zip(models, before):
+                moved = " ".join(name for name, x in model.state_dict().items()
+                                 if not torch.equal(x, old[name]))
+                assert ("vision_tower" in moved) == moves and "layers" in moved
+                assert ("multi_modal_projector" in moved) == ("--lora-rank" not in options)
+
+    def test_a_step_keeps_its_own_pictures_only(self):
+        config, learner, groups = build(*PAINTED)
+        for step in range(2):
+            played = trainer.roll_out(learner, groups, config)
+            learner.step += 1
+            seen = {i for t in played for i in ids_of_pictures(learner.policy, t)}
+            size = learner.policy.album.size
+            assert len(learner.policy.album.pixels) * size == len(seen) > size * step
+
+    @pytest.mark.parametrize("env", ["toys:Painted", "toys:Painted,toys:Lottery"])
+    def test_two_processes_are_one(self, env):
+        """Each sees pictures of its own groups, perhaps none, and trains on those of all."""
+        def updated():
+            config, learner, groups = build(*PAINTED, "--env", env, "--filter", "none")
+            batch = make_batch(trainer.roll_out(learner, groups, config))
+            batch, _ = trainer.compute_targets(learner, batch, config)
+            trainer.update(learner, batch, config, 1)
+            weights = torch.cat([p.detach().flatten() for p in learner.policy.model.parameters()])
+            return batch.tokens.tolist(), weights.tolist()
+
+        tokens, weights = updated()
+        for theirs, other in several(2, updated):
+            assert theirs == tokens
+            assert torch.allclose(torch.tensor(other), torch.tensor(weights), atol=1e-5)
+
+    def test_a_run_stores_its_pictures_and_a_plain_folder(self, runs):
+        run("--run a --steps 1", *PAINTED)
+        episode = next(e for e in read_lines(runs / "a/trajectories.jsonl")
+                       if len(e["messages"]) > 3)
+        marks = sum(message["content"].count(IMAGE) for message in episode["messages"])
+        assert len(episode["images"]) == marks > 1
+        png = base64.b64decode(episode["images"][0].removeprefix("data:image/png;base64,"))
+        assert np.array(Image.open(io.BytesIO(png))).shape == (16, 16, 3)
+        assert episode["images"][0] in (runs / "a/report.html").read_text()
+        model = transformers.AutoModelForImageTextToText.from_pretrained(runs / "a/checkpoint")
+        processor = transformers.AutoProcessor.from_pretrained(runs / "a/checkpoint")
+        seen = processor(text=IMAGE, images=[picture(0, 16)], return_tensors="pt")
+        ours = load_policy(runs / "a/checkpoint")
+        ids = torch.tensor([ours.album.ids_of(picture(0, 16))])
+        assert torch.equal(model(**seen).logits, ours.model(ids).logits)
+        evaluation.main(["--run", "a", "--size", "4"])
+
+    @pytest.mark.parametrize("context", ["limited", "single_turn"])
+    def test_a_window_shows_its_pictures_or_is_refused(self, context):
+        options = [*PAINTED, "--context", context, "--window", "2"]
+        if context == "single_turn":
+            assert message(*options).endswith("use --context full or limited.")
+        else:
+            _, learner, batch = played(*options)
+            pictures = (batch.tokens >= learner.policy.album.first).sum(dim=1)
+            assert {*(pictures // learner.policy.album.size).tolist()} == {1, 2}
+
+    @pytest.mark.parametrize("options, said", [
+        ("--model tiny --freeze-vision true", "model 'tiny' has no vision tower"),
+        ("--model tiny --env frozenlake --env-arg view=image", "this model reads only text"),
+        ("--env frozenlake --env-arg view=grid", "tiny-vlm needs square pictures"),
+        ("--env sokoban --env-arg view=image --env-arg cols=8", "tiny-vlm needs square pictures"),
+        ("--env frozenlake,sokoban --env-arg frozenlake.view=image --env-arg sokoban.view=image",
+         "tiny-vlm needs square pictures of one size")])
+    def test_what_does_not_fit_is_refused_with_a_sentence(self, options, said):
+        assert said in message(*PAINTED, *options.split())
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("image, said", [
+        (np.zeros((8, 8, 3)), "an image is float64 of shape (8, 8, 3), expected uint8"),
+        (np.zeros((8, 8), np.uint8), "uint8 of shape (8, 8), expected uint8 of shape (H, W, 3)"),
+        (np.zeros((0, 8, 3), np.uint8), "shape (0, 8, 3)"), ([[1]], "int64 of shape (1, 1)")])
+    def test_what_is_no_image_is_the_environments_error(self, image, said):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            Observation(IMAGE, image)
+
+    def test_an_image_has_one_placeholder_and_is_copied(self):
+        for text in ("", f"{IMAGE} {IMAGE}"):
+            with pytest.raises(ValueError, match=f"times {IMAGE}, expected once"):
+                Observation(text, picture(0))
+        canvas = picture(0)
+        seen = Observation(IMAGE, canvas)
+        canvas[:] = 0
+        assert np.array_equal(seen.image, picture(0))
+
+    def test_a_config_with_another_image_token_is_refused(self, tmp, tmp_path):
+        shutil.copytree(folder_of(llava, tmp), tmp_path / "other")
+        config = json.loads((tmp_path / "other/config.json").read_text())
+        (tmp_path / "other/config.json").write_text(json.dumps(config | {"image_token_id": 5}))
+        with pytest.raises(RuntimeError, match="the processor writes none of the model's image to"):
+            prove(load_policy(tmp_path / "other"), 320)
+
+    def test_images_of_a_size_that_the_model_does_not_take_are_refused(self, policy):
+        policy.album.shape = 48, 48, 3
+        if "idefics3" not in policy.name:  # whose processor resizes them
+            with pytest.raises(RuntimeError, match=r"or images of \(48, 48, 3\): "):
+                prove(policy, 320)
+
+    def test_templates_that_read_lists_of_parts_alone_are_derived(self):
+        from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
+
+        tokenizer = copy.deepcopy(tiny()[0].tokenizer)
+        tokenizer.add_special_tokens({"additional_special_tokens": [
+            "<|im_start|>", "<end_of_utterance>"]})
+        tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
+        frame, said = ChatFrame(tokenizer), ("rules", "Go.")
+        rendered = tokenizer.apply_chat_template([
+            dict(role=role, content=[dict(type="text", text=text)])
+            for role, text in zip(("system", "user"), said)], tokenize=False,
+            add_generation_prompt=True)
+        assert tokenizer.decode(frame.open(*said)) == tokenizer.decode(
+            tokenizer(f"{rendered} {frame.prefix}", add_special_tokens=False)["input_ids"])
+
+
+class TestProof:
+    def test_a_model_whose_rows_see_other_pictures_is_refused(self, policy, monkeypatch):
+        real = vision.Album.arguments
+        monkeypatch.setattr(vision.Album, "arguments", lambda album, whole, numbers: real(
+            album, whole, numbers.flip(0) if whole is policy.model.whole.base_model else numbers))
+        with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
+            prove(policy, 320)
+
+    def test_positions_in_three_dimensions_are_refused(self, tmp_path):
+        transformers.Qwen2_5_VLConfig(text_config=dict(rope_parameters=dict(
+            rope_type="default", rope_theta=1e6, mrope_section=[16, 24, 24]))).save_pretrained(
+                tmp_path)
+        with pytest.raises(RuntimeError, match="has positions in three dimensions"):
+            load_policy(tmp_path)
+
+    def test_it_compares_with_the_models_own_pass(self, policy):
+        assert "gap" in prove(policy, 320)
+
+
+class TestResults:
+    def test_the_stored_runs_learn_and_with_other_pictures_they_know_nothing(self):
+        seen = json.loads((ROOT / "runs/readme-vision.json").read_text())
+        for seed in range(3):
+            name = f"readme-frozenlake-image-grpo-s{seed}"
+            before, *_, after, test = [line for line in read_lines(
+                ROOT / "runs" / name / "metrics.jsonl") if line.keys() & {"val/success", "elapsed"}]
+            assert after["step"] == test["step"] == 200
+            first, last = (line["val/success"] * 256 for line in (before, after))
+            assert last - first >= 64 and wilson(first, 256)[1] < wilson(last, 256)[0]
+            own, others = [line for line in seen if line["run"] == name]
+            assert own["success"] == pytest.approx(test["test/success"], abs=1e-6)
+            assert others["interval"][1] < wilson(first, 256)[0]
+        control = [line["val/success"] for line in read_lines(
+            ROOT / "runs/readme-frozenlake-shuffled-grpo-s0/metrics.jsonl")
+            if "val/success" in line]
+        assert f"{control[0]:.2f} before, {control[-1]:.2f} after." in (
+            ROOT / "docs/vision.md").read_text()
