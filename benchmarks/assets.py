@@ -32,7 +32,8 @@ def make_asset(model, name):
     groups_of = partial(env_groups, config)
     envs = [env for split in SPLITS for env in groups_of(split).envs]
     policy = bundled.UNTRAINED[model](envs)
-    frame = ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens, album=policy.album)
+    frame = ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens,
+                      image_store=policy.image_store)
     groups = bundled.demonstration_groups(policy, groups_of)
     key, steps = bundled.warmup_key(policy, frame, groups, config.warmup_steps), config.warmup_steps
     short = copy.deepcopy(policy)

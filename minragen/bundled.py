@@ -46,7 +46,7 @@ from minragen.environments.data import cache_folder
 from minragen.envs import IMAGE, SEPARATOR, SPLITS, image_of, nearest
 from minragen.models import NO_CODE, AdamW, Policy, load_policy, token_logprobs
 from minragen.rollout import Trajectory, make_batch
-from minragen.vision import Seeing
+from minragen.vision import VisionLanguageModel
 
 TINY_MODELS = ("tiny", "tiny-vlm")  # made for their environments; tiny-vlm sees pictures
 BUNDLED = (*TINY_MODELS, "smollm2")
@@ -120,7 +120,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
         else:
             policy = load_policy(_source(name), device, stored_dtype=name in BUNDLED, name=name)
         frame = ChatFrame(policy.tokenizer, response_format, max_new_tokens=max_new_tokens,
-                          album=policy.album)
+                          image_store=policy.image_store)
         groups = demonstration_groups(policy, groups_of)
         stem = f"{asset_stem(name, groups)}-{warmup_key(policy, frame, groups, steps)}"
     except NotImplementedError as problem:
@@ -210,8 +210,8 @@ def warm_up(policy, frame, groups, steps, stop_after=None):
     optimizer = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0)
     for step in tqdm(range(stop_after or steps), desc="warm-up", leave=False, disable=None):
         optimizer.set_lr(peak * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
-        if policy.album:
-            policy.album.forget()
+        if policy.image_store:
+            policy.image_store.forget()
         batch = make_batch(demonstrate(frame, groups, step % distinct)).to(policy.device)
         total, losses = int(batch.response_mask.sum()), [*losses, 0.0]
         for rows in padded_batches(batch.lengths, WARMUP_TOKENS):
@@ -373,7 +373,7 @@ def tiny_vlm(envs, response_format="free_think", seed=0):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlavaForConditionalGeneration(config).eval()
-    return Policy("tiny-vlm", Seeing(model, processor), tokenizer)
+    return Policy("tiny-vlm", VisionLanguageModel(model, processor), tokenizer)
 
 
 UNTRAINED = {"tiny": tiny_policy, "tiny-vlm": tiny_vlm}

@@ -79,13 +79,13 @@ class ChatFrame:
     end_ids: the model's `generation_config.eos_token_id`: one id, several or None. The attribute
         of this name adds the tokenizer's eos and the token with which the template ends a reply.
     max_new_tokens: the limit that the system message tells; 0: none
-    album: the pictures of a policy that sees (vision.py)
+    image_store: the pictures of a policy that sees (vision.py)
     raises: ValueError if the template cannot be appended to
     """
 
     def __init__(self, tokenizer, response_format="free_think", end_ids=None, max_new_tokens=0,
-                 album=None):
-        self.parts, self.album = format_parts(response_format), album
+                 image_store=None):
+        self.parts, self.image_store = format_parts(response_format), image_store
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model.")
         self.tokenizer, self._format = tokenizer, FORMATS[response_format]
@@ -140,11 +140,11 @@ class ChatFrame:
         where its mark is."""
         if (image := image_of(observation)) is None:
             return encode(f"{before}{self._plain(observation)}{self._to_reply}")
-        if self.album is None:
+        if self.image_store is None:
             raise ValueError("the observations have images and this model reads only text: use a "
                              "vision-language model, or a view without images.")
         above, _, below = observation.partition(IMAGE)
-        return [*encode(before + self._plain(above)), *self.album.ids_of(image),
+        return [*encode(before + self._plain(above)), *self.image_store.ids_of(image),
                 *self.encode(self._plain(below) + self._to_reply)]
 
     def write(self, parts):

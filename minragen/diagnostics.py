@@ -96,8 +96,8 @@ def describe(trajectories):
 def play_held_out(policy, frame, groups, rules, temperature, progress=lambda tokens: None,
                   greedy=True):
     """{"": trajectories sampled at `temperature` with fixed noise, "_greedy": greedy ones}."""
-    if policy.album:
-        policy.album.forget()
+    if policy.image_store:
+        policy.image_store.forget()
     rules = replace(rules, top_k=0, top_p=1, seed=0, grounding_reward=0, worldmodeling_reward=0)
     return {suffix: collect(policy, frame, groups, 0, replace(rules, temperature=t), progress)
             for suffix, t in (("", temperature), ("_greedy", 0.0))[:1 + greedy]}

@@ -172,7 +172,7 @@ def checkpoint_player(config, run="", say=print):
     policy = load_policy(source, device, bool(run) or config.model in bundled.BUNDLED)
     frame = ChatFrame(policy.tokenizer, config.response_format,
                       policy.model.generation_config.eos_token_id, config.max_new_tokens,
-                      policy.album)
+                      policy.image_store)
     name = "checkpoint" if run else config.model
 
     def play(groups, greedy=True):

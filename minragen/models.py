@@ -47,9 +47,9 @@ class Policy:
         return next(self.model.parameters()).device
 
     @property
-    def album(self):
+    def image_store(self):
         """The pictures that the model sees; None if it sees none."""
-        return getattr(self.model, "album", None)
+        return getattr(self.model, "image_store", None)
 
     @property
     def num_parameters(self):
@@ -91,7 +91,7 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", attention="")
             tokenizer = AutoTokenizer.from_pretrained(source, **NO_CODE)
             tokenizer.chat_template = tokenizer.chat_template or getattr(
                 processor, "chat_template", None)
-            model = vision.Seeing(model, processor) if processor else model
+            model = vision.VisionLanguageModel(model, processor) if processor else model
     except Exception as error:  # a folder may hold anything
         first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
                  else str(error).strip().splitlines()[0])

@@ -479,23 +479,25 @@ def prove(policy, max_context):
     affordable = PROOF_BUDGET.get(policy.device.type, 2**43) // policy.num_parameters
     for dtype, tolerance in {model.dtype: 0.3, torch.float32: 1e-4}.items():
         try:
-            least = PROOF_TOKENS + (2 * len(policy.album.proof_ids()) if policy.album else 0)
-            if least > most and policy.album:
+            least = PROOF_TOKENS
+            if policy.image_store:
+                least += 2 * len(policy.image_store.proof_ids())
+            if least > most and policy.image_store:
                 raise ValueError(f"it has positions for {most} tokens; two images and some text "
                                  f"take {least}.")
             length = min(most, max(least, min(max_context, window + PROOF_TOKENS, affordable)))
             gap = _gap(model if dtype == model.dtype else _exact(model), length)
         except Exception as error:  # decoders fail in many ways on a cache not made for them
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            images = f" or images of {policy.album.shape}" if policy.album else ""
+            images = f" or images of {policy.image_store.shape}" if policy.image_store else ""
             raise RuntimeError(f"model {name!r} cannot use the KV slots{images}: "
                                f"{reason}") from error
         if not gap <= tolerance:  # nan too
             raise RuntimeError(f"model {name!r} differs between cached turns and a full pass by "
                                f"{gap:.2g} nats in {dtype}, allowed are {tolerance}. Its attention "
                                f"or its output layer does something that we do not.")
-    if policy.album:
-        policy.album.forget()
+    if policy.image_store:
+        policy.image_store.forget()
     rest = f"; its window of {window} was not reached" if length <= window < max_context else ""
     return f"cached turns of {length} tokens equal a full pass, gap {gap:.0e} nats{rest}"
 
@@ -519,8 +521,8 @@ def _gap(model, length):
     tokens[1, :length // 2] = tokens[0, :length // 2]  # a beginning to share
     pieces = torch.tensor([[length - 14, length - 18, length - 22], [1, 1, 1], [1, 0, 1],
                            [4, 9, 2], [1, 1, 1], [0, 1, 1]])
-    if getattr(model, "album", None):
-        _show(model.album, tokens, pieces)
+    if getattr(model, "image_store", None):
+        _show(model.image_store, tokens, pieces)
     full = model(tokens.to(slots.device), use_cache=False).logits.float().log_softmax(dim=-1)
     for counts in pieces:
         fresh = [row[start:start + n] for row, start, n in zip(tokens, lengths, counts)]
@@ -539,10 +541,10 @@ def _gap(model, length):
     return max(sum(gaps) / len(gaps), float(learner))
 
 
-def _show(album, tokens, pieces):
+def _show(image_store, tokens, pieces):
     """Insert an image into the first piece of each row, and another into the fourth."""
-    tokens[tokens == album.image_id] = 0
-    first, other = (torch.tensor(album.proof_ids(seed)) for seed in range(2))
+    tokens[tokens == image_store.image_id] = 0
+    first, other = (torch.tensor(image_store.proof_ids(seed)) for seed in range(2))
     pieces[0] -= len(other)
     tokens[:, 1:1 + len(first)] = first
     for row, start in zip(tokens, pieces[:3].sum(dim=0)):

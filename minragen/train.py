@@ -212,9 +212,9 @@ def roll_out(learner, groups, config):
     `resample` (DAPO, Yu et al. 2025, section 3.2) adds at most that many rounds, until `num_groups`
     groups have a positive reward std.
     """
-    trajectories, album = [], learner.policy.album
-    if album:
-        album.forget()
+    trajectories, image_store = [], learner.policy.image_store
+    if image_store:
+        image_store.forget()
     with progress_bar(f"step {learner.step + 1}: tokens sampled") as bar:
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
@@ -228,8 +228,8 @@ def roll_out(learner, groups, config):
             if known and informative_groups(known) >= config.num_groups:
                 break
     learner.rounds += attempt + 1
-    if album:
-        album.add_images_of(trajectories)
+    if image_store:
+        image_store.add_images_of(trajectories)
     return trajectories
 
 
@@ -541,12 +541,12 @@ def build(config, groups, checkpoint_of=None, say=print):
         vision.freeze_tower(policy)
     if config.lora_rank:
         lora.add_adapters(policy, config.lora_rank, config.seed)
-    if policy.album:
-        policy.album.expect(groups["train"].reset(TRAIN_SEED))
+    if policy.image_store:
+        policy.image_store.expect(groups["train"].reset(TRAIN_SEED))
     say(f"proved    {prove(policy, config.max_context)}")
     frame = ChatFrame(policy.tokenizer, config.response_format,
                       policy.model.generation_config.eos_token_id, config.max_new_tokens,
-                      policy.album)
+                      policy.image_store)
     for split, held in groups.items():  # refuse a context that a first prompt already fills
         for row, observation in enumerate(held.reset(TRAIN_SEED if split == "train" else 0)):
             if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:

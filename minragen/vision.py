@@ -1,13 +1,12 @@
-"""Policies that see: a vision-language model as a decoder of ids beyond its vocabulary.
+"""Vision-language policies. The tokens of an image are ids beyond the vocabulary.
 
-The tokens of a picture get ids of their own, from V upwards: equal pictures have equal ids, and
-different ones none in common. So slots, prompts that rows share, contexts and masks treat them as
-any other ids, and only the embedding layer knows what they are: it looks them up in the features
-that the vision tower computes.
+The ids depend on the pixels alone: equal images have equal ids, and different ones none in common.
+So KV slots, shared prompts, contexts and masks treat them like other ids. The embedding layer
+replaces them by the output of the vision tower.
 
-Reading order: `Album` (pictures and their ids), `Seeing` (the model), `_embed`.
+Reading order: `ImageStore` (images and their ids), `VisionLanguageModel`, `_embed`.
 
-Axes: V vocabulary, F features (tokens) of a picture, D hidden size.
+Axes: V vocabulary, F tokens of an image, D hidden size.
 
 Tests: `python -m pytest tests/test_vision.py`.
 """
@@ -27,8 +26,8 @@ from minragen.envs import image_of
 
 
 def processor_of(config, source):
-    """The processor of a vision-language model with its image processor; None of a text model, and
-    of one whose folder says nothing about pictures."""
+    """Load the processor of a vision-language model. Returns None for a text model, or if there is
+    no image processor in the folder."""
     from transformers import AutoProcessor
     from transformers.utils import cached_file
 
@@ -40,12 +39,12 @@ def processor_of(config, source):
     return processor if hasattr(processor, "image_processor") else None
 
 
-class Album:
-    """The pictures since `forget`, each once. The picture with number i, a hash of its pixels, has
-    the ids V + i F to V + (i + 1) F - 1.
+class ImageStore:
+    """The distinct images since the last `forget`. Image number i, a hash of its pixels, has the
+    ids V + i F to V + (i + 1) F - 1.
 
-    processor: of transformers; it says how many tokens a picture has, and what stands around them
-    config: the model's, which names the token that the processor writes for each feature
+    processor: of transformers; it says how many tokens an image has, and what stands around them
+    config: the model's, which names the image token that the processor writes
     """
 
     def __init__(self, processor, config):
@@ -55,10 +54,10 @@ class Album:
         self.forget()
 
     def __deepcopy__(self, memo):
-        return self  # critic and reference see the same pictures
+        return self  # critic and reference see the same images
 
     def forget(self):
-        """Drop all pictures."""
+        """Drop all images."""
         self.size = None  # F
         self._ids, self.pixels = {}, {}  # number -> ids; number -> the model's arguments
 
@@ -69,11 +68,11 @@ class Album:
                 self.ids_of(image)
 
     def ids_of(self, image):
-        """The ids that stand for a picture, (H, W, 3) uint8, in a conversation.
+        """The ids that stand for an image, (H, W, 3) uint8, in a conversation.
 
-        raises: ValueError for a picture with more or fewer tokens than the others
+        raises: ValueError for an image with more or fewer tokens than the others
         """
-        # 48 bits: a step's thousand pictures share a number once in 10**8 steps.
+        # 48 bits: two of a step's thousand images share a number once in 10**8 steps.
         digest = hashlib.sha256(repr(image.shape).encode() + image.tobytes()).digest()
         number = int.from_bytes(digest[:6])
         if number not in self._ids:
@@ -86,7 +85,7 @@ class Album:
         self.shape = next((image.shape for image in images if image is not None), self.shape)
 
     def proof_ids(self, seed=0):
-        """The ids of a picture of noise, for the proof at start-up."""
+        """The ids of an image of noise, for the proof at start-up."""
         noise = np.random.default_rng(seed).integers(256, size=self.shape)
         return self.ids_of(noise.astype(np.uint8))
 
@@ -100,15 +99,15 @@ class Album:
             raise ValueError(f"the processor writes none of the model's image tokens, which have "
                              f"the id {self.image_id} in its config.json.")
         if self.size not in (None, size):
-            raise ValueError(f"a picture has {size} tokens and an earlier one has {self.size}. All "
-                             f"must have as many: give pictures of one size.")
+            raise ValueError(f"an image has {size} tokens and an earlier one has {self.size}. All "
+                             f"must have as many: give images of one size.")
         self.size = size
         self.pixels[number] = {n: x for n, x in read.items() if n.startswith("pixel")}
         fresh = iter(range(self.first + number * size, self.first + (number + 1) * size))
         return [next(fresh) if i == self.image_id else i for i in ids]
 
     def numbers(self, ids):
-        """(the picture, the feature of it) that each of `ids` stands for; ids: of pictures."""
+        """(number of the image, token of it) that each of the ids of images stands for."""
         return (ids - self.first) // self.size, (ids - self.first) % self.size
 
     def to_last(self, ids):
@@ -118,36 +117,36 @@ class Album:
         return (self.size - 1 - self.numbers(ids)[1]).where(seen, 0) if seen.any() else 0 * ids
 
     def arguments(self, whole, numbers):
-        """{argument of the model: tensor} of pictures, by number, on the model's device."""
+        """{argument of the model: tensor} of images, by number, on the model's device."""
         chosen = [self.pixels[number] for number in numbers.tolist()]
         joined = {name: torch.cat([pixels[name] for pixels in chosen]) for name in chosen[0]}
         return {name: x.to(whole.device, whole.dtype if x.is_floating_point() else x.dtype)
                 for name, x in joined.items()}
 
 
-class Seeing(nn.Module):
+class VisionLanguageModel(nn.Module):
     """A vision-language model behind the interface of a causal language model: `base_model` is its
-    decoder, whose embedding layer takes the ids of pictures."""
+    decoder, whose embedding layer takes the ids of images."""
 
     def __init__(self, whole, processor):
         super().__init__()
-        self.whole, self.album = whole, Album(processor, whole.config)
+        self.whole, self.image_store = whole, ImageStore(processor, whole.config)
         embedding = self.base_model.get_input_embeddings()
-        embedding.forward = partial(_embed, embedding.forward, self.album, whole.base_model)
+        embedding.forward = partial(_embed, embedding.forward, self.image_store, whole.base_model)
         # Gemma 3 takes them: there the tokens of an image see each other.
         self.bidirectional = "token_type_ids" in inspect.signature(whole.forward).parameters
         if self.bidirectional:
-            self.base_model.to_last = self.album.to_last
+            self.base_model.to_last = self.image_store.to_last
 
     def forward(self, tokens, **options):
-        """As transformers computes it, pictures given as pixels: for the proof at start-up."""
-        seen = tokens >= self.album.first
+        """As transformers computes it, images given as pixels: for the proof at start-up."""
+        seen = tokens >= self.image_store.first
         if seen.any():
-            shown = self.album.numbers(tokens[seen])[0][::self.album.size]  # they are whole
-            options |= self.album.arguments(self.whole, shown)
+            numbers, _ = self.image_store.numbers(tokens[seen])  # all tokens of each image
+            options |= self.image_store.arguments(self.whole, numbers[::self.image_store.size])
         if self.bidirectional:
             options["token_type_ids"] = seen.long()
-        return self.whole(input_ids=tokens.masked_fill(seen, self.album.image_id), **options)
+        return self.whole(input_ids=tokens.masked_fill(seen, self.image_store.image_id), **options)
 
     @property
     def base_model(self):
@@ -162,25 +161,25 @@ class Seeing(nn.Module):
     def save_pretrained(self, folder, state_dict):
         self.whole.save_pretrained(folder, state_dict={
             name.removeprefix("whole."): weight for name, weight in state_dict.items()})
-        self.album.processor.save_pretrained(folder)
+        self.image_store.processor.save_pretrained(folder)
 
 
-def _embed(plain, album, vision_model, ids):
-    """Embeddings (..., D) of ids (...): those of pictures are the features of the vision tower,
-    each picture computed once, with gradients where they are wanted.
+def _embed(plain, image_store, vision_model, ids):
+    """Embeddings (..., D) of ids (...). Those of images come from the vision tower, which computes
+    each image once, with gradients where they are wanted.
 
     plain: the embedding layer's own forward      vision_model: without its output layer
     """
-    seen = ids >= album.first
-    embedded = plain(ids.masked_fill(seen, album.image_id))
+    seen = ids >= image_store.first
+    embedded = plain(ids.masked_fill(seen, image_store.image_id))
     if not seen.any():
         return embedded
-    numbers, features = album.numbers(ids[seen])
+    numbers, features = image_store.numbers(ids[seen])
     numbers, which = numbers.unique(return_inverse=True)
-    found = vision_model.get_image_features(**album.arguments(vision_model, numbers),
+    found = vision_model.get_image_features(**image_store.arguments(vision_model, numbers),
                                             return_dict=True)
     found = torch.cat([f.flatten(0, -2) for f in found.pooler_output]).unflatten(
-        0, (-1, album.size))  # (pictures, F, D)
+        0, (-1, image_store.size))  # (images, F, D)
     return embedded.masked_scatter(seen[..., None], found[which, features].to(embedded.dtype))
 
 
@@ -193,22 +192,22 @@ def vision_model_of(decoder):
 def freeze_tower(policy):
     """Freeze the vision tower. What projects its features onto the decoder is still trained.
 
-    raises: ValueError for a model of text
+    raises: ValueError for a text model
     """
-    if not policy.album:
+    if not policy.image_store:
         raise ValueError(f"freeze_vision: model {policy.name!r} has no vision tower.")
     policy.model.whole.get_encoder(modality="image").requires_grad_(False)
 
 
 def images_of(trajectory):
-    """{"images": the pictures for the marks in the messages, as data URIs}; {} without any."""
+    """{"images": those of the messages' placeholders, as data URIs}; {} without any."""
     seen = [image_of(turn.observation) for turn in trajectory.turns]
     found = [data_uri(image) for image in seen if image is not None]
     return {"images": found} if found else {}
 
 
 def data_uri(image):
-    """A picture as text: a PNG in base64, as browsers and chat servers take it."""
+    """An image as text: a PNG in base64, as browsers and chat servers take it."""
     written = io.BytesIO()
     Image.fromarray(image).save(written, "png")
     return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"

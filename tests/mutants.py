@@ -93,8 +93,9 @@ MUTANTS = {
         ("image.tobytes()", "image[:1].tobytes()", "pictures of equal first rows are one"),
     ],
     ("train.py", "test_vision.py"): [
-        ("album.forget()", "pass", "pictures are kept until the memory is full"),
-        ("album.add_images_of(trajectories)", "pass", "images of other processes are unknown"),
+        ("image_store.forget()", "pass", "pictures are kept until the memory is full"),
+        ("image_store.add_images_of(trajectories)", "pass",
+         "images of other processes are unknown"),
     ],
     ("lora.py", "test_lora.py"): [
         ("lora_alpha=2 * rank", "lora_alpha=rank", "alpha is r"),

@@ -115,7 +115,7 @@ class TestBundledWeights:
         groups = functools.partial(env_groups, config)
         policy = bundled.tiny_vlm([e for split in SPLITS for e in groups(split).envs])
         frame = ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens,
-                          album=policy.album)
+                          image_store=policy.image_store)
         groups = bundled.demonstration_groups(policy, groups)
         path, = ASSETS.glob(f"tiny-vlm-{env}-*")
         key = warmup_key(policy, frame, groups, config.warmup_steps)

@@ -142,7 +142,7 @@ def real(monkeypatch, tmp_path):
                 (bundled, "resolve", lambda *_: None),
                 (runs, "RUNS", tmp_path / str(len(list(tmp_path.iterdir())))),
                 (runs, "save_checkpoint", lambda *_: None), (trainer.report, "write", id),
-                (runs.Log, "write", lambda log, line, _: lines.append(line))):
+                (runs.Log, "write", lambda log, line: lines.append(line))):
             monkeypatch.setattr(module, name, stub)
 
         def result():

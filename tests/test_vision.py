@@ -32,7 +32,7 @@ from minragen.envs import IMAGE, EnvGroups, Observation
 from minragen.eval import wilson
 from minragen.models import Critic, load_policy, token_logprobs
 from minragen.rollout import Rules, collect, make_batch, prove
-from minragen.vision import Album
+from minragen.vision import ImageStore
 
 SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3)
@@ -106,7 +106,7 @@ def tmp(tmp_path_factory):
 @pytest.fixture(params=[llava, idefics3, gemma3])
 def policy(request, tmp):
     loaded = load_policy(folder_of(request.param, tmp))
-    loaded.album.shape = 32, 32, 3
+    loaded.image_store.shape = 32, 32, 3
     return loaded
 
 
@@ -114,7 +114,7 @@ def policy(request, tmp):
 def conversations(policy):
     """Trajectories of two groups of two, and the frame."""
     groups = EnvGroups("frozenlake", 2, 2, options={"view": "image"})
-    frame = ChatFrame(policy.tokenizer, album=policy.album)
+    frame = ChatFrame(policy.tokenizer, image_store=policy.image_store)
     return collect(policy, frame, groups, 0, Rules(max_new_tokens=12, max_context=500)), frame
 
 
@@ -123,33 +123,34 @@ def picture(seed, side=32):
 
 
 def ids_of_pictures(policy, t):
-    return [i for i in t.tokens if i >= policy.album.first]
+    return [i for i in t.tokens if i >= policy.image_store.first]
 
 
-class TestAlbum:
+class TestImageStore:
     def test_equal_pictures_have_equal_ids_and_others_none_in_common(self, policy):
-        album = policy.album
-        one, again, other = (album.ids_of(picture(seed)) for seed in (0, 0, 1))
+        image_store = policy.image_store
+        one, again, other = (image_store.ids_of(picture(seed)) for seed in (0, 0, 1))
         assert one == again
-        assert not {i for i in one if i >= album.first} & set(other)
-        assert sum(i >= album.first for i in one) == album.size
+        assert not {i for i in one if i >= image_store.first} & set(other)
+        assert sum(i >= image_store.first for i in one) == image_store.size
 
     def test_what_the_processor_puts_around_a_picture_stays(self, policy):
-        around = [i for i in policy.album.ids_of(picture(0)) if i < policy.album.first]
+        around = [i for i in policy.image_store.ids_of(picture(0)) if i < policy.image_store.first]
         marks = {"llava": 0, "idefics3": 3, "gemma3": 2}[Path(policy.name).name]
         special = set(policy.tokenizer.convert_tokens_to_ids(MARKS))
         assert sum(i in special for i in around) == marks
 
     def test_a_forgotten_picture_is_an_error_and_not_another_picture(self, policy):
-        before = policy.album.ids_of(picture(0))
-        policy.album.forget()
-        policy.album.ids_of(picture(1))
+        before = policy.image_store.ids_of(picture(0))
+        policy.image_store.forget()
+        policy.image_store.ids_of(picture(1))
         with pytest.raises(KeyError):
             policy.model.base_model.get_input_embeddings()(torch.tensor([before]))
-        assert policy.album.ids_of(picture(0)) == before
+        assert policy.image_store.ids_of(picture(0)) == before
 
     def test_processes_give_a_picture_the_same_ids_and_exchange_what_they_saw(self, policy):
-        mine, theirs = policy.album, Album(policy.album.processor, policy.model.config)
+        mine = policy.image_store
+        theirs = ImageStore(mine.processor, policy.model.config)
         mine.forget()
         assert theirs.ids_of(picture(0)) == mine.ids_of(picture(0))
         ids = torch.tensor([theirs.ids_of(picture(1))])
@@ -160,17 +161,17 @@ class TestAlbum:
         policy.model.base_model.get_input_embeddings()(ids)
 
     def test_pictures_of_another_size_are_refused(self, tmp):
-        album = load_policy(folder_of(llava, tmp)).album
-        album.ids_of(picture(0))
-        with pytest.raises(ValueError, match="a picture has 4 tokens and an earlier one has 16"):
-            album.ids_of(picture(0, side=16))
+        image_store = load_policy(folder_of(llava, tmp)).image_store
+        image_store.ids_of(picture(0))
+        with pytest.raises(ValueError, match="an image has 4 tokens and an earlier one has 16"):
+            image_store.ids_of(picture(0, side=16))
 
 
 class TestRollout:
     def test_cached_turns_with_pictures_equal_a_full_pass(self, policy, conversations):
         """The full pass is the model's own, on pixels and `<image>` tokens."""
         # One that sampled `<image>` itself, an ordinary id here, cannot be told to transformers.
-        told = [t for t in conversations[0] if policy.album.image_id not in t.tokens]
+        told = [t for t in conversations[0] if policy.image_store.image_id not in t.tokens]
         assert max(len(t.turns) for t in told) > 1
         for t in told:
             tokens = torch.tensor([t.tokens])
@@ -182,8 +183,8 @@ class TestRollout:
 
     def test_pictures_are_context_and_never_sampled(self, policy, conversations):
         for t in conversations[0]:
-            seen = [i >= policy.album.first for i in t.tokens]
-            assert sum(seen) == policy.album.size * len(t.turns)
+            seen = [i >= policy.image_store.first for i in t.tokens]
+            assert sum(seen) == policy.image_store.size * len(t.turns)
             assert not any(s and r for s, r in zip(seen, t.sequences[0].response_mask))
 
     def test_members_share_the_features_of_their_first_picture(self, policy, monkeypatch):
@@ -196,7 +197,7 @@ class TestRollout:
 
         monkeypatch.setattr(whole.base_model, "get_image_features", counted)
         groups = EnvGroups("frozenlake", 2, 3, options={"view": "image"})
-        frame = ChatFrame(policy.tokenizer, album=policy.album)
+        frame = ChatFrame(policy.tokenizer, image_store=policy.image_store)
         collect(policy, frame, groups, 0, Rules(max_new_tokens=2, max_context=500))
         assert computed[0] == 2  # of six rows
 
@@ -207,11 +208,11 @@ class TestRollout:
             collect(policy, frame, groups, 0, Rules())
 
     def test_a_reply_that_spells_the_mark_shows_nothing(self, policy):
-        frame = ChatFrame(policy.tokenizer, album=policy.album)
+        frame = ChatFrame(policy.tokenizer, image_store=policy.image_store)
         system = frame.system_message(SimpleNamespace(system_prompt="rules <image>"))
         ids = frame.open(system, Observation(f"{IMAGE}\nGo.", picture(0)))
-        assert sum(i >= policy.album.first for i in ids) == policy.album.size
-        assert ids.count(policy.album.image_id) == 0
+        assert sum(i >= policy.image_store.first for i in ids) == policy.image_store.size
+        assert ids.count(policy.image_store.image_id) == 0
 
 
 class TestLearning:
@@ -228,7 +229,7 @@ class TestLearning:
         batch = make_batch(conversations[0])
         with torch.no_grad():
             before, _ = token_logprobs(policy.model, batch.tokens, batch.response_mask)
-            pixels = policy.album.pixels
+            pixels = policy.image_store.pixels
             numbers = list(pixels)
             for number, other in zip(numbers, [pixels[n] for n in reversed(numbers)]):
                 pixels[number] = other
@@ -247,7 +248,7 @@ class TestLearning:
     def test_a_saved_policy_computes_the_same(self, policy, conversations, tmp_path):
         policy.save(tmp_path)
         again = load_policy(tmp_path)
-        ids = [policy.album.ids_of(picture(0)), again.album.ids_of(picture(0))]
+        ids = [policy.image_store.ids_of(picture(0)), again.image_store.ids_of(picture(0))]
         there, here = (p.model(torch.tensor([[1, 2, *i, 3]]), use_cache=False).logits
                        for p, i in zip((policy, again), ids))
         assert torch.equal(there, here)
@@ -294,8 +295,8 @@ class TestRuns:
             played = trainer.roll_out(learner, groups, config)
             learner.step += 1
             seen = {i for t in played for i in ids_of_pictures(learner.policy, t)}
-            size = learner.policy.album.size
-            assert len(learner.policy.album.pixels) * size == len(seen) > size * step
+            size = learner.policy.image_store.size
+            assert len(learner.policy.image_store.pixels) * size == len(seen) > size * step
 
     @pytest.mark.parametrize("env", ["toys:Painted", "toys:Painted,toys:Lottery"])
     def test_two_processes_are_one(self, env):
@@ -326,7 +327,7 @@ class TestRuns:
         processor = transformers.AutoProcessor.from_pretrained(runs / "a/checkpoint")
         seen = processor(text=IMAGE, images=[picture(0, 16)], return_tensors="pt")
         ours = load_policy(runs / "a/checkpoint")
-        ids = torch.tensor([ours.album.ids_of(picture(0, 16))])
+        ids = torch.tensor([ours.image_store.ids_of(picture(0, 16))])
         assert torch.equal(model(**seen).logits, ours.model(ids).logits)
         evaluation.main(["--run", "a", "--size", "4"])
 
@@ -337,8 +338,8 @@ class TestRuns:
             assert message(*options).endswith("use --context full or limited.")
         else:
             _, learner, batch = played(*options)
-            pictures = (batch.tokens >= learner.policy.album.first).sum(dim=1)
-            assert {*(pictures // learner.policy.album.size).tolist()} == {1, 2}
+            pictures = (batch.tokens >= learner.policy.image_store.first).sum(dim=1)
+            assert {*(pictures // learner.policy.image_store.size).tolist()} == {1, 2}
 
     @pytest.mark.parametrize("options, said", [
         ("--model tiny --freeze-vision true", "model 'tiny' has no vision tower"),
@@ -377,7 +378,7 @@ class TestBadInput:
             prove(load_policy(tmp_path / "other"), 320)
 
     def test_images_of_a_size_that_the_model_does_not_take_are_refused(self, policy):
-        policy.album.shape = 48, 48, 3
+        policy.image_store.shape = 48, 48, 3
         if "idefics3" not in policy.name:  # whose processor resizes them
             with pytest.raises(RuntimeError, match=r"or images of \(48, 48, 3\): "):
                 prove(policy, 320)
@@ -400,9 +401,9 @@ class TestBadInput:
 
 class TestProof:
     def test_a_model_whose_rows_see_other_pictures_is_refused(self, policy, monkeypatch):
-        real = vision.Album.arguments
-        monkeypatch.setattr(vision.Album, "arguments", lambda album, whole, numbers: real(
-            album, whole, numbers.flip(0) if whole is policy.model.whole.base_model else numbers))
+        real = vision.ImageStore.arguments
+        monkeypatch.setattr(vision.ImageStore, "arguments", lambda store, whole, numbers: real(
+            store, whole, numbers.flip(0) if whole is policy.model.whole.base_model else numbers))
         with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
             prove(policy, 320)
 
