@@ -350,8 +350,9 @@ ELSEWHERE = {
     # are compared by other tests of this file,
     "algo", "max_rows", "token_budget", "steps", "lr_final", "decay_steps", "kl_target",
     "kl_horizon", "attention", "activation_checkpointing",
-    # or belong to other files: environments/test_relations.py and test_envs.py.
-    "grounding_reward", "worldmodeling_reward", "max_actions_per_turn", "max_actions"}
+    # or belong to other files: environments/test_relations.py, test_envs.py and test_vision.py.
+    "freeze_vision", "grounding_reward", "worldmodeling_reward", "max_actions_per_turn",
+    "max_actions"}
 
 
 class TestOptions:
