@@ -179,7 +179,7 @@ class TestRollout:
             mask = torch.tensor(t.sequences[0].response_mask)[1:]
             theirs = log_p[0, :-1][mask].gather(-1, tokens[0, 1:][mask][:, None])[:, 0]
             ours = torch.tensor(t.sequences[0].sample_logprobs)[1:][mask]
-            assert float((ours - theirs).abs().mean()) < 1e-5
+            assert (ours - theirs).abs().mean().item() < 1e-5
 
     def test_pictures_are_context_and_never_sampled(self, policy, conversations):
         for t in conversations[0]:
@@ -219,7 +219,7 @@ class TestLearning:
     def test_it_computes_pictures_again_with_gradients_up_to_the_tower(self, policy, conversations):
         batch = make_batch(conversations[0])
         logprobs, _ = token_logprobs(policy.model, batch.tokens, batch.response_mask)
-        assert float((logprobs - batch.sample_logprobs).abs().max()) < 1e-4
+        assert (logprobs - batch.sample_logprobs).abs().max().item() < 1e-4
         logprobs.sum().backward()
         tower = [p for name, p in policy.model.named_parameters() if "vision" in name]
         # The pooling head of SigLIP is not used.
