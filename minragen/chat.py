@@ -136,8 +136,8 @@ class ChatFrame:
         return ids[ids.index(last_id) + 1:] if ended else ids
 
     def _with_reply(self, encode, before, observation):
-        """Ids of a text, an observation and the opening of the reply to it. A picture's ids stand
-        where its mark is."""
+        """Ids of a text, an observation and the opening of the reply to it. The ids of an image
+        replace its placeholder."""
         if (image := image_of(observation)) is None:
             return encode(f"{before}{self._plain(observation)}{self._to_reply}")
         if self.image_store is None:

@@ -82,6 +82,7 @@ def start(folder, config, history):
             raise RuntimeError(f"--log {name}: {said[0]}") from None
 
     def write_all(metrics):
+        """Write one step to all loggers that have not raised."""
         for name, write in [*writers.items()]:
             try:
                 write(metrics)

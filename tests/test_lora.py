@@ -11,7 +11,7 @@ from conftest import message
 from test_distributed import LOTTERY
 from test_families import CONTEXT, family
 from test_models import ragged
-from test_train import build, interrupted, metrics, played, run
+from test_train import assert_resumed_alike, build, played, run
 from toys import tiny
 from transformers import AutoModelForCausalLM
 
@@ -163,22 +163,7 @@ class TestRuns:
     def test_a_killed_run_goes_on_bit_for_bit(self, runs, monkeypatch):
         options = [*LORA, *shlex.split("--algo ppo --kl-coef 0.1 --steps 3 --save-every 1 --epochs "
                                        "2 --filter none")]
-        run("--run straight", *options)
-        real = trainer.roll_out
-
-        def roll_out(learner, *arguments):
-            if learner.step == 1:
-                raise KeyboardInterrupt
-            return real(learner, *arguments)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(trainer, "roll_out", roll_out)
-            interrupted("--run stopped", *options)
-        run("--run stopped --resume")
-        assert metrics(runs / "straight") == metrics(runs / "stopped")
-        for file in ("checkpoint/model.safetensors", "reference.pt", "trajectories.jsonl"):
-            one, other = ((runs / name / file).read_bytes() for name in ("straight", "stopped"))
-            assert one == other, file
+        assert_resumed_alike(runs, monkeypatch, options)
         one, other = (torch.load(runs / name / "checkpoint/trainer.pt", weights_only=True)
                       for name in ("straight", "stopped"))
         torch.testing.assert_close(one, other, rtol=0, atol=0)

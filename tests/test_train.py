@@ -68,6 +68,26 @@ def interrupted(line, *more):
     assert "stopped. If the run has a checkpoint, --run NAME --resume" in printed.getvalue()
 
 
+def assert_resumed_alike(runs, monkeypatch, options):
+    """A run that is killed in its second step and resumed stores what an uninterrupted one does."""
+    run("--run straight", *options)
+    real = trainer.roll_out
+
+    def roll_out(learner, *arguments):
+        if learner.step == 1:
+            raise KeyboardInterrupt
+        return real(learner, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "roll_out", roll_out)
+        interrupted("--run stopped", *options)
+    run("--run stopped --resume")
+    assert metrics(runs / "straight") == metrics(runs / "stopped")
+    for file in ("checkpoint/model.safetensors", "reference.pt", "trajectories.jsonl"):
+        one, other = ((runs / name / file).read_bytes() for name in ("straight", "stopped"))
+        assert one == other, file
+
+
 def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 

@@ -18,7 +18,7 @@ import transformers
 from conftest import message
 from PIL import Image
 from several import several
-from test_train import build, interrupted, metrics, played, read_lines, run
+from test_train import assert_resumed_alike, build, played, read_lines, run
 from toys import tiny
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -258,22 +258,7 @@ class TestLearning:
 class TestRuns:
     def test_a_killed_run_goes_on_bit_for_bit(self, runs, monkeypatch):
         options = [*PAINTED, *shlex.split("--algo ppo --kl-coef 0.1 --steps 3 --save-every 1")]
-        run("--run straight", *options)
-        real = trainer.roll_out
-
-        def roll_out(learner, *arguments):
-            if learner.step == 1:
-                raise KeyboardInterrupt
-            return real(learner, *arguments)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(trainer, "roll_out", roll_out)
-            interrupted("--run stopped", *options)
-        run("--run stopped --resume")
-        assert metrics(runs / "straight") == metrics(runs / "stopped")
-        for file in ("checkpoint/model.safetensors", "reference.pt", "trajectories.jsonl"):
-            one, other = ((runs / name / file).read_bytes() for name in ("straight", "stopped"))
-            assert one == other, file
+        assert_resumed_alike(runs, monkeypatch, options)
 
     def test_policy_and_critic_train_their_towers_or_leave_them(self):
         for options, moves in (((), True), (("--freeze-vision", "true"), False),
