@@ -13,7 +13,7 @@ Needs `pip install 'openai>=2'`, which retries with growing waits. The key is $O
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from minragen.chat import (
@@ -72,11 +72,12 @@ class Server:
             played = [pool.submit(self._play, groups, row, observation)
                       for row, observation in enumerate(observations)]
             try:
-                return [future.result() for future in played]
+                wait(played, return_when=FIRST_EXCEPTION)
             finally:  # after an error the others end with the turn that they are in
                 self.stopped.set()
                 for future in played:
                     future.cancel()
+            return [future.result() for future in played]
 
     def _play(self, groups, row, observation):
         env, (group, member) = groups.envs[row], divmod(row, groups.group_size)
