@@ -3,7 +3,8 @@
 What a run always holds adds up; rollout, update and diagnostics follow each other, so only the
 largest of them counts. Every conversation is supposed to fill `max_context`. The forecast counts
 the tensors of one process: not Python, not libraries, not what an allocator keeps for later.
-Activations are those of llama.py; other decoders pad, and keep some results more than once.
+Activations are those of llama.py; other decoders pad, and keep some results more than once. Every
+image is supposed to be another one.
 
 Reading order: `forecast`, `phases`, then a function for each phase.
 
@@ -36,16 +37,18 @@ def phases(learner, config):
     parameters = {id(p): p for m in models for p in m.parameters()}.values()  # LoRA shares some
     trained = [p for p in parameters if p.requires_grad]
     of_policy = sum(p.numel() for p in learner.policy.model.parameters() if p.requires_grad)
-    n = _sizes(learner.policy.model, config)
+    n = _sizes(learner.policy, config)
     return {"always": {"weights": sum(p.nbytes for p in parameters),
                        "masters": sum(4 * p.numel() for p in trained if p.itemsize < 4),
-                       "Adam": sum(8 * p.numel() for p in trained)},
+                       "Adam": sum(8 * p.numel() for p in trained),
+                       "images": n.rows * n.turns * n.pixels},
             "rollout": _rollout(n, config), "update": (update := _update(n, config, trained)),
             "diagnostics": _diagnostics(n, config, of_policy, update)}
 
 
-def _sizes(model, config):
+def _sizes(policy, config):
     """The numbers that the phases share."""
+    model = policy.model
     c, context, rows = (model.config.get_text_config(), config.max_context,
                         config.num_groups * config.group_size)
     heads = c.num_attention_heads
@@ -53,8 +56,9 @@ def _sizes(model, config):
     groups, episodes = (-(-total // distributed.world_size())  # of this process
                         for total in (config.num_groups, config.val_size))
     tokens = max(context, min(config.token_budget, min(rows, config.mini_batch) * context))
-    turns = settings.most_turns(config) if config.context == "full" else 1
-    share = 1 if config.loss_mask == "all" else turns * config.max_new_tokens / context
+    turns = settings.most_turns(config)
+    replies, images = (turns, turns) if config.context == "full" else (1, config.window)
+    share = 1 if config.loss_mask == "all" else replies * config.max_new_tokens / context
     inner = getattr(c, "intermediate_size", None)
     return SimpleNamespace(
         width=model.dtype.itemsize, vocab=c.vocab_size, layers=c.num_hidden_layers,
@@ -62,17 +66,40 @@ def _sizes(model, config):
         keys=2 * head_dim * (getattr(c, "num_key_value_heads", None) or heads),  # and values
         inner=inner if isinstance(inner, int) else 4 * c.hidden_size,  # GPT-2, OPT
         context=context, rows=rows, tokens=tokens, in_loss=tokens * min(1, share),
-        slots=min(config.max_rows, max(groups * config.group_size, episodes)))
+        slots=min(config.max_rows, max(groups * config.group_size, episodes)),
+        turns=turns, images=images * tokens / context, **_tower(policy))
+
+
+def _tower(policy):
+    """Bytes of one image: its pixels; in a layer of the vision tower the output, what a pass needs
+    at a time, and what a trained tower keeps for its gradients."""
+    c = getattr(policy.model.config, "vision_config", None)
+    numbers = "num_channels", "patch_size", "hidden_size", "intermediate_size", "num_hidden_layers"
+    if not policy.image_store or not all(isinstance(getattr(c, n, None), int) for n in numbers):
+        return dict(pixels=0, image_output=0, image_pass=0, image_kept=0, image_layers=0)
+    policy.image_store.proof_ids()
+    pixels = next(iter(policy.image_store.pixels.values()))["pixel_values"]
+    patches = pixels.numel() / (c.num_channels * c.patch_size ** 2)
+    number = patches * policy.model.dtype.itemsize  # bytes of one number of every patch
+    encoder = policy.model.get_encoder(modality="image")
+    trained = any(p.requires_grad for p in encoder.parameters())
+    return dict(
+        pixels=pixels.nbytes, image_output=trained * number * c.hidden_size,
+        image_pass=number * (4 * c.hidden_size + 2 * c.intermediate_size),
+        image_kept=trained * number * (8 * c.hidden_size + 2 * c.intermediate_size),
+        image_layers=c.num_hidden_layers)
 
 
 def _rollout(n, config):
-    """Slots; and beside them the pass over prompts or observations, the logits with their
-    cumulative sums (20 bytes each), or the copies of a layer's slots when rows are gathered."""
+    """Slots; and beside them the pass over prompts or observations, that of the vision tower, the
+    logits with their cumulative sums (20 bytes each), or the copies of a layer's slots when rows
+    are gathered."""
     room = n.context + config.max_new_tokens  # of a turn, before its length is known
     slots = n.slots * room * n.layers * n.keys * n.width
     fed = _one_pass(n, min(config.token_budget, n.slots * n.context))
-    return {"KV slots": slots,
-            "one pass": max(fed, n.slots * n.vocab * (20 + n.width), slots / n.layers)}
+    return {"KV slots": slots, "one pass": max(fed, n.slots * n.image_pass,
+                                               n.slots * n.vocab * (20 + n.width),
+                                               slots / n.layers)}
 
 
 def _one_pass(n, tokens):
@@ -87,10 +114,12 @@ def _update(n, config, trained):
     # of attention, queries twice, keys and values of the parts, and four results of the MLP.
     layer = 16 * n.hidden + n.width * (2 * n.hidden + 3 * n.queries + n.keys + 4 * n.inner)
     kept = (n.tokens * (n.layers - 1) + n.in_loss) * layer  # the last layer has few queries
+    kept += n.images * n.image_layers * n.image_kept
     logits = 20 * min(n.in_loss * n.vocab, LOGIT_BUDGET)  # five copies, for logprob and entropy
     if config.activation_checkpointing:  # a layer is computed again when the logits are gone
-        again = n.tokens * (layer + 2 * n.inner * n.width)
-        kept = n.tokens * n.layers * n.hidden * n.width + max(0, again - logits)
+        again = max(n.tokens * (layer + 2 * n.inner * n.width), n.images * n.image_kept)
+        kept = (n.tokens * n.layers * n.hidden * n.width + max(0, again - logits)
+                + n.images * n.image_layers * n.image_output)
     masks = n.context * n.width * (n.tokens / 2 + n.in_loss)
     numbers = [p.numel() for p in trained]
     return {"gradients": 4 * (sum(numbers) + max(numbers)),  # one is new and not yet added

@@ -6,12 +6,17 @@ import gc
 import tempfile
 from itertools import accumulate
 
+import numpy as np
 import pytest
 import torch
+import toys
+import transformers
 from conftest import parsed
+from test_vision import folder_of
 from torch.profiler import ProfilerActivity, profile
 from toys import tiny
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from minragen import diagnostics, distributed, memory, train
 from minragen.models import AdamW
@@ -31,17 +36,21 @@ SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": S
 
 def begun(size, **options):
     """(learner, its groups, its Config, the console's last line) as `train` has them at step 1."""
-    policy, lines = tiny()[0], []
+    policy = tiny()[0]
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         model = policy.model if size == "tiny" else LlamaForCausalLM(LlamaConfig(
             **MODELS[size], max_position_embeddings=512, tie_word_embeddings=True))
         model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
-        given = RUN | SIZES[size] | dict(model=folder) | options
-        config = parsed(*(f"--{name.replace('_', '-')}={x}" for name, x in given.items()))
-        groups = train.build_groups(config)
-        return train.build(config, groups, say=lines.append), groups, config, lines[-1]
+        return built(**SIZES[size] | dict(model=folder) | options)
+
+
+def built(**options):
+    lines = []
+    config = parsed(*(f"--{name.replace('_', '-')}={x}" for name, x in (RUN | options).items()))
+    groups = train.build_groups(config)
+    return train.build(config, groups, say=lines.append), groups, config, lines[-1]
 
 
 def allocated(function):
@@ -67,8 +76,12 @@ def rollout_of(size):
 
 
 def check_update(size, dtype=torch.float32, **options):
-    """The measured peak of an update, which the forecast must meet, as it must what is held."""
     learner, _, config, _ = begun(size, **options)
+    return check_update_of(learner, rollout_of(size)[2], config, dtype)
+
+
+def check_update_of(learner, batch, config, dtype=torch.float32):
+    """The measured peak of an update, which the forecast must meet, as it must what is held."""
     learner.optimizer = AdamW(learner.policy.model.to(dtype).parameters(), config.lr)
     held = 0
     for model, (_, optimizer) in zip((learner.policy.model, learner.critic), learner.optimizers()):
@@ -78,12 +91,41 @@ def check_update(size, dtype=torch.float32, **options):
         held += sum(x.nbytes for x in (
             *model.parameters(), *(master for _, master in optimizer.copies),
             *(x for state in optimizer.inner.state.values() for x in state.values())))
-    batch = rollout_of(size)[2].take(torch.arange(config.mini_batch))
+    if images := learner.policy.image_store:
+        held += sum(image["pixel_values"].nbytes for image in images.pixels.values())
+    batch = batch.take(torch.arange(config.mini_batch))
     peak, _ = allocated(lambda: train.update(
         learner, train.compute_targets(learner, batch, config)[0], config, step=1))
     assert forecast_of(learner, config)["update"] == pytest.approx(peak, rel=0.2)
     assert forecast_of(learner, config)["always"] == pytest.approx(held, rel=0.01)
     return peak
+
+
+def idefics3(tokenizer, size):
+    """A vision tower of 64 patches in front of a small decoder, which gets 4 tokens of them."""
+    config = transformers.Idefics3Config(
+        text_config=dict(model_type="llama", pad_token_id=0, **size), pad_token_id=0,
+        vision_config=dict(hidden_size=64, intermediate_size=256, num_hidden_layers=4,
+                           num_attention_heads=4, image_size=16, patch_size=2),
+        image_token_id=tokenizer.image_token_id, scale_factor=4)
+    processor = transformers.Idefics3Processor(
+        Idefics3ImageProcessorPil(do_image_splitting=False, do_resize=False,
+                                  size=dict(longest_edge=16), max_image_size=dict(longest_edge=16)),
+        tokenizer, image_seq_len=4)
+    return transformers.Idefics3ForConditionalGeneration(config), processor
+
+
+class Painted(toys.Painted):
+    """Three turns, and no two pictures alike."""
+
+    noise = np.random.default_rng(0)
+
+    def picture(self):
+        return self.noise.integers(256, size=(16, 16, 3)).astype(np.uint8)
+
+    def step(self, answer):
+        observation, reward, _, _, info = super().step(answer)
+        return observation, reward, False, self.turns_left == 0, info
 
 
 class TestForecast:
@@ -125,6 +167,16 @@ class TestForecast:
         peak, _ = allocated(lambda: diagnostics.score_matrix(
             learner.policy.model, prompts.tolist(), reasonings.tolist(), 1.0, config.token_budget))
         assert forecast_of(learner, config)["diagnostics"] == pytest.approx(peak, rel=0.2)
+
+    @pytest.mark.parametrize("option", ["algo=ppo", "activation_checkpointing=true",
+                                        "freeze_vision=true"])
+    def test_a_vision_tower_is_counted(self, option, tmp_path):
+        learner, groups, config, _ = built(
+            model=folder_of(idefics3, tmp_path), env="test_memory:Painted", group_size=8,
+            mini_batch=8, token_budget=800, max_context=200, **dict([option.split("=")]))
+        peak, trajectories = allocated(lambda: train.roll_out(learner, groups["train"], config))
+        assert forecast_of(learner, config)["rollout"] == pytest.approx(peak, rel=0.2)
+        check_update_of(learner, make_batch(trajectories), config)
 
     def test_a_process_holds_its_share_of_the_slots(self, monkeypatch):
         learner, _, config, _ = begun("tiny")
