@@ -12,20 +12,26 @@ FEW = 4  # arms whose bands can be told apart
 
 def curves(metrics, rows):
     """Metrics over steps, in means of WINDOW steps: each arm's mean over the seeds, in a band from
-    lowest to highest where there are few arms."""
+    lowest to highest where there are few arms. An arm without the metric is left out."""
     figure = Figure(figsize=(2.7 * len(metrics), 2.6), layout="constrained")
     for axis, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics):
-        for arm, members in rows.items():
+        for number, (arm, members) in enumerate(rows.items()):
+            if metric not in members[0]:
+                continue
             values = np.array([windows(row[metric]) for row in members])
-            steps = WINDOW + np.arange(values.shape[1])
-            line, = axis.plot(steps, values.mean(axis=0), lw=1, label=arm)
+            steps, color = WINDOW + np.arange(values.shape[1]), f"C{number}"
+            axis.plot(steps, values.mean(axis=0), lw=1, label=arm, color=color)
             if len(rows) <= FEW:
                 axis.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.15, lw=0,
-                                  color=line.get_color())
+                                  color=color)
         if metric == "grad_norm":
             axis.set_yscale("log")
         labelled(axis, metric, "step")
-    figure.axes[0].legend(fontsize=7)
+    if len(rows) <= FEW:
+        figure.axes[0].legend(fontsize=7)
+    else:  # no room among the curves
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper",
+                      fontsize=7)
     return figure
 
 
