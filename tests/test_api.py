@@ -202,7 +202,7 @@ class TestBadServers:
             number = next(numbers)
             if number == 2:
                 return 404
-            time.sleep(1.0 if number == 1 else 0.05)  # nobody waits for the first to end
+            time.sleep(1.0 if number == 1 else 0.05)  # they must not play on until it ends
             return completion("<think></think><answer>Up</answer>")
 
         with pytest.raises(RuntimeError, match="no such model"):

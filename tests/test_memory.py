@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 import toys
-import transformers
 from conftest import parsed
-from test_vision import folder_of
+from test_vision import folder_of, idefics3
 from torch.profiler import ProfilerActivity, profile
 from toys import tiny
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from minragen import diagnostics, distributed, memory, train
 from minragen.models import AdamW
@@ -35,7 +33,7 @@ SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": S
 
 
 def begun(size, **options):
-    """(learner, its groups, its Config, the console's last line) as `train` has them at step 1."""
+    """`built` with a model of MODELS."""
     policy = tiny()[0]
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -47,6 +45,7 @@ def begun(size, **options):
 
 
 def built(**options):
+    """(learner, its groups, its Config, the console's last line) as `train` has them at step 1."""
     lines = []
     config = parsed(*(f"--{name.replace('_', '-')}={x}" for name, x in (RUN | options).items()))
     groups = train.build_groups(config)
@@ -101,18 +100,11 @@ def check_update_of(learner, batch, config, dtype=torch.float32):
     return peak
 
 
-def idefics3(tokenizer, size):
+def large_tower(tokenizer, size):
     """A vision tower of 64 patches in front of a small decoder, which gets 4 tokens of them."""
-    config = transformers.Idefics3Config(
-        text_config=dict(model_type="llama", pad_token_id=0, **size), pad_token_id=0,
-        vision_config=dict(hidden_size=64, intermediate_size=256, num_hidden_layers=4,
-                           num_attention_heads=4, image_size=16, patch_size=2),
-        image_token_id=tokenizer.image_token_id, scale_factor=4)
-    processor = transformers.Idefics3Processor(
-        Idefics3ImageProcessorPil(do_image_splitting=False, do_resize=False,
-                                  size=dict(longest_edge=16), max_image_size=dict(longest_edge=16)),
-        tokenizer, image_seq_len=4)
-    return transformers.Idefics3ForConditionalGeneration(config), processor
+    return idefics3(tokenizer, size, scale=4, vision=dict(
+        hidden_size=64, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
+        image_size=16, patch_size=2))
 
 
 class Painted(toys.Painted):
@@ -172,7 +164,7 @@ class TestForecast:
                                         "freeze_vision=true"])
     def test_a_vision_tower_is_counted(self, option, tmp_path):
         learner, groups, config, _ = built(
-            model=folder_of(idefics3, tmp_path), env="test_memory:Painted", group_size=8,
+            model=folder_of(large_tower, tmp_path), env="test_memory:Painted", group_size=8,
             mini_batch=8, token_budget=800, max_context=200, **dict([option.split("=")]))
         peak, trajectories = allocated(lambda: train.roll_out(learner, groups["train"], config))
         assert forecast_of(learner, config)["rollout"] == pytest.approx(peak, rel=0.2)

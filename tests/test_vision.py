@@ -58,14 +58,14 @@ def llava(tokenizer, size):
     return transformers.LlavaForConditionalGeneration(config), processor
 
 
-def idefics3(tokenizer, size):
+def idefics3(tokenizer, size, vision=VISION, scale=2):
+    edge = dict(longest_edge=vision["image_size"])
     processor = transformers.Idefics3Processor(
-        Idefics3ImageProcessorPil(do_image_splitting=False, do_resize=False,
-                                  size=dict(longest_edge=32), max_image_size=dict(longest_edge=32)),
-        tokenizer, image_seq_len=4)
+        Idefics3ImageProcessorPil(do_image_splitting=False, do_resize=False, size=edge,
+                                  max_image_size=edge), tokenizer, image_seq_len=4)
     config = transformers.Idefics3Config(
-        text_config=dict(model_type="llama", pad_token_id=0, **size), vision_config=VISION,
-        image_token_id=processor.image_token_id, scale_factor=2, pad_token_id=0)
+        text_config=dict(model_type="llama", pad_token_id=0, **size), vision_config=vision,
+        image_token_id=processor.image_token_id, scale_factor=scale, pad_token_id=0)
     return transformers.Idefics3ForConditionalGeneration(config), processor
 
 
