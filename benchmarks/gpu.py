@@ -67,7 +67,7 @@ def measure(config):
 
     play = partial(rollout.collect, learner.policy, learner.frame, groups["train"], 0,
                    train.rules_of(config))
-    read, played = bytes_read(model, config, play)
+    read, played = bytes_read(learner.policy, config, play)
     batch = rollout.make_batch([t for t in played if not t.error])
     returns = torch.rand(len(played), generator=torch.Generator().manual_seed(0))
     batch = replace(batch, episode_returns=returns[batch.episode_ids]).to(device)
@@ -112,12 +112,13 @@ def rate(device, amount, function):
     return REPEATS * amount / timed(device, lambda: [function() for _ in range(REPEATS)])
 
 
-def bytes_read(model, config, play):
+def bytes_read(policy, config, play):
     """What the decode steps of play() must read, and its result. A step reads all weights but an
     input embedding of its own, and the keys and values up to the longest row."""
+    model = policy.model
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     own = 0 if embedding.weight is output.weight else embedding.weight.nbytes
-    weights, sizes = sum(p.nbytes for p in model.parameters()) - own, memory._sizes(model, config)
+    weights, sizes = sum(p.nbytes for p in model.parameters()) - own, memory._sizes(policy, config)
     usual, read = rollout.forward_slots, []
 
     def counted(model, slots, tokens, *rest):
