@@ -3,7 +3,7 @@
     python -m benchmarks.figure      (or: make figure)
 
 Draws docs/learning.png from runs/readme-*/metrics.jsonl, the committed runs; and in
-docs/environments/ boards.png, the pictures of FrozenLake and Sokoban, and seen.png, those of an
+docs/environments/ boards.png, the images of FrozenLake and Sokoban, and seen.png, those of an
 episode. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
 `<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen.environments NAME
 SEED`. tests/test_readme.py checks that the pages say what this script would write.
@@ -93,7 +93,7 @@ def draw_boards(path):
 
 
 def draw_seen(path, run):
-    """The pictures of the episode that `episode_of` tells."""
+    """The images of the episode that `episode_of` tells."""
     images = [plt.imread(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
               for uri in last_episode(run)["images"]]
     figure, axes = plt.subplots(1, len(images), figsize=(2 * len(images), 2.2), squeeze=False)
@@ -177,11 +177,12 @@ def lora_table(steps=60):
 
 
 def vision_table():
-    """What the seeds of tiny-vlm have before and after RL, and with the pictures of other maps."""
+    """What the seeds of tiny-vlm have before and after RL, and with the images of other maps; last
+    a control that was trained on those."""
     measured = json.loads((ROOT / "runs" / "readme-vision.json").read_text())
     others = {line["run"]: line["success"] for line in measured if line["env"] != "frozenlake"}
     rows = []
-    for env in ("frozenlake-image", "sokoban-image"):
+    for env in ("frozenlake-image", "sokoban-image", "frozenlake-shuffled"):
         runs, last, size = runs_of(env)
         shown = [rate for run, rate in others.items() if run.startswith(f"readme-{env}-grpo")]
         rows.append([named(env), with_interval(runs[0][0]["val/success"], size),
@@ -189,7 +190,7 @@ def vision_table():
                      of_seeds([run[-1]["test/success"] for run in runs], size),
                      of_seeds(shown, size) if shown else "", minutes(runs)])
     return table(("environment and options", "before RL", "after RL: seeds 0, 1, 2", "test split",
-                  "test split, pictures of others", "minutes"), rows)
+                  "test split, images of others", "minutes"), rows)
 
 
 def table(names, rows):

@@ -1,4 +1,4 @@
-"""Does a policy read its pictures? Its success with them, and with those of other instances.
+"""Does a policy read its images? Its success with them, and with those of other instances.
 
     python -m benchmarks.vision my-run      (prints a JSON list; runs/readme-vision.json is one)
     make train ENV=benchmarks.vision:Shuffled MODEL=tiny-vlm ARGS="..."   (docs/vision.md)
@@ -20,7 +20,7 @@ from minragen.eval import checkpoint_player, wilson
 class Shuffled(FrozenLake):
     """FrozenLake whose image shows another instance: a control without information on the board."""
 
-    def picture(self):
+    def image(self):
         other = FrozenLake(self.split, self.budget, **self.options)
         other._reset(np.random.default_rng([zlib.crc32(self.instance().encode()), self._turns]))
         return other.draw()
@@ -28,7 +28,7 @@ class Shuffled(FrozenLake):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", nargs="+", help="folders under runs/, of FrozenLake with pictures")
+    parser.add_argument("run", nargs="+", help="folders under runs/, of FrozenLake with images")
     parser.add_argument("--size", type=int, default=256, help="test instances [256]")
     args = parser.parse_args(argv)
     measured = []

@@ -121,7 +121,7 @@ class Server:
         """The text of the model's next message, and its tokens; None if the server counts none."""
         try:
             answer = self.client.chat.completions.create(
-                model=self.model, messages=list(map(with_picture, messages)),
+                model=self.model, messages=list(map(with_image, messages)),
                 temperature=self.temperature, max_tokens=self.max_new_tokens)
             text, usage = answer.choices[0].message.content, answer.usage
             if not isinstance(text, str | None):
@@ -142,8 +142,8 @@ class Server:
         return text or "", sizes[1]
 
 
-def with_picture(message):
-    """The message as the server takes it: its picture as a part of its own."""
+def with_image(message):
+    """The message as the server takes it: its image as a part of its own."""
     content = message["content"]
     if image_of(content) is None:
         return message

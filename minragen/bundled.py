@@ -48,7 +48,7 @@ from minragen.models import NO_CODE, AdamW, Policy, load_policy, token_logprobs
 from minragen.rollout import Trajectory, make_batch
 from minragen.vision import VisionLanguageModel
 
-TINY_MODELS = ("tiny", "tiny-vlm")  # made for their environments; tiny-vlm sees pictures
+TINY_MODELS = ("tiny", "tiny-vlm")  # made for their environments; tiny-vlm sees images
 BUNDLED = (*TINY_MODELS, "smollm2")
 ASSETS = Path(__file__).parent / "assets"
 PATCH = 8  # pixels of a patch's side; a board's cell is one patch, and one token
@@ -342,9 +342,9 @@ def tiny_config(tokenizer):
 
 def tiny_vlm(envs, response_format="free_think", seed=0):
     """An untrained LLaVA: tiny's decoder, and a vision tower of two layers that makes a token of
-    each cell of a picture (PATCH pixels).
+    each cell of an image (PATCH pixels).
 
-    raises: ValueError unless the first observations of `envs` have square pictures of one size
+    raises: ValueError unless the first observations of `envs` have square images of one size
     """
     from transformers import (
         LlavaConfig,
@@ -358,7 +358,7 @@ def tiny_vlm(envs, response_format="free_think", seed=0):
     shapes = {image.shape[:2] for image in images if image is not None}
     side, width = shapes.pop() if len(shapes) == 1 else (0, 1)
     if side != width or side % PATCH:
-        raise ValueError(f"tiny-vlm needs square pictures of one size, in cells of {PATCH} pixels: "
+        raise ValueError(f"tiny-vlm needs square images of one size, in cells of {PATCH} pixels: "
                          f"give --env-arg view=image, or --model tiny.")
     tokenizer = tiny_tokenizer(envs, response_format)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", IMAGE]})

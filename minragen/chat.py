@@ -79,7 +79,7 @@ class ChatFrame:
     end_ids: the model's `generation_config.eos_token_id`: one id, several or None. The attribute
         of this name adds the tokenizer's eos and the token with which the template ends a reply.
     max_new_tokens: the limit that the system message tells; 0: none
-    image_store: the pictures of a policy that sees (vision.py)
+    image_store: the images of a policy that sees (vision.py)
     raises: ValueError if the template cannot be appended to
     """
 

@@ -122,14 +122,14 @@ class TextEnv(gymnasium.Env):
 
     and, optionally, `note()` (one truthful line about the state: the thought of a good player),
     `instance()` (canonical text whose CRC decides the split), the baselines `random_answer(rng)`
-    and `shallow_answer(texts)`, `picture()` (what a vision-language model sees beside the text),
+    and `shallow_answer(texts)`, `image()` (what a vision-language model sees beside the text),
     and for the response formats that describe the state `describe()` and `score_description(text)`.
 
     reset(seed=, options={"member": k}) -> (observation, info)
     step(answer) -> (observation, reward, terminated, truncated, info)
     info: `success` and `valid`, 0.0 or 1.0; `effective`, the share of executed actions that changed
         the state; and the summed `metrics` of the turn's outcomes
-    observation: an Observation; with a picture it has the line `<image>` exactly once, without one
+    observation: an Observation; with an image it has the line `<image>` exactly once, without one
         there is no `<image>` in it, whatever data or replies say
     raises: ValueError for unknown options or splits, RuntimeError for a step without a live episode
     """
@@ -188,7 +188,7 @@ class TextEnv(gymnasium.Env):
         """The state as text in every render_mode."""
         return self.render()
 
-    def picture(self):
+    def image(self):
         """What the model sees beside the text: RGB, (H, W, 3) uint8; None for text alone."""
 
     def solve(self):
@@ -333,7 +333,7 @@ class TextEnv(gymnasium.Env):
         lines = [] if reward is None else [f"Reward: {reward:.4g}"]
         if not valid:
             lines.append("No valid action was given, or not all were valid.")
-        image, state = self.picture(), unmarked(self.render_text())
+        image, state = self.image(), unmarked(self.render_text())
         shown = [] if image is None else [IMAGE]
         lines += [*shown, *[state] * bool(state or not shown)]
         if self.budget.max_turns > 1 and self._live:

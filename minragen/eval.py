@@ -164,6 +164,7 @@ def checkpoint_player(config, run="", say=print):
     from minragen.chat import ChatFrame
     from minragen.config import env_groups
     from minragen.models import load_policy
+    from minragen.rollout import prove
 
     _, device, _ = bundled.choose_model(config.model, config.device)
     source = runs.find_checkpoint(runs.RUNS / run) if run else bundled.resolve(
@@ -176,6 +177,9 @@ def checkpoint_player(config, run="", say=print):
     name = "checkpoint" if run else config.model
 
     def play(groups, greedy=True):
+        if policy.image_store:  # does its tower take images of this size?
+            policy.image_store.expect(groups.reset(0))
+            prove(policy, config.max_context)
         held = diagnostics.play_held_out(policy, frame, groups, train.rules_of(config),
                                          config.val_temperature, greedy=greedy)
         return {f"{name}{suffix.replace('_', ', ')}": t for suffix, t in held.items()}
@@ -285,7 +289,7 @@ def scripted(groups, player):
 
 def play(name, split, seed, options, ask=input, say=print):
     """Let a person play seed, seed + 1, ... with the policy's prompts and rewards, until Ctrl-D.
-    A terminal with 24-bit colours also shows the pictures."""
+    A terminal with 24-bit colours also shows the images."""
     env = make(name, split, **options)
     colours = sys.stdout.isatty() and os.environ.get("COLORTERM") in ("truecolor", "24bit")
 
@@ -317,7 +321,7 @@ def play(name, split, seed, options, ask=input, say=print):
 
 
 def half_blocks(image):
-    """A picture for a terminal: each character is two pixels, the upper one as its own colour and
+    """An image for a terminal: each character is two pixels, the upper one as its own colour and
     the lower one as its background.
 
     image: (H, W, 3) uint8; of an odd H the last row is shown twice

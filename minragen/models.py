@@ -48,7 +48,7 @@ class Policy:
 
     @property
     def image_store(self):
-        """The pictures that the model sees; None if it sees none."""
+        """The images that the model sees; None if it sees none."""
         return getattr(self.model, "image_store", None)
 
     @property

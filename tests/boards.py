@@ -1,4 +1,4 @@
-"""FrozenLake and Sokoban as pictures, in the contract of all environments."""
+"""FrozenLake and Sokoban as images, in the contract of all environments."""
 
 from minragen.environments.frozenlake import FrozenLake
 from minragen.environments.sokoban import Sokoban

@@ -28,7 +28,7 @@ ORDER = ("test_rollout", "test_step", "test_starpo", "test_museum", "test_models
          "test_bundled", "test_envs", "test_env_contract")
 
 
-# What the contract is about: boards.py shows two of the ten as pictures.
+# What the contract is about: boards.py shows two of the ten as images.
 ALL = (*sorted(REGISTRY), "boards:Lake", "boards:Room")
 
 
@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items):
 def pytest_addoption(parser):
     parser.addoption("--env", action="append", metavar="NAME",
                      help="environment for the contract tests, as envs.make takes it; may be "
-                          "repeated [every registered one, and the pictures of boards.py]")
+                          "repeated [every registered one, and the images of boards.py]")
 
 
 def pytest_generate_tests(metafunc):

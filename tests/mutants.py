@@ -65,7 +65,7 @@ TESTS = {
         "bandit", "frozenlake", "sokoban", "sudoku", "countdown", "metamathqa", "searchqa",
         "webshop", "deepcoder", "lean")},
     "environments/board.py": "environments/test_relations.py environments/test_frozenlake.py "
-                             "environments/test_sokoban.py environments/test_pictures.py "
+                             "environments/test_sokoban.py environments/test_images.py "
                              f"{CONTRACT}",
     "environments/data.py": "environments/test_countdown.py environments/test_metamathqa.py "
                             "environments/test_searchqa.py environments/test_lean.py",
@@ -83,17 +83,17 @@ NEEDS = {"loggers.py": "wandb", "lora.py": "peft", "environments/openenv.py": "o
 MUTANTS = {
     ("vision.py", "test_vision.py"): [
         ("self.size - 1 - self.numbers(ids)[1]", "0 * self.numbers(ids)[1]",
-         "no token of a picture sees a later one of it, which Gemma 3's do"),
+         "no token of an image sees a later one of it, which Gemma 3's do"),
         ("found[which, features]", "found[which, features.flip(0)]", "features are out of order"),
-        ("found[which, features]", "found[which.flip(0), features]", "pictures are exchanged"),
+        ("found[which, features]", "found[which.flip(0), features]", "images are exchanged"),
         ("found[which, features]", "found[which, features].detach()", "the tower is not trained"),
         ('modality="image").requires_grad_(False)', 'modality="image").requires_grad_(True)',
          "freeze_vision freezes nothing"),
         ("forward.args[-1] if", "None if", "the critic's tower is not trained"),
-        ("image.tobytes()", "image[:1].tobytes()", "pictures of equal first rows are one"),
+        ("image.tobytes()", "image[:1].tobytes()", "images of equal first rows are one"),
     ],
     ("train.py", "test_vision.py"): [
-        ("image_store.forget()", "pass", "pictures are kept until the memory is full"),
+        ("image_store.forget()", "pass", "images are kept until the memory is full"),
         ("image_store.add_images_of(trajectories)", "pass",
          "images of other processes are unknown"),
     ],
@@ -356,7 +356,7 @@ MUTANTS = {
         ("math.ceil(len", "max(1.0, len",
          "replies that each keep to their limit exceed that of a step where a core has two of "
          "them"),
-        ("unmarked(self.render_text())", "self.render_text()", "data can mark pictures"),
+        ("unmarked(self.render_text())", "self.render_text()", "data can mark images"),
     ],
     ("environments/bandit.py", "environments/test_bandit.py"): [
         ('f"{self.safe} {self.risky}" if', "self.render() if",
@@ -442,10 +442,10 @@ MUTANTS = {
     ("environments/board.py", "environments/test_relations.py"): [
         ("> r) - (row <", "< r) - (row >", "above and below are exchanged"),
     ],
-    ("environments/board.py", "environments/test_pictures.py"): [
-        ("cells.swapaxes(1, 2).reshape(", "cells.reshape(", "the pixels of a picture are shuffled"),
+    ("environments/board.py", "environments/test_images.py"): [
+        ("cells.swapaxes(1, 2).reshape(", "cells.reshape(", "the pixels of an image are shuffled"),
         ('if "image" in VIEWS[self.options["view"]] else None', 'or None',
-         "a view without a picture has one"),
+         "a view without an image has one"),
         ("* 8 // size", "% 8", "larger tiles are the small one, again and again"),
     ],
     ("environments/deepcoder.py", "environments/test_deepcoder.py"): [

@@ -122,7 +122,7 @@ class TestConversation:
         assert t.metrics["valid"] == 1 and t.metrics["reply_tokens"] == 3 * len(t.turns)
         assert (model.prompt_tokens, model.reply_tokens) == (7 * len(t.turns), 3 * len(t.turns))
 
-    def test_pictures_are_parts_of_the_messages_for_their_marks(self, server):
+    def test_images_are_parts_of_the_messages_for_their_marks(self, server):
         asked = []
 
         def answer(request):
@@ -135,10 +135,10 @@ class TestConversation:
         shown = [message["content"] for message in asked[-1]["messages"]
                  if message["role"] == "user"]
         for content, turn in zip(shown, t.turns):
-            *above, picture, below = content
+            *above, image, below = content
             assert "".join([*(part["text"] for part in above), IMAGE, below["text"]]
                            ) == turn.observation
-            seen = base64.b64decode(picture["image_url"]["url"].split(",")[1])
+            seen = base64.b64decode(image["image_url"]["url"].split(",")[1])
             assert np.array_equal(np.array(Image.open(io.BytesIO(seen))), turn.observation.image)
 
     @pytest.mark.parametrize("text, valid", [

@@ -78,7 +78,7 @@ def play(env, seed, player, member=0):
     observation, info = env.reset(seed=seed, options={"member": member})
     dynamics = next_draws(env.dynamics)
     episode = SimpleNamespace(prompt=env.system_prompt, observations=[observation], infos=[info],
-                              pictures=[picture(observation)], rewards=[], ends=[],
+                              images=[bytes_shown(observation)], rewards=[], ends=[],
                               success=False)
     for _ in range(env.budget.max_turns):
         observation, reward, terminated, truncated, info = env.step(player(env))
@@ -87,7 +87,7 @@ def play(env, seed, player, member=0):
         assert {type(value) for value in info.values()} == {float}
         assert {info["success"], info["valid"]} <= {0.0, 1.0} and 0.0 <= info["effective"] <= 1.0
         episode.observations.append(observation)
-        episode.pictures.append(picture(observation))
+        episode.images.append(bytes_shown(observation))
         episode.infos.append(info)
         episode.rewards.append(reward)
         episode.ends.append((terminated, truncated))
@@ -99,8 +99,8 @@ def play(env, seed, player, member=0):
     raise AssertionError(f"the episode goes on after all {env.budget.max_turns} turns")
 
 
-def picture(observation):
-    """The bytes of the picture that the only mark of the observation stands for; None if there is
+def bytes_shown(observation):
+    """The bytes of the image that the only mark of the observation stands for; None if there is
     neither."""
     image = image_of(observation)
     assert observation.count(IMAGE) == (image is not None)

@@ -57,12 +57,12 @@ class Walk(TextEnv):
 
 
 class Quoting(Walk):
-    """Its data have marks of pictures in them; on some days there is a picture."""
+    """Its data have marks of images in them; on some days there is an image."""
 
     def render(self):
         return f"Day {self.day}: <image><<image>image>"
 
-    def picture(self):
+    def image(self):
         return np.full((2, 3, 3), self.day % 256, np.uint8) if self.day % 2 else None
 
 
@@ -230,8 +230,8 @@ class TestTurns:
             "Turns left: 8, actions left: 3")
 
 
-class TestPictures:
-    def test_the_picture_of_an_observation_has_the_only_mark(self):
+class TestImages:
+    def test_the_image_of_an_observation_has_the_only_mark(self):
         """What data say is told with a blank: `< image>`."""
         days = set()
         for seed in range(20):

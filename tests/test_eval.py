@@ -316,7 +316,7 @@ class TestPlay:
     def test_a_line_that_ends_in_a_backslash_goes_on(self):
         assert "--- success, return 1" in self.play("Right ||\\", "Up", "Up")
 
-    def test_a_terminal_with_24_bit_colours_shows_the_picture_and_any_other_its_mark(
+    def test_a_terminal_with_24_bit_colours_shows_the_image_and_any_other_its_mark(
             self, monkeypatch):
         env = make("frozenlake", "train", view="image")
         image = env.reset(seed=3)[0].image
@@ -330,7 +330,7 @@ class TestPlay:
                 found = re.findall(r"38;2;(\d+);(\d+);(\d+);48;2;(\d+);(\d+);(\d+)m▀", said)
                 there = np.array(found, int).reshape(16, 32, 2, 3).swapaxes(1, 2)
                 assert np.array_equal(there.reshape(32, 32, 3), image)
-        assert "▀" not in self.play()  # a view without a picture
+        assert "▀" not in self.play()  # a view without an image
         assert evaluation.half_blocks(image[:3]).count("\n") == 1
 
     def test_the_command_says_what_it_does_not_know(self):

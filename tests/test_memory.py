@@ -108,11 +108,11 @@ def large_tower(tokenizer, size):
 
 
 class Painted(toys.Painted):
-    """Three turns, and no two pictures alike."""
+    """Three turns, and no two images alike."""
 
     noise = np.random.default_rng(0)
 
-    def picture(self):
+    def image(self):
         return self.noise.integers(256, size=(16, 16, 3)).astype(np.uint8)
 
     def step(self, answer):

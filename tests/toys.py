@@ -121,15 +121,15 @@ class Faulty(Lottery):
 
 
 class Painted(Lottery):
-    """A lottery that shows a picture of noise in each turn."""
+    """A lottery that shows an image of noise in each turn."""
 
-    def picture(self):
+    def image(self):
         return np.random.default_rng([self.number, self._turns]).integers(
             256, size=(16, 16, 3)).astype(np.uint8)
 
     def step(self, answer):
         text, *rest = super().step(answer)
-        return Observation(f"{IMAGE}\n{text}", self.picture()), *rest
+        return Observation(f"{IMAGE}\n{text}", self.image()), *rest
 
 
 class Raffle(Lottery):

@@ -1,6 +1,6 @@
 """Boards: worlds on a grid of cells, and the language in which a model describes them.
 
-Reading order: `Board`; `read_tiles`, its pictures; `moved` to `read_places`, for solvers and
+Reading order: `Board`; `read_tiles`, its images; `moved` to `read_places`, for solvers and
 shallow players; `relation` to `relation_f1`, the language and its score; `flood`, a search.
 
 Differences from RAGEN: the prompt names the board's own far corner. RAGEN's is (5, 5) everywhere.
@@ -39,14 +39,14 @@ CLAIM = re.compile(rf"(\w+) ({'|'.join(VERTICAL)}) ({'|'.join(HORIZONTAL)})")
 
 
 class Board(TextEnv):
-    """The base of FrozenLake and Sokoban: shown as coordinates, a grid of symbols, a picture.
+    """The base of FrozenLake and Sokoban: shown as coordinates, a grid of symbols, an image.
 
     A subclass has the options `view`, `symbols` and `tile`, sets `rows` and `cols`, and writes
 
         story, rules       the instruction's first line, and what follows the line on positions
         meanings           what the symbols stand for, in their order
         tiles              a drawing of each, for `read_tiles`
-        looks              how they look in the picture, told to the model
+        looks              how they look in the image, told to the model
         relation_weights   kind of thing -> its weight in the F1 of a description
         _coordinates()     name -> cells (row, column), one line each
         _meaning(r, c)     which of `meanings` a cell shows
@@ -90,7 +90,7 @@ class Board(TextEnv):
             lines += ["".join(self.options["symbols"][i] for i in row) for row in self._cells()]
         return "\n".join(lines)
 
-    def picture(self):
+    def image(self):
         return self.draw() if "image" in VIEWS[self.options["view"]] else None
 
     def draw(self):

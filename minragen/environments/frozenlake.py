@@ -16,7 +16,7 @@ class FrozenLake(Board):
 
     Goal: reach the goal.
     Observation: coordinates (row, column) of start, goal, player and holes; a grid; or both;
-        a picture.
+        an image.
     Actions: Left, Down, Right, Up; up to 2 a turn. At the border the player stays in place.
     Reward: 1 on entering the goal, otherwise 0.
     Ends when: the player enters the goal or a hole.
@@ -27,7 +27,7 @@ class FrozenLake(Board):
     probability that a step goes to one of the two perpendicular sides instead (0 in RAGEN V2's run,
     0.2 under the tag in its configuration, 2/3 in V1); `view`, one of coord, grid, grid_coord,
     image, image+text; `symbols`, one for each of `meanings`; `tile`, pixels of a cell's side in the
-    picture, which does not show the start. A path within the action budget joins start and goal.
+    image, which does not show the start. A path within the action budget joins start and goal.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)

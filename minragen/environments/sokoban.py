@@ -20,7 +20,7 @@ class Sokoban(Board):
 
     Goal: every box stands on a target.
     Observation: coordinates (row, column) of inner walls, targets, boxes, player; a grid; or both;
-        a picture.
+        an image.
     Actions: Up, Down, Left, Right; up to 2 a turn. Walking into a box pushes it if the cell behind
         it is free; otherwise, and at a wall, nothing moves.
     Reward: -0.1 an action, 1 for a box pushed onto a target, -1 for one pushed off, 10 for the end.
@@ -31,7 +31,7 @@ class Sokoban(Board):
     Options: `rows`, `cols`, `boxes` (RAGEN's larger board: 8, 8, 2); `walls`, the probability that
     an inner cell is a wall; `pulls`: at most `boxes * pulls` pulls set up an instance; `view`,
     one of coord, grid, grid_coord, image, image+text; `symbols`, one for each of `meanings`
-    (RAGEN's other set: W.GCBA@); `tile`, pixels of a cell's side in the picture.
+    (RAGEN's other set: W.GCBA@); `tile`, pixels of a cell's side in the image.
     An instance is played backwards from its solution in at most `max_actions` moves, so it can be
     solved. A box that can no longer reach a target does not end the episode: others still count.
     """

@@ -1,4 +1,4 @@
-"""Pictures of FrozenLake and Sokoban: their pixels, and the text beside them."""
+"""Images of FrozenLake and Sokoban: their pixels, and the text beside them."""
 
 from itertools import combinations, product
 
@@ -30,7 +30,7 @@ def state(env):
     return env.floor, env.targets, env.boxes, env.player
 
 
-class TestPictures:
+class TestImages:
     def test_a_small_lake_is_drawn_pixel_by_pixel(self):
         env = lake("PG", "_O", view="image")
         there = pixels(
@@ -79,13 +79,13 @@ class TestPictures:
         (Sokoban, {"rows": 5, "cols": 5}), (Sokoban, {"boxes": 2})])
     def test_it_determines_the_state_and_the_state_determines_it(self, cls, options):
         env, rng = cls(view="image", **options), np.random.default_rng(0)
-        states, pictures = {}, {}
+        states, images = {}, {}
         for seed in range(300):
             (shown, _), over = env.reset(seed=seed), False
             while not over:
                 seen, now = shown.image.tobytes(), state(env)
                 assert states.setdefault(seen, now) == now
-                assert pictures.setdefault(now, seen) == seen
+                assert images.setdefault(now, seen) == seen
                 shown, _, *ends, _ = env.step(env.random_answer(rng))
                 over = any(ends)
         assert len(states) > 400
@@ -122,7 +122,7 @@ class TestPictures:
 
 
 class TestText:
-    def test_beside_a_picture_alone_it_says_nothing_of_the_instance(self):
+    def test_beside_an_image_alone_it_says_nothing_of_the_instance(self):
         for cls in BOARDS:
             env = cls(view="image")
             said = {(env.system_prompt, env.reset(seed=seed)[0]) for seed in range(50)}
@@ -134,14 +134,14 @@ class TestText:
 
     def test_beside_image_and_text_it_is_the_mark_and_the_text_of_the_default_view(self):
         for cls in BOARDS:
-            env, plain, picture = cls(view="image+text"), cls(), cls(view="image")
+            env, plain, image = cls(view="image+text"), cls(), cls(view="image")
             for seed in range(20):
                 said, alone = env.reset(seed=seed)[0], plain.reset(seed=seed)[0]
                 assert said == f"{IMAGE}\n{alone}" and image_of(alone) is None
-                picture.reset(seed=seed)
+                image.reset(seed=seed)
                 for look in ("instance", "note", "describe", "solve", "instance_split"):
                     assert (getattr(env, look)() == getattr(plain, look)()
-                            == getattr(picture, look)())
+                            == getattr(image, look)())
             legend = f"In the picture {cls.looks}.\n"
             assert env.system_prompt.replace(legend, "") == plain.system_prompt
-            assert legend in picture.system_prompt and "Symbols" not in picture.system_prompt
+            assert legend in image.system_prompt and "Symbols" not in image.system_prompt
