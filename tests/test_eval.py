@@ -199,15 +199,24 @@ def players_of(capsys, *argv):
     return [line[:22].strip() for line in capsys.readouterr().out.splitlines()[2:] if "[" in line]
 
 
-@pytest.fixture
-def trained(runs, capsys):
-    """Two runs of the same task and another, in runs/."""
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Two runs of the same task and another."""
+    folder = tmp_path_factory.mktemp("eval")
     small = ["--env", "bandit", "--num-groups", "2", "--group-size", "4", "--val-size", "16"]
-    train.main([*small, "--run", "a", "--steps", "1"])
-    train.main([*small, "--run", "b", "--steps", "1", "--lr", "0.01"])
-    train.main([*small, "--run", "c", "--steps", "1", "--env-arg", "high_prob=0.5"])
-    capsys.readouterr()
-    return runs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minragen.runs.RUNS", folder)
+        patch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        train.main([*small, "--run", "a", "--steps", "1"])
+        train.main([*small, "--run", "b", "--steps", "1", "--lr", "0.01"])
+        train.main([*small, "--run", "c", "--steps", "1", "--env-arg", "high_prob=0.5"])
+    return folder
+
+
+@pytest.fixture
+def trained(finished, runs):
+    """A copy of them as runs/."""
+    return shutil.copytree(finished, runs)
 
 
 class TestCommand:

@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("runs")
 
 # Episodes of one turn, where it does not matter what is played.
 BRIEF = shlex.split("--env bandit --num-groups 2 --group-size 4 --val-size 4 --val-every 2 "
-                    "--save-every 2 --mini-batch 4 --max-new-tokens 14")
+                    "--save-every 2 --mini-batch 4")
 # Every field of `Rules` but the temperature differs from its default.
 RULES = shlex.split("--response-format grounding_worldmodeling --grounding-reward 0.5 --seed 5 "
                     "--worldmodeling-reward 0.25 --top-k 3 --top-p 0.9 --max-rows 7 --window 2 "

@@ -79,11 +79,10 @@ def hardest_technique(board):
 class TestPuzzles:
     @pytest.mark.parametrize(("size", "difficulty", "technique"), [
         (4, "easy", 0), (9, "easy", 0), (9, "medium", 1), (9, "hard", 2)])
-    def test_200_puzzles_of_a_difficulty_need_the_technique_it_names(self, size, difficulty,
-                                                                     technique):
+    def test_puzzles_of_a_difficulty_need_the_technique_it_names(self, size, difficulty, technique):
         """Of RAGEN's 9x9 puzzles 77, 43 and 8 % have one solution."""
         env = Sudoku(size=size, difficulty=difficulty)
-        for seed in range(200):
+        for seed in range(60):
             env.reset(seed=seed)
             assert hardest_technique(env.board) == technique
             assert technique < 2 or seed >= 5 or completions(env.board) == 1
