@@ -900,12 +900,14 @@ def main():
     if git("status", "--porcelain", "minragen", "tests"):
         sys.exit("error: minragen/ or tests/ differ from the commit whose hash is the seed.")
     commit = git("rev-parse", "HEAD")
-    unchanged, generic_jobs = (ROOT / "minragen" / "__init__.py").read_text(), sample(commit)
-    tests = sorted({name for names in TESTS.values() for name in names.split()})
-    if run_mutant("__init__.py", unchanged, tests)[0] != "survived":
-        sys.exit("error: the tests fail on the unchanged project, so every mutant would die.")
-    rows = run(table(args.only), args.jobs)
-    drawn = run([job for job in generic_jobs if args.only in job[0]], args.jobs)
+    written, drawn = table(args.only), [job for job in sample(commit) if args.only in job[0]]
+    unchanged = (ROOT / "minragen" / "__init__.py").read_text()
+    needed = sorted({name for _, tests, *_ in written + drawn for name in tests.split()})
+    found = run([("__init__.py", name, f"unchanged, {name}", unchanged) for name in needed],
+                args.jobs)
+    if failed := [what for what, outcome in found.items() if outcome != "survived"]:
+        sys.exit(f"error: without a mutant these fail, and every mutant would die: {failed}")
+    rows, drawn = run(written, args.jobs), run(drawn, args.jobs)
     survivors = [what for what, outcome in rows.items() if outcome == "survived"]
     generic = [what for what, outcome in drawn.items() if outcome == "survived"]
     share = 1 - len(generic) / max(1, len(drawn))
