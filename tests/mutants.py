@@ -50,7 +50,8 @@ TESTS = {
     "config.py": "test_config.py test_step.py test_train.py test_eval.py",
     "diagnostics.py": "test_diagnostics.py test_train.py test_eval.py", "eval.py": "test_eval.py",
     "envs.py": f"test_envs.py environments/test_frozenlake.py test_museum.py {CONTRACT}",
-    "attention.py": "test_attention.py test_rollout.py test_models.py test_families.py",
+    "attention.py": "test_attention.py test_rollout.py test_models.py test_families.py "
+                    "test_vision.py",
     "distributed.py": "test_distributed.py",
     "llama.py": "test_attention.py test_models.py test_families.py",
     "loggers.py": "test_loggers.py", "lora.py": "test_lora.py", "memory.py": "test_memory.py",

@@ -96,6 +96,17 @@ class TestAdapters:
         assert {p.dtype for p in policy.model.parameters()} == {torch.bfloat16}
         assert len(optimizer.masters) == len(optimizer.copies) == 2 * len(layers(policy.model))
 
+    def test_stored_adapters_are_loaded_all_or_refused(self):
+        one, other = (adapted(seed=seed).model for seed in range(2))
+        stored = lora.trained(one)
+        assert not torch.equal(logits(one), logits(other))
+        lora.load(other, stored)
+        assert torch.equal(logits(one), logits(other))
+        (name, weight), *rest = stored.items()
+        for wrong in (dict(rest), stored | {f"{name}.more": weight}):
+            with pytest.raises(RuntimeError, match="Missing key|Unexpected key"):
+                lora.load(other, wrong)
+
     def test_a_rank_of_the_whole_matrix_can_be_any_update_and_a_small_one_cannot(self):
         whole, thin = adapted(64), adapted(4)
         for name, layer in layers(whole.model).items():
