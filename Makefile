@@ -70,7 +70,7 @@ extras: .venv/lean       ## run the tests of what is optional, with all of its p
 torture: .venv/ready     ## kill training 100 times, and 20 times of two processes; let its disk fail (an hour)
 	@MINRAGEN_KILLS=100 OMP_NUM_THREADS=1 $(PY) -m pytest -q -s tests/test_kill.py $(ARGS)
 
-mutants: .venv/ready .venv/lean     ## try wrong lines one by one; the tests must notice (45 minutes)
+mutants: .venv/ready .venv/lean     ## try wrong lines one by one; the tests must notice (more than an hour)
 	@$(PY) -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
 	@$(PY) tests/mutants.py $(ARGS)
 
