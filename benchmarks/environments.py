@@ -13,7 +13,6 @@ they do in training, on all cores; the others use one.
 """
 
 import argparse
-import itertools
 import json
 import sys
 import time
@@ -41,9 +40,11 @@ def measure(config, size=SIZE):
     # Before the players: verdicts on programs and proofs are remembered, and would be timed.
     rate, env = turn_rate(groups), groups.envs[0]
     training = env_groups(config, "train", DEMONSTRATIONS)
-    outcomes = {name: scripted(groups, player) for name, player in players(training).items()}
-    if None in itertools.chain(*outcomes.values()):
-        raise RuntimeError("an episode failed in its environment.")
+    outcomes = {}
+    for name, player in players(training).items():
+        outcomes[name], failed = scripted(groups, player)
+        if failed:
+            raise RuntimeError(f"an episode failed in its environment: {failed[0]}")
     return {"env": config.env, "options": changed_environment(config),
             "turns": env.budget.max_turns, "actions": env.budget.max_actions_per_turn,
             "data": env.bundled_data, "size": size,

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu                              (Qwen2.5-0.5B-Instruct on FrozenLake)
     python -m benchmarks.gpu --model tiny --device cpu    (a trial without a GPU)
 
-NOTE: nobody has run it on a GPU yet; on a CPU it runs in tests/test_accelerator.py.
+NOTE: nobody has run it on a GPU yet; on a CPU it runs in tests/long/test_accelerator.py.
 
 It takes the options of training and measures them as given, with activation checkpointing, and with
 --attention flash_attention_2 where flash-attn is installed. Each variant plays a batch of episodes

@@ -1,7 +1,8 @@
 """docs/findings.md and its figures, made from runs/findings-*.json alone.
 
 Blocks between `<!-- begin NAME -->` and `<!-- end NAME -->` are written here; the text around them
-is written by hand. tests/test_findings.py checks that the page says what this module would write.
+is written by hand. tests/long/test_findings.py checks that the page says what this module would
+write.
 """
 
 import json

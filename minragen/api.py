@@ -54,10 +54,11 @@ class Server:
         # More environments at a time would wait for each other within the time limit of a step.
         self.stepping = threading.BoundedSemaphore(os.cpu_count() or 1)
         self.error = openai.OpenAIError
+        self.http = openai.DefaultHttpxClient(
+            follow_redirects=False, event_hooks={"response": [read_bounded]})
         self.client = openai.OpenAI(
             base_url=self.url, api_key=os.environ.get("OPENAI_API_KEY") or "none",
-            max_retries=ATTEMPTS - 1, timeout=SECONDS, http_client=openai.DefaultHttpxClient(
-                follow_redirects=False, event_hooks={"response": [read_bounded]}))
+            max_retries=ATTEMPTS - 1, timeout=SECONDS, http_client=self.http)
         self.prefix = FORMATS[self.response_format].partition("{")[0]
         self.pattern = reply_pattern(FORMATS[self.response_format])
 
@@ -66,6 +67,7 @@ class Server:
 
         raises: RuntimeError if a request keeps failing, or its answer is no chat completion
         """
+        self._refuse_dead_server()
         observations = groups.reset(0)
         self.stopped.clear()
         with ThreadPoolExecutor(CONCURRENCY) as pool:
@@ -78,6 +80,16 @@ class Server:
                 for future in played:
                     future.cancel()
             return [future.result() for future in played]
+
+    def _refuse_dead_server(self):
+        """Raise RuntimeError if nothing answers at the address, before a request is tried again
+        with growing waits. Any answer will do."""
+        try:
+            self.http.get(self.url, timeout=5)
+        except Exception as problem:  # of httpx or of httpx2, by openai's version
+            if type(problem).__name__ in ("ConnectError", "ConnectTimeout"):
+                raise RuntimeError(f"{self.url}: Connection error. {problem}. Is the server "
+                                   f"running, and the address right?") from None
 
     def _play(self, groups, row, observation):
         env, (group, member) = groups.envs[row], divmod(row, groups.group_size)

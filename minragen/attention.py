@@ -94,7 +94,7 @@ def forward_slots(model, slots, tokens, counts, first_row=0):
     of each.
 
     tokens: (n, q) int64, right-padded
-    counts: (n,) int64; a row of 0 leaves its slot unchanged, and its state means nothing
+    counts: (n,) int64; a row of 0 leaves its slot unchanged, and its output is undefined
     """
     n, q = tokens.shape
     rows = slice(first_row, first_row + n)

@@ -1,4 +1,4 @@
-"""The bundled models, as ordinary Hugging Face folders: `tiny` and `smollm2`.
+"""The bundled models, as ordinary Hugging Face folders: `tiny`, `tiny-vlm` and `smollm2`.
 
 Reading order: `choose_model`, `resolve` (name to folder), `warm_up`, `demonstrate`, `tiny_policy`.
 
@@ -34,14 +34,15 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from huggingface_hub import constants, get_session
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from minragen.attention import padded_batches
 from minragen.chat import FORMATS, ChatFrame, description_parts, format_instructions
+from minragen.distributed import progress_bar
 from minragen.environments.data import cache_folder
 from minragen.envs import IMAGE, SEPARATOR, SPLITS, image_of, nearest
 from minragen.models import NO_CODE, AdamW, Policy, load_policy, token_logprobs
@@ -170,9 +171,22 @@ def _source(name):
     source = cache_folder() / "smollm2" if name == "smollm2" else name
     if name == "smollm2" and not (source / "config.json").exists():
         raise ValueError("model 'smollm2' is not converted yet: run `make smollm2` once.")
-    if not Path(source).is_dir() and "/" not in name:
-        raise ValueError(nearest("model", name, list(BUNDLED)) + " Or a folder or Hugging Face id.")
+    if not Path(source).is_dir():
+        if "/" not in name:
+            raise ValueError(nearest("model", name, list(BUNDLED)) +
+                             " Or a folder or Hugging Face id.")
+        stay_offline_unless_reachable()
     return source
+
+
+def stay_offline_unless_reachable():
+    """Ask the hub once. If it does not answer, use only the local cache: transformers would retry
+    for half a minute."""
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=constants.DEFAULT_REQUEST_TIMEOUT)
+        except Exception:  # of httpx or of httpx2, by version
+            constants.HF_HUB_OFFLINE = True
 
 
 def _is_whole(folder):
@@ -208,19 +222,21 @@ def warm_up(policy, frame, groups, steps, stop_after=None):
     peak, losses = LEARNING_RATE[_kind(policy)], []
     distinct = distinct_steps(groups, steps)
     optimizer = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0)
-    for step in tqdm(range(stop_after or steps), desc="warm-up", leave=False, disable=None):
-        optimizer.set_lr(peak * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
-        if policy.image_store:
-            policy.image_store.forget()
-        batch = make_batch(demonstrate(frame, groups, step % distinct)).to(policy.device)
-        total, losses = int(batch.response_mask.sum()), [*losses, 0.0]
-        for rows in padded_batches(batch.lengths, WARMUP_TOKENS):
-            part = batch.take(rows)
-            logprobs, _ = token_logprobs(policy.model, part.tokens, part.response_mask)
-            loss = -logprobs.sum() / total
-            loss.backward()
-            losses[-1] += float(loss.detach())
-        optimizer.step(max_grad_norm=1.0)
+    with progress_bar("steps of warm-up", stop_after or steps) as bar:
+        for step in range(stop_after or steps):
+            optimizer.set_lr(peak * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
+            if policy.image_store:
+                policy.image_store.forget()
+            batch = make_batch(demonstrate(frame, groups, step % distinct)).to(policy.device)
+            total, losses = int(batch.response_mask.sum()), [*losses, 0.0]
+            for rows in padded_batches(batch.lengths, WARMUP_TOKENS):
+                part = batch.take(rows)
+                logprobs, _ = token_logprobs(policy.model, part.tokens, part.response_mask)
+                loss = -logprobs.sum() / total
+                loss.backward()
+                losses[-1] += float(loss.detach())
+            optimizer.step(max_grad_norm=1.0)
+            bar.update()
     return losses
 
 

@@ -226,6 +226,34 @@ def preset_of(config):
 
 
 # ---- The command line ----------------------------------------------------------------------------
+# Options -> names of TRL, transformers, verl, OpenRLHF, RAGEN.
+CALLED_ELSEWHERE = {
+    "lr": "learning_rate actor_learning_rate", "critic_lr": "critic_learning_rate",
+    "num_groups group_size": "batch_size train_batch_size per_device_train_batch_size",
+    "num_groups": "env_groups", "group_size": "num_generations n rollout_n n_samples_per_prompt",
+    "mini_batch": "ppo_mini_batch_size", "token_budget": "ppo_max_token_len_per_gpu",
+    "kl_coef": "beta kl_beta kl_loss_coef", "kl_reward_coef": "init_kl_coef",
+    "steps": "max_steps num_train_epochs total_training_steps total_epochs",
+    "epochs": "num_iterations ppo_epochs num_ppo_epochs", "entropy_coef": "entropy_coeff ent_coef",
+    "max_new_tokens": "max_completion_length max_response_length response_length max_tokens",
+    "max_context": "max_prompt_length max_model_len max_length", "max_turns": "max_turn",
+    "clip_low clip_high": "epsilon clip_ratio eps_clip cliprange", "clip_low": "clip_ratio_low",
+    "clip_high": "clip_ratio_high epsilon_high", "dual_clip": "clip_ratio_c", "lam": "gae_lambda",
+    "lr_final decay_steps": "lr_scheduler_type", "lora_rank": "lora_r", "algo": "algorithm",
+    "env": "env_name env_id task",
+    "advantages": "adv_estimator advantage_estimator", "model": "model_name_or_path model_path",
+    "run": "output_dir experiment_name run_name", "run resume": "resume_from_checkpoint",
+    "log": "report_to logger", "save_every": "save_steps save_freq", "max_grad_norm": "grad_clip",
+    "val_every": "eval_steps test_freq", "activation_checkpointing": "gradient_checkpointing"}
+# What is said of names of theirs that are no option here.
+NOT_HERE = {
+    "gradients add up over a mini_batch by themselves, and token_budget bounds a forward pass":
+        "gradient_accumulation_steps ppo_micro_batch_size ppo_micro_batch_size_per_gpu",
+    "the learning rate has no warm-up, and warmup_steps are supervised steps before RL":
+        "warmup_ratio lr_warmup_steps lr_warmup_ratio lr_warmup_steps_ratio",
+    "alpha is always twice lora_rank": "lora_alpha"}
+
+
 def parse(argv):
     """{name: value} of the given options, with `resume` and `print_config`. Raises ValueError."""
     parser = argparse.ArgumentParser(
@@ -237,7 +265,7 @@ def parse(argv):
                         help="continue from runs/NAME/checkpoint")
     parser.add_argument("--print-config", action="store_true", default=False,
                         help="print all settings and where they come from, and exit")
-    for f in (fields := dataclasses.fields(Config)):
+    for f in dataclasses.fields(Config):
         kind = (dict(action="append") if f.type is tuple else
                 dict(type=_boolean if f.type is bool else f.type))
         choices = ", ".join(f.metadata["choices"] or ())
@@ -245,8 +273,7 @@ def parse(argv):
             f.metadata["help"] + (choices and f": {choices}") + f" [{f.default}]"))
     given, unknown = parser.parse_known_args(argv)
     if unknown:
-        known = ["--" + f.name.replace("_", "-") for f in fields] + ["--resume", "--print-config"]
-        raise ValueError(nearest("option", unknown[0].partition("=")[0], known))
+        raise ValueError(_unknown_option(unknown[0].partition("=")[0]))
     return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(given).items()}
 
 
@@ -302,6 +329,22 @@ def explain(config, given):
         else:
             lines.append(f"{line} base {f.default!r:14} through {through}")
     return "\n".join(lines + rest)
+
+
+def _unknown_option(name):
+    """The sentence for an unknown option: what it is here, or the nearest ones."""
+    helps = {f.name: f.metadata["help"] for f in dataclasses.fields(Config)}
+    helps["resume"] = "continue from its checkpoint"
+    bare = name.lstrip("-").rpartition(".")[2].replace("-", "_")  # verl: actor.optim.lr=1e-6
+    for said, theirs in NOT_HERE.items():
+        if bare in theirs.split():
+            return f"unknown option {name!r}: {said}."
+    for ours, theirs in CALLED_ELSEWHERE.items():
+        if bare in (ours, *theirs.split()):
+            options = [f"--{part.replace('_', '-')} ({helps[part]})" for part in ours.split()]
+            return f"unknown option {name!r}: here it is {' and '.join(options)}."
+    known = ["--" + part.replace("_", "-") for part in (*helps, "print_config")]
+    return nearest("option", name, known) + " See --help."
 
 
 def _usage_error(message):

@@ -25,6 +25,7 @@ Differences from RAGEN V2's CollapseDetector and gradient analysis:
   4. Equal scores share the rank: a policy that ignores the prompt retrieves at chance.
   5. `mi` is the information of the sequence; RAGEN's is the length-normalised proxy.
   6. A bucket has one exact gradient. RAGEN averages mini-batch norms, too small in small buckets.
+  7. `early_stop` is an option. It applies with every filter, and compares success with its best.
 
 Tests: `python -m pytest tests/test_diagnostics.py`.
 """
@@ -56,6 +57,7 @@ CHANCE_ERRORS = 2  # ... or if retrieval is less than so many standard errors ab
 LEAST_THINKING, LEAST_COLUMNS = 0.5, 4  # with less there is no regime
 
 WINDOW = 10  # steps averaged at the beginning and at the end of a run
+SPIKE = 100  # a clipped gradient norm above so many medians of the steps before prints a note
 RECENT, BEFORE = 3, 20  # for sudden changes: steps that count as "now", and before
 SOLVED = 0.9  # mean success over WINDOW steps that silences variety warnings
 REARM = 20  # steps that a condition must be false before it warns again
@@ -94,12 +96,13 @@ def describe(trajectories):
 
 
 def play_held_out(policy, frame, groups, rules, temperature, progress=lambda tokens: None,
-                  greedy=True):
+                  greedy=True, first_seed=0):
     """{"": trajectories sampled at `temperature` with fixed noise, "_greedy": greedy ones}."""
     if policy.image_store:
         policy.image_store.forget()
     rules = replace(rules, top_k=0, top_p=1, seed=0, grounding_reward=0, worldmodeling_reward=0)
-    return {suffix: collect(policy, frame, groups, 0, replace(rules, temperature=t), progress)
+    return {suffix: collect(policy, frame, groups, first_seed, replace(rules, temperature=t),
+                            progress)
             for suffix, t in (("", temperature), ("_greedy", 0.0))[:1 + greedy]}
 
 
@@ -393,7 +396,7 @@ CONDITIONS = (
                                "from. An Echo Trap begins like this."),
     ("entropy", "run", 0.2, "the policy has stopped exploring."),
     ("entropy", "recent", 2.0, "replies are becoming incoherent."),
-    ("grad_norm", "recent", 4.0, "runs seldom recover from this. Lower the learning rate."),
+    ("grad_norm", "recent", 4.0, "if success falls, lower the learning rate."),
     ("valid", "best", 0.5, "replies have lost the response format. Lower the learning rate."),
     ("distinct_3", "run", 0.5, "replies repeat each other."))
 FLOOR = {"entropy": NO_ENTROPY}  # of "before": a rise from almost no entropy is no sign
@@ -417,21 +420,39 @@ def warnings_of(history):
             if not any(condition in _true_conditions(steps[:-k]) for k in earlier)]
 
 
+def gradient_spike(history, max_grad_norm):
+    """A sentence if the `grad_norm` of the last step is more than SPIKE times the median of up to
+    BEFORE steps before it and was clipped, else "". No warning: no stored run with one collapsed.
+    """
+    now = _values(history[-1:], "grad_norm")
+    before = _values(history[-BEFORE - 1:-1], "grad_norm")
+    if not now or len(before) < RECENT or now[0] <= max(SPIKE * median(before), max_grad_norm):
+        return ""
+    return (f"grad_norm is {now[0]:.3g} in step {history[-1]['step']}, its median was "
+            f"{median(before):.3g}: clipped to {max_grad_norm:g}.")
+
+
 def early_stop(history):
     """Why RAGEN V2's trainer would end the run after these lines of metrics.jsonl, or "".
 
         reward std   each of the last 10 steps is below a tenth of the mean of the first 10
-        success      5 validations in a row, that before step 1 aside, are below 0.01 or below a
-                     tenth of the best before them, which RAGEN does not compare with
+        success      of one environment: 5 validations in a row are below 0.01 or below a tenth of
+                     the best before them
+    Only steps that trained on some group count, with their validations.
     """
-    stds = _values(history, "reward_std")
+    trained = [line for line in history if line.get("groups_kept")]
+    stds = _values(trained, "reward_std")
     if len(stds) >= 20 and max(stds[-10:]) < 0.1 * fmean(stds[:10]):
         return (f"for 10 steps the reward std has been below a tenth of {fmean(stds[:10]):.3g}, "
                 f"its mean of the first 10.")
-    validated = _values([line for line in history if line["step"] > 0], "val/success")
-    best = max(validated[:-5], default=0.0)
-    if len(validated) >= 5 and max(validated[-5:]) < max(0.01, 0.1 * best):
-        return f"5 validations in a row had a success of {max(validated[-5:]):.3g} or less."
+    names = {name for line in trained for name in line
+             if name.startswith("val/") and name.endswith("/success")}
+    of_each = names - {"val/success"}  # only a mixture has more than the mean
+    for name in sorted(of_each or names):
+        validated = _values(trained, name)
+        best = max(validated[:-5], default=0.0)
+        if len(validated) >= 5 and max(validated[-5:]) < max(0.01, 0.1 * best):
+            return f"{name} was at most {max(validated[-5:]):.3g} in 5 validations in a row."
     return ""
 
 

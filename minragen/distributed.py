@@ -8,32 +8,39 @@ All processes hold the whole model and, after each rollout, all trajectories. So
 normalisation, advantages and metrics are computed as by one process, by all of them alike; only
 forward and backward passes are divided, and gradients are summed. Process 0 writes.
 
-Reading order: `begin`, `all_gather` (what all know), `sum_gradients`.
+Reading order: `begin`, `all_gather` (what all know), `sum_gradients`; last `progress_bar`.
 
 Tests: `python -m pytest tests/test_distributed.py`.
 """
 
 import logging
 import os
+import re
 import sys
 import threading
+import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from tqdm import tqdm
 
+from minragen.faults import told
+
+FIRST_LINE = 10  # seconds until the first progress line, if stderr is not a terminal
 PATIENCE = timedelta(days=365)  # a slow process is waited for; a dead one closes its connections
 _watched = []  # the process group that only detects a dead process, and its thread
 
 
 def begin(device):
-    """Join the other processes if torchrun started this one. Returns `print` for process 0, and for
-    the others a function that prints nothing.
+    """Join the other processes if torchrun started this one. Returns `print` with
+    `flush=True` in process 0, and in the others a function that prints nothing.
 
     device: torch.device
     """
@@ -51,7 +58,7 @@ def begin(device):
             _watched.append(dist.new_group(backend="gloo", timeout=PATIENCE))
             _watched.append(threading.Thread(target=_watch, args=_watched[:], daemon=True))
             _watched[1].start()
-    return print if rank() == 0 else lambda line: None
+    return partial(print, flush=True) if rank() == 0 else lambda line: None
 
 
 def described(most):
@@ -89,11 +96,13 @@ def end():
 def fail(error):
     """End this process with a sentence; torchrun and `_watch` end the others."""
     if world_size() == 1:  # before `begin` all have the same error, and process 0 prints it
-        sys.exit(f"error: {error}" if rank() == 0 else 1)
-    if "Connection closed by peer" in str(error):
-        error = "another process has ended, so this one ends too"
+        sys.exit(told(error) if rank() == 0 else 1)
+    prefix = f"error in process {rank()}"
+    said = (f"{prefix}: another process has ended, so this one ends too"
+            if re.search(r"gloo.*(by peer|Broken pipe)", str(error), re.DOTALL)
+            else told(error, prefix))
     sys.stdout.flush()
-    print(f"error in process {rank()}: {error}", file=sys.stderr, flush=True)
+    print(said, file=sys.stderr, flush=True)
     os._exit(1)  # sys.exit would wait for threads that wait for other processes
 
 
@@ -160,6 +169,35 @@ def sum_gradients(parameters):
             waiting.append(dist.all_reduce(parameter.grad, async_op=True))
     for work in waiting:
         work.wait()
+
+
+def progress_bar(title, total=None):
+    """A bar of tqdm on a terminal, else a Progress, both on stderr; nothing but in process 0."""
+    if rank() > 0 or sys.stderr.isatty():
+        return tqdm(desc=title, total=total, unit="", leave=False, disable=rank() > 0)
+    return Progress(title, total)
+
+
+class Progress(AbstractContextManager):
+    """Print how far a loop is after FIRST_LINE seconds, then after twice as many, and so on."""
+
+    def __init__(self, title, total=None):
+        self.title, self.total, self.done = title, total, 0
+        self.began, self.due = time.monotonic(), FIRST_LINE
+
+    def update(self, count=1):
+        self.done += count
+        seconds = time.monotonic() - self.began
+        if seconds < self.due:
+            return
+        self.due = 2 * seconds
+        left = self.total and seconds * (self.total - self.done) / self.done
+        print(f"progress  {self.title}: {self.done:,}" + (
+            f" of {self.total:,}, about {left:.0f} s are left" if self.total else
+            f" after {seconds:.0f} s"), file=sys.stderr, flush=True)
+
+    def __exit__(self, *_):
+        pass
 
 
 def launch(processes, arguments):

@@ -48,6 +48,14 @@ SEPARATOR = "||"  # between the actions of one turn
 IMAGE = "<image>"  # the placeholder of an observation's image
 CHARSET = frozenset(map(chr, range(32, 127))) | frozenset("\n\t√")
 SPLITS = ("train", "val", "test")
+MANY = 10  # names; of more a message shows the five that are most like what was given
+# Environment option -> what RAGEN and retrievers call it.
+OPTIONS_ELSEWHERE = {
+    "url": "retriever retriever_url retrieval_server_url search_url", "server": "server_url",
+    "data": "train_path dataset_path", "results": "max_search_results topk", "rows": "dim_x",
+    "cols": "dim_y", "boxes": "num_boxes", "size": "grid_size", "symbols": "grid_lookup grid_vocab",
+    "view": "render_mode render_format observation_format", "hints": "show_valid_numbers",
+    "step_cost": "step_penalty", "high_prob": "hi_arm_hiscore_prob"}
 
 
 @dataclass(frozen=True)
@@ -278,7 +286,7 @@ class TextEnv(gymnasium.Env):
         else:
             raise RuntimeError(f"{type(self).__name__}: no instance of split {self.split!r} in "
                                f"{MAX_REDRAWS} draws. Give more data or other options, or override "
-                               f"instance_split().")
+                               f"instance() (docs/add-an-environment.md).")
         self._live = True
         return self._observe(), {"success": 0.0, "valid": 1.0, "effective": 0.0}
 
@@ -360,11 +368,20 @@ def text_space(extra="", max_length=16_384):
     return spaces.Text(max_length=max_length, min_length=0, charset=CHARSET | set(extra))
 
 
-def nearest(kind, name, known):
-    """The sentence for an unknown name: what was given, the likely meaning, the known names."""
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f" did you mean {close[0]!r}?" if close else ""
-    return f"unknown {kind} {name!r}:{hint} Known: {', '.join(known) or 'none'}."
+def nearest(kind, name, known, elsewhere=()):
+    """The sentence for an unknown name: what was given, the likely meaning, the known names; of
+    more than MANY the five that are most like it.
+
+    elsewhere: {known name: what other libraries call it, separated by blanks}
+    """
+    meant = [ours for ours in elsewhere if ours in known and name in elsewhere[ours].split()]
+    likely = meant or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    hint = f": did you mean {likely[0]!r}?" if likely else "."
+    shown, more = known, ""
+    if len(known) > MANY:
+        shown = difflib.get_close_matches(name.lower(), known, n=5, cutoff=0.0)
+        more = f" and {len(known) - len(shown)} more"
+    return f"unknown {kind} {name!r}{hint} Known: {', '.join(shown) or 'none'}{more}."
 
 
 def check_options(owner, defaults, options):
@@ -372,7 +389,8 @@ def check_options(owner, defaults, options):
     checked = {}
     for name, value in options.items():
         if name not in defaults:
-            raise ValueError(nearest(f"option of {owner}", name, sorted(defaults)))
+            raise ValueError(nearest(f"option of {owner}", name, sorted(defaults),
+                                     OPTIONS_ELSEWHERE))
         want = type(defaults[name])
         checked[name] = float(value) if want is float and type(value) is int else value
         if type(checked[name]) is not want or (want is float and not abs(checked[name]) < 1e9):
@@ -426,7 +444,13 @@ def make(name, split="train", budget=None, **options):
     if module_name:
         if "" not in sys.path:  # unlike `-m`, a console entry point skips the current folder
             sys.path.insert(0, "")
-        cls = getattr(importlib.import_module(module_name), attribute, None)
+        try:
+            cls = getattr(importlib.import_module(module_name), attribute, None)
+        except ModuleNotFoundError as problem:
+            if not f"{module_name}.".startswith(f"{problem.name}."):
+                raise  # what the module itself imports
+            raise ImportError(f"env {name}: there is no module {problem.name!r} in the current "
+                              f"folder or among the installed packages.") from None
         if isinstance(cls, type) and issubclass(cls, TextEnv):
             unwritten = cls._reset is TextEnv._reset and module_name.startswith("minragen.")
             if unwritten or spec in (GYMNASIUM, *ADAPTERS.values()):

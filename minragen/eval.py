@@ -6,6 +6,7 @@
     python -m minragen.eval --env bandit,lean --model tiny   (or: make eval ENV=bandit,lean)
     python -m minragen.eval --env bandit --api http://localhost:8000/v1 --api-model NAME
     python -m minragen.eval --play sokoban --seed 3          (or: make play ENV=sokoban)
+    python -m minragen.eval --run my-run --show --seed 3     (or: make play RUN=my-run)
 
 All play the same instances. The random policy shows what chance earns, the solver what the budget
 allows. Two shallow baselines show what is possible without learning the task: the environment's own
@@ -15,10 +16,10 @@ training instances.
 The interval is Wilson's (1927), which stays inside [0, 1] and holds near 0 and 1, where the normal
 one does not. A small environment repeats instances: `distinct` counts different ones.
 
-Reading order: `wilson`, `pass_at_k`, `sign_test`, `evaluate`, `players`, `play`, `main`.
+Reading order: `wilson`, `pass_at_k`, `sign_test`, `evaluate`, `players`, `play`, `show_run`,
+`main`.
 """
 
-import argparse
 import contextlib
 import csv
 import dataclasses
@@ -34,11 +35,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minragen import faults
 from minragen.envs import IMAGE, SPLITS, image_of, make, nearest, parse_options
 
 # torch and transformers are imported where a model is needed: `make envs` need not wait for them.
 
 DEMONSTRATIONS = 256  # episodes of the solver that the nearest demonstration is chosen from
+SHOWN = 3  # instances of a run's policy that are printed where nobody can press Enter
 # The papers' generalisation sets: name -> environment -> the options that make it.
 SETS = {
     "symbols": {"sokoban": ("view=grid", "symbols=W.GCBA@"),
@@ -129,9 +132,12 @@ def evaluate(config, split, size, play, samples=1):
     if samples > 1:
         again = next(iter(play(env_groups(config, split, size, samples), False).values()))
     training = env_groups(config, "train", DEMONSTRATIONS)
+    failed = [t.fault for ts in (*played.values(), again) for t in ts if t.error]
     for name, player in players(training).items():
         with contextlib.suppress(NotImplementedError):
-            results[name] = scripted(groups, player)
+            results[name], gone = scripted(groups, player)
+            failed += gone
+    faults.warn(failed)
     groups.reset(0)
     tables = {}
     for env in env_names(config):
@@ -157,31 +163,39 @@ def passed(instances, samples):
                               for same in instances])) for k in ks} if samples > 1 else {}
 
 
-def checkpoint_player(config, run="", say=print):
+def checkpoint_player(config, run="", say=print, only=""):
     """A `play` of `evaluate` for a run's checkpoint, or for the model that a run of this Config
-    would begin with. Raises ValueError if the run has no whole checkpoint."""
-    from minragen import bundled, diagnostics, runs, train
+    would begin with. Raises ValueError if the run has no whole checkpoint.
+
+    only: "best": the checkpoint of the best validation
+    """
+    from minragen import bundled, diagnostics, distributed, runs, train
     from minragen.chat import ChatFrame
     from minragen.config import env_groups
     from minragen.models import load_policy
     from minragen.rollout import prove
 
     _, device, _ = bundled.choose_model(config.model, config.device)
-    source = runs.find_checkpoint(runs.RUNS / run) if run else bundled.resolve(
+    source = runs.find_checkpoint(runs.RUNS / run, say, only) if run else bundled.resolve(
         config.model, lambda *size: env_groups(config, *size), config.response_format,
         config.max_new_tokens, config.warmup_steps, device, say)
     policy = load_policy(source, device, bool(run) or config.model in bundled.BUNDLED)
     frame = ChatFrame(policy.tokenizer, config.response_format,
                       policy.model.generation_config.eos_token_id, config.max_new_tokens,
                       policy.image_store)
-    name = "checkpoint" if run else config.model
+    name = (only or "checkpoint") if run else config.model
 
-    def play(groups, greedy=True):
-        if policy.image_store:  # does its tower take images of this size?
-            policy.image_store.expect(groups.reset(0))
+    proved = not policy.image_store
+
+    def play(groups, greedy=True, first_seed=0):
+        nonlocal proved
+        if not proved:  # does its tower take images of this size?
+            policy.image_store.expect(groups.reset(first_seed))
             prove(policy, config.max_context)
-        held = diagnostics.play_held_out(policy, frame, groups, train.rules_of(config),
-                                         config.val_temperature, greedy=greedy)
+            proved = True
+        with distributed.progress_bar(f"evaluation on {groups.split}: tokens sampled") as bar:
+            held = diagnostics.play_held_out(policy, frame, groups, train.rules_of(config),
+                                             config.val_temperature, bar.update, greedy, first_seed)
         return {f"{name}{suffix.replace('_', ', ')}": t for suffix, t in held.items()}
 
     return play
@@ -258,8 +272,9 @@ def features(texts):
 
 
 def scripted(groups, player):
-    """The Episode of a scripted player in every row; None where the environment failed."""
-    rngs = [np.random.default_rng([0, row]) for row in range(len(groups))]
+    """The Episodes of a scripted player, one a row, None where the environment failed; and the
+    Faults."""
+    failed, rngs = [], [np.random.default_rng([0, row]) for row in range(len(groups))]
     texts = [[env.system_prompt, first] for env, first in zip(groups.envs, groups.reset(0))]
     turns, results, live = [[] for _ in texts], [None] * len(texts), [*range(len(texts))]
     while live:
@@ -269,11 +284,12 @@ def scripted(groups, player):
                 answers[row] = player(groups.envs[row], texts[row], rngs[row])
             except NotImplementedError:  # a user's environment may have no solver
                 raise
-            except Exception:
-                continue  # the environment failed
+            except Exception as error:  # the environment failed
+                failed.append(faults.fault_of(error))
         live = []
         for row, outcome in zip(answers, groups.step([*answers], [*answers.values()])):
             if isinstance(outcome, Exception):
+                failed.append(faults.fault_of(outcome))
                 continue
             observation, reward, terminated, truncated, info = outcome
             texts[row] += answers[row], observation
@@ -284,20 +300,13 @@ def scripted(groups, player):
                                        sum(valid) / len(valid))
             else:
                 live.append(row)
-    return results
+    return results, failed
 
 
 def play(name, split, seed, options, ask=input, say=print):
     """Let a person play seed, seed + 1, ... with the policy's prompts and rewards, until Ctrl-D.
     A terminal with 24-bit colours also shows the images."""
     env = make(name, split, **options)
-    colours = sys.stdout.isatty() and os.environ.get("COLORTERM") in ("truecolor", "24bit")
-
-    def shown(observation):
-        if not colours or image_of(observation) is None:
-            return observation
-        return observation.replace(IMAGE, half_blocks(observation.image))
-
     say("Type the text inside <answer>. A line that ends in \\ goes on; ? shows the solver's "
         "answer; Ctrl-D ends.\n")
     for instance in itertools.count(seed):
@@ -311,13 +320,74 @@ def play(name, split, seed, options, ask=input, say=print):
                     answer = answer[:-1] + "\n" + ask("  ")
             except EOFError:
                 return
-            if answer.strip() == "?":
-                say(env.solve()[0])
+            if answer.strip() in ("", "?"):  # neither costs a turn
+                say(env.solve()[0] if answer.strip() else "Type an answer.")
                 continue
             observation, reward, terminated, truncated, info = env.step(answer)
             total, over = total + reward, terminated or truncated
             say(f"\n{shown(observation)}")
         say(f"--- {'success' if info['success'] else 'no success'}, return {total:.4g}\n")
+
+
+def show_run(run, config, split, seed, only="", ask=input, say=print):
+    """Show a run's policy play the instances from `seed` on, turn by turn, as `make eval` samples
+    it: Enter goes on, Ctrl-D ends. Without a terminal it prints SHOWN instances; of a mixture, as
+    many rounds of its environments as that takes."""
+    from minragen.chat import FORMATS
+    from minragen.config import env_groups
+
+    waits, groups = sys.stdin.isatty(), env_groups(config, split)
+    prefix = FORMATS[config.response_format].partition("{")[0]  # of every reply, never sampled
+    policy_plays = checkpoint_player(config, run, only=only)
+    say(f"run {run} plays {config.env}, sampled at temperature {config.val_temperature:g} (greedy: "
+        f"--temperature 0).{' Enter goes on, Ctrl-D ends.' if waits else ''}")
+    seeds = itertools.count(seed, len(groups)) if waits else range(seed, seed + SHOWN, len(groups))
+    with contextlib.suppress(EOFError):
+        for first in seeds:
+            (played,) = policy_plays(groups, False, first).values()
+            for env, t in zip(groups.envs, played):
+                prompt = f"\n{env.system_prompt}\n" if first == seed else ""
+                say(f"\n--- {t.env}, {split} seed {t.seed}{prompt}")
+                show_episode(t, prefix, ask if waits else lambda: None, say, boards_of(env, t))
+
+
+def boards_of(env, t):
+    """The board before each turn of a Trajectory and after the last, as symbols; "" for none."""
+    from minragen.environments.board import Board
+
+    boards = [""] * (1 + len(t.turns))
+    if isinstance(env, Board):
+        env.reset(seed=t.seed, options={"member": t.member})
+        for k in range(len(boards)):
+            boards[k] = env.grid()
+            if k < len(t.turns) - bool(t.error):  # the last answer may have failed there
+                env.step(t.turns[k].reply.answer)
+    return boards
+
+
+def show_episode(t, prefix, wait, say, boards):
+    """Print a Trajectory: what its policy saw and replied, and what it earned."""
+    for turn, board in zip(t.turns, boards):
+        say(shown(turn.observation, board))
+        wait()
+        say(f"> {prefix}{faults.printable(turn.text)}\n")
+    if t.error:
+        say(f"{t.fault.traceback}{t.fault}")
+    end = "env error" if t.error else "success" if t.success else "no success"
+    rewards = " + ".join(f"{reward:.4g}" for reward in t.turn_rewards)
+    say(f"{shown(t.observation, boards[-1])}\n--- {end}, return {t.episode_return:.4g}"
+        f"{f' = {rewards}' if len(t.turns) > 1 else ''}")
+    wait()
+
+
+def shown(observation, board=""):
+    """An observation for this terminal: with its image, if it has the colours for it, and with the
+    board, if the model sees only coordinates."""
+    colours = sys.stdout.isatty() and os.environ.get("COLORTERM") in ("truecolor", "24bit")
+    text, image = faults.printable(observation), image_of(observation)
+    if image is not None and colours:
+        return text.replace(IMAGE, half_blocks(image))
+    return text if board in text else f"{text}\n{board}"
 
 
 def half_blocks(image):
@@ -334,7 +404,7 @@ def half_blocks(image):
 
 # ---- The command ---------------------------------------------------------------------------------
 def main(argv=None):
-    """The command: print a table per environment, or play; exit with one sentence on an error."""
+    """The command: print a table per environment, or play; end with one sentence on an error."""
     import transformers
 
     args = arguments(argv)
@@ -348,6 +418,8 @@ def main(argv=None):
         if args.play is not None:
             return play(args.play, args.split, args.seed, parse_options(args.env_arg))
         chosen = subjects(args)
+        if args.show:
+            return show_run(*chosen[0][:2], args.split, args.seed, args.checkpoint)
         if args.out:
             Path(args.out).mkdir(parents=True, exist_ok=True)
         measured = [measure(*subject, args) for subject in chosen]
@@ -355,26 +427,30 @@ def main(argv=None):
             write(Path(args.out), measured, args)
         for other in measured[1:] if args.run else ():
             compare(measured[0], other)
-    except (ValueError, ImportError, RuntimeError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    except Exception as problem:
+        sys.exit(faults.told(problem))
     except KeyboardInterrupt:
         sys.exit("\nstopped.")
 
 
 def arguments(argv):
     """The parsed options. Exits with a sentence for those that do not go together."""
-    parser = argparse.ArgumentParser(prog="minragen.eval", allow_abbrev=False,
-                                     description=__doc__.splitlines()[0])
-    what = parser.add_mutually_exclusive_group(required=True)
+    parser = faults.Parser(prog="minragen.eval", description=__doc__.splitlines()[0])
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("--run", help="measure runs, folders under runs/; the first is compared with "
                                     "the others")
     what.add_argument("--env", help="measure a model that was not trained, in these environments")
     what.add_argument("--play", metavar="ENV", help="play an environment in the terminal")
+    parser.add_argument("--show", action="store_true",
+                        help="--run: watch its policy play instead, turn by turn")
     parser.add_argument("--model", default="", help="--env: as in training, with its presets")
     parser.add_argument("--api", default="", metavar="URL",
                         help="--env: ask a model behind an OpenAI-compatible server ...")
     parser.add_argument("--api-model", default="", metavar="NAME", help="... of this name")
-    parser.add_argument("--split", default="test", choices=SPLITS, help="which instances [test]")
+    parser.add_argument("--checkpoint", default="", choices=("best",),
+                        help="--run: the one of the best validation [the last one]")
+    parser.add_argument("--split", default="test", metavar="{" + ",".join(SPLITS) + "}",
+                        help="which instances [test]")
     parser.add_argument("--set", default="", help=f"a generalisation set: {', '.join(SETS)}")
     parser.add_argument("--size", type=int, default=256, help="number of instances [256]")
     parser.add_argument("--samples", type=int, default=1, help="episodes of each for pass@k [1]")
@@ -382,18 +458,26 @@ def arguments(argv):
     parser.add_argument("--out", default="", metavar="FOLDER",
                         help="write results.csv and chats.jsonl (OpenAI's messages) there")
     parser.add_argument("--device", default="", help="cpu, cuda or mps [cuda if there]")
-    parser.add_argument("--seed", type=int, default=0, help="--play: the first instance [0]")
+    parser.add_argument("--seed", type=int, default=0,
+                        help="--play, --show: the first instance [0]")
     parser.add_argument("--env-arg", action="append", default=[],
                         help="--env, --play: environment option, name=value; may be repeated")
     args = parser.parse_args(argv)
+    if (args.run, args.env, args.play) == (None, None, None):
+        parser.error("give --run NAME, --env ENV or --play ENV")
+    if args.split not in SPLITS:
+        parser.error(nearest("split", args.split, SPLITS))
     for name, needed in (("api_model", "api"), ("api", "api_model"), ("api", "env"),
-                         ("model", "env")):
+                         ("model", "env"), ("checkpoint", "run"), ("show", "run")):
         if getattr(args, name) and not getattr(args, needed):
             parser.error(f"--{name.replace('_', '-')} needs --{needed.replace('_', '-')}")
-    for mode, unused in (("run", ("env_arg", "seed")), ("env", ("seed",)),
-                         ("play", ("set", "out", "temperature", "device"))):
-        for name in unused if getattr(args, mode) is not None else ():
-            if getattr(args, name):
+    if args.show and len(args.run.split()) > 1:
+        parser.error("--show takes one run")
+    measured = ("set", "temperature", "device", "out", "size", "samples")
+    for mode, unused in (("run", ("env_arg",) if args.show else ("env_arg", "seed")),
+                         ("env", ("seed",)), ("show", measured[3:]), ("play", measured)):
+        for name in unused if getattr(args, mode) not in (None, False) else ():
+            if getattr(args, name) != parser.get_default(name):
                 parser.error(f"--{name.replace('_', '-')} has no effect with --{mode}")
     return args
 
@@ -411,11 +495,11 @@ def subjects(args):
     if args.run is not None:
         found = [(run, runs.load_config(run), run) for run in args.run.split() or [""]]
         for name, config, _ in found:
-            runs.find_checkpoint(runs.RUNS / name)
-            tasks = [(c.env, changed_environment(c)) for c in (found[0][1], config)]
+            runs.find_checkpoint(runs.RUNS / name, lambda line: None, args.checkpoint)
+            tasks = [" ".join([c.env, *changed_environment(c)]) for c in (found[0][1], config)]
             if tasks[0] != tasks[1]:
                 raise ValueError(f"{found[0][0]} and {name} cannot be compared: they play "
-                                 f"{tasks[0]} and {tasks[1]}.")
+                                 f"{tasks[0]!r} and {tasks[1]!r}. Evaluate each by itself.")
     else:
         model = args.model or args.api_model or choose_model("", args.device)[0]
         found = [(args.api_model or model, from_options(dict(
@@ -440,7 +524,7 @@ def measure(name, config, run, args):
         def play(groups, greedy):
             return {name: server.collect(groups)}
     else:
-        play = checkpoint_player(config, run)
+        play = checkpoint_player(config, run, only=args.checkpoint)
     tables, trajectories = evaluate(config, args.split, args.size, play, args.samples)
     show(tables, f"{args.split}{' ' + args.set if args.set else ''}",
          f"{'run' if run else 'model'} {name}", config.val_temperature)

@@ -8,7 +8,7 @@ image is supposed to be another one.
 
 Reading order: `forecast`, `phases`, then a function for each phase.
 
-Tests: `python -m pytest tests/test_memory.py`, which measures the peaks.
+Tests: `python -m pytest tests/long/test_memory.py`, which measures the peaks.
 """
 
 from types import SimpleNamespace

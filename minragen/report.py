@@ -8,10 +8,9 @@
 `figures/`. Runs that differ in their seed alone become a mean with a band from the lowest to the
 highest. Everything that a model wrote is put into the page as text, never as HTML.
 
-Reading order: `write`, `curves`, `FIGURES`, `conversations`.
+Reading order: `write`, `Run`, `figures_of`, `curves`, `conversations`.
 """
 
-import argparse
 import dataclasses
 import html
 import io
@@ -28,6 +27,7 @@ from minragen import runs
 from minragen.config import Config, summary
 from minragen.diagnostics import LOW_ENTROPY, LOW_MI, NO_ENTROPY, warnings_of
 from minragen.eval import wilson
+from minragen.faults import Parser, told
 
 TEMPLATE = Path(__file__).parent / "data" / "report.html"
 EPISODES_SIZE = 2_000_000  # characters of conversations in a page; longer runs leave out steps
@@ -294,8 +294,7 @@ def conversations(run):
 
 def main(argv=None):
     """The command: write a page, or write it again while the run goes on."""
-    parser = argparse.ArgumentParser(prog="minragen.report", allow_abbrev=False,
-                                     description=__doc__.splitlines()[0])
+    parser = Parser(prog="minragen.report", description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", help="folders under runs/")
     parser.add_argument("--watch", action="store_true",
                         help="write the page again after every step; it reloads itself")
@@ -308,8 +307,8 @@ def main(argv=None):
         if args.watch:
             watch(folders)
         print(write(folders))
-    except (ValueError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    except Exception as problem:
+        sys.exit(told(problem))
 
 
 def watch(folders):

@@ -13,27 +13,31 @@ import sys
 import transformers
 
 from minragen import runs, train
+from minragen.faults import Parser, told
 
 
 def main(argv=None):
     """The command. Exits with 1 if the runs differ."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    parser = Parser(prog="minragen.reproduce", description=__doc__.splitlines()[0])
+    parser.add_argument("run", help="a folder under runs/")
+    name = parser.parse_args(argv).run
     try:
-        (name,) = sys.argv[1:] if argv is None else argv
         again = f"{name}-again"
         train.train(dataclasses.replace(runs.load_config(name), run=again, log=""))
         lines = read(name)
         difference = first_difference(lines, read(again))
-    except (ValueError, ImportError, RuntimeError, OSError) as problem:
-        sys.exit(f"error: {problem}")
+    except Exception as problem:
+        sys.exit(told(problem))
     print(difference or f"{name} is reproduced: its {len(lines)} lines are equal but for times")
     sys.exit(1 if difference else 0)
 
 
 def read(run):
-    """The lines of a run's metrics.jsonl, without times."""
-    lines = (runs.RUNS / run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    """The lines of a run's metrics.jsonl, without times; none if it has not written any."""
+    path = runs.RUNS / run / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [{k: v for k, v in json.loads(line).items() if k not in runs.TIMES} for line in lines]
 
 

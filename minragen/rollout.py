@@ -16,8 +16,8 @@ Three invariants, each a test:
 Differences from RAGEN's agent proxy on vLLM:
   1. A turn's observation is appended to the cache; RAGEN sends the whole conversation again every
      turn.
-  2. The noise of a token is a function of (run seed, environment seed, member, position), so a
-     trajectory does not depend on what else is in the batch.
+  2. The noise of a token is a function of (run seed, split, environment, its seed, member,
+     position), so a trajectory does not depend on what else is in the batch.
   3. A reply stops at `</answer>`: the environment ignores everything after it.
   4. In the limited context a turn sees earlier replies as they were sampled; each reply is in the
      loss of its own row only.
@@ -39,12 +39,13 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from minragen.attention import KVSlots, forward_slots
 from minragen.chat import Reply
 from minragen.envs import image_of
+from minragen.faults import Fault, fault_of
 from minragen.models import max_positions, output_layer, token_logprobs
 
-LARGEST = 1e15  # of an environment's numbers; float32 holds their squares
+LARGEST = 1e15  # largest accepted reward or metric of a step; its square fits float32
 MASS = 2**38  # units in probability 1; a token of less than one unit is never drawn
 PROOF_TOKENS = 48  # per row of the proof, in addition to any window
-# Tokens of a row x parameters at start-up, a few seconds; other devices 2**43.
+# Compute limit of the proof, some seconds: tokens of a row x parameters; other devices 2**43.
 PROOF_BUDGET = {"cpu": 2**33, "mps": 2**36}
 SHRINK = 0.9  # a batch is cut to its unfinished rows when they are at most this share of it
 BLOCK = {"cpu": 1}  # tokens between two synchronisations with the host; an accelerator's: 8
@@ -130,6 +131,7 @@ class Trajectory:
     turns: list = field(default_factory=list)
     stop: StopReason | None = None
     error: str = ""  # what the environment raised; then `stop` is ENV_ERROR
+    fault: Fault = Fault("")  # the same, with the line of code
     success: bool = False
     metrics: dict = field(default_factory=dict)
 
@@ -149,6 +151,7 @@ class Trajectory:
     def fail(self, exception):
         """End the episode because its environment raised."""
         self.stop, self.error = StopReason.ENV_ERROR, f"{type(exception).__name__}: {exception}"
+        self.fault = fault_of(exception)
 
     def add_prompt(self, ids):
         """Append ids that were not sampled: prompt, framing, observation."""
@@ -330,7 +333,7 @@ class _Player:
         raises: RuntimeError if a logprob is not finite
         """
         tokens, logprobs = (torch.stack(column, dim=1) for column in zip(*block))
-        # The one synchronisation of a block: two tensors of 32 bits move as one.
+        # The one synchronisation of a block: pack both tensors for a single copy.
         both = torch.stack([tokens.int(), logprobs.view(torch.int32)]).cpu()
         before = sum(len(draft.ids) for draft in drafts)
         for draft, *columns in zip(drafts, both[0].tolist(), both[1].view(torch.float32).tolist()):
@@ -441,7 +444,7 @@ def add_next_prompt(frame, t, rules):
 
 
 def windowed_prompt(frame, t, context, window):
-    """The ids of a prompt that shows the last `window` turns, the coming one included.
+    """The ids of a prompt that shows the last `window` turns, including the next turn.
 
     limited: as chat, with the very ids of earlier replies. single_turn: as one user message.
     """
@@ -513,8 +516,8 @@ def _exact(model):
 
 @torch.no_grad()
 def _gap(model, length):
-    """Mean absolute nats between the logprobs of full passes of transformers' model, of cached
-    turns in three rows, and of the learner."""
+    """The larger mean absolute difference in nats: cached turns in three rows, or the learner,
+    against full passes of transformers' model."""
     slots, lengths, gaps = KVSlots(model, 3, length), torch.zeros(3, dtype=torch.int64), []
     tokens = torch.randint(model.config.get_text_config().vocab_size, (3, length),
                            generator=torch.Generator().manual_seed(0))

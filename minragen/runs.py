@@ -7,14 +7,16 @@
               checkpoint.old/      the one before; checkpoint.best/: the best in validation
               reference.pt         the model before RL, if LoRA or a KL needs it
               report.html          all of this on one page (report.py)
+              errors.txt           tracebacks, if an environment or the run failed
 
 Reading order: `run_folder`, `Log`, `save_checkpoint`, `resumed_config`.
 
-Tests: `python -m pytest tests/test_train.py -k "Runs or Resume"`.
+Tests: `python -m pytest tests/test_runs.py`.
 """
 
 import contextlib
 import dataclasses
+import difflib
 import fcntl
 import hashlib
 import json
@@ -34,7 +36,8 @@ from tqdm import tqdm
 
 from minragen import loggers, lora
 from minragen.config import RUN_NAME, Config, check
-from minragen.envs import ServerGone
+from minragen.envs import ServerGone, nearest
+from minragen.faults import fault_of, first_line
 from minragen.vision import images_of
 
 RUNS = Path("runs")
@@ -46,12 +49,13 @@ FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows"
 # Metrics that differ between equal runs.
 TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed", "first_turn/seconds",
          "trajectory/seconds"}
+ENDED = "the run ended"  # in errors.txt
 # Metric -> its part of the console line.
 CONSOLE = {
-    "step": "step {:4d}/{of}", "success": "success {:.3f}", "episode_return": "return {:6.3f}",
-    "valid": "valid {:.2f}", "groups_kept": "kept {:2d}/{groups}", "entropy": "entropy {:.3f}",
-    "kl_ref": "kl_ref {:.4f}", "grad_norm": "grad {:6.3f}", "logprob_gap": "gap {:.0e}",
-    "tokens_per_second": "tok/s {:6.0f}", "seconds": "sec {:5.2f}",
+    "step": "step {:3d}/{of}", "success": "success {:.3f}", "episode_return": "return {:.3f}",
+    "valid": "valid {:.2f}", "groups_kept": "kept {:2d}/{groups}{no_update}",
+    "entropy": "ent {:.3f}", "kl_ref": "kl {:.3f}", "grad_norm": "grad {:.3f}",
+    "logprob_gap": "gap {:.0e}", "tokens_per_second": "{:5.0f} tok/s", "seconds": "{:.2f} s",
     "val/success": "val {:.3f} greedy {val/success_greedy:.3f}",
     "test/success": "test {:.3f} greedy {test/success_greedy:.3f}", "regime": "{}"}
 
@@ -59,10 +63,12 @@ CONSOLE = {
 def run_folder(config, resume):
     """The run's folder. An unnamed run gets a free name; a name that is taken is refused."""
     if config.run:
-        folder = RUNS / config.run
+        folder, resumable = RUNS / config.run, (RUNS / config.run / "config.json").exists()
         if folder.exists() and not resume:
-            raise ValueError(f"run {config.run!r} exists already. Continue it with --run "
-                             f"{config.run} --resume, choose another name, or delete {folder}.")
+            raise ValueError(f"run {config.run!r} exists already. " + (
+                f"Continue it with --run {config.run} --resume (make resume RUN={config.run}), or "
+                f"choose another name." if resumable else
+                f"{folder} is no run: it has no config.json. Choose another name."))
         return folder
     env, model = config.env.replace(",", "+"), Path(config.model).name
     stem = re.sub(r"[^\w.+=-]+", ".", f"{env}-{config.algo}-{model}-s{config.seed}")
@@ -80,6 +86,9 @@ def begin(folder, config, learner, resume, writes=True):
             folder.mkdir(parents=True)
         except FileExistsError:
             raise ValueError(f"another process just made {folder}. Take another --run.") from None
+        except OSError as problem:
+            raise OSError(f"{folder} cannot be made: {problem.strerror}. Start the run in a folder "
+                          f"where you may write.") from None
     return Log(folder, learner, config)
 
 
@@ -102,7 +111,10 @@ def locked(folder):
     raises: ValueError naming the process that trains it
     """
     path = folder / "lock"
-    path.touch()
+    try:
+        path.touch()
+    except OSError as problem:
+        raise OSError(f"{path}: {problem.strerror}") from None
     with open(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,7 +148,7 @@ def stop_requests():
 
 @contextlib.contextmanager
 def going_on(what):
-    """Say what could not be written; the run goes on without it."""
+    """Print what could not be written; the run goes on without it."""
     try:
         yield
     except OSError as problem:
@@ -152,6 +164,7 @@ class Log(contextlib.AbstractContextManager):
         that stay."""
         self.folder, self.config, self.writes, self.history = folder, config, writes, []
         self.tokenizer, self.unwritten = learner.policy.tokenizer, defaultdict(str)
+        self.saved = learner.step  # of the last checkpoint; 0: of none
         self.held = contextlib.ExitStack()  # the lock
         if writes:
             self.held.enter_context(locked(folder))
@@ -169,7 +182,9 @@ class Log(contextlib.AbstractContextManager):
         lines = path.read_text().splitlines() if path.exists() else []
         return [line for line in lines if _before(step, line)]
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, error, _):
+        if self.writes and isinstance(error, Exception) and (fault := fault_of(error)).place:
+            error.kept_in = self.keep(fault, ENDED)  # for `faults.told`
         self.held.close()
 
     def append(self, name, rows):
@@ -194,6 +209,19 @@ class Log(contextlib.AbstractContextManager):
                     raise OSError(f"{name} lacks lines")
                 flush(self.folder / name)
             save_checkpoint(self.folder, learner, best)
+            self.saved = learner.step
+
+    def missing(self, step):
+        """What of the run up to `step` is not on the disk, in words; "" if all is there."""
+        lost = [f"{name} lacks the lines from step {json.loads(text.splitlines()[0])['step']} on"
+                for name, text in self.unwritten.items() if text]
+        if self.saved != step:
+            try:
+                last = find_checkpoint(self.folder, lambda line: None)
+                lost.insert(0, f"{last.name} is of step {step_of(last)}")
+            except (OSError, ValueError):
+                lost.insert(0, "there is no checkpoint")
+        return ", ".join(lost)
 
     @contextlib.contextmanager
     def saved_without_server(self, learner, metrics=None):
@@ -207,6 +235,17 @@ class Log(contextlib.AbstractContextManager):
             if self.writes:
                 self.save(learner)
             raise
+
+    def keep(self, fault, when):
+        """Append a traceback to errors.txt, of each line of code the first and what ends the run.
+        Returns the file's path, None if it could not be written."""
+        path = self.folder / "errors.txt"
+        with going_on(path):
+            known = path.read_text(encoding="utf-8") if path.exists() else ""
+            if when == ENDED or f"({fault.place})" not in known:
+                with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(f"{when}: {fault}\n{fault.traceback}\n")
+            return path
 
     def is_best(self, metrics):
         """Whether validation is better than at every step so far; that before step 1 aside."""
@@ -251,10 +290,15 @@ class Log(contextlib.AbstractContextManager):
             "turn_rewards": t.turn_rewards, "messages": t.messages(), **images_of(t),
             "replies": replies(t, self.tokenizer)} for t in played[:SAMPLE] + failed[:SAMPLE]])
         if failed:
-            (message, _), = Counter(t.error for t in failed).most_common(1)
-            said = filter(str.isprintable, message.splitlines()[0][:300])  # no terminal escapes
+            firsts = {t.fault.place: t for t in reversed(failed) if t.fault.place}
+            kept = {place: self.keep(t.fault, f"step {step}, {split}, {t.env}")
+                    for place, t in firsts.items()}
+            (message, place, env), _ = Counter(
+                (t.error, t.fault.place, t.env) for t in failed).most_common(1)[0]
+            kept_in = f"; traceback in {kept[place]}" if kept.get(place) else ""
+            where = f" ({env}, {place}{kept_in})" if place else ""
             tqdm.write(f"env error {len(failed)} {split} episodes failed in their environment and "
-                       f"are left out: {''.join(said)}")
+                       f"are left out: {first_line(message)}{where}")
 
 
 def replies(trajectory, tokenizer):
@@ -311,8 +355,9 @@ def _before(step, line):
 def console_line(metrics, config):
     """One aligned line, without the parts whose metric this step does not have."""
     known = {"of": config.steps, "groups": config.num_groups,
+             "no_update": "" if metrics.get("groups_kept") else ", no update",
              "val/success_greedy": math.nan, "test/success_greedy": math.nan, **metrics}
-    return " | ".join(part.format(known[name], **known) for name, part in CONSOLE.items()
+    return "  ".join(part.format(known[name], **known) for name, part in CONSOLE.items()
                       if known.get(name) is not None)  # a number that is not finite is None
 
 
@@ -403,22 +448,41 @@ def versions():
     return {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
-def find_checkpoint(folder, say=print):
-    """The newest whole checkpoint of a run: `checkpoint`, or if it is damaged, which is said, the
-    one before. Raises ValueError if none is whole."""
+def find_checkpoint(folder, say=print, only=""):
+    """The newest whole checkpoint of a run: `checkpoint`, or if it is damaged or missing, which is
+    printed, the one before, or else the best. Raises ValueError if none is whole.
+
+    only: "best": no other one
+    """
     # A save killed between its renames leaves no `checkpoint` but a whole `checkpoint.new`.
-    paths = [folder / f"checkpoint{end}" for end in ("", ".new", ".old")]
+    paths = [folder / f"checkpoint{end}" for end in ("", ".new", ".old", ".best")]
     problems = []
-    for path in (p for p in paths if (p / "manifest.json").exists()):
-        if not (problem := damage(path)):
-            if problems:
-                say(f"warning   checkpoint {problems[0]} has changed: going on from {path.name}")
-            return path
-        problems.append(problem)
-    if not problems:
-        raise ValueError(f"{folder} has no checkpoint yet. Delete it and start again.")
-    raise ValueError(f"checkpoint is damaged: {problems[0]} has changed. Restore it, or delete "
-                     f"{folder} and start again.")
+    for path in (p for p in paths if (p / "manifest.json").exists() and p.name.endswith(only)):
+        if problem := damage(path):
+            problems.append(f"{problem} has changed")
+            continue
+        if problems or not only and path in paths[2:]:
+            lacks = "has no manifest.json" if paths[0].exists() else "is missing"
+            why = [*problems, f"{paths[0]} {lacks}"][0]
+            say(f"warning   {why}: going on from {path.name} of step {step_of(path)}")
+        return path
+    again = f"{folder.name}-again"
+    advice = ("Leave out --checkpoint: there is another one."
+              if only and (paths[0] / "manifest.json").exists() else
+              f"It was trained again: take RUN={again}."
+              if (folder.parent / again / "checkpoint").exists() else
+              f"Train it again with: make reproduce RUN={folder.name}")
+    if problems:
+        raise ValueError(f"checkpoint is damaged: {problems[0]}. Restore the file. {advice}")
+    if not (folder / "config.json").exists():
+        load_config(folder.name)  # names the runs that there are
+    kind = f"{only} checkpoint".strip()
+    raise ValueError(f"{folder} has no {kind}: its weights are not here. {advice}")
+
+
+def step_of(checkpoint):
+    """The step of a whole checkpoint."""
+    return json.loads((checkpoint / "manifest.json").read_text())["step"]
 
 
 def damage(checkpoint):
@@ -485,7 +549,9 @@ def load_config(run):
     folder = RUNS / run
     if not (RUN_NAME.fullmatch(run) and (folder / "config.json").exists()):
         known = sorted(p.parent.name for p in RUNS.glob("*/config.json"))
-        raise ValueError(f"unknown run {run!r}. Known: {', '.join(known) or 'none'}.")
+        own = [name for name in known if not name.startswith(("readme-", "findings-"))]
+        others = difflib.get_close_matches(run, known)  # also of those that the project stores
+        raise ValueError(nearest("run", run, [*dict.fromkeys(own + others)] or known))
     shared = RUNS / "figures"  # of a page about several runs
     for path in (folder, *folder.rglob("*"), shared, *shared.glob("*")):
         if path.is_symlink():

@@ -20,9 +20,10 @@ Differences from RAGEN V2 and the verl version it pins:
   1. Means over tokens are normalised over the *whole optimizer step* (`loss_weights`), so the
      micro-batch size cannot change the gradient. There, every micro-batch is averaged by itself.
   2. Values, advantages and losses are exactly 0 outside the mask, whitened advantages too.
-  3. The eps of the linear top_p filter is relative to the summed scores, so rewards scaled by 0.01
-     are filtered alike.
-  4. k1 is not offered as a loss: its gradient has expectation 0 and regularises nothing.
+  3. The eps of linear top_p is relative to the summed scores, so scaling all rewards keeps the same
+     groups.
+  4. k1 is not offered as a loss: its gradient has expectation 0. k3 is not clamped. verl
+     clamps it at 10 nats, which leaves the rarest tokens without a gradient.
   5. Turns end where `turn_ids` say. There, bi-level GAE takes tokens whose reward is not 0 for the
      ends of turns, so a turn without reward vanishes.
   6. REINFORCE++ passes later rewards on through observation tokens. There, the sum starts again at

@@ -112,11 +112,14 @@ def train(config, resume=False, say=print):
             log.write(metrics)
             for warning in diagnostics.warnings_of(log.history):
                 say(f"warning   {warning}")
+            if note := diagnostics.gradient_spike(log.history, config.max_grad_norm):
+                say(f"note      {note}")
             if writes and (learner.step % config.save_every == 0 or last or best or asked):
                 log.save(learner, best)
             if asked:
-                say(f"stopped   after step {learner.step}; go on with: make resume "
-                    f"RUN={folder.name}")
+                lost = log.missing(learner.step) if writes else ""
+                say(f"stopped   after step {learner.step}{', but ' * bool(lost)}{lost}; go on "
+                    f"with: make resume RUN={folder.name}")
                 return None
         if over:
             say(f"stopped: {over} Read {folder}/trajectories.jsonl.")
@@ -125,10 +128,21 @@ def train(config, resume=False, say=print):
                      "elapsed": time.time() - start}
         log.write(final)
     if writes:
-        with runs.going_on("the report"):
-            report.write([folder])
-    say(f"done      {folder}/report.html; measure it again with: make eval RUN={folder.name}")
+        say(f"done      {finish(folder, log, learner.step)}")
     return final
+
+
+def finish(folder, log, step):
+    """Write the report. Returns what is on the disk and what to do next, for the last line."""
+    page, name = None, folder.name
+    with runs.going_on("the report"):
+        page = report.write([folder])
+    if lost := log.missing(step):
+        return (f"training, but not all is on the disk: {lost}{', no report.html' * (not page)}. "
+                f"Make room and go on with: make resume RUN={name}")
+    return (f"{folder}/report.html" if page else
+            f"{folder}, but there is no report.html: make report RUN={name}"
+            ) + f"; measure it again with: make eval RUN={name}"
 
 
 def why_over(learner, config, history):
@@ -186,7 +200,7 @@ def update(learner, batch, config, step):
             starpo.group_scores(batch.episode_returns, batch.group_ids, "std", batch.episode_ids),
             config.token_budget)
     steps, skipped = [], 0  # metrics of each optimizer step
-    with progress_bar(f"step {step}: rows trained on") as bar:
+    with distributed.progress_bar(f"step {step}: rows trained on") as bar:
         for mini in optimizer_steps(batch, config, step):  # epochs x mini-batches
             sums = distributed.sum_metrics(gradients(learner, mini, config, bar.update))
             for name, optimizer in learner.optimizers():
@@ -215,7 +229,7 @@ def roll_out(learner, groups, config):
     trajectories, image_store = [], learner.policy.image_store
     if image_store:
         image_store.forget()
-    with progress_bar(f"step {learner.step + 1}: tokens sampled") as bar:
+    with distributed.progress_bar(f"step {learner.step + 1}: tokens sampled") as bar:
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
                           + (learner.rounds + attempt) * config.num_groups)
@@ -256,14 +270,14 @@ def choose_groups(learner, batch, config):
     reward_std = starpo.group_scores(batch.episode_returns, batch.group_ids, "std",
                                      batch.episode_ids)
     what, statistic = settings.FILTER_METRICS[config.filter_metric]
-    x = batch.episode_returns
-    if what != "returns":
-        x = lengths = starpo.episode_sums(batch.response_mask.sum(dim=1).float(),
-                                          batch.episode_ids)
-    if what == "entropy":
+    x, tokens = batch.episode_returns, batch.response_mask.sum(dim=1).float()
+    if what == "lengths":
+        x = starpo.episode_sums(tokens, batch.episode_ids)
+    elif what == "entropy":  # in the windowed contexts the mean over turns of their token means
         entropies = in_micro_batches(learner, batch, config, lambda part: token_logprobs(
             learner.policy.model, part.tokens, part.response_mask, config.temperature)[1])
-        x = starpo.episode_sums(entropies.sum(dim=1), batch.episode_ids) / lengths
+        x = (starpo.episode_sums(entropies.sum(dim=1) / tokens, batch.episode_ids)
+             / starpo.episode_sums(torch.ones_like(tokens), batch.episode_ids))
     scores = starpo.group_scores(x, batch.group_ids, statistic, batch.episode_ids)
     kept = starpo.filter_groups(scores, config.filter_value, config.filter, config.filter_select,
                                 config.filter_include_zero)
@@ -488,7 +502,8 @@ def diagnose(learner, config, step, trajectories, history):
 
 def validate(learner, groups, config, log):
     """Metrics of fixed instances of a split that training never plays, sampled and greedy."""
-    with progress_bar(f"validation on {groups.split}: tokens sampled") as bar:
+    title = f"validation on {groups.split}: tokens sampled"
+    with distributed.progress_bar(title) as bar:
         played = diagnostics.play_held_out(learner.policy, learner.frame, groups,
                                            rules_of(config), config.val_temperature, bar.update)
     played = {suffix: in_order(trajectories) for suffix, trajectories in played.items()}
@@ -504,10 +519,6 @@ def due(step, every):
 
 def hash_seed(*parts):
     return zlib.crc32(repr(parts).encode())
-
-
-def progress_bar(title):
-    return tqdm(desc=title, unit="", leave=False, disable=distributed.rank() > 0 or None)
 
 
 # ---- The start of a run --------------------------------------------------------------------------
@@ -550,7 +561,7 @@ def build(config, groups, checkpoint_of=None, say=print):
     for split, held in groups.items():  # refuse a context that a first prompt already fills
         for row, observation in enumerate(held.reset(TRAIN_SEED if split == "train" else 0)):
             if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:
-                raise RuntimeError(f"{t.env} does not begin: {t.error}")
+                raise RuntimeError(f"{t.env} does not begin: {t.error}") from observation
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
                       kl_reward_coef=config.kl_reward_coef)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
@@ -603,7 +614,7 @@ def main(argv=None):
         distributed.end()
         if stopped:
             sys.exit(130)  # as after an interrupt; a chain of commands must not go on
-    except (ValueError, ImportError, RuntimeError, OSError) as problem:
+    except Exception as problem:
         distributed.fail(problem)
     except KeyboardInterrupt:
         say("\nstopped. If the run has a checkpoint, --run NAME --resume continues it.")

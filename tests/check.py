@@ -19,21 +19,23 @@ from minragen.envs import REGISTRY  # noqa: E402
 # module -> the modules of minragen that it may import, anywhere in the file
 ALGORITHM = {"envs", "starpo", "chat", "attention", "models", "rollout"}
 ALLOWED = {
-    "__init__": set(), "envs": set(), "starpo": set(), "llama": set(), "distributed": set(),
+    "__init__": set(), "envs": set(), "faults": {"envs"}, "starpo": set(), "llama": set(),
+    "distributed": {"faults"},
     "lora": set(), "loggers": set(), "vision": {"envs"}, "chat": {"envs"}, "attention": {"llama"},
     "models": {"starpo", "attention", "lora", "vision"},
-    "rollout": {"envs", "chat", "attention", "models"},
+    "rollout": {"envs", "faults", "chat", "attention", "models"},
     "diagnostics": {"chat", "attention", "models", "rollout"},
     "bundled": {"envs", "chat", "attention", "models", "rollout", "vision",
-                "environments.data"},
+                "distributed", "environments.data"},
     "config": {"envs", "chat", "starpo", "loggers"},
-    "runs": {"envs", "config", "models", "loggers", "lora", "vision"},
+    "runs": {"envs", "faults", "config", "models", "loggers", "lora", "vision"},
     "memory": {"attention", "models", "diagnostics", "config", "distributed"},
     "train": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "memory", "distributed",
                           "lora", "vision", "report"},
-    "report": {"config", "diagnostics", "eval", "runs"},
-    "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train", "api", "vision"},
-    "api": {"envs", "chat", "rollout", "vision"}, "reproduce": {"runs", "train"}}
+    "report": {"config", "diagnostics", "eval", "faults", "runs"},
+    "eval": ALGORITHM | {"diagnostics", "bundled", "config", "runs", "train", "api", "vision",
+                         "distributed", "faults", "environments.board"},
+    "api": {"envs", "chat", "rollout", "vision"}, "reproduce": {"faults", "runs", "train"}}
 
 
 def imported(source):
@@ -54,7 +56,7 @@ def forbidden_imports(root=ROOT):
     for path in sorted((root / "minragen").rglob("*.py")):
         module = path.relative_to(root / "minragen").with_suffix("").as_posix()
         for name in sorted(imported(path.read_text())):
-            allowed = (name in ("envs", "data") or name.startswith("environments.")
+            allowed = (name in ("envs", "faults", "data") or name.startswith("environments.")
                        if module.startswith("environments/") else name in ALLOWED[module])
             if not allowed:
                 faults.append(f"minragen/{module}.py imports minragen.{name}")

@@ -5,6 +5,8 @@ the contract:
 """
 
 import os
+import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,8 +16,10 @@ import pytest
 # import, which is not here because the contract of an environment needs neither and it is slow.
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
-# `pytest`, unlike `python -m pytest`, looks neither into the checkout nor into the current folder.
-for folder in (str(Path(__file__).parent.parent), ""):
+# `pytest`, unlike `python -m pytest`, looks neither into the checkout nor into the current folder;
+# files of long/ import those of environments/.
+TESTS = Path(__file__).parent
+for folder in (str(TESTS / "environments"), str(TESTS.parent), ""):
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
@@ -23,9 +27,9 @@ from minragen.envs import REGISTRY  # noqa: E402  the loop above finds it
 
 # The order in which the specification is read: first how episodes become tokens, then the step.
 ORDER = ("test_rollout", "test_step", "test_starpo", "test_museum", "test_models", "test_attention",
-         "test_lora", "test_families", "test_chat", "test_train", "test_distributed",
-         "test_accelerator", "test_memory", "test_config", "test_diagnostics", "test_eval",
-         "test_bundled", "test_envs", "test_env_contract")
+         "test_lora", "test_families", "test_chat", "test_train", "test_runs", "test_distributed",
+         "test_config", "test_diagnostics", "test_eval", "test_bundled", "test_envs",
+         "test_env_contract")
 
 
 # What the contract is about: boards.py shows two of the ten as images.
@@ -35,18 +39,65 @@ ALL = (*sorted(REGISTRY), "boards:Lake", "boards:Room")
 def pytest_ignore_collect(collection_path, config):
     """test_accelerator.py needs a process of its own: autograd makes its queues at the first
     backward pass, for the kinds of devices known then, and a process with two kinds cannot fork
-    others that learn (several.py). `make test` runs it last."""
+    others that learn (several.py). `make test-all` runs it last."""
     if collection_path.name == "test_accelerator.py":
         return not any("test_accelerator" in argument for argument in config.args)
     return None
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """Each test draws the same numbers, whatever ran before it in the process."""
+    random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
 @pytest.fixture
-def runs(tmp_path, tmp_path_factory, monkeypatch):
-    """A runs/ for the test alone, and one temporary cache of models for all tests."""
-    monkeypatch.setattr("minragen.runs.RUNS", tmp_path / "runs")
-    monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+def runs(request, tmp_path, monkeypatch):
+    """A runs/ for the test alone, and one temporary cache of models for all tests. The page of a
+    run, whose figures take longer than the steps, is drawn for a test that takes `drawn`, too."""
+    keep_runs_in(tmp_path / "runs", request.getfixturevalue("tmp_path_factory"), monkeypatch,
+                 "drawn" in request.fixturenames)
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def drawn():
+    """Asks `runs` for pages."""
+
+
+def keep_runs_in(folder, tmp_path_factory, monkeypatch, drawn=False):
+    monkeypatch.setattr("minragen.runs.RUNS", folder)
+    monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    if not drawn:
+        monkeypatch.setattr("minragen.report.write", lambda *_: "report.html")
+
+
+def run_apart(tmp_path_factory, line, *more):
+    """Train with these options, a line and words, and return the run's folder."""
+    from minragen.train import main
+
+    folder = tmp_path_factory.mktemp("apart")
+    with pytest.MonkeyPatch.context() as patch:
+        keep_runs_in(folder, tmp_path_factory, patch)
+        main(["--run", "a", *line.split(), *more])
+    return folder / "a"
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """A folder with a run of two steps that several tests copy."""
+    from training import BRIEF
+
+    return run_apart(tmp_path_factory, "--steps 2", *BRIEF)
+
+
+@pytest.fixture
+def begun(finished, runs):
+    """A copy of that run as runs/a."""
+    shutil.copytree(finished, runs / "a")
+    return runs / "a"
 
 
 def parsed(*argv):

@@ -197,8 +197,8 @@ def group_scores(learner, episodes, config):
         if config.filter_metric == "length":
             return sum(len(sampled(row)) for row in episode.sequences)
         with torch.no_grad():
-            return fmean(x for row in episode.sequences for x in predict(
-                learner.policy.model, row.tokens, config.temperature)[1][sampled(row)].tolist())
+            return fmean(fmean(predict(learner.policy.model, row.tokens, config.temperature)[1][
+                sampled(row)].tolist()) for row in episode.sequences)
 
     statistic = std if config.filter_metric.endswith("std") else fmean
     return {g: statistic(map(measured, group)) for g, group in by_group(episodes).items()}

@@ -4,6 +4,7 @@ transformers model."""
 import itertools
 import random
 import shlex
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,9 +71,13 @@ class TestPrefixTree:
     def test_logprobs_values_and_gradients_are_those_of_a_plain_full_pass(
             self, name, float64, monkeypatch):
         policy = family(name)
+        assert attention.shares_beginnings(policy.model.base_model)
         for p in policy.model.double().parameters():
             if p.dim() == 1:  # norms, and the biases that are 0 at first
                 p.data.normal_(1.0, 0.5)
+        for module in policy.model.modules():
+            if hasattr(module, "variance_epsilon"):
+                module.variance_epsilon = 0.01
         critic = Critic(policy)
         critic.head.weight.data.normal_()
         for seed in range(8):
@@ -113,6 +118,15 @@ class TestPrefixTree:
                 start, places = max(0, end - window), tree.positions[nodes]
                 assert places.sort().values.tolist() == list(range(start, end))
                 assert tree.tokens[nodes[places.argsort()]].equal(tokens[row, start:end])
+
+    def test_on_an_accelerator_too_each_query_head_has_its_own_key_head(self):
+        class Elsewhere(torch.Tensor):
+            device = SimpleNamespace(type="cuda")
+
+        queries, keys, values = (torch.randn(2, heads, 3, 8) for heads in (6, 2, 2))
+        one, other = (attention._attend(q, keys, values, None, 1.0)
+                      for q in (queries, queries.as_subclass(Elsewhere)))
+        assert torch.allclose(one, other, atol=1e-6)
 
     def test_in_bfloat16_it_is_as_exact_as_a_plain_full_pass(self):
         model, gaps = family("Qwen2").model, []

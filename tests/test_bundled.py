@@ -1,21 +1,24 @@
 """The bundled models: demonstrations, the schedule of the warm-up, and the bundled weights."""
 
 import copy
-import functools
 import json
 import subprocess
+from types import SimpleNamespace
 
+import huggingface_hub
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from toys import tiny
 
 from minragen import bundled
 from minragen.bundled import ASSETS, demonstrate, resolve, tiny_tokenizer, warm_up, warmup_key
 from minragen.chat import ChatFrame
-from minragen.config import TINY, TINY_VLM, env_groups, preset
+from minragen.config import TINY, env_groups, preset
 from minragen.environments.frozenlake import FrozenLake
-from minragen.envs import REGISTRY, SPLITS, EnvGroups, TextEnv, make
+from minragen.envs import REGISTRY, EnvGroups, TextEnv, make
 from minragen.models import Policy, load_policy
 
 
@@ -81,6 +84,14 @@ class TestDemonstrations:
         monkeypatch.setattr(bundled, "EXPERT", 0.0)  # a class of the same name has no recipe
         assert {bundled.noisy_answer(other, rng) for _ in range(20)} == {"Left || Down"}
 
+    def test_each_step_has_noise_of_its_own_and_a_repeated_one_the_same(self, monkeypatch):
+        noise = []
+        monkeypatch.setattr(bundled, "noisy_answer",
+                            lambda env, rng: noise.append(rng.random()) or "Up")
+        for step in (3, 4, 3):
+            demonstrate(tiny("bandit")[1], EnvGroups("bandit", 1, 1), step)
+        assert noise[0] == noise[2] != noise[1]
+
 
 class TestVocabulary:
     def test_each_number_of_countdown_from_0_to_100_is_one_token(self):
@@ -96,35 +107,47 @@ class TestWarmUp:
         warm_up(*fresh(name="a/pretrained-model"), 20)
         assert rates == pytest.approx([5e-5, *(1e-4 * (1 - k / 20) for k in range(1, 20))])
 
+    def test_a_step_is_adam_on_the_mean_over_all_reply_tokens_of_its_demonstrations(
+            self, monkeypatch):
+        """In plain loops. The demonstrations of the first two steps are repeated."""
+        monkeypatch.setattr(bundled, "BATCH", {"tiny": 4})
+        monkeypatch.setattr(bundled, "WARMUP_TOKENS", 300)  # less than four conversations
+        monkeypatch.setattr(bundled, "DISTINCT_OF", {"Bandit": 2})
+        policy, frame, groups = fresh()
+        slow, losses = copy.deepcopy(policy.model), []
+        adam = torch.optim.AdamW(slow.parameters(), weight_decay=0.0)
+        for step in (0, 1, 0, 1):
+            adam.param_groups[0]["lr"], terms = 3e-3 * (4 - len(losses)) / 4, []
+            for t in demonstrate(frame, groups, step):
+                row, = t.sequences
+                log_p = slow(torch.tensor([row.tokens])).logits[0].log_softmax(dim=-1)
+                terms += [-log_p[k - 1, i] for k, (i, ours) in enumerate(
+                    zip(row.tokens, row.response_mask)) if ours]
+            losses.append(torch.stack(terms).mean())
+            adam.zero_grad()
+            losses[-1].backward()
+            torch.nn.utils.clip_grad_norm_(slow.parameters(), 1.0)
+            adam.step()
+        assert warm_up(policy, frame, groups, 4) == pytest.approx(
+            torch.stack(losses).tolist(), rel=1e-5)
+        gap = torch.cat([(a - b).flatten() for a, b in zip(policy.model.parameters(),
+                                                           slow.parameters())])
+        assert gap.abs().mean() < 1e-6
+
+    def test_it_is_in_the_response_format_of_the_run(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
+        frames = []
+        monkeypatch.setattr(bundled, "warm_up", lambda policy, frame, *_: frames.append(frame))
+        resolve("tiny", groups_of("bandit"), "grounding_worldmodeling", 77, 1, say=str)
+        assert frames[0].describes and len(frames[0].encode("<prediction>")) == 1
+        assert "77 tokens" in frames[0].system_message(make("bandit"))
+
     def test_an_environment_that_cannot_be_imitated_is_refused_with_what_to_write(self):
         with pytest.raises(ValueError, match=r"solve\(\).*Lottery has no solver.*--warmup-steps 0"):
             resolve("tiny", groups_of("toys:Lottery"), steps=2)
 
 
 class TestBundledWeights:
-    def test_redoing_the_first_steps_gives_the_same_weights(self):
-        policy, frame, groups = fresh("frozenlake")
-        losses = warm_up(policy, frame, groups, preset("frozenlake").warmup_steps, stop_after=2)
-        loss, checksums = loss_and_checksums("frozenlake")
-        assert losses == pytest.approx(loss[:2], rel=1e-4)
-        assert bundled.checksums(policy.model) == pytest.approx(checksums, rel=1e-3, abs=1e-3)
-
-    @pytest.mark.parametrize("env", sorted(TINY_VLM))
-    def test_so_has_the_model_that_sees_and_its_key_is_the_presets(self, env):
-        config = preset(env, model="tiny-vlm")
-        groups = functools.partial(env_groups, config)
-        policy = bundled.tiny_vlm([e for split in SPLITS for e in groups(split).envs])
-        frame = ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens,
-                          image_store=policy.image_store)
-        groups = bundled.demonstration_groups(policy, groups)
-        path, = ASSETS.glob(f"tiny-vlm-{env}-*")
-        key = warmup_key(policy, frame, groups, config.warmup_steps)
-        assert path.name == f"tiny-vlm-{env}-{key}.safetensors"
-        loss, checksums = loss_and_checksums(f"vlm-{env}")
-        losses = warm_up(policy, frame, groups, config.warmup_steps, stop_after=2)
-        assert losses == pytest.approx(loss[:2], rel=1e-4) and loss[-1] < 0.2 * loss[0]
-        assert bundled.checksums(policy.model) == pytest.approx(checksums, rel=1e-3, abs=1e-3)
-
     def test_other_settings_have_another_key(self):
         """So have other weights of a pretrained model, which its name does not tell."""
         changes = {}, {"options": {"reversed": True}}, {"budgets": {"max_turns": 2}}
@@ -143,6 +166,16 @@ class TestBundledWeights:
         policy, *others = fresh()
         assert '"6.0.0"' in policy.model.config.to_json_string()
         assert warmup_key(policy, *others, 3) == key
+
+    def test_the_presets_are_found_and_loaded(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
+        config, said = preset("bandit"), []
+        folder = resolve("tiny", groups_of("bandit"), config.response_format,
+                         config.max_new_tokens, config.warmup_steps, say=said.append)
+        assert "bundled weights" in said[0]
+        stored = load_file(next(ASSETS.glob("tiny-bandit-*")))
+        ours = load_policy(folder).model.state_dict()
+        assert all(torch.equal(ours[name], weight.float()) for name, weight in stored.items())
 
     def test_what_is_not_bundled_is_made_once_and_read_from_the_cache(self, tmp_path, monkeypatch):
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
@@ -193,3 +226,27 @@ class TestSmollm2:
         monkeypatch.setattr(subprocess, "run", refuse)
         with pytest.raises(subprocess.CalledProcessError):
             bundled.convert_smollm2()
+
+
+class TestHub:
+    def test_without_a_network_an_id_is_refused_after_one_question(self, monkeypatch, tmp_path):
+        """Of transformers' five rounds of retries none is left."""
+        monkeypatch.setattr(bundled.constants, "ENDPOINT", "http://127.0.0.1:9")
+        monkeypatch.setattr(bundled.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(bundled.constants, "HF_HUB_CACHE", str(tmp_path))
+        asked = []
+        monkeypatch.setattr(huggingface_hub.utils._http, "http_backoff",
+                            lambda *given, **_: asked.append(given))
+        source = bundled.resolve("nobody/nothing", None)
+        with pytest.raises(ValueError, match="cannot load model 'nobody/nothing': .*connect to"):
+            load_policy(source)
+        assert bundled.constants.HF_HUB_OFFLINE and not asked
+
+    def test_a_hub_that_answers_is_not_left_alone_and_one_that_is_off_not_asked(self, monkeypatch):
+        asked = []
+        monkeypatch.setattr(bundled, "get_session", lambda: SimpleNamespace(
+            head=lambda url, timeout: asked.append(url)))
+        for offline in (False, True):
+            monkeypatch.setattr(bundled.constants, "HF_HUB_OFFLINE", offline)
+            assert bundled.resolve("nobody/nothing", None) == "nobody/nothing"
+            assert offline == bundled.constants.HF_HUB_OFFLINE and len(asked) == 1

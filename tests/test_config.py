@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +11,12 @@ import torch
 from conftest import message, parsed
 
 from minragen import config as settings
+from minragen import envs, report
 from minragen import eval as evaluation
-from minragen import report
 from minragen.config import ALGOS, ROOM, TINY, Config, preset
-from minragen.envs import REGISTRY, parse_options
+from minragen.envs import REGISTRY, nearest, parse_options
 from minragen.runs import read_config
-from minragen.train import main
+from minragen.train import choose_groups, main
 
 pytestmark = pytest.mark.usefixtures("runs")
 
@@ -81,6 +82,8 @@ class TestOptions:
                 (["--diagnose-every", "0", "--diagnose-samples", "3"], "a diagnose_every")):
             said = message("--env", "bandit", *argv)
             assert "but it has no effect here. " in said and needed in said, argv
+        longest = parsed("--env", "bandit,frozenlake", "--context", "limited", "--window", "5")
+        assert longest.window == 5  # of the mixture's longest episode
 
 
 class TestPresets:
@@ -92,6 +95,16 @@ class TestPresets:
             settings.check(preset(env))
         for algo in ALGOS:
             settings.check(preset("frozenlake", algo))
+
+    @pytest.mark.parametrize("env", REGISTRY)
+    def test_the_stored_runs_of_the_results_have_the_settings_of_todays_presets(self, env):
+        stored = [*(Path(__file__).parent.parent / "runs").glob(f"readme-{env}*-grpo-s[0-9]")]
+        stored = [folder for folder in stored if "-shuffled-" not in folder.name]  # an ablation
+        assert len(stored) >= 3
+        for folder in stored:
+            config = read_config(folder)
+            assert config == dataclasses.replace(settings.preset_of(config), run=config.run,
+                                                 seed=int(folder.name[-1]))
 
     def test_no_two_algorithms_are_the_same_and_each_can_be_printed(self, capsys):
         made = [dataclasses.replace(preset("frozenlake", name), algo="") for name in ALGOS]
@@ -158,12 +171,30 @@ class TestPresets:
                 assert (config.steps, config.lr_final, config.env_arg) == (200, 1.0, ()), env
                 assert config.warmup_steps == warmup_steps < preset(env).warmup_steps, env
 
+    def test_starpo_s_trains_on_the_quarter_of_the_groups_with_the_largest_reward_std(self):
+        """Wang et al. 2025, section 4.2; also on those without any, if a quarter has none."""
+        config, rewards = preset("frozenlake", "starpo-s"), torch.arange(64.0).view(16, 4) % 37
+        rewards[3:] = rewards[3:].mean(dim=1, keepdim=True)  # three groups have a std
+        batch = SimpleNamespace(episode_returns=rewards.flatten(), episode_ids=torch.arange(64),
+                                group_ids=torch.arange(16).repeat_interleave(4),
+                                response_mask=torch.ones(64, 1))
+        kept, metrics = choose_groups(None, batch, config)
+        assert kept[:3].all() and int(kept.sum()) == metrics["groups_kept"] == 4
+
     def test_a_format_that_describes_the_state_has_room_for_it(self):
         plain, one, both = (parsed("--response-format", name) for name in
                             ("no_think", "grounding", "grounding_worldmodeling"))
         assert (one.max_new_tokens - plain.max_new_tokens, one.max_context - plain.max_context) == (
             48, 768)
         assert both.max_new_tokens - plain.max_new_tokens == 96
+
+
+def store(folder, **changes):
+    """Make the folder of a run that a page could be written of."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = dataclasses.replace(parsed("--env", "bandit"), **changes)
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    (folder / "metrics.jsonl").write_text('{"step": 0, "success": 0.5}\n')
 
 
 class TestBadInput:
@@ -182,6 +213,36 @@ class TestBadInput:
             (["--response-format", "worldmodelling"], "did you mean 'worldmodeling'"),
             (["--env-arg", "slipp=0.1"], "did you mean 'slip'"),
             (["--device", "xpu"], "unknown device 'xpu'"))
+
+    def test_of_many_known_names_the_five_most_alike_are_shown(self):
+        assert message("--step", "1") == (
+            "error: unknown option '--step': did you mean '--steps'? Known: --steps, --seed, "
+            f"--decay-steps, --top-p, --top-k and {len(dataclasses.fields(Config)) - 3} more. "
+            "See --help.")
+        assert message("--algo", "grop").endswith(
+            "Known: grpo, dr-grpo, rloo, gspo, brpo and 7 more.")
+        assert nearest("dish", "x", []) == "unknown dish 'x'. Known: none."
+
+    def test_names_of_other_libraries_are_known_as_what_they_are_here(self):
+        self.check(
+            (["--learning-rate", "1"], "'--learning-rate': here it is --lr (learning rate of"),
+            (["--beta=0.1"], "unknown option '--beta': here it is --kl-coef (weight of the KL"),
+            (["--batch-size", "8"], "is --num-groups (P: prompts (instances) per step) and --gr"),
+            (["--resume_from_checkpoint", "x"], "and --resume (continue from its checkpoint)."),
+            (["actor_rollout_ref.actor.optim.lr=1e-6"], "here it is --lr (learning"),
+            (["-n", "8"], "unknown option '-n': here it is --group-size (G: trajectories"),
+            (["--warmup-ratio", "0.1"], "the learning rate has no warm-up, and warmup_steps are"),
+            (["--env", "searchqa", "--env-arg", "retriever=http://x"], "did you mean 'url'? Known"),
+            (["--env", "sokoban", "--env-arg", "retriever=1"], "unknown option of Sokoban"))
+
+    @pytest.mark.parametrize("table, known", [
+        (settings.CALLED_ELSEWHERE | settings.NOT_HERE,
+         {f.name for f in dataclasses.fields(Config)} | {"resume"}),
+        (envs.OPTIONS_ELSEWHERE, {name for env in REGISTRY for name in envs.make(env).defaults})])
+    def test_no_name_of_another_library_is_there_twice_or_one_of_ours(self, table, known):
+        theirs = [name for names in table.values() for name in names.split()]
+        assert len({*theirs}) == len(theirs) and not {*theirs} & known
+        assert all({*ours.split()} <= known for ours in table if ours not in settings.NOT_HERE)
 
     def test_a_value_outside_its_bounds_is_refused_with_them(self):
         self.check(
@@ -216,6 +277,12 @@ class TestBadInput:
             (["--env-arg", "slip"], "expected name=value"),
             (["--env-arg", "slip=2"], "bad options of FrozenLake"))
 
+    def test_dynamic_sampling_counts_its_rounds_and_keeps_no_group_without_std(self):
+        with pytest.raises(ValueError, match=r"\(1 \+ resample\): got 32000000, expected at most"):
+            parsed("--algo", "dapo", "--steps", "500000")
+        with pytest.raises(ValueError, match="resample replaces groups of reward std 0"):
+            parsed("--algo", "dapo", "--filter-include-zero", "true")
+
     def test_choices_that_contradict_each_other_are_refused(self):
         self.check(
             (["--group-size", "1"], "grpo compares the members of a group"),
@@ -249,11 +316,8 @@ class TestBadInput:
     @pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/outside", "..", "."])
     def test_no_command_reads_or_writes_a_run_outside_of_runs(self, runs, tmp_path, name):
         name = name.replace("/outside", f"{tmp_path}/outside") if name[0] == "/" else name
-        config = json.dumps(dataclasses.asdict(parsed("--env", "bandit")))
         for folder in (tmp_path / "outside", runs / "a", runs, tmp_path):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "config.json").write_text(config)
-            (folder / "metrics.jsonl").write_text('{"step": 0, "success": 0.5}\n')
+            store(folder)
         for command, words in ((report.main, [name]), (evaluation.main, ["--run", name])):
             with pytest.raises(SystemExit, match=re.escape(f"error: unknown run '{name}'")):
                 command(words)
@@ -267,13 +331,9 @@ class TestBadInput:
     def test_a_run_with_a_symbolic_link_is_refused_before_anything_is_written(
             self, runs, tmp_path, link):
         target = tmp_path / "outside"
-        real = target if link == "runs/a" else runs / "a"
-        real.mkdir(parents=True)
-        runs.mkdir(exist_ok=True)
-        (real / "config.json").write_text(json.dumps(dataclasses.asdict(
-            parsed("--env", "bandit"))))
-        (real / "metrics.jsonl").write_text('{"step": 0, "success": 0.5}\n')
-        target.mkdir(exist_ok=True)
+        for folder in (runs, target):
+            folder.mkdir()
+        store(target if link == "runs/a" else runs / "a")
         before = sorted(target.iterdir())
         (tmp_path / link).parent.mkdir(exist_ok=True)
         (tmp_path / link).symlink_to(target)
@@ -287,10 +347,8 @@ class TestBadInput:
     def test_python_in_the_folder_of_a_run_is_not_imported(self, runs, tmp_path, env, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend("")
-        (runs / "a").mkdir(parents=True)
+        store(runs / "a", env=env)
         (runs / "a" / "evil.py").write_text("open('it ran', 'w')")
-        config = dataclasses.replace(parsed("--env", "bandit"), env=env)
-        (runs / "a" / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
         for command in (report.main, lambda words: evaluation.main(["--run", *words])):
             with pytest.raises(SystemExit, match="names code in"):
                 command(["a"])
@@ -302,3 +360,17 @@ class TestBadInput:
         (runs / "else" / "config.json").touch()
         self.check((["--resume"], "--resume needs --run NAME"),
                    (["--run", "nothing", "--resume"], "unknown run 'nothing'. Known: else."))
+
+    def test_of_many_runs_ones_own_come_first_and_a_stored_one_is_found(self, runs):
+        stored = [f"readme-{env}-grpo-s{seed}" for env in REGISTRY for seed in "012"]
+        for name in (*stored, "lake", "zoo"):
+            (runs / name).mkdir(parents=True)
+            (runs / name / "config.json").touch()
+        self.check((["--run", "lak", "--resume"],
+                    "unknown run 'lak': did you mean 'lake'? Known: lake, zoo."),
+                   (["--run", "readme-lean-s0", "--resume"],
+                    "did you mean 'readme-lean-grpo-s0'? Known: lake, zoo, readme-lean-grpo-s0,"))
+        for name in ("lake", "zoo"):
+            (runs / name / "config.json").unlink()
+        said = message("--run", "q", "--resume")
+        assert said.count("readme-") == 5 and said.endswith(f" and {len(stored) - 5} more.")

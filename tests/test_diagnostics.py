@@ -2,15 +2,18 @@
 
 import copy
 import doctest
-import json
 import math
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from test_families import family
 from toys import tiny
+from training import read_lines
 
 from minragen import diagnostics, models
 from minragen.chat import ChatFrame
@@ -23,7 +26,9 @@ from minragen.diagnostics import (
 )
 from minragen.envs import REGISTRY
 from minragen.models import AdamW, token_logprobs
-from minragen.rollout import Batch, Trajectory
+from minragen.rollout import Batch, Rules, Trajectory
+
+RUNS = Path(__file__).parent.parent / "runs"
 
 
 def episode(frame, group, *turns, prompt="state"):
@@ -35,6 +40,34 @@ def episode(frame, group, *turns, prompt="state"):
         t.add_reply(ids, [0.0] * len(ids), k)
         t.add_prompt(frame.encode("next<think>"))
     return t
+
+
+class TestEpisodes:
+    """test_train.py has the plain cases."""
+
+    def test_a_metric_that_an_episode_lacks_is_0_there_and_none_is_called_step(self):
+        """That is the name of a line's step."""
+        played = [Trajectory(env, 0, 0, 0, metrics=metrics) for env, metrics in (
+            ("a", {"won": 1.0, "step": 9.0}), ("a", {"step": 9.0}), ("b", {"won": 0.5}))]
+        found = diagnostics.describe(played)
+        assert (found["won"], found["a/won"], found["b/won"]) == (0.5, 0.5, 0.5)
+        assert not {"step", "a/step"} & found.keys()
+
+    def test_held_out_success_is_also_told_for_each_environment_of_a_mixture(self):
+        found = diagnostics.held_out_metrics("val", {"_greedy": [
+            Trajectory(env, 0, 0, 0, success=env == "b", metrics={"won": 1.0}) for env in "ab"]})
+        assert {name: value for name, value in found.items() if "success" in name} == {
+            "val/success_greedy": 0.5, "val/a/success_greedy": 0.0, "val/b/success_greedy": 1.0}
+        assert not any("won" in name for name in found)
+
+    def test_held_out_play_begins_at_the_seed_that_is_asked_for_and_without_images_of_training(
+            self, monkeypatch):
+        store, collect = Mock(), Mock()
+        monkeypatch.setattr(diagnostics, "collect", collect)
+        diagnostics.play_held_out(SimpleNamespace(image_store=store), None, None, Rules(), 0.5,
+                                  first_seed=40)
+        assert [call.args[3] for call in collect.call_args_list] == [40, 40]
+        store.forget.assert_called_once_with()
 
 
 class TestReasoning:
@@ -119,8 +152,10 @@ class TestScores:
 
     def test_one_pass_for_each_prompt_equals_one_pass_for_every_pair(self, monkeypatch):
         """A single prompt or reasoning cannot be cut and may exceed the token budget. Without a
-        bound there are two passes: one over all prompts and one over all reasonings."""
-        model, sizes = family("Llama").model, []
+        bound there are two passes: one over all prompts and one over all reasonings. Logits are
+        not copied to the host."""
+        model, sizes, copied, cpu = family("Llama").model, [], [], torch.Tensor.cpu
+        monkeypatch.setattr(torch.Tensor, "cpu", lambda x: copied.append(x.numel()) or cpu(x))
         expected = {0.7: self.slow(model, 0.7), 0: self.slow(model)}  # 0: greedy play
         monkeypatch.setattr(diagnostics, "LOGIT_BUDGET", 3 * model.config.vocab_size)
         model.get_input_embeddings().register_forward_hook(
@@ -132,6 +167,7 @@ class TestScores:
             assert torch.allclose(scores, expected[temperature], atol=1e-4)
             assert (max(sizes), len(sizes)) == (most, passes), budget
             assert tokens == 14 + 4 * 7  # prompts once, and of a reasoning all but its last token
+        assert max(copied) < model.config.vocab_size
 
 
 class TestInformation:
@@ -203,11 +239,14 @@ class TestCollapseMetrics:
         # Six trajectories of one turn each: the samplers agree.
         assert found["trajectory/mi"] == pytest.approx(found["first_turn/mi"])
 
-    def test_the_draw_depends_on_the_seed_alone(self):
-        policy, frame = tiny()
+    def test_the_draw_depends_on_the_seed_alone(self, monkeypatch):
+        (policy, frame), budgets = tiny(), set()
+        monkeypatch.setattr(diagnostics, "score_matrix",
+                            lambda *args: budgets.add(args[-1]) or score_matrix(*args))
         first, again, other = (
-            collapse_metrics(policy, frame, self.played(frame), {}, seed, num_samples=3)
+            collapse_metrics(policy, frame, self.played(frame), {}, seed, 3, token_budget=300)
             for seed in (4, 4, 6))
+        assert budgets == {300}
         assert first["first_turn/mi"] == again["first_turn/mi"] != other["first_turn/mi"]
         assert first["first_turn/rows"] == first["trajectory/rows"] == 3
 
@@ -273,7 +312,7 @@ class TestWarnings:
         ("reward_std", 0.29, 0.31, 39, "reward_std is"),
         ("entropy", 0.19, 0.21, 39, "stopped exploring"),
         ("entropy", 2.1, 1.9, 31, "incoherent"),
-        ("grad_norm", 4.1, 3.9, 31, "grad_norm is"),
+        ("grad_norm", 4.1, 3.9, 31, "if success falls, lower"),  # as stored runs show
         ("valid", 0.48, 0.52, 32, f"valid is {0.48 * HEALTHY['valid']:.3g} over the last 3 steps"),
         ("distinct_3", 0.48, 0.52, 39, "repeat each other")])
     def test_each_is_given_once_when_its_threshold_is_passed(self, metric, warns, silent, step,
@@ -296,6 +335,17 @@ class TestWarnings:
         assert given(history(entropy=low | {30: 0.09 / HEALTHY["entropy"]})) == {}
         assert set(given(history(entropy=low | {30: 0.11 / HEALTHY["entropy"]}))) == {31}
 
+    def test_a_clipped_gradient_of_a_hundred_medians_is_printed_with_its_step(self):
+        run = history(40, grad_norm={30: 101.0, 31: 1.0, 35: 99.0, 36: 1.0})
+        norm = HEALTHY["grad_norm"]
+        (said,) = filter(None, (diagnostics.gradient_spike(run[:k], 1e-3) for k in range(1, 41)))
+        assert said == (f"grad_norm is {101 * norm:.3g} in step 30, its median was "
+                        f"{norm:.3g}: clipped to 0.001.")
+        assert diagnostics.gradient_spike(run[:31], 1e9) == ""  # nothing was clipped
+        # Of the twenty steps before, half at 1 and half at 3, the median is 2.
+        run = history(46, grad_norm={1: 50.0, 26: 1.0, 36: 3.0, 46: 250.0})
+        assert f"its median was {2 * norm:.3g}" in diagnostics.gradient_spike(run, 1.0)
+
     def test_a_solved_run_is_not_an_echo_trap(self):
         quiet = dict(reward_std={30: 0.0}, entropy={30: 0.0}, distinct_3={30: 0.0})
         for success, count in ((0.91, 1), (0.89, 4)):  # lost replies are no sign of success
@@ -310,13 +360,15 @@ class TestWarnings:
             assert set(given(history(grad_norm=spikes))) == steps
 
     def test_template_collapse_warns_at_the_measurement_that_shows_it(self):
-        run = history(40)
-        run[0] |= measured(None, None, None)
-        for step in (2, 11, 21, 31):
-            run[step - 1] |= measured(2.0, 0.4, 0.9) if step < 21 else measured(0.1, 0.4, 0.1)
-        assert given(run) == {21: [
-            "template collapse: the reasoning no longer depends on the prompt (mutual information "
-            "0.10 nats, retrieval 0.10, chance 0.06)."]}
+        """However slowly it came: the first measurement counts, not the one before."""
+        for falling, retrieved in (((2.0, 2.0, 0.1, 0.1), 0.1), ((2.0, 1.0, 0.4, 0.3), 0.9)):
+            run = history(40)
+            run[0] |= measured(None, None, None)
+            for step, mi in zip((2, 11, 21, 31), falling):
+                run[step - 1] |= measured(mi, 0.4, 0.9 if step < 21 else retrieved)
+            assert given(run) == {21: [
+                f"template collapse: the reasoning no longer depends on the prompt (mutual "
+                f"information {falling[2]:.2f} nats, retrieval {retrieved:.2f}, chance 0.06)."]}
 
     def test_missing_values_and_lines_of_other_splits_are_passed_over(self):
         run = history(valid={30: 0.4})
@@ -327,13 +379,19 @@ class TestWarnings:
         run.insert(32, {"step": "val", "val/success": 0.2})  # behind the step that warns
         assert set(given([{"step": 0, "val/success": 0.1}, *run])) == {32}
 
-    def test_one_of_the_runs_of_the_readme_has_one_and_recovers(self):
-        runs = Path(__file__).parent.parent / "runs"
-        found = {path.parent.name: given([json.loads(line) for line in path.open()])
-                 for env in REGISTRY for path in runs.glob(f"readme-{env}-grpo-s?/metrics.jsonl")}
-        [(name, [[sentence]])] = [(name, warned.values()) for name, warned in found.items()
-                                  if warned]
-        assert name == "readme-frozenlake-grpo-s0" and "grad_norm" in sentence and len(found) == 30
+    def test_one_of_the_runs_of_the_readme_warns_and_two_stored_ones_spike_and_all_recover(self):
+        warned, spikes = {}, {}
+        for path in RUNS.glob("*/metrics.jsonl"):
+            lines = read_lines(path)
+            if re.fullmatch(rf"readme-({'|'.join(REGISTRY)})-grpo-s.", path.parent.name):
+                warned[path.parent.name] = sum(given(lines).values(), [])
+            lines = [line for line in lines if "reward_std" in line]
+            if any(diagnostics.gradient_spike(lines[:k], 1.0) for k in range(1, len(lines) + 1)):
+                spikes[path.parent.name] = lines[-1]["success"]
+        assert {*spikes} == {"readme-frozenlake-grpo-s0", "readme-frozenlake-image-grpo-s1"}
+        assert min(spikes.values()) > 0.7 and len(warned) == 30
+        (sentence,) = warned.pop("readme-frozenlake-grpo-s0")
+        assert "grad_norm" in sentence and not any(warned.values())
 
 
 def gradient_batch(tokens, mask, group_ids):
@@ -343,23 +401,47 @@ def gradient_batch(tokens, mask, group_ids):
                  loss_mask=mask, loss_weights=mask / mask.sum())
 
 
-class TestEarlyStop:
-    def test_it_is_at_the_first_step_at_which_ragens_trainer_would_stop(self):
-        def first(metric, values):
-            lines = [{"step": k, metric: value} for k, value in enumerate(values)]
-            return next((k for k in range(len(lines)) if early_stop(lines[:k + 1])), None)
+def first_stop(metrics, untrained=()):
+    """The first step at which RAGEN's trainer would stop, or None.
 
-        high, low = [1.0] * 10, [0.09] * 10
-        for values, expected in ((high + low, 19), (high * 2 + low, 29), (high + [0.11] + low, 20),
+    metrics: {name: values from step 0 on}      untrained: steps whose filter kept nothing
+    """
+    lines = [{"step": k, "groups_kept": 4 * (k > 0 and k not in untrained), **dict(zip(metrics, v))}
+             for k, v in enumerate(zip(*metrics.values()))]
+    return next((k for k in range(len(lines)) if early_stop(lines[:k + 1])), None)
+
+
+class TestEarlyStop:
+    HIGH, LOW = [1.0] * 10, [0.09] * 10
+
+    def test_it_is_at_the_first_step_at_which_ragens_trainer_would_stop(self):
+        high, low = self.HIGH, self.LOW
+        for values, expected in ((high + low, 20), (high * 2 + low, 30), (high + [0.11] + low, 21),
                                  (high + [0.2] * 30, None), (low * 4, None),
-                                 (high + low[:5] + [1.0] + low, 25),
-                                 ([1.0] * 9 + [math.nan] + [1.0] + low, 20)):
-            assert first("reward_std", values) == expected, values
+                                 (high + low[:5] + [1.0] + low, 26),
+                                 ([1.0] * 9 + [math.nan] + [1.0] + low, 21)):
+            assert first_stop({"reward_std": [math.nan, *values]}) == expected, values
         # At step 0 nothing has been trained.
         for values, expected in (([0.0] * 9, 5), ([0.0] + [0.02] * 9, None),
                                  ([0.0, 0.5] + [0.04] * 5, 6), ([0.0, 0.5] + [0.06] * 5, None),
                                  ([0.0, 0.5] + [0.04] * 4 + [0.1] + [0.0] * 5, 11)):
-            assert first("val/success", values) == expected, values
+            assert first_stop({"val/success": values}) == expected, values
+
+    def test_a_step_that_trained_on_no_group_does_not_count(self):
+        stds = {"reward_std": [math.nan, *self.HIGH, *[0.0] * 4, *self.LOW]}
+        assert first_stop(stds) == 20
+        assert first_stop(stds, untrained=range(11, 15)) == 24
+        assert first_stop({"val/success": [0.0] * 9}, untrained=(2, 3)) == 7
+
+    def test_of_a_mixture_one_environment_is_enough_and_the_mean_does_not_count(self):
+        for mean, solved, other, expected in ((0.5, 0.9, [0.0] * 7, 5),
+                                              (0.5, 0.9, [0.0, 0.5, *[0.04] * 5], 6),
+                                              (0.0, 0.9, [0.5] * 7, None)):
+            metrics = {"val/success": [mean] * 7, "val/a/success": [solved] * 7,
+                       "val/b/success": other}
+            assert first_stop(metrics) == expected, other
+        lines = [{"groups_kept": 4, "val/success": 0.5, "val/b/success": 0.0}] * 5
+        assert early_stop(lines) == "val/b/success was at most 0 in 5 validations in a row."
 
 
 class TestGradients:

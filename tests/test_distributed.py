@@ -3,10 +3,10 @@ together. What several processes do with every other choice is in test_step.py::
 """
 
 import dataclasses
+import faulthandler
 import os
 import shlex
 import signal
-import socket
 import sys
 import time
 
@@ -14,17 +14,20 @@ import pytest
 import test_step
 import torch
 from safetensors.torch import load_file
-from several import TORCHRUN, Launched, free_port, several
+from several import several
 from test_step import KEEP_ALL, assert_equal, configured, rules_of, small_policy, small_tokenizer
-from test_train import TIMES, metrics, read_lines
 from torch.nn.utils import get_total_norm
+from training import metrics
 from transformers import AutoModelForCausalLM
 
-from minragen import bundled, distributed, runs
+from minragen import bundled, distributed
+from minragen import eval as evaluation
+from minragen import runs as storage
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.models import Policy
 from minragen.rollout import collect
+from minragen.runs import TIMES
 
 float64, real = test_step.float64, test_step.real
 # Mixture, filter, resampling, both KLs, and for ppo a critic and whitening.
@@ -35,15 +38,81 @@ EVERYTHING = KEEP_ALL | dict(
 LOTTERY = shlex.split(
     "--env toys:Lottery --model tiny --warmup-steps 0 --num-groups 4 --group-size 4 --val-size 3 "
     "--max-new-tokens 8 --mini-batch 8 --lr 1e-3 --diagnose-every 0 --save-every 2")
-# `--`: torchrun takes --run for an abbreviation of an option of its own.
-TRAIN = ["minragen.train", *LOTTERY, "--run"]
-RUN = ["-m", "--", *TRAIN]
-SEVERAL = [sys.executable, "-m", "minragen.distributed"]
-SHORT, LONG = shlex.split("--steps 2 --val-every 1"), shlex.split("--steps 900 --val-every 900")
 
 
 def without_times(lines):
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
+class TestProgress:
+    def test_without_a_terminal_lines_that_grow_rarer_tell_of_a_long_loop(
+            self, monkeypatch, capsys):
+        now = [100.0]
+        monkeypatch.setattr(distributed.time, "monotonic", lambda: now[0])
+        with distributed.progress_bar("steps", 60) as bar, distributed.progress_bar("ids") as ids:
+            for _ in range(60):
+                now[0] += 1
+                bar.update()
+                ids.update(1000)
+        printed = capsys.readouterr()
+        assert printed.out == "" and printed.err.splitlines() == [
+            "progress  steps: 10 of 60, about 50 s are left", "progress  ids: 10,000 after 10 s",
+            "progress  steps: 20 of 60, about 40 s are left", "progress  ids: 20,000 after 20 s",
+            "progress  steps: 40 of 60, about 20 s are left", "progress  ids: 40,000 after 40 s"]
+
+    def test_every_long_part_of_a_run_and_an_evaluation_tell_of_it(
+            self, runs, tmp_path, monkeypatch, capfd):
+        monkeypatch.setattr(distributed, "FIRST_LINE", 0)
+        monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))  # so that there is a warm-up
+        trainer.main([*LOTTERY, "--env", "bandit", "--steps", "1", "--warmup-steps", "2", "--run",
+                      "a", "--filter", "none"])
+        evaluation.main(["--run", "a", "--size", "2"])
+        told = capfd.readouterr().err
+        for part in ("steps of warm-up: 1 of 2, about", "validation on val: tokens sampled: ",
+                     "step 1: tokens sampled: ", "step 1: rows trained on: ",
+                     "validation on test: tokens", "evaluation on test: tokens sampled: "):
+            assert f"progress  {part}" in told, part
+
+    def test_what_a_run_says_leaves_a_pipe_at_once(self):
+        assert distributed.begin(torch.device("cpu")).keywords == {"flush": True}
+
+
+class TestBegin:
+    def test_a_process_waits_for_a_slow_one_for_as_long_as_it_takes(self):
+        """gloo's own limit is half an hour; a rollout may take longer."""
+        def limits():
+            groups = distributed.dist.distributed_c10d._get_default_group(), distributed._watched[0]
+            return [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
+
+        assert several(2, limits) == [[distributed.PATIENCE] * 2] * 2
+
+    def test_each_process_of_a_machine_takes_a_gpu_of_its_own(self, monkeypatch):
+        taken, joined = [], []
+        monkeypatch.setattr(os, "environ", {"TORCHELASTIC_RUN_ID": "test", "LOCAL_WORLD_SIZE": "2",
+                                            "LOCAL_RANK": "1", "RANK": "3"})
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+        monkeypatch.setattr(distributed.dist, "init_process_group", lambda kinds, timeout: (
+            joined.append((kinds, timeout))))
+        distributed.begin(torch.device("cuda"))
+        assert (taken, joined) == ([1], [("cpu:gloo,cuda:nccl", distributed.PATIENCE)])
+        for device, said in (("cuda:1", "take --device cpu or cuda, got cuda:1"),
+                             ("mps", "take --device cpu or cuda, got mps")):
+            with pytest.raises(ValueError, match=said):
+                distributed.begin(torch.device(device))
+        os.environ["LOCAL_WORLD_SIZE"] = "3"
+        with pytest.raises(ValueError, match="got 3 processes for 2 GPUs"):
+            distributed.begin(torch.device("cuda"))
+
+    def test_process_0_fills_a_cache_before_the_others_read_it(self):
+        def times():
+            with distributed.main_process_first():
+                began = time.monotonic()
+                time.sleep(0.1)
+            return began, time.monotonic()
+
+        (_, first), *others = several(3, times)
+        assert all(began > first - 0.05 for began, _ in others)
 
 
 @pytest.mark.usefixtures("float64")
@@ -72,16 +141,16 @@ class TestEpisodes:
 
 
 class TestLearning:
-    @pytest.mark.parametrize("algo", ["grpo", "ppo"])
-    def test_three_steps_end_with_the_weights_and_metrics_of_one_process(self, real, float64, algo):
+    @pytest.mark.parametrize("algo, processes", [("grpo", 2), ("ppo", 3)])
+    def test_three_steps_end_with_the_weights_and_metrics_of_one_process(
+            self, real, float64, algo, processes):
         config = configured(algo=algo, **EVERYTHING)
         _, _, learner = real(config, play=collect)
-        for processes in (2, 4):
-            _, _, other = real(config, play=collect, processes=processes)
-            for a, b in zip(other.weights, learner.weights, strict=True):
-                assert float((a - b).abs().max()) < 1e-9
-            for line, expected in zip(*map(without_times, (other.lines, learner.lines))):
-                assert line == pytest.approx(expected, rel=1e-6, abs=1e-9)
+        _, _, other = real(config, play=collect, processes=processes)
+        for a, b in zip(other.weights, learner.weights, strict=True):
+            assert float((a - b).abs().max()) < 1e-9
+        for line, expected in zip(*map(without_times, (other.lines, learner.lines)), strict=True):
+            assert line == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
     def test_in_float32_gradients_differ_by_1e_5_of_their_norm_at_most(self, real, monkeypatch):
         network = test_step.network
@@ -114,8 +183,9 @@ class TestLearning:
             return Policy("tiny", model, small_tokenizer("free_think")) if source else (
                 small_policy(config))
 
-        for module, name, stub in ((trainer, "load_policy", policy), (runs, "RUNS", tmp_path),
+        for module, name, stub in ((trainer, "load_policy", policy), (storage, "RUNS", tmp_path),
                                    (trainer, "validate", lambda *_: {}),
+                                   (trainer.report, "write", lambda folders: "report.html"),
                                    (bundled, "resolve", lambda *_: None)):
             monkeypatch.setattr(module, name, stub)
 
@@ -135,18 +205,35 @@ class TestLearning:
 class TestEnd:
     """In processes without a launcher, which would end them too."""
 
-    def test_an_error_in_one_process_is_printed_and_ends_all(self, capfd, monkeypatch, tmp_path):
-        monkeypatch.setattr(runs, "RUNS", tmp_path)
+    def test_a_request_to_stop_that_reaches_one_process_stops_all_after_the_same_step(
+            self, runs, monkeypatch):
+        roll_out = trainer.roll_out
+
+        def asked(learner, *given):
+            if (learner.step, distributed.rank()) == (1, 1):
+                os.kill(os.getpid(), signal.SIGTERM)
+            return roll_out(learner, *given)
+
+        def stopped():
+            faulthandler.dump_traceback_later(30, exit=True)  # else they might wait for ever
+            with pytest.raises(SystemExit) as stop:
+                trainer.main([*LOTTERY, "--run", "a", "--steps", "5", "--save-every", "5"])
+            return stop.value.code
+
+        monkeypatch.setattr(trainer, "roll_out", asked)
+        assert several(2, stopped) == [130, 130]
+        assert storage.step_of(runs / "a" / "checkpoint") == metrics(runs / "a")[-1]["step"] == 2
+
+    def test_an_error_in_one_process_is_printed_and_ends_all(self, runs, capfd, monkeypatch):
         monkeypatch.setattr("toys.Lottery._reset", broken_in_process_1)
         assert several(3, lambda: trainer.main([*LOTTERY, "--run", "a"])) == [None] * 3
         said = capfd.readouterr().err
-        assert "error in process 1: no such city\n" in said
-        assert "Traceback" not in said
+        assert "error in process 1: toys:Lottery raised OSError: no such city (" in said
+        assert "in broken_in_process_1).\n" in said and said.count("Traceback") == 1
 
     def test_a_taken_name_is_refused_once_and_what_was_said_before_is_not_lost(
-            self, capfd, monkeypatch, tmp_path):
-        monkeypatch.setattr(runs, "RUNS", tmp_path)
-        (tmp_path / "taken").mkdir()
+            self, runs, capfd, tmp_path):
+        (runs / "taken").mkdir(parents=True)
 
         def start():
             with open(tmp_path / f"out-{distributed.rank()}", "w") as sys.stdout:  # no terminal
@@ -165,106 +252,12 @@ class TestEnd:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
 
-        began = time.time()
+        began = time.monotonic()
         assert several(3, work) == [None] * 3
-        assert time.time() - began < 20
+        assert time.monotonic() - began < 20
 
 
 def broken_in_process_1(env, rng):
     if distributed.rank() == 1:
         raise OSError("no such city")
     env.number, env.luck = 1, rng
-
-
-def steps_done(folder, name):
-    path = folder / "runs" / name / "metrics.jsonl"
-    return len(path.read_text().splitlines()) - 1 if path.exists() else 0
-
-
-def wait_for_step(step, folder, name, *launched):
-    while steps_done(folder, name) < step:
-        assert all(one.process.poll() is None for one in launched), launched[0].errors.read_text()
-        time.sleep(0.05)
-
-
-def assert_gone(pids):
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("launched")
-
-
-@pytest.fixture(scope="module")
-def plain(folder):
-    """The folder of a run by one process, without torchrun."""
-    assert Launched(folder, sys.executable, "-m", *TRAIN, "plain", *SHORT).process.wait(60) == 0
-    return folder / "runs" / "plain"
-
-
-class TestLaunch:
-    def test_one_process_of_torchrun_is_the_plain_run_bit_for_bit(self, folder, plain):
-        assert Launched(folder, *TORCHRUN, *RUN, "one", *SHORT).process.wait(60) == 0
-        one = folder / "runs" / "one"
-        assert metrics(one) == metrics(plain)
-        for file in ("trajectories.jsonl", "checkpoint/model.safetensors"):
-            assert (one / file).read_bytes() == (plain / file).read_bytes()
-
-    def test_four_processes_write_what_one_process_writes_and_once(self, folder, plain):
-        launched = Launched(folder, *TORCHRUN, "--nproc-per-node=4", *RUN, "four", *SHORT)
-        assert launched.process.wait(90) == 0
-        four = folder / "runs" / "four"
-        assert sorted(p.name for p in four.iterdir()) == sorted(p.name for p in plain.iterdir())
-        lines, expected = metrics(four), metrics(plain)
-        assert [line["step"] for line in lines] == [0, 1, 2, 2]
-        assert lines[0] == expected[0]
-        assert lines[1] == pytest.approx(expected[1], rel=1e-3, abs=1e-6)
-        said = launched.output.read_text()
-        for line in ("minragen ", "settings", "step    1/2", "step    2/2 | success", "done"):
-            assert said.count(line) == 1
-        assert "; 4 processes" in said
-        one, other = ([t for t in read_lines(run / "trajectories.jsonl") if t["step"] == 0
-                       or (t["step"], t["split"]) == (1, "train")] for run in (four, plain))
-        assert one == other and {t["split"] for t in one} == {"val", "train"}
-
-    def test_the_processes_of_one_machine_talk_where_no_other_can_listen(self, monkeypatch):
-        """They exchange pickles."""
-        monkeypatch.setattr(os, "environ", {})
-        monkeypatch.setattr(distributed.run, "main", lambda words: None)
-        monkeypatch.setattr(distributed.logging, "disable", lambda level: None)
-        distributed.launch(2, [])
-        name = os.environ["GLOO_SOCKET_IFNAME"]
-        assert name in ("lo", "lo0") and name in [name for _, name in socket.if_nameindex()]
-
-    def test_a_killed_process_ends_all_with_a_sentence_and_the_run_resumes(self, folder):
-        launched = Launched(folder, *SEVERAL, "2", *LOTTERY, "--run", "two", *LONG)
-        wait_for_step(3, folder, "two", launched)
-        pids = launched.workers()
-        os.kill(pids[0], signal.SIGKILL)
-        assert launched.process.wait(20) != 0
-        assert_gone(pids)
-        assert "error: process 0 was ended by signal 9" in launched.errors.read_text()
-        for number, interrupt in (("1", signal.SIGTERM), ("2", signal.SIGINT)):
-            reached = steps_done(folder, "two")
-            launched = Launched(folder, *SEVERAL, number, "--run", "two", "--resume")
-            wait_for_step(reached + 3, folder, "two", launched)
-            pids = launched.workers()
-            launched.process.send_signal(interrupt)
-            assert launched.process.wait(20) != 0
-            assert_gone(pids)
-            assert "Traceback" not in launched.errors.read_text()
-
-    def test_two_machines_repeat_one_with_two_processes_and_end_together(self, folder):
-        place = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
-        machines = [Launched(folder, *TORCHRUN, *place, f"--node-rank={rank}", *RUN, "far", *LONG)
-                    for rank in (0, 1)]
-        wait_for_step(2, folder, "far", *machines)
-        pids = [machine.workers()[-1] for machine in machines]
-        os.kill(pids[1], signal.SIGKILL)
-        assert all(machine.process.wait(20) != 0 for machine in machines)
-        assert_gone(pids)
-        far, two = (metrics(folder / "runs" / run)[:3] for run in ("far", "two"))
-        assert far == two

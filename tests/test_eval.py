@@ -2,22 +2,27 @@
 
 import csv
 import itertools
-import json
 import math
 import re
 import shutil
 import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import parsed
+from conftest import keep_runs_in, parsed
+from training import read_lines, run
 
 from minragen import eval as evaluation
-from minragen import train
+from minragen import models, train
+from minragen.chat import Reply
 from minragen.config import env_groups
 from minragen.envs import IMAGE, EnvGroups, make, parse_options
 from minragen.eval import SETS, of_set, pass_at_k, play, scripted, sign_test, wilson
-from minragen.rollout import Trajectory
+from minragen.rollout import Trajectory, Turn
+from minragen.runs import load_config
 
 
 class TestWilson:
@@ -60,16 +65,17 @@ class TestSignTest:
             assert sign_test(first, second) == pytest.approx(uneven / len(flips))
 
 
-def trajectory(success, episode_return, error=""):
+def trajectory(success, episode_return, error="", grounding=0.0):
     return Trajectory("", 0, 0, 0, success=success, turn_rewards=[episode_return], turns=[None],
-                      error=error)
+                      error=error, metrics={"grounding": grounding})
 
 
 def evaluated(config, split, size, sampled, greedy, samples=1, again=()):
     """The tables for such trajectories of a model; `again`: the successes of samples for pass@k."""
     def play(groups, greedily):
+        assert groups.split == split
         if groups.group_size > 1:
-            assert not greedily
+            assert len(groups) == len(again) and not greedily
             return {"checkpoint": [trajectory(success, 0.0, "gone" if success is None else "")
                                    for success in again]}
         return {"checkpoint": [trajectory(*pair) for pair in sampled],
@@ -104,11 +110,15 @@ class TestEvaluate:
         assert table.passed == {1: pytest.approx((1 / 3 + 1) / 2), 2: pytest.approx(
             (2 / 3 + 1) / 2), 3: 1.0}
         assert evaluated(config, "val", 2, once, once)["bandit"].passed == {}
-        table = evaluated(config, "val", 2, once, once, 3, [1, 0, 0, 1, None, 1])["bandit"]
-        assert (table.rows, table.passed[1]) == ([0], pytest.approx(1 / 3))  # without failures
+        four, mixture = [(True, 1.0)] * 4, parsed("--env", "frozenlake,bandit")
+        lake, arms = evaluated(mixture, "test", 4, four, [*four[:3], (False, 0.0, "gone")], 2,
+                               [0, None, 1, 0, 1, 1, 0, 0]).values()
+        assert (lake.rows, lake.passed) == ([1], {1: 0.5, 2: 1.0})  # without failures
+        assert (arms.rows, arms.passed) == ([2], {1: 1.0, 2: 1.0})
 
     def test_an_instance_on_which_an_environment_failed_is_in_nobodys_rate(self, monkeypatch):
-        sampled = [(True, 1.0), (False, 0.5), (False, 9.0, "OSError: gone"), (True, 0.3)]
+        sampled = [(True, 1.0, "", 0.25), (False, 0.5, "", 0.75), (False, 9.0, "OSError: gone"),
+                   (True, 0.3)]
         config = parsed("--env", "bandit")
         monkeypatch.setattr(type(make("bandit")), "shallow_answer", staticmethod(
             lambda texts: "Nurse" if texts[1] != broken else 1 / 0))
@@ -117,6 +127,7 @@ class TestEvaluate:
         found = sums(table)
         assert found["checkpoint"] == (1, 2, 0.75) and found["checkpoint, greedy"] == (2, 2, 1.0)
         assert [n for _, n, _ in found.values()] == [2] * 6 and table.rows == [0, 1]
+        assert table.described == {"grounding": 0.5}  # of the sampled episodes
         with pytest.raises(RuntimeError, match="every episode of bandit failed"):
             evaluated(config, "val", 2, sampled[2:3] * 2, [(True, 1.0)] * 2)
 
@@ -148,9 +159,11 @@ class TestEvaluate:
         config = parsed("--env", "frozenlake", "--env-arg", "slip=0.5")
         assert parse_options(of_set(config, "slippery").env_arg) == {
             "view": "coord", "frozen": 0.8, "frozenlake.slip": 0.2}
+        # Larger boards take more tokens, in an episode of as many turns.
+        assert of_set(config, "large").max_context == 2 * config.max_context
         for name, env in ((name, env) for name, envs in SETS.items() for env in envs):
             groups = env_groups(of_set(parsed("--env", env), name), "test", 4)
-            solved = scripted(groups, lambda env, texts, rng: env.solve()[0])
+            solved, _ = scripted(groups, lambda env, texts, rng: env.solve()[0])
             assert name == "slippery" or all(episode.success for episode in solved), (name, env)
         for name, env, said in (("larg", "sokoban", "did you mean 'large'"),
                                 ("large", "bandit", "of sokoban, frozenlake, not of bandit")):
@@ -159,8 +172,8 @@ class TestEvaluate:
 
     def test_success_in_any_turn_is_success(self):
         groups = EnvGroups("test_rollout:Counts", 1, 1)
-        assert scripted(groups, lambda env, texts, rng: "x") == [
-            (True, pytest.approx(0.6), 3, pytest.approx(2 / 3), None)]
+        assert scripted(groups, lambda env, texts, rng: "x") == (
+            [(True, pytest.approx(0.6), 3, pytest.approx(2 / 3), None)], [])
 
     def test_a_scripted_player_sees_what_a_model_has_seen(self):
         groups, seen = EnvGroups("frozenlake", 1, 1), []
@@ -170,6 +183,16 @@ class TestEvaluate:
         for texts in seen:
             assert texts == expected
             expected += "Up", env.step("Up")[0]
+
+    @pytest.mark.parametrize("split", ["train", "test"])
+    def test_demonstrations_are_of_training_instances_whatever_is_evaluated(
+            self, split, monkeypatch):
+        given = []
+        monkeypatch.setattr(evaluation, "players", lambda groups: given.append(groups) or {})
+        evaluated(parsed("--env", "bandit,countdown"), split, 2, *[[(True, 1.0)] * 2] * 2)
+        (groups,) = given
+        assert (groups.split, len(groups)) == ("train", evaluation.DEMONSTRATIONS)
+        assert {*groups.names} == {"bandit", "countdown"}
 
     def test_the_nearest_demonstration_is_the_one_that_shares_most_of_the_rare_words(self):
         """Its slow twin compares every pair of conversations."""
@@ -181,7 +204,7 @@ class TestEvaluate:
         def slow(env, texts, rng):
             def similarity(seen):
                 shared = evaluation.features(texts) & seen
-                idf = (math.log(len(shown) / sum(f in x for x, _ in shown)) for f in shared)
+                idf = (math.log(len(shown) / having[feature]) for feature in shared)
                 return sum(idf) / math.sqrt(len(seen))
             return max(shown, key=lambda pair: round(similarity(pair[0]), 9))[1]
 
@@ -189,8 +212,9 @@ class TestEvaluate:
         scripted(training, lambda env, texts, rng: shown.append(
             (evaluation.features(texts), env.solve()[0])) or shown[-1][1])
         nearest = evaluation.NearestDemonstration(training)
+        having = Counter(feature for seen, _ in shown for feature in seen)
         assert answers(held, nearest) == answers(held, slow)
-        assert sum(episode.success for episode in scripted(held, nearest)) == 20
+        assert sum(episode.success for episode in scripted(held, nearest)[0]) == 20
 
 
 def players_of(capsys, *argv):
@@ -205,8 +229,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("eval")
     small = ["--env", "bandit", "--num-groups", "2", "--group-size", "4", "--val-size", "16"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("minragen.runs.RUNS", folder)
-        patch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        keep_runs_in(folder, tmp_path_factory, patch)
         train.main([*small, "--run", "a", "--steps", "1"])
         train.main([*small, "--run", "b", "--steps", "1", "--lr", "0.01"])
         train.main([*small, "--run", "c", "--steps", "1", "--env-arg", "high_prob=0.5"])
@@ -217,6 +240,19 @@ def finished(tmp_path_factory):
 def trained(finished, runs):
     """A copy of them as runs/."""
     return shutil.copytree(finished, runs)
+
+
+@pytest.fixture
+def refused(capsys):
+    """refused((words, part of the sentence), ...): the command ends with it and plays nothing."""
+    def check(*rows):
+        for words, said in rows:
+            with pytest.raises(SystemExit) as stop:
+                evaluation.main(words)
+            printed = capsys.readouterr()
+            assert said in str(stop.value) + printed.err, words
+            assert printed.out == ""
+    return check
 
 
 class TestCommand:
@@ -234,9 +270,9 @@ class TestCommand:
         assert last == "F1 of descriptions: grounding 0.250, worldmodeling 0.750"
 
     def test_it_measures_a_run_on_the_split_asked_for_as_the_run_measured_itself(
-            self, trained, capsys, monkeypatch):
+            self, trained, refused, capsys, monkeypatch):
         (trained / "a").rename(trained / "d")  # a run is where its folder is
-        lines = [json.loads(x) for x in (trained / "d" / "metrics.jsonl").read_text().splitlines()]
+        lines = read_lines(trained / "d" / "metrics.jsonl")
         for split, line in (("val", lines[1]), ("test", lines[2])):
             monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
             evaluation.main(["--run", "d", "--split", split, "--size", "16"])
@@ -247,16 +283,14 @@ class TestCommand:
                 assert f"{line[f'{split}/{name}']:7.3f}   [{low:.3f}, {high:.3f}]" in row
             assert printed[7].startswith("solver                   1.000")
         assert lines[1]["val/success"] != lines[2]["test/success"]
-        for argv, said in ((["--run", "e"], r"unknown run 'e'\. Known: b, c, d\."),
-                           (["--run", "d", "--size", "0"], "expected 1 to 65536")):
-            with pytest.raises(SystemExit, match=said):
-                evaluation.main(argv)
+        refused((["--run", "e"], "unknown run 'e'. Known: b, c, d."),
+                (["--run", "d", "--size", "0"], "expected 1 to 65536"))
 
     def test_runs_are_compared_instance_by_instance_and_only_on_one_task(
-            self, trained, capsys, tmp_path):
+            self, trained, refused, capsys, tmp_path):
         evaluation.main(["--run", "a b", "--size", "32", "--out", str(tmp_path / "out")])
         sampled, greedy = capsys.readouterr().out.splitlines()[-2:]
-        chats = [json.loads(x) for x in (tmp_path / "out" / "chats.jsonl").read_text().splitlines()]
+        chats = read_lines(tmp_path / "out" / "chats.jsonl")
         pairs = [(one["success"], two["success"]) for one, two in zip(chats[:32], chats[32:])]
         alone = [pairs.count(x) for x in ((True, False), (False, True))]
         assert sampled == (
@@ -264,12 +298,66 @@ class TestCommand:
             f"{alone[1]}, neither {pairs.count((False, False))}; sign test p = "
             f"{sign_test(*alone):.3g}")
         assert greedy.startswith("bandit, checkpoint, greedy: both ")
-        shutil.rmtree(trained / "b" / "checkpoint")
-        for names, said in (("a c", "a and c cannot be compared: they play"),
-                            ("a b", "b has no checkpoint"), ("", "unknown run ''")):
-            with pytest.raises(SystemExit, match=said):
-                evaluation.main(["--run", names])
-            assert capsys.readouterr().out == ""  # before anything is played
+        for path in (trained / "b").glob("checkpoint*"):
+            shutil.rmtree(path)
+        path = shutil.copytree(trained / "c", trained / "d") / "config.json"
+        path.write_text(path.read_text().replace('"max_turns": 0', '"max_turns": 1'))
+        task = "'bandit mixed=True high_prob=0.5"
+        refused((["--run", "a c"], f"a and c cannot be compared: they play 'bandit mixed=True' and "
+                                   f"{task}'. Evaluate"),
+                (["--run", "c d"], f"they play {task}' and {task} max_turns=1'."),
+                (["--run", "a b"], "b has no checkpoint"), (["--run", ""], "unknown run ''"))
+
+    def test_options_of_the_command_reach_the_config_that_is_measured(self, trained):
+        def configs(*words):
+            return [config for _, config, _ in evaluation.subjects(evaluation.arguments(words))]
+
+        greedy, plain = configs("--run", "a", "--temperature", "0") + configs("--run", "a")
+        assert (greedy.val_temperature, plain.val_temperature) == (0.0, 0.5)
+        (unseen,) = configs("--run", "a", "--set", "unseen")
+        assert unseen.env_arg == ("bandit.mixed=False",) and plain.env_arg == ("mixed=True",)
+        arms, lake = configs("--env", "bandit,frozenlake", "--model", "tiny", "--env-arg",
+                             "frozenlake.slip=0.1")
+        assert "frozenlake.slip=0.1" in lake.env_arg and arms.env_arg == ("mixed=True",)
+        (arms,) = configs("--env", "bandit", "--model", "tiny", "--env-arg", "high_prob=0.5")
+        assert arms.env_arg == ("mixed=True", "high_prob=0.5")
+
+    def test_a_model_behind_a_server_is_asked_as_the_options_say(self, monkeypatch, capsys):
+        asked = []
+
+        class Server(SimpleNamespace):
+            def __init__(self, *given):
+                asked.append(given)
+                super().__init__(prompt_tokens=7000, reply_tokens=20)
+
+            def collect(self, groups):
+                return [trajectory(True, 1.0)] * len(groups)
+
+        monkeypatch.setattr("minragen.api.Server", Server)
+        monkeypatch.setattr(evaluation, "players", lambda training: {})
+        evaluation.main(["--env", "lean", "--api", "http://x", "--api-model", "m", "--size", "2",
+                         "--temperature", "0.25", "--samples", "2"])
+        assert asked == [("http://x", "m", "free_think", 128, 0.25)]
+        printed = capsys.readouterr().out
+        assert "m                        1.000" in printed and "pass@2 1.000" in printed
+        assert printed.endswith("counted 7,000 tokens of prompts and 20 of replies\n")
+
+    def test_the_best_checkpoint_is_measured_if_asked_for_and_if_there_is_one(
+            self, trained, refused, capsys, monkeypatch):
+        best, loaded, load = trained / "a" / "checkpoint.best", [], models.load_policy
+        monkeypatch.setattr(models, "load_policy", lambda source, *given: (
+            loaded.append(source) or load(source, *given)))
+        (trained / "a" / "checkpoint").rename(best.with_name("checkpoint.old"))
+        assert players_of(capsys, "--run", "a", "--checkpoint", "best", "--size", "4")[:2] == [
+            "best", "best, greedy"]
+        assert loaded == [best]
+        (best / "trainer.pt").write_bytes(b"")
+        best.with_name("checkpoint.old").rename(best.with_name("checkpoint"))
+        asked = ["--run", "a", "--checkpoint", "best"]
+        refused((asked, "best/trainer.pt has changed. Restore the file. Leave out --checkpoint"))
+        shutil.rmtree(best)
+        refused((asked, "a has no best checkpoint: its weights are not here. Leave out --check"),
+                (["--env", "bandit", "--checkpoint", "best"], "--checkpoint needs --run"))
 
     def test_it_writes_a_row_for_each_player_and_chats_as_messages(self, trained, tmp_path):
         evaluation.main(["--run", "a", "--size", "8", "--samples", "2", "--split", "val", "--out",
@@ -278,23 +366,38 @@ class TestCommand:
             rows = [*csv.DictReader(file)]
         assert [row["player"] for row in rows][:2] == ["checkpoint", "checkpoint, greedy"]
         assert len(rows) == 6 and {row["options"] for row in rows} == {"mixed=True"}
-        chats = [json.loads(x) for x in (tmp_path / "chats.jsonl").read_text().splitlines()]
+        chats = read_lines(tmp_path / "chats.jsonl")
         assert float(rows[0]["success"]) == sum(chat["success"] for chat in chats) / 8
         assert rows[0]["pass@k"].startswith("1:0.") and rows[0]["split"] == "val"
         assert [m["role"] for m in chats[0]["messages"]] == ["system", "user", "assistant"]
 
     def test_a_model_that_was_not_trained_is_measured_with_its_presets_in_each_environment(
-            self, capsys):
+            self, refused, capsys):
         assert players_of(capsys, "--env", "bandit", "--model", "tiny", "--size", "4",
                           "--temperature", "0")[:2] == ["tiny", "tiny, greedy"]
-        for argv, said in ((["--env", "bandit,lak"], "unknown env 'lak'"),
-                           (["--run", "a", "--model", "tiny"], "--model needs --env"),
-                           (["--run", "a", "--env-arg", "slip=0"], "--env-arg has no effect with"),
-                           (["--play", "bandit", "--set", "large"], "--set has no effect with"),
-                           (["--env", "bandit", "--api-model", "m"], "--api-model needs --api")):
-            with pytest.raises(SystemExit) as stopped:
-                evaluation.main(argv)
-            assert said in str(stopped.value) + capsys.readouterr().err
+        refused((["--env", "bandit,lak"], "unknown env 'lak'"),
+                (["--run", "a", "--model", "tiny"], "--model needs --env"),
+                (["--run", "a", "--env-arg", "slip=0"], "--env-arg has no effect with"),
+                (["--play", "bandit", "--set", "large"], "--set has no effect with"),
+                (["--env", "bandit", "--api-model", "m"], "--api-model needs --api"))
+
+
+class TestElsewhere:
+    @pytest.mark.parametrize("options", [(), ("--lora-rank", "4")])
+    def test_the_program_on_the_page_samples_the_ids_that_the_checkpoint_samples_here(
+            self, options, runs, monkeypatch, capsys):
+        page = (Path(__file__).parent.parent / "docs" / "evaluate.md").read_text()
+        (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+        run("--env frozenlake --run lake --steps 1 --num-groups 2 --group-size 4 --val-size 2 "
+            "--diagnose-every 0", *options)
+        config = load_config("lake")
+        here = evaluation.checkpoint_player(config, "lake")(env_groups(config, "test", 2))
+        monkeypatch.chdir(runs.parent)
+        for seed, t in enumerate(here["checkpoint, greedy"]):
+            exec(program.replace("seed=0", f"seed={seed}"), found := {})
+            assert [*found["ids"][0].tolist(), *found["out"].tolist()] == t.tokens
+            assert bool(found["info"]["success"]) == t.success
+        assert sum(len(t.turns) for t in here["checkpoint, greedy"]) > 2  # so there is a history
 
 
 class TestPlay:
@@ -322,6 +425,10 @@ class TestPlay:
         said = self.play("?", "Right || Up", "Up")
         assert "Right || Up" in said and "--- success, return 1" in said
 
+    def test_a_blank_line_costs_nothing(self):
+        said = self.play("", "Right || Up", "  ", "Up")
+        assert said.count("Type an answer.") == 2 and "--- success, return 1" in said
+
     def test_a_line_that_ends_in_a_backslash_goes_on(self):
         assert "--- success, return 1" in self.play("Right ||\\", "Up", "Up")
 
@@ -342,11 +449,102 @@ class TestPlay:
         assert "▀" not in self.play()  # a view without an image
         assert evaluation.half_blocks(image[:3]).count("\n") == 1
 
-    def test_the_command_says_what_it_does_not_know(self):
-        for words, said in ((["--play", "frozen_lake"], "did you mean 'frozenlake'"),
-                            (["--play", ""], "unknown env ''"),
-                            (["--play", "bandit", "--seed", "-1"], "expected 0 to"),
-                            (["--play", "countdown", "--env-arg", "data={[1]:2}"], "no file"),
-                            (["--play", "frozenlake", "--env-arg", "sice=3"], "size")):
-            with pytest.raises(SystemExit, match=said):
-                evaluation.main(words)
+    def test_the_command_says_what_it_does_not_know(self, refused):
+        refused((["--play", "frozen_lake"], "did you mean 'frozenlake'"),
+                (["--play", ""], "unknown env ''"),
+                (["--play", "bandit", "--seed", "-1"], "expected 0 to"),
+                (["--play", "countdown", "--env-arg", "data={[1]:2}"], "no file"),
+                (["--play", "frozenlake", "--env-arg", "sice=3"], "size"))
+
+
+class TestShow:
+    """`--run NAME --show`: the policy plays."""
+
+    def test_it_shows_the_episodes_that_are_measured_from_the_seed_on(
+            self, trained, capsys, tmp_path):
+        evaluation.main(["--run", "a", "--split", "val", "--size", "5", "--out", str(tmp_path)])
+        chats = read_lines(tmp_path / "chats.jsonl")[2:]
+        capsys.readouterr()
+        evaluation.main(["--run", "a", "--split", "val", "--show", "--seed", "2"])
+        title, *episodes = capsys.readouterr().out.split("\n--- bandit, val seed ")
+        assert title.startswith("run a plays bandit, sampled at temperature 0.5 (greedy")
+        assert "Enter" not in title and len(episodes) == len(chats) == evaluation.SHOWN
+        for seed, (chat, episode) in enumerate(zip(chats, episodes), 2):
+            system, asked, reply = (m["content"] for m in chat["messages"])
+            end = f"--- {'success' if chat['success'] else 'no success'}, return {chat['return']:g}"
+            assert chat["seed"] == seed and f"{seed}\n" == episode[:2]
+            assert f"\n{asked}\n> <think>{reply}\n\nReward: {chat['return']:g}\n" in episode
+            assert episode.rstrip().endswith(end)
+            assert (make("bandit").instruction in episode) == (seed == 2)
+
+    def test_a_grid_of_the_users_own_is_no_board(self):
+        env = make("bandit")
+        env.grid = [[0]]
+        assert evaluation.boards_of(env, Trajectory("", 0, 0, 0, turns=[None])) == ["", ""]
+
+    def test_in_a_terminal_enter_goes_on_and_ctrl_d_ends(self, trained, monkeypatch):
+        said, config = [], parsed("--env", "bandit")
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+
+        def ask():
+            said.append("Enter")
+            if said.count("Enter") == 9:
+                raise EOFError
+
+        evaluation.show_run("a", config, "test", 0, ask=ask, say=said.append)
+        marks = ["Enter" if line == "Enter" else line.strip()[:3] for line in said]
+        assert marks[:7] == ["run", "---", "Two", "Enter", "> <", "Rew", "Enter"]
+        assert said[-1] == "Enter" and sum(line.startswith("\n---") for line in said) == 5
+
+    def test_replies_cannot_speak_to_the_terminal_and_a_failure_has_its_line(self):
+        t = Trajectory("bandit", 0, 0, 0, observation="gone", turn_rewards=[0.0, -0.1], turns=[
+            Turn("board", "\x1b]0;title\x07 Up", None, 0.0, None),
+            Turn("board 2", "Down", None, -0.1, None)])
+        try:
+            EnvGroups("nosuch", 1, 1)
+        except ValueError as error:
+            t.fail(error)
+        said = []
+        evaluation.show_episode(t, "<think>", lambda: said.append("Enter"), said.append, [""] * 3)
+        assert "unknown env 'nosuch'" in said.pop(6)
+        assert said == ["board", "Enter", "> <think>]0;title Up\n", "board 2", "Enter",
+                        "> <think>Down\n", "gone\n--- env error, return -0.1 = 0 + -0.1", "Enter"]
+
+    @pytest.mark.parametrize("view", ["coord", "grid"])
+    def test_the_board_is_drawn_once_also_where_the_model_reads_coordinates(self, view):
+        env, said = make("frozenlake", view=view), []
+        env.reset(seed=3)
+        t, boards = Trajectory("frozenlake", 3, 0, 0), []
+        for answer in env.solve():
+            t.turns.append(Turn(env.render_text(), answer, Reply(answer=answer), 0.0, None))
+            boards.append(env.grid())
+            t.observation = env.step(answer)[0]
+        boards.append(env.grid())
+        assert evaluation.boards_of(env, t) == boards and len({*boards}) > 2
+        evaluation.show_episode(t, "", lambda: None, said.append, boards)
+        for text, board in zip(said[::2], boards, strict=True):
+            assert text.count(board) == 1
+
+    def test_a_run_is_measured_in_its_own_format_window_and_temperature_and_shown_in_rounds(
+            self, runs, capsys, tmp_path):
+        """Here of a mixture, one instance of each environment a round."""
+        run("--env toys:Lottery,toys:Raffle --context limited --window 2 --run w --steps 1 "
+            "--num-groups 2 --group-size 2 --val-size 4 --warmup-steps 0 --max-new-tokens 6 "
+            "--max-context 300 --response-format no_think --val-temperature 1.5")
+        capsys.readouterr()
+        evaluation.main(["--run", "w", "--show"])
+        titles = re.findall(r"\n--- (toys:\w+), test seed (\d)", capsys.readouterr().out)
+        assert titles == [("toys:Lottery", "0"), ("toys:Raffle", "1"), ("toys:Lottery", "2"),
+                          ("toys:Raffle", "3")]
+        evaluation.main(["--run", "w", "--size", "4", "--out", str(tmp_path / "out")])
+        chats = read_lines(tmp_path / "out" / "chats.jsonl")
+        assert [chat["messages"] for chat in chats] == [
+            line["messages"] for line in read_lines(runs / "w" / "trajectories.jsonl")
+            if line["split"] == "test"]
+
+    def test_what_has_no_effect_is_refused(self, refused):
+        refused((["--show", "--env", "bandit"], "--show needs --run"),
+                (["--run", "a", "--show", "--size", "3"], "--size has no effect with"),
+                (["--run", "a", "--seed", "3"], "--seed has no effect with --run"),
+                (["--play", "bandit", "--temperature", "0"], "--temperature has no"),
+                (["--run", "a b", "--show"], "--show takes one run"))

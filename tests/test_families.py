@@ -1,6 +1,6 @@
 """Which architectures can be trained: with random weights they work, or a sentence refuses them.
 
-docs/models.md has one row for each of FAMILIES; a failing test prints the table as measured.
+docs/models.md has one row for each of FAMILIES.
 """
 
 import contextlib
@@ -145,17 +145,12 @@ def measured(name):
     return "works"
 
 
-def table():
-    return "\n".join(f"| {name} | {measured(name)} |" for name in FAMILIES)
-
-
 class TestFamilies:
-    @pytest.mark.parametrize("name", FAMILIES)
+    @pytest.mark.parametrize("name", ["Gemma 2", "Cohere 2", "Mistral, window", "GPT-NeoX", "Mamba",
+                                      "GPT-2, longer", "Phi-3, longrope, longer", "T5"])
     def test_it_works_or_is_refused_as_the_page_says_and_is_never_silently_wrong(self, name):
-        assert f"\n| {name} | {measured(name)} |\n" in PAGE, f"write into the page:\n{table()}"
-
-    def test_the_page_has_all_of_them_and_no_other(self):
-        assert f"\n|---|---|\n{table()}\n\n" in PAGE, f"write into the page:\n{table()}"
+        """The others: long/test_every_family.py."""
+        assert f"\n| {name} | {measured(name)} |\n" in PAGE
 
     @pytest.mark.parametrize("name", ["Ministral", "StarCoder2, window", "GPT-2, longer"])
     @torch.no_grad()

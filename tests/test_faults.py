@@ -1,67 +1,282 @@
-"""A run among faults: environments that raise or hang, updates that are not finite.
+"""A run among faults: environments that raise or hang, updates that are not finite; and what a
+user reads about exceptions.
 
     python -m pytest tests/test_faults.py     (3 steps; with MINRAGEN_KILLS=100, `make torture`, 30)
 """
 
-import random
+import re
+import runpy
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
-import torch
-from test_kill import KILLS
-from test_train import metrics, run
+from conftest import message, parsed
+from training import run
 
-from minragen import envs
+from minragen import envs, faults, report, reproduce
+from minragen import eval as evaluation
 from minragen import train as trainer
-from minragen.environments.frozenlake import FrozenLake
-from minragen.eval import wilson
+from minragen.envs import EnvGroups
+from minragen.rollout import Trajectory
+from minragen.runs import ENDED, Log
 
-LONG = KILLS >= 100
-# tiny's own preset, whose warm-up is bundled.
-OPTIONS = ["--env", "frozenlake", "--diagnose-every", "0", "--save-every", "30", *(
-    ["--steps", "30", "--val-every", "30"] if LONG else
-    ["--steps", "3", "--val-every", "3", "--num-groups", "4", "--val-size", "32"])]
+USERS = """
+import json
+
+from minragen.envs import Budget, Outcome, ServerGone, TextEnv
+
+WHERE, TRAINING = {where!r}, 2**41
+
+def broken(place, error=ValueError("zzz\\x1b]0;title")):
+    if WHERE == place:
+        raise error
+
+broken("import")
+
+class Mine(TextEnv):
+    budget = Budget(0 if WHERE == "budget" else 1, 1, 1)
+    actions = ("A",)
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        broken("init")
+
+    @property
+    def instruction(self):
+        broken("instruction")
+        return "Say A."
+
+    def reset(self, *, seed=None, options=None):
+        self.late = seed >= TRAINING
+        if self.late:
+            broken("first prompt")
+        return super().reset(seed=seed, options=options)
+
+    def _reset(self, rng):
+        broken("reset")
+        self.number = int(rng.integers(100))
+
+    def render(self):
+        broken("render")
+        return f"Number {{self.number}}"
+
+    def step(self, answer):
+        if self.late:
+            broken("training")
+        return super().step(answer)
+
+    def _act(self, action):
+        broken("act")
+        broken("server", ServerGone("no answer"))
+        if WHERE == "library":
+            json.loads("{{")
+        return Outcome(1.0, True, True)
+
+    def solve(self):
+        broken("solve")
+        if WHERE == "option":
+            type(self)(size=3)
+        return ["A"]
+
+    def note(self):
+        broken("note")
+        return "A"
+
+    @staticmethod
+    def shallow_answer(texts):
+        broken("shallow")
+        return "A"
+"""
 
 
-def test_a_run_completes_learns_and_counts_what_was_injected(runs, monkeypatch):
-    rng, injected, updates = random.Random(0), {"raised": 0, "hung": 0, "bad": 0}, []
-    run("--run calm", *OPTIONS)
-    step, update, build = FrozenLake.step, trainer.AdamW.step, trainer.build
+@pytest.fixture
+def users(tmp_path, monkeypatch):
+    """(where) -> writes users_env.py, which raises there, into the current folder."""
+    monkeypatch.chdir(tmp_path)
 
-    def build_and_begin(*given):  # what the model is made from must not fail
-        learner = build(*given)
-        monkeypatch.setattr(FrozenLake, "step", faulty_step)
-        return learner
+    def write(where, text=USERS):
+        monkeypatch.delitem(sys.modules, "users_env", raising=False)
+        text = text.format(where=where) if text is USERS else text
+        (tmp_path / "users_env.py").write_text(text)
+        sys.path_importer_cache.pop(str(tmp_path), None)
+        return text
 
-    def faulty_step(env, answer):
-        kind = rng.choices(["raised", "hung", ""], [0.1, 0.05, 0.85])[0]
-        if kind:
-            injected[kind] += 1
-        if kind == "raised":
-            raise ConnectionError("injected")
-        if kind == "hung":
-            time.sleep(9)
-        return step(env, answer)
+    yield write
+    sys.modules.pop("users_env", None)
 
-    def faulty_update(optimizer, max_grad_norm):
-        updates.append(optimizer)
-        if len(updates) % (100 if LONG else 2) == 0:
-            injected["bad"] += 1
-            optimizer.masters[0].grad[0] = torch.nan
-        return update(optimizer, max_grad_norm)
 
-    monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.25)
-    monkeypatch.setattr(trainer, "build", build_and_begin)
-    monkeypatch.setattr(trainer.AdamW, "step", faulty_update)
-    run("--run faulty", *OPTIONS)
-    calm, faulty = (metrics(runs / name) for name in ("calm", "faulty"))
-    assert [line["step"] for line in faulty] == [line["step"] for line in calm]
-    failed = sum(value for line in faulty for name, value in line.items()
-                 if name.endswith("env_errors") or name.endswith("env_errors_greedy"))
-    assert failed == injected["raised"] + injected["hung"] > 0
-    assert sum(line.get("updates_skipped", 0) for line in faulty) == injected["bad"] > 0
-    low, high = wilson(round(256 * calm[-2]["val/success"]), 256)
-    print(injected, [line.get("val/success") for line in (calm[0], calm[-2], faulty[-2])])
-    if LONG:
-        assert low <= faulty[-2]["val/success"] <= high
-    assert faulty[-2]["val/success"] == pytest.approx(calm[-2]["val/success"], abs=0.5)
+def solved(name, monkeypatch):
+    """How the command ends that shows the solver's episode."""
+    monkeypatch.setattr(sys, "argv", ["minragen.environments", name])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("minragen.environments", run_name="__main__", alter_sys=True)
+    return str(stop.value)
+
+
+def line_of(text, part):
+    """The number of the only line of a text with this part."""
+    (number,) = (n for n, line in enumerate(text.splitlines(), 1) if part in line)
+    return number
+
+
+@pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
+class TestSentences:
+    @pytest.mark.parametrize("where", ["import", "init", "instruction", "reset", "render", "act",
+                                       "solve"])
+    def test_an_exception_of_the_users_code_has_its_environment_its_line_and_its_traceback(
+            self, users, monkeypatch, capsys, where):
+        line = line_of(users(where), "raise error")
+        name = "users_env" if where == "import" else "users_env:Mine"
+        assert solved("users_env:Mine", monkeypatch) == (
+            f"error: {name} raised ValueError: zzz]0;title (users_env.py:{line} in broken).")
+        assert "raise error\nValueError: zzz" in capsys.readouterr().err
+
+    def test_below_the_users_line_a_library_may_have_raised(self, users, monkeypatch):
+        line = line_of(users("library"), "json.loads")
+        said = solved("users_env:Mine", monkeypatch)
+        assert said.startswith("error: users_env:Mine raised JSONDecodeError: Expecting")
+        assert said.endswith(f"(users_env.py:{line} in _act).")
+
+    def test_a_refusal_is_one_sentence_also_where_the_users_code_led_to_it(
+            self, users, monkeypatch, capsys):
+        for where, said in (("budget", "bad budget: max_turns is 0, expected an integer >= 1."),
+                            ("option", "unknown option of Mine 'size'. Known: none."),
+                            ("server", "no answer")):
+            users(where)
+            assert solved("users_env:Mine", monkeypatch) == f"error: {said}"
+            assert capsys.readouterr().err == ""
+
+    def test_a_file_that_python_cannot_read_and_a_module_that_is_missing_are_named(
+            self, users, monkeypatch):
+        for text, said in (
+                ("x = 1\ndef f(:", "users_env raised SyntaxError: invalid syntax "
+                                   "(users_env.py:2)."),
+                ("x = 1\nimport nosuch", "users_env raised ModuleNotFoundError: No module named "
+                                         "'nosuch' (users_env.py:2 in <module>).")):
+            users("", text)
+            assert solved("users_env:Mine", monkeypatch) == f"error: {said}"
+        for name in ("nosuch", "nosuch.deeper"):
+            assert solved(f"{name}:Thing", monkeypatch) == (
+                f"error: env {name}:Thing: there is no module 'nosuch' in the current folder or "
+                f"among the installed packages.")
+
+    def test_an_error_of_ours_is_no_refusal_whatever_its_class(self, monkeypatch, capsys):
+        monkeypatch.setattr(envs, "REGISTRY", {"bandit": None})
+        with pytest.raises(SystemExit, match=r"^error: minRAGEN raised AttributeError: 'NoneType' "
+                                             r".*envs\.py:\d+ in make\)\.$"):
+            evaluation.main(["--play", "bandit"])
+        monkeypatch.setattr(evaluation, "parse_options", lambda options: [].index(1))
+        with pytest.raises(SystemExit, match="raised ValueError: 1 is not in list"):
+            evaluation.main(["--play", "bandit"])
+        assert capsys.readouterr().err.count("Traceback") == 2
+
+    def test_a_refusal_because_of_the_users_exception_has_its_line(self):
+        with pytest.raises(ValueError, match="does not begin with these options: KeyError") as bad:
+            envs.make("test_envs:words/Broken-v0")
+        assert "test_envs.py:" in faults.fault_of(bad.value).place
+        assert faults.fault_of(bad.value).sentence.startswith("env 'words/Broken-v0' does not")
+
+    def test_a_step_over_the_time_limit_has_the_line_that_it_was_in(self, monkeypatch):
+        monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.1)
+        monkeypatch.setattr("toys.Lottery.step", lambda env, answer: time.sleep(9))
+        groups = EnvGroups("toys:Lottery", 1, 1)
+        groups.reset(0)
+        fault = faults.fault_of(groups.step([0], ["word"])[0])
+        assert fault.sentence == "toys:Lottery raised TimeoutError: a step took over 0.1 seconds"
+        assert "test_faults.py:" in fault.place and fault.place.endswith("in <lambda>")
+
+    def test_a_stored_traceback_is_bounded_and_has_the_innermost_lines(self):
+        def deeper(n):
+            return shallower(n + 1)
+
+        def shallower(n):
+            if n < 200:
+                return deeper(n + 1)
+            return {}["the last"]
+
+        try:
+            deeper(0)
+        except KeyError as error:
+            found = faults.fault_of(error).traceback
+            assert '{}["the last"]' in found and len(found) < faults.MOST_CHARACTERS
+            assert found.count("File") <= faults.MOST_FRAMES
+        try:
+            raise ValueError("x" * 10**6)
+        except ValueError as error:
+            assert len(faults.fault_of(error).traceback) == faults.MOST_CHARACTERS
+            assert len(str(faults.fault_of(error))) < 500
+
+    def test_an_unknown_option_or_value_is_one_sentence_with_the_nearest_name(self, capsys):
+        for main, words, said in (
+                (evaluation.main, ["--rnu", "a"], "unknown option '--rnu': did you mean '--run'?"),
+                (evaluation.main, ["--run", "a", "--split", "foo"], "unknown split 'foo'. Known"),
+                (evaluation.main, ["--size", "3"], "give --run NAME, --env ENV or --play ENV"),
+                (evaluation.main, ["--play", "a", "--seed", "x"], "invalid int value: 'x'"),
+                (report.main, ["a", "--wach"], "did you mean '--watch'?"),
+                (reproduce.main, [], "arguments are required: run")):
+            with pytest.raises(SystemExit) as stop:
+                main(words)
+            printed = capsys.readouterr().err
+            assert stop.value.code == 2 and said in printed
+            assert printed.startswith("error: ") and printed.count("\n") == 1
+
+
+class TestErrorsFile:
+    SMALL = ("--env users_env:Mine --num-groups 4 --group-size 2 --val-size 2 --max-new-tokens 6 "
+             "--max-context 200 --diagnose-every 0 --warmup-steps 2 --run a")
+
+    def test_while_a_run_trains_the_first_traceback_of_each_line_is_kept_and_the_line_is_printed(
+            self, users, runs, capsys):
+        line = line_of(users("training"), "raise error")
+        run(self.SMALL, "--steps", "2")
+        place = f"users_env.py:{line} in broken"
+        assert (f"are left out: ValueError: zzz]0;title (users_env:Mine, {place}; traceback in "
+                f"{runs / 'a' / 'errors.txt'})") in capsys.readouterr().out
+        text = (runs / "a" / "errors.txt").read_text()
+        assert text.startswith("step 1, train, users_env:Mine: users_env:Mine raised ValueError")
+        assert (text.count(f"({place})"), text.count("Traceback")) == (1, 1) and "\x1b" not in text
+        run("--run a --resume --steps 3")
+        assert (runs / "a" / "errors.txt").read_text() == text
+
+    @pytest.mark.parametrize("where, said", [
+        ("note", "users_env:Mine raised ValueError: zzz]0;title (users_env.py:"),
+        ("first prompt", "users_env:Mine does not begin: ValueError: zzz]0;title (users_env.py:")])
+    def test_before_step_0_an_exception_ends_the_run_without_a_folder(
+            self, users, runs, capsys, where, said):
+        users(where)
+        assert message(*self.SMALL.split()).startswith(f"error: {said}")
+        assert "raise error\nValueError: zzz" in capsys.readouterr().err
+        assert not (runs / "a").exists()
+
+    def test_what_ends_a_run_after_its_beginning_is_in_its_folder(
+            self, users, runs, capsys, monkeypatch):
+        users("")
+        monkeypatch.setattr(trainer, "train_step", lambda *given: {}["no such key"])
+        path = runs / "a" / "errors.txt"
+        said = message(*self.SMALL.split())
+        assert "raised KeyError: 'no such key' (" in said
+        assert said.endswith(f"in <lambda>). The traceback is in {path}.")
+        assert "KeyError: 'no such key'" in path.read_text()
+        assert "Traceback" not in capsys.readouterr().err
+
+    def test_what_ends_a_run_is_kept_also_if_its_line_has_failed_before(self, tmp_path, capsys):
+        log, place = SimpleNamespace(folder=tmp_path), "mine.py:3 in _act"
+        for when, said in (("step 1", "first"), ("step 1", "second"), (ENDED, "last")):
+            fault = faults.Fault(said, place, f"Traceback of {said}")
+            assert Log.keep(log, fault, when) == tmp_path / "errors.txt"
+        text = (tmp_path / "errors.txt").read_text()
+        assert re.findall("Traceback of (.*)", text) == ["first", "last"]
+        log.folder = tmp_path / "errors.txt"  # nothing can be written there
+        assert Log.keep(log, fault, ENDED) is None and "errors.txt" in capsys.readouterr().out
+
+    def test_a_scripted_player_that_fails_is_named_in_an_evaluation(self, users, runs, capsys):
+        line = line_of(users("shallow"), "raise error")
+        won = Trajectory("", 0, 0, 0, success=True, turn_rewards=[1.0], turns=[None])
+        with pytest.raises(RuntimeError, match="every episode of users_env:Mine failed"):
+            evaluation.evaluate(parsed("--env", "users_env:Mine"), "test", 3,
+                                lambda groups, greedy: {"model": [won] * 3})
+        printed = capsys.readouterr().err
+        assert (f"env error, episodes left out: 3. users_env:Mine raised ValueError: zzz]0;title "
+                f"(users_env.py:{line} in broken).\n") in printed
+        assert printed.count("Traceback") == 1

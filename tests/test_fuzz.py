@@ -3,8 +3,7 @@
 import random
 
 import pytest
-from fuzz import SLOW, TARGETS, Source
-from replies import play_replies
+from fuzz import SLOW, TARGETS, Source, play_replies
 
 from minragen.environments import board, countdown, lean, theorems
 from minragen.envs import REGISTRY

@@ -1,21 +1,80 @@
-"""TensorBoard and Weights & Biases beside metrics.jsonl, read back from their files."""
+"""TensorBoard and Weights & Biases beside metrics.jsonl: what they are given, and, where they are
+installed, what is read back from their files."""
 
 import json
-import os
 import shlex
-import signal
 import struct
-import subprocess
 import sys
-import time
 from collections import defaultdict
-from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import ANY, MagicMock, call
 
 import pytest
 from conftest import message
-from test_train import BRIEF, metrics, read_lines, run
+from training import BRIEF, metrics, read_lines, run
+
+from minragen import loggers
 
 SHORT = [*BRIEF, *shlex.split("--warmup-steps 0 --filter none --diagnose-every 2")]
+
+
+HISTORY = [{"step": 0, "success": 0.5, "kl": None}, {"step": 1, "regime": "diverse", "kl": 0.25}]
+
+
+def start(folder, log):
+    """What writes a step to the loggers of a run that has the steps of HISTORY."""
+    return loggers.start(folder, SimpleNamespace(log=log), HISTORY)
+
+
+class TestCalls:
+    """With stand-ins for the libraries."""
+
+    def test_each_gets_the_history_and_each_step_and_one_that_raises_is_dropped_and_named_once(
+            self, tmp_path, monkeypatch, capsys):
+        good, bad = MagicMock(), MagicMock(side_effect=[None, OSError("it is full")])
+        for name, write in (("tensorboard", good), ("wandb", bad)):
+            monkeypatch.setitem(loggers.LOGGERS, name, lambda folder, config, write=write: write)
+        write, later = start(tmp_path, "tensorboard, wandb"), [{"step": 2}, {"step": 3}]
+        for line in later:
+            write(line)
+        assert good.mock_calls == [*map(call, HISTORY + later)]
+        assert bad.mock_calls == [*map(call, HISTORY)]
+        assert capsys.readouterr().out.count("warning   wandb is closed: it is full. The") == 1
+        monkeypatch.setitem(loggers.LOGGERS, "wandb", MagicMock(side_effect=KeyError()))
+        with pytest.raises(RuntimeError, match="--log wandb: KeyError"):
+            start(tmp_path, "wandb")
+
+    def test_tensorboard_begins_anew_gets_numbers_with_their_step_and_shows_them_at_once(
+            self, tmp_path, monkeypatch):
+        (tmp_path / "tensorboard" / "old").mkdir(parents=True)
+        writer = MagicMock()
+        monkeypatch.setitem(sys.modules, "torch.utils.tensorboard",
+                            SimpleNamespace(SummaryWriter=writer))
+        start(tmp_path, "tensorboard")
+        assert not (tmp_path / "tensorboard").exists()
+        assert writer.mock_calls == [
+            call(tmp_path / "tensorboard", purge_step=0), call().add_text("config", ANY),
+            call().add_scalar("step", 0, 0), call().add_scalar("success", 0.5, 0), call().flush(),
+            call().add_scalar("step", 1, 1), call().add_scalar("kl", 0.25, 1), call().flush()]
+
+    def test_wandb_keeps_its_id_and_nothing_of_an_earlier_offline_run(self, tmp_path, monkeypatch):
+        wandb = MagicMock()
+        monkeypatch.setitem(sys.modules, "wandb", wandb)
+        for mode in ("offline", "offline", "online"):
+            monkeypatch.setenv("WANDB_MODE", mode)
+            if mode == "offline":
+                monkeypatch.delenv("WANDB_MODE")
+            (tmp_path / "wandb" / "offline-run-1").mkdir(parents=True)
+            (tmp_path / "wandb" / "latest-run").symlink_to("offline-run-1")
+            start(tmp_path, "wandb")
+            assert [path.name for path in (tmp_path / "wandb").iterdir()] == ["id"]
+            given = wandb.init.call_args.kwargs
+            assert (given["id"], given["name"], given["mode"], given["resume"]) == (
+                (tmp_path / "wandb" / "id").read_text(), tmp_path.name, mode,
+                "allow" if mode == "online" else None)
+        assert wandb.init.return_value.log.mock_calls == 3 * [
+            call({"step": 0, "success": 0.5}, step=0),
+            call({"step": 1, "regime": "diverse", "kl": 0.25}, step=1)]
 
 
 def tensorboard_scalars(folder):
@@ -63,54 +122,18 @@ def wandb_run(folder):
     return dict(rows), config, identity
 
 
-def wait_for(lines, path):
-    """Wait until a run's metrics.jsonl has so many lines."""
-    deadline = time.monotonic() + 300
-    while not path.exists() or path.read_text().count("\n") < lines:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """The folder of a run whose W&B process was killed, and after two more steps the run itself."""
-    pytest.importorskip("tensorboard")
-    pytest.importorskip("wandb")
-    home = tmp_path_factory.mktemp("killed")
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent),
-                                "MINRAGEN_CACHE": str(home / "cache")}
-    with open(home / "printed", "w") as printed:
-        training = subprocess.Popen(
-            [sys.executable, "-m", "minragen.train", "--run", "a", "--model", "tiny", *SHORT,
-             "--steps", "10000", "--log", "tensorboard, wandb"],
-            cwd=home, env=environment, stdout=printed, stderr=printed)
-        wait_for(3, home / "runs/a/metrics.jsonl")
-        core = subprocess.check_output(["pgrep", "-P", str(training.pid), "wandb"])
-        os.kill(int(core), signal.SIGKILL)
-        before = len(read_lines(home / "runs/a/metrics.jsonl"))
-        wait_for(before + 3, home / "runs/a/metrics.jsonl")
-        training.kill()
-        training.wait()
-    return home / "runs" / "a"
-
-
 class TestFiles:
-    def test_a_logger_that_breaks_is_named_once_and_the_run_goes_on(self, killed):
-        printed = (killed.parent.parent / "printed").read_text()
-        assert printed.count("warning   wandb is closed: ") == 1 and "Traceback" not in printed
-
-    def test_after_a_kill_both_hold_each_line_once_and_the_lines_are_those_of_a_run_without(
-            self, killed, runs, monkeypatch):
-        monkeypatch.chdir(killed.parent.parent)
-        monkeypatch.setattr("minragen.runs.RUNS", killed.parent)
-        identity = (killed / "wandb" / "id").read_text()
-        steps = json.loads((killed / "checkpoint/manifest.json").read_text())["step"] + 3
-        config = json.loads((killed / "config.json").read_text())  # it may not be reduced
-        (killed / "config.json").write_text(json.dumps(config | {"steps": steps}))
-        run("--run a --resume")
+    def test_after_a_resume_both_hold_each_line_once_and_the_lines_are_those_of_a_run_without(
+            self, runs):
+        pytest.importorskip("tensorboard")
+        wandb = pytest.importorskip("wandb")
+        run("--run a --steps 2 --model tiny", *SHORT, "--log", "tensorboard, wandb")
+        wandb.finish()
+        identity = (runs / "a/wandb/id").read_text()
+        run("--run a --resume --steps 4")
         lines = [{k: v for k, v in line.items() if v is not None}
-                 for line in read_lines(killed / "metrics.jsonl")]
-        scalars, texts = tensorboard_scalars(killed)
+                 for line in read_lines(runs / "a/metrics.jsonl")]
+        scalars, texts = tensorboard_scalars(runs / "a")
         expected, rows = defaultdict(list), defaultdict(dict)
         for line in lines:
             rows[line["step"]] |= line
@@ -118,15 +141,14 @@ class TestFiles:
                 if not isinstance(value, str):
                     expected[name].append((line["step"], pytest.approx(value, rel=1e-6)))
         assert scalars == expected and "regime" in set().union(*lines)
-        told, config, its_id = wandb_run(killed)
+        told, config, its_id = wandb_run(runs / "a")
         assert (told, config["num_groups"], its_id) == (rows, 2, identity)
         assert '"num_groups": 2' in texts
-        run(f"--run b --steps {steps} --model tiny", *SHORT)
-        plain = killed.parent / "b"
-        assert metrics(killed) == metrics(plain)
-        run(f"--run b --resume --steps {steps + 1} --log tensorboard")  # newly asked for
-        assert [step for step, _ in tensorboard_scalars(plain)[0]["step"]] == [
-            line["step"] for line in metrics(plain)]
+        run("--run b --steps 4 --model tiny", *SHORT)
+        assert metrics(runs / "a") == metrics(runs / "b")
+        run("--run b --resume --steps 5 --log tensorboard")  # newly asked for
+        assert [step for step, _ in tensorboard_scalars(runs / "b")[0]["step"]] == [
+            line["step"] for line in metrics(runs / "b")]
 
 
 class TestRefusal:

@@ -11,8 +11,9 @@ from conftest import message
 from test_distributed import LOTTERY
 from test_families import CONTEXT, family
 from test_models import ragged
-from test_train import assert_resumed_alike, build, played, run
+from test_train import build, played
 from toys import tiny
+from training import assert_resumed_alike, run
 from transformers import AutoModelForCausalLM
 
 from minragen import eval as evaluation
@@ -64,15 +65,13 @@ class TestAdapters:
         assert layer(x).tolist() == pytest.approx(expected, abs=1e-5)
 
     def test_all_linear_layers_but_the_output_layer_are_adapted_and_start_without_effect(self):
-        policy = adapted(std=0)
-        plain = {name for name, x in policy.base.named_modules() if isinstance(x, torch.nn.Linear)}
-        assert layers(policy.model).keys() == plain - {"lm_head"}
-        assert torch.equal(logits(policy.model), logits(policy.base))
-
-    def test_without_its_adapters_it_is_exactly_the_model_before(self):
-        policy = adapted()
-        assert torch.equal(logits(policy.base), logits(tiny()[0].model))
-        assert not torch.equal(logits(policy.model), logits(policy.base))
+        """Without its adapters a trained policy is exactly the model before."""
+        fresh, trained, before = adapted(std=0), adapted(), logits(tiny()[0].model)
+        plain = {name for name, x in fresh.base.named_modules() if isinstance(x, torch.nn.Linear)}
+        assert layers(fresh.model).keys() == plain - {"lm_head"}
+        for same in (fresh.model, fresh.base, trained.base):
+            assert torch.equal(logits(same), before)
+        assert not torch.equal(logits(trained.model), before)
 
     def test_the_seed_decides_the_adapters(self):
         one, same, other = (lora.trained(adapted(seed=seed, std=0).model) for seed in (0, 0, 1))
@@ -172,7 +171,7 @@ class TestRuns:
         assert message(*LORA).endswith("--lora-rank needs a package: pip install 'peft>=0.21'")
 
     def test_a_killed_run_goes_on_bit_for_bit(self, runs, monkeypatch):
-        options = [*LORA, *shlex.split("--algo ppo --kl-coef 0.1 --steps 3 --save-every 1 --epochs "
+        options = [*LORA, *shlex.split("--algo ppo --kl-coef 0.1 --steps 2 --save-every 1 --epochs "
                                        "2 --filter none")]
         assert_resumed_alike(runs, monkeypatch, options)
         one, other = (torch.load(runs / name / "checkpoint/trainer.pt", weights_only=True)
@@ -182,28 +181,26 @@ class TestRuns:
         assert all(".lora_" in name or name.startswith("head.") for name in one["critic"]["model"])
 
     def test_its_checkpoint_is_a_plain_folder_with_merged_weights(self, runs, monkeypatch, capsys):
-        """Without peft it is loaded, evaluated, and another run begins with it."""
+        """Without peft it is loaded, evaluated, and another run begins with it; with peft another
+        run may adapt it again."""
         learners, real = [], trainer.build
         with monkeypatch.context() as patch:
             patch.setattr(trainer, "build", lambda *given: (
                 learners.append(real(*given)), learners[0])[1])
             run("--run a --steps 2", *LORA, "--lr", "0.01")
         ours = logits(learners[0].policy.model)
-        monkeypatch.setitem(sys.modules, "peft", None)
-        theirs = AutoModelForCausalLM.from_pretrained(runs / "a/checkpoint", dtype=torch.float32)
-        assert (ours - logits(theirs)).abs().mean() < 1e-6
-        assert (ours - logits(learners[0].policy.base)).abs().mean() > 1e-3
-        assert not list((runs / "a/checkpoint").glob("adapter*"))
-        evaluation.main(["--run", "a", "--size", "4"])
-        assert "checkpoint, greedy" in capsys.readouterr().out
-        run("--run b --steps 1 --init-from a", *LOTTERY, "--lr", "0")
-        one, two = ((runs / name / "checkpoint/model.safetensors").read_bytes() for name in "ab")
-        assert one == two
-
-    def test_a_run_may_adapt_the_merged_weights_of_another(self, runs):
-        run("--run a --steps 1", *LORA, "--lr", "0.01")
-        run("--run b --steps 1 --init-from a", *LORA, "--lr", "0")
-        one, two = ((runs / name / "checkpoint/model.safetensors").read_bytes() for name in "ab")
-        assert one == two
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "peft", None)
+            theirs = AutoModelForCausalLM.from_pretrained(runs / "a/checkpoint",
+                                                          dtype=torch.float32)
+            assert (ours - logits(theirs)).abs().mean() < 1e-6
+            assert (ours - logits(learners[0].policy.base)).abs().mean() > 1e-3
+            assert not list((runs / "a/checkpoint").glob("adapter*"))
+            evaluation.main(["--run", "a", "--size", "4"])
+            assert "checkpoint, greedy" in capsys.readouterr().out
+            run("--run b --steps 1 --init-from a", *LOTTERY, "--lr", "0")
+        run("--run c --steps 1 --init-from a", *LORA, "--lr", "0")
+        weights = {(runs / name / "checkpoint/model.safetensors").read_bytes() for name in "abc"}
+        assert len(weights) == 1
         shutil.rmtree(runs / "a")  # its weights are stored with the run that began with them
-        run("--run b --resume --steps 2")
+        run("--run c --resume --steps 2")

@@ -19,7 +19,7 @@ from toys import tiny
 from transformers import AttentionInterface
 
 from minragen import bundled, models
-from minragen.attention import slots_attention
+from minragen.attention import slots_attention, states_before
 from minragen.models import (
     AdamW,
     Critic,
@@ -41,17 +41,10 @@ def ragged():
 
 
 class TestLogprobs:
-    @pytest.mark.parametrize("temperature", [1.0, 0.6, 0])
-    def test_they_equal_a_log_softmax_over_the_whole_tensor(self, temperature):
-        """Temperature 0 is greedy play, whose logprobs are those of temperature 1."""
-        model, (tokens, mask) = tiny()[0].model, ragged()
-        logprobs, entropy = token_logprobs(model, tokens, mask, temperature)
-        full = (model(tokens, use_cache=False).logits / (temperature or 1)).log_softmax(-1)
-        for b, t in mask.nonzero().tolist():
-            before = full[b, t - 1]
-            assert torch.isclose(logprobs[b, t], before[tokens[b, t]], atol=1e-5)
-            assert torch.isclose(entropy[b, t], -(before.exp() * before).sum(), atol=1e-5)
-        assert not logprobs[~mask].any() and not entropy[~mask].any()
+    def test_those_of_greedy_play_are_those_of_temperature_1(self):
+        """That they equal a plain full pass: test_attention.py."""
+        greedy, usual = (token_logprobs(tiny()[0].model, *ragged(), t) for t in (0, 1.0))
+        assert all(map(torch.equal, greedy, usual))
 
     def test_chunks_change_no_value_and_no_gradient_and_padding_costs_nothing(self, monkeypatch):
         """Only response positions go through the output layer, in the second round in threes."""
@@ -72,16 +65,20 @@ class TestLogprobs:
         assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*results))
 
 
+    def test_they_are_float32_and_rounded_no_further_than_the_weights_of_the_model(self):
+        policy, (tokens, mask) = copy.deepcopy(tiny()[0]), ragged()
+        model = policy.model.bfloat16()
+        logits = models.output_layer(model, states_before(model.base_model, tokens, mask))
+        exact = (logits.float() / 0.7).log_softmax(-1)
+        logprobs, entropy = token_logprobs(model, tokens, mask, 0.7)
+        assert logprobs[mask].equal(exact.gather(-1, tokens[mask][:, None])[:, 0])
+        assert {x.dtype for x in (entropy, Critic(policy)(tokens, mask))} == {torch.float32}
+
+
 class TestCritic:
-    def test_a_value_is_read_before_its_token_is_seen(self):
-        critic, (tokens, mask) = Critic(tiny()[0]), ragged()
-        torch.nn.init.normal_(critic.head.weight)
-        values, t = critic(tokens, mask), int(mask[0].nonzero()[-1])
-        tokens[0, t] += 1
-        assert torch.equal(critic(tokens, mask), values)
-        tokens[0, t - 1] += 1
-        assert critic(tokens, mask)[0, t] != values[0, t]
-        assert torch.equal(values != 0, mask)
+    def test_its_values_are_0_at_first_so_that_advantages_are_plain_returns(self):
+        """That a value is read before its token is seen: test_attention.py."""
+        assert not Critic(tiny()[0])(*ragged()).any()
 
 
 class TestCheckpointing:

@@ -159,6 +159,7 @@ class TestLogprobs:
         loaded = models.load_policy(str(tmp_path), "meta").model
         assert loaded.dtype == torch.bfloat16
         assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
+        assert models.load_policy(tmp_path, "meta", stored_dtype=True).model.dtype == torch.float32
 
 
 class TestEpisodes:

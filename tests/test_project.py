@@ -1,14 +1,17 @@
 """The project as a whole: imports, links, options, an installed wheel."""
 
+import ast
+import os
 import re
 import shutil
+import subprocess
 import sys
 import tomllib
 
 import check
 import mutants
 import pytest
-from test_readme import ROOT, SHORT, run
+from test_readme import ROOT
 
 
 @pytest.fixture
@@ -32,6 +35,18 @@ class TestStructure:
             r"pip install (?:--no-deps )?'?([\w-]+[^'`\".{ ]*[^\"`]*?)['`]", path.read_text())}
         assert {"peft>=0.21", "openenv>=0.10,<0.11"} < told <= wanted
 
+    def test_module_docstrings_name_functions_and_files_that_are_there(self):
+        for path in (ROOT / "minragen").rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            text = ast.get_docstring(tree) or ""
+            order = re.search(r"Reading order: (.*?)(\n\n|\Z)", text, re.DOTALL)
+            known = {getattr(node, "name", getattr(node, "id", "")) for node in ast.walk(tree)
+                     if not isinstance(getattr(node, "ctx", None), ast.Load)}
+            named = re.findall(r"`(?:\w+\.)?(\w+)`", order[1] if order else "")
+            assert {*named} <= known, path
+            for file in re.findall(r"\b(?:tests|docs|benchmarks)/[\w/.]+\.\w+", text):
+                assert (ROOT / file).exists(), (path, file)
+
     def test_imports_are_allowed_links_lead_somewhere_and_options_are_read(self):
         assert check.forbidden_imports() == check.dead_links() == check.unread_options() == []
 
@@ -51,13 +66,80 @@ class TestStructure:
         assert check.unread_options(fork) == ["option max_grad_norm is never read"]
 
 
-class TestWheel:
-    def test_it_trains_sokoban_where_it_is_installed(self, fork):
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(ROOT / name, fork)
-        run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
-             "--disable-pip-version-check", "--wheel-dir", "dist", "."], fork)
-        (wheel,) = (fork / "dist").glob("*.whl")
-        shutil.unpack_archive(wheel, fork / "site", "zip")
-        words = [sys.executable, "-m", "minragen.train", "--env", "sokoban", *SHORT.split()]
-        assert "done      runs/" in run(words, fork / "dist", PYTHONPATH=str(fork / "site"))
+class TestMakefile:
+    @pytest.fixture
+    def make(self, tmp_path):
+        """(words) -> what make prints where the .venv is there and echoes what it would run."""
+        shutil.copy(ROOT / "Makefile", tmp_path)
+        (tmp_path / "requirements.lock").touch()
+        python = tmp_path / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.1.4" || echo "$*"\n')
+        python.chmod(0o755)
+        for name in ("ready", "lean"):
+            (tmp_path / ".venv" / name).touch()
+
+        def make(*words, **environment):
+            clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+            done = subprocess.run(["make", *words], cwd=tmp_path, env=clean | environment,
+                                  capture_output=True, text=True, check=False)
+            assert (done.returncode == 0) == (done.stderr == "") and (done.stdout == "") == bool(
+                done.stderr)
+            return " ".join((done.stdout or done.stderr).split())
+
+        return make
+
+    def test_its_variables_become_options(self, make):
+        assert make("train", "ENV=bandit", "ALGO=ppo", "STEPS=9", "LR=1e-4", "SEED=1", "RUN=a",
+                    "MODEL=tiny", "ARGS=--top-p 0.9") == (
+            "-m minragen.train --env bandit --algo ppo --steps 9 --lr 1e-4 --model tiny --run a "
+            "--seed 1 --top-p 0.9")
+        assert make("resume", "RUN=a", "STEPS=9") == "-m minragen.train --run a --resume --steps 9"
+        assert make("play", "RUN=a", "SEED=2", "SPLIT=val") == (
+            "-m minragen.eval --run a --show --split val --seed 2")
+        assert make("play", "ENV=bandit") == "-m minragen.eval --play bandit --split test"
+        assert make("train", "eval", "RUN=a", "STEPS=3") == (
+            "-m minragen.train --env frozenlake --steps 3 --run a "
+            "-m minragen.eval --run a --split test")
+
+    @pytest.mark.parametrize("words, said", [
+        (["train", "env=bandit"], "make train takes no env: did you mean ENV? Known: ALGO ARGS"),
+        (["train", "STEP=3"], "make train takes no STEP: did you mean STEPS?"),
+        (["train", "-n", "GROUP_SIZE=3"], 'GROUP_SIZE. Known: ALGO ARGS ENV LR MODEL NPROC PYTHON '
+                                          'RUN SEED STEPS. Other options go into ARGS="--name'),
+        (["play", "STEPS=3"], "make play takes no STEPS"),
+        (["play", "RUN=a", "ENV=bandit"], "make play takes no ENV"),
+        (["eval", "RUN=a", "MODEL=tiny"], "make eval takes no MODEL"),
+        (["check", "ARGS=--fix"], "make check takes no ARGS. Known: PYTHON."),
+        (["ENV=bandit"], "make help takes no ENV")])
+    def test_a_variable_that_a_target_does_not_take_is_refused_before_anything_runs(
+            self, make, words, said):
+        assert said in make(*words)
+
+    def test_what_is_exported_or_handed_down_by_another_make_is_no_mistake(self, make):
+        plain = make("train")
+        assert make("train", SEED="7", STEPS="3", FOO="1") == plain
+        assert plain in make("train", MAKELEVEL="1", MAKEFLAGS=" -- FOO=1")
+        assert make("floor", "-n")
+
+    def test_a_python_that_an_existing_venv_silences_is_refused(self, make):
+        said = make("train", f"PYTHON={sys.executable}")
+        assert f".venv has Python 3.1.4, and PYTHON={sys.executable} is Python 3." in said
+        assert "PYTHON=nosuch is not found: run make clean first" in make("train", "PYTHON=nosuch")
+        assert make("train", "PYTHON=.venv/bin/python") == make("train")
+        assert make("clean", "-n", "PYTHON=nosuch")
+
+    def test_the_table_of_what_targets_take_is_what_their_recipes_use(self):
+        text = (ROOT / "Makefile").read_text()
+        values = dict(re.findall(r"^(\w+) *= ?(.*)$", text, re.MULTILINE))
+        settable = {name for name in values if name.isupper()} - {
+            "PY", "PYTHON", "PYTEST", "TRAIN", "LEAN", "OPTIONS", "GOALS", "KNOWN", "GIVEN"}
+        each = re.search(r"foreach target,([\w -]+),\$\(eval takes_\$\(target\) = (\w+)\)", text)
+        taken = dict.fromkeys(each[1].split(), {each[2]}) | {
+            name.removeprefix("takes_"): {*re.findall(r"[A-Z]+", value)}
+            for name, value in values.items() if name.startswith("takes_")}
+        for target, recipe in re.findall(r"^([a-z0-9-]+):.*\n((?:\t.*\n)+)", text, re.MULTILINE):
+            lines = "".join([recipe, *(values[name] for name in ("TRAIN", "OPTIONS")
+                                       if f"$({name})" in recipe)])
+            used = {*re.findall(r"\$\((?:if \$\(|call option,)?([A-Z]+)", lines)} & settable
+            assert used == taken.get(target, set()), target

@@ -1,30 +1,22 @@
 """The pages are true: their commands run, and their numbers and episodes come from the project."""
 
 import ast
-import io
+import contextlib
 import itertools
 import json
-import os
 import re
-import runpy
 import shlex
-import shutil
-import signal
-import subprocess
-import sys
 
 import pytest
+from conftest import parsed
 
 from benchmarks import compare, figure
 from benchmarks.figure import ROOT
 from minragen.config import ALGOS
-from minragen.envs import REGISTRY, make
+from minragen.envs import REGISTRY, TextEnv, make
 
 PAGES = {path.name: path.read_text()
          for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]}
-SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
-         "--warmup-steps 0 --save-every 1")
-SHORT_BENCH = "--trajectories 4 --turns 1 --new-tokens 2 --repeats 1 --group-size 2"
 
 
 def code_blocks(page, wanted):
@@ -33,120 +25,54 @@ def code_blocks(page, wanted):
     return [body.splitlines() for label, body in blocks if label == wanted]
 
 
-def commands(page):
-    """The lines of the unlabelled blocks, and what a sentence says to run on the user's code."""
-    return [*itertools.chain(*code_blocks(page, "")),
-            *re.findall(r"`(\.venv/bin/python -m minragen\.train [^`]+)`", PAGES[page])]
+class TestHiddenAnswers:
+    """What validation has that training had not, by the page's game and its table."""
 
+    @pytest.fixture
+    def game(self):
+        _, lines = code_blocks("add-an-environment.md", "python")
+        exec("\n".join(lines), names := {})
+        return names["Secret"]
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    """A copy of the tree whose .venv runs this test, with the code that the pages add."""
-    folder = tmp_path_factory.mktemp("clone") / "minragen"
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(
-        ".git", ".venv", "runs", "__pycache__", ".*_cache"))
-    (folder / ".venv").symlink_to(sys.prefix)
-    estimator, small_env = code_blocks("CONTRIBUTING.md", "python")
-    (env,) = code_blocks("add-an-environment.md", "python")
-    for name, lines in (("minragen/starpo.py", ["", "", *estimator]), ("my_env.py", small_env),
-                        ("reach.py", env)):
-        with open(folder / name, "a") as file:
-            file.write("\n".join([*lines, ""]))
-    return folder
+    @staticmethod
+    def begun(game, split, seeds):
+        envs = [game(split) for _ in range(seeds)]
+        for seed, env in enumerate(envs):
+            env.reset(seed=seed)
+        return envs
 
+    def test_a_split_by_a_drawn_number_validates_on_the_answers_of_training(self, game):
+        known, asked = ({env.word for env in self.begun(game, split, 200)}
+                        for split in ("train", "val"))
+        assert known == asked == {*game.words}
 
-def run(words, folder, **environment):
-    """What a command prints, which must succeed, run without what an outer make hands down."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
-    clean |= {"OMP_NUM_THREADS": "1", "MINRAGEN_CACHE": str(folder / "cache")}
-    done = subprocess.run(words, cwd=folder, env=clean | environment, capture_output=True,
-                          text=True, stdin=subprocess.DEVNULL, check=False)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, f"{done.stdout}{done.stderr}"
-    return done.stdout
+    def test_a_split_by_the_answer_fails_an_agent_that_knows_those_of_training(self, game):
+        """Its player tries the words that training has rewarded, and that are still possible."""
+        by_answer = type("ByAnswer", (game,), {"instance": lambda env: env.word})
+        known = sorted({env.word for env in self.begun(by_answer, "train", 200)})
+        for split, won in (("train", 1.0), ("val", 0.0)):
+            for env in self.begun(by_answer, split, 30):
+                env.left, over = known, False
+                while not over:
+                    *_, terminated, truncated, info = env.step((env.left or known)[0])
+                    over = terminated or truncated
+                assert info["success"] == won
 
+    def test_candidates_that_are_shown_are_other_lists_of_the_same_words(self, game):
+        def draw(env, rng):
+            game._reset(env, rng)
+            env.left = tuple(rng.permutation(env.words)[:4])
+            env.word, env.hint = str(rng.choice(env.left)), " ".join(env.left)
 
-def run_here(words, checkout, monkeypatch, capfd):
-    """Run make's recipe (-n), each `python -m minragen.x` of it in this process.
+        shown = type("Shown", (game,), {"_reset": draw, "instance": TextEnv.instance})
+        known, asked = (self.begun(shown, split, 200) for split in ("train", "val"))
+        assert not {env.hint for env in known} & {env.hint for env in asked}
+        assert {*game.words} == set().union(*(env.left for env in known)) == set().union(
+            *(env.left for env in asked))
 
-    Importing torch for each command would take most of the time. The benchmarks write into their
-    own tree, so they remain processes in the copy.
-    """
-    monkeypatch.chdir(checkout)
-    monkeypatch.setenv("MINRAGEN_CACHE", str(checkout / "cache"))
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
-    for line in run([*words, "-n"], checkout).splitlines():
-        if not line.startswith(".venv/bin/python -m minragen."):
-            run(["sh", "-c", line], checkout)
-            continue
-        _, _, module, *argv = shlex.split(line)
-        monkeypatch.setattr(sys, "argv", [module, *argv])
-        try:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-        except SystemExit as leaving:
-            assert not leaving.code, leaving.code
-        assert "Traceback" not in capfd.readouterr().err
-
-
-def shortened(command):
-    """The words of a command with more options, which make it small; -o: install nothing."""
-    words = shlex.split(command)
-    if words[0] != "make":
-        return words + (SHORT.split() if "minragen.train" in words else
-                        ["-q", "-x"] if "pytest" in words else [])
-    target = next((w for w in words[1:] if "=" not in w), "help")
-    extra = {"train": SHORT, "eval": "--size 2", "bench": SHORT_BENCH, "envs": "bandit --size 2",
-             "compare": "--algos grpo --seeds 0 --steps 1 --val-size 2",
-             "test": "--collect-only tests/test_env_contract.py"}.get(target, "")
-    if "MODEL=smollm2" in words:
-        extra += " --num-groups 1 --val-size 1"
-    given = "".join(w.removeprefix("ARGS=") for w in words if w.startswith("ARGS="))
-    given = re.sub(r"--(steps|samples) \d+", r"--\1 2", given)
-    return ["make", "-o", ".venv/ready", "-o", ".venv/lean",
-            *(w for w in words[1:] if not w.startswith("ARGS=")), f"ARGS={given} {extra}"]
-
-
-class TestCommands:
-    def test_the_readme_has_the_two_that_matter(self):
-        assert commands("README.md") == ["make train ENV=frozenlake", "make test"]
-
-    @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
-    @pytest.mark.parametrize("command", dict.fromkeys(itertools.chain(*map(commands, PAGES))))
-    def test_it_runs_as_written(self, checkout, command, monkeypatch, capfd):
-        if "smollm2" in command and not os.environ.get("MINRAGEN_TEST_SMOLLM2"):
-            pytest.skip("downloads 93 MB: set MINRAGEN_TEST_SMOLLM2=1 to run it")
-        words = shortened(command)
-        if words[0] == "make" and "smollm2" not in words:  # which installs packages
-            run_here(words, checkout, monkeypatch, capfd)
-        else:
-            run(words, checkout)
-
-    def test_watch_writes_the_page_until_ctrl_c(self, checkout):
-        run(shortened("make train ENV=bandit RUN=watched"), checkout)
-        page = checkout / "runs/watched/report.html"
-        page.unlink()
-        words = run([*shortened("make watch RUN=watched"), "-n"], checkout)
-        with subprocess.Popen(shlex.split(words), cwd=checkout, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
-            assert watch.stdout.readline().strip() == "runs/watched/report.html"
-            assert 'Number("5")' in page.read_text()  # seconds until it reloads itself
-            watch.send_signal(signal.SIGINT)
-            assert (watch.wait(60), watch.stderr.read()) == (0, "")
-
-    def test_the_scripted_players_of_the_evaluation_page_are_those_that_it_prints(self, checkout):
-        printed = run(shortened("make eval ENV=frozenlake MODEL=tiny")[:-1], checkout).splitlines()
-        (shown,) = (block for block in code_blocks("evaluate.md", "text") if "solver" in block[-1])
-        assert printed[-4:] == shown[-4:] and printed[-7] == shown[1]
-
-    def test_a_new_estimator_is_fifteen_lines_in_one_place(self):
-        estimator, _ = code_blocks("CONTRIBUTING.md", "python")
-        assert len(estimator) <= 15
-
-    def test_every_make_target_is_in_the_help_and_the_help_names_no_other(self, checkout):
-        makefile = (checkout / "Makefile").read_text()
-        targets = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
-        assert {line.split()[1] for line in run(["make"], checkout).splitlines()} == targets
-        named = set(re.findall(r"`make (\w+)", "".join(PAGES.values())))
-        assert {"check", "test", "mutants", "figure"} <= named <= targets
+    def test_its_solver_plays_without_the_answer(self, game):
+        """Its first guess is the same for every word."""
+        assert {env.solve()[0] for env in self.begun(game, "train", 200)} == {game.words[0]}
 
 
 class TestPages:
@@ -194,14 +120,40 @@ class TestPages:
             assert set(re.findall(r"`(\w+=[^`]+)`", line)) == {
                 f"{name}={value}" for name, value in choices.items()}
 
+    def test_every_command_that_trains_has_options_that_are_accepted_together(self):
+        """Those that are not run as they are written; without the packages of others."""
+        text, accepted = "\n".join(PAGES.values()).replace("\\\n", " "), 0
+        for line in re.findall(r"^make train .*", text, re.MULTILINE):
+            words = dict(w.split("=", 1) for w in shlex.split(line, comments=True)[2:])
+            argv = [x for name, value in words.items() if name not in ("ARGS", "NPROC")
+                    for x in (f"--{name.lower()}", value)]
+            with contextlib.suppress(ImportError):
+                parsed(*argv, *shlex.split(words.get("ARGS", "")))
+                accepted += 1
+        assert accepted >= 20
+
+    def test_every_recipe_for_a_configuration_of_ragen_or_vagen_is_accepted(self):
+        recipes = PAGES["from-ragen.md"].partition("## Recipes")[2].partition("\n\nIn the")[0]
+        of_all = ""
+        for name, cell in re.findall(r"^\| (.*?) \| (`--.*) \|$", recipes, re.MULTILINE):
+            for options in re.findall(r"`(--.*?)`", cell):
+                parsed("--env", "sokoban", "--model", "smollm2", *f"{of_all} {options}".split())
+            of_all = options if name == "every VAGEN recipe" else of_all
+        assert "--filter none" in of_all
+
     def test_every_file_that_a_page_names_is_there(self):
         for page, text in PAGES.items():
             for name in re.findall(r"`((?:minragen|tests|docs|runs|benchmarks)/[\w./*-]*)`", text):
                 assert "NAME" in name or list(ROOT.glob(name.rstrip("/"))), (page, name)
 
-    def test_every_test_that_the_specification_names_is_there(self):
-        for name in re.findall(r"`((?:environments/)?test_\w+\.py(?:::\w+)*)`",
-                               PAGES["specification.md"] + PAGES["security.md"]):
+    def test_git_ignores_the_folders_that_commands_of_the_pages_write_to(self):
+        folders = {name for text in PAGES.values() for name in re.findall(r"--out ([a-z]+)", text)}
+        assert folders and {f"/{name}/" for name in folders} <= {
+            *(ROOT / ".gitignore").read_text().splitlines()}
+
+    def test_every_test_that_a_page_names_is_there(self):
+        for name in {*re.findall(r"`((?:environments/|long/)?test_\w+\.py(?:::\w+)*)`",
+                                 "".join(PAGES.values()))}:
             file, *path = name.split("::")
             body = ast.parse((ROOT / "tests" / file).read_text()).body
             for part in path:

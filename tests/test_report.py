@@ -19,6 +19,7 @@ from minragen.eval import wilson
 from minragen.report import Run, conversations, figures_of
 
 HOSTILE = "</script><script>document.title = 1</script><img src=x onerror=alert(1)><!--reload-->"
+INTERVAL = "95 % interval [{:.3f}, {:.3f}]"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -31,13 +32,14 @@ def store(folder, steps=8, hostile="", size=1, **options):
     for step in range(steps + 1):
         line = {"step": step}
         if step % 4 == 0:
-            line |= {"val/success": 0.5 + min(step, 8) / 64, "val/success_greedy": 0.25}
+            line |= {"val/success": 0.5 + step % 7 / 64, "val/success_greedy": 0.25}
         if step:
             line |= {"success": 0.1 * config.seed + step / 100, "entropy": 1 / step,
                      "grad_norm": step, "reward_std": 0.3, "groups_kept": 7, "seconds": 2.0}
         if step in (1, steps):
-            line |= {"first_turn/conditional_entropy_per_token": 1 / step, "first_turn/mi": 1.5,
-                     "regime": "diverse", "gradient/all/groups": 2,
+            line |= {"first_turn/conditional_entropy_per_token": 1 / step,
+                     "first_turn/mi": 2 - step / 8, "gradient/all/groups": 2,
+                     "regime": "diverse" if step == 1 else "compressed",
                      "gradient/bucket_1/groups": 1, "gradient/bucket_1/reward_std": 0.1,
                      "gradient/bucket_1/task": step, "gradient/bucket_2/groups": 1}
         lines.append(line)
@@ -63,8 +65,18 @@ def store(folder, steps=8, hostile="", size=1, **options):
     return folder
 
 
+def rewritten(path, change):
+    path.write_text(change(path.read_text()))
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Pages without figures, which take longer than all else."""
+    monkeypatch.setattr(report, "figures_of", lambda loaded: {})
+
+
 def drawn(figure):
-    """{label: (steps, values)} of a figure's lines, without those of warnings."""
+    """{label: (steps, values)} of a figure's lines, without those of warnings and limits."""
     return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
             for line in figure.axes[0].lines if not line.get_label().startswith("_")}
 
@@ -77,13 +89,15 @@ def band(figure, number=0):
 
 class TestCurves:
     def test_they_are_the_metrics_and_validation_has_its_interval(self, tmp_path):
-        figure = figures_of([Run(store(tmp_path / "a"))])["success"]
-        lines = drawn(figure)
-        assert lines["val/success"] == ([0, 4, 8], [0.5, 0.5625, 0.625])
+        figures = figures_of([Run(store(tmp_path / "a"))])
+        lines, rates = drawn(figures["success"]), {0: 32 / 64, 4: 36 / 64, 8: 33 / 64}
+        assert lines["val/success"] == ([*rates], [*rates.values()])
         assert lines["success"] == ([*range(1, 9)], [k / 100 for k in range(1, 9)])
-        interval = {(step, round(bound, 6)) for step in (0, 4, 8)
-                    for bound in wilson(64 * (0.5 + step / 64), 64)}
-        assert interval <= band(figure)
+        interval = {(step, round(bound, 6)) for step, rate in rates.items()
+                    for bound in wilson(64 * rate, 64)}
+        assert interval <= band(figures["success"])
+        assert figures["gradient norm"].axes[0].get_yscale() == "log"
+        assert "KL" not in figures
 
     def test_seeds_of_one_configuration_are_a_mean_with_a_band_from_lowest_to_highest(
             self, tmp_path):
@@ -97,31 +111,40 @@ class TestCurves:
 
     def test_other_configurations_are_lines_of_the_first_metric_named_by_what_differs(
             self, tmp_path):
-        loaded = [Run(store(tmp_path / name, seed=seed, lr=lr))
-                  for name, seed, lr in (("a", 0, 1e-3), ("b", 1, 1e-3), ("c", 0, 1e-4))]
-        assert drawn(figures_of(loaded)["success"]).keys() == {"lr=0.001 (2)", "lr=0.0001 (1)"}
+        """Where environment, algorithm or model differ, nearly everything does."""
+        a, b, c, d = (Run(store(tmp_path / name, seed=seed, lr=lr, algo=algo))
+                      for name, seed, lr, algo in (("a", 0, 1e-3, "grpo"), ("b", 1, 1e-3, "grpo"),
+                                                   ("c", 0, 1e-4, "grpo"), ("d", 0, 1e-4, "ppo")))
+        assert drawn(figures_of([a, b, c])["success"]).keys() == {"lr=0.001 (2)", "lr=0.0001 (1)"}
+        assert [*report.configurations([a, d])] == ["algo=grpo", "algo=ppo"]
 
     def test_failed_environments_are_not_in_the_interval_and_holes_in_no_curve(self, tmp_path):
         folder = store(tmp_path / "a$b$")
-        lines = [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = report.read_lines(folder / "metrics.jsonl")
         for line in lines:
             line |= {"val/env_errors": 32, "val/env_errors_greedy": 8, "grad_norm": 0.0}
         lines[-2]["first_turn/mi"] = None
         (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
         run = Run(folder)
-        assert "[{:.3f}, {:.3f}], 32 episodes".format(*wilson(16, 32)) in report.facts(run)
+        assert f"{INTERVAL.format(*wilson(16, 32))}, 32 episodes" in report.facts(run)
         figures = figures_of([run])
         for metric, n in (("val/success", 32), ("val/success_greedy", 56)):
             assert {(0, round(bound, 6)) for bound in wilson(lines[0][metric] * n, n)} <= set.union(
                 *(band(figures["success"], k) for k in range(3)))
         assert "regimes" not in figures and report.svg(figures["gradient norm"])
+        assert figures["gradient norm"].axes[0].get_yscale() == "linear"
 
     def test_the_map_leads_through_the_regimes_and_buckets_have_the_last_measured_norms(
             self, tmp_path):
+        """From a circle to a square. The limits are shares of the first values."""
         figures = figures_of([Run(store(tmp_path / "a"))])
-        assert drawn(figures["regimes"])["a"] == ([1.0, 0.125], [1.5, 1.5])
+        assert drawn(figures["regimes"])["a"] == ([1.0, 0.125], [1.875, 1.0])
+        axes, = figures["regimes"].axes
+        assert [(*mark.get_offsets()[0], len(mark.get_paths()[0]) > 5)
+                for mark in axes.collections] == [(1.0, 1.875, True), (0.125, 1.0, False)]
+        limits = [line for line in axes.lines if line.get_linestyle() == ":"]
+        assert (limits[0].get_xdata()[0], limits[1].get_ydata()[0]) == (0.5, 1.875 / 4)
         assert drawn(figures["gradients by reward std"]) == {"task": ([0.1], [8])}
-        assert "KL" not in figures
 
     def test_every_warning_of_the_run_is_marked_and_told(self, tmp_path, monkeypatch):
         monkeypatch.setattr(report, "warnings_of", lambda lines: [
@@ -137,11 +160,14 @@ class TestPage:
     def test_it_tells_what_was_run_and_what_came_of_it_and_has_every_figure_as_png(self, tmp_path):
         path = report.write([store(tmp_path / "a")])
         text = html.unescape(path.read_text())
-        for said in ("frozenlake with grpo, model tiny, seed 0", "val_size=64",
-                     "success 0.625, 95 % interval [{:.3f}, {:.3f}], 64 episodes".format(
-                         *wilson(40, 64)), "<dt>regime</dt><dd>diverse",
-                     "success 0.750, 95 %", "best validation"):
-            assert said in text, said
+        told = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", text))
+        assert "val_size=64" in told.pop("settings")
+        assert told == {
+            "run": "frozenlake with grpo, model tiny, seed 0", "best validation": "0.562 at step 4",
+            "regime": "compressed", "warnings": "none"} | {
+                name: f"success {n / 64:.3f}, {INTERVAL.format(*wilson(n, 64))}, 64 episodes"
+                for name, n in (("validation, step 0", 32), ("validation, step 8", 33),
+                                ("test", 48))}
         assert not re.search(r"<!--\w+-->", text)
         names = {p.stem for p in (path.parent / "figures").iterdir()}
         assert {"success", "regimes", "gradients-by-reward-std", "entropy"} <= names
@@ -152,10 +178,9 @@ class TestPage:
         folders = [store(tmp_path / f"{HOSTILE.replace('/', '')}{i}", hostile=HOSTILE)
                    for i in range(2)]
         for i, folder in enumerate(folders):
-            path = folder / "config.json"
-            path.write_text(json.dumps(json.loads(path.read_text()) | {"model": f"{i}{HOSTILE}"}))
-            path = folder / "metrics.jsonl"
-            path.write_text(path.read_text().replace("diverse", HOSTILE))
+            rewritten(folder / "config.json", lambda text, i=i: json.dumps(
+                json.loads(text) | {"model": f"{i}{HOSTILE}"}))
+            rewritten(folder / "metrics.jsonl", lambda text: text.replace("compressed", HOSTILE))
         for page in (report.write(folders[:1], png=False), report.write(folders, png=False)):
             tags = []
             parser = HTMLParser()
@@ -168,19 +193,16 @@ class TestPage:
             policy = [a["content"] for _, a in tags if a.get("http-equiv")]
             assert len(policy) == 1 and policy[0].startswith("default-src 'none'; ")
 
-    def test_several_runs_share_a_page_in_the_folder_above(self, tmp_path):
+    def test_several_runs_share_a_page_in_the_folder_above(self, tmp_path, plain):
         path = report.write([store(tmp_path / "a"), store(tmp_path / "b", lr=1e-4)], png=False)
         assert path == tmp_path / "report.html" and path.read_text().count("<h2>") == 4
 
     def test_a_file_that_is_being_written_is_read_up_to_its_last_whole_line(self, tmp_path):
+        """An empty one is refused."""
         folder = store(tmp_path / "a")
-        with open(folder / "metrics.jsonl", "a") as file:
-            file.write('{"step": 9, "succ')
-        assert Run(folder).history[-1]["step"] == 8
-
-    def test_a_run_without_metrics_is_refused(self, tmp_path):
-        folder = store(tmp_path / "a")
-        (folder / "metrics.jsonl").write_text("")
+        rewritten(folder / "metrics.jsonl", lambda text: text + '{"step": 9, "succ')
+        assert [line["step"] for line in Run(folder).history] == [*range(9)]
+        rewritten(folder / "metrics.jsonl", lambda text: "")
         with pytest.raises(ValueError, match="a has no metrics yet"):
             report.write([folder])
 
@@ -197,14 +219,16 @@ class TestPage:
 
 
 class TestCommand:
-    def test_it_writes_the_page_of_a_named_run_and_refuses_another(self, tmp_path, capsys,
-                                                                   monkeypatch):
+    def test_it_writes_the_page_of_named_runs_and_refuses_another(self, tmp_path, capsys, plain,
+                                                                  monkeypatch):
         monkeypatch.chdir(tmp_path)
-        store(tmp_path / "runs" / "a")
+        for name in "abc":
+            store(tmp_path / "runs" / name)
         report.main(["a"])
-        assert capsys.readouterr().out == "runs/a/report.html\n"
-        with pytest.raises(SystemExit, match="unknown run 'b'. Known: a."):
-            report.main(["a b"])
+        report.main(["a b", "c"])
+        assert capsys.readouterr().out == "runs/a/report.html\nruns/report.html\n"
+        with pytest.raises(SystemExit, match="unknown run 'd'. Known: a, b, c."):
+            report.main(["a d"])
 
     def test_watching_writes_again_what_has_grown_until_ctrl_c(self, tmp_path, monkeypatch):
         folder, written = store(tmp_path / "a"), []
@@ -225,7 +249,7 @@ class TestCommand:
         report.watch([folder, tmp_path / "later"])
         assert written == [{"png": False, "reload": report.RELOAD}] * 2
 
-    def test_a_page_that_is_watched_reloads_itself_and_the_last_one_does_not(self, tmp_path):
+    def test_a_page_that_is_watched_reloads_itself_and_the_last_one_does_not(self, tmp_path, plain):
         folder = store(tmp_path / "a")
         for reload in (5, 0):
             page = report.write([folder], png=False, reload=reload).read_text()

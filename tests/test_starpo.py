@@ -187,6 +187,12 @@ class TestKL:
             assert estimate.isfinite().all() and logprobs.grad.isfinite().all(), name
             assert logprobs.grad[0] == slope, name
 
+    def test_k3_pulls_back_a_token_that_has_become_rare_more_and_more(self):
+        """verl cuts the value at 10 nats: a token at a 14th of its probability is left alone."""
+        logprobs = torch.tensor([-1.0, -3.0, -9.0], requires_grad=True)
+        starpo.kl_estimate(logprobs, torch.zeros(3)).sum().backward()
+        close(logprobs.grad, 1 - torch.tensor([1.0, 3.0, 9.0]).exp())
+
     def test_the_adaptive_coefficient_grows_by_the_relative_error_but_at_most_a_fifth(self):
         for kl, error in [(0.33, 0.1), (0.27, -0.1), (3.0, 0.2), (0.0, -0.2)]:
             got = starpo.adapt_kl_coef(0.5, kl, 0.3, 64, 1000)

@@ -25,7 +25,8 @@ from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.config import ALGOS, Config, env_groups, preset
 from minragen.models import Policy, choose_attention, load_policy
-from minragen.rollout import Rules, collect, sample_tokens
+from minragen.rollout import collect, sample_tokens
+from minragen.train import rules_of
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -126,6 +127,8 @@ def real(monkeypatch, tmp_path):
         def build(*arguments):
             learner = real_build(*arguments)
             learner.step = first_step - 1
+            if learner.critic is not None:
+                give_head(learner.critic)
             if learner.reference is not None:
                 learner.reference = reference(config)
             built.append(learner)
@@ -161,10 +164,6 @@ def real(monkeypatch, tmp_path):
     return run
 
 
-def rules_of(config):
-    return Rules(**{f.name: getattr(config, f.name) for f in dataclasses.fields(Rules)})
-
-
 def adapt(policy, config):
     """Put slow.py's adapters beside the linear layers, with the first A of lora.py's."""
     other = small_policy(config)
@@ -174,6 +173,14 @@ def adapt(policy, config):
         if hasattr(layer, "lora_A"):
             A = layer.lora_A["default"].weight.detach()
             policy.model.set_submodule(name, slow.Adapted(policy.model.get_submodule(name), A))
+
+
+def give_head(critic):
+    """Give a critic a head that is not zero, as it is at first: values of 0 would hide who reads
+    them."""
+    width = critic.head.in_features
+    critic.head.load_state_dict({"weight": torch.linspace(-0.5, 0.5, width)[None],
+                                 "bias": torch.tensor([0.3])})
 
 
 def trained(*modules):
@@ -186,8 +193,7 @@ def slow_learner(config):
         adapt(policy, config)
     critic = SimpleNamespace(trunk=copy.deepcopy(policy.model.base_model),
                              head=torch.nn.Linear(policy.model.config.hidden_size, 1))
-    torch.nn.init.zeros_(critic.head.weight)
-    torch.nn.init.zeros_(critic.head.bias)
+    give_head(critic)
     return SimpleNamespace(
         policy=policy, rounds=0, kl_reward_coef=config.kl_reward_coef,
         critic=critic if settings.estimator_kind(config) == "critic" else None,
@@ -236,15 +242,21 @@ def differ(one, other):
 
 LAKE = dict(env="frozenlake", num_groups=2, group_size=2, max_turns=2, max_new_tokens=24,
             max_context=512, max_rows=3)
+LONG = dict(context="limited", window=3, max_turns=4)
+# No reply is finished. 300 tokens leave no room for some replies to three turns, 163 none for some
+# and one token for others.
+SHORT = dict(max_new_tokens=7, max_context=300)
 
 
 class TestCollect:
     """Replies of a model that can play FrozenLake: one token after the other from the slow loop."""
 
     @pytest.mark.parametrize("options", [
-        dict(temperature=0.5), dict(temperature=1.3), dict(temperature=1.3, top_k=4),
-        dict(temperature=1.3, top_p=0.7), dict(context="limited", window=2),
-        dict(context="limited", window=2, max_context=190), dict(context="single_turn", window=2),
+        dict(temperature=0.5, max_rows=1), dict(temperature=1.3, max_rows=256),
+        dict(temperature=1.3, top_k=4),
+        dict(temperature=1.3, top_p=0.7), dict(temperature=1.3, top_k=4, top_p=0.7),
+        LONG | dict(context="single_turn"), LONG | SHORT | dict(context="single_turn"),
+        LONG | SHORT, LONG | SHORT | dict(max_context=163),
         dict(max_new_tokens=7), dict(max_context=170), dict(temperature=0.0)],
         ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()))
     def test_tokens_masks_logprobs_and_rewards_are_those_of_the_slow_loop(self, options):
@@ -366,9 +378,13 @@ class TestOptions:
             ours = assert_equal(real, configured(**{**base, option: value}))
             assert differ(ours, slow_step(configured(**base))[0]), (base, value)
 
+    @pytest.mark.parametrize("context", ["full", "limited"])
     @pytest.mark.parametrize("metric", ["reward", "length", "entropy", "entropy_std"])
-    def test_the_filter_ranks_groups_by_the_slow_steps_scores(self, real, monkeypatch, metric):
-        config, seen = configured(filter="top_k", filter_metric=metric, filter_value=0.4), []
+    def test_the_filter_ranks_groups_by_the_slow_steps_scores(self, real, monkeypatch, metric,
+                                                              context):
+        """Also where an episode has a row for each turn, and turns differ in length."""
+        config, seen = configured(filter="top_k", filter_metric=metric, filter_value=0.4,
+                                  context=context), []
         choose = trainer.starpo.filter_groups
         monkeypatch.setattr(trainer.starpo, "filter_groups", lambda scores, *rules: (
             seen.append(scores), choose(scores, *rules))[1])
@@ -377,6 +393,8 @@ class TestOptions:
         (played,) = EPISODES.values()
         expected = slow.group_scores(slow_learner(config), played, config)
         assert seen[-1].tolist() == pytest.approx(list(expected.values()))
+        assert context == "full" or any(
+            len({sum(row.response_mask) for row in t.sequences}) > 1 for t in played)
 
     def test_the_learning_rate_of_the_last_step_is_the_final_share(self, real):
         """Or of the last step of the decay, after which it stays."""

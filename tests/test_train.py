@@ -1,123 +1,49 @@
 """The loop around the step: what is measured, what is kept on disk, and how a run goes on."""
 
-import contextlib
 import copy
 import dataclasses
 import inspect
-import io
-import json
 import math
 import os
-import pickle
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
+import zlib
 from collections import Counter
 from pathlib import Path
+from statistics import fmean, stdev
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
-from conftest import message, parsed
-from toys import Lottery, tiny
+from conftest import message, parsed, run_apart
+from toys import tiny
+from training import BRIEF, metrics, read_lines, run
 
-from minragen import diagnostics, reproduce
+from minragen import bundled, diagnostics
 from minragen import train as trainer
-from minragen.envs import REGISTRY, ServerGone, make
-from minragen.models import token_logprobs
+from minragen.envs import REGISTRY, make
+from minragen.models import load_policy, token_logprobs
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
 from minragen.runs import (
     TIMES,
     Log,
     begin,
-    damage,
-    find_checkpoint,
+    console_line,
     keep_advantages,
-    load_trainer_state,
-    locked,
     read_config,
     run_folder,
     texts_of,
 )
-from minragen.train import main
 
 pytestmark = pytest.mark.usefixtures("runs")
 
-# Episodes of one turn, where it does not matter what is played.
-BRIEF = shlex.split("--env bandit --num-groups 2 --group-size 4 --val-size 4 --val-every 2 "
-                    "--save-every 2 --mini-batch 4")
 # Every field of `Rules` but the temperature differs from its default.
 RULES = shlex.split("--response-format grounding_worldmodeling --grounding-reward 0.5 --seed 5 "
                     "--worldmodeling-reward 0.25 --top-k 3 --top-p 0.9 --max-rows 7 --window 2 "
                     "--max-new-tokens 9 --max-context 300 --context limited --token-budget 99")
-
-
-def run(line, *more):
-    main([*line.split(), *more])
-
-
-def interrupted(line, *more):
-    """A run in which somebody presses Ctrl-C."""
-    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as printed:
-        run(line, *more)
-    assert "stopped. If the run has a checkpoint, --run NAME --resume" in printed.getvalue()
-
-
-def assert_resumed_alike(runs, monkeypatch, options):
-    """A run that is killed in its second step and resumed stores what an uninterrupted one does."""
-    run("--run straight", *options)
-    real = trainer.roll_out
-
-    def roll_out(learner, *arguments):
-        if learner.step == 1:
-            raise KeyboardInterrupt
-        return real(learner, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "roll_out", roll_out)
-        interrupted("--run stopped", *options)
-    run("--run stopped --resume")
-    assert metrics(runs / "straight") == metrics(runs / "stopped")
-    for file in ("checkpoint/model.safetensors", "reference.pt", "trajectories.jsonl"):
-        one, other = ((runs / name / file).read_bytes() for name in ("straight", "stopped"))
-        assert one == other, file
-
-
-def read_lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def metrics(folder):
-    return [{k: v for k, v in line.items() if k not in TIMES}
-            for line in read_lines(folder / "metrics.jsonl")]
-
-
-def run_apart(tmp_path_factory, line, *more):
-    """Train with these options, as `run` takes them, and return the run's folder."""
-    folder = tmp_path_factory.mktemp("apart")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("minragen.runs.RUNS", folder)
-        patch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        run(f"--run a {line}", *more)
-    return folder / "a"
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A folder with a run of two steps that several tests copy."""
-    return run_apart(tmp_path_factory, "--steps 2", *BRIEF)
-
-
-@pytest.fixture
-def begun(finished, runs):
-    """A copy of that run as runs/a."""
-    shutil.copytree(finished, runs / "a")
-    return runs / "a"
 
 
 def build(*argv):
@@ -147,6 +73,30 @@ EPISODES = [episode(valid=0.5, f1=0.25),
             episode(rewards=(-0.1,), tokens=(4,), valid=0.0, f1=0.75, stop=StopReason.CONTEXT),
             dataclasses.replace(episode("shop", rewards=(0.5,), tokens=(1,), valid=1.0),
                                 stop=StopReason.ENV_ERROR, error="OSError: gone")]
+
+
+class TestStep:
+    def test_episodes_whose_environment_failed_are_in_nothing_but_the_speed(self, monkeypatch):
+        """An advantage is (return - mean) / std of the members of the group that did not fail."""
+        config, learner, groups = build(*shlex.split(
+            "--env toys:Faulty --num-groups 4 --group-size 4 --max-new-tokens 6 --filter none "
+            "--warmup-steps 0"))
+        seen = []
+        monkeypatch.setattr(trainer, "diagnose", lambda learner, config, step, played, history: (
+            seen.extend(played) or {}))
+        found, trajectories = trainer.train_step(learner, groups, config)
+        played = [t for t in trajectories if not t.error]
+        assert seen == played and 4 < len(played) < 16
+        for t in played:
+            returns = [o.episode_return for o in played if o.group_id == t.group_id]
+            std = stdev(returns) if len(returns) > 1 else 0
+            advantage = (t.episode_return - fmean(returns)) / (std + 1e-6)
+            assert t.sequences[0].advantages == pytest.approx(
+                [advantage * ours for ours in t.sequences[0].response_mask], abs=1e-4)
+        tokens = sum(t.response_tokens for t in trajectories)
+        assert found["tokens_per_second"] * found["rollout_seconds"] == pytest.approx(tokens)
+        assert found["seconds"] > found["rollout_seconds"]
+        assert not any(t.sequences[0].advantages for t in trajectories if t.error)
 
 
 class TestDescribe:
@@ -231,18 +181,6 @@ class TestRollOut:
         assert kept.tolist() == [False, True, True, False]
 
 
-class TestInstances:
-    def test_no_round_of_any_run_plays_the_instances_of_another(self, calls):
-        """2**41 + seed * 2**24 + round * num_groups, written out."""
-        for seed in "01":
-            learner = trainer.Learner(*tiny(), None)
-            for _ in range(3):
-                trainer.roll_out(learner, None, parsed("--num-groups", "16", "--seed", seed))
-        assert [call["first_seed"] for call in calls] == [
-            2199023255552, 2199023255568, 2199023255584,
-            2199040032768, 2199040032784, 2199040032800]
-
-
 class TestLearner:
     def test_reference_and_critic_exist_only_when_used(self):
         _, plain, _ = build(*BRIEF)
@@ -254,15 +192,38 @@ class TestLearner:
         assert not any(p.requires_grad for p in kl_reward.reference.parameters())
         assert kl_reward.kl_reward_coef == 0.001
 
-    def test_in_bfloat16_old_logprobs_are_computed_again_and_in_float32_they_are_the_samplers(self):
+    def test_it_is_built_as_the_options_and_the_model_say(self, monkeypatch):
+        def load(*given, **named):
+            policy = load_policy(*given, **named)
+            policy.model.generation_config.eos_token_id = [3, 4]
+            return policy
+
+        lengths, threads, warmed, real = [], [], [], bundled.resolve
+        monkeypatch.setattr(trainer, "load_policy", load)
+        monkeypatch.setattr(trainer, "prove", lambda policy, length: lengths.append(length))
+        monkeypatch.setattr(torch, "set_num_threads", threads.append)
+        monkeypatch.setattr(bundled, "resolve", lambda *given: (
+            warmed.append(given[2:5]), real(*given))[1])
+        _, learner, _ = build(*BRIEF, *shlex.split(
+            "--algo ppo --threads 3 --max-context 345 --response-format no_think "
+            "--max-new-tokens 17 --warmup-steps 0 --activation-checkpointing true"))
+        assert {3, 4} < learner.frame.end_ids
+        assert (lengths, threads, warmed) == ([345], [3], [("no_think", 17, 0)])
+        assert all(layer.gradient_checkpointing for trunk in (
+            learner.policy.model.base_model, learner.critic.trunk) for layer in trunk.layers)
+
+    def test_old_logprobs_are_the_samplers_only_if_exact_and_of_all_that_is_learned(self):
+        """In bfloat16, and where observations are in the loss, they are computed again."""
         config, learner, batch = played(*BRIEF, "--temperature", "0.7")
         batch, _ = trainer.compute_targets(learner, batch, config)
         assert batch.old_logprobs is batch.sample_logprobs
-        learner.policy.model.to(torch.bfloat16)
-        batch, _ = trainer.compute_targets(learner, batch, config)
-        again, _ = token_logprobs(learner.policy.model, batch.tokens, batch.response_mask, 0.7)
-        assert torch.allclose(batch.old_logprobs, again, atol=1e-2)
-        assert not batch.old_logprobs.equal(batch.sample_logprobs)
+        for dtype, mask in ((torch.float32, "all"), (torch.bfloat16, "response")):
+            learner.policy.model.to(dtype)
+            batch, _ = trainer.compute_targets(learner, batch, dataclasses.replace(
+                config, loss_mask=mask))
+            again, _ = token_logprobs(learner.policy.model, batch.tokens, batch.loss_mask, 0.7)
+            assert torch.allclose(batch.old_logprobs, again, atol=1e-2)
+            assert not batch.old_logprobs.equal(batch.sample_logprobs)
 
     def test_updates_without_a_finite_gradient_are_skipped_and_five_in_a_row_stop_the_run(self):
         config, learner, batch = played(*BRIEF, "--filter", "none")
@@ -320,7 +281,10 @@ class TestRuns:
                               env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)})
         assert done.stderr.strip() == "" and done.returncode == 0
 
-    def test_a_run_leaves_config_metrics_trajectories_a_checkpoint_and_a_report(self, finished):
+    def test_a_run_leaves_config_metrics_trajectories_a_checkpoint_and_a_report(
+            self, drawn, runs):
+        run("--run a --steps 2", *BRIEF)
+        finished = runs / "a"
         assert {p.name for p in finished.iterdir()} == {
             "config.json", "metrics.jsonl", "trajectories.jsonl", "checkpoint", "checkpoint.best",
             "lock", "report.html", "figures"}
@@ -370,11 +334,26 @@ class TestRuns:
         assert "memory    about" in printed and "settings  the preset of bandit, " in printed
         line, step = metrics(runs / "a")[1], re.search(r"^step +1/1 .*$", printed, re.M)[0]
         for label, name, form in (("success", "success", ".3f"), ("valid", "valid", ".2f"),
-                                  ("return", "episode_return", "6.3f"),
-                                  ("val", "val/success", ".3f"), ("entropy", "entropy", ".3f"),
+                                  ("return", "episode_return", ".3f"),
+                                  ("val", "val/success", ".3f"), ("ent", "entropy", ".3f"),
                                   ("greedy", "val/success_greedy", ".3f"),
-                                  ("grad", "grad_norm", "6.3f"), ("kept", "groups_kept", "2d")):
+                                  ("grad", "grad_norm", ".3f"), ("kept", "groups_kept", "2d")):
             assert f"{label} {line[name]:{form}}" in step
+        assert re.search(r"  gap \S+  +\d+ tok/s  \d+\.\d\d s  val ", step)
+
+    def test_a_usual_line_of_the_console_has_at_most_130_columns(self):
+        folder = Path(__file__).parent.parent / "runs" / "readme-frozenlake-grpo-s0"
+        config, lines = read_config(folder), read_lines(folder / "metrics.jsonl")
+        usual = [console_line(line, config) for line in lines
+                 if line.get("grad_norm", math.inf) < 10 and "regime" not in line
+                 and "val/success" not in line]
+        assert len(usual) > 150 and max(map(len, usual)) <= 130
+        assert not any("no update" in line for line in usual)
+
+    def test_a_line_of_the_console_says_if_nothing_was_updated(self):
+        config = parsed("--env", "frozenlake")
+        assert "kept  0/16, no update   1234 tok/s" in console_line(
+            {"step": 3, "groups_kept": 0, "tokens_per_second": 1234.0}, config)
 
     def test_the_same_seed_gives_the_same_run_and_another_one_another(self, runs):
         for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
@@ -384,12 +363,19 @@ class TestRuns:
 
     def test_warnings_are_printed_and_diagnoses_compared_with_the_first(
             self, runs, capsys, monkeypatch):
-        compared, history = [], []
+        """Each diagnosis is of rows of its own; its moving averages go on."""
+        compared, history, diagnosed, real = [], [], [], diagnostics.collapse_metrics
+        monkeypatch.setattr(diagnostics, "collapse_metrics", lambda *given: (
+            diagnosed.append(given), real(*given))[1])
         monkeypatch.setattr(trainer.report, "write", lambda folders: None)
         monkeypatch.setattr(diagnostics, "regime", lambda *pair: compared.append(pair) or "here")
         monkeypatch.setattr(diagnostics, "warnings_of", lambda lines: (
             history.append([line["step"] for line in lines]) or ["take care"] * (len(lines) == 3)))
-        run("--run a --steps 4", *BRIEF, "--diagnose-every", "2")
+        run("--run a --steps 4 --diagnose-every 2 --diagnose-samples 9 --token-budget 999 "
+            "--temperature 0.9 --seed 5", *BRIEF)
+        assert [given[4:] for given in diagnosed] == [
+            (zlib.crc32(f"(5, {step})".encode()), 9, 0.9, 999) for step in (1, 2, 4)]
+        assert all(given[3] is diagnosed[0][3] for given in diagnosed)
         assert history == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
         assert capsys.readouterr().out.count("warning   take care\n") == 1
         lines = metrics(runs / "a")
@@ -425,7 +411,8 @@ class TestRuns:
             self, runs, begun):
         before = (begun / "metrics.jsonl").read_text()
         said = message("--run", "a", *BRIEF)
-        assert "run 'a' exists already. Continue it with --run a --resume" in said
+        assert ("run 'a' exists already. Continue it with --run a --resume (make resume RUN=a), or "
+                "choose another name.") in said
         assert (begun / "metrics.jsonl").read_text() == before
         shutil.copytree(begun, runs / "bandit-grpo-tiny-s0")
         assert run_folder(parsed(*BRIEF), False).name == "bandit-grpo-tiny-s0-2"
@@ -457,42 +444,25 @@ class TestRuns:
 
     def test_a_run_in_which_every_environment_fails_says_what_they_raised_and_stops(
             self, runs, capsys):
-        run("--env test_train:Gone --run a --steps 9 --val-size 2 --warmup-steps 0 --num-groups 2 "
+        run("--env toys:Gone --run a --steps 9 --val-size 2 --warmup-steps 0 --num-groups 2 "
             "--group-size 2 --max-context 200 --algo dapo")
         printed = capsys.readouterr().out
         assert "16 train episodes failed in their environment and are left out: Conn" in printed
         assert "or every environment failed" in printed
         lines = metrics(runs / "a")
         assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5, 5]
-        assert lines[1] == {"step": 1, "env_errors": 16, "rollouts": 4}
+        assert lines[1:5] == [
+            {"step": step, "env_errors": 16, "rollouts": 4} for step in (1, 2, 3, 4)]
         assert len(read_lines(runs / "a" / "trajectories.jsonl")) == 5 * 4 + 3 * 4
 
     def test_an_environment_that_cannot_begin_is_refused_before_there_is_a_folder(self, runs):
-        assert "test_train:Late does not begin: ConnectionError: not yet" in message(
-            "--env", "test_train:Late", "--warmup-steps", "0", "--run", "a")
+        assert "toys:Late does not begin: ConnectionError: not yet" in message(
+            "--env", "toys:Late", "--warmup-steps", "0", "--run", "a")
         assert not (runs / "a").exists()
 
     def test_a_context_that_a_prompt_fills_is_refused_before_there_is_a_folder(self, runs):
         assert "no room for a reply" in message("--run", "a", *BRIEF, "--max-context", "40")
         assert not (runs / "a").exists()
-
-
-class Gone(Lottery):
-    """Answers the random policy, from whose episodes the tokenizer is made, and nobody else."""
-
-    def step(self, answer):
-        if answer == self.random_answer(None):
-            return super().step(answer)
-        raise ConnectionError("no answer")
-
-
-class Late(Lottery):
-    """Knows the instances from which the tokenizer is made, and none of training."""
-
-    def reset(self, *, seed=None, options=None):
-        if seed >= trainer.TRAIN_SEED:
-            raise ConnectionError("not yet")
-        return super().reset(seed=seed, options=options)
 
 
 @pytest.fixture(scope="module")
@@ -522,221 +492,6 @@ class TestMixture:
                                      cache_dir=str(tmp_path))
         assert [*read] == entries
         assert len({(e["env"], e["split"], bool(e["error"])) for e in entries}) == 9
-
-
-class TestServerGone:
-    def test_a_run_whose_tool_does_not_come_back_saves_and_goes_on_later(self, begun, runs,
-                                                                       monkeypatch):
-        """Of dynamic sampling's second round, whose first must be played again."""
-        sampling = ("--filter-value", "1", "--resample", "1", "--save-every", "9")
-        run("--run b --steps 3", *BRIEF, *sampling)
-        real, rounds = trainer.collect, []
-
-        def collect(*given):
-            rounds.append(given[3])
-            if len(rounds) == failing:
-                raise ServerGone("the retriever gave no results")
-            return real(*given)
-
-        monkeypatch.setattr(trainer, "collect", collect)
-        failing = 0
-        run("--run c --steps 3", *BRIEF, *sampling)
-        failing, rounds = len(rounds), []
-        assert message("--run", "d", "--steps", "3", *BRIEF, *sampling) == (
-            "error: the retriever gave no results")
-        assert json.loads((runs / "d/checkpoint/manifest.json").read_text())["step"] == 2
-        run("--run d --resume")
-        assert metrics(runs / "d") == metrics(runs / "c") == metrics(runs / "b")
-
-
-    @pytest.mark.parametrize("call, step", [(1, 0), (2, 2), (3, 2)])  # before, at step 2, at last
-    def test_a_server_that_goes_in_a_validation_costs_no_step(self, runs, monkeypatch, call, step):
-        real, calls = trainer.validate, []
-
-        def validate(*given):
-            calls.append(given)
-            if len(calls) == call:
-                raise ServerGone("the server is gone")
-            return real(*given)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(trainer, "validate", validate)
-            assert message("--run", "a", "--steps", "2", *BRIEF) == "error: the server is gone"
-        assert json.loads((runs / "a/checkpoint/manifest.json").read_text())["step"] == step
-        run("--run a --resume")
-        run("--run b --steps 2", *BRIEF)
-        ours, theirs = metrics(runs / "a"), metrics(runs / "b")
-        missing = [{*other} - {*line} for line, other in zip(ours, theirs, strict=True)]
-        assert all(line.items() <= other.items() for line, other in zip(ours, theirs))
-        assert [any(names) for names in missing] == [False, False, call == 2, False]
-
-
-class TestOptimizerSteps:
-    def test_the_mini_batches_of_an_epoch_are_as_equal_as_can_be_and_hold_every_row_once(self):
-        rows = make_batch([episode(tokens=(1,), rewards=(0.0,))] * 208)  # 13 groups of 16
-        rows.loss_mask, rows.returns = rows.response_mask, torch.arange(208)
-        parts = list(trainer.optimizer_steps(rows, parsed("--epochs", "2"), 1))
-        assert [len(part) for part in parts] == [52] * 8  # not 64, 64, 64 and 16
-        for epoch in (parts[:4], parts[4:]):
-            assert sorted(torch.cat([part.returns for part in epoch]).tolist()) == [*range(208)]
-        assert not parts[0].returns.equal(parts[4].returns)
-
-
-class TestResume:
-    def test_steps_added_to_a_run_keep_the_last_learning_rate(self, runs, monkeypatch):
-        rates, real = [], trainer.AdamW.set_lr
-        monkeypatch.setattr(trainer.AdamW, "set_lr", lambda self, lr: (
-            rates.append(lr), real(self, lr)))
-        run("--run a --steps 3 --lr 0.01 --lr-final 0.1 --filter none", *BRIEF)
-        run("--run a --resume --steps 5")
-        run("--run a --resume --steps 6")
-        # The first run may have made its warm-up, which sets rates of its own.
-        assert rates[-6:] == pytest.approx([0.01, 0.0055, 0.001, 0.001, 0.001, 0.001])
-
-    def test_a_killed_run_goes_on_bit_for_bit_with_everything_that_adapts(self, runs, monkeypatch):
-        options = shlex.split(
-            "--env frozenlake --num-groups 3 --group-size 3 --steps 3 --val-size 1 --save-every 1 "
-            "--algo ppo --kl-coef 0.01 --kl-reward-coef 0.1 --kl-target 0.001 --kl-horizon 50 "
-            "--diagnose-every 1 --diagnose-samples 4 --context limited --window 2 --lr-final 0.1 "
-            "--filter-value 1 --resample 1")
-        run("--run straight", *options)
-        real, killed = trainer.roll_out, mock.Mock(side_effect=KeyboardInterrupt)
-        with monkeypatch.context() as patch:
-            patch.setattr(trainer, "roll_out", lambda learner, *arguments: (
-                killed if learner.step == 1 else real)(learner, *arguments))  # in step 2
-            interrupted("--run stopped", *options)
-        with open(runs / "stopped" / "metrics.jsonl", "a") as file:
-            file.write('{"step": 2, "success": 1.0}\n{"step": 3, "succ')
-        run("--run stopped --resume")
-        one, two = metrics(runs / "straight"), metrics(runs / "stopped")
-        assert [line["step"] for line in one] == [line["step"] for line in two] == [0, 1, 2, 3, 3]
-        assert not {name for a, b in zip(one, two) for name in a | b if a.get(name) != b.get(name)}
-        assert len({line["kl_reward_coef"] for line in one if "kl_reward_coef" in line}) == 3
-        played, weights, state = ([(runs / name / file).read_bytes() for name in (
-            "straight", "stopped")] for file in (
-            "trajectories.jsonl", "checkpoint/model.safetensors", "checkpoint/trainer.pt"))
-        stored = [json.dumps(torch.load(io.BytesIO(x), weights_only=True), sort_keys=True,
-                             default=lambda t: t.tolist()) for x in state]
-        same = [one == other for one, other in (played, weights, stored)]
-        assert same == [True, True, True] and '"first_turn/marginal_std"' in stored[0]
-
-    def test_only_steps_and_a_larger_context_may_change(self, begun, runs):
-        for argv, said in ((["--lr", "0.5"], "lr was 0.0003, got 0.5"),
-                           (["--temperature", "0.5"], "temperature was 1.0, got 0.5"),
-                           (["--max-context", "200"], "cannot reduce max_context: it was 256"),
-                           (["--steps", "1"], "cannot reduce steps: it was 2")):
-            assert said in message("--run", "a", "--resume", *argv)
-        run("--run a --resume --steps 3 --max-context 300 --seed 0")
-        assert [line["step"] for line in metrics(begun)] == [0, 1, 2, 3, 3]
-        assert read_config(begun).max_context == 300
-
-    def test_a_damaged_checkpoint_is_refused_by_name(self, begun):
-        for file in ("model.safetensors", "trainer.pt", "tokenizer.json", "manifest.json"):
-            path = begun / "checkpoint" / file
-            data = path.read_bytes()
-            flipped = bytearray(data)
-            flipped[len(data) // 2] ^= 1
-            for broken in (data[:len(data) // 2], bytes(flipped), None):
-                path.unlink() if broken is None else path.write_bytes(broken)
-                said = message("--run", "a", "--resume", "--steps", "3")
-                assert "damaged" in said or (file == "manifest.json" and "no checkpoint" in said)
-            path.write_bytes(data)
-        assert find_checkpoint(begun) == begun / "checkpoint"
-
-    def test_pickled_trainer_state_runs_nothing(self, tmp_path):
-        class Evil:
-            def __reduce__(self):
-                return Path.touch, (tmp_path / "it ran",)
-
-        torch.save({"step": Evil()}, tmp_path / "trainer.pt")
-        learner = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
-        with pytest.raises(pickle.UnpicklingError):
-            load_trainer_state(tmp_path, learner)
-        assert not (tmp_path / "it ran").exists()
-
-    def test_a_manifest_of_another_form_is_refused(self, runs):
-        (runs / "a" / "checkpoint").mkdir(parents=True)
-        for text in ("[]", "null", '{"files": []}', '{"files": {"a": 1}}', "{}"):
-            (runs / "a" / "checkpoint" / "manifest.json").write_text(text)
-            with pytest.raises(ValueError, match="is damaged"):
-                find_checkpoint(runs / "a")
-
-    def test_a_kill_during_a_save_leaves_a_whole_checkpoint(self, begun, monkeypatch):
-        (begun / "checkpoint").rename(begun / "checkpoint.new")  # between its two renames
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "save", mock.Mock(side_effect=KeyboardInterrupt))
-            interrupted("--run a --resume --steps 3")  # and the next
-        run("--run a --resume")
-        assert metrics(begun)[-1]["step"] == 3 and (begun / "checkpoint").exists()
-        assert {p.name for p in begun.glob("checkpoint*")} == {
-            "checkpoint", "checkpoint.old", "checkpoint.best"}
-
-    def test_instead_of_a_damaged_checkpoint_the_one_before_is_taken_and_that_is_said(
-            self, begun, runs, capsys):
-        shutil.copytree(begun, runs / "b")
-        for name in "ab":
-            run(f"--run {name} --resume --steps 3")
-        (begun / "checkpoint" / "trainer.pt").write_bytes(b"")
-        capsys.readouterr()
-        run("--run a --resume --steps 4")
-        printed = capsys.readouterr().out
-        assert "trainer.pt has changed: going on from checkpoint.old" in printed
-        assert "resumed   after step 2" in printed
-        run("--run b --resume --steps 4")
-        one, two = ((metrics(folder)[-1], (folder / "checkpoint/model.safetensors").read_bytes())
-                    for folder in (begun, runs / "b"))
-        assert one == two
-
-    def test_a_run_is_trained_by_one_process_at_a_time(self, begun):
-        with locked(begun):
-            assert f"run 'a' is being trained by process {os.getpid()}" in message(
-                "--run", "a", "--resume", "--steps", "3")
-        run("--run a --resume --steps 3")
-
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_asked_to_stop_it_finishes_the_step_saves_and_says_how_to_go_on(
-            self, begun, runs, monkeypatch, capsys, number):
-        run("--run b --steps 5", *BRIEF)
-        real, handler = trainer.roll_out, signal.getsignal(number)
-        with monkeypatch.context() as patch:
-            patch.setattr(trainer, "roll_out", lambda *given: (
-                os.kill(os.getpid(), number) or real(*given)))
-            with pytest.raises(SystemExit) as stop:
-                run("--run a --resume --steps 5")
-        printed = capsys.readouterr().out
-        assert stop.value.code == 130
-        assert "stopped   after step 3; go on with: make resume RUN=a" in printed
-        run("--run a --resume")
-        assert metrics(begun) == metrics(runs / "b")
-        assert signal.getsignal(number) == handler
-
-    def test_a_second_request_stops_it_at_once(self, begun, monkeypatch):
-        monkeypatch.setattr(trainer, "roll_out", lambda *_: [
-            os.kill(os.getpid(), signal.SIGTERM) or time.sleep(1.1) for _ in "ab"])
-        interrupted("--run a --resume --steps 5")
-
-    def test_other_versions_of_the_packages_are_named(self, begun, capsys):
-        path = begun / "checkpoint" / "manifest.json"
-        path.write_text(path.read_text().replace(torch.__version__, "1.0"))
-        run("--run a --resume --steps 3")
-        assert f"torch was 1.0, is {torch.__version__}" in capsys.readouterr().out
-
-    def test_a_run_may_begin_with_the_weights_of_another_and_keeps_nothing_else_of_it(
-            self, begun, runs):
-        run("--run b --steps 1 --lr 0 --init-from a", *BRIEF)
-        one, two = ((folder / "checkpoint" / "model.safetensors").read_bytes()
-                    for folder in (begun, runs / "b"))
-        assert one == two and [line["step"] for line in metrics(runs / "b")] == [0, 1, 1]
-        assert "unknown run 'c'" in message("--env", "bandit", "--init-from", "c")
-
-    def test_the_checkpoint_of_the_best_validation_is_kept(self, begun, monkeypatch):
-        successes = iter([0.5, math.nan, 2 / 3, 2 / 3])
-        monkeypatch.setattr(trainer, "validate", lambda _, groups, *__: {
-            f"{groups.split}/success": next(successes, 0.0)})
-        run("--run b --steps 3", *BRIEF, "--val-every", "1")
-        kept = begun.parent / "b" / "checkpoint.best"
-        assert json.loads((kept / "manifest.json").read_text())["step"] == 2
-        assert not damage(kept)
 
 
 class TestLearning:
@@ -788,24 +543,3 @@ class TestMetrics:
         seen = {self.pattern(key) for key in logged}
         assert {key.partition("/")[2] for key in logged if key.startswith("bandit/")} <= logged
         assert seen == self.documented()
-
-
-class TestReproduce:
-    def test_it_repeats_a_run_or_says_where_it_first_differs(self, begun, capsys):
-        def reproduced():
-            with pytest.raises(SystemExit) as end:
-                reproduce.main(["a"])
-            shutil.rmtree(begun.parent / "a-again")
-            return end.value.code, capsys.readouterr().out.splitlines()[-1]
-
-        assert reproduced() == (0, "a is reproduced: its 4 lines are equal but for times")
-        path = begun / "metrics.jsonl"
-        lines = read_lines(path)
-        changed = [*lines[:2], lines[2] | {"entropy": 9.0}, lines[3] | {"test/success": 9.0}]
-        path.write_text("".join(json.dumps(line) + "\n" for line in changed))
-        assert reproduced() == (1, f"line 3 (step 2) differs in entropy: 9.0, now "
-                                   f"{lines[2]['entropy']}")
-        path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, lines[-1]]))
-        assert reproduced() == (1, "line 5 is missing in the new run")
-        with pytest.raises(SystemExit, match="error: unknown run 'b'"):
-            reproduce.main(["b"])

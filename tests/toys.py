@@ -136,3 +136,21 @@ class Raffle(Lottery):
     """Another such environment, for mixtures."""
 
     instruction = "Buy a ticket."
+
+
+class Gone(Lottery):
+    """Answers the random policy, from whose episodes the tokenizer is made, and nobody else."""
+
+    def step(self, answer):
+        if answer == self.random_answer(None):
+            return super().step(answer)
+        raise ConnectionError("no answer")
+
+
+class Late(Lottery):
+    """Knows the instances from which the tokenizer is made, and none of training."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed >= 2**41:  # train.TRAIN_SEED
+            raise ConnectionError("not yet")
+        return super().reset(seed=seed, options=options)

@@ -3,6 +3,7 @@
 import sys
 
 from minragen.envs import make
+from minragen.faults import Parser, told
 
 
 def transcript(name, seed=0, split="train", **options):
@@ -19,10 +20,13 @@ def transcript(name, seed=0, split="train", **options):
 
 
 if __name__ == "__main__":
-    name, seed = [*sys.argv[1:], *("frozenlake", "0")[len(sys.argv) - 1:]][:2]
-    if len(sys.argv) > 3 or not seed.isdecimal():
-        sys.exit("usage: python -m minragen.environments [ENV [SEED]]")
+    parser = Parser(prog="minragen.environments", description=__doc__)
+    parser.add_argument("env", nargs="?", default="frozenlake", help="as in training [frozenlake]")
+    parser.add_argument("seed", nargs="?", default="0", help="of the instance [0]")
+    args = parser.parse_args()
+    if not args.seed.isdecimal():
+        parser.error(f"seed: got {args.seed!r}, expected a number such as 0")
     try:
-        print(transcript(name, int(seed)))
-    except (ValueError, ImportError, NotImplementedError) as problem:
-        sys.exit(f"error: {problem}")
+        print(transcript(args.env, int(args.seed)))
+    except Exception as problem:
+        sys.exit(told(problem))

@@ -87,8 +87,13 @@ class Board(TextEnv):
             lines += [f"{name}: {' '.join(map(str, cells))}"
                       for name, cells in self._coordinates().items() if cells]
         if "grid" in shown:
-            lines += ["".join(self.options["symbols"][i] for i in row) for row in self._cells()]
+            lines.append(self.grid())
         return "\n".join(lines)
+
+    def grid(self):
+        """The board as rows of symbols."""
+        return "\n".join("".join(self.options["symbols"][i] for i in row)
+                         for row in self._cells())
 
     def image(self):
         return self.draw() if "image" in VIEWS[self.options["view"]] else None

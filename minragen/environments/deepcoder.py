@@ -228,7 +228,8 @@ def verdict(problem, code, examples, seconds):
 
     Groups repeat programs, so verdicts are cached; timeouts, which load may cause, are not.
     """
-    key = problem.key, len(problem.hidden), code, examples, seconds, sandbox.SUBMISSIONS.kind
+    key = (problem.key, problem.check, len(problem.hidden), code, examples, seconds,
+           sandbox.SUBMISSIONS.kind)
     if key in VERDICTS:
         return VERDICTS[key]
     results = []
@@ -405,7 +406,7 @@ def record_problem(record):
     lines += [f"Starter code:\n{starter.rstrip()}"] if starter.strip() else []
     hidden = tuple(case for _, case in hidden)
     text = "".join(c for c in "\n".join(lines) if c.isprintable() or c in "\n\t")
-    return CodeProblem(text, f"{text} {hidden}", " ".join(lines[0].split()), name, hidden,
+    return CodeProblem(text, f"{text} {public} {hidden}", " ".join(lines[0].split()), name, hidden,
                    tuple(case for _, case in public), reference_solution(record, name))
 
 

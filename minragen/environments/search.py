@@ -99,7 +99,7 @@ class SearchIndex:
 
 
 class RemoteIndex:
-    """A retriever behind `POST url/retrieve`: RAGEN's server, Search-R1's, or `search_server`.
+    """A retriever behind `POST url/retrieve`: RAGEN's server or `search_server`.
 
     timeout: seconds that one search may take, all tries together
     raises: RuntimeError if no usable reply comes, ServerGone if another time one may. An error

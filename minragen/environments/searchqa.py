@@ -7,6 +7,8 @@ Differences from RAGEN:
   2. A failing retriever ends the episode with an error. RAGEN shows the error as a result.
   3. Success is an exact match. RAGEN also counts F1 >= 0.3 as success.
   4. Held-out questions are about other people. RAGEN validates on what it trains on.
+  5. `reward=f1` pays at most the precision. RAGEN pays F1, which rewards listing: with five
+     equally likely names, one guess earns 0.2 on average and a list of all five earns 0.33.
 
 Serve a corpus over HTTP: `python -m minragen.environments.searchqa serve --corpus encyclopaedia`.
 """
@@ -100,10 +102,11 @@ class SearchQA(TextEnv):
     facts of the same kind: the town where the person lives now. Each person belongs to one split.
 
     Options: `hops`, 1 or 2, or 0 for both; `results`, passages per search (RAGEN: 5); `reward`, em
-    or f1 (F1 if it is at least 0.3, as in RAGEN; success remains the exact match); `data`, wiki
-    (Wikipedia summaries, CC BY-SA 4.0, installed as a separate package) or a file of HotpotQA
-    records; `corpus`, a file of passages, encyclopaedia or wiki, to replace the data's own; `url`
-    of a retriever, to replace the corpus; `timeout`, seconds that one search may take there.
+    or f1 (the smaller of F1 and precision if it is at least 0.3; success remains the exact match);
+    `data`, wiki (Wikipedia summaries, CC BY-SA 4.0, installed as a separate package) or a file of
+    HotpotQA records; `corpus`, a file of passages, encyclopaedia or wiki, to replace the data's
+    own; `url` of a retriever, to replace the corpus; `timeout`, seconds that one search may take
+    there.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
@@ -171,8 +174,8 @@ class SearchQA(TextEnv):
             self.shown = [self._line(content, MAX_SHOWN) for content in self.screen]
             return Outcome(0.0, effective=self.shown != before)
         self.finished = True
-        em, f1 = score_answer(argument, self.question.answers)
-        reward = em if self.options["reward"] == "em" else f1 if f1 >= 0.3 else 0.0
+        em, f1, paid = score_answer(argument, self.question.answers)
+        reward = em if self.options["reward"] == "em" else paid if paid >= 0.3 else 0.0
         return Outcome(reward, terminated=True, success=em == 1.0, metrics={"em": em, "f1": f1})
 
     def render(self):
@@ -252,14 +255,16 @@ class SearchQA(TextEnv):
 
 # ---- The score of an answer ----------------------------------------------------------------------
 def score_answer(said, answers):
-    """(exact match, F1) of an answer: each the best over the right answers.
+    """(exact match, F1, what reward=f1 pays) of an answer: each the best over the right answers.
 
     An exact match has the same words, without case, punctuation, a, an and the. F1 is the harmonic
     mean of the words' precision and recall; yes, no and noanswer match fully or not at all (the
-    scorers of SQuAD and HotpotQA).
+    scorers of SQuAD and HotpotQA). What is paid is the smaller of F1 and precision: if the
+    candidates share no word, a list earns on average no more than its best candidate.
     """
     pairs = [(_bare(said), _bare(answer)) for answer in answers]
-    return float(any(a == b for a, b in pairs)), max(_f1(a, b) for a, b in pairs)
+    f1s, paid = zip(*(_overlap(a, b) for a, b in pairs))
+    return float(any(a == b for a, b in pairs)), max(f1s), max(paid)
 
 
 def _bare(text):
@@ -268,13 +273,15 @@ def _bare(text):
     return [w for w in kept if w not in ("a", "an", "the")] or text.lower().split()
 
 
-def _f1(said, right):
+def _overlap(said, right):
+    """F1 of the words, and the smaller of F1 and precision."""
     one_word = any(side in (["yes"], ["no"], ["noanswer"]) for side in (said, right))
     common = sum((Counter(said) & Counter(right)).values())
     if not common or (one_word and said != right):
-        return 0.0
+        return 0.0, 0.0
     precision, recall = common / len(said), common / len(right)
-    return 2 * precision * recall / (precision + recall)
+    f1 = 2 * precision * recall / (precision + recall)
+    return f1, min(f1, precision)
 
 
 def _usable(argument):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from playing import begun
 
 from minragen.environments.bandit import Bandit
 from minragen.envs import Budget
@@ -62,7 +63,13 @@ class TestArms:
     def test_hits_and_misses_pay_what_the_options_say_and_the_better_mean_wins(self):
         for low, miss, hit, better in ((0.2, 0.0, 1.0, "risky"), (0.25, 0.0, 1.0, "safe"),
                                        (0.3, 0.1, 1.0, "risky"), (0.3, 0.0, 2.0, "risky")):
-            env = Bandit(low_reward=low, high_miss=miss, high_reward=hit)
-            env.reset(seed=0)
+            env = begun("bandit", low_reward=low, high_miss=miss, high_reward=hit)
             assert env.solve() == [getattr(env, better)]
         assert set(pulls("risky", high_reward=2.0, high_miss=-1.0)[0]) == {2.0, -1.0}
+
+    def test_the_note_names_both_arms_and_the_shallow_player_takes_the_first(self):
+        env = Bandit()
+        for seed in range(20):
+            shown, _ = env.reset(seed=seed)
+            assert env.note() == " or ".join(env.actions)
+            assert env.shallow_answer([env.system_prompt, shown]) == env.actions[0]

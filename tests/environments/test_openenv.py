@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 from conftest import message, parsed
-from test_train import metrics, read_lines
+from training import metrics, read_lines
 
 from minragen import envs
 from minragen import train as trainer

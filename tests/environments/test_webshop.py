@@ -1,6 +1,5 @@
 """WebShop: what the shop sells, finds and pays, what its pages do, and how it is played."""
 
-import json
 import re
 import zlib
 from collections import Counter
@@ -8,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from playing import success_of, write
 
 from minragen.environments import webshop
 from minragen.environments.webshop import Goal, Product, draw_goal
 from minragen.envs import Budget, make
 
 NAME, PLAIN = "webshop", {"wording": "plain", "page_size": 5}
-WORDINGS = ({}, PLAIN)
 SHIRT = Product("s1", "Soft Cotton Shirt for 2", "shirts", ("clothing", "tops"), 30.0,
                 ("soft", "machine washable"), {"color": ("red", "dark blue")},
                 "Comes in a linen bag.", ("long sleeve", "warm"), ("soft", "machine washable"))
@@ -152,7 +151,7 @@ class TestShop:
 
 
 class TestPages:
-    @pytest.mark.parametrize("options", WORDINGS)
+    @pytest.mark.parametrize("options", ({}, PLAIN))
     def test_an_action_works_exactly_where_the_page_shows_it_however_spelt(self, options):
         env, known = make(NAME, show_attrs=True, **options), {"1", "red", "search"}
         wrong = r"\[[^ ]|[^ ]\]" if options else r"\[ | \]"  # spaces in brackets: plain only
@@ -248,22 +247,27 @@ class TestPages:
             said = " ".join(after(actions).solve()).replace("[ ", "[").replace(" ]", "]")
             assert said == f"{plan} click[buy now]", actions
 
+    def test_a_note_judges_results_by_title_and_price_and_an_item_by_all_that_is_wanted(self):
+        env = after("search[natural soothing creamy cream]", seed=0, attributes=3)
+        assert env.note() == f"want {env.goal.words}: 2 looks right"
+        for item, note in ((2, "looks right: choose lemon, medium"), (4, "looks wrong")):
+            env._act(f"click[{item}]")  # 2 and 4 have the same title
+            assert env.note() == note
+            env._act("click[< prev]")
+        env.goal = env.goal._replace(cap=1)
+        assert env.note().endswith("5 too dear, none looks right")
+
     @pytest.mark.parametrize(("options", "most"), [({}, 0.7), (PLAIN, 0.45)])
     def test_matching_words_buys_something_in_every_episode_but_often_the_wrong_thing(
             self, options, most):
-        env, success, bought = make(NAME, **options), 0.0, 0.0
-        for seed in range(200):
-            texts, over = [env.system_prompt, env.reset(seed=seed)[0]], False
-            while not over:
-                answer = env.shallow_answer(texts)
-                seen, _, *ends, info = env.step(answer)
-                texts, over = [*texts, answer, seen], any(ends)
-            success, bought = success + info["success"], bought + info.get("bought", 0)
-        assert 0.2 < success / 200 < most and bought / 200 > 0.95
+        envs = []
 
+        def shallow(env, texts, _):
+            envs.extend([env] * (len(texts) == 2))
+            return env.shallow_answer(texts)
 
-def write(path, content):
-    Path(path).write_text(json.dumps(content))
+        assert 0.2 < success_of(NAME, 200, shallow, **options) < most
+        assert np.mean([env.sold is not None for env in envs]) > 0.95
 
 
 def lamp(i, **changes):
@@ -319,6 +323,9 @@ class TestWebShopsFiles:
         assert [p.price for p in own.shop.products[:len(PRICES)]] == [*PRICES.values()]
         assert own._wanted == [*own.shop.products[:-len(NOT_ASKED)]]  # nobody asks for the others
 
+    def test_a_search_reads_the_first_feature_alone(self, own):
+        assert own.shop.search("port") and not own.shop.search("year")
+
     def test_every_goal_can_be_reached_and_every_page_is_an_observation(self, own):
         env = make(NAME, **own.options)
         env.instance_split = lambda: "train"
@@ -333,10 +340,10 @@ class TestWebShopsFiles:
 
     def test_files_are_read_again_when_they_change_and_refused_with_a_sentence(self, tmp_path):
         products, orders = str(tmp_path / "p"), str(tmp_path / "i")
-        for content, told in ((("{}", "{}"), "holds a dict, expected a list of products"),
-                              (("[", "{}"), "cannot read .*p: "), (("[]", "{}"), "no goal in")):
-            for path, text in zip((products, orders), content):
-                Path(path).write_text(text)
+        write(orders, {})
+        for content, told in (("{}", "holds a dict, expected a list of products"),
+                              ("[", "cannot read .*p: "), ("[]", "no goal in")):
+            Path(products).write_text(content)
             with pytest.raises(ValueError, match=told):
                 make(NAME, products=products, instructions=orders)
         with pytest.raises(ValueError, match="needs both of WebShop's files"):

@@ -1,7 +1,7 @@
 """What a run does when its disk is full, read-only, gone or bad. Prints a JSON line for each trial.
 
-    cc -shared -fPIC -o failing.so tests/failing.c
-    unshare -rm env LD_PRELOAD=$PWD/failing.so .venv/bin/python tests/disk.py 5
+    cc -shared -fPIC -o failing.so tests/long/failing.c
+    unshare -rm env LD_PRELOAD=$PWD/failing.so .venv/bin/python tests/long/disk.py 5
 
 in a mount namespace of its own. Trials: disks that are full after some bytes more each time, from
 none to more than the run needs; a disk that becomes read-only and a folder that is moved while the
@@ -18,12 +18,12 @@ import sys
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+sys.path[:0] = map(str, Path(__file__).parents[:3])  # long, tests, the project
 
 from test_kill import OPTIONS, started  # noqa: E402
-from test_train import metrics  # noqa: E402
+from training import metrics  # noqa: E402
 
-from minragen.runs import find_checkpoint  # noqa: E402
+from minragen.runs import find_checkpoint, step_of  # noqa: E402
 
 RUN, DISK, SAVED = Path("runs/a"), "runs", Path("saved")
 
@@ -49,7 +49,7 @@ def trial(name, during=lambda: None, k=0):
     said = Path("output").read_text()
     step = -1
     if RUN.exists():
-        step = json.loads((find_checkpoint(RUN) / "manifest.json").read_text())["step"]
+        step = step_of(find_checkpoint(RUN))
     print(json.dumps({"trial": name, "exit": process.exitcode, "step": step,
                       "warnings": said.count("warning   cannot write"),
                       "lines": len(metrics(RUN)) if RUN.exists() else 0,

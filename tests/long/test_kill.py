@@ -1,13 +1,16 @@
 """A training process is killed at random instants, and its disk fails: no whole checkpoint is ever
 lost, and the resumed run is the run that was never stopped.
 
-    python -m pytest tests/test_kill.py     (a few kills; `make torture`: MINRAGEN_KILLS of them)
+    python -m pytest tests/long/test_kill.py
+
+A few kills; `make torture`: MINRAGEN_KILLS of them.
 """
 
 import json
 import multiprocessing
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -18,10 +21,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from several import Launched
-from test_train import metrics
+from several import Launched, several
+from training import metrics
 
-from minragen.runs import find_checkpoint
+from minragen import report
+from minragen.runs import find_checkpoint, step_of, write_whole
 from minragen.train import main
 
 KILLS = int(os.environ.get("MINRAGEN_KILLS", "4"))
@@ -42,13 +46,20 @@ def place(tmp_path, tmp_path_factory, monkeypatch):
     return tmp_path
 
 
+def train(*argv):
+    """Train without figures, which take longer than the steps; what replaces the page is written,
+    too."""
+    report.write = lambda folders: write_whole(folders[0] / "report.html", "a page") or "a page"
+    main([*argv])
+
+
 def started(*argv):
     """A process that runs this command. It is forked, since importing torch takes seconds."""
     def body():
         with open("output", "a") as sys.stdout:  # of the current folder
             sys.stderr = sys.stdout
             try:
-                main([*argv])
+                train(*argv)
             except SystemExit as end:  # its sentence, while the file is open
                 print(end)
                 sys.exit(1)
@@ -94,7 +105,7 @@ def survived(folder, known):
     if known < 0 and not list(folder.glob("checkpoint*/manifest.json")):
         shutil.rmtree(folder, ignore_errors=True)
         return -1
-    step = json.loads((find_checkpoint(folder) / "manifest.json").read_text())["step"]
+    step = step_of(find_checkpoint(folder))
     assert step >= known
     return step
 
@@ -121,7 +132,7 @@ def test_several_processes_of_which_one_or_all_are_killed_go_on_as_if_they_had_n
     def launched(*argv):
         return Launched(place, sys.executable, "-m", "minragen.distributed", "2", *argv)
 
-    assert launched("--run", "straight", *OPTIONS).process.wait() == 0
+    several(2, lambda: train("--run", "straight", *OPTIONS))
     straight, folder = state_of(place / "runs" / "straight"), place / "runs" / "two"
     rng, known, both = random.Random(1), -1, False
     for _ in range(max(1, KILLS // 5)):
@@ -165,6 +176,10 @@ def test_a_disk_that_fails_takes_no_checkpoint_and_ends_no_run(place):
         assert trial["exit"] == ("error: runs/a/" in trial["said"]), trial
     for trial in (*full, read_only, gone):
         assert trial["exit"] + (trial["warnings"] > 0) + (trial["step"] == 8) == 1, trial
+        if not trial["exit"] and trial["step"] < 8:  # the last line names what is there
+            assert re.search("not all is on the disk: " + (
+                rf"checkpoint\S* is of step {trial['step']}\b" if trial["step"] > 0 else
+                "there is no checkpoint"), trial["said"]), trial
     assert full[0]["exit"] == 1 and full[-1]["step"] == bad[0]["step"] == 8
     for trial in bad[1:]:  # once: the next checkpoint or line is written
         assert trial["exit"] or trial["step"] + trial["lines"] >= bad[0]["lines"] + 7, trial

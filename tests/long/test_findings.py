@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import parsed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import findings.__main__ as runner
@@ -40,6 +40,7 @@ class TestStatistics:
         assert statistics.overall([yes, unknown, no]) == no
         assert statistics.overall([yes, unknown]) == unknown
 
+    @settings(deadline=None)
     @given(NUMBERS, st.integers(1, 4))
     def test_windows_are_means_of_what_was_measured(self, values, width):
         curve = np.array([5.0, *(np.nan if v > 8 else v for v in values)])
@@ -54,6 +55,7 @@ class TestStatistics:
         assert statistics.fall(curve) == pytest.approx(0.5)
         assert statistics.last(curve) == pytest.approx(0.3)
 
+    @settings(deadline=None)
     @given(NUMBERS, st.sampled_from((1, -1)))
     def test_an_onset_splits_into_two_constants_with_the_least_error(self, values, sign):
         curve, errors = np.array([np.nan, *np.repeat(values, 5)]), {}
@@ -76,6 +78,7 @@ class TestStatistics:
         noise = np.random.default_rng(0).normal(size=(200, 101))
         assert np.mean([statistics.onset(curve, 1) < 101 for curve in noise]) < 0.05
 
+    @settings(deadline=None)
     @given(st.lists(st.integers(-5, 5), min_size=3, max_size=20), st.randoms())
     def test_a_rank_correlation_is_that_of_the_mean_ranks(self, a, random):
         b = random.sample(range(100), len(a))  # no ties here, many in a

@@ -1,0 +1,142 @@
+"""What a user reads when something fails: one sentence, and whose line of code it was.
+
+A refusal is an exception that this package raised on purpose, with a `raise` of its own. Its
+sentence is enough. For any other exception the user also gets the environment, the last line of
+their own code (of ours, if none of theirs ran) and the traceback. An OSError outside of the user's
+code (a missing file, a full disk) is one sentence, too. The class of an exception does not tell
+which it is: anybody raises ValueError.
+
+Reading order: `told` (how a command ends), `fault_of`, `Parser` (wrong options).
+"""
+
+import argparse
+import dis
+import os
+import sys
+import sysconfig
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from minragen.envs import ServerGone, TextEnv, nearest
+
+PACKAGE = str(Path(__file__).parent) + os.sep
+LIBRARIES = ("<", sysconfig.get_path("stdlib") + os.sep)  # <: frozen modules, compiled strings
+MOST_FRAMES, MOST_CHARACTERS = 40, 20_000  # of a stored traceback
+LONGEST = 300  # characters of a message
+
+
+class Fault(NamedTuple):
+    """What a user reads about an exception. `place` and `traceback` are empty for a refusal."""
+
+    sentence: str  # my_env:MyEnv raised ValueError: 'zzz' is not in list
+    place: str = ""  # my_env.py:14 in _act
+    traceback: str = ""
+
+    def __str__(self):
+        return f"{self.sentence} ({self.place})." if self.place else self.sentence
+
+
+def told(error, prefix="error"):
+    """The sentence with which a command ends. Prints the traceback, unless errors.txt has it."""
+    fault, kept = fault_of(error), getattr(error, "kept_in", None)
+    if fault.place and not kept:
+        print(fault.traceback, end="", file=sys.stderr)
+    return f"{prefix}: {fault}" + (f" The traceback is in {kept}." if kept else "")
+
+
+def warn(faults):
+    """Print the first fault of each place, with its traceback and the number of its episodes."""
+    places = [fault.place or fault.sentence for fault in faults]
+    for place, count in Counter(places).items():
+        fault = faults[places.index(place)]
+        print(f"{fault.traceback}env error, episodes left out: {count}. {fault}", file=sys.stderr)
+
+
+def fault_of(error):
+    """The Fault of an exception that was raised.
+
+    A refusal `from` an exception of the user's code keeps its own sentence and has that place.
+    """
+    refusal = is_refusal(error)
+    cause = error.__cause__ if refusal and error.__cause__ else error
+    frames = [*traceback.walk_tb(cause.__traceback__)]  # (frame, line), the innermost last
+    env = next((type(held) for frame, _ in reversed(frames) for name in ("self", "env")
+                if isinstance(held := frame.f_locals.get(name), TextEnv)), None)
+    theirs = [place for place in frames if is_users(place[0], env)]
+    unread = isinstance(cause, SyntaxError) and os.path.exists(cause.filename or "")
+    of_files = isinstance(cause, OSError) and not (theirs or unread)
+    if of_files or (refusal and (cause is error or not theirs)):
+        return Fault(str(error))
+    frame, line = (theirs or [place for place in frames if is_ours(place[0])] or frames)[-1]
+    who = frame.f_globals.get("__name__") if theirs else "minRAGEN"
+    if env:
+        ours = env.__module__.startswith("minragen.")
+        who = env.__name__ if ours else f"{env.__module__}:{env.__qualname__}"
+    file, function, said = frame.f_code.co_filename, f" in {frame.f_code.co_name}", str(cause)
+    if unread:  # a file that Python could not read has no frame
+        file, line, function, said = cause.filename, cause.lineno, "", cause.msg
+        who = Path(file).stem
+    said = f"{type(cause).__name__}: {first_line(said)}".rstrip(": .")
+    near = os.path.relpath(file)
+    return Fault(first_line(str(error)).rstrip(".") if refusal else f"{who} raised {said}",
+                 f"{file if near.startswith('..') else near}:{line}{function}",
+                 printable("".join(traceback.format_exception(error, limit=-MOST_FRAMES)
+                                   ))[:MOST_CHARACTERS])
+
+
+def is_refusal(error):
+    """Whether a `raise` of this package made the exception.
+
+    What an operation of ours raises (a missing key, a call of PyTorch) is no refusal, nor is an
+    assertion. A time limit interrupts somebody's code. ServerGone is how an environment asks to
+    stop.
+    """
+    tb = error.__traceback__
+    if tb is None or isinstance(error, ServerGone):
+        return True
+    while tb.tb_next:
+        tb = tb.tb_next
+    return (is_ours(tb.tb_frame)
+            and tb.tb_frame.f_code.co_code[tb.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+            and not isinstance(error, (AssertionError, TimeoutError)))
+
+
+def is_ours(frame):
+    return frame.f_code.co_filename.startswith(PACKAGE)
+
+
+def is_users(frame, env):
+    """Whether a frame runs the user's code: neither ours nor a library's, or the package of the
+    environment's class, which may be installed."""
+    file, package = frame.f_code.co_filename, frame.f_globals.get("__name__", "").partition(".")[0]
+    installed = file.startswith(LIBRARIES) or f"-packages{os.sep}" in file
+    own = env is not None and package == env.__module__.partition(".")[0]
+    return not is_ours(frame) and (own or not installed)
+
+
+def first_line(text):
+    return printable(text.partition("\n")[0][:LONGEST])
+
+
+def printable(text):
+    """A text without control codes of a terminal."""
+    return "".join(c for c in text if c.isprintable() or c in "\n\t")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that refuses in one sentence, an unknown option with the nearest known one."""
+
+    def __init__(self, **given):
+        super().__init__(allow_abbrev=False, **given)
+
+    def parse_args(self, args=None, namespace=None):
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            known = [name for action in self._actions for name in action.option_strings]
+            self.error(nearest("option", unknown[0].partition("=")[0], known))
+        return parsed
+
+    def error(self, message):
+        self.exit(2, f"error: {message[0].lower()}{message[1:].rstrip('.')}. See --help.\n")

@@ -1,0 +1,185 @@
+"""The commands of the pages run as written."""
+
+import io
+import itertools
+import os
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import test_project
+from test_readme import PAGES, code_blocks
+
+from benchmarks.figure import ROOT
+
+fork = test_project.fork
+SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
+         "--warmup-steps 0 --save-every 1")
+SHORT_BENCH = "--trajectories 4 --turns 1 --new-tokens 2 --repeats 1 --group-size 2"
+
+
+def commands(page):
+    """The lines of the unlabelled blocks, and what a sentence says to run on the user's code."""
+    return [*itertools.chain(*code_blocks(page, "")),
+            *re.findall(r"`(\.venv/bin/python -m minragen\.train [^`]+)`", PAGES[page])]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of the tree whose .venv runs this test, with the code that the pages add."""
+    folder = tmp_path_factory.mktemp("clone") / "minragen"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(
+        ".git", ".venv", "runs", "__pycache__", ".*_cache"))
+    (folder / ".venv").symlink_to(sys.prefix)
+    estimator, small_env = code_blocks("CONTRIBUTING.md", "python")
+    reach, secret = code_blocks("add-an-environment.md", "python")
+    for name, lines in (("minragen/starpo.py", ["", "", *estimator]), ("my_env.py", small_env),
+                        ("reach.py", reach), ("secret.py", secret)):
+        with open(folder / name, "a") as file:
+            file.write("\n".join([*lines, ""]))
+    return folder
+
+
+def run(words, folder, **environment):
+    """What a command prints, which must succeed, run without what an outer make hands down."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    clean |= {"OMP_NUM_THREADS": "1", "MINRAGEN_CACHE": str(folder / "cache")}
+    done = subprocess.run(words, cwd=folder, env=clean | environment, capture_output=True,
+                          text=True, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, f"{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def run_here(words, checkout, monkeypatch, capfd):
+    """Run make's recipe (-n), each `python -m minragen.x` of it in this process.
+
+    Importing torch for each command would take most of the time. The benchmarks write into their
+    own tree, so they remain processes in the copy.
+    """
+    monkeypatch.chdir(checkout)
+    monkeypatch.setenv("MINRAGEN_CACHE", str(checkout / "cache"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    for line in run([*words, "-n"], checkout).splitlines():
+        if not line.startswith(".venv/bin/python -m minragen."):
+            run(["sh", "-c", line], checkout)
+            continue
+        _, _, module, *argv = shlex.split(line)
+        monkeypatch.setattr(sys, "argv", [module, *argv])
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as leaving:
+            assert not leaving.code, leaving.code
+        assert "Traceback" not in capfd.readouterr().err
+
+
+def shortened(command):
+    """The words of a command with more options, which make it small; -o: install nothing."""
+    words = shlex.split(command)
+    if words[0] != "make":
+        return words + (SHORT.split() if "minragen.train" in words else
+                        ["-q", "-x"] if "pytest" in words else [])
+    target = next((w for w in words[1:] if "=" not in w), "help")
+    extra = {"train": SHORT, "eval": "--size 2", "bench": SHORT_BENCH, "envs": "bandit --size 2",
+             "compare": "--algos grpo --seeds 0 --steps 1 --val-size 2",
+             "test": "--collect-only tests/test_env_contract.py"}.get(target, "")
+    if "MODEL=smollm2" in words:
+        extra += " --num-groups 1 --val-size 1"
+    given = "".join(w.removeprefix("ARGS=") for w in words if w.startswith("ARGS="))
+    given = re.sub(r"--(steps|samples) \d+", r"--\1 2", given)
+    return ["make", "-o", ".venv/ready", "-o", ".venv/lean",
+            *(re.sub("^STEPS=.*", "STEPS=2", w) for w in words[1:] if not w.startswith("ARGS=")),
+            *[f"ARGS={given} {extra}"] * bool(given or extra)]
+
+
+class TestCommands:
+    def test_the_readme_has_the_two_that_matter(self):
+        assert commands("README.md") == ["make train ENV=frozenlake", "make test"]
+
+    @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
+    @pytest.mark.parametrize("command", dict.fromkeys(itertools.chain(*map(commands, PAGES))))
+    def test_it_runs_as_written(self, checkout, command, monkeypatch, capfd):
+        if "smollm2" in command and not os.environ.get("MINRAGEN_TEST_SMOLLM2"):
+            pytest.skip("downloads 93 MB: set MINRAGEN_TEST_SMOLLM2=1 to run it")
+        words = shortened(command)
+        if words[0] == "make" and "smollm2" not in words:  # which installs packages
+            run_here(words, checkout, monkeypatch, capfd)
+        else:
+            run(words, checkout)
+
+    def test_watch_writes_the_page_until_ctrl_c(self, checkout):
+        run(shortened("make train ENV=bandit RUN=watched"), checkout)
+        page = checkout / "runs/watched/report.html"
+        page.unlink()
+        words = run([*shortened("make watch RUN=watched"), "-n"], checkout)
+        with subprocess.Popen(shlex.split(words), cwd=checkout, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
+            assert watch.stdout.readline().strip() == "runs/watched/report.html"
+            assert 'Number("5")' in page.read_text()  # seconds until it reloads itself
+            watch.send_signal(signal.SIGINT)
+            assert (watch.wait(60), watch.stderr.read()) == (0, "")
+
+    @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
+    def test_the_sweep_runs_as_written(self, checkout, tmp_path, monkeypatch, capfd):
+        """A shell expands it, with a `make` that prints its words and begins the runs."""
+        (script,) = (block for block in code_blocks("running.md", "sh") if "for " in block[0])
+        said = run(["sh", "-c", "\n".join([
+            "make() { printf '%s\\n' \"$@\" ''; [ $1 != train ] || mkdir -p runs/${3#RUN=}; }",
+            *script])], tmp_path)
+        found = [["make", *words.splitlines()] for words in said.split("\n\n")[:-1]]
+        *_, report, measured = found
+        assert len(found) == 8 and report[2] == measured[2] and "lr1e-3-s2" in report[2].split()
+        for words in found:
+            run_here(shortened(shlex.join(words)), checkout, monkeypatch, capfd)
+        assert (checkout / "runs/report.html").exists()
+
+    def test_the_scripted_players_of_the_evaluation_page_are_those_that_it_prints(self, checkout):
+        printed = run(shortened("make eval ENV=frozenlake MODEL=tiny")[:-1], checkout).splitlines()
+        (shown,) = (block for block in code_blocks("evaluate.md", "text") if "solver" in block[-1])
+        assert printed[-4:] == shown[-4:] and printed[-7] == shown[1]
+
+    def test_a_new_estimator_is_fifteen_lines_in_one_place(self):
+        estimator, _ = code_blocks("CONTRIBUTING.md", "python")
+        assert len(estimator) <= 15
+
+    def test_every_make_target_is_in_the_help_and_the_help_names_no_other(self, checkout):
+        makefile = (checkout / "Makefile").read_text()
+        targets = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
+        assert {line.split()[1] for line in run(["make"], checkout).splitlines()} == targets
+        named = set(re.findall(r"`make (\w+)", "".join(PAGES.values())))
+        assert {"check", "test", "mutants", "figure"} <= named <= targets
+
+
+class TestTiers:
+    def test_every_file_of_tests_is_run_by_exactly_one_command(self):
+        """`make -n test-all` prints those of `make test` too."""
+        run_by = Counter()
+        for target, count in (("test", 1), ("test-all", 3)):
+            lines = run(["make", "-n", "-o", ".venv/ready", "-o", ".venv/lean", target], ROOT)
+            tiers = [line.split(" -m ")[1] for line in lines.splitlines() if "pytest" in line]
+            assert len(tiers) == count
+        for words in tiers:
+            printed = run([sys.executable, "-m", *words.split(), "-n0", "--collect-only", "-rs"],
+                          ROOT)  # a file whose package is missing is skipped as a whole
+            files = {*re.findall(r"^(?:SKIPPED \[1\] )?(tests/[\w/]+\.py):", printed, re.MULTILINE)}
+            assert files
+            run_by.update(files)
+        assert run_by == Counter(str(path.relative_to(ROOT))
+                                 for path in (ROOT / "tests").rglob("test_*.py"))
+
+
+class TestWheel:
+    def test_it_trains_sokoban_where_it_is_installed(self, fork):
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, fork)
+        run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+             "--disable-pip-version-check", "--wheel-dir", "dist", "."], fork)
+        (wheel,) = (fork / "dist").glob("*.whl")
+        shutil.unpack_archive(wheel, fork / "site", "zip")
+        words = [sys.executable, "-m", "minragen.train", "--env", "sokoban", *SHORT.split()]
+        assert "done      runs/" in run(words, fork / "dist", PYTHONPATH=str(fork / "site"))

@@ -1,0 +1,118 @@
+"""Processes that are launched as users launch them: several, on several machines, killed."""
+
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+
+import pytest
+from conftest import keep_runs_in
+from several import TORCHRUN, Launched, free_port
+from test_distributed import LOTTERY
+from training import metrics, read_lines
+
+from minragen import distributed
+from minragen.train import main
+
+# `--`: torchrun takes --run for an abbreviation of an option of its own.
+RUN = ["-m", "--", "minragen.train", *LOTTERY, "--run"]
+SEVERAL = [sys.executable, "-m", "minragen.distributed"]
+SHORT, LONG = shlex.split("--steps 2 --val-every 1"), shlex.split("--steps 900 --val-every 900")
+
+
+def steps_done(folder, name):
+    path = folder / "runs" / name / "metrics.jsonl"
+    return len(path.read_text().splitlines()) - 1 if path.exists() else 0
+
+
+def wait_for_step(step, folder, name, *launched):
+    while steps_done(folder, name) < step:
+        assert all(one.process.poll() is None for one in launched), launched[0].errors.read_text()
+        time.sleep(0.05)
+
+
+def assert_gone(pids):
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("launched")
+
+
+@pytest.fixture(scope="module")
+def plain(folder, tmp_path_factory):
+    """The folder of a run by this process, without torchrun."""
+    with pytest.MonkeyPatch.context() as patch:
+        keep_runs_in(folder / "runs", tmp_path_factory, patch, drawn=True)
+        main([*LOTTERY, "--run", "plain", *SHORT])
+    return folder / "runs" / "plain"
+
+
+class TestLaunch:
+    def test_one_process_of_torchrun_is_the_plain_run_bit_for_bit(self, folder, plain):
+        assert Launched(folder, *TORCHRUN, *RUN, "one", *SHORT).process.wait(60) == 0
+        one = folder / "runs" / "one"
+        assert metrics(one) == metrics(plain)
+        for file in ("trajectories.jsonl", "checkpoint/model.safetensors"):
+            assert (one / file).read_bytes() == (plain / file).read_bytes()
+
+    def test_four_processes_write_what_one_process_writes_and_once(self, folder, plain):
+        launched = Launched(folder, *TORCHRUN, "--nproc-per-node=4", *RUN, "four", *SHORT)
+        assert launched.process.wait(90) == 0
+        four = folder / "runs" / "four"
+        assert sorted(p.name for p in four.iterdir()) == sorted(p.name for p in plain.iterdir())
+        lines, expected = metrics(four), metrics(plain)
+        assert [line["step"] for line in lines] == [0, 1, 2, 2]
+        assert lines[0] == expected[0]
+        assert lines[1] == pytest.approx(expected[1], rel=1e-3, abs=1e-6)
+        said = launched.output.read_text()
+        for line in ("minragen ", "settings", "step   1/2", "step   2/2  success", "done"):
+            assert said.count(line) == 1
+        assert "; 4 processes" in said
+        one, other = ([t for t in read_lines(run / "trajectories.jsonl") if t["step"] == 0
+                       or (t["step"], t["split"]) == (1, "train")] for run in (four, plain))
+        assert one == other and {t["split"] for t in one} == {"val", "train"}
+
+    def test_the_processes_of_one_machine_talk_where_no_other_can_listen(self, monkeypatch):
+        """They exchange pickles."""
+        monkeypatch.setattr(os, "environ", {})
+        monkeypatch.setattr(distributed.run, "main", lambda words: None)
+        monkeypatch.setattr(distributed.logging, "disable", lambda level: None)
+        distributed.launch(2, [])
+        name = os.environ["GLOO_SOCKET_IFNAME"]
+        assert name in ("lo", "lo0") and name in [name for _, name in socket.if_nameindex()]
+
+    def test_a_killed_process_ends_all_with_a_sentence_and_the_run_resumes(self, folder):
+        launched = Launched(folder, *SEVERAL, "2", *LOTTERY, "--run", "two", *LONG)
+        wait_for_step(3, folder, "two", launched)
+        pids = launched.workers()
+        os.kill(pids[0], signal.SIGKILL)
+        assert launched.process.wait(20) != 0
+        assert_gone(pids)
+        assert "error: process 0 was ended by signal 9" in launched.errors.read_text()
+        for number, interrupt in (("1", signal.SIGTERM), ("2", signal.SIGINT)):
+            reached = steps_done(folder, "two")
+            launched = Launched(folder, *SEVERAL, number, "--run", "two", "--resume")
+            wait_for_step(reached + 3, folder, "two", launched)
+            pids = launched.workers()
+            launched.process.send_signal(interrupt)
+            assert launched.process.wait(20) != 0
+            assert_gone(pids)
+            assert "Traceback" not in launched.errors.read_text()
+
+    def test_two_machines_repeat_one_with_two_processes_and_end_together(self, folder):
+        place = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+        machines = [Launched(folder, *TORCHRUN, *place, f"--node-rank={rank}", *RUN, "far", *LONG)
+                    for rank in (0, 1)]
+        wait_for_step(2, folder, "far", *machines)
+        pids = [machine.workers()[-1] for machine in machines]
+        os.kill(pids[1], signal.SIGKILL)
+        assert all(machine.process.wait(20) != 0 for machine in machines)
+        assert_gone(pids)
+        far, two = (metrics(folder / "runs" / run)[:3] for run in ("far", "two"))
+        assert far == two

@@ -1,0 +1,134 @@
+"""The forecast of memory, computed for models without weights: the tables of the pages, and what is
+counted once, for each process or not at all. long/test_memory.py measures the peaks."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_vision import folder_of, idefics3
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+from minragen import distributed, memory
+from minragen.config import from_options
+from minragen.models import LOGIT_BUDGET, Critic, Policy, load_policy
+from minragen.vision import freeze_tower
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+# vocabulary, width, MLP, layers, query heads, key heads, and whether the output layer is tied
+ARCHITECTURES = {"Qwen2.5-0.5B": (151936, 896, 4864, 24, 14, 2, True),
+                 "Llama-3.2-1B": (128256, 2048, 8192, 16, 32, 8, True),
+                 "Qwen2.5-3B": (151936, 2048, 11008, 36, 16, 2, True),
+                 "Qwen2.5-7B": (152064, 3584, 18944, 28, 28, 4, False),
+                 "Qwen2.5-32B": (152064, 5120, 27648, 64, 40, 8, False),
+                 "Llama-3.1-70B": (128256, 8192, 28672, 80, 64, 8, False)}
+
+
+def large(name):
+    """A bfloat16 model of ARCHITECTURES without memory for its weights."""
+    vocabulary, width, mlp, layers, heads, keys, tied = ARCHITECTURES[name]
+    config = (Qwen2Config if name.startswith("Qwen") else LlamaConfig)(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=mlp, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=keys, tie_word_embeddings=tied)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+def phases_of(policy, reference=None, critic=None, **options):
+    """{phase: {what: bytes}}"""
+    learner = SimpleNamespace(policy=policy, reference=reference, critic=critic)
+    return memory.phases(learner, from_options(options))
+
+
+def forecast_of_large(name, algo="grpo", **options):
+    """(parameters, {phase: {what: bytes}}) with the preset of pretrained models and these options.
+    """
+    policy = Policy(name, large(name), None)
+    reference = large(name).requires_grad_(False) if "kl_coef" in options else None
+    critic = Critic(policy) if algo == "ppo" else None
+    return policy.num_parameters, phases_of(policy, reference, critic, env="frozenlake",
+                                            model=f"hub/{name}", algo=algo, **options)
+
+
+def sums(phases):
+    """{phase: bytes} and the peak, which is what is always held and the largest phase."""
+    sizes = {phase: sum(parts.values()) for phase, parts in phases.items()}
+    return sizes, sizes["always"] + max(sizes[phase] for phase in sizes if phase != "always")
+
+
+def numbers_of(page, row):
+    """The numbers in the cells of the table's row that begins so."""
+    (line,) = [x for x in (DOCS / page).read_text().splitlines() if x.startswith(f"| {row} |")]
+    return [float(cell.replace(",", "").rstrip("B ")) for cell in line.split("|")[2:]
+            if re.fullmatch(r" [\d,.]+B? ", cell)]
+
+
+def large_tower(tokenizer, size):
+    """A vision tower of 64 patches in front of a small decoder, which gets 4 tokens of them."""
+    return idefics3(tokenizer, size, scale=4, vision=dict(
+        hidden_size=64, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
+        image_size=16, patch_size=2))
+
+
+class TestParts:
+    def test_a_process_holds_its_share_of_the_slots_and_validation_may_have_more_rows_than_training(
+            self, monkeypatch):
+        def slots(**options):
+            return forecast_of_large("Qwen2.5-0.5B", **options)[1]["rollout"]["KV slots"]
+
+        few, many = (slots(num_groups=2, group_size=2, val_size=n) for n in (1, 16))
+        assert many == 4 * few
+        monkeypatch.setattr(distributed, "world_size", lambda: 2)
+        assert slots(num_groups=2, group_size=2, val_size=16) == many / 2
+
+    def test_a_large_vocabulary_decides_what_the_diagnostics_need(self, monkeypatch):
+        monkeypatch.setitem(ARCHITECTURES, "wide", (10**6, 8, 8, 1, 1, 1, True))
+        assert forecast_of_large("wide")[1]["diagnostics"]["one pass"] == 8 * LOGIT_BUDGET
+
+    def test_with_observations_in_the_loss_every_token_has_logits(self, monkeypatch):
+        monkeypatch.setitem(ARCHITECTURES, "thin", (8, 16, 16, 1, 1, 1, True))
+        few, more = (forecast_of_large("thin", "ppo", **options)[1]["update"]["logits"]
+                     for options in ({}, {"loss_mask": "all"}))
+        assert more == 20 * 8192 * 8 > few  # five copies in float32, of each token of a pass
+
+    def test_a_vision_tower_that_is_trained_keeps_its_results_and_a_frozen_one_nothing(
+            self, tmp_path):
+        """Of each image and layer four results as wide as the tower and two of the MLP, each with a
+        float32 norm; with checkpointing the output of the layer."""
+        policy = load_policy(folder_of(large_tower, tmp_path))
+        policy.image_store.shape, found = (16, 16, 3), []
+        config = dict(env="frozenlake", model="tiny", mini_batch=1, token_budget=1, max_turns=3)
+        for freeze in (False, True):
+            if freeze:
+                freeze_tower(policy)
+            both = [phases_of(policy, **config, num_groups=2, group_size=5,
+                              activation_checkpointing=again) for again in (False, True)]
+            found.append([phases["update"]["activations"] for phases in both])
+            assert both[0]["always"]["images"] == 10 * 3 * (16 * 16 * 3) * 4  # rows, turns, floats
+        kept = 3 * 4 * 64 * 4  # images of a conversation, layers, patches, bytes of a number
+        assert [trained - frozen for trained, frozen in zip(*found)] == [
+            kept * (8 * 64 + 2 * 256), kept * 64]
+
+
+class TestPages:
+    @pytest.mark.parametrize("row, options", [
+        ("`--token-budget 4096`", dict(token_budget=4096)), ("the preset's 8,192", {}),
+        ("8,192 and `--activation-checkpointing true`", dict(activation_checkpointing=True)),
+        ("4,096 and `--kl-coef 0.001`: a reference model", dict(token_budget=4096, kl_coef=0.001)),
+        ("`--algo ppo`, checkpointing, `--max-rows 128`: a critic",
+         dict(algo="ppo", activation_checkpointing=True, max_rows=128))])
+    def test_the_recipe_for_a_gpu_has_the_forecasts_of_its_options(self, row, options):
+        phases, peak = sums(forecast_of_large("Qwen2.5-0.5B", **options)[1])
+        sizes = [phases["always"], phases["rollout"], phases["update"], peak]
+        assert numbers_of("gpu.md", row) == [round(size / 2**20) for size in sizes]
+
+    @pytest.mark.parametrize("name", ARCHITECTURES)
+    def test_the_table_of_what_fits_has_the_forecasts(self, name):
+        n, phases = forecast_of_large(name, activation_checkpointing=True)
+        sizes = [n, *(k * n for k in (2, 18, 20, 38)), sums(phases)[1]]
+        assert numbers_of("scaling.md", name) == pytest.approx([x / 1e9 for x in sizes], 4e-4, 0.06)
+        (line,) = [x for x in (DOCS / "scaling.md").read_text().splitlines() if f"| {name} |" in x]
+        assert [c == " yes " for c in line.split("|")[-3:-1]] == [
+            sizes[-1] < size for size in (80e9, 141e9)]

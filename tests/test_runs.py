@@ -1,0 +1,507 @@
+"""What is kept on disk, and how a run goes on."""
+
+import json
+import math
+import os
+import pickle
+import random
+import shlex
+import shutil
+import signal
+from collections import Counter, defaultdict
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from conftest import message
+from training import (
+    BRIEF,
+    assert_resumed_alike,
+    interrupted,
+    metrics,
+    read_lines,
+    run,
+    trainer_state,
+)
+
+from minragen import report, reproduce
+from minragen import runs as runs_module
+from minragen import train as trainer
+from minragen.config import Config
+from minragen.envs import ServerGone
+from minragen.rollout import StopReason, Trajectory
+from minragen.runs import (
+    Log,
+    damage,
+    find_checkpoint,
+    load_trainer_state,
+    locked,
+    read_config,
+    step_of,
+    stop_requests,
+)
+
+pytestmark = pytest.mark.usefixtures("runs")
+
+
+def last_line(capsys):
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+class TestFullDisk:
+    """The function that writes a checkpoint or the page fails; long/disk.py has real disks."""
+
+    @pytest.fixture
+    def full(self, monkeypatch):
+        """full(what): from now on this cannot be written."""
+        def fail(*_):
+            raise OSError(28, "No space left on device")
+
+        places = {"checkpoints": (runs_module, "save_checkpoint"), "page": (report, "write")}
+        return lambda what: monkeypatch.setattr(*places[what], fail)
+
+    def test_at_the_end_what_is_not_on_the_disk_is_named_and_how_to_go_on(
+            self, begun, full, capsys):
+        for what in ("checkpoints", "page"):
+            full(what)
+        run("--run a --resume --steps 3")
+        assert last_line(capsys) == (
+            "done      training, but not all is on the disk: checkpoint is of step 2, no "
+            "report.html. Make room and go on with: make resume RUN=a")
+
+    def test_a_run_whose_page_alone_is_missing_says_how_to_write_it(self, begun, full, capsys):
+        full("page")
+        run("--run a --resume --steps 3")
+        assert last_line(capsys) == (f"done      {begun}, but there is no report.html: make report "
+                                     f"RUN=a; measure it again with: make eval RUN=a")
+
+    def test_lines_that_are_missing_are_named_by_their_first_step(
+            self, drawn, runs, monkeypatch, capsys):
+        real = Path.stat
+
+        def stat(path, **more):
+            if path.name == "metrics.jsonl" and "step\": 1" in path.read_text():
+                raise OSError(28, "No space left on device")
+            return real(path, **more)
+
+        monkeypatch.setattr(Path, "stat", stat)
+        run("--run a --steps 2", *BRIEF)
+        assert last_line(capsys).startswith(
+            "done      training, but not all is on the disk: there is no checkpoint, metrics.jsonl "
+            "lacks the lines from step 2 on, no report.html.")
+
+    def test_lines_of_which_the_disk_took_half_are_written_whole_when_there_is_room(
+            self, tmp_path, monkeypatch):
+        path, log = tmp_path / "metrics.jsonl", SimpleNamespace(
+            folder=tmp_path, unwritten=defaultdict(str))
+        path.write_text('{"step": 0}\n')
+
+        def half(path, mode):
+            with open(path, mode) as file:
+                file.write('{"st')
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(runs_module, "open", half, raising=False)
+        for step in (1, 2):
+            Log.append(log, path.name, [{"step": step}])
+            assert path.read_text() == '{"step": 0}\n'
+        monkeypatch.undo()
+        Log.append(log, path.name, [{"step": 3}])
+        assert read_lines(path) == [{"step": step} for step in range(4)] and not log.unwritten
+
+    def test_a_stopped_run_names_the_step_from_which_it_will_go_on(
+            self, begun, full, monkeypatch, capsys):
+        full("checkpoints")
+        real = trainer.roll_out
+        monkeypatch.setattr(trainer, "roll_out", lambda *given: (
+            os.kill(os.getpid(), signal.SIGTERM) or real(*given)))
+        with pytest.raises(SystemExit):
+            run("--run a --resume --steps 5")
+        assert last_line(capsys) == ("stopped   after step 3, but checkpoint is of step 2; go on "
+                                     "with: make resume RUN=a")
+
+    def test_a_folder_that_cannot_be_made_is_one_sentence(self, runs, monkeypatch):
+        def mkdir(path, **_):
+            raise OSError(30, "Read-only file system")
+
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+        assert message("--run", "a", *BRIEF) == (
+            f"error: {runs}/a cannot be made: Read-only file system. Start the run in a folder "
+            f"where you may write.")
+
+    def test_a_lock_that_cannot_be_made_is_named(self, begun, monkeypatch):
+        monkeypatch.setattr(Path, "touch", mock.Mock(side_effect=OSError(30, "Read-only")))
+        assert message("--run", "a", "--resume") == f"error: {begun}/lock: Read-only"
+
+
+class TestPowerCut:
+    def test_nothing_gets_its_name_and_no_checkpoint_is_whole_before_the_disk_holds_it(
+            self, runs, monkeypatch):
+        flushed, renamed, folder = {}, [], runs / "a"
+
+        def fsync(descriptor):
+            info = os.fstat(descriptor)
+            flushed[info.st_ino] = info.st_size, info.st_mtime_ns
+
+        def is_held(path):
+            info = path.stat()
+            return flushed.get(info.st_ino) == (info.st_size, info.st_mtime_ns)
+
+        def rename(real, source, target):
+            path = Path(source)
+            needed = [path, *path.rglob("*")]
+            if path.name.startswith("manifest.json"):  # it says that the others are there
+                needed += [*path.parent.iterdir(), folder / "reference.pt"]
+            if path.name == "checkpoint.new":  # a checkpoint must not be ahead of the log
+                needed += [folder / "metrics.jsonl", folder / "trajectories.jsonl"]
+            assert folder not in path.parents or not [p for p in needed if not is_held(p)]
+            renamed.append(Path(target).name)
+            real(source, target)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        for name in ("rename", "replace"):
+            monkeypatch.setattr(os, name, partial(rename, getattr(os, name)))
+        run("--run a --steps 2 --kl-coef 0.1", *BRIEF, "--save-every", "1")
+        assert Counter(renamed) >= Counter({
+            "config.json": 1, "metrics.jsonl": 1, "trajectories.jsonl": 1, "reference.pt": 1,
+            "manifest.json": 2, "checkpoint": 2, "checkpoint.old": 1})
+        assert is_held(folder)  # and so the new names
+
+
+class TestServerGone:
+    def test_a_run_whose_tool_does_not_come_back_saves_and_goes_on_later(self, begun, runs,
+                                                                       monkeypatch):
+        """Of dynamic sampling's second round, whose first must be played again."""
+        sampling = ("--filter-value", "1", "--resample", "1", "--save-every", "9")
+        run("--run b --steps 3", *BRIEF, *sampling)
+        real, rounds = trainer.collect, []
+
+        def collect(*given):
+            rounds.append(given[3])
+            if len(rounds) == failing:
+                raise ServerGone("the retriever gave no results")
+            return real(*given)
+
+        monkeypatch.setattr(trainer, "collect", collect)
+        failing = 0
+        run("--run c --steps 3", *BRIEF, *sampling)
+        failing, rounds = len(rounds), []
+        assert message("--run", "d", "--steps", "3", *BRIEF, *sampling) == (
+            "error: the retriever gave no results")
+        assert step_of(runs / "d" / "checkpoint") == 2
+        run("--run d --resume")
+        assert metrics(runs / "d") == metrics(runs / "c") == metrics(runs / "b")
+
+    @pytest.mark.parametrize("call, step", [(1, 0), (2, 2), (3, 2)])  # before, at step 2, at last
+    def test_a_server_that_goes_in_a_validation_costs_no_step(self, runs, monkeypatch, call, step):
+        real, calls = trainer.validate, []
+
+        def validate(*given):
+            calls.append(given)
+            if len(calls) == call:
+                raise ServerGone("the server is gone")
+            return real(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer, "validate", validate)
+            assert message("--run", "a", "--steps", "2", *BRIEF) == "error: the server is gone"
+        assert step_of(runs / "a" / "checkpoint") == step
+        run("--run a --resume")
+        run("--run b --steps 2", *BRIEF)
+        ours, theirs = metrics(runs / "a"), metrics(runs / "b")
+        missing = [{*other} - {*line} for line, other in zip(ours, theirs, strict=True)]
+        assert all(line.items() <= other.items() for line, other in zip(ours, theirs))
+        assert [any(names) for names in missing] == [False, False, call == 2, False]
+
+
+class TestResume:
+    def test_steps_added_to_a_run_keep_the_last_learning_rate(self, runs, monkeypatch):
+        rates, real = [], trainer.AdamW.set_lr
+        monkeypatch.setattr(trainer.AdamW, "set_lr", lambda self, lr: (
+            rates.append(lr), real(self, lr)))
+        run("--run a --steps 3 --lr 0.01 --lr-final 0.1 --filter none", *BRIEF)
+        run("--run a --resume --steps 5")
+        run("--run a --resume --steps 6")
+        # The first run may have made its warm-up, which sets rates of its own.
+        assert rates[-6:] == pytest.approx([0.01, 0.0055, 0.001, 0.001, 0.001, 0.001])
+
+    def test_a_killed_run_goes_on_bit_for_bit_with_everything_that_adapts(self, runs, monkeypatch):
+        options = shlex.split(
+            "--env frozenlake --num-groups 3 --group-size 3 --steps 3 --val-size 1 --save-every 1 "
+            "--algo ppo --kl-coef 0.01 --kl-reward-coef 0.1 --kl-target 0.001 --kl-horizon 50 "
+            "--diagnose-every 1 --diagnose-samples 4 --context limited --window 2 --lr-final 0.1 "
+            "--filter-value 1 --resample 1")
+        assert_resumed_alike(runs, monkeypatch, options)
+        lines = metrics(runs / "straight")
+        assert [line["step"] for line in lines] == [0, 1, 2, 3, 3]
+        assert len({line["kl_reward_coef"] for line in lines if "kl_reward_coef" in line}) == 3
+        assert '"first_turn/marginal_std"' in trainer_state(runs / "straight")
+
+    def test_only_steps_and_a_larger_context_may_change(self, begun, runs):
+        for argv, said in ((["--lr", "0.5"], "lr was 0.0003, got 0.5"),
+                           (["--temperature", "0.5"], "temperature was 1.0, got 0.5"),
+                           (["--max-context", "200"], "cannot reduce max_context: it was 256"),
+                           (["--steps", "1"], "cannot reduce steps: it was 2")):
+            assert said in message("--run", "a", "--resume", *argv)
+        run("--run a --resume --steps 3 --max-context 300 --seed 0")
+        assert [line["step"] for line in metrics(begun)] == [0, 1, 2, 3, 3]
+        assert read_config(begun).max_context == 300
+        assert {line["step"] for line in read_lines(begun / "trajectories.jsonl")
+                if line["split"] == "test"} == {3}  # the final test is of the last step alone
+
+    def test_a_damaged_checkpoint_is_refused_by_name(self, begun):
+        shutil.rmtree(begun / "checkpoint.best")
+        for file in ("model.safetensors", "trainer.pt", "tokenizer.json", "manifest.json"):
+            path = begun / "checkpoint" / file
+            data = path.read_bytes()
+            flipped = bytearray(data)
+            flipped[len(data) // 2] ^= 1
+            for broken in (data[:len(data) // 2], bytes(flipped), None):
+                path.unlink() if broken is None else path.write_bytes(broken)
+                said = message("--run", "a", "--resume", "--steps", "3")
+                assert "damaged" in said or (file == "manifest.json" and "no checkpoint" in said)
+            path.write_bytes(data)
+        assert find_checkpoint(begun) == begun / "checkpoint"
+
+    def test_pickled_trainer_state_runs_nothing(self, tmp_path):
+        class Evil:
+            def __reduce__(self):
+                return Path.touch, (tmp_path / "it ran",)
+
+        torch.save({"step": Evil()}, tmp_path / "trainer.pt")
+        learner = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
+        with pytest.raises(pickle.UnpicklingError):
+            load_trainer_state(tmp_path, learner)
+        assert not (tmp_path / "it ran").exists()
+
+    def test_a_manifest_of_another_form_is_refused(self, runs):
+        (runs / "a" / "checkpoint").mkdir(parents=True)
+        for text in ("[]", "null", '{"files": []}', '{"files": {"a": 1}}', "{}"):
+            (runs / "a" / "checkpoint" / "manifest.json").write_text(text)
+            with pytest.raises(ValueError, match="is damaged"):
+                find_checkpoint(runs / "a")
+
+    def test_a_kill_during_a_save_leaves_a_whole_checkpoint(self, begun, monkeypatch):
+        (begun / "checkpoint").rename(begun / "checkpoint.new")  # between its two renames
+        shutil.copytree(begun / "checkpoint.best", begun / "checkpoint.old")
+        assert find_checkpoint(begun) == begun / "checkpoint.new"
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "save", mock.Mock(side_effect=KeyboardInterrupt))
+            interrupted("--run a --resume --steps 3")  # and the next
+        run("--run a --resume")
+        assert metrics(begun)[-1]["step"] == 3 and (begun / "checkpoint").exists()
+        assert {p.name for p in begun.glob("checkpoint*")} == {
+            "checkpoint", "checkpoint.old", "checkpoint.best"}
+
+    def test_instead_of_a_damaged_checkpoint_the_one_before_is_taken_and_that_is_said(
+            self, begun, runs, capsys):
+        shutil.copytree(begun, runs / "b")
+        for name in "ab":
+            run(f"--run {name} --resume --steps 3")
+        (begun / "checkpoint" / "trainer.pt").write_bytes(b"")
+        capsys.readouterr()
+        run("--run a --resume --steps 4")
+        printed = capsys.readouterr().out
+        assert "trainer.pt has changed: going on from checkpoint.old" in printed
+        assert "resumed   after step 2" in printed
+        run("--run b --resume --steps 4")
+        one, two = ((metrics(folder)[-1], (folder / "checkpoint/model.safetensors").read_bytes())
+                    for folder in (begun, runs / "b"))
+        assert one == two
+
+    def test_if_only_the_best_checkpoint_is_whole_a_run_goes_on_from_it_as_it_did(
+            self, runs, monkeypatch, capsys):
+        """With adapters and a reference, which stands beside the checkpoints."""
+        options = (*BRIEF, "--val-every", "1", "--kl-coef", "0.1", "--lora-rank", "2",
+                   "--filter-value", "1", "--resample", "1")
+        successes = {0: 0.9, 1: 0.5, 2: 0.75, 3: 0.6, 4: 0.7, 5: 0.72}
+        real = trainer.validate
+        monkeypatch.setattr(trainer, "validate", lambda learner, groups, *given: real(
+            learner, groups, *given) | {f"{groups.split}/success": successes[learner.step]})
+        run("--run a --save-every 1 --steps 5", *options)
+        run("--run b --save-every 1 --steps 4", *options)
+        a, b = runs / "a", runs / "b"
+        assert step_of(b / "checkpoint.best") == 2
+        (b / "checkpoint" / "trainer.pt").write_bytes(b"")
+        (b / "checkpoint.old" / "model.safetensors").unlink()
+        capsys.readouterr()
+        run("--run b --resume --steps 5")
+        printed = capsys.readouterr().out
+        assert "trainer.pt has changed: going on from checkpoint.best of step 2\n" in printed
+        assert "resumed   after step 2" in printed
+        assert metrics(a) == metrics(b)
+        for file in ("trajectories.jsonl", "reference.pt", "checkpoint/model.safetensors",
+                     "checkpoint.best/model.safetensors", "checkpoint.old/model.safetensors"):
+            assert (a / file).read_bytes() == (b / file).read_bytes(), file
+        for end in ("", ".old", ".best"):
+            assert not damage(b / f"checkpoint{end}")
+        assert [step_of(b / f"checkpoint{end}") for end in ("", ".old", ".best")] == [5, 4, 2]
+
+    def test_a_missing_checkpoint_is_printed_and_the_best_one_taken(self, begun, capsys):
+        (begun / "checkpoint").rename(begun / "elsewhere")
+        assert find_checkpoint(begun) == begun / "checkpoint.best"
+        assert capsys.readouterr().out == (f"warning   {begun}/checkpoint is missing: going on "
+                                           f"from checkpoint.best of step 2\n")
+
+    def test_no_message_advises_to_delete_a_run(self, begun, runs):
+        """Stored runs come without weights; `make reproduce` trains them again."""
+        for path in begun.glob("checkpoint*/trainer.pt"):
+            path.write_bytes(b"")
+        said = message("--run", "a", "--resume")
+        assert said.startswith("error: checkpoint is damaged: ") and said.endswith(
+            "trainer.pt has changed. Restore the file. Train it again with: make reproduce RUN=a")
+        for path in begun.glob("checkpoint*"):
+            shutil.rmtree(path)
+        again = "Train it again with: make reproduce RUN=a"
+        assert message("--run", "a", "--resume") == (
+            f"error: {begun} has no checkpoint: its weights are not here. {again}")
+        assert message("--run", "b", "--init-from", "a", *BRIEF).endswith(again)
+        (runs / "a-again" / "checkpoint").mkdir(parents=True)
+        assert message("--run", "a", "--resume").endswith("take RUN=a-again.")
+        assert "unknown run 'c'. Known: a." in message(
+            "--run", "b", "--init-from", "c", "--model", "tiny", *BRIEF)
+        (runs / "d").mkdir()
+        assert "Choose another name" in message("--run", "d", *BRIEF)
+
+    def test_a_run_is_trained_by_one_process_at_a_time(self, begun):
+        with locked(begun):
+            assert f"run 'a' is being trained by process {os.getpid()}" in message(
+                "--run", "a", "--resume", "--steps", "3")
+        run("--run a --resume --steps 3")
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_asked_to_stop_it_finishes_the_step_saves_and_says_how_to_go_on(
+            self, begun, runs, monkeypatch, capsys, number):
+        run("--run b --steps 4", *BRIEF)
+        real, handler = trainer.roll_out, signal.getsignal(number)
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer, "roll_out", lambda *given: (
+                os.kill(os.getpid(), number) or real(*given)))
+            with pytest.raises(SystemExit) as stop:
+                run("--run a --resume --steps 4")
+        printed = capsys.readouterr().out
+        assert stop.value.code == 130
+        assert "stopped   after step 3; go on with: make resume RUN=a" in printed
+        assert step_of(begun / "checkpoint") == 3 == metrics(begun)[-1]["step"]
+        run("--run a --resume")
+        assert metrics(begun) == metrics(runs / "b")
+        assert signal.getsignal(number) == handler
+
+    def test_another_request_stops_it_at_once_unless_it_is_torchruns_repetition_of_the_first(
+            self, monkeypatch):
+        clock = iter([5.0, 5.9, 6.1])
+        monkeypatch.setattr(runs_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+        def ends(number):
+            try:
+                os.kill(os.getpid(), number)
+            except KeyboardInterrupt:
+                return True
+            return False
+
+        with stop_requests() as requests:
+            assert [ends(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT)] == [
+                False, False, True]
+        assert requests == [5.0, 5.9, 6.1]
+
+    def test_other_versions_of_the_packages_are_named(self, begun, capsys):
+        path = begun / "checkpoint" / "manifest.json"
+        path.write_text(path.read_text().replace(torch.__version__, "1.0"))
+        run("--run a --resume --steps 3")
+        assert f"torch was 1.0, is {torch.__version__}" in capsys.readouterr().out
+
+    def test_a_run_may_begin_with_the_weights_of_another_and_keeps_nothing_else_of_it(
+            self, begun, runs):
+        run("--run b --steps 1 --lr 0 --init-from a", *BRIEF)
+        one, two = ((folder / "checkpoint" / "model.safetensors").read_bytes()
+                    for folder in (begun, runs / "b"))
+        assert one == two and [line["step"] for line in metrics(runs / "b")] == [0, 1, 1]
+        assert "unknown run 'c'" in message("--env", "bandit", "--init-from", "c")
+
+    def test_the_checkpoint_of_the_best_validation_is_kept(self, begun, monkeypatch):
+        successes = iter([0.5, math.nan, 2 / 3, 2 / 3])
+        monkeypatch.setattr(trainer, "validate", lambda _, groups, *__: {
+            f"{groups.split}/success": next(successes, 0.0)})
+        run("--run b --steps 3", *BRIEF, "--val-every", "1")
+        kept = begun.parent / "b" / "checkpoint.best"
+        assert step_of(kept) == 2 and not damage(kept)
+
+
+class TestLines:
+    """What a step writes to metrics.jsonl and trajectories.jsonl."""
+
+    def test_numbers_have_six_digits_small_ones_all_and_those_that_are_not_finite_are_null(self):
+        rows = []
+        log = SimpleNamespace(writes=True, history=[], tell=id, config=Config(),
+                              append=lambda _, more: rows.extend(more))
+        Log.write(log, {"step": 1, "success": 1 / 3, "logprob_gap": 2.5e-8, "kl_ref": math.nan})
+        assert rows == log.history == [
+            {"step": 1, "success": 0.333333, "logprob_gap": 2.5e-8, "kl_ref": None}]
+
+    @staticmethod
+    def written(split, step, episodes):
+        rows = []
+        log = SimpleNamespace(writes=True, tokenizer=None, append=lambda _, more: rows.extend(more))
+        Log.trajectories(log, step, split, episodes)
+        return rows
+
+    @pytest.mark.parametrize("size, ranks", [
+        (1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (7, [0, 1, 5, 6])])
+    def test_of_a_group_the_best_and_the_worst_members_are_written_once(self, size, ranks):
+        returns = random.Random(size).sample(range(10), size)
+        episodes = [Trajectory("lake", 7 + group, group, member, turn_rewards=[returns[member]],
+                               stop=StopReason.TERMINATED)
+                    for group in range(3) for member in range(size)]
+        for step in range(5):  # another group each step
+            rows = self.written("train", step, episodes)
+            assert {(row["step"], row["group"], row["seed"]) for row in rows} == {
+                (step, step % 3, 7 + step % 3)}
+            assert [row["turn_rewards"] for row in rows] == [
+                [sorted(returns, reverse=True)[rank]] for rank in ranks]
+            assert [returns[row["member"]] for row in rows] == [r["turn_rewards"][0] for r in rows]
+
+    def test_held_out_episodes_are_of_all_environments_and_the_same_at_every_step(self):
+        episodes = [Trajectory("lake" if seed < 8 else "shop", seed, seed, 0,
+                               stop=StopReason.TERMINATED) for seed in range(16)]
+        for step in (0, 1):
+            rows = self.written("val", step, episodes)
+            assert [(row["env"], row["seed"]) for row in rows] == [
+                ("lake", 0), ("lake", 4), ("shop", 8), ("shop", 12)]
+
+
+class TestReproduce:
+    def test_it_repeats_a_run_without_its_loggers_or_says_where_it_first_differs(
+            self, begun, runs, capsys):
+        for path in (begun / "config.json", begun / "metrics.jsonl"):
+            path.write_text(path.read_text().replace('"log": ""', '"log": "tensorboard"'))
+
+        def reproduced():
+            with pytest.raises(SystemExit) as end:
+                reproduce.main(["a"])
+            assert read_config(runs / "a-again").log == ""
+            shutil.rmtree(runs / "a-again")
+            return end.value.code, last_line(capsys)
+
+        assert reproduced() == (0, "a is reproduced: its 4 lines are equal but for times")
+        lines = read_lines(begun / "metrics.jsonl")
+        changed = [*lines[:2], lines[2] | {"entropy": 9.0}, lines[3] | {"test/success": 9.0}]
+        (begun / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+        assert reproduced() == (1, f"line 3 (step 2) differs in entropy: 9.0, now "
+                                   f"{lines[2]['entropy']}")
+        with pytest.raises(SystemExit, match="error: unknown run 'b'"):
+            reproduce.main(["b"])
+
+    @pytest.mark.parametrize("line, new, said", [
+        ({"a": 1}, {"a": 1}, ""), ({"a": 1}, {"a": 2}, "a: 1, now 2"),
+        ({"a": 1}, {}, "a: 1, now None"), ({}, {"a": 1}, "a: None, now 1"),
+        ({"val/a": 1}, {"val/a": 2}, "val/a: 1, now 2"),
+        ({"val/a": 1}, {}, "")])  # a run that was given more steps has validated at its first end
+    def test_a_difference_is_one_of_any_metric(self, line, new, said):
+        first = [{"step": 0}, {"step": 4} | line]
+        again = [{"step": 0}, {"step": 4} | new]
+        assert reproduce.first_difference(first, again) == (
+            f"line 2 (step 4) differs in {said}" if said else "")
+        assert reproduce.first_difference(first, again[:1]) == "line 2 is missing in the new run"
