@@ -1304,9 +1304,9 @@ def main():
     noticed = json.loads(RESULT.read_text()).get("noticed_by", {})
     with tempfile.TemporaryDirectory() as folder:
         coverage = Coverage(folder)
-    written = [job._replace(tests=coverage.tests_of(job, noticed.get(f"{job.file}: {job.what}")))
-               for job in written]
-    drawn = [job._replace(tests=coverage.a_minute_of(coverage.tests_of(job))) for job in drawn]
+        written = [job._replace(tests=coverage.tests_of(
+            job, noticed.get(f"{job.file}: {job.what}"))) for job in written]
+        drawn = [job._replace(tests=coverage.a_minute_of(coverage.tests_of(job))) for job in drawn]
     # The copies bring their own modules; what they all import is imported once, here.
     sys.path[:] = [p for p in sys.path if p not in ("", str(ROOT), str(ROOT / "tests"))]
     for name in PRELOADED:
