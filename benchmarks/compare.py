@@ -19,7 +19,7 @@ from unittest import mock
 from benchmarks.figure import of_seeds, with_interval, written_into
 from minragen import config as settings
 from minragen import runs
-from minragen.train import train
+from minragen.run import start
 
 ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "runs" / "readme-compare.json"
@@ -39,7 +39,7 @@ def measure(task):
             settings.preset(env, algo), run="x", seed=seed, model="tiny", device="cpu", threads=1,
             steps=steps, val_every=steps, save_every=steps, val_size=size)
         settings.check(config)
-        train(config, say=said.append)
+        start.run(config, say=said.append)
         lines = [json.loads(line) for line in
                  (Path(scratch) / "x" / "metrics.jsonl").read_text().splitlines()]
     val = [line["val/success"] for line in lines if "val/success" in line]

@@ -24,6 +24,7 @@ import torch
 from minragen import bundled, memory, rollout, train
 from minragen import config as settings
 from minragen.models import token_logprobs
+from minragen.run import start
 
 WORK = dict(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda", num_groups=8, group_size=16,
             val_size=1)
@@ -61,8 +62,8 @@ def measure(config):
     """{name: number} of one variant. That cached turns equal a full pass of transformers, in the
     weights' dtype and in float32, is proved by `build`, which raises RuntimeError if they do not.
     """
-    groups = train.build_groups(config)
-    learner = train.build(config, groups)
+    groups = start.build_groups(config)
+    learner = start.build_learner(config, groups)
     device, model = learner.policy.device, learner.policy.model
 
     play = partial(rollout.collect, learner.policy, learner.frame, groups["train"], 0,

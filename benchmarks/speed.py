@@ -49,6 +49,7 @@ from minragen.chat import ChatFrame
 from minragen.envs import Budget, EnvGroups, Outcome, TextEnv
 from minragen.models import NO_CODE, AdamW, Policy
 from minragen.rollout import Rules, collect
+from minragen.run import start
 
 PARTS = ("rollout", "turns", "step", "frozenlake")
 SPEC = "benchmarks.speed:FixedLengths"
@@ -301,8 +302,8 @@ def frozenlake_sides(args):
     config = settings.preset("frozenlake")
     config = replace(config, device="cpu", diagnose_every=0, num_groups=min(
         config.num_groups, max(1, 2 * args.trajectories // config.group_size)))
-    groups, seconds = train.build_groups(config), Counter()
-    learner = train.build(config, groups, say=lambda line: None)
+    groups, seconds = start.build_groups(config), Counter()
+    learner = start.build_learner(config, groups, say=lambda line: None)
     for phase, (owner, name) in PHASES.items():  # until the end of the process
         setattr(owner, name, timed(getattr(owner, name), seconds, phase))
 

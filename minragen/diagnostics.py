@@ -1,7 +1,7 @@
-"""Measure whether a run learns or collapses: episodes, reasoning, warnings, gradients.
+"""Measure whether a run learns or collapses: reasoning, warnings, gradients.
 
 Success shows a collapse late; these metrics show it earlier. docs/metrics.md defines them all.
-Reading order: `describe`, `collapse_metrics`, `regime`, `warnings_of`, `gradient_metrics`.
+Reading order: `diagnose`, `collapse_metrics`, `regime`, `warnings_of`, `gradient_metrics`.
 
 Axes: M rows (reasonings), N columns (distinct prompts), Q reasoning tokens side by side, P groups.
 
@@ -41,9 +41,9 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from minragen import attention
+from minragen import attention, starpo
 from minragen.models import LOGIT_BUDGET, max_positions, output_layer
-from minragen.rollout import StopReason, collect
+from minragen.train import add_loss_weights, due, hash_seed, policy_losses
 
 PACK_TOKENS = 256  # reasoning tokens side by side; more would mostly compute masked attention
 EMA = 0.9  # weight of the past in the averaged marginal_std
@@ -62,55 +62,31 @@ RECENT, BEFORE = 3, 20  # for sudden changes: steps that count as "now", and bef
 SOLVED = 0.9  # mean success over WINDOW steps that silences variety warnings
 REARM = 20  # steps that a condition must be false before it warns again
 
-HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
 
-
-# ---- Episodes ------------------------------------------------------------------------------------
-def describe(trajectories):
-    """Metrics of the episodes, before any filter; of a mixture also for each environment.
-
-    Episodes whose environment failed are counted in `env_errors` and enter nothing else. If all
-    failed there is nothing else.
-    """
-    def means(chosen, prefix=""):
-        errors = {prefix + "env_errors": sum(bool(t.error) for t in chosen)}
-        chosen = [t for t in chosen if not t.error]
-        if not chosen:
-            return errors
-        values = {"success": [t.success for t in chosen],
-                  "episode_return": [t.episode_return for t in chosen],
-                  "turns": [len(t.turns) for t in chosen],
-                  "response_tokens": [t.response_tokens for t in chosen],
-                  "context_full": [t.stop is StopReason.CONTEXT for t in chosen]}
-        # What not all environments report is left out of the mixture's own metrics.
-        reported = [set().union(*(t.metrics for t in chosen if t.env == env))
-                    for env in {t.env for t in chosen}]
-        for name in sorted(set.intersection(*reported) - values.keys() - {"step"}):
-            values[name] = [t.metrics.get(name, 0.0) for t in chosen]
-        return errors | {prefix + name: sum(x) / len(x) for name, x in values.items()}
-
-    metrics, names = means(trajectories), sorted({t.env for t in trajectories})
-    for name in names if len(names) > 1 else ():
-        metrics |= means([t for t in trajectories if t.env == name], f"{name}/")
+# ---- What a run asks for -------------------------------------------------------------------------
+def diagnose(learner, config, step, trajectories, history):
+    """How varied the replies are, every step; how much they depend on the prompt, when due."""
+    if not learner.frame.thinks:
+        return {}
+    metrics = reply_metrics(learner.frame, trajectories)
+    if due(step, config.diagnose_every):
+        metrics |= collapse_metrics(
+            learner.policy, learner.frame, trajectories, learner.ema, hash_seed(config.seed, step),
+            config.diagnose_samples, config.temperature, config.token_budget)
+        first = next((line for line in history if "first_turn/mi" in line), metrics)
+        metrics["regime"] = regime(first, metrics)
     return metrics
 
 
-def play_held_out(policy, frame, groups, rules, temperature, progress=lambda tokens: None,
-                  greedy=True, first_seed=0):
-    """{"": trajectories sampled at `temperature` with fixed noise, "_greedy": greedy ones}."""
-    if policy.image_store:
-        policy.image_store.forget()
-    rules = replace(rules, top_k=0, top_p=1, seed=0, grounding_reward=0, worldmodeling_reward=0)
-    return {suffix: collect(policy, frame, groups, first_seed, replace(rules, temperature=t),
-                            progress)
-            for suffix, t in (("", temperature), ("_greedy", 0.0))[:1 + greedy]}
-
-
-def held_out_metrics(split, played):
-    """`val/success`, `val/success_greedy`, ... of `played`; of a mixture also `val/ENV/success`."""
-    return {f"{split}/{name}{suffix}": value for suffix, trajectories in played.items()
-            for name, value in describe(trajectories).items()
-            if name.rpartition("/")[2] in HELD_OUT}
+def diagnose_update(learner, config, step, batch):
+    """The gradients of a batch with its targets by reward std, when due."""
+    if not due(step, config.gradients_every):
+        return {}
+    scores = starpo.group_scores(batch.episode_returns, batch.group_ids, "std", batch.episode_ids)
+    return gradient_metrics(
+        learner.policy.model, add_loss_weights(batch, config),
+        lambda part: policy_losses(learner.policy.model, part, config)[0], scores,
+        config.token_budget)
 
 
 # ---- Prompt and reasoning ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ All processes hold the whole model and, after each rollout, all trajectories. So
 normalisation, advantages and metrics are computed as by one process, by all of them alike; only
 forward and backward passes are divided, and gradients are summed. Process 0 writes.
 
-Reading order: `begin`, `all_gather` (what all know), `sum_gradients`; last `progress_bar`.
+Reading order: `begin`, `Processes`, `all_gather` (what all know); last `progress_bar`.
 
 Tests: `python -m pytest tests/test_distributed.py`.
 """
@@ -19,7 +19,6 @@ import re
 import sys
 import threading
 import time
-from collections import Counter
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -32,6 +31,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from tqdm import tqdm
 
 from minragen.faults import told
+from minragen.train import World
 
 FIRST_LINE = 10  # seconds until the first progress line, if stderr is not a terminal
 PATIENCE = timedelta(days=365)  # a slow process is waited for; a dead one closes its connections
@@ -126,6 +126,38 @@ def world_size():
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def world():
+    """The World of this process, alone or with others."""
+    return Processes() if world_size() > 1 else World()
+
+
+class Processes(World):
+    """All processes that torchrun started."""
+
+    def __init__(self):
+        self.rank, self.size = rank(), world_size()
+
+    def gather(self, value):
+        return all_gather(value)
+
+    def sum(self, x):
+        dist.all_reduce(x)
+        return x
+
+    def sum_gradients(self, parameters):
+        """A gradient that no process has stays None."""
+        has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
+        dist.all_reduce(has)
+        waiting = []
+        for parameter, count in zip(parameters, has.tolist()):
+            if count:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                waiting.append(dist.all_reduce(parameter.grad, async_op=True))
+        for work in waiting:
+            work.wait()
+
+
 def local_world_size():
     """The number of processes on this machine."""
     return int(os.environ["LOCAL_WORLD_SIZE"]) if dist.is_initialized() else 1
@@ -138,37 +170,6 @@ def all_gather(value):
     values = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
-
-
-def sum_metrics(sums):
-    """{name: float} of the sums of all processes' {name: tensor}, whatever names each has."""
-    result = Counter()
-    for part in all_gather({name: float(value) for name, value in sums.items()}):
-        result.update(part)
-    return result
-
-
-def sum_tensor(x):
-    """Add all processes' x, in place. Returns x."""
-    if world_size() > 1:
-        dist.all_reduce(x)
-    return x
-
-
-def sum_gradients(parameters):
-    """Add all processes' gradients, in place. One that no process has stays None."""
-    if world_size() == 1:
-        return
-    has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
-    dist.all_reduce(has)
-    waiting = []
-    for parameter, count in zip(parameters, has.tolist()):
-        if count:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            waiting.append(dist.all_reduce(parameter.grad, async_op=True))
-    for work in waiting:
-        work.wait()
 
 
 def progress_bar(title, total=None):

@@ -119,8 +119,8 @@ def evaluate(config, split, size, play, samples=1):
     returns: {environment: Table}, and the trajectories of the first player
     raises: RuntimeError if no instance is left
     """
-    from minragen import diagnostics
     from minragen.config import env_groups, env_names
+    from minragen.rollout import describe
 
     groups = env_groups(config, split, size)
     played = play(groups, True)
@@ -147,7 +147,7 @@ def evaluate(config, split, size, play, samples=1):
         if not mine:
             raise RuntimeError(f"every episode of {env} failed in its environment. See: "
                                f"python -m minragen.environments {env}")
-        stats = diagnostics.describe([first[row] for row in mine])
+        stats = describe([first[row] for row in mine])
         tables[env] = Table(
             mine, {name: [episodes[row] for row in mine] for name, episodes in results.items()},
             len({groups.envs[row].instance() for row in mine}),
@@ -169,20 +169,13 @@ def checkpoint_player(config, run="", say=print, only=""):
 
     only: "best": the checkpoint of the best validation
     """
-    from minragen import bundled, diagnostics, distributed, runs, train
-    from minragen.chat import ChatFrame
-    from minragen.config import env_groups
-    from minragen.models import load_policy
-    from minragen.rollout import prove
+    from minragen import distributed, runs
+    from minragen.rollout import play_held_out, prove
+    from minragen.run import start
+    from minragen.train import rules_of
 
-    _, device, _ = bundled.choose_model(config.model, config.device)
-    source = runs.find_checkpoint(runs.RUNS / run, say, only) if run else bundled.resolve(
-        config.model, lambda *size: env_groups(config, *size), config.response_format,
-        config.max_new_tokens, config.warmup_steps, device, say)
-    policy = load_policy(source, device, bool(run) or config.model in bundled.BUNDLED)
-    frame = ChatFrame(policy.tokenizer, config.response_format,
-                      policy.model.generation_config.eos_token_id, config.max_new_tokens,
-                      policy.image_store)
+    policy, frame = start.load(dataclasses.replace(config, attention=""), run and
+                               runs.find_checkpoint(runs.RUNS / run, say, only), say)
     name = (only or "checkpoint") if run else config.model
 
     proved = not policy.image_store
@@ -194,8 +187,8 @@ def checkpoint_player(config, run="", say=print, only=""):
             prove(policy, config.max_context)
             proved = True
         with distributed.progress_bar(f"evaluation on {groups.split}: tokens sampled") as bar:
-            held = diagnostics.play_held_out(policy, frame, groups, train.rules_of(config),
-                                             config.val_temperature, bar.update, greedy, first_seed)
+            held = play_held_out(policy, frame, groups, rules_of(config), config.val_temperature,
+                                 bar.update, greedy, first_seed)
         return {f"{name}{suffix.replace('_', ', ')}": t for suffix, t in held.items()}
 
     return play

@@ -14,7 +14,7 @@ Tests: `python -m pytest tests/long/test_memory.py`, which measures the peaks.
 from types import SimpleNamespace
 
 from minragen import config as settings
-from minragen import diagnostics, distributed
+from minragen import diagnostics
 from minragen.models import LOGIT_BUDGET
 
 # Bytes of an id of a batch: 2 integers, 5 masks, 11 numbers, and the part that mini-batches copy.
@@ -37,7 +37,7 @@ def phases(learner, config):
     parameters = {id(p): p for m in models for p in m.parameters()}.values()  # LoRA shares some
     trained = [p for p in parameters if p.requires_grad]
     of_policy = sum(p.numel() for p in learner.policy.model.parameters() if p.requires_grad)
-    n = _sizes(learner.policy, config)
+    n = _sizes(learner.policy, config, learner.world.size)
     return {"always": {"weights": sum(p.nbytes for p in parameters),
                        "masters": sum(4 * p.numel() for p in trained if p.itemsize < 4),
                        "Adam": sum(8 * p.numel() for p in trained),
@@ -46,14 +46,14 @@ def phases(learner, config):
             "diagnostics": _diagnostics(n, config, of_policy, update)}
 
 
-def _sizes(policy, config):
+def _sizes(policy, config, processes):
     """The numbers that the phases share."""
     model = policy.model
     c, context, rows = (model.config.get_text_config(), config.max_context,
                         config.num_groups * config.group_size)
     heads = c.num_attention_heads
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // heads
-    groups, episodes = (-(-total // distributed.world_size())  # of this process
+    groups, episodes = (-(-total // processes)  # of this one
                         for total in (config.num_groups, config.val_size))
     tokens = max(context, min(config.token_budget, min(rows, config.mini_batch) * context))
     turns = settings.most_turns(config)

@@ -12,8 +12,9 @@ import sys
 
 import transformers
 
-from minragen import runs, train
+from minragen import runs
 from minragen.faults import Parser, told
+from minragen.run import start
 
 
 def main(argv=None):
@@ -25,7 +26,7 @@ def main(argv=None):
     name = parser.parse_args(argv).run
     try:
         again = f"{name}-again"
-        train.train(dataclasses.replace(runs.load_config(name), run=again, log=""))
+        start.run(dataclasses.replace(runs.load_config(name), run=again, log=""))
         lines = read(name)
         difference = first_difference(lines, read(again))
     except Exception as problem:

@@ -28,7 +28,7 @@ Tests: `python -m pytest tests/test_rollout.py`.
 import copy
 import math
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import torch
@@ -51,6 +51,7 @@ SHRINK = 0.9  # a batch is cut to its unfinished rows when they are at most this
 BLOCK = {"cpu": 1}  # tokens between two synchronisations with the host; an accelerator's: 8
 # Averaged over an episode's turns; other metrics are summed.
 PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
+HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
 
 
 class StopReason(Enum):
@@ -614,6 +615,54 @@ def _mix(x):
 
 def _shift(x, bits):
     return (x >> bits) & (2**(64 - bits) - 1)  # logical: torch shifts int64 arithmetically
+
+
+# ---- Episodes ------------------------------------------------------------------------------------
+def describe(trajectories):
+    """Metrics of the episodes, before any filter; of a mixture also for each environment.
+
+    Episodes whose environment failed are counted in `env_errors` and enter nothing else. If all
+    failed there is nothing else.
+    """
+    def means(chosen, prefix=""):
+        errors = {prefix + "env_errors": sum(bool(t.error) for t in chosen)}
+        chosen = [t for t in chosen if not t.error]
+        if not chosen:
+            return errors
+        values = {"success": [t.success for t in chosen],
+                  "episode_return": [t.episode_return for t in chosen],
+                  "turns": [len(t.turns) for t in chosen],
+                  "response_tokens": [t.response_tokens for t in chosen],
+                  "context_full": [t.stop is StopReason.CONTEXT for t in chosen]}
+        # What not all environments report is left out of the mixture's own metrics.
+        reported = [set().union(*(t.metrics for t in chosen if t.env == env))
+                    for env in {t.env for t in chosen}]
+        for name in sorted(set.intersection(*reported) - values.keys() - {"step"}):
+            values[name] = [t.metrics.get(name, 0.0) for t in chosen]
+        return errors | {prefix + name: sum(x) / len(x) for name, x in values.items()}
+
+    metrics, names = means(trajectories), sorted({t.env for t in trajectories})
+    for name in names if len(names) > 1 else ():
+        metrics |= means([t for t in trajectories if t.env == name], f"{name}/")
+    return metrics
+
+
+def play_held_out(policy, frame, groups, rules, temperature, progress=lambda tokens: None,
+                  greedy=True, first_seed=0):
+    """{"": trajectories sampled at `temperature` with fixed noise, "_greedy": greedy ones}."""
+    if policy.image_store:
+        policy.image_store.forget()
+    rules = replace(rules, top_k=0, top_p=1, seed=0, grounding_reward=0, worldmodeling_reward=0)
+    return {suffix: collect(policy, frame, groups, first_seed, replace(rules, temperature=t),
+                            progress)
+            for suffix, t in (("", temperature), ("_greedy", 0.0))[:1 + greedy]}
+
+
+def held_out_metrics(split, played):
+    """`val/success`, `val/success_greedy`, ... of `played`; of a mixture also `val/ENV/success`."""
+    return {f"{split}/{name}{suffix}": value for suffix, trajectories in played.items()
+            for name, value in describe(trajectories).items()
+            if name.rpartition("/")[2] in HELD_OUT}
 
 
 # ---- What the learner takes ----------------------------------------------------------------------

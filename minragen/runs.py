@@ -34,7 +34,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from minragen import loggers, lora
+from minragen import diagnostics, distributed, loggers, lora, train
 from minragen.config import RUN_NAME, Config, check
 from minragen.envs import ServerGone, nearest
 from minragen.faults import fault_of, first_line
@@ -43,6 +43,7 @@ from minragen.vision import images_of
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
 COUNTERS = ("step", "empty_steps", "skipped", "halved", "rounds", "kl_reward_coef", "ema")
+EMPTY_STEPS = 5  # consecutive steps without a single informative group after which a run stops
 SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; and failed ones
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows", "token_budget",
                   "activation_checkpointing", "log")
@@ -76,12 +77,10 @@ def run_folder(config, resume):
     return next(RUNS / n for n in names if not (RUNS / n).exists())
 
 
-def begin(folder, config, learner, resume, writes=True):
-    """Make the folder of a new run and open its Log. One of several processes `writes`; the others
-    get a Log that keeps quiet."""
-    if not writes:
-        return Log(folder, learner, config, writes)
-    if not resume:
+def begin(folder, config, learner, resume, say=print):
+    """Make the folder of a new run and open its Log. Of several processes the first one writes;
+    the others get a Log that keeps quiet."""
+    if learner.world.rank == 0 and not resume:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
@@ -89,7 +88,7 @@ def begin(folder, config, learner, resume, writes=True):
         except OSError as problem:
             raise OSError(f"{folder} cannot be made: {problem.strerror}. Start the run in a folder "
                           f"where you may write.") from None
-    return Log(folder, learner, config)
+    return Log(folder, learner, config, say)
 
 
 def write_whole(path, text):
@@ -155,18 +154,19 @@ def going_on(what):
         tqdm.write(f"warning   cannot write {what}: {problem}. The run goes on.")
 
 
-class Log(contextlib.AbstractContextManager):
-    """metrics.jsonl, trajectories.jsonl and the console line. Until its end no other process may
-    train the run."""
+class Log(train.Log, contextlib.AbstractContextManager):
+    """metrics.jsonl, trajectories.jsonl, checkpoints and the console. Until its end no other
+    process may train the run."""
 
-    def __init__(self, folder, learner, config, writes=True):
+    def __init__(self, folder, learner, config, say=print):
         """Write the Config and drop the lines after the learner's step. self.history: the metrics
         that stay."""
-        self.folder, self.config, self.writes, self.history = folder, config, writes, []
+        self.folder, self.config, self.learner, self.say = folder, config, learner, say
+        self.writes, self.history = learner.world.rank == 0, []
         self.tokenizer, self.unwritten = learner.policy.tokenizer, defaultdict(str)
         self.saved = learner.step  # of the last checkpoint; 0: of none
-        self.held = contextlib.ExitStack()  # the lock
-        if writes:
+        self.held = contextlib.ExitStack()  # the lock, and the handlers of signals
+        if self.writes:
             self.held.enter_context(locked(folder))
             write_whole(folder / "config.json",
                         json.dumps(dataclasses.asdict(config), indent=1) + "\n")
@@ -181,6 +181,10 @@ class Log(contextlib.AbstractContextManager):
         path = self.folder / name
         lines = path.read_text().splitlines() if path.exists() else []
         return [line for line in lines if _before(step, line)]
+
+    def __enter__(self):
+        self.requests = self.held.enter_context(stop_requests())
+        return self
 
     def __exit__(self, kind, error, _):
         if self.writes and isinstance(error, Exception) and (fault := fault_of(error)).place:
@@ -224,7 +228,7 @@ class Log(contextlib.AbstractContextManager):
         return ", ".join(lost)
 
     @contextlib.contextmanager
-    def saved_without_server(self, learner, metrics=None):
+    def keeping(self, learner, metrics=None):
         """If a server that the episodes need has gone, the run ends with a checkpoint, and with the
         `metrics` of a step that is done."""
         try:
@@ -232,9 +236,49 @@ class Log(contextlib.AbstractContextManager):
         except ServerGone:
             if metrics:
                 self.write(metrics)
-            if self.writes:
+            if self.writes and (learner.step == 0 or self.saved != learner.step):
                 self.save(learner)
             raise
+
+    @contextlib.contextmanager
+    def progress(self, title, total=None):
+        with distributed.progress_bar(title, total) as bar:
+            yield bar.update
+
+    def diagnose(self, step, played):
+        return (diagnostics.diagnose(self.learner, self.config, step, played, self.history)
+                if self.writes else {})
+
+    def diagnose_update(self, step, played, rows, batch):
+        keep_advantages(played, rows, batch)
+        return (diagnostics.diagnose_update(self.learner, self.config, step, batch)
+                if self.writes else {})
+
+    def why_over(self, learner, metrics):
+        reason = ""
+        if learner.empty_steps >= EMPTY_STEPS:
+            reason = (f"in {EMPTY_STEPS} steps in a row the filter ({self.config.filter} of "
+                      f"{self.config.filter_metric}) kept no group, or every environment failed, "
+                      f"so there is nothing to learn from. Is the task solved, or never solved? If "
+                      f"few replies are valid, raise --warmup-steps.")
+        elif self.config.early_stop:
+            reason = diagnostics.early_stop([*self.history, *[metrics] * bool(metrics)])
+        return reason and f"{reason} Read {self.folder}/trajectories.jsonl."
+
+    def step_done(self, learner, last):
+        for warning in diagnostics.warnings_of(self.history):
+            self.say(f"warning   {warning}")
+        if note := diagnostics.gradient_spike(self.history, self.config.max_grad_norm):
+            self.say(f"note      {note}")
+        asked = any(learner.world.gather(bool(self.requests)))
+        due, best = learner.step % self.config.save_every == 0, self.writes and self.is_best()
+        if self.writes and (due or last or best or asked):
+            self.save(learner, best)
+        if asked:
+            lost = self.missing(learner.step) if self.writes else ""
+            self.say(f"stopped   after step {learner.step}{', but ' * bool(lost)}{lost}; go on "
+                     f"with: make resume RUN={self.folder.name}")
+        return asked
 
     def keep(self, fault, when):
         """Append a traceback to errors.txt, of each line of code the first and what ends the run.
@@ -247,14 +291,15 @@ class Log(contextlib.AbstractContextManager):
                     file.write(f"{when}: {fault}\n{fault.traceback}\n")
             return path
 
-    def is_best(self, metrics):
-        """Whether validation is better than at every step so far; that before step 1 aside."""
+    def is_best(self):
+        """Whether the last validation is better than at every step before; that before step 1
+        aside."""
         known = [line.get("val/success") for line in self.history if line["step"] > 0]
-        best = max((v for v in known if v is not None), default=-1.0)  # rounded; None: not finite
-        return round(metrics.get("val/success", -1.0), 6) > best
+        *before, last = [-1.0, *(-1.0 if v is None else v for v in known)]  # None: not finite
+        return last > max(before, default=-1.0)
 
     def write(self, metrics):
-        """Append the metrics to metrics.jsonl, rounded, and print the console line."""
+        """Append the metrics to metrics.jsonl, rounded; print the console line."""
         if not self.writes:
             return
         # JSON has no nan and no infinity.
@@ -268,14 +313,14 @@ class Log(contextlib.AbstractContextManager):
         tqdm.write(console_line(metrics, self.config))
         sys.stdout.flush()
 
-    def trajectories(self, step, split, episodes):
+    def episodes(self, step, split, trajectories):
         """Write a sample, one JSON object a line: in training the best and the worst members of a
         group, else the same instances at every step; and SAMPLE whose environment failed. Print
         the most common failure."""
         if not self.writes:
             return
-        played = [t for t in episodes if not t.error]
-        failed = [t for t in episodes if t.error]
+        played = [t for t in trajectories if not t.error]
+        failed = [t for t in trajectories if t.error]
         if split == "train" and played:  # another group each step, a trained one if there is any
             played = [t for t in played if t.sequences[0].advantages] or played
             groups = sorted({t.group_id for t in played})
@@ -283,7 +328,8 @@ class Log(contextlib.AbstractContextManager):
                             key=lambda t: -t.episode_return)
             played = played[:SAMPLE // 2] + played[SAMPLE // 2:][-SAMPLE // 2:]
         else:
-            played = [t for t in episodes[::max(1, len(episodes) // SAMPLE)] if not t.error]
+            played = [t for t in trajectories[::max(1, len(trajectories) // SAMPLE)]
+                      if not t.error]
         self.append("trajectories.jsonl", [{
             "step": step, "split": split, "env": t.env, "seed": t.seed, "group": t.group_id,
             "member": t.member, "success": t.success, "stop": t.stop.value, "error": t.error,

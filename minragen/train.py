@@ -5,9 +5,8 @@
 
 Reading order: `train` (the loop), `train_step` and `update` (one step of StarPO), then their parts
 in the order in which they run: `roll_out`, `choose_groups`, `compute_targets` (rewards and
-advantages), `optimizer_steps`, `policy_losses`; last `validate` and `build`. The options are in
-config.py, a run on disk is in runs.py. Every metric is on the console or in
-runs/NAME/metrics.jsonl (docs/metrics.md).
+advantages), `optimizer_steps`, `policy_losses`; last `validate`. The options are in config.py;
+run/start.py puts a run together. docs/metrics.md explains every metric.
 
 Axes: B rows, T tokens, P groups, G members.
 
@@ -20,41 +19,93 @@ Differences from RAGEN V2's trainer:
   4. The reference model and the critic exist only where they are used.
 """
 
-import copy
+import contextlib
 import math
-import os
-import sys
 import time
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 
 import torch
-import transformers
 from tqdm import tqdm
 
-from minragen import (
-    bundled,
-    diagnostics,
-    distributed,
-    lora,
-    memory,
-    report,
-    runs,
-    starpo,
-    vision,
-)
 from minragen import config as settings
+from minragen import starpo
 from minragen.attention import micro_batches
 from minragen.chat import ChatFrame
-from minragen.envs import SPLITS
-from minragen.models import AdamW, Critic, checkpoint_activations, load_policy, token_logprobs
-from minragen.rollout import Rules, collect, first_prompt, make_batch, prove
+from minragen.models import AdamW, Critic, token_logprobs
+from minragen.rollout import (
+    Rules,
+    collect,
+    describe,
+    held_out_metrics,
+    make_batch,
+    play_held_out,
+)
 
 # Instance seeds of run seed s begin at TRAIN_SEED + s * TRAIN_SEED_STRIDE; validation's at 0.
 TRAIN_SEED = 2**41
-EMPTY_STEPS = 5  # consecutive steps without a single informative group after which a run stops
 MOST_SKIPPED = 5  # consecutive updates without a finite gradient after which a run stops
+
+
+class World:
+    """The processes that train one policy together: this one alone. distributed.py has several."""
+
+    rank, size = 0, 1
+
+    def gather(self, value):
+        """The values of all processes, in the order of their ranks."""
+        return [value]
+
+    def sum(self, x):
+        """Add the tensors x of all processes, in place. Returns x."""
+        return x
+
+    def sum_gradients(self, parameters):
+        """Add the gradients of all processes, in place."""
+
+
+class Log:
+    """What a run reports while it trains: here nothing. runs.py prints it and writes files."""
+
+    history = ()  # the metrics of the steps so far
+
+    def say(self, line):
+        """Print a line."""
+
+    def progress(self, title, total=None):
+        """A context whose value is called with the number of tokens or rows done since before."""
+        return contextlib.nullcontext(lambda count: None)
+
+    def diagnose(self, step, played):
+        """More metrics of the episodes before the update."""
+        return {}
+
+    def diagnose_update(self, step, played, rows, batch):
+        """More metrics before the update. batch: those rows of the batch of `played` that are
+        trained on, with their targets"""
+        return {}
+
+    def episodes(self, step, split, trajectories):
+        """Keep some episodes."""
+
+    def write(self, metrics):
+        """Report a step."""
+
+    def keeping(self, learner, metrics):
+        """A context for what may end the run, after a step whose metrics are not written yet."""
+        return contextlib.nullcontext()
+
+    def why_over(self, learner, metrics):
+        """Why the run ends before its last step, "" if it does not."""
+        return ""
+
+    def step_done(self, learner, last):
+        """Save the learner when due. Returns whether the run shall stop here."""
+        return False
+
+
+QUIET = Log()
 
 
 @dataclass
@@ -73,6 +124,7 @@ class Learner:
     ema: dict = field(default_factory=dict)  # moving averages of the diagnostics
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
     skipped: int = 0  # consecutive updates whose gradient was not finite
+    world: World = World()
     halved: bool = False  # whether an update ran out of memory; since then token_budget is half
 
     def optimizers(self):
@@ -81,99 +133,53 @@ class Learner:
         return [("grad_norm", self.optimizer), *critic]
 
 
-def train(config, resume=False, say=print):
-    """Run `config.steps` steps of StarPO in runs/NAME. Returns the metrics of the last line, None
-    if SIGTERM or Ctrl-C stopped it.
+def train(learner, groups, config, log):
+    """Train until `config.steps` steps are done. Returns the metrics of the test, None if the log
+    was asked to stop.
 
-    raises: ValueError for a taken name, a damaged checkpoint, a prompt that fills the context
+    groups: {split: EnvGroups}
     """
-    writes = distributed.rank() == 0
-    folder = distributed.all_gather(runs.run_folder(config, resume) if writes else None)[0]
-    groups = build_groups(config)
-    learner = build(config, groups, folder if resume else None, say)
-    with (runs.begin(folder, config, learner, resume, writes) as log,
-          runs.stop_requests() as requests):
-        say(f"run       {folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then report.html")
-        start, over = time.time(), why_over(learner, config, log.history)
-        if learner.step == 0:
-            with log.saved_without_server(learner):
-                log.write({"step": 0, **validate(learner, groups["val"], config, log)})
-        while learner.step < config.steps and not over:
-            with log.saved_without_server(learner):
-                metrics, trajectories = train_step(learner, groups["train"], config, log.history)
-            asked = any(distributed.all_gather(bool(requests)))
-            over = why_over(learner, config, [*log.history, metrics])
-            last = learner.step == config.steps or over
-            if learner.step % config.val_every == 0 or last:
-                with log.saved_without_server(learner, metrics):
-                    metrics |= validate(learner, groups["val"], config, log)
-            best = log.is_best(metrics)
-            log.trajectories(learner.step, "train", trajectories)
-            log.write(metrics)
-            for warning in diagnostics.warnings_of(log.history):
-                say(f"warning   {warning}")
-            if note := diagnostics.gradient_spike(log.history, config.max_grad_norm):
-                say(f"note      {note}")
-            if writes and (learner.step % config.save_every == 0 or last or best or asked):
-                log.save(learner, best)
-            if asked:
-                lost = log.missing(learner.step) if writes else ""
-                say(f"stopped   after step {learner.step}{', but ' * bool(lost)}{lost}; go on "
-                    f"with: make resume RUN={folder.name}")
-                return None
-        if over:
-            say(f"stopped: {over} Read {folder}/trajectories.jsonl.")
-        with log.saved_without_server(learner):
-            final = {"step": learner.step, **validate(learner, groups["test"], config, log),
-                     "elapsed": time.time() - start}
-        log.write(final)
-    if writes:
-        say(f"done      {finish(folder, log, learner.step)}")
+    start, over = time.time(), log.why_over(learner, {})
+    if learner.step == 0:
+        log.write({"step": 0, **validate(learner, groups["val"], config, log)})
+    while learner.step < config.steps and not over:
+        metrics, trajectories = train_step(learner, groups["train"], config, log)
+        over = log.why_over(learner, metrics)
+        last = learner.step == config.steps or bool(over)
+        if learner.step % config.val_every == 0 or last:
+            with log.keeping(learner, metrics):
+                metrics |= validate(learner, groups["val"], config, log)
+        log.episodes(learner.step, "train", trajectories)
+        log.write(metrics)
+        if log.step_done(learner, last):
+            return None
+    if over:
+        log.say(f"stopped: {over}")
+    final = {"step": learner.step, **validate(learner, groups["test"], config, log),
+             "elapsed": time.time() - start}
+    log.write(final)
     return final
 
 
-def finish(folder, log, step):
-    """Write the report. Returns what is on the disk and what to do next, for the last line."""
-    page, name = None, folder.name
-    with runs.going_on("the report"):
-        page = report.write([folder])
-    if lost := log.missing(step):
-        return (f"training, but not all is on the disk: {lost}{', no report.html' * (not page)}. "
-                f"Make room and go on with: make resume RUN={name}")
-    return (f"{folder}/report.html" if page else
-            f"{folder}, but there is no report.html: make report RUN={name}"
-            ) + f"; measure it again with: make eval RUN={name}"
-
-
-def why_over(learner, config, history):
-    """Why the run ends before its last step, "" if it does not."""
-    if learner.empty_steps >= EMPTY_STEPS:
-        return (f"in {EMPTY_STEPS} steps in a row the filter ({config.filter} of "
-                f"{config.filter_metric}) kept no group, or every environment failed, so there is "
-                f"nothing to learn from. Is the task solved, or never solved? If few replies are "
-                f"valid, raise --warmup-steps.")
-    return diagnostics.early_stop(history) if config.early_stop else ""
-
-
-def train_step(learner, groups, config, history=()):
+def train_step(learner, groups, config, log=QUIET):
     """One step of StarPO. Returns its metrics and its trajectories."""
     step, began = learner.step + 1, time.time()
-    trajectories = roll_out(learner, groups, config)  # play P*G episodes
+    trajectories = roll_out(learner, groups, config, log)  # play P*G episodes
     rollout_seconds = time.time() - began
     played = [t for t in trajectories if not t.error]  # the others' environments failed
-    metrics = {"step": step, **diagnostics.describe(trajectories)}
+    metrics = {"step": step, **describe(trajectories)}
     learner.empty_steps += 1
     if played:
         batch = make_batch(played).to(learner.policy.device)  # ragged lists -> (B, T)
         kept, filtered = choose_groups(learner, batch, config)  # which groups teach something
-        metrics |= filtered | diagnose(learner, config, step, played, history)
+        metrics |= filtered | log.diagnose(step, played)
         if kept.any():
             learner.empty_steps = 0
             rows = kept[batch.group_ids].nonzero()[:, 0]
             batch, found = compute_targets(learner, batch.take(rows), config,
                                            starpo.loss_scale(kept, config.loss_scaling))
-            runs.keep_advantages(played, rows, batch)  # for the report
-            metrics |= found | update(learner, batch, config, step)
+            metrics |= found | log.diagnose_update(step, played, rows, batch)
+            metrics |= update(learner, batch, config, step, log)
             if config.kl_target:
                 learner.kl_reward_coef = starpo.adapt_kl_coef(
                     learner.kl_reward_coef, found["kl_reward"], config.kl_target,
@@ -186,25 +192,19 @@ def train_step(learner, groups, config, history=()):
                       "tokens_per_second": sampled / rollout_seconds}, trajectories
 
 
-def update(learner, batch, config, step):
+def update(learner, batch, config, step, log=QUIET):
     """Take one optimizer step per mini-batch of a batch with its targets. Returns metrics.
 
     Means over tokens or rows are over the mini-batch; micro-batches only bound memory.
     """
     set_learning_rates(learner, config, step)
     metrics = {}
-    if due(step, config.gradients_every) and distributed.rank() == 0:
-        metrics |= diagnostics.gradient_metrics(
-            learner.policy.model, add_loss_weights(batch, config),
-            lambda part: policy_losses(learner.policy.model, part, config)[0],
-            starpo.group_scores(batch.episode_returns, batch.group_ids, "std", batch.episode_ids),
-            config.token_budget)
     steps, skipped = [], 0  # metrics of each optimizer step
-    with distributed.progress_bar(f"step {step}: rows trained on") as bar:
+    with log.progress(f"step {step}: rows trained on") as progress:
         for mini in optimizer_steps(batch, config, step):  # epochs x mini-batches
-            sums = distributed.sum_metrics(gradients(learner, mini, config, bar.update))
+            sums = summed(learner.world.gather(gradients(learner, mini, config, progress)))
             for name, optimizer in learner.optimizers():
-                distributed.sum_gradients(optimizer.masters)
+                learner.world.sum_gradients(optimizer.masters)
                 sums[name] = float(optimizer.step(config.max_grad_norm))
             finite = all(math.isfinite(sums[name]) for name, _ in learner.optimizers())
             learner.skipped = 0 if finite else learner.skipped + 1
@@ -219,8 +219,16 @@ def update(learner, batch, config, step):
     return metrics | {"updates_skipped": skipped}
 
 
+def summed(parts):
+    """{name: sum} over dictionaries of numbers, whatever names each has."""
+    sums = Counter()
+    for part in parts:
+        sums.update(part)
+    return sums
+
+
 # ---- Which episodes ------------------------------------------------------------------------------
-def roll_out(learner, groups, config):
+def roll_out(learner, groups, config, log=QUIET):
     """Play fresh instances: round r of run seed s has seeds that no other round or run has.
 
     `resample` (DAPO, Yu et al. 2025, section 3.2) adds at most that many rounds, until `num_groups`
@@ -229,12 +237,12 @@ def roll_out(learner, groups, config):
     trajectories, image_store = [], learner.policy.image_store
     if image_store:
         image_store.forget()
-    with distributed.progress_bar(f"step {learner.step + 1}: tokens sampled") as bar:
+    with log.progress(f"step {learner.step + 1}: tokens sampled") as progress:
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
                           + (learner.rounds + attempt) * config.num_groups)
-            played = in_order(collect(learner.policy, learner.frame, groups, first_seed,
-                                      rules_of(config), bar.update))
+            played = in_order(learner.world, collect(
+                learner.policy, learner.frame, groups, first_seed, rules_of(config), progress))
             for t in played:
                 t.group_id += attempt * config.num_groups
             trajectories += played
@@ -247,9 +255,9 @@ def roll_out(learner, groups, config):
     return trajectories
 
 
-def in_order(trajectories):
+def in_order(world, trajectories):
     """The trajectories of all processes, group-major, as one process would have played them."""
-    return sorted((t for part in distributed.all_gather(trajectories) for t in part),
+    return sorted((t for part in world.gather(trajectories) for t in part),
                   key=lambda t: (t.group_id, t.member))
 
 
@@ -283,7 +291,7 @@ def choose_groups(learner, batch, config):
                                 config.filter_include_zero)
     kept &= kept.cumsum(0) <= config.num_groups
     # Rounding may differ between machines; the choice must not.
-    kept = distributed.all_gather(kept.cpu())[0].to(kept.device)
+    kept = learner.world.gather(kept.cpu())[0].to(kept.device)
     metrics = {"reward_std": float(reward_std.mean()), "groups_kept": int(kept.sum()),
                "groups_zero_std": int((reward_std <= starpo.ZERO).sum())}
     return kept, metrics
@@ -380,14 +388,14 @@ def in_micro_batches(learner, batch, config, function):
     for rows in parts_of(batch, learner, config):
         part = function(batch.take(rows))
         result[rows, :part.shape[1]] = part
-    return distributed.sum_tensor(result)
+    return learner.world.sum(result)
 
 
 def parts_of(batch, learner, config):
     """The rows of each micro-batch that this process computes."""
     return micro_batches(learner.policy.model.base_model, batch.tokens, batch.lengths,
-                         max(1, config.token_budget >> learner.halved), distributed.rank(),
-                         distributed.world_size())
+                         max(1, config.token_budget >> learner.halved), learner.world.rank,
+                         learner.world.size)
 
 
 # ---- The update ----------------------------------------------------------------------------------
@@ -435,8 +443,8 @@ def gradients(learner, mini, config, progress=lambda rows: None):
                 progress(len(rows))
         except torch.OutOfMemoryError:
             failed = True
-        if not any(distributed.all_gather(failed)):
-            return sums
+        if not any(learner.world.gather(failed)):
+            return {name: float(share) for name, share in sums.items()}
         if learner.halved:
             raise RuntimeError("the update ran out of memory again. Go on from the last checkpoint "
                                "with a smaller --token-budget or --activation-checkpointing true.")
@@ -486,30 +494,16 @@ def policy_losses(model, part, config):
 
 
 # ---- Measuring -----------------------------------------------------------------------------------
-def diagnose(learner, config, step, trajectories, history):
-    """How varied the replies are, every step; how much they depend on the prompt, when due."""
-    if not learner.frame.thinks or distributed.rank() > 0:
-        return {}
-    metrics = diagnostics.reply_metrics(learner.frame, trajectories)
-    if due(step, config.diagnose_every):
-        metrics |= diagnostics.collapse_metrics(
-            learner.policy, learner.frame, trajectories, learner.ema, hash_seed(config.seed, step),
-            config.diagnose_samples, config.temperature, config.token_budget)
-        first = next((line for line in history if "first_turn/mi" in line), metrics)
-        metrics["regime"] = diagnostics.regime(first, metrics)
-    return metrics
-
-
 def validate(learner, groups, config, log):
     """Metrics of fixed instances of a split that training never plays, sampled and greedy."""
     title = f"validation on {groups.split}: tokens sampled"
-    with distributed.progress_bar(title) as bar:
-        played = diagnostics.play_held_out(learner.policy, learner.frame, groups,
-                                           rules_of(config), config.val_temperature, bar.update)
-    played = {suffix: in_order(trajectories) for suffix, trajectories in played.items()}
+    with log.progress(title) as progress:
+        played = play_held_out(learner.policy, learner.frame, groups, rules_of(config),
+                               config.val_temperature, progress)
+    played = {suffix: in_order(learner.world, ts) for suffix, ts in played.items()}
     failed = [t for t in played["_greedy"] if t.error]
-    log.trajectories(learner.step, groups.split, played[""] + failed)
-    return diagnostics.held_out_metrics(groups.split, played)
+    log.episodes(learner.step, groups.split, played[""] + failed)
+    return held_out_metrics(groups.split, played)
 
 
 def due(step, every):
@@ -521,104 +515,11 @@ def hash_seed(*parts):
     return zlib.crc32(repr(parts).encode())
 
 
-# ---- The start of a run --------------------------------------------------------------------------
-def build_groups(config):
-    """{split: EnvGroups} of this process's share, each built once: of P groups of G to train on
-    and of val_size single episodes."""
-    if config.num_groups < distributed.world_size():
-        raise ValueError(f"num_groups: got {config.num_groups}, expected at least one for each of "
-                         f"the {distributed.world_size()} processes.")
-    sizes = {"train": (config.num_groups, config.group_size, config.env)}
-    share = slice(distributed.rank(), None, distributed.world_size())
-    return {split: settings.env_groups(config, split, *sizes.get(split, (config.val_size, 1, "")),
-                                       share) for split in SPLITS}
-
-
-def build(config, groups, checkpoint_of=None, say=print):
-    """The Learner of a new run, or of a checkpoint if the folder of a run is given."""
-    _, device, _ = bundled.choose_model(config.model, config.device)
-    on_one_core = config.model in bundled.TINY_MODELS and device.type == "cpu"
-    cores = max(1, os.cpu_count() // distributed.local_world_size())
-    torch.set_num_threads(config.threads or (1 if on_one_core else cores))
-    begun = checkpoint_of or config.init_from and runs.RUNS / config.init_from
-    checkpoint = begun and runs.find_checkpoint(begun, say)
-    with distributed.main_process_first():  # the warm-up fills the cache
-        source = checkpoint or bundled.resolve(
-            config.model, lambda *size: settings.env_groups(config, *size),
-            config.response_format, config.max_new_tokens, config.warmup_steps, device, say)
-    policy = load_policy(source, device, checkpoint or config.model in bundled.BUNDLED,
-                         config.model, config.attention)
-    if config.freeze_vision:
-        vision.freeze_tower(policy)
-    if config.lora_rank:
-        lora.add_adapters(policy, config.lora_rank, config.seed)
-    if policy.image_store:
-        policy.image_store.expect(groups["train"].reset(TRAIN_SEED))
-    say(f"proved    {prove(policy, config.max_context)}")
-    frame = ChatFrame(policy.tokenizer, config.response_format,
-                      policy.model.generation_config.eos_token_id, config.max_new_tokens,
-                      policy.image_store)
-    for split, held in groups.items():  # refuse a context that a first prompt already fills
-        for row, observation in enumerate(held.reset(TRAIN_SEED if split == "train" else 0)):
-            if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:
-                raise RuntimeError(f"{t.env} does not begin: {t.error}") from observation
-    learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
-                      kl_reward_coef=config.kl_reward_coef)
-    if starpo.ESTIMATORS[config.advantages][0] == "critic":
-        learner.critic = Critic(policy)
-        learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
-    if config.kl_coef > 0 or config.kl_reward_coef > 0:
-        learner.reference = policy.base or copy.deepcopy(policy.model).requires_grad_(False)
-    if config.activation_checkpointing:
-        checkpoint_activations(policy.model)
-        if learner.critic:
-            checkpoint_activations(learner.critic)
-    if checkpoint_of:
-        if other := runs.load_trainer_state(checkpoint, learner):
-            say(f"warning   other packages wrote the checkpoint, so the run may differ: {other}")
-        say(f"resumed   after step {learner.step}")
-    say(memory.forecast(learner, config))
-    return learner
-
-
 def main(argv=None):
-    """The command: train, or print one sentence that says why not."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    say = print
-    try:
-        given = settings.parse(sys.argv[1:] if argv is None else argv)
-        resume, show = given.pop("resume"), given.pop("print_config")
-        if resume:
-            config = runs.resumed_config(given)
-            why = f"model {config.model} as the run began"
-        else:
-            model = given.get("model", "")
-            if not model and given.get("init_from"):
-                model = runs.load_config(given["init_from"]).model
-            model, _, why = bundled.choose_model(model, given.get("device", ""))
-            config = settings.from_options({**given, "model": model})
-        if show:
-            if distributed.rank() == 0:
-                print(settings.explain(config, given))
-            return
-        _, device, _ = bundled.choose_model(config.model, config.device)
-        say = distributed.begin(device)
-        # More processes than groups have nothing to do; other models use all cores already.
-        small = config.model in bundled.TINY_MODELS and device.type == "cpu"
-        most = min(4, config.num_groups) if small else 1
-        say(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
-            f"{settings.backends(config)}{distributed.described(most)}")
-        say(f"settings  {settings.summary(config)}")
-        stopped = train(config, resume, say) is None
-        distributed.end()
-        if stopped:
-            sys.exit(130)  # as after an interrupt; a chain of commands must not go on
-    except Exception as problem:
-        distributed.fail(problem)
-    except KeyboardInterrupt:
-        say("\nstopped. If the run has a checkpoint, --run NAME --resume continues it.")
-        sys.exit(130)
+    """The command."""
+    from minragen.run import start
+
+    start.main(argv)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def keep_runs_in(folder, tmp_path_factory, monkeypatch, drawn=False):
 
 def run_apart(tmp_path_factory, line, *more):
     """Train with these options, a line and words, and return the run's folder."""
-    from minragen.train import main
+    from minragen.run.start import main
 
     folder = tmp_path_factory.mktemp("apart")
     with pytest.MonkeyPatch.context() as patch:
@@ -111,7 +111,7 @@ def parsed(*argv):
 
 def message(*argv):
     """The sentence that a user reads who gives these options, never a traceback."""
-    from minragen.train import main
+    from minragen.run.start import main
 
     with pytest.raises(SystemExit) as stop:
         main([*argv])

@@ -16,10 +16,11 @@ from tokenizers.models import BPE
 from toys import tiny
 from transformers import PreTrainedTokenizerFast
 
-from minragen import bundled, train
+from minragen import bundled
 from minragen.chat import FORMATS, ChatFrame, Reply, description_parts
 from minragen.config import preset
 from minragen.envs import SPLITS, make
+from minragen.run import start
 
 CHATML = bundled.CHAT_TEMPLATE
 REPLY = " a</think><answer> Up</answer>"
@@ -215,7 +216,7 @@ class TestInstructions:
             "Reply in the form <think>...</think><answer>...</answer>: first a short thought about "
             "this state, then the answer alone. A reply has at most 24 tokens.")
         config = preset("bandit")
-        learner = train.build(config, {}, say=lambda line: None)
+        learner = start.build_learner(config, {}, say=lambda line: None)
         assert f"at most {config.max_new_tokens} tokens." in learner.frame.instruction
         assert "tokens" not in ChatFrame(built()).instruction
 

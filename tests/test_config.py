@@ -16,7 +16,7 @@ from minragen import eval as evaluation
 from minragen.config import ALGOS, ROOM, TINY, Config, preset
 from minragen.envs import REGISTRY, nearest, parse_options
 from minragen.runs import read_config
-from minragen.train import choose_groups, main
+from minragen.train import World, choose_groups, main
 
 pytestmark = pytest.mark.usefixtures("runs")
 
@@ -178,7 +178,7 @@ class TestPresets:
         batch = SimpleNamespace(episode_returns=rewards.flatten(), episode_ids=torch.arange(64),
                                 group_ids=torch.arange(16).repeat_interleave(4),
                                 response_mask=torch.ones(64, 1))
-        kept, metrics = choose_groups(None, batch, config)
+        kept, metrics = choose_groups(SimpleNamespace(world=World()), batch, config)
         assert kept[:3].all() and int(kept.sum()) == metrics["groups_kept"] == 4
 
     def test_a_format_that_describes_the_state_has_room_for_it(self):

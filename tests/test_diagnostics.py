@@ -15,7 +15,7 @@ from test_families import family
 from toys import tiny
 from training import read_lines
 
-from minragen import diagnostics, models
+from minragen import diagnostics, models, rollout
 from minragen.chat import ChatFrame
 from minragen.diagnostics import (
     Pair,
@@ -49,12 +49,12 @@ class TestEpisodes:
         """That is the name of a line's step."""
         played = [Trajectory(env, 0, 0, 0, metrics=metrics) for env, metrics in (
             ("a", {"won": 1.0, "step": 9.0}), ("a", {"step": 9.0}), ("b", {"won": 0.5}))]
-        found = diagnostics.describe(played)
+        found = rollout.describe(played)
         assert (found["won"], found["a/won"], found["b/won"]) == (0.5, 0.5, 0.5)
         assert not {"step", "a/step"} & found.keys()
 
     def test_held_out_success_is_also_told_for_each_environment_of_a_mixture(self):
-        found = diagnostics.held_out_metrics("val", {"_greedy": [
+        found = rollout.held_out_metrics("val", {"_greedy": [
             Trajectory(env, 0, 0, 0, success=env == "b", metrics={"won": 1.0}) for env in "ab"]})
         assert {name: value for name, value in found.items() if "success" in name} == {
             "val/success_greedy": 0.5, "val/a/success_greedy": 0.0, "val/b/success_greedy": 1.0}
@@ -63,9 +63,9 @@ class TestEpisodes:
     def test_held_out_play_begins_at_the_seed_that_is_asked_for_and_without_images_of_training(
             self, monkeypatch):
         store, collect = Mock(), Mock()
-        monkeypatch.setattr(diagnostics, "collect", collect)
-        diagnostics.play_held_out(SimpleNamespace(image_store=store), None, None, Rules(), 0.5,
-                                  first_seed=40)
+        monkeypatch.setattr(rollout, "collect", collect)
+        rollout.play_held_out(SimpleNamespace(image_store=store), None, None, Rules(), 0.5,
+                              first_seed=40)
         assert [call.args[3] for call in collect.call_args_list] == [40, 40]
         store.forget.assert_called_once_with()
 

@@ -27,6 +27,7 @@ from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.models import Policy
 from minragen.rollout import collect
+from minragen.run import start
 from minragen.runs import TIMES
 
 float64, real = test_step.float64, test_step.real
@@ -64,7 +65,7 @@ class TestProgress:
             self, runs, tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(distributed, "FIRST_LINE", 0)
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))  # so that there is a warm-up
-        trainer.main([*LOTTERY, "--env", "bandit", "--steps", "1", "--warmup-steps", "2", "--run",
+        start.main([*LOTTERY, "--env", "bandit", "--steps", "1", "--warmup-steps", "2", "--run",
                       "a", "--filter", "none"])
         evaluation.main(["--run", "a", "--size", "2"])
         told = capfd.readouterr().err
@@ -122,12 +123,12 @@ class TestEpisodes:
         config = configured(env="toys:Lottery=2,toys:Raffle=3", val_size=2)
 
         def play():
-            policy, groups = small_policy(config), trainer.build_groups(config)["train"]
+            policy, groups = small_policy(config), start.build_groups(config)["train"]
             frame = ChatFrame(policy.tokenizer)
             mine = collect(policy, frame, groups, 7, rules_of(config))
             return ([t.group_id for t in mine], len(groups.envs),
                     [(t.env, t.seed, t.member, t.turn_rewards, t.sequences)
-                     for t in trainer.in_order(mine)])
+                     for t in trainer.in_order(distributed.world(), mine)])
 
         expected = play()[2]
         for rank, (mine, environments, together) in enumerate(several(processes, play)):
@@ -135,7 +136,7 @@ class TestEpisodes:
             assert environments == len(mine) and together == expected
 
     def test_more_processes_than_groups_are_refused_with_a_sentence(self, capfd):
-        assert several(3, lambda: trainer.main([*LOTTERY, "--num-groups", "2"])) == [None] * 3
+        assert several(3, lambda: start.main([*LOTTERY, "--num-groups", "2"])) == [None] * 3
         assert ("num_groups: got 2, expected at least one for each of the 3 processes."
                 in capfd.readouterr().err)
 
@@ -183,15 +184,15 @@ class TestLearning:
             return Policy("tiny", model, small_tokenizer("free_think")) if source else (
                 small_policy(config))
 
-        for module, name, stub in ((trainer, "load_policy", policy), (storage, "RUNS", tmp_path),
+        for module, name, stub in ((start, "load_policy", policy), (storage, "RUNS", tmp_path),
                                    (trainer, "validate", lambda *_: {}),
-                                   (trainer.report, "write", lambda folders: "report.html"),
+                                   (start.report, "write", lambda folders: "report.html"),
                                    (bundled, "resolve", lambda *_: None)):
             monkeypatch.setattr(module, name, stub)
 
         def train(name, steps, processes, resume=False):
             stage = dataclasses.replace(config, run=name, steps=steps)
-            done = several(processes, lambda: trainer.train(stage, resume, lambda line: None))
+            done = several(processes, lambda: start.run(stage, resume, lambda line: None))
             assert [line["step"] for line in done] == [steps] * processes
             return load_file(tmp_path / name / "checkpoint/model.safetensors")
 
@@ -217,7 +218,7 @@ class TestEnd:
         def stopped():
             faulthandler.dump_traceback_later(30, exit=True)  # else they might wait for ever
             with pytest.raises(SystemExit) as stop:
-                trainer.main([*LOTTERY, "--run", "a", "--steps", "5", "--save-every", "5"])
+                start.main([*LOTTERY, "--run", "a", "--steps", "5", "--save-every", "5"])
             return stop.value.code
 
         monkeypatch.setattr(trainer, "roll_out", asked)
@@ -226,7 +227,7 @@ class TestEnd:
 
     def test_an_error_in_one_process_is_printed_and_ends_all(self, runs, capfd, monkeypatch):
         monkeypatch.setattr("toys.Lottery._reset", broken_in_process_1)
-        assert several(3, lambda: trainer.main([*LOTTERY, "--run", "a"])) == [None] * 3
+        assert several(3, lambda: start.main([*LOTTERY, "--run", "a"])) == [None] * 3
         said = capfd.readouterr().err
         assert "error in process 1: toys:Lottery raised OSError: no such city (" in said
         assert "in broken_in_process_1).\n" in said and said.count("Traceback") == 1
@@ -235,11 +236,11 @@ class TestEnd:
             self, runs, capfd, tmp_path):
         (runs / "taken").mkdir(parents=True)
 
-        def start():
+        def begin():
             with open(tmp_path / f"out-{distributed.rank()}", "w") as sys.stdout:  # no terminal
-                trainer.main([*LOTTERY, "--run", "taken"])
+                start.main([*LOTTERY, "--run", "taken"])
 
-        assert several(2, start) == [None] * 2
+        assert several(2, begin) == [None] * 2
         assert capfd.readouterr().err.count("run 'taken' exists already") == 1
         assert "minragen  toys:Lottery" in (tmp_path / "out-0").read_text()
         assert (tmp_path / "out-1").read_text() == ""

@@ -16,12 +16,13 @@ from conftest import keep_runs_in, parsed
 from training import read_lines, run
 
 from minragen import eval as evaluation
-from minragen import models, train
+from minragen import train
 from minragen.chat import Reply
 from minragen.config import env_groups
 from minragen.envs import IMAGE, EnvGroups, make, parse_options
 from minragen.eval import SETS, of_set, pass_at_k, play, scripted, sign_test, wilson
 from minragen.rollout import Trajectory, Turn
+from minragen.run import start
 from minragen.runs import load_config
 
 
@@ -344,8 +345,8 @@ class TestCommand:
 
     def test_the_best_checkpoint_is_measured_if_asked_for_and_if_there_is_one(
             self, trained, refused, capsys, monkeypatch):
-        best, loaded, load = trained / "a" / "checkpoint.best", [], models.load_policy
-        monkeypatch.setattr(models, "load_policy", lambda source, *given: (
+        best, loaded, load = trained / "a" / "checkpoint.best", [], start.load_policy
+        monkeypatch.setattr(start, "load_policy", lambda source, *given: (
             loaded.append(source) or load(source, *given)))
         (trained / "a" / "checkpoint").rename(best.with_name("checkpoint.old"))
         assert players_of(capsys, "--run", "a", "--checkpoint", "best", "--size", "4")[:2] == [

@@ -10,9 +10,10 @@ import torch
 from test_vision import folder_of, idefics3
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from minragen import distributed, memory
+from minragen import memory
 from minragen.config import from_options
 from minragen.models import LOGIT_BUDGET, Critic, Policy, load_policy
+from minragen.train import World
 from minragen.vision import freeze_tower
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -38,7 +39,7 @@ def large(name):
 
 def phases_of(policy, reference=None, critic=None, **options):
     """{phase: {what: bytes}}"""
-    learner = SimpleNamespace(policy=policy, reference=reference, critic=critic)
+    learner = SimpleNamespace(policy=policy, reference=reference, critic=critic, world=World())
     return memory.phases(learner, from_options(options))
 
 
@@ -80,7 +81,7 @@ class TestParts:
 
         few, many = (slots(num_groups=2, group_size=2, val_size=n) for n in (1, 16))
         assert many == 4 * few
-        monkeypatch.setattr(distributed, "world_size", lambda: 2)
+        monkeypatch.setattr(World, "size", 2)
         assert slots(num_groups=2, group_size=2, val_size=16) == many / 2
 
     def test_a_large_vocabulary_decides_what_the_diagnostics_need(self, monkeypatch):

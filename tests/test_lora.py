@@ -21,6 +21,7 @@ from minragen import lora, memory
 from minragen import train as trainer
 from minragen.models import Critic, Policy, load_policy, token_logprobs
 from minragen.rollout import prove
+from minragen.run import start
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.usefixtures("runs")
@@ -183,9 +184,9 @@ class TestRuns:
     def test_its_checkpoint_is_a_plain_folder_with_merged_weights(self, runs, monkeypatch, capsys):
         """Without peft it is loaded, evaluated, and another run begins with it; with peft another
         run may adapt it again."""
-        learners, real = [], trainer.build
+        learners, real = [], start.build_learner
         with monkeypatch.context() as patch:
-            patch.setattr(trainer, "build", lambda *given: (
+            patch.setattr(start, "build_learner", lambda *given: (
                 learners.append(real(*given)), learners[0])[1])
             run("--run a --steps 2", *LORA, "--lr", "0.01")
         ours = logits(learners[0].policy.model)

@@ -55,7 +55,7 @@ class TestStructure:
         for file, edit in (
                 ("starpo", lambda text: text + "\n\ndef f():\n    from minragen import envs\n"
                                                "    from minragen.environments.lean import Lean\n"),
-                ("train", lambda text: text.replace("config.max_grad_norm", "1.0"))):
+                ("train", lambda text: text.replace("config.kl_horizon", "1e4"))):
             path = fork / "minragen" / f"{file}.py"
             path.write_text(edit(path.read_text()))
         assert check.forbidden_imports(fork) == [
@@ -63,7 +63,7 @@ class TestStructure:
         assert check.dead_links(fork) == [
             "README.md links to #there, but the page has no such heading",
             "README.md links to docs/x.md, which does not exist"]
-        assert check.unread_options(fork) == ["option max_grad_norm is never read"]
+        assert check.unread_options(fork) == ["option kl_horizon is never read"]
 
 
 class TestMakefile:

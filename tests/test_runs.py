@@ -445,7 +445,7 @@ class TestLines:
     def written(split, step, episodes):
         rows = []
         log = SimpleNamespace(writes=True, tokenizer=None, append=lambda _, more: rows.extend(more))
-        Log.trajectories(log, step, split, episodes)
+        Log.episodes(log, step, split, episodes)
         return rows
 
     @pytest.mark.parametrize("size, ranks", [

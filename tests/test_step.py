@@ -26,6 +26,7 @@ from minragen.chat import ChatFrame
 from minragen.config import ALGOS, Config, env_groups, preset
 from minragen.models import Policy, choose_attention, load_policy
 from minragen.rollout import collect, sample_tokens
+from minragen.run import start
 from minragen.train import rules_of
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 BASE = dict(num_groups=5, group_size=3, max_new_tokens=6, max_context=104, mini_batch=4, lr=0.04,
             temperature=0.7, entropy_coef=0.05, diagnose_every=0, val_size=1, steps=1, seed=80,
             warmup_steps=0, kl_coef=0.0)
-real_build, real_optimizer_step = trainer.build, trainer.AdamW.step
+real_build, real_optimizer_step = start.build_learner, trainer.AdamW.step
 EPISODES = {}  # of `collect_once`
 
 
@@ -139,17 +140,17 @@ def real(monkeypatch, tmp_path):
             return real_optimizer_step(optimizer, max_grad_norm)
 
         for module, name, stub in (
-                (trainer, "build", build), (trainer, "collect", play),
-                (trainer, "load_policy", lambda *_, **__: small_policy(config)),
+                (start, "build_learner", build), (trainer, "collect", play),
+                (start, "load_policy", lambda *_, **__: small_policy(config)),
                 (trainer, "validate", lambda *_: {}), (trainer.AdamW, "step", optimizer_step),
                 (bundled, "resolve", lambda *_: None),
                 (runs, "RUNS", tmp_path / str(len(list(tmp_path.iterdir())))),
-                (runs, "save_checkpoint", lambda *_: None), (trainer.report, "write", id),
+                (runs, "save_checkpoint", lambda *_: None), (start.report, "write", id),
                 (runs.Log, "write", lambda log, line: lines.append(line))):
             monkeypatch.setattr(module, name, stub)
 
         def result():
-            trainer.train(config, say=lambda line: None)
+            start.run(config, say=lambda line: None)
             weights = [p.detach() for p in trained(built[0].policy.model)]
             return (gradients, next(line for line in lines if "groups_kept" in line),
                     SimpleNamespace(weights=weights, kl_reward_coef=built[0].kl_reward_coef,
@@ -435,7 +436,7 @@ class TestPairs:
     def test_the_slow_step_is_compared_with_shared_beginnings_and_with_whole_rows(
             self, real, monkeypatch):
         monkeypatch.setattr(attention, "PrefixTree", None)
-        monkeypatch.setattr(trainer, "prove", lambda *_: "")  # it shares beginnings in any case
+        monkeypatch.setattr(start, "prove", lambda *_: "")  # it shares beginnings in any case
         real(configured(attention="sdpa"))
         with pytest.raises(TypeError, match="NoneType"):
             real(configured())

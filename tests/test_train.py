@@ -22,11 +22,12 @@ from conftest import message, parsed, run_apart
 from toys import tiny
 from training import BRIEF, metrics, read_lines, run
 
-from minragen import bundled, diagnostics
+from minragen import bundled, diagnostics, rollout
 from minragen import train as trainer
 from minragen.envs import REGISTRY, make
 from minragen.models import load_policy, token_logprobs
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
+from minragen.run import start
 from minragen.runs import (
     TIMES,
     Log,
@@ -37,6 +38,7 @@ from minragen.runs import (
     run_folder,
     texts_of,
 )
+from minragen.train import QUIET
 
 pytestmark = pytest.mark.usefixtures("runs")
 
@@ -49,8 +51,8 @@ RULES = shlex.split("--response-format grounding_worldmodeling --grounding-rewar
 def build(*argv):
     """Config, Learner and training groups."""
     config = parsed(*argv)
-    groups = trainer.build_groups(config)
-    return config, trainer.build(config, groups, say=lambda line: None), groups["train"]
+    groups = start.build_groups(config)
+    return config, start.build_learner(config, groups, say=lambda line: None), groups["train"]
 
 
 def played(*argv):
@@ -76,15 +78,15 @@ EPISODES = [episode(valid=0.5, f1=0.25),
 
 
 class TestStep:
-    def test_episodes_whose_environment_failed_are_in_nothing_but_the_speed(self, monkeypatch):
+    def test_episodes_whose_environment_failed_are_in_nothing_but_the_speed(self):
         """An advantage is (return - mean) / std of the members of the group that did not fail."""
         config, learner, groups = build(*shlex.split(
             "--env toys:Faulty --num-groups 4 --group-size 4 --max-new-tokens 6 --filter none "
             "--warmup-steps 0"))
-        seen = []
-        monkeypatch.setattr(trainer, "diagnose", lambda learner, config, step, played, history: (
-            seen.extend(played) or {}))
-        found, trajectories = trainer.train_step(learner, groups, config)
+        log, seen = trainer.Log(), []
+        log.diagnose = lambda step, played: seen.extend(played) or {}
+        log.diagnose_update = lambda step, *trained: keep_advantages(*trained) or {}
+        found, trajectories = trainer.train_step(learner, groups, config, log)
         played = [t for t in trajectories if not t.error]
         assert seen == played and 4 < len(played) < 16
         for t in played:
@@ -107,8 +109,8 @@ class TestDescribe:
         shop = {"success": 0.0, "episode_return": 0.5, "turns": 1.0, "response_tokens": 1.0,
                 "context_full": 0.0, "env_errors": 0, "valid": 1.0}
         bought = dataclasses.replace(EPISODES[2], stop=StopReason.TRUNCATED, error="")
-        assert diagnostics.describe(EPISODES[:2]) == lake
-        assert diagnostics.describe([*EPISODES[:2], bought]) == {
+        assert rollout.describe(EPISODES[:2]) == lake
+        assert rollout.describe([*EPISODES[:2], bought]) == {
             "success": pytest.approx(1 / 3), "episode_return": pytest.approx(1.4 / 3),
             "turns": pytest.approx(4 / 3), "response_tokens": pytest.approx(10 / 3),
             "context_full": pytest.approx(1 / 3), "env_errors": 0, "valid": 0.5,  # f1: not of all
@@ -116,11 +118,11 @@ class TestDescribe:
             **{f"shop/{name}": value for name, value in shop.items()}}
 
     def test_episodes_whose_environment_failed_are_counted_and_in_no_other_number(self):
-        lake = diagnostics.describe(EPISODES[:2])
-        assert diagnostics.describe(EPISODES) == {
+        lake = rollout.describe(EPISODES[:2])
+        assert rollout.describe(EPISODES) == {
             **lake, "env_errors": 1, **{f"lake/{name}": value for name, value in lake.items()},
             "shop/env_errors": 1}
-        assert diagnostics.describe(EPISODES[2:]) == {"env_errors": 1}
+        assert rollout.describe(EPISODES[2:]) == {"env_errors": 1}
 
 
 @pytest.fixture
@@ -133,7 +135,7 @@ def calls(monkeypatch):
         greedy = seen[-1]["rules"].temperature == 0
         return copy.deepcopy(EPISODES[:1] if greedy else EPISODES[:2])
 
-    for module in (trainer, diagnostics):
+    for module in (trainer, rollout):
         monkeypatch.setattr(module, "collect", play)
     return seen
 
@@ -141,7 +143,7 @@ def calls(monkeypatch):
 class TestValidation:
     def test_it_reports_success_return_and_form_sampled_and_greedy(self, calls):
         groups, logged = SimpleNamespace(split="val"), []
-        log = SimpleNamespace(trajectories=lambda *entry: logged.append(entry))
+        log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: logged.append(entry))
         learner = trainer.Learner(*tiny(), None, step=7)
         assert trainer.validate(learner, groups, parsed("--val-temperature", "0.3"), log) == {
             "val/success": 0.5, "val/episode_return": pytest.approx(0.45), "val/valid": 0.25,
@@ -152,9 +154,9 @@ class TestValidation:
     def test_it_plays_the_first_instances_of_its_split_with_the_noise_of_seed_0_and_no_state_reward(
             self, calls):
         config = parsed(*RULES, "--val-size", "3", "--val-temperature", "0.3")
-        groups = trainer.build_groups(config)["test"]
+        groups = start.build_groups(config)["test"]
         assert (groups.split, groups.num_groups, groups.group_size) == ("test", 3, 1)
-        log = SimpleNamespace(trajectories=lambda *entry: None)
+        log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: None)
         trainer.validate(trainer.Learner(*tiny(), None), groups, config, log)
         assert [call["rules"] for call in calls] == [
             Rules(t, 0, 1.0, 9, 300, 7, 99, "limited", 2) for t in (0.3, 0.0)]
@@ -199,8 +201,8 @@ class TestLearner:
             return policy
 
         lengths, threads, warmed, real = [], [], [], bundled.resolve
-        monkeypatch.setattr(trainer, "load_policy", load)
-        monkeypatch.setattr(trainer, "prove", lambda policy, length: lengths.append(length))
+        monkeypatch.setattr(start, "load_policy", load)
+        monkeypatch.setattr(start, "prove", lambda policy, length: lengths.append(length))
         monkeypatch.setattr(torch, "set_num_threads", threads.append)
         monkeypatch.setattr(bundled, "resolve", lambda *given: (
             warmed.append(given[2:5]), real(*given))[1])
@@ -302,14 +304,14 @@ class TestRuns:
     def test_training_shows_members_of_one_trained_group_with_the_tokens_of_their_replies(
             self, runs):
         config, learner, batch = played(*BRIEF, "--filter", "none")
-        trajectories = trainer.roll_out(learner, trainer.build_groups(config)["train"], config)
+        trajectories = trainer.roll_out(learner, start.build_groups(config)["train"], config)
         batch = make_batch(trajectories)
         rows = (batch.group_ids == 1).nonzero()[:, 0]  # group 0 is not trained on
         batch, _ = trainer.compute_targets(learner, batch.take(rows), config)
         keep_advantages(trajectories, rows, batch)
         log = begin(runs / "a", config, learner, False)
         for step in (1, 2):
-            log.trajectories(step, "train", trajectories)
+            log.episodes(step, "train", trajectories)
         entries = read_lines(runs / "a" / "trajectories.jsonl")
         ranked = sorted(trajectories[4:8], key=lambda t: -t.episode_return)
         assert [(e["step"], e["group"], e["member"]) for e in entries] == [
@@ -367,7 +369,7 @@ class TestRuns:
         compared, history, diagnosed, real = [], [], [], diagnostics.collapse_metrics
         monkeypatch.setattr(diagnostics, "collapse_metrics", lambda *given: (
             diagnosed.append(given), real(*given))[1])
-        monkeypatch.setattr(trainer.report, "write", lambda folders: None)
+        monkeypatch.setattr(start.report, "write", lambda folders: None)
         monkeypatch.setattr(diagnostics, "regime", lambda *pair: compared.append(pair) or "here")
         monkeypatch.setattr(diagnostics, "warnings_of", lambda lines: (
             history.append([line["step"] for line in lines]) or ["take care"] * (len(lines) == 3)))
@@ -438,7 +440,7 @@ class TestRuns:
         failed = Trajectory("bandit", 0, 0, 0)
         failed.fail(OSError("\x1b]0;title\x07 gone"))
         quiet = SimpleNamespace(writes=True, append=lambda *_: None, tokenizer=None)
-        Log.trajectories(quiet, 1, "val", [failed])
+        Log.episodes(quiet, 1, "val", [failed])
         said = capsys.readouterr().out.strip()
         assert "]0;title gone" in said and said.isprintable()
 

@@ -28,6 +28,7 @@ from minragen import envs
 from minragen import train as trainer
 from minragen.config import BUDGETS
 from minragen.envs import FORMAT_PENALTY, EnvGroups, ServerGone, make
+from minragen.run import start
 
 openenv = pytest.importorskip("openenv.core", reason="pip install openenv")
 ROOT = Path(__file__).parents[2]
@@ -112,7 +113,7 @@ class TestOurs:
     @pytest.mark.parametrize("env", ["frozenlake", "bandit"])
     def test_a_run_over_the_network_is_the_local_run(self, runs, monkeypatch, env):
         begun = parsed("--env", env, "--run", "begun", "--steps", "1", *BRIEF)
-        trainer.train(begun, say=lambda _: None)
+        start.run(begun, say=lambda _: None)
         episodes, collect = [], trainer.collect
         monkeypatch.setattr(trainer, "collect", lambda *given: (
             episodes.append(collect(*given)) or episodes[-1]))
@@ -120,7 +121,7 @@ class TestOurs:
         with ours(env, *words_of(begun)) as (_, url):
             there = dataclasses.replace(here, run="there", env=f"openenv:{url}", env_arg=())
             for config in (here, there):
-                trainer.train(config, say=lambda _: None)
+                start.run(config, say=lambda _: None)
         assert metrics(runs / "there") == metrics(runs / "here")
         local, remote = episodes[:2], episodes[2:]
         assert len({t.episode_return for played in local for t in played}) > 1
@@ -299,7 +300,7 @@ class TestFailures:
     def test_a_server_killed_in_the_middle_of_an_episode_gives_no_reward(self, runs, monkeypatch):
         """Its episodes are errors; then it is waited for, the run saves and stops, and goes on."""
         base = parsed("--env", "bandit", "--run", "begun", "--steps", "1", *BRIEF)
-        trainer.train(base, say=lambda _: None)
+        start.run(base, say=lambda _: None)
         monkeypatch.setattr(envs, "SERVER_PAUSES", (0.1, 0.1))
         options = words_of(base)
         words = f"--run gone --init-from begun {' '.join(BRIEF)} --steps 4 --max-new-tokens 24"
@@ -322,7 +323,7 @@ class TestFailures:
                   if line["step"] == 2]
         assert {line["stop"] for line in failed} == {"env_error"}
         with ours("bandit", *options, "--port", url.rpartition(":")[2]):
-            trainer.main(["--run", "gone", "--resume"])
+            start.main(["--run", "gone", "--resume"])
         assert [line["step"] for line in metrics(runs / "gone")][-2:] == [4, 4]
 
     def test_a_bad_server_is_refused_at_the_start(self, answering, others):

@@ -149,7 +149,7 @@ class TestTraining:
     def test_a_mixture_with_a_data_set_trains_from_a_warm_up_and_is_evaluated(
             self, runs, capsys):
         from minragen import eval as evaluation
-        from minragen.train import main
+        from minragen.run.start import main
 
         small = shlex.split(
             "--num-groups 2 --group-size 4 --steps 2 --val-size 4 --warmup-steps 3 --model tiny "

@@ -23,6 +23,7 @@ from minragen import train as trainer
 from minragen.config import preset
 from minragen.envs import EnvGroups
 from minragen.rollout import Rules, collect
+from minragen.run import start
 
 HOST_STEPS = 8  # tokens of each row that are sampled between two waits of the host
 SMALL = tempfile.TemporaryDirectory()  # of an untrained policy of two layers
@@ -80,8 +81,8 @@ def step(device, **options):
     """One training step. Returns the learner, metrics, trajectories and the PretendDevice."""
     config = configured(device, gradients_every=1, **options)
     with on(device) as pretend:
-        groups = trainer.build_groups(config)
-        learner = trainer.build(config, groups, say=lambda line: None)
+        groups = start.build_groups(config)
+        learner = start.build_learner(config, groups, say=lambda line: None)
         if pretend:
             pretend.waits.clear()
             pretend.moved.clear()
@@ -91,8 +92,8 @@ def step(device, **options):
 def run(config, resume=False):
     """A whole run. Returns its weights and the lines of metrics.jsonl."""
     with on(config.device):
-        trainer.train(config, resume, say=lambda line: None)
-    folder = trainer.runs.RUNS / config.run
+        start.run(config, resume, say=lambda line: None)
+    folder = start.runs.RUNS / config.run
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return load_file(folder / "checkpoint" / "model.safetensors"), [json.loads(x) for x in lines]
 
@@ -178,7 +179,7 @@ class TestNumbers:
             episodes.append(collect(*arguments))
             return copy.deepcopy(episodes[0])
 
-        monkeypatch.setattr(trainer, "load_policy", halved)
+        monkeypatch.setattr(start, "load_policy", halved)
         monkeypatch.setattr(trainer, "collect", once)
         learner = self.compare(LOTTERY | dict(algo="ppo", kl_coef=0.1, lora_rank=rank), 0.03, 0.2)
         assert learner.policy.model.dtype == torch.bfloat16
@@ -226,7 +227,7 @@ class TestWaits:
 
         moved = []
         for extra in (8, 1000):
-            monkeypatch.setattr(trainer, "load_policy", functools.partial(widened, extra))
+            monkeypatch.setattr(start, "load_policy", functools.partial(widened, extra))
             learner, metrics, _, device = step("pretend:0", **LOTTERY | KL | dict(algo="ppo"))
             assert {"gradient/all/task", "kl_ref", "value_loss"} <= metrics.keys()
             with device:
@@ -253,7 +254,7 @@ class TestBroken:
 
 
 def test_the_benchmark_for_gpus_runs_on_a_cpu(monkeypatch, capsys):
-    monkeypatch.setattr(trainer, "load_policy", halved)
+    monkeypatch.setattr(start, "load_policy", halved)
     results = gpu.main([f"--{name.replace('_', '-')}={value}" for name, value in {
         **LOTTERY, "env": "toys:Lottery", "device": "cpu"}.items()])
     assert json.loads(capsys.readouterr().out.splitlines()[-1]).keys() >= results.keys()

@@ -12,6 +12,7 @@ from minragen import envs
 from minragen import train as trainer
 from minragen.environments.frozenlake import FrozenLake
 from minragen.eval import wilson
+from minragen.run import start
 
 LONG = KILLS >= 100
 
@@ -25,7 +26,7 @@ OPTIONS = ["--env", "frozenlake", "--diagnose-every", "0", "--save-every", "30",
 def test_a_run_completes_learns_and_counts_what_was_injected(runs, monkeypatch):
     rng, injected, updates = random.Random(0), {"raised": 0, "hung": 0, "bad": 0}, []
     run("--run calm", *OPTIONS)
-    step, update, build = FrozenLake.step, trainer.AdamW.step, trainer.build
+    step, update, build = FrozenLake.step, trainer.AdamW.step, start.build_learner
 
     def build_and_begin(*given):  # what the model is made from must not fail
         learner = build(*given)
@@ -50,7 +51,7 @@ def test_a_run_completes_learns_and_counts_what_was_injected(runs, monkeypatch):
         return update(optimizer, max_grad_norm)
 
     monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.25)
-    monkeypatch.setattr(trainer, "build", build_and_begin)
+    monkeypatch.setattr(start, "build_learner", build_and_begin)
     monkeypatch.setattr(trainer.AdamW, "step", faulty_update)
     run("--run faulty", *OPTIONS)
     calm, faulty = (metrics(runs / name) for name in ("calm", "faulty"))

@@ -25,8 +25,8 @@ from several import Launched, several
 from training import metrics
 
 from minragen import report
+from minragen.run.start import main
 from minragen.runs import find_checkpoint, step_of, write_whole
-from minragen.train import main
 
 KILLS = int(os.environ.get("MINRAGEN_KILLS", "4"))
 # A critic, a reference and an adaptive KL: everything that a checkpoint holds.

@@ -14,7 +14,7 @@ from test_distributed import LOTTERY
 from training import metrics, read_lines
 
 from minragen import distributed
-from minragen.train import main
+from minragen.run.start import main
 
 # `--`: torchrun takes --run for an abbreviation of an option of its own.
 RUN = ["-m", "--", "minragen.train", *LOTTERY, "--run"]

@@ -19,9 +19,10 @@ from torch.profiler import ProfilerActivity, profile
 from toys import tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from minragen import diagnostics, memory, train
+from minragen import diagnostics, memory, rollout, train
 from minragen.models import AdamW
 from minragen.rollout import make_batch
+from minragen.run import start
 
 MODELS = {"tiny": None,  # and random ones of so many parameters
           "10M": dict(vocab_size=8192, hidden_size=256, intermediate_size=1024,
@@ -52,8 +53,8 @@ def built(**options):
     """(learner, its groups, its Config, the console's last line) as `train` has them at step 1."""
     lines = []
     config = parsed(*(f"--{name.replace('_', '-')}={x}" for name, x in (RUN | options).items()))
-    groups = train.build_groups(config)
-    return train.build(config, groups, say=lines.append), groups, config, lines[-1]
+    groups = start.build_groups(config)
+    return start.build_learner(config, groups, say=lines.append), groups, config, lines[-1]
 
 
 def allocated(function):
@@ -139,7 +140,7 @@ class TestForecast:
     def test_validation_may_have_more_rows_than_a_rollout(self):
         learner, groups, config, line = begun("tiny", val_size=80, token_budget=400,
                                                max_context=336)
-        peak, _ = allocated(lambda: diagnostics.play_held_out(
+        peak, _ = allocated(lambda: rollout.play_held_out(
             learner.policy, learner.frame, groups["val"], train.rules_of(config), 0.5))
         assert forecast_of(learner, config)["rollout"] == pytest.approx(peak, rel=0.2)
         assert "; rollout: KV slots " in line

@@ -1,0 +1,190 @@
+"""Put a run together: learner, groups and log, in one place; and the command `minragen.train`.
+
+    learner, groups, log = start(config)
+    train(learner, groups, config, log)
+
+Reading order: `run` (from the start to the report), `start`, `build_groups`, `load`,
+`build_learner`; last `main` (the command).
+
+Tests: `python -m pytest tests/test_train.py tests/test_runs.py`.
+"""
+
+import copy
+import os
+import sys
+
+import torch
+import transformers
+
+from minragen import bundled, distributed, lora, memory, report, runs, starpo, vision
+from minragen import config as settings
+from minragen.chat import ChatFrame
+from minragen.envs import SPLITS
+from minragen.models import AdamW, Critic, checkpoint_activations, load_policy
+from minragen.rollout import first_prompt, prove
+from minragen.train import TRAIN_SEED, Learner, rules_of, train
+
+
+def run(config, resume=False, say=print):
+    """Train in runs/NAME and write the report. Returns the metrics of the test, None if SIGTERM or
+    Ctrl-C stopped it.
+
+    raises: ValueError for a taken name, a damaged checkpoint, a prompt that fills the context
+    """
+    learner, groups, log = start(config, resume, say)
+    with log:
+        say(f"run       {log.folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then "
+            f"report.html")
+        with log.keeping(learner):
+            final = train(learner, groups, config, log)
+    if final and log.writes:
+        say(f"done      {finish(log, learner.step)}")
+    return final
+
+
+def start(config, resume=False, say=print):
+    """The Learner, {split: EnvGroups} and the Log of a run, new or resumed."""
+    world = distributed.world()
+    folder = world.gather(runs.run_folder(config, resume) if world.rank == 0 else None)[0]
+    groups = build_groups(config)
+    learner = build_learner(config, groups, folder if resume else None, say)
+    return learner, groups, runs.begin(folder, config, learner, resume, say)
+
+
+def build_groups(config):
+    """{split: EnvGroups} of this process's share, each built once: of P groups of G to train on
+    and of val_size single episodes."""
+    world = distributed.world()
+    if config.num_groups < world.size:
+        raise ValueError(f"num_groups: got {config.num_groups}, expected at least one for each of "
+                         f"the {world.size} processes.")
+    sizes = {"train": (config.num_groups, config.group_size, config.env)}
+    share = slice(world.rank, None, world.size)
+    return {split: settings.env_groups(config, split, *sizes.get(split, (config.val_size, 1, "")),
+                                       share) for split in SPLITS}
+
+
+def load(config, checkpoint="", say=print):
+    """The policy of a checkpoint, or the one that a run of this Config begins with, and its
+    ChatFrame, which proves that appending equals rendering."""
+    _, device, _ = bundled.choose_model(config.model, config.device)
+    source = checkpoint or bundled.resolve(
+        config.model, lambda *size: settings.env_groups(config, *size), config.response_format,
+        config.max_new_tokens, config.warmup_steps, device, say)
+    policy = load_policy(source, device, checkpoint or config.model in bundled.BUNDLED,
+                         config.model, config.attention)
+    return policy, ChatFrame(policy.tokenizer, config.response_format,
+                             policy.model.generation_config.eos_token_id, config.max_new_tokens,
+                             policy.image_store)
+
+
+def build_learner(config, groups, checkpoint_of=None, say=print):
+    """The Learner of a new run, or of a checkpoint if the folder of a run is given."""
+    set_threads(config)
+    begun = checkpoint_of or config.init_from and runs.RUNS / config.init_from
+    checkpoint = begun and runs.find_checkpoint(begun, say)
+    with distributed.main_process_first():  # the warm-up fills the cache
+        policy, frame = load(config, checkpoint, say)
+    if config.freeze_vision:
+        vision.freeze_tower(policy)
+    if config.lora_rank:
+        lora.add_adapters(policy, config.lora_rank, config.seed)
+    if policy.image_store:
+        policy.image_store.expect(groups["train"].reset(TRAIN_SEED))
+    say(f"proved    {prove(policy, config.max_context)}")
+    refuse_long_prompts(config, frame, groups)
+    learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
+                      world=distributed.world(), kl_reward_coef=config.kl_reward_coef)
+    if starpo.ESTIMATORS[config.advantages][0] == "critic":
+        learner.critic = Critic(policy)
+        learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
+    if config.kl_coef > 0 or config.kl_reward_coef > 0:
+        learner.reference = policy.base or copy.deepcopy(policy.model).requires_grad_(False)
+    if config.activation_checkpointing:
+        checkpoint_activations(policy.model)
+        if learner.critic:
+            checkpoint_activations(learner.critic)
+    if checkpoint_of:
+        if other := runs.load_trainer_state(checkpoint, learner):
+            say(f"warning   other packages wrote the checkpoint, so the run may differ: {other}")
+        say(f"resumed   after step {learner.step}")
+    say(memory.forecast(learner, config))
+    return learner
+
+
+def set_threads(config):
+    """As many threads of PyTorch as the Config says; by default one where more do not pay."""
+    _, device, _ = bundled.choose_model(config.model, config.device)
+    on_one_core = config.model in bundled.TINY_MODELS and device.type == "cpu"
+    cores = max(1, os.cpu_count() // distributed.local_world_size())
+    torch.set_num_threads(config.threads or (1 if on_one_core else cores))
+
+
+def refuse_long_prompts(config, frame, groups):
+    """Raise ValueError for a context that a first prompt already fills, RuntimeError for an
+    environment that does not begin."""
+    for split, held in groups.items():
+        for row, observation in enumerate(held.reset(TRAIN_SEED if split == "train" else 0)):
+            if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:
+                raise RuntimeError(f"{t.env} does not begin: {t.error}") from observation
+
+
+def finish(log, step):
+    """Write the report. Returns what is on the disk and what to do next, for the last line."""
+    page, name = None, log.folder.name
+    with runs.going_on("the report"):
+        page = report.write([log.folder])
+    if lost := log.missing(step):
+        return (f"training, but not all is on the disk: {lost}{', no report.html' * (not page)}. "
+                f"Make room and go on with: make resume RUN={name}")
+    return (f"{log.folder}/report.html" if page else
+            f"{log.folder}, but there is no report.html: make report RUN={name}"
+            ) + f"; measure it again with: make eval RUN={name}"
+
+
+# ---- The command ---------------------------------------------------------------------------------
+def main(argv=None):
+    """Train, or print one sentence that says why not."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    say = print
+    try:
+        config, resume, show, why = asked_for(sys.argv[1:] if argv is None else argv)
+        if show:
+            if distributed.rank() == 0:
+                print(show)
+            return
+        _, device, _ = bundled.choose_model(config.model, config.device)
+        say = distributed.begin(device)
+        # More processes than groups have nothing to do; other models use all cores already.
+        small = config.model in bundled.TINY_MODELS and device.type == "cpu"
+        most = min(4, config.num_groups) if small else 1
+        say(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
+            f"{settings.backends(config)}{distributed.described(most)}")
+        say(f"settings  {settings.summary(config)}")
+        stopped = run(config, resume, say) is None
+        distributed.end()
+        if stopped:
+            sys.exit(130)  # as after an interrupt; a chain of commands must not go on
+    except Exception as problem:
+        distributed.fail(problem)
+    except KeyboardInterrupt:
+        say("\nstopped. If the run has a checkpoint, --run NAME --resume continues it.")
+        sys.exit(130)
+
+
+def asked_for(argv):
+    """What a command line asks for: Config, whether to resume, the settings as text if they are to
+    be printed only, and why it is this model."""
+    given = settings.parse(argv)
+    resume, show = given.pop("resume"), given.pop("print_config")
+    if resume:
+        config = runs.resumed_config(given)
+        why = f"model {config.model} as the run began"
+    else:
+        model = given.get("model", "")
+        if not model and given.get("init_from"):
+            model = runs.load_config(given["init_from"]).model
+        model, _, why = bundled.choose_model(model, given.get("device", ""))
+        config = settings.from_options({**given, "model": model})
+    return config, resume, show and settings.explain(config, given), why
