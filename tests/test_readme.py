@@ -173,7 +173,7 @@ class TestPages:
         assert set(named) == modules and named[0] == "minragen/train.py"
 
     def test_no_file_names_a_folder_of_the_machine(self):
-        for pattern in ("*.md", "*.toml", "*.cff", "Makefile", "minragen/**/*.py", "docs/*.md",
+        for pattern in ("*.md", "*.toml", "*.cff", "Makefile", "minragen/**/*.py", "docs/**/*.md",
                         "tests/**/*.py", "benchmarks/*.py"):
             for path in ROOT.glob(pattern):
                 found = re.search(r"(?<![\w.{}])/(home|root|work|Users)/", path.read_text())
