@@ -105,7 +105,7 @@ def pages():
             result = result_of(finding, results, whole)
         texts[path] = PARTS.format(title=finding.title, result=result, command=command_of(finding),
                                    meaning=meaning_of(path.read_text() if path.exists() else ""))
-    head = ("finding", "source", "verdict", "predictions that hold", "minutes of one core")
+    head = ("finding", "source", "verdict", "predictions that hold", "core minutes")
     return {PAGE: written_into(PAGE.read_text(), {"summary": compact(head, summary)})} | texts
 
 
