@@ -210,14 +210,17 @@ def baselines(env):
     return {player: successes / row["size"] for player, successes in row["players"].items()}
 
 
-def episode_of(run):
-    """What was said in the `last_episode` of a run, by turns. Of a reply the lines after the SHOWN
-    first are counted."""
-    said = []
-    for message in last_episode(run)["messages"][1:]:
+def episode_of(run, turns=0):
+    """What was said in the `last_episode` of a run, by turns. The lines of a reply after the SHOWN
+    first are counted; so are the turns after the first `turns`, unless that is 0."""
+    said, messages = [], last_episode(run)["messages"][1:]
+    shown = messages[:2 * turns if turns else None]  # observation and reply of each turn
+    for message in shown:
         lines = message["content"].split("\n")
         cut = SHOWN if message["role"] == "assistant" and len(lines) > SHOWN + 1 else len(lines)
         said += lines[:cut] + ([f"[{len(lines) - cut} more lines]"] if lines[cut:] else [])
+    if rest := (len(messages) - len(shown)) // 2:
+        said.append(f"[{rest} more turns]")
     fence = "````" if "```" in "".join(said) else "```"
     return "\n".join([f"{fence}text", *said, fence])
 
@@ -285,7 +288,8 @@ PAGES = {"README.md": {"log": log_lines, "headlines": headline_table},
          "docs/results.md": {"results": results_table, "smollm2": smollm2_table},
          **{f"docs/environments/{env}.md": {
              "tiny": partial(episode_of, f"readme-{env}-grpo-s0"),
-             "smollm2": partial(episode_of, f"readme-{env}-smollm2")} for env in REGISTRY}}
+             "smollm2": partial(episode_of, f"readme-{env}-smollm2", turns=1)}
+            for env in REGISTRY}}  # untrained, it mostly repeats its first turn
 
 
 def rewritten(page):

@@ -1,4 +1,4 @@
-"""Train what the findings need, judge them and write docs/findings.md.
+"""Train what the findings need, judge them and write docs/findings.md and docs/findings/.
 
     python -m findings                       (or: make findings)
     python -m findings echo-trap filtering   (or: make findings F="echo-trap filtering")
@@ -6,10 +6,10 @@
 
 An arm is a configuration; findings share arms. Its runs are ordinary runs, runs/findings-ARM-sSEED:
 one that has ended is not repeated, one that was interrupted goes on. In the end the curves of an
-arm are in runs/findings-ARM.json, and the page is made from these files alone.
+arm are in runs/findings-ARM.json, and the pages are made from these files alone.
 
 Reading order: `main`, `train_all`, `row_of`; what is tested is in table.py, how it is judged in
-statistics.py, the page in page.py.
+statistics.py, the pages in page.py.
 """
 
 import argparse

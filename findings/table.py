@@ -1,8 +1,8 @@
 """What is tested: the arms (configurations), and the findings with their claims and predictions.
 
-Predictions were written down before their reported seeds were run (exceptions: LOG.md), each with a
-margin: the smallest effect that would matter. Settings were chosen on seeds from 100 on, which are
-not reported.
+Predictions were written down before their reported seeds were run (exceptions: docs/history.md,
+"the papers' findings"), each with a margin: the smallest effect that would matter. Settings were
+chosen on seeds from 100 on, which are not reported.
 
 Sources: V1 is RAGEN (Wang et al. 2025, arXiv:2504.20073), V2 its second version's code and docs.
 """
@@ -51,7 +51,7 @@ class Finding:
 
 def beats(arm, other):
     """The prediction that an arm ends with more success than another."""
-    return Prediction(f"`{arm}` ends with more success than `{other}`", 0.05, (arm, other),
+    return Prediction(f"`{arm}` over `{other}`: more success at the end", 0.05, (arm, other),
                       lambda a, b: last(a["success"]) - last(b["success"]))
 
 
@@ -213,7 +213,7 @@ def over_tasks(rule, other):
         ends = [last(row["success"]) for row in rows]
         return float(np.mean(ends[:len(FIVE)]) - np.mean(ends[len(FIVE):]))
 
-    return Prediction(f"{rule} ends with more success than {other}, mean of five environments",
+    return Prediction(f"`{rule}` over `{other}`: more success at the end, mean of 5 environments",
                       0.02, tuple(f"{task}-{name}" for name in (rule, other) for task in FIVE),
                       difference)
 

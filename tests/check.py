@@ -70,7 +70,7 @@ def forbidden_imports(root=ROOT):
 def dead_links(root=ROOT):
     """Links of the pages to files and headings that are not there."""
     faults = []
-    for page in [*root.glob("*.md"), *(root / "docs").glob("*.md")]:
+    for page in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]:
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
             file, _, heading = link.partition("#")
             target = page.parent / file if file else page

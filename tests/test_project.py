@@ -52,6 +52,8 @@ class TestStructure:
 
     def test_a_lazy_forbidden_import_a_dead_link_and_an_unread_option_are_seen(self, fork):
         (fork / "README.md").write_text("# Here\n[a](#here) [b](#there) [c](docs/x.md) [d](https://x)")
+        (fork / "docs" / "below").mkdir(parents=True)
+        (fork / "docs" / "below" / "page.md").write_text("[a](page.md) [b](README.md)")
         for file, edit in (
                 ("starpo", lambda text: text + "\n\ndef f():\n    from minragen import envs\n"
                                                "    from minragen.environments.lean import Lean\n"),
@@ -62,7 +64,8 @@ class TestStructure:
             f"minragen/starpo.py imports minragen.{name}" for name in ("environments.lean", "envs")]
         assert check.dead_links(fork) == [
             "README.md links to #there, but the page has no such heading",
-            "README.md links to docs/x.md, which does not exist"]
+            "README.md links to docs/x.md, which does not exist",
+            "page.md links to README.md, which does not exist"]
         assert check.unread_options(fork) == ["option kl_horizon is never read"]
 
 

@@ -80,6 +80,11 @@ class TestPages:
     def test_tables_log_and_episodes_are_what_the_project_prints(self, page):
         assert figure.rewritten(page) == (ROOT / page).read_text()
 
+    def test_an_episode_counts_the_turns_that_it_leaves_out(self):
+        whole, first = (figure.episode_of("readme-metamathqa-smollm2", turns) for turns in (0, 1))
+        assert whole.count("Turns left") == 5 and "more turns" not in whole
+        assert first.count("Turns left") == 1 and first.endswith("\n[4 more turns]\n```")
+
     def test_every_episode_is_one_that_is_printed_again(self):
         shown = [lines[0].split()[-2] for name in PAGES for lines in code_blocks(name, "console")]
         again = [match[2] for path in figure.PAGES
@@ -173,7 +178,7 @@ class TestPages:
         assert set(named) == modules and named[0] == "minragen/train.py"
 
     def test_no_file_names_a_folder_of_the_machine(self):
-        for pattern in ("*.md", "*.toml", "*.cff", "Makefile", "minragen/**/*.py", "docs/*.md",
+        for pattern in ("*.md", "*.toml", "*.cff", "Makefile", "minragen/**/*.py", "docs/**/*.md",
                         "tests/**/*.py", "benchmarks/*.py"):
             for path in ROOT.glob(pattern):
                 found = re.search(r"(?<![\w.{}])/(home|root|work|Users)/", path.read_text())

@@ -1,4 +1,4 @@
-"""The findings: statistics against slow twins, verdicts, the runner end to end, the page."""
+"""The findings: statistics against slow twins, verdicts, the runner end to end, the pages."""
 
 import itertools
 import json
@@ -163,11 +163,10 @@ class TestRunner:
                           (beats("fast", "slow"),), table.FINDINGS["echo-trap"].draw, (0, 1))
         for module in (runner, page):
             monkeypatch.setattr(module, "FINDINGS", {"mini": finding})
-        for name in ("STORED", "FIGURES"):
+        for name in ("STORED", "FOLDER"):
             monkeypatch.setattr(page, name, tmp_path)
         monkeypatch.setattr(page, "PAGE", tmp_path / "findings.md")
-        (tmp_path / "findings.md").write_text("<!-- begin summary -->\n<!-- end summary -->\n"
-                                              "<!-- begin mini -->\n<!-- end mini -->\n")
+        (tmp_path / "findings.md").write_text("<!-- begin summary -->\n<!-- end summary -->\n")
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("minragen.runs.RUNS", Path("runs"))
         monkeypatch.setenv("PYTHONPATH", str(Path(page.__file__).parent.parent))
@@ -182,7 +181,8 @@ class TestRunner:
         assert [row["seed"] for row in stored["seeds"]] == [0, 1]
         assert len(stored["seeds"][0]["success"]) == 13
         assert (mini / "mini.png").stat().st_size > 5000
-        assert "Fast is better." in (mini / "findings.md").read_text()
+        assert "[Mini](findings/mini.md)" in (mini / "findings.md").read_text()
+        assert "Fast is better." in (mini / "mini.md").read_text()
         runner.main(["mini"])
         assert "0 of 4 runs to train" in capsys.readouterr().out
 
@@ -232,5 +232,57 @@ def test_the_stored_results_are_of_the_arms_as_they_are():
             assert [row["seed"] for row in stored["seeds"]] == list(seeds[arm])
 
 
-def test_the_page_says_what_the_stored_results_say():
-    assert page.PAGE.read_text() == page.written_into(page.PAGE.read_text(), page.blocks())
+class TestPages:
+    def test_they_say_what_the_stored_results_say(self):
+        for path, text in page.pages().items():
+            assert path.read_text() == text
+
+    def test_each_finding_has_one_that_names_its_arms_and_says_what_it_means(self):
+        assert {path.stem for path in page.FOLDER.glob("*.md")} == set(table.FINDINGS)
+        for finding in table.FINDINGS.values():
+            text = (page.FOLDER / f"{finding.name}.md").read_text()
+            assert text.startswith(f"# {finding.title}\n") and len(page.meaning_of(text)) > 100
+            assert all(f"`{arm}`" in text or finding.name == "filters" for arm in finding.arms)
+
+    def test_what_is_written_by_hand_stays_and_a_new_page_has_room_for_it(
+            self, tmp_path, monkeypatch):
+        monkeypatch.setattr(page, "FOLDER", tmp_path)
+        (path, made), *_ = [x for x in page.pages().items() if x[0] != page.PAGE]
+        assert page.meaning_of(made) == ""
+        path.write_text(made.replace("## What it means\n", "## What it means\n\nA word by hand."))
+        again = page.pages()[path]
+        assert page.meaning_of(again) == "A word by hand."
+        assert again.replace("A word by hand.", "") == made
+
+    def test_arms_are_listed_with_their_options_once_and_linked_from_later_pages(self):
+        listed, options = {}, {arm: {*page.differences(o)} for arm, o in table.ARMS.items()}
+        for finding in table.FINDINGS.values():
+            head, _, *lines = page.arms_list(finding).splitlines()
+            if "elsewhere" in head:
+                for line in lines:
+                    name, arms = line.split("](")[1].split(".md): ")
+                    assert {*arms.strip("`").split("`, `")} <= {*table.FINDINGS[name].arms}
+                continue
+            found = {}
+            for line in lines:
+                arm, own = line.removeprefix("- ").split(": ", 1)
+                found[arm.strip("`")] = {*own.split(", ")} - {"nothing more"}
+            for arm in finding.arms:
+                task, _, rule = arm.partition("-")
+                parts = (arm, "all", f"{task}-...", f"...-{rule}")
+                assert options[arm] == set().union(*(found.get(part, {}) for part in parts))
+                listed[arm] = True
+        assert {*listed} == {*table.ARMS}
+
+    def test_options_that_are_no_product_are_listed_arm_by_arm(self):
+        own = {f"{a}-{b}": [a, b] for a in "xy" for b in "uv"}
+        assert page.crossed(own) == {"x-...": ["x"], "y-...": ["y"], "...-u": ["u"], "...-v": ["v"]}
+        assert page.crossed({arm: own[arm] for arm in [*own][:3]}) is None
+        assert page.crossed(own | {"y-v": ["y", "v", "w"]}) is None
+
+    def test_a_prediction_of_several_arms_is_written_once(self):
+        results = [(Prediction(text, 0, (), None),) for text in
+                   ("`a`: x|y", "`b`: z", "`c`: x|y", "no arm", "`a` over `b`: x")]
+        assert [text for text, _ in page.grouped(results)] == [
+            r"`a`: x\|y", "`c`", "`b`: z", "no arm", "`a` over `b`: x"]
+        assert [r for _, r in page.grouped(results)] == [results[i] for i in (0, 2, 1, 3, 4)]
