@@ -46,6 +46,8 @@ ROOT = Path(__file__).parent.parent
 COPIED = ("minragen", "tests", "findings", "docs", "benchmarks", "runs", "README.md", "Makefile",
           "CONTRIBUTING.md", "pyproject.toml", "requirements.lock", "LOG.md", ".gitignore")
 RESULT = ROOT / "runs" / "readme-mutants.json"
+# Rows by somebody who had read neither the tests nor the table, drawn before any test ran on them.
+STRANGERS = ROOT / "runs" / "readme-strangers.json"
 TIME_LIMIT = 600.0  # seconds of wall-clock time for the tests of one mutant
 SPECIFICATION = ("tests", "--ignore=tests/long")  # what `make test` runs
 MEMORY_LIMIT = 16 * 2**30  # bytes of address space, so that a runaway mutant is stopped early
@@ -1225,8 +1227,10 @@ def table(only=""):
 
     raises: ValueError for a row whose text does not stand exactly once in its file
     """
-    jobs = []
-    for file, rows in MUTANTS.items():
+    jobs, strangers = [], json.loads(STRANGERS.read_text())
+    for file in {**MUTANTS, **{row["file"]: () for row in strangers}}:
+        rows = [*MUTANTS.get(file, ()), *((row["text"], row["wrong"], row["what"])
+                                          for row in strangers if row["file"] == file)]
         source = (ROOT / "minragen" / file).read_text()
         for text, wrong, what in rows if only in file and tested(file) else ():
             if source.count(text) != 1:
