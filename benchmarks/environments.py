@@ -68,13 +68,16 @@ def turn_rate(groups):
 
 
 def line(row):
-    rates = []
-    for successes in row["players"].values():
-        low, high = wilson(successes, row["size"])
-        rates.append(f"{successes / row['size']:.2f} [{low:.2f}, {high:.2f}]")
+    size = row["size"]
+    rates = [with_interval(successes / size, size) for successes in row["players"].values()]
     name = f"{row['env']}, {', '.join(row['options'])}" if row["options"] else row["env"]
     return (f"| {name} | {row['turns']} x {row['actions']} | {row['data']} | {' | '.join(rates)} "
             f"| {row['resets_per_second']:,.0f} | {row['turns_per_second']:,.0f} |")
+
+
+def with_interval(rate, n):
+    low, high = wilson(rate * n, n)
+    return f"{rate:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def table(rows):

@@ -23,6 +23,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks import environments
+from benchmarks.environments import with_interval
 from minragen.config import changed_environment
 from minragen.environments.__main__ import transcript
 from minragen.environments.board import read_tiles
@@ -239,13 +240,8 @@ def minutes(runs):
 
 
 def of_seeds(rates, n):
-    low, high = wilson(round(min(rates) * n), n)
+    low, high = wilson(min(rates) * n, n)
     return f"{', '.join(f'{rate:.2f}' for rate in rates)} [{low:.2f}, {high:.2f}]"
-
-
-def with_interval(rate, n):
-    low, high = wilson(round(rate * n), n)
-    return f"{rate:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def written_into(page, blocks):

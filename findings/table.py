@@ -14,9 +14,10 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 
 from findings import figures
-from findings.statistics import WINDOW, fall, last, onset, spearman, windows, worst_spike
+from findings.statistics import WINDOW, fall, last, onset, windows, worst_spike
 
 SEEDS = (0, 1, 2, 3, 4)
 # What is kept of metrics.jsonl.
@@ -127,8 +128,9 @@ WORSE = {"reward_std": -1, "entropy": 1, "grad_norm": 1, "first_turn/mi": -1, "d
 
 
 def best_window(row):
-    """The index k of the window in which success is best: steps k+1 to k+WINDOW."""
-    return int(np.nanargmax(windows(row["success"])))
+    """The index k of the window in which success is best: steps k+1 to k+WINDOW. Rounded, so that
+    of equal windows it is the first: sums in another order may differ in their last bit."""
+    return int(np.nanargmax(windows(row["success"]).round(9)))
 
 
 def falls_with_success(arm, metric, margin):
@@ -203,8 +205,9 @@ def correlation(metric, *rows):
     """Spearman's rank correlation of a metric with success, over all steps of several runs that
     measured it."""
     known = [~np.isnan(row[metric]) & ~np.isnan(row["success"]) for row in rows]
-    return spearman(*(np.concatenate([row[name][k] for row, k in zip(rows, known)])
-                      for name in (metric, "success")))
+    return float(scipy.stats.spearmanr(*(
+        np.concatenate([row[name][k] for row, k in zip(rows, known)])
+        for name in (metric, "success"))).statistic)
 
 
 def over_tasks(rule, other):

@@ -34,11 +34,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 
 from minragen import faults
 from minragen.envs import IMAGE, SPLITS, image_of, make, nearest, parse_options
 
 # torch and transformers are imported where a model is needed: `make envs` need not wait for them.
+# scipy imports scipy.stats when it is first used, and that takes half a second: leave it to scipy.
 
 DEMONSTRATIONS = 256  # episodes of the solver that the nearest demonstration is chosen from
 SHOWN = 3  # instances of a run's policy that are printed where nobody can press Enter
@@ -74,16 +76,12 @@ class Table(NamedTuple):
 
 
 # ---- Statistics ----------------------------------------------------------------------------------
-def wilson(successes, n, z=1.959964):
+def wilson(successes, n):
     """95 % interval of a rate: (low, high). Raises ValueError for n = 0.
 
-        (p + z^2/2n  +-  z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
+    successes: rounded to a whole number, for a caller that has a rate times n
     """
-    if n == 0:
-        raise ValueError("wilson: got n=0, expected at least one trial.")
-    p, z2 = successes / n, z * z
-    middle, half = p + z2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
+    return scipy.stats.binomtest(round(successes), n).proportion_ci(method="wilson")
 
 
 def pass_at_k(n, successes, k):
@@ -106,8 +104,7 @@ def sign_test(first, second):
 
     first, second: numbers of instances that only this one solved
     """
-    n, fewer = first + second, min(first, second)
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n)
+    return scipy.stats.binomtest(first, first + second).pvalue if first + second else 1.0
 
 
 # ---- Measuring -----------------------------------------------------------------------------------

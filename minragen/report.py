@@ -6,13 +6,13 @@
 
 `runs/my-run/report.html` opens without a network. Its figures stand beside it as PNG, in
 `figures/`. Runs that differ in their seed alone become a mean with a band from the lowest to the
-highest. Everything that a model wrote is put into the page as text, never as HTML.
+highest. The page is data/report.html, a Jinja template that escapes all it is given: what a model
+wrote is text there, never HTML.
 
 Reading order: `write`, `Run`, `figures_of`, `curves`, `conversations`.
 """
 
 import dataclasses
-import html
 import io
 import json
 import re
@@ -21,6 +21,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import jinja2
 import numpy as np
 
 from minragen import runs
@@ -65,16 +66,11 @@ def write(folders, png=True, reload=0):
         for title, figure in figures.items():
             figure.savefig(target / "figures" / f"{title.replace(' ', '-')}.png", dpi=150)
     episodes, left_out = conversations(loaded[0]) if len(loaded) == 1 else ([], "")
-    parts = {
-        "title": html.escape(" ".join(run.name for run in loaded)),
-        "facts": "\n".join(facts(run) for run in loaded),
-        "figures": "\n".join(f"<figure>{svg(figure)}</figure>" for figure in figures.values()),
-        "left_out": html.escape(left_out),
-        # No `<` can stand in this JSON, so no text can end the script element that holds it.
-        "episodes": json.dumps(episodes, ensure_ascii=True).replace("<", "\\u003c"),
-        "reload": str(reload)}
-    runs.write_whole(target / "report.html", re.sub(
-        r"<!--(\w+)-->", lambda found: parts[found[1]], TEMPLATE.read_text(encoding="utf-8")))
+    template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), autoescape=True,
+                               undefined=jinja2.StrictUndefined)
+    runs.write_whole(target / "report.html", template.render(
+        runs=loaded, facts=facts, figures=map(svg, figures.values()), episodes=episodes,
+        left_out=left_out, reload=reload))
     return target / "report.html"
 
 
@@ -100,8 +96,11 @@ class Run:
         return np.array(found, float).reshape(-1, 1 + len(metrics)).T
 
     def held_out(self, line, split, suffix=""):
-        """How many episodes the success of a split is a mean of: those that did not fail."""
-        return self.config.val_size - (line.get(f"{split}/env_errors{suffix}") or 0)
+        """The success of a split, its 95 % interval (low, high), and of how many episodes: those
+        whose environment did not fail."""
+        success = line[f"{split}/success{suffix}"]
+        n = self.config.val_size - (line.get(f"{split}/env_errors{suffix}") or 0)
+        return success, *wilson(success * n, n), n
 
 
 def read_lines(path):
@@ -117,7 +116,7 @@ def read_lines(path):
 
 # ---- Text ----------------------------------------------------------------------------------------
 def facts(run):
-    """What the run is, whether it learned, and what the diagnostics warned of, as HTML."""
+    """[(name, text), ...]: what the run is, whether it learned, and its warnings."""
     config, regimes = run.config, [line["regime"] for line in run.history if "regime" in line]
     rows = [("run", f"{config.env} with {config.algo}, model {config.model}, seed {config.seed}"),
             ("settings", summary(config))]
@@ -131,19 +130,14 @@ def facts(run):
         rows.append(("test", rate(run, run.tested, "test")))
     if regimes:
         rows.append(("regime", regimes[-1]))
-    rows += [(f"warning, step {step}", sentence) for step, sentence in run.warnings]
-    if not run.warnings:
-        rows.append(("warnings", "none"))
-    return f"<h2>{html.escape(run.name)}</h2><dl>" + "".join(
-        f"<dt>{html.escape(name)}</dt><dd>{html.escape(str(text))}</dd>"
-        for name, text in rows) + "</dl>"
+    return rows + ([(f"warning, step {step}", sentence) for step, sentence in run.warnings]
+                   or [("warnings", "none")])
 
 
 def rate(run, line, split):
     """The success rate of a split with its interval, as text."""
-    success, n = line[f"{split}/success"], run.held_out(line, split)
-    low, high = wilson(success * n, n)
-    return f"success {success:.3f}, 95 % interval [{low:.3f}, {high:.3f}], {n} episodes"
+    return "success {:.3f}, 95 % interval [{:.3f}, {:.3f}], {} episodes".format(
+        *run.held_out(line, split))
 
 
 def configurations(loaded):
@@ -208,11 +202,9 @@ def curves(axes, loaded, title):
                               marker="o" if len(steps) < 30 else "", markersize=3)
             low, high = values.min(axis=0), values.max(axis=0)
             if metric.startswith("val/success") and len(members) == 1:
-                run = members[0]
-                kind = metric.removeprefix("val/success")
-                sizes = [run.held_out(line, "val", kind) for line in run.history
-                         if line.get(metric) is not None]
-                low, high = np.array([wilson(v * n, n) for v, n in zip(values[0], sizes)]).T
+                low, high = np.array([
+                    members[0].held_out(line, "val", metric.removeprefix("val/success"))[1:3]
+                    for line in members[0].history if line.get(metric) is not None]).T
             axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     if not axes.lines:
         return

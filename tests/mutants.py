@@ -54,7 +54,8 @@ MEMORY_LIMIT = 16 * 2**30  # bytes of address space, so that a runaway mutant is
 SAMPLE, SAMPLE_SECONDS = 150, 60.0  # generic mutants; tests of each
 LEAST_SHARE = 0.85  # of the generic sample that must die
 PRELOADED = ("torch", "transformers", "transformers.models.llama.modeling_llama", "gymnasium",
-             "matplotlib.figure", "hypothesis", "pytest", "safetensors.torch")
+             "matplotlib.figure", "hypothesis", "jinja2", "pytest", "safetensors.torch",
+             "scipy.stats")
 # Files whose tests are skipped without a package: `make extras` has them all.
 NEEDS = {"lora.py": "peft", "environments/openenv.py": "openenv",
          "environments/reasoning_gym.py": "reasoning_gym"}
@@ -447,7 +448,9 @@ MUTANTS = {
     ],
     "eval.py": [
         ("groups, False, first)", "groups, False, 0)", "the same instances are shown for ever"),
-        ("successes, n)", "successes, 2 * n)", "the interval is of twice as many episodes"),
+        ("= wilson(successes, n)", "= wilson(successes, 2 * n)",
+         "the interval is of twice as many episodes"),
+        ('method="wilson"', 'method="exact"', "the interval is another one, and wider"),
         ("config, args.split, args", 'config, "val", args', "--split is ignored"),
         ("zip(groups.envs, groups.reset(0))", "zip(groups.envs, groups.reset(1))",
          "baselines play other instances"),
@@ -1030,6 +1033,7 @@ MUTANTS = {
         ('axes.scatter(entropy[0], mi[0], marker="o"', 'axes.scatter(entropy[0], mi[0], marker="s"',
          "the map does not tell where a run begins"),
         ('"test/success" not in line', "True", "the test is a step of the curves"),
+        ("autoescape=True", "autoescape=False", "what a model wrote is HTML"),
     ],
     "run/start.py": [
         ("config))).error:", "config))) and False:",

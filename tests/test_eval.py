@@ -40,7 +40,7 @@ class TestWilson:
             assert 0.90 < covered < 0.99
 
     def test_no_trials_are_refused(self):
-        with pytest.raises(ValueError, match="at least one trial"):
+        with pytest.raises(ValueError, match="not less than 1"):
             wilson(0, 0)
 
 

@@ -18,7 +18,8 @@ from minragen.config import from_options
 from minragen.eval import wilson
 from minragen.report import Run, conversations, figures_of
 
-HOSTILE = "</script><script>document.title = 1</script><img src=x onerror=alert(1)><!--reload-->"
+HOSTILE = ("</script><script>document.title = 1</script><img src=x onerror=alert(1)>"
+           "{{ 7 * 7 }}{% set x %}")
 INTERVAL = "95 % interval [{:.3f}, {:.3f}]"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -126,7 +127,8 @@ class TestCurves:
         lines[-2]["first_turn/mi"] = None
         (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
         run = Run(folder)
-        assert f"{INTERVAL.format(*wilson(16, 32))}, 32 episodes" in report.facts(run)
+        assert dict(report.facts(run))["validation, step 0"] == (
+            f"success 0.500, {INTERVAL.format(*wilson(16, 32))}, 32 episodes")
         figures = figures_of([run])
         for metric, n in (("val/success", 32), ("val/success_greedy", 56)):
             assert {(0, round(bound, 6)) for bound in wilson(lines[0][metric] * n, n)} <= set.union(
@@ -153,7 +155,7 @@ class TestCurves:
         marks = [line.get_xdata()[0] for line in figures_of([run])["entropy"].axes[0].lines
                  if line.get_linestyle() == ":"]
         assert run.warnings == [(5, "take care")] and marks == [5]
-        assert "<dt>warning, step 5</dt><dd>take care</dd>" in report.facts(run)
+        assert report.facts(run)[-1] == ("warning, step 5", "take care")
 
 
 class TestPage:
@@ -168,7 +170,7 @@ class TestPage:
                 name: f"success {n / 64:.3f}, {INTERVAL.format(*wilson(n, 64))}, 64 episodes"
                 for name, n in (("validation, step 0", 32), ("validation, step 8", 33),
                                 ("test", 48))}
-        assert not re.search(r"<!--\w+-->", text)
+        assert not re.search("{[{%#]", text)
         names = {p.stem for p in (path.parent / "figures").iterdir()}
         assert {"success", "regimes", "gradients-by-reward-std", "entropy"} <= names
         assert len(names) == text.count("<figure>") == text.count("<svg ")
@@ -181,7 +183,10 @@ class TestPage:
             rewritten(folder / "config.json", lambda text, i=i: json.dumps(
                 json.loads(text) | {"model": f"{i}{HOSTILE}"}))
             rewritten(folder / "metrics.jsonl", lambda text: text.replace("compressed", HOSTILE))
-        for page in (report.write(folders[:1], png=False), report.write(folders, png=False)):
+        pages = [report.write(folders[:1], png=False), report.write(folders, png=False)]
+        stored = re.search('<script id="data".*?>(.*?)</script>', pages[0].read_text())[1]
+        assert json.loads(stored) == report.read_lines(folders[0] / "trajectories.jsonl")
+        for page in pages:
             tags = []
             parser = HTMLParser()
             parser.handle_starttag = lambda tag, attributes, tags=tags: tags.append(
@@ -253,7 +258,7 @@ class TestCommand:
         folder = store(tmp_path / "a")
         for reload in (5, 0):
             page = report.write([folder], png=False, reload=reload).read_text()
-            assert f'const RELOAD = Number("{reload}");' in page
+            assert re.findall(r"setTimeout\(.*\(\), (\d+)\)", page) == ["5000"] * (reload > 0)
 
 
 # ---- In a browser --------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ class TestStatistics:
                  itertools.product(differences, repeat=len(differences))]
         assert statistics.bootstrap(differences) == pytest.approx(
             np.quantile(means, (0.025, 0.975)), abs=0.03 * np.ptp(differences))
+        assert statistics.bootstrap(differences[:1]) == (differences[0], differences[0])
 
     @pytest.mark.parametrize(("differences", "verdict"), [
         ((0.2, 0.3, 0.25, 0.2, 0.3), "reproduced"),
@@ -78,16 +79,6 @@ class TestStatistics:
         noise = np.random.default_rng(0).normal(size=(200, 101))
         assert np.mean([statistics.onset(curve, 1) < 101 for curve in noise]) < 0.05
 
-    @settings(deadline=None)
-    @given(st.lists(st.integers(-5, 5), min_size=3, max_size=20), st.randoms())
-    def test_a_rank_correlation_is_that_of_the_mean_ranks(self, a, random):
-        b = random.sample(range(100), len(a))  # no ties here, many in a
-        order, ranks = sorted(a), [sorted(b).index(x) for x in b]
-        mean_ranks = [np.mean([k for k, y in enumerate(order) if y == x]) for x in a]
-        if len(set(a)) > 1:
-            assert statistics.spearman(np.array(a), np.array(b)) == pytest.approx(
-                np.corrcoef(mean_ranks, ranks)[0, 1])
-
     def test_a_spike_is_measured_against_what_was_before(self):
         solved = np.array([np.nan, *[1.0] * 30, *[0.001] * 30])  # falls to almost nothing
         assert statistics.worst_spike(solved) == pytest.approx(0)
@@ -116,6 +107,24 @@ class TestPredictions:
         assert found["valid"] == found["distinct_3"] == 61
         row["success"] = np.ones(61)
         assert np.isnan(table.onsets(row | rising | flat)["reward_std"])
+
+    @settings(deadline=None)
+    @given(st.lists(st.integers(-5, 5), min_size=3, max_size=20), st.randoms())
+    def test_a_rank_correlation_is_that_of_the_mean_ranks(self, a, random):
+        b = random.sample(range(100), len(a))  # no ties here, many in a
+        order, ranks = sorted(a), [sorted(b).index(x) for x in b]
+        mean_ranks = [np.mean([k for k, y in enumerate(order) if y == x]) for x in a]
+        if len(set(a)) > 1:
+            row = {"x": np.array(a, float), "success": np.array(b, float)}
+            assert table.correlation("x", row) == pytest.approx(
+                np.corrcoef(mean_ranks, ranks)[0, 1])
+
+    def test_of_equal_windows_the_first_is_the_best(self):
+        """Their means may differ in the last bit, since the order of the ten values differs."""
+        for usual, other in itertools.product((0.1, 0.2, 0.3, 0.7), (0.4, 0.6, 0.8)):
+            ten = [usual] * 9 + [other]
+            success = np.array([np.nan, *ten, *[0.0] * 10, *reversed(ten)])
+            assert table.best_window({"success": success}) == 0
 
     def test_template_collapse_needs_reasoning(self):
         mi = np.array([np.nan, *[2.0] * 10, *[1.0] * 10])
