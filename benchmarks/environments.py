@@ -77,10 +77,6 @@ def line(row):
             f"| {row['resets_per_second']:,.0f} | {row['turns_per_second']:,.0f} |")
 
 
-def table(rows):
-    return "\n".join([*HEADER, *map(line, rows)])
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help=f"also write {STORED.name}")
