@@ -80,10 +80,6 @@ def with_interval(rate, n):
     return f"{rate:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def table(rows):
-    return "\n".join([*HEADER, *map(line, rows)])
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help=f"also write {STORED.name}")

@@ -117,17 +117,18 @@ def runs_of(env):
 
 def results_table():
     """One row per environment: before RL, and what the seeds have at the preset's last step, with
-    the 95 % interval of the worst seed, beside the baselines."""
+    the 95 % interval of the worst seed, beside the random policy and the best shallow player."""
     return table(("environment and options", "before RL: sampled", "greedy",
                   "after RL, seeds 0, 1, 2: sampled", "greedy", "test, sampled", "random policy",
-                  "shallow player", "nearest demonstration", "solver", "minutes"), [
+                  "best shallow player", "minutes"), [
         [named(env), with_interval(runs[0][0]["val/success"], size),
          with_interval(runs[0][0]["val/success_greedy"], size),
          of_seeds([line["val/success"] for line in last], size),
          of_seeds([line["val/success_greedy"] for line in last], size),
          ", ".join(f"{run[-1]['test/success']:.2f}" for run in runs),
-         *(with_interval(rate, size) for rate in baselines(env).values()), minutes(runs)]
-        for env in REGISTRY for runs, last, size in [runs_of(env)]])
+         with_interval(random, size), with_interval(max(shallow), size), minutes(runs)]
+        for env in REGISTRY for runs, last, size in [runs_of(env)]
+        for random, *shallow, _ in [baselines(env).values()]])
 
 
 def headline_table():
@@ -167,14 +168,14 @@ def lora_table(steps=60):
                           ("all weights", "frozenlake-grpo")):
         for run in sorted((ROOT / "runs").glob(f"readme-{stem}-s?")):
             config, lines = read_config(run), [x for x in read(run.name) if x["step"] <= steps]
-            windows = np.reshape([value for _, value in curve(lines, "success")], (-1, 10))
+            windows = np.reshape([value for _, value in curve(lines, "success")], (-1, 20))
             held_out = dict(curve(lines, "val/success"))
             rows.append([trained, f"{config.lr:g}", str(config.seed),
                          *(f"{value:.2f}" for value in windows.mean(axis=1)),
                          *(with_interval(held_out[step], config.val_size)
                            if step in held_out else "" for step in (40, steps))])
-    return table(("trained", "lr", "seed", "steps 1 to 10", "to 20", "to 30", "to 40", "to 50",
-                  "to 60", "held out, step 40", "step 60"), rows)
+    return table(("trained", "lr", "seed", "steps 1 to 20", "to 40", "to 60",
+                  "held out, step 40", "step 60"), rows)
 
 
 def vision_table():
@@ -272,7 +273,13 @@ def log_lines():
 
 
 def environments_table():
-    return environments.table(json.loads(environments.STORED.read_text()))
+    """What `make envs` prints, without the solver, who solves every instance, and resets/s."""
+    rows = json.loads(environments.STORED.read_text())
+    assert all(row["players"]["solver"] == row["size"] for row in rows)
+    names, *rows = [line.strip("| ").split(" | ")
+                    for line in (environments.HEADER[0], *map(environments.line, rows))]
+    kept = [i for i, name in enumerate(names) if name not in ("solver", "resets/s")]
+    return table([names[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 # page -> {name of a block in it: function that makes its text}

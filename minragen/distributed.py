@@ -2,7 +2,7 @@
 every optimizer step. Trajectories and metrics are gathered on every process.
 
     make train NPROC=2                                            (one machine)
-    torchrun --nproc-per-node=2 -m -- minragen.train --env bandit (the same; docs/scaling.md)
+    torchrun --nproc-per-node=2 -m -- minragen.train --env bandit (docs/performance.md)
 
 All processes hold the whole model and, after each rollout, all trajectories. So filter,
 normalisation, advantages and metrics are computed as by one process, by all of them alike; only

@@ -387,7 +387,7 @@ class TestElsewhere:
     @pytest.mark.parametrize("options", [(), ("--lora-rank", "4")])
     def test_the_program_on_the_page_samples_the_ids_that_the_checkpoint_samples_here(
             self, options, runs, monkeypatch, capsys):
-        page = (Path(__file__).parent.parent / "docs" / "evaluate.md").read_text()
+        page = (Path(__file__).parent.parent / "docs" / "running.md").read_text()
         (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
         run("--env frozenlake --run lake --steps 1 --num-groups 2 --group-size 4 --val-size 2 "
             "--diagnose-every 0", *options)

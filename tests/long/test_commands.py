@@ -140,7 +140,7 @@ class TestCommands:
 
     def test_the_scripted_players_of_the_evaluation_page_are_those_that_it_prints(self, checkout):
         printed = run(shortened("make eval ENV=frozenlake MODEL=tiny")[:-1], checkout).splitlines()
-        (shown,) = (block for block in code_blocks("evaluate.md", "text") if "solver" in block[-1])
+        (shown,) = (block for block in code_blocks("running.md", "text") if "solver" in block[-1])
         assert printed[-4:] == shown[-4:] and printed[-7] == shown[1]
 
     def test_a_new_estimator_is_fifteen_lines_in_one_place(self):

@@ -33,7 +33,7 @@ MODELS = {"tiny": None,  # and random ones of so many parameters
 RUN = dict(env="frozenlake", num_groups=2, val_size=1, max_new_tokens=24,
            max_context=408, warmup_steps=0, filter="none", device="cpu", threads=1)
 SHORT = dict(num_groups=1, group_size=4, mini_batch=2, token_budget=160)  # one row at a time
-PAGE = Path(__file__).parent.parent.parent / "docs" / "running.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "performance.md"
 SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": SHORT, "60M": SHORT}
 
 
@@ -164,7 +164,7 @@ class TestForecast:
 
 
 class TestPages:
-    def test_the_page_of_commands_has_the_peaks_of_an_update_with_and_without_lora(self):
+    def test_the_page_has_the_peaks_of_an_update_with_and_without_lora(self):
         """With it the weights are counted once, and gradients and moments of the adapters."""
         pytest.importorskip("peft")
         page = " ".join(PAGE.read_text().split())
