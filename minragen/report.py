@@ -120,24 +120,19 @@ def facts(run):
     config, regimes = run.config, [line["regime"] for line in run.history if "regime" in line]
     rows = [("run", f"{config.env} with {config.algo}, model {config.model}, seed {config.seed}"),
             ("settings", summary(config))]
+    rate = "success {:.3f}, 95 % interval [{:.3f}, {:.3f}], {} episodes".format
     validated = [line for line in run.history if line.get("val/success") is not None]
     for line in validated[:1] + validated[1:][-1:]:
-        rows.append((f"validation, step {line['step']}", rate(run, line, "val")))
+        rows.append((f"validation, step {line['step']}", rate(*run.held_out(line, "val"))))
     if len(validated) > 1:
         best = max(validated, key=lambda line: line["val/success"])
         rows.append(("best validation", f"{best['val/success']:.3f} at step {best['step']}"))
     if "test/success" in run.tested:
-        rows.append(("test", rate(run, run.tested, "test")))
+        rows.append(("test", rate(*run.held_out(run.tested, "test"))))
     if regimes:
         rows.append(("regime", regimes[-1]))
     return rows + ([(f"warning, step {step}", sentence) for step, sentence in run.warnings]
                    or [("warnings", "none")])
-
-
-def rate(run, line, split):
-    """The success rate of a split with its interval, as text."""
-    return "success {:.3f}, 95 % interval [{:.3f}, {:.3f}], {} episodes".format(
-        *run.held_out(line, split))
 
 
 def configurations(loaded):
