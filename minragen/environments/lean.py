@@ -23,20 +23,17 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-import urllib.request
 import uuid
 import zlib
 from concurrent.futures import Future
-from http.client import HTTPException
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from minragen.environments.data import cache_folder
-from minragen.environments.search import direct_opener, fetch
+from minragen.environments.search import fetch
 from minragen.environments.theorems import bundled_theorems, draw_goal, load_minif2f, shape
-from minragen.envs import Budget, Outcome, ServerGone, TextEnv, text_space
+from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 DATA = Path(__file__).parent.parent / "data"
 SHOWN_GOALS, SHOWN_TEXT = 3, 4000  # goals after the first; characters of an observation
@@ -635,7 +632,6 @@ class KiminaLean(LeanChecker):
         if not re.match(r"https?://[^/]", server):
             raise ValueError(f"option server of Lean: got {server!r}, expected http://HOST:PORT.")
         self.server = server
-        self._opener = direct_opener()
 
     def _ask_all(self, scripts):
         return [self._ask(script) for script in scripts]
@@ -656,21 +652,14 @@ class KiminaLean(LeanChecker):
         """The server's result for a script; None if this script alone crashes its Lean."""
         snippet = {"id": uuid.uuid4().hex, "code": script}
         body = {"snippets": [snippet], "timeout": max(1, round(3 * self.seconds)), "reuse": True}
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("LEAN_SERVER_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(f"{self.server}/api/check", json.dumps(body).encode(),
-                                         headers)
-        for wait in (0.0, 0.2, 0.4):  # seconds before each attempt
-            time.sleep(wait)
-            try:
-                answer = fetch(self._opener, request, time.monotonic() + 3 * self.seconds + 15)
-                return json.loads(answer)["results"][0]
-            except (OSError, HTTPException) as error:
-                problem = error
-                if 400 <= getattr(error, "code", 0) < 500:
-                    break
-        if getattr(problem, "code", 0) == 500 and script != self.OTHER and self._post(self.OTHER):
-            return None
-        kind = RuntimeError if 400 <= getattr(problem, "code", 0) < 500 else ServerGone
-        raise kind(f"{self.name}: {problem}. Start it, or leave out option server.")
+        key = os.environ.get("LEAN_SERVER_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            return fetch(f"{self.server}/api/check", 3 * self.seconds + 15, body, **headers)[
+                "results"][0]
+        except RuntimeError as problem:
+            status = getattr(problem.__cause__, "code", 0)
+            if status == 500 and script != self.OTHER and self._post(self.OTHER):
+                return None
+            raise type(problem)(
+                f"{self.name}: {problem}. Start it, or leave out option server.") from None

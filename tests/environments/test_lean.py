@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.error import HTTPError
@@ -431,8 +432,8 @@ def kimina(packaged, monkeypatch):
             raise answer
         return io.BytesIO(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
-    monkeypatch.setattr(lean.time, "sleep", lambda _: None)
-    monkeypatch.setattr(lean.urllib.request.OpenerDirector, "open", post)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", post)
     return requests, answers
 
 
