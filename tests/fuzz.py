@@ -352,7 +352,7 @@ def remote_search():
 
 
 def lean_answers(source):
-    """What a Kimina server sends or `lean --json` prints: a verdict, or RuntimeError."""
+    """What a Kimina server sends: a verdict, or RuntimeError."""
     env = live("lean")
     env.reset(seed=source.pick(range(8)))
     rows = [{"pos": {"line": 35, "column": 1}, "severity": "error", "data": "unsolved goals\n⊢ p"},
@@ -361,10 +361,6 @@ def lean_answers(source):
     checker, env.checker = env.checker, lean.KiminaLean("http://lean", 1.0)
     reply = http_reply(source, {"results": [{"error": None, "response": {
         "messages": rows, "sorries": [{"pos": {"line": 36}}], "message": "m"}}]})
-    if source.pick([0, 1]):
-        env.checker = lean.LeanChecker("lean", 1.0)
-        lines = b"\n".join(source.document(row) for row in rows)
-        env.checker._ask = lambda script: lean.json_rows(lines.decode(errors="replace"))
     try:
         with served(reply), contextlib.suppress(RuntimeError):
             step(env, "constructor")

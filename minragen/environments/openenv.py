@@ -12,7 +12,6 @@ import json
 import socket
 import sys
 import threading
-import time
 import weakref
 import zlib
 from contextlib import suppress
@@ -21,7 +20,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from minragen import envs
-from minragen.environments.search import MAX_REPLY, direct_opener, fetch, one_line
+from minragen.environments.search import MAX_REPLY, fetch, one_line
 from minragen.envs import Budget, ServerGone
 from minragen.faults import Parser, told
 
@@ -154,9 +153,8 @@ def described(url):
 
     raises: ServerGone if it does not answer as OpenEnv does
     """
-    deadline = time.monotonic() + envs.STEP_TIME_LIMIT
     try:
-        schema, about = (json.loads(fetch(direct_opener(), f"{url}/{page}", deadline))
+        schema, about = (fetch(f"{url}/{page}", envs.STEP_TIME_LIMIT / 2)
                          for page in ("schema", "metadata"))
         parts = {}
         for what, kinds in (("action", {"string"}), ("observation", {"string", "array"})):

@@ -1,14 +1,15 @@
 """Full-text search: BM25 in memory, and the same search over HTTP.
 
-Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `search_server`. WebShop uses `BM25` only.
+Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `fetch`, `search_server`. WebShop uses `BM25`,
+Lean and OpenEnv use `fetch`.
 """
 
+import functools
 import json
 import math
 import re
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
 from http.client import HTTPException
@@ -23,6 +24,7 @@ MAX_RESULTS = 50  # passages in one reply of the server
 MAX_REQUEST = 2**16  # bytes; a longer request is refused
 MAX_REPLY = 2**22  # bytes; a longer reply of a server is refused
 MAX_CLIENTS = 32  # connections that the server answers at a time; others wait
+PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try of `fetch`
 
 
 def words_of(text):
@@ -106,60 +108,55 @@ class RemoteIndex:
         must not be trained on
     """
 
-    PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try
-
     def __init__(self, url, timeout=20.0):
         if not re.fullmatch(r"https?://[^/\s]+\S*", url):
             raise ValueError(f"bad retriever: got {url!r}, expected http://host:port.")
         self.url, self.timeout = url.rstrip("/"), timeout
-        self._opener = direct_opener()
 
     def search(self, query, k):
         """The best k passages, as `SearchIndex.search` returns them."""
-        request = urllib.request.Request(
-            f"{self.url}/retrieve", json.dumps({"query": query, "top_k": k}).encode(),
-            {"Content-Type": "application/json"})
-        deadline = time.monotonic() + self.timeout
-        for tries, pause in enumerate(self.PAUSES, 1):  # noqa: B007 (in the error)
-            try:
-                return self._results(request, deadline)[:k]
-            except urllib.error.HTTPError as error:
-                # Below 500 the server understood and refused: it would refuse again.
-                problem, retry = f"HTTP status {error.code}", error.code >= 500
-            except (OSError, HTTPException) as error:
-                problem, retry = str(error) or type(error).__name__, True
-            except (ArithmeticError, MemoryError, ValueError, RecursionError):
-                problem, retry = 'the reply is not {"results": [{"content": ...}]}', False
-            if not retry or time.monotonic() + pause >= deadline:
-                break
-            time.sleep(pause)
-        kind = ServerGone if retry else RuntimeError
-        raise kind(f"the retriever at {self.url} gave no results: {problem} (try {tries} of "
-                   f"{len(self.PAUSES)}). Is it running? "
+        try:
+            match fetch(f"{self.url}/retrieve", self.timeout, {"query": query, "top_k": k}):
+                case {"results": [*results]} if all(
+                        isinstance(r, dict) and isinstance(r.get("content"), str) for r in results):
+                    return results[:k]
+            raise ValueError
+        except (ArithmeticError, MemoryError, ValueError, RecursionError):
+            kind, problem = RuntimeError, 'the reply is not {"results": [{"content": ...}]}'
+        except RuntimeError as error:
+            kind, problem = type(error), error
+        raise kind(f"the retriever at {self.url} gave no results: {problem}. Is it running? "
                    f"python -m minragen.environments.searchqa serve")
 
-    def _results(self, request, deadline):
-        """The results in the server's reply, or ValueError."""
-        match json.loads(fetch(self._opener, request, deadline)):
-            case {"results": [*results]} if all(
-                    isinstance(r, dict) and isinstance(r.get("content"), str) for r in results):
-                return results
-        raise ValueError("no results")
+
+def fetch(url, seconds, body=None, **headers):
+    """The JSON with which a server answers a GET, or a POST of `body`.
+
+    seconds: that all tries together may take
+    raises: RuntimeError if no reply comes, ServerGone if another time one may; the error of the
+        last try is its cause. For a reply that is no JSON, what json.loads raises
+    """
+    request = urllib.request.Request(url, body and json.dumps(body).encode(), {
+        "Content-Type": "application/json", **headers})
+    deadline = time.monotonic() + seconds
+    for tries, pause in enumerate(PAUSES, 1):  # noqa: B007 (in the error)
+        try:
+            return json.loads(read_bounded(request, deadline))
+        except (OSError, HTTPException) as error:
+            # Below 500 the server understood and refused: it would refuse again.
+            problem, retry = error, getattr(error, "code", 500) >= 500
+        if not retry or time.monotonic() + pause >= deadline:
+            break
+        time.sleep(pause)
+    said = f"{one_line(str(problem)) or type(problem).__name__} (try {tries} of {len(PAUSES)})"
+    raise (ServerGone if retry else RuntimeError)(said) from problem
 
 
-def direct_opener():
-    """Opens an address itself. A redirect is an error, since a server must not choose where a
-    request or a key goes. No proxy: one for the web cannot reach a server on this machine."""
-    redirects = urllib.request.HTTPRedirectHandler()
-    redirects.redirect_request = lambda *_: None
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}), redirects)
-
-
-def fetch(opener, request, deadline):
+def read_bounded(request, deadline):
     """The body of a server's reply, which may drip until the deadline (else OSError) and have
     MAX_REPLY bytes (else ValueError)."""
     left, reply = max(0.01, deadline - time.monotonic()), b""
-    with opener.open(request, timeout=left) as response:
+    with direct_opener().open(request, timeout=left) as response:
         while piece := response.read1(2**16):
             reply += piece
             if time.monotonic() > deadline:
@@ -167,6 +164,15 @@ def fetch(opener, request, deadline):
             if len(reply) > MAX_REPLY:
                 raise ValueError("endless reply")
     return reply
+
+
+@functools.cache
+def direct_opener():
+    """Opens an address itself. A redirect is an error, since a server must not choose where a
+    request or a key goes. No proxy: one for the web cannot reach a server on this machine."""
+    redirects = urllib.request.HTTPRedirectHandler()
+    redirects.redirect_request = lambda *_: None
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), redirects)
 
 
 def search_server(index, port=0):

