@@ -23,6 +23,7 @@ ALLOWED = {
     "distributed": {"faults"},
     "lora": set(), "loggers": set(), "vision": {"envs"}, "chat": {"envs"}, "attention": {"llama"},
     "models": {"starpo", "attention", "lora", "vision"},
+    "nano": {"envs", "chat", "models", "bundled"},  # the last one inside main() only
     "rollout": {"envs", "faults", "chat", "attention", "models"},
     "diagnostics": {"chat", "attention", "models", "rollout"},
     "bundled": {"envs", "chat", "attention", "models", "rollout", "vision",
