@@ -23,6 +23,7 @@ ALLOWED = {
     "distributed": {"faults", "train"},
     "lora": set(), "loggers": set(), "vision": {"envs"}, "chat": {"envs"}, "attention": {"llama"},
     "models": {"starpo", "attention", "lora", "vision"},
+    "nano": {"envs", "chat", "models", "bundled"},  # the last one inside main() only
     "rollout": {"envs", "faults", "chat", "attention", "models"},
     "diagnostics": {"starpo", "chat", "attention", "models", "train"},
     "bundled": {"envs", "chat", "attention", "models", "rollout", "vision",

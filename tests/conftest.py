@@ -25,11 +25,12 @@ for folder in (str(TESTS / "environments"), str(TESTS.parent), ""):
 
 from minragen.envs import REGISTRY  # noqa: E402  the loop above finds it
 
-# The order in which the specification is read: first how episodes become tokens, then the step.
-ORDER = ("test_rollout", "test_step", "test_starpo", "test_museum", "test_models", "test_attention",
-         "test_lora", "test_families", "test_chat", "test_train", "test_runs", "test_distributed",
-         "test_config", "test_diagnostics", "test_eval", "test_bundled", "test_envs",
-         "test_env_contract")
+# The order in which the specification is read: the idea on one page, how
+# episodes become tokens, the step.
+ORDER = ("test_nano", "test_rollout", "test_step", "test_starpo", "test_museum", "test_models",
+         "test_attention", "test_lora", "test_families", "test_chat", "test_train", "test_runs",
+         "test_distributed", "test_config", "test_diagnostics", "test_eval", "test_bundled",
+         "test_envs", "test_env_contract")
 
 
 # What the contract is about: boards.py shows two of the ten as images.

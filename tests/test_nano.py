@@ -1,0 +1,88 @@
+"""nano.py: its gradients are those of train.py, it trains what it sampled, it fits on a page."""
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import check
+import pytest
+import torch
+from toys import Lottery
+
+from minragen import nano
+from minragen import train as trainer
+from minragen.bundled import tiny_policy
+from minragen.chat import ChatFrame
+from minragen.config import parse_options, preset
+from minragen.models import AdamW
+from minragen.rollout import Sequence, Trajectory, make_batch
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """An untrained policy, its frame, and 3 groups of 4 of its episodes of one to three turns."""
+    for name, value in dict(ENV="toys:Lottery", ENV_OPTIONS={}, MAX_NEW_TOKENS=6, GROUP_SIZE=4,
+                            LEARNING_RATE=1e-4).items():
+        monkeypatch.setattr(nano, name, value)
+    policy = tiny_policy([Lottery()])
+    frame = ChatFrame(policy.tokenizer)
+    return policy, frame, nano.collect(policy, frame, "train", 0, 3, 4)
+
+
+def test_the_gradients_of_each_optimizer_step_are_those_of_train(played, monkeypatch):
+    policy, frame, episodes = played
+    for p in policy.model.parameters():  # away from the policy that played: ratios are clipped
+        p.data += 0.02 * torch.randn_like(p)
+    start, gradients = {k: v.clone() for k, v in policy.model.state_dict().items()}, []
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda weights, most: gradients.append(
+        torch.cat([p.grad.flatten() for p in weights])) or gradients[-1].norm())
+    monkeypatch.setattr(nano, "collect", lambda *_: episodes)
+    nano.train(policy, frame, steps=1)
+    policy.model.load_state_dict(start)
+    config = replace(preset("bandit"), epochs=nano.EPOCHS, lr=nano.LEARNING_RATE, filter="none",
+                     clip_low=nano.CLIP, clip_high=nano.CLIP, dual_clip=0.0, entropy_coef=0.0)
+    learner = trainer.Learner(policy, frame, AdamW(policy.model.parameters(), config.lr))
+    rows = [Sequence(e.tokens, e.response_mask, [mask - 1 for mask in e.response_mask],
+                     e.sample_logprobs) for e in episodes]
+    batch = make_batch([Trajectory("", 0, i // 4, i % 4, turn_rewards=[e.episode_return],
+                                   sequences=[rows[i]]) for i, e in enumerate(episodes)])
+    batch, _ = trainer.compute_targets(learner, batch, config)
+    metrics = trainer.update(learner, batch, config, step=1)
+    assert len({len(e.tokens) for e in episodes}) > 1 and 0.1 < metrics["clip_fraction"] < 0.9
+    assert len(gradients) == 2 * nano.EPOCHS
+    for ours, theirs in zip(gradients, gradients[nano.EPOCHS:]):
+        assert (ours - theirs).norm() < 1e-5 * theirs.norm()
+
+
+def test_the_tokens_that_are_trained_are_those_that_were_sampled(played, monkeypatch):
+    policy, frame, episodes = played
+    tokens, mask, old_logprobs, _ = nano.make_batch(episodes)
+    logprobs = nano.token_logprobs(policy.model, tokens, mask)
+    assert torch.allclose(logprobs, old_logprobs, atol=1e-5) and logprobs.std() > 0.1
+    drawn, multinomial = [], torch.multinomial
+    monkeypatch.setattr(torch, "multinomial", lambda p, num_samples: drawn.append(
+        multinomial(p, num_samples)) or drawn[-1])
+    one_by_one = [nano.collect(policy, frame, "train", seed, 1, 1)[0] for seed in range(4)]
+    assert torch.cat(drawn).flatten().tolist() == [
+        i for e in one_by_one for i, sampled in zip(e.tokens, e.response_mask) if sampled]
+    assert any(e.env.turns_left < 2 for e in one_by_one)  # two turns at least
+
+
+def test_it_fits_on_a_page_and_needs_the_ground_floor_only():
+    source = Path(nano.__file__).read_text()
+    top = [n for n in ast.parse(source).body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    assert len(source.splitlines()) <= 180
+    assert check.imported(ast.unparse(ast.Module(top, []))) == {"chat", "envs", "models"}
+    assert source.count("import resolve") == source.count("resolve(") == 1
+
+
+def test_main_starts_where_the_preset_does_and_prints(runs, capsys, monkeypatch):
+    config = preset("bandit")
+    assert parse_options(config.env_arg) == nano.ENV_OPTIONS
+    assert config.max_new_tokens == nano.MAX_NEW_TOKENS
+    assert config.warmup_steps == nano.WARMUP_STEPS
+    for name in ("NUM_GROUPS", "GROUP_SIZE", "HELD_OUT_SIZE"):
+        monkeypatch.setattr(nano, name, 2)
+    nano.main(steps=1)
+    said = capsys.readouterr().out
+    assert "bundled weights" in said and said.count("held-out success") == 2
