@@ -60,6 +60,20 @@ PRELOADED = ("torch", "transformers", "transformers.models.llama.modeling_llama"
 NEEDS = {"lora.py": "peft", "environments/openenv.py": "openenv",
          "environments/reasoning_gym.py": "reasoning_gym"}
 MUTANTS = {
+    "nano.py": [
+        ("(groups - mean) / (std + 1e-6)", "(groups - mean)", "advantages are not divided by std"),
+        ("groups.mean(dim=1, keepdim=True), groups", "groups.mean(), groups",
+         "the baseline is the mean of all groups"),
+        ("1 - CLIP, 1 + CLIP", "1 - CLIP, 1 + 2 * CLIP", "the clip is another than train's"),
+        ("(logits / temperature)", "logits", "validation is at temperature 1"),
+        ("held-out success {held_out_success(policy, frame):.3f}\", flush=True)\n    for",
+         "\", flush=True)\n    for", "success before RL is not shown"),
+        ('frame.between(token, observation)', 'frame.between(None, observation)',
+         "a reply that ended itself is ended twice"),
+        XX
+        (", sampled=True, logprob", ", sampled=token not in frame.end_ids, logprob",
+         "the end of a turn is not trained"),
+    ],
     "train.py": [
         ("image_store.forget()", "pass", "images are kept until the memory is full"),
         ("image_store.add_images_of(trajectories)", "pass",

@@ -66,6 +66,9 @@ def test_the_tokens_that_are_trained_are_those_that_were_sampled(played, monkeyp
     assert torch.cat(drawn).flatten().tolist() == [
         i for e in one_by_one for i, sampled in zip(e.tokens, e.response_mask) if sampled]
     assert any(e.env.turns_left < 2 for e in one_by_one)  # two turns at least
+    cold = nano.collect(policy, frame, "train", 0, 1, 4, temperature=1e-6)
+    assert len({tuple(e.tokens[:sum(mask.cumsum(0) < 1) + 6]) for e, mask in (
+        (e, torch.tensor(e.response_mask)) for e in cold)}) == 1  # their first replies are greedy
 
 
 def test_it_fits_on_a_page_and_needs_the_ground_floor_only():

@@ -172,10 +172,10 @@ class TestPages:
                 f"{found['generic_killed']} of {found['generic']} generic mutants died"
                 ) in PAGES["specification.md"] and not found["survivors"]
 
-    def test_every_module_is_in_the_reading_order_and_train_is_the_first(self):
+    def test_every_module_is_in_the_reading_order_and_the_page_of_the_idea_is_the_first(self):
         modules = {f"minragen/{path.name}" for path in (ROOT / "minragen").glob("[!_]*.py")}
         named = re.findall(r"`(minragen/\w+\.py)`", PAGES["README.md"].partition("## Read it")[2])
-        assert set(named) == modules and named[0] == "minragen/train.py"
+        assert set(named) == modules and named[0] == "minragen/nano.py"
 
     def test_no_file_names_a_folder_of_the_machine(self):
         for pattern in ("*.md", "*.toml", "*.cff", "Makefile", "minragen/**/*.py", "docs/**/*.md",
