@@ -70,7 +70,8 @@ MUTANTS = {
          "\", flush=True)\n    for", "success before RL is not shown"),
         ('frame.between(token, observation)', 'frame.between(None, observation)',
          "a reply that ended itself is ended twice"),
-        XX
+        ('collect(policy, frame, "val", 0', 'collect(policy, frame, "train", 0',
+         "success is measured on what was trained on"),
         (", sampled=True, logprob", ", sampled=token not in frame.end_ids, logprob",
          "the end of a turn is not trained"),
     ],

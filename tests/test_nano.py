@@ -69,6 +69,15 @@ def test_the_tokens_that_are_trained_are_those_that_were_sampled(played, monkeyp
     cold = nano.collect(policy, frame, "train", 0, 1, 4, temperature=1e-6)
     assert len({tuple(e.tokens[:sum(mask.cumsum(0) < 1) + 6]) for e, mask in (
         (e, torch.tensor(e.response_mask)) for e in cold)}) == 1  # their first replies are greedy
+    end = frame.end_of_turn
+    for seed in range(8):
+        ended = nano.begin(frame, "train", seed, 0)
+        length, ends = len(ended.tokens), ended.tokens.count(end)
+        nano.add_token(frame, ended, end, -0.5)
+        if not ended.over:
+            break
+    assert ended.response_mask[length] and sum(ended.response_mask) == 1
+    assert ended.tokens.count(end) == ends + 2  # the reply's and the observation's
 
 
 def test_it_fits_on_a_page_and_needs_the_ground_floor_only():
@@ -86,6 +95,10 @@ def test_main_starts_where_the_preset_does_and_prints(runs, capsys, monkeypatch)
     assert config.warmup_steps == nano.WARMUP_STEPS
     for name in ("NUM_GROUPS", "GROUP_SIZE", "HELD_OUT_SIZE"):
         monkeypatch.setattr(nano, name, 2)
+    splits, collect = [], nano.collect
+    monkeypatch.setattr(nano, "collect", lambda *given: (
+        splits.append(given[2]) or collect(*given)))
     nano.main(steps=1)
+    assert splits == ["val", "train", "val"]
     said = capsys.readouterr().out
     assert "bundled weights" in said and said.count("held-out success") == 2
