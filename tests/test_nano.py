@@ -101,4 +101,4 @@ def test_main_starts_where_the_preset_does_and_prints(runs, capsys, monkeypatch)
     nano.main(steps=1)
     assert splits == ["val", "train", "val"]
     said = capsys.readouterr().out
-    assert "bundled weights" in said and said.count("held-out success") == 2
+    assert "made now" not in said and said.count("held-out success") == 2

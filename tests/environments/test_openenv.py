@@ -145,10 +145,10 @@ class TestOurs:
             assert client.reset(seed=3).observation["text"].startswith("Day ")
             result = client.step({"message": "Right || Right"})
             assert "at 2" in result.observation["text"]
-            assert (result.reward, result.done) == (-0.5, False)
+            assert (result.reward, result.done) == (-0.25, False)
             assert client.state()["step_count"] == 1
             result = client.step({"message": "right"})
-            assert (result.reward, result.done) == (0.75, True)
+            assert (result.reward, result.done) == (0.875, True)
             with pytest.raises(RuntimeError, match="without a live episode"):
                 client.step({"message": "Right"})
 
