@@ -1,16 +1,18 @@
 """Mutants: wrong lines that the tests must notice, each tried by itself on a copy of the project.
 
-    make mutants                                     # the table below, then a generic sample
+    make mutants                                     # the table below
     .venv/bin/python tests/mutants.py --only train   # only files whose name holds `train`
+    .venv/bin/python tests/mutants.py --sample       # 150 generic mutants instead
 
 A row is (text, wrong text, what is then wrong). Its text stands exactly once in its file; a row
 whose text is gone is an error, so the table has to move with the code. The sample is drawn from all
 mutants that cosmic-ray makes of the package, with the tree's hash as seed. Results:
-runs/readme-mutants.json.
+runs/readme-mutants.json. A run that was interrupted goes on where it was.
 
 First coverage.py records which tests execute which lines. A row tries the test that noticed it in
-the last run, then those that execute its line, and only if all of them pass all others; a generic
-mutant tries a minute of those that execute its line.
+the last run, then those that execute its line; if all of them pass, in the end all tests of
+`make test`, or the file of tests/long that LATER names. A generic mutant tries a minute of the
+tests that execute its line.
 Every mutant runs in a forked process that has imported torch and transformers already. It dies when
 a test fails, when nothing can be collected, or when the tests take longer than TIME_LIMIT.
 """
@@ -46,6 +48,7 @@ ROOT = Path(__file__).parent.parent
 COPIED = ("minragen", "tests", "findings", "docs", "benchmarks", "runs", "README.md", "Makefile",
           "CONTRIBUTING.md", "pyproject.toml", "requirements.lock", "LOG.md", ".gitignore")
 RESULT = ROOT / "runs" / "readme-mutants.json"
+PROGRESS = ROOT / "runs" / "mutants.jsonl"  # outcomes so far, each with the trees that it is of
 # Rows by somebody who had read neither the tests nor the table, drawn before any test ran on them.
 STRANGERS = ROOT / "runs" / "readme-strangers.json"
 TIME_LIMIT = 600.0  # seconds of wall-clock time for the tests of one mutant
@@ -59,6 +62,9 @@ PRELOADED = ("torch", "transformers", "transformers.models.llama.modeling_llama"
 # Files whose tests are skipped without a package: `make extras` has them all.
 NEEDS = {"lora.py": "peft", "environments/openenv.py": "openenv",
          "environments/reasoning_gym.py": "reasoning_gym"}
+# Rows that `make test` cannot notice -> the tests of `make test-all` that do.
+LATER = {"rollout.py: the host waits twice in 8 tokens": ("tests/long/test_accelerator.py",),
+         "rollout.py: the host waits for its uploads": ("tests/long/test_accelerator.py",)}
 MUTANTS = {
     "nano.py": [
         ("(groups - mean) / (std + 1e-6)", "(groups - mean)", "advantages are not divided by std"),
@@ -1082,7 +1088,11 @@ class Job(NamedTuple):
     lines: range = range(0)  # numbers of the lines that are wrong
     likely: tuple = ()  # the test that noticed it in the last run
     tests: tuple = ()  # ids
-    others: bool = True  # whether to run all of SPECIFICATION if these pass
+    files: tuple = ()  # words of pytest: all tests of these
+
+    @property
+    def name(self):
+        return f"{self.file}: {self.what}"
 
 
 class Coverage:
@@ -1169,8 +1179,8 @@ def run_mutant(job):
             files = dict.fromkeys(test.partition("::")[0] for test in tests)
             if code == 0 and files:
                 code = _run_tests(folder, files, Chosen(tests, noticed))
-        if code == 0 and job.others:
-            code = _run_tests(folder, SPECIFICATION, Chosen((), noticed))
+        if code == 0 and job.files:
+            code = _run_tests(folder, job.files, Chosen((), noticed))
         # Above 1 not even the collection came to its end.
         outcome = {0: "survived", None: "killed (time)"}.get(code, "killed")
         return (outcome, noticed.read_text() if noticed.exists() else "",
@@ -1295,21 +1305,31 @@ def sample(seed):
     return jobs
 
 
-def run(jobs, processes):
-    """Try all jobs, `processes` at a time. Prints each. Returns {file: what is wrong: (outcome,
-    test that noticed it)}."""
+def run(jobs, processes, trees):
+    """Try all jobs, `processes` at a time, but for those that PROGRESS has for these trees. Prints
+    each. Returns {file: what is wrong: (outcome, test that noticed it)}."""
+    lines = PROGRESS.read_text().splitlines() if PROGRESS.exists() else ()
+    known = {line["name"]: (line["outcome"], line["noticed"])
+             for line in map(json.loads, lines) if line["trees"] == trees}
+
     def attempt(job):
         outcome, noticed, seconds = run_mutant(job)
-        print(f"{outcome:13} {seconds:6.1f} s  {job.file}: {job.what}  {noticed}", flush=True)
-        return f"{job.file}: {job.what}", (outcome, noticed)
+        print(f"{outcome:13} {seconds:6.1f} s  {job.name}  {noticed}", flush=True)
+        if outcome != "survived":
+            with PROGRESS.open("a") as file:
+                file.write(json.dumps(dict(trees=trees, name=job.name, outcome=outcome,
+                                           noticed=noticed)) + "\n")
+        return job.name, (outcome, noticed)
 
     with ThreadPoolExecutor(processes) as pool:
-        return dict(pool.map(attempt, jobs))
+        return {job.name: known[job.name] for job in jobs if job.name in known} | dict(
+            pool.map(attempt, (job for job in jobs if job.name not in known)))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="only files whose name holds this")
+    parser.add_argument("--sample", action="store_true", help="generic mutants, not the table")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(),
                         help="mutants at a time [cores]")
     args = parser.parse_args()
@@ -1322,35 +1342,41 @@ def main():
     if git("status", "--porcelain", "minragen", "tests"):
         sys.exit("error: minragen/ or tests/ differ from the commit that the result would name.")
     trees = {name: git("rev-parse", f"HEAD:{name}") for name in ("minragen", "tests")}
-    written = table(args.only)
-    drawn = [job for job in sample(trees["minragen"]) if args.only in job.file]
-    noticed = json.loads(RESULT.read_text()).get("noticed_by", {})
+    jobs = [job for job in sample(trees["minragen"]) if args.only in job.file] if (
+        args.sample) else table(args.only)
+    result = json.loads(RESULT.read_text())
+    noticed = result.get("noticed_by", {})
     with tempfile.TemporaryDirectory() as folder:
         coverage = Coverage(folder)
-        written = [job._replace(
+        jobs = [job._replace(
             tests=coverage.tests_of(job),
-            likely=tuple({noticed.get(f"{job.file}: {job.what}")} & coverage.seconds.keys()))
-            for job in written]
-        drawn = [job._replace(tests=coverage.a_minute_of(coverage.tests_of(job))) for job in drawn]
+            likely=tuple({noticed.get(job.name)} & coverage.seconds.keys())) for job in jobs]
+    if args.sample:
+        jobs = [job._replace(tests=coverage.a_minute_of(job.tests)) for job in jobs]
     # The copies bring their own modules; what they all import is imported once, here.
     sys.path[:] = [p for p in sys.path if p not in ("", str(ROOT), str(ROOT / "tests"))]
     for name in PRELOADED:
         importlib.import_module(name)
-    rows, drawn = run(written, args.jobs), run(drawn, args.jobs)
-    survivors, generic = ([what for what, (outcome, _) in found.items() if outcome == "survived"]
-                          for found in (rows, drawn))
-    minutes, share = (time.monotonic() - began) / 60, 1 - len(generic) / max(1, len(drawn))
-    print(f"table: {len(rows)} mutants, survivors: {survivors or 'none'}\n"
-          f"sample: {len(drawn)} mutants, {share:.1%} killed; {minutes:.0f} minutes")
+    found = run(jobs, args.jobs, trees)
+    if not args.sample:
+        left = [job._replace(likely=(), tests=(), files=LATER.get(job.name, SPECIFICATION))
+                for job in jobs if found[job.name][0] == "survived"]
+        found |= run(left, args.jobs, trees)
+    survivors = [name for name, (outcome, _) in found.items() if outcome == "survived"]
+    minutes = round((time.monotonic() - began) / 60)
+    share = 1 - len(survivors) / max(1, len(found))
+    print(f"{len(found)} mutants, {share:.1%} killed, {minutes} minutes, survivors: "
+          f"{survivors or 'none'}")
+    new = {"trees": trees, "minutes": minutes, "mutants": len(found), "survivors": survivors}
+    if args.sample:
+        result["sample"] = new
+    else:
+        later = [name for name, (_, test) in found.items() if "long/" in test]
+        result |= new | {"later": later, "noticed_by": {
+            name: test for name, (_, test) in found.items()}}
     if not args.only:
-        result = {"trees": trees, "minutes": round(minutes), "mutants": len(rows),
-                  "survivors": survivors, "generic": len(drawn),
-                  "generic_killed": len(drawn) - len(generic),
-                  "generic_timeouts": sum(o == "killed (time)" for o, _ in drawn.values()),
-                  "generic_survivors": generic,
-                  "noticed_by": {what: test for what, (_, test) in rows.items()}}
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    sys.exit(bool(survivors) or (not args.only and share < LEAST_SHARE))
+    sys.exit(share < (LEAST_SHARE if args.sample else 1))
 
 
 if __name__ == "__main__":

@@ -403,11 +403,12 @@ class TestLimits:
     def test_limits_are_no_higher_than_those_of_the_session(self):
         def limit():
             resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+            resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
             lean.limit_resources(5, 2**40, 0)
 
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE,
                               preexec_fn=limit) as other:  # noqa: PLW1509  it starts no thread
-            for kind, limits in (("NOFILE", (32, 32)), ("AS", (2**40, 2**40)), ("CPU", (6, 7))):
+            for kind, limits in (("NOFILE", (32, 32)), ("AS", (2**34, 2**34)), ("CPU", (6, 7))):
                 assert resource.prlimit(other.pid, getattr(resource, f"RLIMIT_{kind}")) == limits
             other.kill()
 
