@@ -154,7 +154,7 @@ def measured(name):
 
 class TestFamilies:
     @pytest.mark.parametrize("name", ["Gemma 2", "Cohere 2", "Mistral, window", "GPT-NeoX", "Mamba",
-                                      "GPT-2, longer", "Phi-3, longrope, longer", "T5"])
+                                      "Bloom", "GPT-2, longer", "Phi-3, longrope, longer", "T5"])
     def test_it_works_or_is_refused_as_the_page_says_and_is_never_silently_wrong(self, name):
         """The others: long/test_every_family.py."""
         assert listed_as(name) == measured(name)

@@ -154,6 +154,13 @@ class TestImageStore:
         special = set(policy.tokenizer.convert_tokens_to_ids(MARKS))
         assert sum(i in special for i in around) == marks
 
+    def test_text_above_and_below_an_image_ends_no_turn(self, policy):
+        frame = ChatFrame(policy.tokenizer, image_store=policy.image_store)
+        mark = policy.tokenizer.decode([frame.end_of_turn])
+        first, marked = (frame.open("rules", Observation(f"{x} {IMAGE} {x}", image(0))).count(
+            frame.end_of_turn) for x in ("x", mark))
+        assert first == marked > 0
+
     def test_an_images_number_is_48_bits_that_its_pixels_and_its_shape_decide(self, monkeypatch):
         """With 16 bits two of a step's images would soon be one."""
         processor = SimpleNamespace(image_token=IMAGE)
