@@ -119,7 +119,8 @@ def bytes_read(policy, config, play):
     model = policy.model
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     own = 0 if embedding.weight is output.weight else embedding.weight.nbytes
-    weights, sizes = sum(p.nbytes for p in model.parameters()) - own, memory._sizes(policy, config)
+    weights = sum(p.nbytes for p in model.parameters()) - own
+    sizes = memory._sizes(policy, config, 1)
     usual, read = rollout.forward_slots, []
 
     def counted(model, slots, tokens, *rest):

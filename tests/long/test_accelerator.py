@@ -77,8 +77,22 @@ def on(device):
     return pretend_device() if device != "cpu" else contextlib.nullcontext()
 
 
+class Diagnosing(trainer.Log):
+    """Measures what a run measures, and writes nothing."""
+
+    def __init__(self, learner, config):
+        self.learner, self.config = learner, config
+
+    def diagnose(self, step, played):
+        return diagnostics.diagnose(self.learner, self.config, step, played, ())
+
+    def diagnose_update(self, step, played, rows, batch):
+        return diagnostics.diagnose_update(self.learner, self.config, step, batch)
+
+
 def step(device, **options):
-    """One training step. Returns the learner, metrics, trajectories and the PretendDevice."""
+    """One training step with its diagnoses. Returns the learner, metrics, trajectories and the
+    PretendDevice."""
     config = configured(device, gradients_every=1, **options)
     with on(device) as pretend:
         groups = start.build_groups(config)
@@ -86,7 +100,8 @@ def step(device, **options):
         if pretend:
             pretend.waits.clear()
             pretend.moved.clear()
-        return learner, *trainer.train_step(learner, groups["train"], config), pretend
+        found = trainer.train_step(learner, groups["train"], config, Diagnosing(learner, config))
+        return learner, *found, pretend
 
 
 def run(config, resume=False):

@@ -119,11 +119,11 @@ class TestCommands:
         words = run([*shortened("make watch RUN=watched"), "-n"], checkout)
         with subprocess.Popen(shlex.split(words), cwd=checkout, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
-            said = watch.stdout.readline().strip()
+            said, written = watch.stdout.readline().strip(), page.read_text()
             watch.send_signal(signal.SIGINT)
             assert (said, watch.wait(60), watch.stderr.read()) == (
                 "runs/watched/report.html", 0, "")
-        assert "location.reload(), 5000)" in page.read_text()  # milliseconds
+        assert "location.reload(), 5000)" in written  # milliseconds
 
     @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
     def test_the_sweep_runs_as_written(self, checkout, tmp_path, monkeypatch, capfd):
