@@ -2,7 +2,7 @@
 
     python -m benchmarks.assets [tiny-bandit ...]      (or: make warmup)
 
-Needed when prompts, demonstrations or the recipe in minragen/bundled.py have changed.
+Needed when prompts, demonstrations or the recipe in minragen/run/bundled.py have changed.
 """
 
 import copy
@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from minragen import bundled
 from minragen.chat import ChatFrame
 from minragen.config import PRESETS, env_groups, preset
 from minragen.envs import SPLITS
+from minragen.run import bundled
 
 MADE = {f"{model}-{env}": (model, env) for model in PRESETS for env in PRESETS[model]}
 CHECKSUM_STEPS = 2  # a test repeats this many steps and compares the weights by their checksums

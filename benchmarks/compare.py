@@ -18,8 +18,7 @@ from unittest import mock
 
 from benchmarks.figure import of_seeds, with_interval, written_into
 from minragen import config as settings
-from minragen import runs
-from minragen.run import start
+from minragen.run import runs, start
 
 ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "runs" / "readme-compare.json"

@@ -29,7 +29,7 @@ from minragen.environments.__main__ import transcript
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
 from minragen.eval import wilson
-from minragen.runs import console_line, read_config
+from minragen.run.runs import console_line, read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)

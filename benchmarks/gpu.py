@@ -21,10 +21,10 @@ from functools import partial
 
 import torch
 
-from minragen import bundled, memory, rollout, train
 from minragen import config as settings
+from minragen import rollout, train
 from minragen.models import token_logprobs
-from minragen.run import start
+from minragen.run import bundled, memory, start
 
 WORK = dict(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda", num_groups=8, group_size=16,
             val_size=1)

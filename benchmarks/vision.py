@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from minragen import runs
 from minragen.config import env_groups
 from minragen.environments.frozenlake import FrozenLake
 from minragen.eval import checkpoint_player, wilson
+from minragen.run import runs
 
 
 class Shuffled(FrozenLake):

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from minragen import loggers, starpo
+from minragen import starpo
 from minragen.chat import CONTEXTS, FORMATS, description_parts, format_parts
 from minragen.envs import Budget, EnvGroups, nearest, parse_mixture, parse_options
+from minragen.more import loggers
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user

@@ -36,8 +36,8 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from minragen import faults
 from minragen.envs import IMAGE, SPLITS, image_of, make, nearest, parse_options
+from minragen.look import faults
 
 # torch and transformers are imported where a model is needed: `make envs` need not wait for them.
 # scipy imports scipy.stats when it is first used, and that takes half a second: leave it to scipy.
@@ -166,9 +166,8 @@ def checkpoint_player(config, run="", say=print, only=""):
 
     only: "best": the checkpoint of the best validation
     """
-    from minragen import distributed, runs
     from minragen.rollout import play_held_out, prove
-    from minragen.run import start
+    from minragen.run import distributed, runs, start
     from minragen.train import rules_of
 
     policy, frame = start.load(dataclasses.replace(config, attention=""), run and
@@ -475,9 +474,9 @@ def arguments(argv):
 def subjects(args):
     """What is measured: [(name, Config, run or ""), ...]. Whatever can be refused is refused here,
     before anything is played."""
-    from minragen import runs
-    from minragen.bundled import choose_model
     from minragen.config import changed_environment, check, from_options
+    from minragen.run import runs
+    from minragen.run.bundled import choose_model
 
     changes = dict(device=args.device)
     if args.temperature is not None:
@@ -506,7 +505,7 @@ def subjects(args):
 def measure(name, config, run, args):
     """Evaluate one subject and print its tables. Returns (name, Config, tables, trajectories)."""
     if args.api:
-        from minragen.api import Server
+        from minragen.more.api import Server
 
         server = Server(args.api, name, config.response_format, config.max_new_tokens,
                         config.val_temperature)
@@ -584,7 +583,7 @@ def write(folder, measured, args):
                         subject, env, " ".join(changed_environment(config)), args.split, args.set,
                         player, len(episodes), table.distinct, *numbers_of(episodes).values(),
                         passes if number == 0 else ""])
-    from minragen.vision import images_of
+    from minragen.more.vision import images_of
 
     with open(folder / "chats.jsonl", "w") as file:
         for subject, _, _, trajectories in measured:

@@ -26,8 +26,9 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from minragen import lora, starpo, vision
-from minragen.attention import choose_attention, states_before
+from minragen import starpo
+from minragen.cache import choose_attention, states_before
+from minragen.more import lora, vision
 
 LOGIT_BUDGET = 2**24  # elements of one (chunk, V) block of logits: 64 MiB in float32
 NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a folder's Python

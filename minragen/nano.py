@@ -168,7 +168,7 @@ def policy_loss(logprobs, old_logprobs, advantages):
 
 def main(seed=0, steps=STEPS):
     """Load tiny after its warm-up, and train it. An untrained model would never write an answer."""
-    from minragen.bundled import resolve  # loading is not part of the idea
+    from minragen.run.bundled import resolve  # loading is not part of the idea
 
     folder = resolve("tiny", lambda split, count: EnvGroups(ENV, count or 1, 1, split, ENV_OPTIONS),
                      max_new_tokens=MAX_NEW_TOKENS, steps=WARMUP_STEPS)

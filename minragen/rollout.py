@@ -36,10 +36,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from minragen.attention import KVSlots, forward_slots
+from minragen.cache import KVSlots, forward_slots
 from minragen.chat import Reply
 from minragen.envs import image_of
-from minragen.faults import Fault, fault_of
+from minragen.look.faults import Fault, fault_of
 from minragen.models import max_positions, output_layer, token_logprobs
 
 LARGEST = 1e15  # largest accepted reward or metric of a step; its square fits float32

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from minragen import config as settings
 from minragen import starpo
-from minragen.attention import micro_batches
+from minragen.cache import micro_batches
 from minragen.chat import ChatFrame
 from minragen.models import AdamW, Critic, token_logprobs
 from minragen.rollout import (

@@ -69,10 +69,10 @@ def drawn():
 
 
 def keep_runs_in(folder, tmp_path_factory, monkeypatch, drawn=False):
-    monkeypatch.setattr("minragen.runs.RUNS", folder)
+    monkeypatch.setattr("minragen.run.runs.RUNS", folder)
     monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     if not drawn:
-        monkeypatch.setattr("minragen.report.write", lambda *_: "report.html")
+        monkeypatch.setattr("minragen.look.report.write", lambda *_: "report.html")
 
 
 def run_apart(tmp_path_factory, line, *more):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from minragen import distributed
+from minragen.run import distributed
 
 TESTS = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

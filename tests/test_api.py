@@ -15,11 +15,11 @@ import pytest
 from PIL import Image
 from toys import tiny
 
-from minragen import api
-from minragen.api import Server
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, EnvGroups
 from minragen.eval import Episode, scripted
+from minragen.more import api
+from minragen.more.api import Server
 from minragen.train import TRAIN_SEED
 
 NOTHING = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}

@@ -11,9 +11,8 @@ import torch
 from test_families import family
 from test_train import played
 
-from minragen import attention
 from minragen import train as trainer
-from minragen.attention import PrefixTree, micro_batches, states_before
+from minragen.cache import PrefixTree, micro_batches, states_before
 from minragen.models import Critic, token_logprobs
 
 pytestmark = pytest.mark.usefixtures("runs")

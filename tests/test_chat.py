@@ -16,11 +16,10 @@ from tokenizers.models import BPE
 from toys import tiny
 from transformers import PreTrainedTokenizerFast
 
-from minragen import bundled
 from minragen.chat import FORMATS, ChatFrame, Reply, description_parts
 from minragen.config import preset
 from minragen.envs import SPLITS, make
-from minragen.run import start
+from minragen.run import bundled, start
 
 CHATML = bundled.CHAT_TEMPLATE
 REPLY = " a</think><answer> Up</answer>"

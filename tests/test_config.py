@@ -11,11 +11,12 @@ import torch
 from conftest import message, parsed
 
 from minragen import config as settings
-from minragen import envs, report
+from minragen import envs
 from minragen import eval as evaluation
 from minragen.config import ALGOS, ROOM, TINY, Config, preset
 from minragen.envs import REGISTRY, nearest, parse_options
-from minragen.runs import read_config
+from minragen.look import report
+from minragen.run.runs import read_config
 from minragen.train import World, choose_groups, main
 
 pytestmark = pytest.mark.usefixtures("runs")

@@ -15,16 +15,17 @@ from test_families import family
 from toys import tiny
 from training import read_lines
 
-from minragen import diagnostics, models, rollout
+from minragen import models, rollout
 from minragen.chat import ChatFrame
-from minragen.diagnostics import (
+from minragen.envs import REGISTRY
+from minragen.look import diagnostics
+from minragen.look.diagnostics import (
     Pair,
     collapse_metrics,
     early_stop,
     gradient_metrics,
     score_matrix,
 )
-from minragen.envs import REGISTRY
 from minragen.models import AdamW, token_logprobs
 from minragen.rollout import Batch, Rules, Trajectory
 

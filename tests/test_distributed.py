@@ -20,15 +20,14 @@ from torch.nn.utils import get_total_norm
 from training import metrics
 from transformers import AutoModelForCausalLM
 
-from minragen import bundled, distributed
 from minragen import eval as evaluation
-from minragen import runs as storage
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.models import Policy
 from minragen.rollout import collect
-from minragen.run import start
-from minragen.runs import TIMES
+from minragen.run import bundled, distributed, start
+from minragen.run import runs as storage
+from minragen.run.runs import TIMES
 
 float64, real = test_step.float64, test_step.real
 # Mixture, filter, resampling, both KLs, and for ppo a critic and whitening.

@@ -23,7 +23,7 @@ from minragen.envs import IMAGE, EnvGroups, make, parse_options
 from minragen.eval import SETS, of_set, pass_at_k, play, scripted, sign_test, wilson
 from minragen.rollout import Trajectory, Turn
 from minragen.run import start
-from minragen.runs import load_config
+from minragen.run.runs import load_config
 
 
 class TestWilson:
@@ -334,7 +334,7 @@ class TestCommand:
             def collect(self, groups):
                 return [trajectory(True, 1.0)] * len(groups)
 
-        monkeypatch.setattr("minragen.api.Server", Server)
+        monkeypatch.setattr("minragen.more.api.Server", Server)
         monkeypatch.setattr(evaluation, "players", lambda training: {})
         evaluation.main(["--env", "lean", "--api", "http://x", "--api-model", "m", "--size", "2",
                          "--temperature", "0.25", "--samples", "2"])

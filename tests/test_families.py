@@ -14,11 +14,12 @@ import transformers
 from toys import tiny
 
 from benchmarks.figure import ROOT
-from minragen import diagnostics, memory
 from minragen.config import Config
 from minragen.envs import EnvGroups
+from minragen.look import diagnostics
 from minragen.models import Critic, load_policy
 from minragen.rollout import Rules, collect, make_batch, prove
+from minragen.run import memory
 from minragen.train import Learner
 
 PAGE = (ROOT / "docs" / "models.md").read_text()

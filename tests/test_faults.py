@@ -14,12 +14,14 @@ import pytest
 from conftest import message, parsed
 from training import run
 
-from minragen import envs, faults, report, reproduce
+from minragen import envs
 from minragen import eval as evaluation
 from minragen import train as trainer
 from minragen.envs import EnvGroups
+from minragen.look import faults, report
 from minragen.rollout import Trajectory
-from minragen.runs import ENDED, Log
+from minragen.run import reproduce
+from minragen.run.runs import ENDED, Log
 
 USERS = """
 import json

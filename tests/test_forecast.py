@@ -10,11 +10,11 @@ import torch
 from test_vision import folder_of, idefics3
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from minragen import memory
 from minragen.config import from_options
 from minragen.models import LOGIT_BUDGET, Critic, Policy, load_policy
+from minragen.more.vision import freeze_tower
+from minragen.run import memory
 from minragen.train import World
-from minragen.vision import freeze_tower
 
 DOCS = Path(__file__).parent.parent / "docs"
 

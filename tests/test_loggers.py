@@ -13,7 +13,7 @@ import pytest
 from conftest import message
 from training import BRIEF, metrics, read_lines, run
 
-from minragen import loggers
+from minragen.more import loggers
 
 SHORT = [*BRIEF, *shlex.split("--warmup-steps 0 --filter none --diagnose-every 2")]
 

@@ -17,11 +17,11 @@ from training import assert_resumed_alike, run
 from transformers import AutoModelForCausalLM
 
 from minragen import eval as evaluation
-from minragen import lora, memory
 from minragen import train as trainer
 from minragen.models import Critic, Policy, load_policy, token_logprobs
+from minragen.more import lora
 from minragen.rollout import prove
-from minragen.run import start
+from minragen.run import memory, start
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.usefixtures("runs")

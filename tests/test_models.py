@@ -18,8 +18,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from toys import tiny
 from transformers import AttentionInterface
 
-from minragen import bundled, models
-from minragen.attention import slots_attention, states_before
+from minragen import models
+from minragen.cache import slots_attention, states_before
 from minragen.models import (
     AdamW,
     Critic,
@@ -29,6 +29,7 @@ from minragen.models import (
     token_logprobs,
 )
 from minragen.rollout import prove
+from minragen.run import bundled
 
 
 def ragged():

@@ -12,13 +12,14 @@ from test_chat import family
 from torch.nn.functional import pad, scaled_dot_product_attention
 from toys import puppet, sampled, scripted, tiny
 
-from minragen import bundled, envs, models, rollout, runs, starpo
 from minragen import config as settings
+from minragen import envs, models, rollout, starpo
 from minragen import train as trainer
 from minragen.config import Config
 from minragen.envs import EnvGroups
 from minragen.models import Policy, token_logprobs
 from minragen.rollout import Rules, StopReason, collect, make_batch
+from minragen.run import bundled, runs
 from minragen.train import Learner
 
 

@@ -13,10 +13,10 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from minragen import report
 from minragen.config import from_options
 from minragen.eval import wilson
-from minragen.report import Run, conversations, figures_of
+from minragen.look import report
+from minragen.look.report import Run, conversations, figures_of
 
 HOSTILE = ("</script><script>document.title = 1</script><img src=x onerror=alert(1)>"
            "{{ 7 * 7 }}{% set x %}")

@@ -10,9 +10,10 @@ from test_families import family
 from torch.nn.utils.rnn import pad_sequence
 from toys import Lottery, prompt_length, puppet, sampled, scripted, tiny
 
-from minragen import attention, llama, rollout, starpo
+from minragen import rollout, starpo
 from minragen.chat import ChatFrame, Reply
 from minragen.envs import EnvGroups
+from minragen.fast import llama
 from minragen.models import output_layer, token_logprobs
 from minragen.rollout import Rules, StopReason, collect, make_batch, sample_tokens, uniforms
 

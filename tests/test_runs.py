@@ -27,13 +27,14 @@ from training import (
     trainer_state,
 )
 
-from minragen import report, reproduce
-from minragen import runs as runs_module
 from minragen import train as trainer
 from minragen.config import Config
 from minragen.envs import ServerGone
+from minragen.look import report
 from minragen.rollout import StopReason, Trajectory
-from minragen.runs import (
+from minragen.run import reproduce
+from minragen.run import runs as runs_module
+from minragen.run.runs import (
     Log,
     damage,
     find_checkpoint,

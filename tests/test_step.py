@@ -19,14 +19,15 @@ from toys import Lottery, Raffle
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from minragen import attention, bundled, lora, rollout, runs
+from minragen import cache, rollout
 from minragen import config as settings
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.config import ALGOS, Config, env_groups, preset
 from minragen.models import Policy, choose_attention, load_policy
+from minragen.more import lora
 from minragen.rollout import collect, sample_tokens
-from minragen.run import start
+from minragen.run import bundled, runs, start
 from minragen.train import rules_of
 
 pytestmark = pytest.mark.usefixtures("float64")

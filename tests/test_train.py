@@ -22,13 +22,14 @@ from conftest import message, parsed, run_apart
 from toys import tiny
 from training import BRIEF, metrics, read_lines, run
 
-from minragen import bundled, diagnostics, rollout
+from minragen import rollout
 from minragen import train as trainer
 from minragen.envs import REGISTRY, make
+from minragen.look import diagnostics
 from minragen.models import load_policy, token_logprobs
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
-from minragen.run import start
-from minragen.runs import (
+from minragen.run import bundled, start
+from minragen.run.runs import (
     TIMES,
     Log,
     begin,

@@ -28,13 +28,13 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 
 from minragen import eval as evaluation
 from minragen import train as trainer
-from minragen import vision
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, EnvGroups, Observation
 from minragen.eval import wilson
 from minragen.models import Critic, load_policy, token_logprobs
+from minragen.more import vision
+from minragen.more.vision import ImageStore
 from minragen.rollout import Rules, collect, make_batch, prove
-from minragen.vision import ImageStore
 
 SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3)
@@ -338,7 +338,7 @@ class TestRuns:
                 assert one.norm() > 0 and (one - other).norm() < 1e-5 * one.norm()
 
     def test_a_run_stores_its_images_and_a_plain_folder(self, drawn, runs, monkeypatch):
-        monkeypatch.setattr("minragen.report.figures_of", lambda loaded: {})
+        monkeypatch.setattr("minragen.look.report.figures_of", lambda loaded: {})
         run("--run a --steps 1", *PAINTED)
         for episode in (episodes := read_lines(runs / "a/trajectories.jsonl")):
             world = Painted(episode["split"])

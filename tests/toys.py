@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from minragen.bundled import tiny_policy
 from minragen.chat import ChatFrame
 from minragen.config import env_groups, preset
 from minragen.envs import IMAGE, SPLITS, Budget, EnvGroups, Observation, TextEnv
 from minragen.models import Policy
 from minragen.rollout import Rules, collect
+from minragen.run.bundled import tiny_policy
 
 
 @functools.cache

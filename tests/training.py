@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from minragen import train
+from minragen.run.runs import TIMES
 from minragen.run.start import main
-from minragen.runs import TIMES
 
 # Episodes of one turn, where it does not matter what is played.
 BRIEF = shlex.split("--env bandit --num-groups 2 --group-size 4 --val-size 4 --val-every 2 "

@@ -3,7 +3,7 @@
 import sys
 
 from minragen.envs import make
-from minragen.faults import Parser, told
+from minragen.look.faults import Parser, told
 
 
 def transcript(name, seed=0, split="train", **options):

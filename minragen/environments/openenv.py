@@ -22,7 +22,7 @@ import numpy as np
 from minragen import envs
 from minragen.environments.search import MAX_REPLY, fetch, one_line
 from minragen.envs import Budget, ServerGone
-from minragen.faults import Parser, told
+from minragen.look.faults import Parser, told
 
 try:
     import uvicorn

@@ -16,12 +16,15 @@ import sys
 import torch
 import transformers
 
-from minragen import bundled, distributed, lora, memory, report, runs, starpo, vision
 from minragen import config as settings
+from minragen import starpo
 from minragen.chat import ChatFrame
 from minragen.envs import SPLITS
+from minragen.look import report
 from minragen.models import AdamW, Critic, checkpoint_activations, load_policy
+from minragen.more import lora, vision
 from minragen.rollout import first_prompt, prove
+from minragen.run import bundled, distributed, memory, runs
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
 
 

@@ -8,11 +8,11 @@ import time
 import pytest
 from toys import prompt_length, puppet, tiny
 
-from minragen.bundled import tiny_tokenizer
 from minragen.chat import ChatFrame, Reply
 from minragen.environments.board import read_relations, relation, relation_f1, relations_text
 from minragen.envs import EnvGroups, make
 from minragen.rollout import Rules, collect, state_reward
+from minragen.run.bundled import tiny_tokenizer
 
 PLACES = [*itertools.product(("above", "same row", "below"), ("left", "same column", "right"))]
 

@@ -23,7 +23,7 @@ sys.path[:0] = map(str, Path(__file__).parents[:3])  # long, tests, the project
 from test_kill import OPTIONS, started  # noqa: E402
 from training import metrics  # noqa: E402
 
-from minragen.runs import find_checkpoint, step_of  # noqa: E402
+from minragen.run.runs import find_checkpoint, step_of  # noqa: E402
 
 RUN, DISK, SAVED = Path("runs/a"), "runs", Path("saved")
 

@@ -18,12 +18,13 @@ from safetensors.torch import load_file
 from toys import tiny
 
 from benchmarks import gpu
-from minragen import bundled, diagnostics, models, rollout, starpo
+from minragen import models, rollout, starpo
 from minragen import train as trainer
 from minragen.config import preset
 from minragen.envs import EnvGroups
+from minragen.look import diagnostics
 from minragen.rollout import Rules, collect
-from minragen.run import start
+from minragen.run import bundled, start
 
 HOST_STEPS = 8  # tokens of each row that are sampled between two waits of the host
 SMALL = tempfile.TemporaryDirectory()  # of an untrained policy of two layers

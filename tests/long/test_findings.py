@@ -177,7 +177,7 @@ class TestRunner:
         monkeypatch.setattr(page, "PAGE", tmp_path / "findings.md")
         (tmp_path / "findings.md").write_text("<!-- begin summary -->\n<!-- end summary -->\n")
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("minragen.runs.RUNS", Path("runs"))
+        monkeypatch.setattr("minragen.run.runs.RUNS", Path("runs"))
         monkeypatch.setenv("PYTHONPATH", str(Path(page.__file__).parent.parent))
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path / "cache"))
         return tmp_path

@@ -13,12 +13,12 @@ from several import TORCHRUN, Launched, free_port
 from test_distributed import LOTTERY
 from training import metrics, read_lines
 
-from minragen import distributed
+from minragen.run import distributed
 from minragen.run.start import main
 
 # `--`: torchrun takes --run for an abbreviation of an option of its own.
 RUN = ["-m", "--", "minragen.train", *LOTTERY, "--run"]
-SEVERAL = [sys.executable, "-m", "minragen.distributed"]
+SEVERAL = [sys.executable, "-m", "minragen.run.distributed"]
 SHORT, LONG = shlex.split("--steps 2 --val-every 1"), shlex.split("--steps 900 --val-every 900")
 
 

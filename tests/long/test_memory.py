@@ -19,10 +19,11 @@ from torch.profiler import ProfilerActivity, profile
 from toys import tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from minragen import diagnostics, memory, rollout, train
+from minragen import rollout, train
+from minragen.look import diagnostics
 from minragen.models import AdamW
 from minragen.rollout import make_batch
-from minragen.run import start
+from minragen.run import memory, start
 
 MODELS = {"tiny": None,  # and random ones of so many parameters
           "10M": dict(vocab_size=8192, hidden_size=256, intermediate_size=1024,

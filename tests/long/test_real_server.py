@@ -13,9 +13,9 @@ import pytest
 from conftest import parsed, run_apart
 from test_eval import players_of
 
-from minragen.api import Server
 from minragen.config import env_groups
 from minragen.eval import checkpoint_player
+from minragen.more.api import Server
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ class TestRealServer:
     def test_at_temperature_0_it_says_token_for_token_what_the_trained_model_says(
             self, served, monkeypatch):
         url, name, trained = served
-        monkeypatch.setattr("minragen.runs.RUNS", trained.parent)
+        monkeypatch.setattr("minragen.run.runs.RUNS", trained.parent)
         config = parsed("--env", "frozenlake")
         local = checkpoint_player(config, trained.name, say=lambda said: None)(
             env_groups(config, "test", 4))["checkpoint, greedy"]

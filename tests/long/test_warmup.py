@@ -5,11 +5,11 @@ import functools
 import pytest
 from test_bundled import fresh, loss_and_checksums
 
-from minragen import bundled
-from minragen.bundled import ASSETS, warm_up, warmup_key
 from minragen.chat import ChatFrame
 from minragen.config import TINY_VLM, env_groups, preset
 from minragen.envs import SPLITS
+from minragen.run import bundled
+from minragen.run.bundled import ASSETS, warm_up, warmup_key
 
 
 class TestBundledWeights:

@@ -1,8 +1,8 @@
 """One page about a run: curves, warnings, the map of regimes, and what was said.
 
-    python -m minragen.report my-run            (or: make report RUN=my-run; training ends with it)
-    python -m minragen.report "a b c"           several runs in one page, runs/report.html
-    python -m minragen.report my-run --watch    (or: make watch RUN=my-run) again after every step
+    python -m minragen.look.report my-run            (or: make report RUN=my-run; training ends with it)
+    python -m minragen.look.report "a b c"           several runs in one page, runs/report.html
+    python -m minragen.look.report my-run --watch    (or: make watch RUN=my-run) again after every step
 
 `runs/my-run/report.html` opens without a network. Its figures stand beside it as PNG, in
 `figures/`. Runs that differ in their seed alone become a mean with a band from the lowest to the
@@ -24,11 +24,11 @@ from pathlib import Path
 import jinja2
 import numpy as np
 
-from minragen import runs
 from minragen.config import Config, summary
-from minragen.diagnostics import LOW_ENTROPY, LOW_MI, NO_ENTROPY, warnings_of
 from minragen.eval import wilson
-from minragen.faults import Parser, told
+from minragen.look.diagnostics import LOW_ENTROPY, LOW_MI, NO_ENTROPY, warnings_of
+from minragen.look.faults import Parser, told
+from minragen.run import runs
 
 TEMPLATE = Path(__file__).parent / "data" / "report.html"
 EPISODES_SIZE = 2_000_000  # characters of conversations in a page; longer runs leave out steps
@@ -281,7 +281,7 @@ def conversations(run):
 
 def main(argv=None):
     """The command: write a page, or write it again while the run goes on."""
-    parser = Parser(prog="minragen.report", description=__doc__.splitlines()[0])
+    parser = Parser(prog="minragen.look.report", description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", help="folders under runs/")
     parser.add_argument("--watch", action="store_true",
                         help="write the page again after every step; it reloads itself")

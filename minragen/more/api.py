@@ -24,8 +24,8 @@ from minragen.chat import (
     reply_pattern,
 )
 from minragen.envs import IMAGE, image_of
+from minragen.more.vision import data_uri
 from minragen.rollout import StopReason, Trajectory, Turn
-from minragen.vision import data_uri
 
 CONCURRENCY = 16  # conversations at a time
 ATTEMPTS = 6  # for a request

@@ -14,7 +14,7 @@ Tests: `python -m pytest tests/long/test_memory.py`, which measures the peaks.
 from types import SimpleNamespace
 
 from minragen import config as settings
-from minragen import diagnostics
+from minragen.look import diagnostics
 from minragen.models import LOGIT_BUDGET
 
 # Bytes of an id of a batch: 2 integers, 5 masks, 11 numbers, and the part that mini-batches copy.

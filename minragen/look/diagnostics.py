@@ -41,7 +41,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from minragen import attention, starpo
+from minragen import starpo
 from minragen.models import LOGIT_BUDGET, max_positions, output_layer
 from minragen.train import add_loss_weights, due, hash_seed, policy_losses
 

@@ -21,7 +21,7 @@ from os.path import commonprefix
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from minragen import llama
+from minragen.fast import llama
 
 PAIRS = {"cpu": 2**18}  # of queries and keys in one attention call; on an accelerator 2**24
 

@@ -1,6 +1,6 @@
 """Train a run again from its config.json, and say where the two differ first, if they do.
 
-    python -m minragen.reproduce my-run     (or: make reproduce RUN=my-run)
+    python -m minragen.run.reproduce my-run     (or: make reproduce RUN=my-run)
 
 The new run is runs/my-run-again. On the same machine, with the same packages and number of
 processes, all lines of metrics.jsonl are equal but for times (docs/running.md).
@@ -12,16 +12,15 @@ import sys
 
 import transformers
 
-from minragen import runs
-from minragen.faults import Parser, told
-from minragen.run import start
+from minragen.look.faults import Parser, told
+from minragen.run import runs, start
 
 
 def main(argv=None):
     """The command. Exits with 1 if the runs differ."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    parser = Parser(prog="minragen.reproduce", description=__doc__.splitlines()[0])
+    parser = Parser(prog="minragen.run.reproduce", description=__doc__.splitlines()[0])
     parser.add_argument("run", help="a folder under runs/")
     name = parser.parse_args(argv).run
     try:

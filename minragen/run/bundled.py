@@ -40,14 +40,14 @@ from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from minragen.attention import padded_batches
+from minragen.cache import padded_batches
 from minragen.chat import FORMATS, ChatFrame, description_parts, format_instructions
-from minragen.distributed import progress_bar
 from minragen.environments.data import cache_folder
 from minragen.envs import IMAGE, SEPARATOR, SPLITS, image_of, nearest
 from minragen.models import NO_CODE, AdamW, Policy, load_policy, token_logprobs
+from minragen.more.vision import VisionLanguageModel
 from minragen.rollout import Trajectory, make_batch
-from minragen.vision import VisionLanguageModel
+from minragen.run.distributed import progress_bar
 
 TINY_MODELS = ("tiny", "tiny-vlm")  # made for their environments; tiny-vlm sees images
 BUNDLED = (*TINY_MODELS, "smollm2")

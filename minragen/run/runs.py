@@ -34,11 +34,14 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from minragen import diagnostics, distributed, loggers, lora, train
+from minragen import train
 from minragen.config import RUN_NAME, Config, check
 from minragen.envs import ServerGone, nearest
-from minragen.faults import fault_of, first_line
-from minragen.vision import images_of
+from minragen.look import diagnostics
+from minragen.look.faults import fault_of, first_line
+from minragen.more import loggers, lora
+from minragen.more.vision import images_of
+from minragen.run import distributed
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.

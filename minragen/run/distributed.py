@@ -30,7 +30,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from tqdm import tqdm
 
-from minragen.faults import told
+from minragen.look.faults import told
 from minragen.train import World
 
 FIRST_LINE = 10  # seconds until the first progress line, if stderr is not a terminal

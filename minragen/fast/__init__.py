@@ -1,0 +1,1 @@
+"""The same results sooner: prefix trees, and a decoder without padding."""

@@ -1,0 +1,1 @@
+"""What people look at: diagnostics, evaluation, players, the report."""
