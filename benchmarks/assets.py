@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import save_file
 
 from minragen.chat import ChatFrame
-from minragen.config import PRESETS, env_groups, preset
+from minragen.config import PRESETS, preset
 from minragen.envs import SPLITS
 from minragen.run import bundled
+from minragen.run.groups import env_groups
 
 MADE = {f"{model}-{env}": (model, env) for model in PRESETS for env in PRESETS[model]}
 CHECKSUM_STEPS = 2  # a test repeats this many steps and compares the weights by their checksums

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from minragen.config import Config, changed_environment, env_groups, preset
+from minragen.config import Config, changed_environment, preset
 from minragen.envs import REGISTRY
 from minragen.eval import DEMONSTRATIONS, players, scripted, wilson
+from minragen.run.groups import env_groups
 
 SIZE = 256
 STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-envs.json"

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from minragen.config import env_groups
 from minragen.environments.frozenlake import FrozenLake
 from minragen.eval import checkpoint_player, wilson
 from minragen.run import runs
+from minragen.run.groups import env_groups
 
 
 class Shuffled(FrozenLake):

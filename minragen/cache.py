@@ -1,29 +1,23 @@
-"""Which token sees which: keys and values that are kept, prompts that rows share, and masks.
+"""Which token sees which: the keys and values that are kept while sampling, and masks.
 
-Sampling keeps keys and values in `KVSlots`, so that nothing is computed twice; learning computes
-what rows have in common once (`states_before`) and lets gradients flow back through it. Llama's
-family runs by llama.py. Other decoders are unmodified transformers models: sampling gives them the
-slots as `past_key_values`, explicit `position_ids` and a 4-D mask of floats; learning, whole rows.
+Sampling keeps keys and values in `KVSlots`, so that nothing is computed twice. A decoder of
+transformers takes the slots as its `past_key_values`, with explicit `position_ids` and a 4-D mask
+of floats. Learning runs whole rows through the decoder (`states_before`). fast/ computes the same
+with less work, for Llama's family.
 
-Reading order: `KVSlots` and `forward_slots` (sampling), `states_before` and `PrefixTree`
-(learning), `attention_masks`.
+Reading order: `KVSlots`, `append` (sampling), `states_before`, `micro_batches` (learning),
+`attention_masks`.
 
-Axes: n rows in a forward pass, q new tokens of each, k keys, D hidden size, B rows, T tokens, N
-nodes.
+Axes: n rows in a forward pass, q new tokens of each, k keys, D hidden size, B rows, T tokens.
 
 Tests: `python -m pytest tests/test_attention.py tests/test_rollout.py`.
 """
 
-from contextlib import contextmanager
-from itertools import accumulate, pairwise
-from os.path import commonprefix
+from typing import NamedTuple
 
 import torch
-from torch.nn.functional import pad, scaled_dot_product_attention
-
-from minragen.fast import llama
-
-PAIRS = {"cpu": 2**18}  # of queries and keys in one attention call; on an accelerator 2**24
+from torch import Tensor
+from torch.nn.functional import pad
 
 
 # ---- Sampling ------------------------------------------------------------------------------------
@@ -88,143 +82,79 @@ class KVSlots:
                                (0, 0, 0, self.capacity - filled))
 
 
-@torch.no_grad()
-def forward_slots(model, slots, tokens, counts, first_row=0):
-    """Append counts[i] ids of tokens[i] to slot first_row + i. Returns the last hidden state (n, D)
-    of each.
+class Call(NamedTuple):
+    """What a decoder needs to append tokens to slots."""
+
+    positions: Tensor  # (n, q), at most the last real one of each row
+    masks: Tensor | dict  # of `attention_masks`
+    ends: Tensor  # (n,) index among the n * q tokens of each row's last real one
+
+
+def place(model, slots, tokens, counts, first_row=0):
+    """Reserve counts[i] positions of slot first_row + i and say where `slots.update` writes.
+
+    Three slots of 4, 2 and 3 tokens get 2, 1 and 0 more (a dot is padding: written, never seen):
+
+        before    a a a a           positions   4 5
+                  b b                           2 .
+                  c c c                         . .
+        after     a a a a a a       ends        1 2 4
+                  b b b .
+                  c c c . .
 
     tokens: (n, q) int64, right-padded
     counts: (n,) int64; a row of 0 leaves its slot unchanged, and its output is undefined
+    returns: a Call
     """
     n, q = tokens.shape
     rows = slice(first_row, first_row + n)
     filled = min(int(slots.bounds[rows].max()) + q, slots.capacity)
-    positions = slots.lengths[rows, None] + torch.arange(q, device=slots.device)  # (n, q)
+    positions = slots.lengths[rows, None] + torch.arange(q, device=slots.device)
     slots.lengths[rows] += counts
     slots.bounds[rows] += q
-    # Padding is written behind a row, perhaps behind the last position that the model has.
-    position_ids = positions.minimum(slots.lengths[rows, None] - 1)
-    keys = torch.arange(filled, device=slots.device)[None]
-    decoder = model.base_model
     slots.set_positions(positions, filled, first_row)
-    masks = attention_masks(model, visible_keys(decoder, tokens, positions, keys), positions, keys)
-    ends = (counts - 1).clamp(min=0) + q * torch.arange(n, device=slots.device)
-    if not llama.supports(decoder):
-        with slots_attention(model):
-            hidden = decoder(input_ids=tokens, attention_mask=masks, position_ids=position_ids,
-                             past_key_values=slots, use_cache=True).last_hidden_state
-        return hidden.flatten(0, 1)[ends]
+    keys = torch.arange(filled, device=slots.device)[None]
+    visible = visible_keys(model.base_model, tokens, positions, keys)
+    # Padding is written behind a row, perhaps behind the last position that the model has.
+    return Call(positions.minimum(slots.lengths[rows, None] - 1),
+                attention_masks(model, visible, positions, keys),
+                (counts - 1).clamp(min=0) + q * torch.arange(n, device=slots.device))
 
-    def attend(layer, queries, keys, values, scale):
-        """Attention of one layer to its slots, as `llama.decode` asks for it."""
-        keys, values = slots.update(*(x.unflatten(0, (n, q)).transpose(1, 2)
-                                      for x in (keys, values)), layer)
-        mask = _mask_of(decoder, masks, layer)
-        if len(queries) > n:
-            queries = queries.unflatten(0, (n, q)).transpose(1, 2)
-            return _attend(queries, keys, values, mask, scale).transpose(1, 2).flatten(0, 1)
-        # One query a row: the heads that share a key head take the place of queries.
-        queries = queries.unflatten(1, (keys.shape[1], -1))  # (n, K, H / K, d)
-        if q > 1:
-            mask = mask.flatten(0, 2)[ends][:, None, None]
-        return scaled_dot_product_attention(queries, keys, values, mask, scale=scale).flatten(1, 2)
 
-    return llama.decode(decoder, tokens.flatten(), position_ids.flatten(), attend,
-                        ends if q > 1 else None)
+@torch.no_grad()
+def append(model, slots, tokens, counts, first_row=0):
+    """Append counts[i] ids of tokens[i] to slot first_row + i, as `place` says. Returns the last
+    hidden state (n, D) of each row."""
+    call = place(model, slots, tokens, counts, first_row)
+    hidden = model.base_model(input_ids=tokens, attention_mask=call.masks,
+                              position_ids=call.positions, past_key_values=slots,
+                              use_cache=True).last_hidden_state
+    return hidden.flatten(0, 1)[call.ends]
 
 
 # ---- Learning ------------------------------------------------------------------------------------
 def states_before(decoder, tokens, mask):
     """Last hidden states (N, D) at the positions before the masked tokens, in row-major order.
 
-    In Llama's family the beginnings that rows share are computed once (`PrefixTree`). Other
-    decoders get whole rows without a mask: under causal attention a real token never sees the
-    padding to its right.
+    Whole rows need no mask: under causal attention a real token never sees the padding to its
+    right.
 
     decoder: a model without its head      tokens: (B, T) int64      mask: (B, T), False in column 0
     """
-    if not shares_beginnings(decoder):
-        masks = None
-        if hasattr(decoder, "to_last"):
-            places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-            masks = attention_masks(decoder, visible_keys(decoder, tokens, places, places),
-                                    places, places)
-        hidden = decoder(input_ids=tokens, attention_mask=masks, use_cache=False).last_hidden_state
-        return hidden[:, :-1][mask[:, 1:]]
-    tree = PrefixTree(decoder, tokens, mask)
-    if not len(tree.tokens):  # nothing is masked
-        return decoder.embed_tokens(tree.tokens)
-    states = llama.decode(decoder, tree.tokens, tree.positions, tree.attend, tree.asked)
-    return states.index_select(0, tree.answers)
+    masks = None
+    if hasattr(decoder, "to_last"):
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        masks = attention_masks(decoder, visible_keys(decoder, tokens, places, places), places,
+                                places)
+    hidden = decoder(input_ids=tokens, attention_mask=masks, use_cache=False).last_hidden_state
+    return hidden[:, :-1][mask[:, 1:]]
 
 
-def shares_beginnings(decoder):
-    """Whether the learner computes the beginnings that rows share once."""
-    return llama.supports(decoder) and not getattr(decoder, "learner_attention", "")
-
-
-def choose_attention(model, name, attention):
-    """Let the learner's passes use an attention of transformers, if it can be had here."""
-    model.base_model.learner_attention = attention
-    model.base_model.slots_attention = model.config._attn_implementation
-    if attention:
-        try:
-            model.set_attn_implementation(attention)
-        except (ValueError, ImportError) as error:
-            raise ValueError(f"model {name!r} cannot use attention {attention!r}: "
-                             f"{str(error).strip().splitlines()[0]}") from None
-
-
-@contextmanager
-def slots_attention(model):
-    """Use the model's usual attention: that of option --attention is for the learner's passes, and
-    may not take the masks of a rollout."""
-    if not getattr(model.base_model, "learner_attention", ""):
-        yield
-        return
-    config = model.config.get_text_config()
-    learners = config._attn_implementation
-    config._attn_implementation = model.base_model.slots_attention
-    try:
-        yield
-    finally:
-        config._attn_implementation = learners
-
-
-def neighbours(rows):
-    """The order in which rows with equal beginnings are neighbours, and how many ids each row has
-    in common with the one before it. rows: lists of ids
-
-    >>> neighbours([[1, 2, 3], [5, 6], [1, 2, 4, 7]])
-    ([0, 2, 1], [0, 2, 0])
-    """
-    order = sorted(range(len(rows)), key=rows.__getitem__)
-    return order, [0, *(len(commonprefix([rows[a], rows[b]])) for a, b in pairwise(order))]
-
-
-def micro_batches(decoder, tokens, lengths, token_budget, rank=0, size=1):
-    """Row indices of the micro-batches of process `rank` of `size`: trees of at most `token_budget`
-    nodes, or padded rows of as many ids; one row at least.
-
-    Processes get stretches of the tree with about as many nodes each.
-    """
-    if not shares_beginnings(decoder):
-        mine = lengths.argsort(descending=True, stable=True)[rank::size]
-        return [mine[part] for part in padded_batches(lengths[mine], token_budget)]
-    rows = [ids[:n] for ids, n in zip(tokens.tolist(), lengths.tolist())]
-    order, common = neighbours(rows)
-    ends = list(accumulate(len(rows[row]) - begin for row, begin in zip(order, common)))
-    parts, nodes = [], 0
-    for row, begin, end in zip(order, common, ends):
-        own = len(rows[row]) - begin
-        if min(int((end - own / 2) / ends[-1] * size), size - 1) != rank:
-            continue
-        if not parts or nodes + own > token_budget:
-            parts.append([])
-            nodes, own = 0, len(rows[row])
-        parts[-1].append(row)
-        nodes += own
-    return [torch.tensor(part).to(tokens.device, non_blocking=True) for part in parts]
+def micro_batches(tokens, lengths, token_budget, rank=0, size=1):
+    """Row indices of the micro-batches of process `rank` of `size`: padded rows of at most
+    `token_budget` ids, one row at least."""
+    mine = lengths.argsort(descending=True, stable=True)[rank::size]
+    return [mine[part] for part in padded_batches(lengths[mine], token_budget)]
 
 
 def padded_batches(lengths, token_budget):
@@ -235,87 +165,6 @@ def padded_batches(lengths, token_budget):
         rows = max(1, token_budget // int(lengths[order[start]]))
         yield order[start:start + rows]
         start += rows
-
-
-class PrefixTree:
-    """A micro-batch as a prefix tree: each prefix that rows share is stored and computed once.
-
-    Every id is a node and sees the nodes before it in any row that goes through it. The members of
-    a group share their prompt, all groups the rules of the game, and some members their first
-    replies. The gradient of a node is the sum over the rows that go through it.
-
-    tokens, positions: (N,) of the nodes      asked: (M,) nodes whose last state is wanted
-    answers: for each masked token, the index in `asked` of the node before it
-    """
-
-    def __init__(self, decoder, tokens, mask):
-        self._decoder, self._device = decoder, tokens.device
-        masked = [[p for p, m in enumerate(row) if m] for row in mask.tolist()]
-        # The last masked token is only predicted: it and what follows need no state.
-        rows = [ids[:max(places, default=0)] for ids, places in zip(tokens.tolist(), masked)]
-        paths, own, ids, path = [None] * len(rows), [], [], []
-        for row, begin in zip(*neighbours(rows)):
-            path = [*path[:begin], *range(len(ids), len(ids) + len(rows[row]) - begin)]
-            paths[row] = path
-            own.append((path, range(begin, len(path))))
-            ids += rows[row][begin:]
-        before = [path[p - 1] for path, places in zip(paths, masked) for p in places]
-        asked = {node: i for i, node in enumerate(sorted(set(before)))}
-        self.tokens, self.asked = self._tensor(ids), self._tensor(list(asked))
-        self.positions = self._tensor([p for _, positions in own for p in positions])
-        self.answers = self._tensor([asked[node] for node in before])
-        # In the last layer only the nodes in `asked` have queries.
-        few = [(path, [p for p in positions if path[p] in asked]) for path, positions in own]
-        self._parts = self._cut(own, range(len(ids)))
-        self._last_parts = self._cut(few, asked)
-
-    def attend(self, layer, queries, keys, values, scale):
-        """Attention of one layer, as `llama.decode` asks for it."""
-        last = layer == len(self._decoder.layers) - 1
-        parts, order = self._last_parts if last else self._parts
-        seen = []
-        for at, keys_at, masks, real in parts:
-            q, k, v = (x.index_select(0, i.flatten()).unflatten(0, i.shape).transpose(1, 2)
-                       for x, i in ((queries, at), (keys, keys_at), (values, keys_at)))
-            out = _attend(q, k, v, _mask_of(self._decoder, masks, layer), scale)
-            seen.append(out.transpose(1, 2).flatten(0, 1).index_select(0, real))
-        return torch.cat(seen).index_select(0, order)
-
-    def _cut(self, rows, number):
-        """Split the attention of a layer into groups of rows of similar length, to waste little on
-        padding. Returns the parts, and the order of their results.
-
-        rows: [(path, positions that ask)]      number: node -> its number among the queries
-        """
-        rows = sorted((row for row in rows if row[1]), key=lambda row: -len(row[1]))
-        parts, part = [], []
-        for row in rows:
-            part.append(row)
-            pairs = len(part) * len(part[0][1]) * max(len(path) for path, _ in part)
-            if row is rows[-1] or pairs > PAIRS.get(self._device.type, 2**24):
-                parts.append(self._part(part, number))
-                part = []
-        order = [number[path[p]] for path, positions in rows for p in positions]
-        return parts, self._tensor(order).argsort()
-
-    def _part(self, rows, number):
-        """(numbers of the queries (n, q), nodes of the keys (n, k), masks, index of those of the
-        n * q queries that are no padding). Padding repeats the last query."""
-        q = max(len(positions) for _, positions in rows)
-        k = 1 + max(positions[-1] for _, positions in rows)
-        padded = [[*positions, *[positions[-1]] * (q - len(positions))] for _, positions in rows]
-        position = self._tensor(padded)
-        places = torch.arange(k, device=self._device)[None]
-        asking = [[number[path[p]] for p in row] for row, (path, _) in zip(padded, rows)]
-        return (self._tensor(asking),
-                self._tensor([[*path[:k], *[0] * (k - len(path))] for path, _ in rows]),
-                attention_masks(self._decoder, places[:, None, None] <= position[:, None, :, None],
-                                position, places),
-                self._tensor([i * q + j for i, (_, positions) in enumerate(rows)
-                              for j in range(len(positions))]))
-
-    def _tensor(self, numbers):
-        return torch.tensor(numbers, dtype=torch.int64).to(self._device, non_blocking=True)
 
 
 # ---- Masks ---------------------------------------------------------------------------------------
@@ -351,16 +200,3 @@ def attention_masks(model, visible, queries, keys):
         masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
             ~seen, -torch.inf)
     return masks if len(masks) > 1 else masks[kind]
-
-
-def _attend(queries, keys, values, mask, scale):
-    """(n, H, q, d) of queries (n, H, q, d), keys and values (n, K, k, d): H is a multiple of K."""
-    if queries.device.type != "cpu":  # with a mask, fast CUDA kernels want as many key heads
-        keys, values = (x.repeat_interleave(queries.shape[1] // x.shape[1], dim=1)
-                        for x in (keys, values))
-    return scaled_dot_product_attention(queries, keys, values, mask, scale=scale, enable_gqa=True)
-
-
-def _mask_of(decoder, masks, layer):
-    """The mask of a layer, by number, where layers differ in kind."""
-    return masks[decoder.config.layer_types[layer]] if isinstance(masks, dict) else masks

@@ -79,9 +79,11 @@ class ChatFrame:
     end_ids: the model's `generation_config.eos_token_id`: one id, several or None. The attribute
         of this name adds the tokenizer's eos and the token with which the template ends a reply.
     max_new_tokens: the limit that the system message tells; 0: none
-    image_store: the images of a policy that sees (vision.py)
+    image_store: the images of a policy that sees
     raises: ValueError if the template cannot be appended to
     """
+
+    appends = True  # a prompt goes on where the last reply ended; in more/windows.py it begins anew
 
     def __init__(self, tokenizer, response_format="free_think", end_ids=None, max_new_tokens=0,
                  image_store=None):
@@ -121,6 +123,19 @@ class ChatFrame:
         if self.describes:
             lines.append(env.description_language)
         return "\n".join(lines)
+
+    def first(self, env, observation):
+        """(system message, ids of the first prompt) of an episode."""
+        system = self.system_message(env)
+        return system, self.open(system, observation)
+
+    def next(self, trajectory, rules):
+        """Append the prompt of the next turn. Returns False if that leaves no room for a reply."""
+        ids = self.between(trajectory.tokens[-1], trajectory.observation)
+        fits = len(trajectory.tokens) + len(ids) < rules.max_context
+        if fits:
+            trajectory.add_prompt(ids)
+        return fits
 
     def open(self, system, observation):
         """Ids up to and including the forced prefix of the first reply."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import torch
 
 from minragen import starpo
-from minragen.chat import CONTEXTS, FORMATS, description_parts, format_parts
-from minragen.envs import Budget, EnvGroups, nearest, parse_mixture, parse_options
+from minragen.chat import CONTEXTS, FORMATS, description_parts
+from minragen.envs import Budget, nearest, parse_mixture
 from minragen.more import loggers
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
@@ -393,7 +393,6 @@ def check(config):
     starpo.filter_groups(nothing, config.filter_value, config.filter)
     parse_mixture(config.env, config.num_groups)
     parse_mixture(",".join(env_names(config)), config.val_size)
-    check_state_reward(config, env_groups(config, "val"))
 
 
 def estimator_kind(config):
@@ -446,8 +445,7 @@ NEEDS = {
                        "advantages gae or bi_level_gae"),
     "loss_mask": (_CRITIC[0], "an estimator with a critic: others train sampled tokens only"),
     "reward_norm_over": (lambda c: c.reward_norm != "identity", "a reward_norm"),
-    "window": (lambda c: c.context != "full" and c.window <= most_turns(c),
-               "context limited or single_turn, and to be no more than an episode's turns"),
+    "window": (lambda c: c.context != "full", "context limited or single_turn"),
     "kl_target": (lambda c: c.kl_reward_coef > 0, "a kl_reward_coef to start from"),
     "kl_horizon": (lambda c: c.kl_target > 0, "a kl_target"),
     "kl_estimator": (lambda c: c.kl_coef > 0, "a kl_coef"),
@@ -466,36 +464,7 @@ def check_used(config):
             raise ValueError(f"{name}: got {value}, but it has no effect here. It needs {needed}.")
 
 
-def check_state_reward(config, groups):
-    """Reject a state reward that the format or the environment cannot provide."""
-    for option, part in (("grounding_reward", "observation"),
-                         ("worldmodeling_reward", "prediction")):
-        if getattr(config, option) == 0:
-            continue
-        if part not in format_parts(config.response_format):
-            fitting = " or ".join(f for f in FORMATS if part in format_parts(f))
-            raise ValueError(f"{option}: the format {config.response_format} has no {part}. "
-                             f"Use --response-format {fitting}.")
-        groups.reset(0)
-        for name, env in zip(groups.names, groups.envs):
-            if env.score_description("") is None:
-                raise ValueError(f"{option}: {name} cannot grade a description. Leave it 0.")
-
-
 # ---- The environments of a Config ----------------------------------------------------------------
-def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slice(None)):
-    """The run's EnvGroups: one group an environment, or `num_groups` split evenly or by `spec`."""
-    names = env_names(config)
-    budgets = {n: getattr(config, n) for n in BUDGETS if getattr(config, n)}
-    return EnvGroups(spec or ",".join(names), num_groups or len(names), group_size, split,
-                     parse_options(config.env_arg), budgets, share)
-
-
-def most_turns(config):
-    """Turns of the longest episode."""
-    return max(env.budget.max_turns for env in env_groups(config, "val").envs)
-
-
 def env_names(config):
     """The distinct environments of the mixture."""
     return list(dict.fromkeys(name for name, _ in parse_mixture(config.env, config.num_groups)))
@@ -505,10 +474,3 @@ def changed_environment(config):
     """The environment options and budgets that a Config sets, as texts."""
     budgets = [f"{n}={getattr(config, n)}" for n in BUDGETS if getattr(config, n)]
     return [*config.env_arg, *budgets]
-
-
-def backends(config):
-    """External backends of the environments, for the first line of a run's output."""
-    groups = env_groups(config, "train")
-    return "".join(f"; {name} uses {env.backend}"
-                   for name, env in zip(groups.names, groups.envs) if env.backend)

@@ -24,13 +24,8 @@ See an episode: `python -m minragen.environments frozenlake`.
 import ast
 import difflib
 import importlib
-import math
-import os
 import pkgutil
-import signal
 import sys
-import threading
-import time
 import zlib
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,9 +36,8 @@ import numpy as np
 from gymnasium import spaces
 
 FORMAT_PENALTY = -0.1  # reward added once to a turn with no action or with an unknown one
+LARGEST = 1e15  # largest accepted reward or metric of a step; its square fits float32
 MAX_REDRAWS = 20_000  # instances drawn in search of one of the right split before giving up
-STEP_TIME_LIMIT = 60.0  # seconds of a core for a step; a reply's own limits are lower
-SERVER_PAUSES = (5, 10, 20, 40, 80, 160)  # seconds between tries to reach a tool's server
 SEPARATOR = "||"  # between the actions of one turn
 IMAGE = "<image>"  # the placeholder of an observation's image
 CHARSET = frozenset(map(chr, range(32, 127))) | frozenset("\n\t√")
@@ -464,25 +458,16 @@ def make(name, split="train", budget=None, **options):
 
 class ServerGone(RuntimeError):
     """A tool's server does not answer, so no reply can be judged. An environment raises it before
-    it has changed anything; then the step is tried again."""
+    it has changed anything, so that the step can be tried again."""
 
 
-def within_time_limit(function, *arguments):
-    """function(*arguments), or TimeoutError after STEP_TIME_LIMIT seconds. Only the main thread can
-    be interrupted."""
-    def ring(*_):
-        raise TimeoutError(f"a step took over {STEP_TIME_LIMIT:g} seconds.")
-
-    if threading.current_thread() is not threading.main_thread():
-        return function(*arguments)
-    before = signal.signal(signal.SIGALRM, ring)
-    # Again and again: what it interrupts may swallow the first one.
-    signal.setitimer(signal.ITIMER_REAL, STEP_TIME_LIMIT, STEP_TIME_LIMIT)
-    try:
-        return function(*arguments)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+def play_turn(env, reply):
+    """The result of env.step for a reply's answer. Raises ValueError if it breaks the contract."""
+    observation, reward, _, _, info = result = env.step(reply.answer)
+    if not (isinstance(observation, str)
+            and all(abs(x) < LARGEST for x in (reward, *info.values()))):  # not nan either
+        raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}")
+    return result
 
 
 class EnvGroups:
@@ -490,13 +475,16 @@ class EnvGroups:
 
     All G members of a group share the instance (same seed) and have their own dynamics (`member`).
     Rows are group-major: row = group * G + member. A row whose environment raised is built anew at
-    the next reset: it may be in any state.
+    the next reset: it may be in any state. Here rows are played one after the other;
+    run/groups.py lets those that wait do so together.
 
     spec: a mixture; `frozenlake,bandit` splits evenly, `frozenlake=12,bandit=4` as it says
     options: `name.option` addresses one environment of a mixture
     budgets: fields of Budget that replace each environment's own
     share: which of the groups this object holds; they keep their `numbers`
     """
+
+    turn = staticmethod(play_turn)  # more/described.py has another
 
     def __init__(self, spec, num_groups, group_size, split="train", options=None, budgets=None,
                  share=slice(None)):
@@ -517,10 +505,9 @@ class EnvGroups:
 
     def reset(self, first_seed):
         """Group number g gets the instance of seed `first_seed + g`. Returns each row's
-        observation, or the exception that its environment raised. Time limits and
-        ServerGone are those of `step`."""
+        observation, or the exception that its environment raised."""
         self.seeds = [first_seed + g for g in self.numbers]
-        return self._patiently(range(len(self)), lambda rows: self._each(rows, self._reset_row))
+        return self._each(range(len(self)), self._reset_row)
 
     def _reset_row(self, row):
         if row in self._broken:
@@ -532,56 +519,17 @@ class EnvGroups:
             raise TypeError(f"{type(self.envs[row]).__name__}.reset() returned {first!r:.200}")
         return first
 
-    def step(self, rows, answers, play=lambda env, answer: env.step(answer)):
-        """Step the given rows. Returns what each `play(env, answer)` returned, or the exception
-        that it raised, which is not the reply's doing (`StopReason.ENV_ERROR`).
-
-        A step that hangs raises TimeoutError after STEP_TIME_LIMIT. Environments that declare
-        `parallel` run in threads, all within that limit times the steps per core.
-
-        raises: ServerGone if a tool's server did not come back
-        """
-        answer_of = dict(zip(rows, answers))
-        return self._patiently(rows, lambda rows: self._each(
-            rows, lambda row: play(self.envs[row], answer_of[row])))
+    def step(self, rows, replies):
+        """Step the given rows. Returns what `turn(env, reply)` returned for each, or the exception
+        that it raised, which is not the reply's doing (`StopReason.ENV_ERROR`)."""
+        reply_of = dict(zip(rows, replies))
+        return self._each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
 
     def _each(self, rows, function):
         """What function(row) returned for each row, or the exception that it raised."""
-        results = {}
-
-        def run(row):
-            results[row] = self._attempt(row, function, row)
-
-        # Daemons: else Python's exit waits for those that hang.
-        threads = [threading.Thread(target=run, args=(row,), daemon=True)
-                   for row in rows if self.envs[row].parallel]
-        for thread in threads:
-            thread.start()
-        for row in rows:
-            if not self.envs[row].parallel:
-                results[row] = self._attempt(row, within_time_limit, function, row)
-        limit = STEP_TIME_LIMIT * math.ceil(len(threads) / (os.cpu_count() or 1))
-        deadline = time.monotonic() + limit
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        finished, late = dict(results), TimeoutError(f"a step took over {limit:g} seconds.")
-        self._broken |= {*rows} - finished.keys()  # they may still be running
-        return [finished.get(r, late) for r in rows]
-
-    def _patiently(self, rows, attempt):
-        """attempt(rows), and again after growing pauses for those whose tool's server is gone."""
-        results, pauses = dict(zip(rows, attempt(rows))), iter(SERVER_PAUSES)
-        while gone := [r for r in rows if isinstance(results[r], ServerGone)]:
-            pause = next(pauses, None)
-            if pause is None:
-                raise results[gone[0]]
-            print(f"waiting   {pause} s, then trying again: {results[gone[0]]}", flush=True)
-            time.sleep(pause)
-            results |= zip(gone, attempt(gone))
-        return [results[r] for r in rows]
+        return [self._attempt(row, function, row) for row in rows]
 
     def _attempt(self, row, function, *arguments):
-        """What the function returned, or the exception that it raised."""
         try:
             return function(*arguments)
         except Exception as error:  # a broken environment ends its episode, not the run
@@ -624,9 +572,3 @@ def _options_of(name, options, names):
             mine[option] = value
     return mine
 
-
-if __name__ == "__main__":
-    try:
-        importlib.import_module("minragen.environments.openenv").main(sys.argv[1:])
-    except ImportError as problem:
-        sys.exit(f"error: {problem}")

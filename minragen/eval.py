@@ -36,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
+from minragen.chat import Reply
 from minragen.envs import IMAGE, SPLITS, image_of, make, nearest, parse_options
 from minragen.look import faults
 
@@ -116,8 +117,9 @@ def evaluate(config, split, size, play, samples=1):
     returns: {environment: Table}, and the trajectories of the first player
     raises: RuntimeError if no instance is left
     """
-    from minragen.config import env_groups, env_names
+    from minragen.config import env_names
     from minragen.rollout import describe
+    from minragen.run.groups import env_groups
 
     groups = env_groups(config, split, size)
     played = play(groups, True)
@@ -166,8 +168,9 @@ def checkpoint_player(config, run="", say=print, only=""):
 
     only: "best": the checkpoint of the best validation
     """
-    from minragen.rollout import play_held_out, prove
+    from minragen.rollout import play_held_out
     from minragen.run import distributed, runs, start
+    from minragen.run.proof import prove
     from minragen.train import rules_of
 
     policy, frame = start.load(dataclasses.replace(config, attention=""), run and
@@ -276,7 +279,8 @@ def scripted(groups, player):
             except Exception as error:  # the environment failed
                 failed.append(faults.fault_of(error))
         live = []
-        for row, outcome in zip(answers, groups.step([*answers], [*answers.values()])):
+        for row, outcome in zip(answers, groups.step(
+                [*answers], [Reply(answer=answer) for answer in answers.values()])):
             if isinstance(outcome, Exception):
                 failed.append(faults.fault_of(outcome))
                 continue
@@ -323,7 +327,7 @@ def show_run(run, config, split, seed, only="", ask=input, say=print):
     it: Enter goes on, Ctrl-D ends. Without a terminal it prints SHOWN instances; of a mixture, as
     many rounds of its environments as that takes."""
     from minragen.chat import FORMATS
-    from minragen.config import env_groups
+    from minragen.run.groups import env_groups
 
     waits, groups = sys.stdin.isatty(), env_groups(config, split)
     prefix = FORMATS[config.response_format].partition("{")[0]  # of every reply, never sampled

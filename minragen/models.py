@@ -9,7 +9,10 @@ Axes: B rows, T tokens, V vocabulary, N response tokens of a micro-batch, D hidd
 Tests: `python -m pytest tests/test_models.py`.
 """
 
+import contextlib
+import copy
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,17 +21,10 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from minragen import starpo
-from minragen.cache import choose_attention, states_before
-from minragen.more import lora, vision
+from minragen import cache, starpo
 
 LOGIT_BUDGET = 2**24  # elements of one (chunk, V) block of logits: 64 MiB in float32
 NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a folder's Python
@@ -36,12 +32,21 @@ NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run 
 
 @dataclass
 class Policy:
-    """A causal language model with its tokenizer. `name` is what the user called it."""
+    """A causal language model with its tokenizer. `name` is what the user called it.
+
+    Any decoder of transformers runs here as it is; fast/ has policies that get the same numbers
+    from less work.
+    """
 
     name: str
     model: nn.Module
     tokenizer: object
-    base: nn.Module | None = None  # under LoRA the model without adapters
+    base: nn.Module | None = None  # the model before RL, if it shares its weights (LoRA)
+    state_dict: Callable | None = None  # -> the weights to save; None: the model's
+
+    append = staticmethod(cache.append)
+    states_before = staticmethod(cache.states_before)
+    micro_batches = staticmethod(cache.micro_batches)
 
     @property
     def device(self):
@@ -56,10 +61,45 @@ class Policy:
     def num_parameters(self):
         return sum(p.numel() for p in self.model.parameters())
 
+    def extend(self, slots, tokens, counts, first_row=0):
+        """Append counts[i] ids of tokens[i] to slot first_row + i. Returns the logits (n, V) after
+        each row's last one.
+
+        tokens: (n, q) int64, right-padded      counts: (n,) int64; 0 leaves a slot unchanged
+        """
+        with self.sampling():
+            hidden = self.append(self.model, slots, tokens, counts, first_row)
+        return output_layer(self.model, hidden)
+
+    def sampling(self):
+        """A context in which the decoder takes the masks of a rollout."""
+        return contextlib.nullcontext()
+
+    def logprobs(self, tokens, mask, temperature=1.0):
+        """`token_logprobs` of this model."""
+        return token_logprobs(self.model, tokens, mask, temperature, self.states_before)
+
+    def begin_rollout(self):
+        """Forget the images of the last rollout."""
+        if self.image_store:
+            self.image_store.forget()
+
+    def end_rollout(self, trajectories):
+        """Learn what other processes played, before all of it is trained on."""
+        if self.image_store:
+            self.image_store.add_images_of(trajectories)
+
+    def frozen(self):
+        """The policy as it is now, for a reference that is not trained."""
+        reference = copy.copy(self)
+        reference.model = self.base or copy.deepcopy(self.model).requires_grad_(False)
+        return reference
+
     def save(self, folder):
         """Write a plain Hugging Face folder. Raises OSError, for example for a full disk."""
         try:
-            self.model.save_pretrained(folder, state_dict=lora.merged(self.model))
+            self.model.save_pretrained(folder, state_dict=(
+                self.state_dict or self.model.state_dict)())
             self.tokenizer.save_pretrained(folder)
         except Exception as problem:  # tokenizers raises Exception, safetensors SafetensorError
             if type(problem) is Exception or isinstance(problem, SafetensorError):
@@ -67,15 +107,16 @@ class Policy:
             raise
 
 
-def load_policy(source, device="cpu", stored_dtype=False, name="", attention=""):
+def load_policy(source, device="cpu", stored_dtype=False, name="",
+                kind_of=lambda config: (AutoModelForCausalLM, None)):
     """The policy in a folder or behind a Hugging Face id.
 
     stored_dtype: keep the dtype of the files, as for checkpoints and bundled models; otherwise a
         GPU gets bfloat16. On a CPU it is float32 either way.
     name: what messages call it; empty: the source
-    attention: transformers' implementation for the learner's passes; empty: ours where it applies
+    kind_of: config -> the class of transformers that loads the model, and the chat template for a
+        tokenizer that has none
     raises: ValueError for what cannot be loaded, RuntimeError for an unsupported architecture
-        (`rollout.prove` tests the rest)
     """
     device, name = torch.device(device), name or str(source)
     dtype = torch.float32 if device.type == "cpu" else "auto" if stored_dtype else torch.bfloat16
@@ -84,15 +125,12 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", attention="")
     try:
         config = AutoConfig.from_pretrained(source, **NO_CODE)
         if not (refused := why_unsupported(config)):
-            processor = vision.processor_of(config, source)
-            auto = AutoModelForImageTextToText if processor else AutoModelForCausalLM
-            model, loading = auto.from_pretrained(
+            kind, template = kind_of(config)
+            model, loading = kind.from_pretrained(
                 source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True,
                 **NO_CODE)
             tokenizer = AutoTokenizer.from_pretrained(source, **NO_CODE)
-            tokenizer.chat_template = tokenizer.chat_template or getattr(
-                processor, "chat_template", None)
-            model = vision.VisionLanguageModel(model, processor) if processor else model
+            tokenizer.chat_template = tokenizer.chat_template or template
     except Exception as error:  # a folder may hold anything
         first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
                  else str(error).strip().splitlines()[0])
@@ -112,7 +150,6 @@ def load_policy(source, device="cpu", stored_dtype=False, name="", attention="")
     if beyond:
         raise ValueError(f"the tokenizer of model {name!r} has tokens beyond the vocabulary of "
                          f"{size}: {', '.join(beyond[:3])}. Resize the model's embeddings.")
-    choose_attention(model, name, attention)
     policy = Policy(name, model.to(device), tokenizer)
     policy.model.eval()  # no dropout anywhere: sampling and training must be the same function
     return policy
@@ -158,13 +195,15 @@ def output_layer(model, hidden):
     return torch.tanh(logits / cap) * cap if cap else logits
 
 
-def token_logprobs(model, tokens, response_mask, temperature=1.0):
+def token_logprobs(model, tokens, response_mask, temperature=1.0,
+                   states_before=cache.states_before):
     """Logprob of every response token, and the entropy of the distribution that it was drawn from.
 
     The logits of token t stand at position t-1. Only those positions go through the output layer,
     in chunks that are recomputed in the backward pass, so a (B, T, V) tensor never exists.
 
     tokens: (B, T) int64      response_mask: (B, T) bool, False in column 0
+    states_before: how the decoder is run, as in cache.py
     returns: logprobs, entropy, both (B, T) float32 in nats, exactly 0 where response_mask is False
     """
     predicts = states_before(model.base_model, tokens, response_mask)  # (N, D)
@@ -196,17 +235,19 @@ def max_positions(model):
 
 
 class Critic(nn.Module):
-    """A second model of the policy's kind, from the same weights, with a scalar head. Under LoRA it
-    shares the frozen weights.
+    """A second model of the policy's kind, from the same weights, with a scalar head. Frozen
+    weights are shared.
 
     V_t is read at position t-1, the state before token t is chosen, as for logprobs. The head
     starts at zero, so the first advantages are the plain returns and not noise.
+
+    others_of: trunk -> a module that the trunk calls and does not hold, or None
     """
 
-    def __init__(self, policy):
+    def __init__(self, policy, others_of=lambda trunk: None):
         super().__init__()
-        self.trunk = lora.twin(policy.model.base_model)
-        self.vision_model = vision.vision_model_of(self.trunk)  # its own
+        self.trunk, self.states_before = twin(policy.model.base_model), policy.states_before
+        self.vision_model = others_of(self.trunk)
         hidden_size = policy.model.config.get_text_config().hidden_size
         self.head = nn.Linear(hidden_size, 1, device=policy.device)
         nn.init.zeros_(self.head.weight)
@@ -214,8 +255,13 @@ class Critic(nn.Module):
 
     def forward(self, tokens, mask):
         """values (B, T) float32, exactly 0 where mask is False."""
-        values = self.head(states_before(self.trunk, tokens, mask).float())[:, 0]
+        values = self.head(self.states_before(self.trunk, tokens, mask).float())[:, 0]
         return torch.zeros(tokens.shape, device=tokens.device).masked_scatter(mask, values)
+
+
+def twin(module):
+    """Copy a module. Its frozen parameters are shared, not copied."""
+    return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
 
 
 class AdamW:

@@ -1,9 +1,8 @@
 """Batched multi-turn generation: many conversations at once, each token computed once.
 
 Reading order: `Rules` (how a conversation is held), `Trajectory` (what comes out), `collect` (the
-loop over turns; RAGEN's agent proxy), `prove` (that cached turns equal a full pass),
-`sample_tokens` and `uniforms` (where randomness comes from), `Batch` (what the learner takes). The
-cache is in attention.py.
+loop over turns; RAGEN's agent proxy), `sample_tokens` and `uniforms` (where randomness comes from),
+`describe`, `Batch` (what the learner takes). The keys and values are in cache.py.
 
 Axes: B rows, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of each.
 
@@ -19,13 +18,10 @@ Differences from RAGEN's agent proxy on vLLM:
   2. The noise of a token is a function of (run seed, split, environment, its seed, member,
      position), so a trajectory does not depend on what else is in the batch.
   3. A reply stops at `</answer>`: the environment ignores everything after it.
-  4. In the limited context a turn sees earlier replies as they were sampled; each reply is in the
-     loss of its own row only.
 
 Tests: `python -m pytest tests/test_rollout.py`.
 """
 
-import copy
 import math
 import zlib
 from dataclasses import dataclass, field, replace
@@ -36,17 +32,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from minragen.cache import KVSlots, forward_slots
+from minragen.cache import KVSlots
 from minragen.chat import Reply
-from minragen.envs import image_of
-from minragen.look.faults import Fault, fault_of
-from minragen.models import max_positions, output_layer, token_logprobs
 
-LARGEST = 1e15  # largest accepted reward or metric of a step; its square fits float32
 MASS = 2**38  # units in probability 1; a token of less than one unit is never drawn
-PROOF_TOKENS = 48  # per row of the proof, in addition to any window
-# Compute limit of the proof, some seconds: tokens of a row x parameters; other devices 2**43.
-PROOF_BUDGET = {"cpu": 2**33, "mps": 2**36}
 SHRINK = 0.9  # a batch is cut to its unfinished rows when they are at most this share of it
 BLOCK = {"cpu": 1}  # tokens between two synchronisations with the host; an accelerator's: 8
 # Averaged over an episode's turns; other metrics are summed.
@@ -77,12 +66,6 @@ class Rules:
     max_context: int = 1024  # tokens of a conversation
     max_rows: int = 256  # conversations in one batch
     token_budget: int = 8192  # padded ids in one forward pass of prompts or observations
-    # What a turn sees. full: the whole conversation; limited: its last `window` turns, this one
-    # included; single_turn: one message that tells the window's earlier turns as text.
-    context: str = "full"
-    window: int = 1
-    grounding_reward: float = 0.0  # see `state_reward`
-    worldmodeling_reward: float = 0.0
     seed: int = 0  # of the noise
 
 
@@ -125,6 +108,7 @@ class Trajectory:
     seed: int
     group_id: int
     member: int
+    row: int = 0  # of its EnvGroups
     system: str = ""
     observation: str = ""  # the one that the next reply answers
     sequences: list = field(default_factory=lambda: [Sequence()])
@@ -132,7 +116,7 @@ class Trajectory:
     turns: list = field(default_factory=list)
     stop: StopReason | None = None
     error: str = ""  # what the environment raised; then `stop` is ENV_ERROR
-    fault: Fault = Fault("")  # the same, with the line of code
+    fault: object = None  # the same with the line of code, where look/faults.py has found it
     success: bool = False
     metrics: dict = field(default_factory=dict)
 
@@ -152,7 +136,7 @@ class Trajectory:
     def fail(self, exception):
         """End the episode because its environment raised."""
         self.stop, self.error = StopReason.ENV_ERROR, f"{type(exception).__name__}: {exception}"
-        self.fault = fault_of(exception)
+        self.fault = getattr(exception, "fault", None)
 
     def add_prompt(self, ids):
         """Append ids that were not sampled: prompt, framing, observation."""
@@ -161,6 +145,25 @@ class Trajectory:
     def add_reply(self, ids, logprobs, turn):
         """Append the ids of reply number `turn` with the logprobs they were sampled with."""
         self.sequences[-1].add(ids, logprobs, True, turn)
+
+    def end_turn(self, text, reply, stop, outcome):
+        """Note what a reply did. outcome: of EnvGroups.step, which may be an exception"""
+        if isinstance(outcome, Exception):
+            self.fail(outcome)
+            outcome = self.error, 0.0, False, False, {}
+        observation, reward, terminated, truncated, info = outcome
+        self.turns.append(Turn(self.observation, text, reply, reward, stop))
+        self.turn_rewards.append(reward)
+        self.observation, self.success = observation, self.success or info.get("success", 0) > 0
+        for name, value in info.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + value
+        if terminated or truncated:
+            self.stop = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
+
+    def end(self):
+        """Turn sums over the finished episode into means where the metric is one."""
+        for name in PER_TURN & self.metrics.keys():
+            self.metrics[name] /= len(self.turns)
 
     def messages(self):
         """The conversation as chat messages, for people and for JSONL."""
@@ -195,12 +198,12 @@ def first_prompt(frame, groups, row, observation, rules):
     """
     env, (group, member) = groups.envs[row], divmod(row, groups.group_size)
     t = Trajectory(env.alias or groups.names[group], groups.seeds[group], groups.numbers[group],
-                   member)
+                   member, row, observation=observation)
     if isinstance(observation, Exception):
         t.fail(observation)
         return t
-    t.system, t.observation = frame.system_message(env), observation
-    t.add_prompt(frame.open(t.system, observation))
+    t.system, ids = frame.first(env, observation)
+    t.add_prompt(ids)
     if len(t.tokens) >= rules.max_context:
         raise ValueError(f"the first prompt of {t.env} has {len(t.tokens)} tokens and max_context "
                          f"is {rules.max_context}: no room for a reply. Raise --max-context.")
@@ -225,6 +228,8 @@ class _Player:
     def __init__(self, policy, frame, groups, rows, rules, progress):
         self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
         self.rows, self.progress = rows, progress
+        self.slots = None  # of the rows, in their order
+        self.cached = []  # how many ids of each row lie in its slot
 
     def play(self):
         """Turn after turn until no conversation is left."""
@@ -235,7 +240,7 @@ class _Player:
             if not live:
                 return
             self.rows = [self.rows[i] for i in live]
-            logits = (self._append_observations(live) if self.rules.context == "full" else
+            logits = (self._append_observations(live) if self.frame.appends else
                       self._prefill_prompts())
 
     def _prefill_prompts(self):
@@ -267,43 +272,54 @@ class _Player:
             part = [torch.tensor(ids) for ids in fresh[start:start + rows]]
             counts, tokens = self._upload(torch.tensor([len(ids) for ids in part]),
                                           pad_sequence(part, batch_first=True))
-            logits.append(output_layer(self.policy.model, forward_slots(
-                self.policy.model, self.slots, tokens, counts, start)))
-        self.slots.bounds = bounds  # those of forward_slots count padding
+            logits.append(self.policy.extend(self.slots, tokens, counts, start))
+        self.slots.bounds = bounds  # `extend` counts padding, too
         return torch.cat(logits)
 
     def _sample_replies(self, logits):
-        """Sample until every row has stopped. Returns one _Draft per row.
+        """Sample until every row has stopped. Returns one _Draft per row, in the order of the rows.
 
-        Only the first n rows go through the model. When at most SHRINK of them are unfinished,
-        these move to the front, with their drafts, noise and slots. On an accelerator the host
-        looks at the tokens once a block: those that a row sampled after its stop are dropped.
+        Only the first n rows go through the model. A row that has stopped stays among them, with
+        nothing appended to its slot, until at most SHRINK of them go on; then those move to the
+        front, with their drafts, noise and slots:
+
+            n = 5    rows a b c d e    b and d stop    rows a c e b d    n = 3
+
+        On an accelerator the host looks at the tokens once a block: what a row sampled after its
+        stop is dropped.
         """
         (drafts, noise), n, sampled = self._begin_replies(), len(self.rows), 0
-        going = torch.ones(n, dtype=torch.int64, device=logits.device)  # 0: leave its slot as it is
+        counts = torch.ones(n, dtype=torch.int64, device=logits.device)  # 0: a row has stopped
         while True:
-            room = min(draft.cap for draft in drafts[:n] if draft.stop is None) - sampled
-            block = []  # of (tokens, logprobs)
-            for t in range(sampled, sampled + min(room, BLOCK.get(logits.device.type, 8))):
-                if block:
-                    logits = self._feed(block[-1][0], going)
-                block.append(sample_tokens(logits, noise[t, :n], self.rules))
+            least = min(draft.cap for draft in drafts[:n] if draft.stop is None) - sampled
+            block = self._sample_block(logits, noise[sampled:sampled + least, :n], counts)
             sampled += len(block)
-            tokens = self._extend(drafts[:n], block)
-            live, order = [draft.stop is None for draft in drafts[:n]], list(range(len(drafts)))
-            if not any(live):
+            last = self._extend(drafts[:n], block)
+            live = [i for i in range(n) if drafts[i].stop is None]
+            if not live:
                 break
-            if sum(live) <= SHRINK * n:
-                order.sort(key=lambda i: i >= n or not live[i])  # the unfinished first
+            if len(live) <= SHRINK * n:
+                order = [*live, *(i for i in range(len(drafts)) if i >= n or drafts[i].stop)]
                 self.rows, drafts = ([rows[i] for i in order] for rows in (self.rows, drafts))
                 self.slots.gather(order)
-                noise = noise[:, *self._upload(torch.tensor(order))]
-                n = sum(live)
-            front, going = self._upload(torch.tensor(order[:n]),
-                                        torch.tensor([int(live[i]) for i in order[:n]]))
-            logits = self._feed(tokens[front], going)
+                index, = self._upload(torch.tensor(order))
+                n, noise, last = len(live), noise[:, index], last[index[:len(live)]]
+            counts, = self._upload(torch.tensor([int(d.stop is None) for d in drafts[:n]]))
+            logits = self._feed(last, counts)
         self.cached = [len(row.tokens) + draft.cached for row, draft in zip(self.rows, drafts)]
         return drafts
+
+    def _sample_block(self, logits, noise, counts):
+        """Sample a few tokens of each row. Returns [(tokens (n,), logprobs (n,)), ...].
+
+        noise: (most tokens, n)      counts: (n,) 0 for a row whose slot stays as it is, else 1
+        """
+        block = []
+        for u in noise[:BLOCK.get(logits.device.type, 8)]:
+            if block:
+                logits = self._feed(block[-1][0], counts)
+            block.append(sample_tokens(logits, u, self.rules))
+        return block
 
     def _begin_replies(self):
         """An empty _Draft for each row, and the noise of its tokens: (max_new_tokens, B)."""
@@ -312,8 +328,8 @@ class _Player:
         drafts = [_Draft(min(room, rules.max_new_tokens), StopReason.CONTEXT
                          if room <= rules.max_new_tokens else StopReason.MAX_NEW_TOKENS)
                   for room in (rules.max_context - begin).tolist()]
-        # In the windowed contexts positions repeat, so each turn has a range of its own.
-        counters = begin + (0 if rules.context == "full" else turn * rules.max_context)
+        # Where every turn begins anew positions repeat, so each turn has a range of its own.
+        counters = begin + (0 if self.frame.appends else turn * rules.max_context)
         return drafts, uniforms(*self._upload(
             noise_keys(rules.seed, self.groups.split, self.rows),
             counters + torch.arange(rules.max_new_tokens)[:, None]))
@@ -322,10 +338,9 @@ class _Player:
         """To the policy's device, without waiting for it."""
         return [x.to(self.policy.device, non_blocking=True) for x in tensors]
 
-    def _feed(self, tokens, going):
-        """Append one id (n,) to each of the first n slots. Returns the logits (n, V)."""
-        return output_layer(self.policy.model, forward_slots(
-            self.policy.model, self.slots, tokens[:, None], going))
+    def _feed(self, tokens, counts):
+        """Append one id (n,), or none, to each of the first n slots. Returns the logits (n, V)."""
+        return self.policy.extend(self.slots, tokens[:, None], counts)
 
     def _extend(self, drafts, block):
         """Add a block's tokens to each unfinished reply and note which of them they end.
@@ -362,198 +377,18 @@ class _Player:
 
     def _step_environments(self, drafts):
         """Add the replies, act on them, and give each live row the prompt of its next turn."""
-        places = [self.groups.numbers.index(t.group_id) * self.groups.group_size + t.member
-                  for t in self.rows]
         texts = self.frame.tokenizer.batch_decode(
             [d.ids[:-1] if d.stop is StopReason.END_OF_TURN else d.ids for d in drafts])
         replies = [self.frame.parse(text) for text in texts]
-        outcomes = self.groups.step(places, replies, self._step_environment)
+        outcomes = self.groups.step([t.row for t in self.rows], replies)
         for t, draft, text, reply, outcome in zip(self.rows, drafts, texts, replies, outcomes):
             t.add_reply(draft.ids, draft.logprobs, len(t.turns))
-            if isinstance(outcome, Exception):
-                t.fail(outcome)
-                observation, reward, info = t.error, 0.0, {}
-            else:
-                f1s, (observation, reward, terminated, truncated, info) = outcome
-                paid, described = state_reward(reply, *f1s, reward, info, self.rules)
-                reward, info = reward + paid, {**info, **described}
-                t.stop = (StopReason.TERMINATED if terminated else
-                          StopReason.TRUNCATED if truncated else
-                          StopReason.CONTEXT if draft.stop is StopReason.CONTEXT
-                          and self.rules.context == "full" else None)
-            t.turns.append(Turn(t.observation, text, reply, reward, draft.stop))
-            t.turn_rewards.append(reward)
-            t.success = t.success or bool(info.get("success", 0.0))
-            for name, value in info.items():
-                t.metrics[name] = t.metrics.get(name, 0.0) + value
-            t.observation = observation
-            if t.stop is None and not add_next_prompt(self.frame, t, self.rules):
+            t.end_turn(text, reply, draft.stop, outcome)
+            full = self.frame.appends and draft.stop is StopReason.CONTEXT
+            if t.stop is None and (full or not self.frame.next(t, self.rules)):
                 t.stop = StopReason.CONTEXT
             if t.stop is not None:
-                for name in PER_TURN & t.metrics.keys():
-                    t.metrics[name] /= len(t.turns)
-
-    def _step_environment(self, env, reply):
-        """Returns (F1 of the observation before the step, of the prediction after it), the step."""
-        parts = self.frame.parts
-        seen = env.score_description(reply.observation) if "observation" in parts else None
-        observation, reward, _, _, info = result = env.step(reply.answer)
-        if not (isinstance(observation, str)
-                and all(abs(x) < LARGEST for x in (reward, *info.values()))):  # not nan either
-            raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}")
-        expected = env.score_description(reply.prediction) if "prediction" in parts else None
-        return (seen, expected), result
-
-
-def state_reward(reply, grounding, worldmodeling, reward, info, rules):
-    """VAGEN's reward for describing the state.
-
-        grounding      F1(observation, state before the answer)
-        worldmodeling  F1(prediction, state after it, chance included)
-        paid           their sum, weighted by the rules, if both the format of the reply and the
-                       actions in it were valid; otherwise 0
-
-    grounding, worldmodeling: F1, None where the format or the environment has nothing to grade
-    returns: paid, {name: F1, "env_return": reward}; 0.0 and {} if nothing is graded
-    """
-    # A malformed reply describes nothing, not even an empty world.
-    described = {name: f1 * reply.valid for name, f1 in
-                 (("grounding", grounding), ("worldmodeling", worldmodeling)) if f1 is not None}
-    if not described:
-        return 0.0, {}
-    paid = (rules.grounding_reward * described.get("grounding", 0.0)
-            + rules.worldmodeling_reward * described.get("worldmodeling", 0.0))
-    return paid * bool(info["valid"]), {**described, "env_return": reward}
-
-
-def add_next_prompt(frame, t, rules):
-    """Give the trajectory the prompt of its next turn. Returns False if the context is full."""
-    if rules.context == "full":
-        framing = frame.between(t.tokens[-1], t.observation)
-        fits = len(t.tokens) + len(framing) < rules.max_context
-        if fits:
-            t.add_prompt(framing)
-        return fits
-    # A prompt that leaves no room for a whole reply loses its oldest turns.
-    for window in range(rules.window, 0, -1):
-        ids = windowed_prompt(frame, t, rules.context, window)
-        if rules.max_context - len(ids) >= (rules.max_new_tokens if window > 1 else 1):
-            t.sequences.append(Sequence())
-            t.add_prompt(ids)
-            return True
-    return False
-
-
-def windowed_prompt(frame, t, context, window):
-    """The ids of a prompt that shows the last `window` turns, including the next turn.
-
-    limited: as chat, with the very ids of earlier replies. single_turn: as one user message.
-    """
-    earlier = range(max(0, len(t.turns) - window + 1), len(t.turns))
-    shown = [t.turns[k].observation for k in earlier] + [t.observation]
-    if context == "single_turn":
-        if any(image_of(observation) is not None for observation in shown):
-            raise ValueError("context single_turn writes earlier turns as text and would lose "
-                             "their images: use --context full or limited.")
-        history = [f"{seen}\nYou answered: {t.turns[k].reply.answer or 'nothing valid'}"
-                   for k, seen in zip(earlier, shown)]
-        return frame.open(t.system, "\n".join([*history, t.observation]))
-    ids = frame.open(t.system, shown[0])
-    for k, following in zip(earlier, shown[1:]):
-        sequence = t.sequences[k]
-        reply = [i for i, sampled in zip(sequence.tokens, sequence.response_mask) if sampled]
-        ids = ids + reply + frame.between(reply[-1], following)
-    return ids
-
-
-# ---- The proof at start-up -----------------------------------------------------------------------
-def prove(policy, max_context):
-    """Prove that cached turns give a full pass's logprobs, in the policy's dtype and in float32.
-
-    The turns exceed the sliding window where max_context and PROOF_BUDGET allow it.
-
-    returns: what was proved, for the console
-    raises: ValueError if the model has too few positions, RuntimeError if it is unsupported
-    """
-    name, model, most = policy.name, policy.model, max_positions(policy.model)
-    if max_context > most:
-        raise ValueError(f"max_context is {max_context} and model {name!r} has positions for "
-                         f"{most} tokens. Lower --max-context.")
-    window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
-    affordable = PROOF_BUDGET.get(policy.device.type, 2**43) // policy.num_parameters
-    for dtype, tolerance in {model.dtype: 0.3, torch.float32: 1e-4}.items():
-        try:
-            least = PROOF_TOKENS
-            if policy.image_store:
-                least += 2 * len(policy.image_store.proof_ids())
-            if least > most and policy.image_store:
-                raise ValueError(f"it has positions for {most} tokens; two images and some text "
-                                 f"take {least}.")
-            length = min(most, max(least, min(max_context, window + PROOF_TOKENS, affordable)))
-            gap = _gap(model if dtype == model.dtype else _exact(model), length)
-        except Exception as error:  # decoders fail in many ways on a cache not made for them
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            images = f" or images of {policy.image_store.shape}" if policy.image_store else ""
-            raise RuntimeError(f"model {name!r} cannot use the KV slots{images}: "
-                               f"{reason}") from error
-        if not gap <= tolerance:  # nan too
-            raise RuntimeError(f"model {name!r} differs between cached turns and a full pass by "
-                               f"{gap:.2g} nats in {dtype}, allowed are {tolerance}. Its attention "
-                               f"or its output layer does something that we do not.")
-    if policy.image_store:
-        policy.image_store.forget()
-    rest = f"; its window of {window} was not reached" if length <= window < max_context else ""
-    return f"cached turns of {length} tokens equal a full pass, gap {gap:.0e} nats{rest}"
-
-
-def _exact(model):
-    """A float32 copy with the learner's usual attention: flash attention has no float32."""
-    exact = copy.deepcopy(model).float()
-    exact.base_model.learner_attention = ""
-    if hasattr(model.base_model, "slots_attention"):
-        exact.config._attn_implementation = model.base_model.slots_attention
-    return exact
-
-
-@torch.no_grad()
-def _gap(model, length):
-    """The larger mean absolute difference in nats: cached turns in three rows, or the learner,
-    against full passes of transformers' model."""
-    slots, lengths, gaps = KVSlots(model, 3, length), torch.zeros(3, dtype=torch.int64), []
-    tokens = torch.randint(model.config.get_text_config().vocab_size, (3, length),
-                           generator=torch.Generator().manual_seed(0))
-    tokens[1, :length // 2] = tokens[0, :length // 2]  # a beginning to share
-    pieces = torch.tensor([[length - 14, length - 18, length - 22], [1, 1, 1], [1, 0, 1],
-                           [4, 9, 2], [1, 1, 1], [0, 1, 1]])
-    if getattr(model, "image_store", None):
-        _show(model.image_store, tokens, pieces)
-    full = model(tokens.to(slots.device), use_cache=False).logits.float().log_softmax(dim=-1)
-    for counts in pieces:
-        fresh = [row[start:start + n] for row, start, n in zip(tokens, lengths, counts)]
-        cached = output_layer(model, forward_slots(
-            model, slots, pad_sequence(fresh, batch_first=True).to(slots.device),
-            counts.to(slots.device)))
-        lengths += counts
-        gap = cached.float().log_softmax(dim=-1) - full[torch.arange(3), lengths - 1]
-        gaps += gap.abs().mean(dim=-1)[(counts > 0).to(slots.device)].tolist()
-    mask = torch.zeros_like(tokens, dtype=torch.bool)
-    mask[:, length // 2 + 1::2] = True
-    tokens, mask = tokens.to(slots.device), (mask & (tokens < full.shape[-1])).to(slots.device)
-    ours, _ = token_logprobs(model, tokens, mask)
-    theirs = full[:, :-1][mask[:, 1:]].gather(-1, tokens[mask][:, None])[:, 0]
-    learner = (ours[mask] - theirs).abs().mean()
-    return max(sum(gaps) / len(gaps), float(learner))
-
-
-def _show(image_store, tokens, pieces):
-    """Insert an image into the first piece of each row, and another into the fourth."""
-    tokens[tokens == image_store.image_id] = 0
-    first, other = (torch.tensor(image_store.proof_ids(seed)) for seed in range(2))
-    pieces[0] -= len(other)
-    tokens[:, 1:1 + len(first)] = first
-    for row, start in zip(tokens, pieces[:3].sum(dim=0)):
-        row[start:start + len(other)] = other
-    pieces[3] += len(other)
+                t.end()
 
 
 # ---- Sampling ------------------------------------------------------------------------------------
@@ -650,9 +485,8 @@ def describe(trajectories):
 def play_held_out(policy, frame, groups, rules, temperature, progress=lambda tokens: None,
                   greedy=True, first_seed=0):
     """{"": trajectories sampled at `temperature` with fixed noise, "_greedy": greedy ones}."""
-    if policy.image_store:
-        policy.image_store.forget()
-    rules = replace(rules, top_k=0, top_p=1, seed=0, grounding_reward=0, worldmodeling_reward=0)
+    policy.begin_rollout()
+    rules = replace(rules, top_k=0, top_p=1, seed=0)
     return {suffix: collect(policy, frame, groups, first_seed, replace(rules, temperature=t),
                             progress)
             for suffix, t in (("", temperature), ("_greedy", 0.0))[:1 + greedy]}

@@ -31,9 +31,8 @@ from tqdm import tqdm
 
 from minragen import config as settings
 from minragen import starpo
-from minragen.cache import micro_batches
 from minragen.chat import ChatFrame
-from minragen.models import AdamW, Critic, token_logprobs
+from minragen.models import AdamW, Critic, Policy
 from minragen.rollout import (
     Rules,
     collect,
@@ -112,12 +111,12 @@ QUIET = Log()
 class Learner:
     """Everything that training changes, and the reference that it must not."""
 
-    policy: object
+    policy: Policy
     frame: ChatFrame
     optimizer: AdamW
     critic: Critic | None = None
     critic_optimizer: AdamW | None = None
-    reference: torch.nn.Module | None = None
+    reference: Policy | None = None  # before RL
     step: int = 0  # finished steps
     rounds: int = 0  # rollouts of fresh instances; more than steps if resampled
     kl_reward_coef: float = 0.0  # as adapted so far
@@ -234,9 +233,8 @@ def roll_out(learner, groups, config, log=QUIET):
     `resample` (DAPO, Yu et al. 2025, section 3.2) adds at most that many rounds, until `num_groups`
     groups have a positive reward std.
     """
-    trajectories, image_store = [], learner.policy.image_store
-    if image_store:
-        image_store.forget()
+    trajectories = []
+    learner.policy.begin_rollout()
     with log.progress(f"step {learner.step + 1}: tokens sampled") as progress:
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
@@ -250,8 +248,7 @@ def roll_out(learner, groups, config, log=QUIET):
             if known and informative_groups(known) >= config.num_groups:
                 break
     learner.rounds += attempt + 1
-    if image_store:
-        image_store.add_images_of(trajectories)
+    learner.policy.end_rollout(trajectories)
     return trajectories
 
 
@@ -282,8 +279,8 @@ def choose_groups(learner, batch, config):
     if what == "lengths":
         x = starpo.episode_sums(tokens, batch.episode_ids)
     elif what == "entropy":  # in the windowed contexts the mean over turns of their token means
-        entropies = in_micro_batches(learner, batch, config, lambda part: token_logprobs(
-            learner.policy.model, part.tokens, part.response_mask, config.temperature)[1])
+        entropies = in_micro_batches(learner, batch, config, lambda part: learner.policy.logprobs(
+            part.tokens, part.response_mask, config.temperature)[1])
         x = (starpo.episode_sums(entropies.sum(dim=1) / tokens, batch.episode_ids)
              / starpo.episode_sums(torch.ones_like(tokens), batch.episode_ids))
     scores = starpo.group_scores(x, batch.group_ids, statistic, batch.episode_ids)
@@ -310,15 +307,15 @@ def compute_targets(learner, batch, config, scale=1.0):
     batch = replace(batch, loss_mask=masks[config.loss_mask],
                     step_mask=masks[config.advantage_mask])
 
-    def logprobs_of(model):
-        return in_micro_batches(learner, batch, config, lambda part: token_logprobs(
-            model, part.tokens, part.loss_mask, config.temperature)[0])
+    def logprobs_of(policy):
+        return in_micro_batches(learner, batch, config, lambda part: policy.logprobs(
+            part.tokens, part.loss_mask, config.temperature)[0])
 
     exact = next(learner.policy.model.parameters()).dtype == torch.float32
     batch = replace(batch, ref_logprobs=learner.reference and logprobs_of(learner.reference),
                     old_logprobs=(batch.sample_logprobs
                                   if exact and config.loss_mask == "response" else
-                                  logprobs_of(learner.policy.model)))
+                                  logprobs_of(learner.policy)))
     scores, rewards, metrics = token_rewards(learner, batch, config)
     values = learner.critic and in_micro_batches(
         learner, batch, config, lambda part: learner.critic(part.tokens, part.step_mask))
@@ -393,9 +390,9 @@ def in_micro_batches(learner, batch, config, function):
 
 def parts_of(batch, learner, config):
     """The rows of each micro-batch that this process computes."""
-    return micro_batches(learner.policy.model.base_model, batch.tokens, batch.lengths,
-                         max(1, config.token_budget >> learner.halved), learner.world.rank,
-                         learner.world.size)
+    budget = config.token_budget // 2 if learner.halved else config.token_budget
+    return learner.policy.micro_batches(batch.tokens, batch.lengths, max(1, budget),
+                                        learner.world.rank, learner.world.size)
 
 
 # ---- The update ----------------------------------------------------------------------------------
@@ -458,7 +455,7 @@ def gradients(learner, mini, config, progress=lambda rows: None):
 
 def backward(learner, part, config):
     """Backpropagate one micro-batch. Returns {metric: its share of the mini-batch's mean}."""
-    losses, shares = policy_losses(learner.policy.model, part, config)
+    losses, shares = policy_losses(learner.policy, part, config)
     sum(losses.values()).backward()
     if learner.critic:
         values = learner.critic(part.tokens, part.value_mask)
@@ -469,9 +466,9 @@ def backward(learner, part, config):
     return {name: share.detach() for name, share in shares.items()}
 
 
-def policy_losses(model, part, config):
+def policy_losses(policy, part, config):
     """Loss terms and metrics: this part's shares of the mini-batch's means."""
-    logprobs, entropy = token_logprobs(model, part.tokens, part.loss_mask, config.temperature)
+    logprobs, entropy = policy.logprobs(part.tokens, part.loss_mask, config.temperature)
     loss, clipped = starpo.policy_loss(
         logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high,
         config.dual_clip, part.loss_mask if config.ratio == "sequence" else None)

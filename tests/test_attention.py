@@ -12,8 +12,11 @@ from test_families import family
 from test_train import played
 
 from minragen import train as trainer
-from minragen.cache import PrefixTree, micro_batches, states_before
-from minragen.models import Critic, token_logprobs
+from minragen.fast import prefix_tree
+from minragen.fast.llama import attend_to
+from minragen.fast.policies import SharingPolicy
+from minragen.fast.prefix_tree import PrefixTree, states_before
+from minragen.models import Critic
 
 pytestmark = pytest.mark.usefixtures("runs")
 LEAN = ["Llama", "Llama 3", "Mistral, window", "Qwen2", "Qwen2, windows", "Qwen3"]
@@ -70,7 +73,7 @@ class TestPrefixTree:
     def test_logprobs_values_and_gradients_are_those_of_a_plain_full_pass(
             self, name, float64, monkeypatch):
         policy = family(name)
-        assert attention.shares_beginnings(policy.model.base_model)
+        assert isinstance(policy, SharingPolicy)
         for p in policy.model.double().parameters():
             if p.dim() == 1:  # norms, and the biases that are 0 at first
                 p.data.normal_(1.0, 0.5)
@@ -80,14 +83,14 @@ class TestPrefixTree:
         critic = Critic(policy)
         critic.head.weight.data.normal_()
         for seed in range(8):
-            monkeypatch.setitem(attention.PAIRS, "cpu", 99 if seed % 3 else 2**18)
+            monkeypatch.setitem(prefix_tree.PAIRS, "cpu", 99 if seed % 3 else 2**18)
             tokens, mask, _ = related_rows(seed)
             log_p = (policy.model(tokens, use_cache=False).logits[:, :-1] / 0.7).log_softmax(-1)
             expected = (log_p.gather(-1, tokens[:, 1:, None])[..., 0],
                         torch.special.entr(log_p.exp()).sum(dim=-1),
                         critic.head(critic.trunk(tokens, use_cache=False).last_hidden_state[
                             :, :-1])[..., 0])
-            ours = (*token_logprobs(policy.model, tokens, mask, 0.7), critic(tokens, mask))
+            ours = (*policy.logprobs(tokens, mask, 0.7), critic(tokens, mask))
             for module, x, full in zip((policy.model, policy.model, critic), ours, expected):
                 plain = torch.where(mask[:, 1:], full, 0.0)
                 assert x.dtype == torch.float64 and torch.allclose(x[:, 1:], plain, 1e-9, 1e-9)
@@ -101,7 +104,7 @@ class TestPrefixTree:
     def test_each_beginning_is_one_node_that_sees_its_own_row_and_nothing_else(
             self, name, window, monkeypatch):
         """Where all scores are 0 and values are unit vectors, attention shows what is seen."""
-        monkeypatch.setitem(attention.PAIRS, "cpu", 2000)
+        monkeypatch.setitem(prefix_tree.PAIRS, "cpu", 2000)
         decoder = family(name).model.base_model
         for seed in range(20):
             tokens, mask, _ = related_rows(seed)
@@ -123,7 +126,7 @@ class TestPrefixTree:
             device = SimpleNamespace(type="cuda")
 
         queries, keys, values = (torch.randn(2, heads, 3, 8) for heads in (6, 2, 2))
-        one, other = (attention._attend(q, keys, values, None, 1.0)
+        one, other = (attend_to(q, keys, values, None, 1.0)
                       for q in (queries, queries.as_subclass(Elsewhere)))
         assert torch.allclose(one, other, atol=1e-6)
 
@@ -144,7 +147,7 @@ class TestPrefixTree:
             "--env frozenlake --max-turns 1 --algo ppo --kl-coef 0.1 --warmup-steps 0 "
             "--num-groups 2 --group-size 8 --mini-batch 99 --token-budget 99999"))
         counts = [embedded(model) for model in (
-            learner.policy.model, learner.reference, learner.critic.trunk)]
+            learner.policy.model, learner.reference.model, learner.critic.trunk)]
         trainer.update(learner, trainer.compute_targets(learner, batch, config)[0], config, 1)
         once = len(beginnings(batch.tokens, batch.response_mask))
         assert counts == [[once], [once], [once, once]]  # the critic: before and in the update
@@ -156,11 +159,11 @@ class TestMicroBatches:
     @pytest.mark.parametrize("size", [1, 2, 5])
     def test_each_row_is_in_one_of_one_process_and_only_single_rows_exceed_the_budget(
             self, name, size):
-        decoder = family(name).model.base_model
+        policy = family(name)
         for seed, budget in itertools.product(range(20), (1, 40, 90, 10**6)):
             tokens, mask, lengths = related_rows(seed)
             parts = [part.tolist() for rank in range(size)
-                     for part in micro_batches(decoder, tokens, lengths, budget, rank, size)]
+                     for part in policy.micro_batches(tokens, lengths, budget, rank, size)]
             assert sorted(itertools.chain(*parts)) == list(range(len(tokens)))
             for part in parts:
                 padded = len(part) * lengths[part].max()
@@ -172,10 +175,10 @@ class TestMicroBatches:
     @pytest.mark.parametrize("name", ["Llama", "GPT-2"])
     def test_processes_get_about_equal_shares(self, name):
         """16 groups of 16 with a prompt of 40 and up to 60 ids behind it."""
-        decoder, rng = family(name).model.base_model, torch.Generator().manual_seed(0)
+        policy, rng = family(name), torch.Generator().manual_seed(0)
         tokens = torch.randint(300, (256, 100), generator=rng)
         tokens[:, :40] = tokens[::16, :40].repeat_interleave(16, dim=0)
         lengths = torch.randint(45, 100, (256,), generator=rng)
-        shares = [sum(int(lengths[part].sum()) - 40 * len(part) for part in micro_batches(
-            decoder, tokens, lengths, 900, rank, 4)) for rank in range(4)]
+        shares = [sum(int(lengths[part].sum()) - 40 * len(part) for part in policy.micro_batches(
+            tokens, lengths, 900, rank, 4)) for rank in range(4)]
         assert max(shares) < 1.06 * min(shares)

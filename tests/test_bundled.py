@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 from toys import tiny
 
 from minragen.chat import ChatFrame
-from minragen.config import TINY, env_groups, preset
+from minragen.config import TINY, preset
 from minragen.environments.frozenlake import FrozenLake
 from minragen.envs import REGISTRY, EnvGroups, TextEnv, make
 from minragen.models import Policy, load_policy
 from minragen.run import bundled
 from minragen.run.bundled import ASSETS, demonstrate, resolve, tiny_tokenizer, warm_up, warmup_key
+from minragen.run.groups import env_groups
 
 
 def groups_of(env, options=None, budgets=None):

@@ -2,6 +2,7 @@
 together. What several processes do with every other choice is in test_step.py::TestPairs.
 """
 
+import copy
 import dataclasses
 import faulthandler
 import os
@@ -153,8 +154,9 @@ class TestLearning:
             assert line == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
     def test_in_float32_gradients_differ_by_1e_5_of_their_norm_at_most(self, real, monkeypatch):
-        network = test_step.network
-        monkeypatch.setattr(test_step, "network", lambda *choice: network(*choice).float())
+        double = test_step.small_model
+        monkeypatch.setattr(test_step, "small_model", lambda *choice: copy.deepcopy(
+            double(*choice)).float())
         config = configured(algo="ppo", kl_coef=0.1)
         (policy, critic, *_), _, _ = real(config, play=collect)
         for processes in (2, 4):

@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from minragen.config import Config, env_groups, preset
+from minragen.config import Config, preset
 from minragen.envs import FORMAT_PENALTY, IMAGE, SPLITS, Budget, TextEnv, image_of, make
+from minragen.run.groups import env_groups
 
 # Environments that must be stochastic, with the options that make them so.
 STOCHASTIC = {"bandit": {}, "frozenlake": {"slip": 0.5}}

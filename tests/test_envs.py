@@ -17,8 +17,10 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import replies
 
 from minragen import envs
+from minragen.environments import limits
 from minragen.envs import (
     FORMAT_PENALTY,
     Budget,
@@ -29,6 +31,8 @@ from minragen.envs import (
     image_of,
     make,
 )
+from minragen.run import groups as run_groups
+from minragen.run.groups import PatientGroups
 
 
 class Walk(TextEnv):
@@ -351,19 +355,19 @@ class TestGroups:
         monkeypatch.setattr(Step, "parallel", True)
         monkeypatch.setattr(Step, "reset", lambda env, **given: (
             together.wait(timeout=5), Walk.reset(env, **given))[1])
-        assert {*map(type, EnvGroups("test_envs:Step", 3, 1).reset(0))} == {str}
+        assert {*map(type, PatientGroups("test_envs:Step", 3, 1).reset(0))} == {str}
 
     @pytest.mark.parametrize("parallel", [False, True], ids=["in line", "in threads"])
     def test_rows_are_stepped_in_any_order_and_one_that_raises_is_built_anew(self, parallel):
-        groups = EnvGroups("test_envs:Step", 4, 1)
+        groups = PatientGroups("test_envs:Step", 4, 1)
         groups.reset(0)
         groups.envs[1].parallel = groups.envs[2].parallel = parallel
         groups.envs[2]._match = None
-        results = groups.step([3, 2, 1], ["Left", "Left", "Right"])
+        results = groups.step([3, 2, 1], replies(["Left", "Left", "Right"]))
         assert isinstance(results[1], TypeError)
         assert ": at -1" in results[0][0] and ": at 1" in results[2][0]
         groups.reset(0)  # the object that raised may be in any state
-        assert groups.step([2], ["Right"]) == [begun(Step, 2).step("Right")]
+        assert groups.step([2], replies(["Right"])) == [begun(Step, 2).step("Right")]
 
 
 class TestTimeLimit:
@@ -377,13 +381,13 @@ class TestTimeLimit:
                 gate.wait(timeout=60)
             return piece
 
-        monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.2)
+        monkeypatch.setattr(limits, "STEP_TIME_LIMIT", 0.2)
         monkeypatch.setattr(os, "cpu_count", lambda: 4)
         monkeypatch.setattr(Step, "parallel", True)
         monkeypatch.setattr(Step, "_match", match)
-        groups = EnvGroups("test_envs:Step", 6, 1)
+        groups = PatientGroups("test_envs:Step", 6, 1)
         groups.reset(0)
-        results = groups.step(range(6), ["Right"] + ["Left"] * 5)
+        results = groups.step(range(6), replies(["Right"] + ["Left"] * 5))
         assert len(waiting) == 5  # one after the other: 1
         assert groups.envs[0].at == 1
         assert {*map(repr, results[1:])} == {"TimeoutError('a step took over 0.4 seconds.')"}
@@ -393,11 +397,11 @@ class TestTimeLimit:
         gate.set()
         for thread in late:
             thread.join(timeout=5)
-        assert groups.step([1], ["Right"]) == [begun(Step, 50).step("Right")]
+        assert groups.step([1], replies(["Right"])) == [begun(Step, 50).step("Right")]
 
     def test_a_step_or_a_start_that_hangs_in_line_is_interrupted(self, monkeypatch):
-        monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.1)
-        groups, began = EnvGroups("test_envs:Step", 3, 1), time.monotonic()
+        monkeypatch.setattr(limits, "STEP_TIME_LIMIT", 0.1)
+        groups, began = PatientGroups("test_envs:Step", 3, 1), time.monotonic()
 
         def hang(*_):
             with contextlib.suppress(TimeoutError):
@@ -406,13 +410,13 @@ class TestTimeLimit:
 
         groups.envs[1]._match = groups.envs[2]._reset = hang
         assert list(map(type, groups.reset(0))) == [str, str, TimeoutError]
-        results = groups.step([0, 1], ["Right", "Right"])
+        results = groups.step([0, 1], replies(["Right", "Right"]))
         assert results[0] == begun(Step, 0).step("Right")
         assert repr(results[1]) == "TimeoutError('a step took over 0.1 seconds.')"
         assert time.monotonic() - began < 4
         assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
         monkeypatch.undo()
-        assert groups.reset(0) == EnvGroups("test_envs:Step", 3, 1).reset(0)
+        assert groups.reset(0) == PatientGroups("test_envs:Step", 3, 1).reset(0)
 
 
 class TestServerGone:
@@ -420,34 +424,34 @@ class TestServerGone:
     def test_its_steps_wait_and_are_tried_again_and_the_others_are_not(
             self, monkeypatch, capsys, parallel):
         pauses, failures = [], 2
-        monkeypatch.setattr(envs.time, "sleep", pauses.append)
+        monkeypatch.setattr(run_groups.time, "sleep", pauses.append)
 
         def match(piece):
             if len(pauses) < failures:
                 raise ServerGone("no answer")
             return piece
 
-        groups = EnvGroups("test_envs:Step", 3, 1)
+        groups = PatientGroups("test_envs:Step", 3, 1)
         groups.reset(0)
         groups.envs[1]._match, groups.envs[1].parallel = match, parallel
-        results = groups.step([0, 1], ["Right", "Right"])
+        results = groups.step([0, 1], replies(["Right", "Right"]))
         assert results == [begun(Step, seed).step("Right") for seed in (0, 1)]
         assert pauses == [5, 10] and groups.envs[0].at == 1
         assert capsys.readouterr().out.splitlines() == [
             f"waiting   {pause} s, then trying again: no answer" for pause in pauses]
         failures = 99
         with pytest.raises(ServerGone, match="no answer"):
-            groups.step([1, 0], ["Right", "Right"])
-        assert pauses[2:] == [*envs.SERVER_PAUSES]
+            groups.step([1, 0], replies(["Right", "Right"]))
+        assert pauses[2:] == [*run_groups.SERVER_PAUSES]
 
     def test_a_start_waits_too(self, monkeypatch):
         pauses = []
-        monkeypatch.setattr(envs.time, "sleep", pauses.append)
-        groups = EnvGroups("test_envs:Step", 2, 1)
+        monkeypatch.setattr(run_groups.time, "sleep", pauses.append)
+        groups = PatientGroups("test_envs:Step", 2, 1)
         real = groups._reset_row
         groups._reset_row = lambda row: real(row) if pauses else (_ for _ in ()).throw(
             ServerGone("no answer"))
-        assert groups.reset(0) == EnvGroups("test_envs:Step", 2, 1).reset(0) and pauses == [5]
+        assert groups.reset(0) == PatientGroups("test_envs:Step", 2, 1).reset(0) and pauses == [5]
 
 
 # Class of the contract that must notice -> fault -> (method of Walk, what it returns instead, given

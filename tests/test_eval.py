@@ -18,11 +18,11 @@ from training import read_lines, run
 from minragen import eval as evaluation
 from minragen import train
 from minragen.chat import Reply
-from minragen.config import env_groups
 from minragen.envs import IMAGE, EnvGroups, make, parse_options
 from minragen.eval import SETS, of_set, pass_at_k, play, scripted, sign_test, wilson
 from minragen.rollout import Trajectory, Turn
 from minragen.run import start
+from minragen.run.groups import env_groups
 from minragen.run.runs import load_config
 
 

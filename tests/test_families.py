@@ -16,10 +16,12 @@ from toys import tiny
 from benchmarks.figure import ROOT
 from minragen.config import Config
 from minragen.envs import EnvGroups
+from minragen.fast.policies import faster
 from minragen.look import diagnostics
 from minragen.models import Critic, load_policy
-from minragen.rollout import Rules, collect, make_batch, prove
+from minragen.rollout import Rules, collect, make_batch
 from minragen.run import memory
+from minragen.run.proof import prove
 from minragen.train import Learner
 
 PAGE = (ROOT / "docs" / "models.md").read_text()
@@ -118,7 +120,7 @@ def family(name):
         with contextlib.suppress(ValueError):  # no decoder: T5
             transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        return load_policy(folder, name="NAME")
+        return faster(load_policy(folder, name="NAME"))
 
 
 def listed_as(name):

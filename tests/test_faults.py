@@ -12,15 +12,17 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import message, parsed
+from toys import replies
 from training import run
 
 from minragen import envs
 from minragen import eval as evaluation
 from minragen import train as trainer
-from minragen.envs import EnvGroups
+from minragen.environments import limits
 from minragen.look import faults, report
 from minragen.rollout import Trajectory
 from minragen.run import reproduce
+from minragen.run.groups import PatientGroups
 from minragen.run.runs import ENDED, Log
 
 USERS = """
@@ -180,11 +182,11 @@ class TestSentences:
         assert faults.fault_of(bad.value).sentence.startswith("env 'words/Broken-v0' does not")
 
     def test_a_step_over_the_time_limit_has_the_line_that_it_was_in(self, monkeypatch):
-        monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.1)
+        monkeypatch.setattr(limits, "STEP_TIME_LIMIT", 0.1)
         monkeypatch.setattr("toys.Lottery.step", lambda env, answer: time.sleep(9))
-        groups = EnvGroups("toys:Lottery", 1, 1)
+        groups = PatientGroups("toys:Lottery", 1, 1)
         groups.reset(0)
-        fault = faults.fault_of(groups.step([0], ["word"])[0])
+        fault = faults.fault_of(groups.step([0], replies(["word"]))[0])
         assert fault.sentence == "toys:Lottery raised TimeoutError: a step took over 0.1 seconds"
         assert "test_faults.py:" in fault.place and fault.place.endswith("in <lambda>")
 

@@ -20,8 +20,8 @@ from minragen import eval as evaluation
 from minragen import train as trainer
 from minragen.models import Critic, Policy, load_policy, token_logprobs
 from minragen.more import lora
-from minragen.rollout import prove
 from minragen.run import memory, start
+from minragen.run.proof import prove
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.usefixtures("runs")

@@ -19,7 +19,8 @@ from toys import tiny
 from transformers import AttentionInterface
 
 from minragen import models
-from minragen.cache import slots_attention, states_before
+from minragen.cache import states_before
+from minragen.fast.policies import faster
 from minragen.models import (
     AdamW,
     Critic,
@@ -28,8 +29,8 @@ from minragen.models import (
     load_policy,
     token_logprobs,
 )
-from minragen.rollout import prove
 from minragen.run import bundled
+from minragen.run.proof import prove
 
 
 def ragged():
@@ -116,16 +117,16 @@ class TestAttention:
 
     def test_eager_attention_gives_our_logprobs(self, tmp_path):
         bundled.save_folder(tiny()[0], tmp_path)
-        ours, eager = (load_policy(tmp_path, attention=name).model for name in ("", "eager"))
-        (tokens, mask), used = ragged(), []
-        eager.base_model.norm.register_forward_hook(lambda module, args, out: used.append(
-            (eager.config._attn_implementation, out[..., 0].numel())))
-        torch.testing.assert_close(token_logprobs(eager, tokens, mask),
-                                   token_logprobs(ours, tokens, mask), atol=1e-5, rtol=1e-5)
+        ours, eager = (faster(load_policy(tmp_path), name) for name in ("", "eager"))
+        (tokens, mask), used, config = ragged(), [], eager.model.config
+        eager.model.base_model.norm.register_forward_hook(lambda module, args, out: used.append(
+            (config._attn_implementation, out[..., 0].numel())))
+        torch.testing.assert_close(eager.logprobs(tokens, mask), ours.logprobs(tokens, mask),
+                                   atol=1e-5, rtol=1e-5)
         assert used == [("eager", tokens.numel())]
-        with slots_attention(eager):  # a rollout's
-            assert eager.config._attn_implementation == ours.config._attn_implementation == "sdpa"
-        assert eager.config._attn_implementation == "eager"
+        with eager.sampling():  # a rollout's
+            assert config._attn_implementation == ours.model.config._attn_implementation == "sdpa"
+        assert config._attn_implementation == "eager"
 
     @pytest.mark.parametrize("name", ["flash_attention_2", "flash"])
     def test_one_that_cannot_be_had_is_refused_before_there_is_a_folder(self, name, runs):
@@ -138,7 +139,7 @@ class TestAttention:
             value.repeat_interleave(module.num_key_value_groups, dim=1).transpose(1, 2), None))
         bundled.save_folder(tiny()[0], tmp_path)
         with pytest.raises(RuntimeError, match="differs between"):
-            prove(load_policy(tmp_path, attention="blind"), 320)
+            prove(faster(load_policy(tmp_path), "blind"), 320)
 
 
 class TestOptimizer:

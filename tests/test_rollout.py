@@ -8,14 +8,19 @@ import pytest
 import torch
 from test_families import family
 from torch.nn.utils.rnn import pad_sequence
-from toys import Lottery, prompt_length, puppet, sampled, scripted, tiny
+from toys import Lottery, prompt_length, puppet, replies, sampled, scripted, tiny
 
-from minragen import rollout, starpo
+from minragen import cache, models, rollout, starpo
 from minragen.chat import ChatFrame, Reply
 from minragen.envs import EnvGroups
-from minragen.fast import llama
-from minragen.models import output_layer, token_logprobs
+from minragen.fast import llama, prefix_tree
+from minragen.fast.policies import SharingPolicy
+from minragen.models import token_logprobs
+from minragen.more.described import DescribedTurn
+from minragen.more.windows import WindowedFrame
 from minragen.rollout import Rules, StopReason, collect, make_batch, sample_tokens, uniforms
+from minragen.run import proof
+from minragen.run.proof import prove
 
 
 def play(policy, frame, groups, first_seed=0, max_new_tokens=12, max_context=400, **rules):
@@ -26,9 +31,15 @@ def play(policy, frame, groups, first_seed=0, max_new_tokens=12, max_context=400
     return played
 
 
-def varied(groups=2, size=4, **rules):
+def windowed(frame, context="limited", window=1):
+    """The frame of a conversation of which a turn sees a window; `full`: the frame itself."""
+    return frame if context == "full" else WindowedFrame(
+        frame.tokenizer, context=context, window=window)
+
+
+def varied(groups=2, size=4, context="full", **rules):
     """FrozenLake with replies of many lengths."""
-    policy, frame = tiny()[0], copy.copy(tiny()[1])
+    policy, frame = tiny()[0], copy.copy(windowed(tiny()[1], context))
     frame.end_ids = set(range(0, len(frame.tokenizer), 9))
     return play(policy, frame, EnvGroups("frozenlake", groups, size), **rules)
 
@@ -43,7 +54,7 @@ class TestTokens:
         policy, frame = puppet()
         groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=2))
         prompt = frame.open(frame.system_message(groups.envs[0]), groups.reset(3)[0])
-        second = groups.step([0], ["Left"])[0][0]
+        second = groups.step([0], replies(["Left"]))[0][0]
         one, two = map(frame.encode, self.REPLIES)
         framing = frame.between(one[-1], second)
         expected = [(prompt, -1), (one, 0), (framing, -1), (two, 1)]
@@ -100,9 +111,9 @@ class TestStops:
         policy, frame = puppet()
         groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=3))
         policy.model.script = {prompt_length(frame, groups) + 1: frame.end_of_turn}
-        (full,), (windowed,) = (play(policy, frame, groups, context=context, window=3)
-                                for context in ("full", "limited"))
-        assert windowed.tokens == full.tokens and len(full.sequences[0].tokens) > 300
+        (full,), (shown,) = (play(policy, windowed(frame, context, 3), groups)
+                             for context in ("full", "limited"))
+        assert shown.tokens == full.tokens and len(full.sequences[0].tokens) > 300
         assert full.turns[0].stop is StopReason.END_OF_TURN
 
     def test_a_full_context_ends_the_episode_and_is_never_exceeded(self):
@@ -205,6 +216,7 @@ class TestEpisodes:
         policy, _ = tiny()
         frame = ChatFrame(policy.tokenizer, "grounding_worldmodeling")
         groups = EnvGroups("test_rollout:Mute", 8, 1)
+        groups.turn = DescribedTurn(frame.parts)
         groups.reset(0)
         expected = [{0: "ValueError: no words", 1: "", 2: "KeyError: 'box'"}[env.number % 3]
                     for env in groups.envs]
@@ -256,70 +268,70 @@ class TestCaching:
     @pytest.mark.parametrize("shift", [-1, 1], ids=["a key too many", "a key too few"])
     @pytest.mark.parametrize("name", ["Mistral, window", "Gemma 3", "gpt-oss"])
     def test_the_proof_refuses_a_window_that_is_wrong_by_one_key(self, name, shift, monkeypatch):
-        policy, right = family(name), attention.attention_masks
-        assert "equal a full pass" in rollout.prove(policy, 320)
-        monkeypatch.setattr(attention, "attention_masks", lambda model, visible, queries, keys: (
+        policy, right = family(name), cache.attention_masks
+        assert "equal a full pass" in prove(policy, 320)
+        monkeypatch.setattr(cache, "attention_masks", lambda model, visible, queries, keys: (
             right(model, visible, queries + shift, keys)))
         with pytest.raises(RuntimeError, match="nats in torch.float32"):
-            rollout.prove(policy, 320)
+            prove(policy, 320)
 
     def test_the_proof_runs_in_the_policys_own_dtype_too(self, monkeypatch):
-        policy, right = family("Mistral, window"), attention.attention_masks
+        policy, right = family("Mistral, window"), cache.attention_masks
         policy.model.bfloat16()
-        assert "equal a full pass" in rollout.prove(policy, 320)
-        monkeypatch.setattr(attention, "attention_masks", lambda model, visible, *positions: right(
+        assert "equal a full pass" in prove(policy, 320)
+        monkeypatch.setattr(cache, "attention_masks", lambda model, visible, *positions: right(
             model, visible | (model.dtype == torch.bfloat16), *positions))
         with pytest.raises(RuntimeError, match="nats in torch.bfloat16"):
-            rollout.prove(policy, 320)
+            prove(policy, 320)
 
     def test_the_proof_reaches_beyond_the_window_or_says_that_it_does_not(self, monkeypatch):
         policy, missed = family("Mistral, window"), "its window of 24 was not reached"
-        monkeypatch.setattr(rollout, "PROOF_TOKENS", 24)
-        assert missed not in rollout.prove(policy, 320)
-        monkeypatch.setattr(rollout, "PROOF_BUDGET", {"cpu": 0})
-        assert missed in rollout.prove(policy, 320) and missed not in rollout.prove(policy, 24)
+        monkeypatch.setattr(proof, "PROOF_TOKENS", 24)
+        assert missed not in prove(policy, 320)
+        monkeypatch.setattr(proof, "PROOF_BUDGET", {"cpu": 0})
+        assert missed in prove(policy, 320) and missed not in prove(policy, 24)
 
     @pytest.mark.parametrize("owner, function, wrong", [
         (llama, "_rotate", lambda right, x, cos, sin: right(x, cos, -sin)),
-        (attention, "neighbours", lambda right, rows: (
+        (prefix_tree, "neighbours", lambda right, rows: (
             right(rows)[0], [n + (n > 1) for n in right(rows)[1]])),
-        (attention.KVSlots, "update", lambda right, self, keys, values, layer: right(
+        (cache.KVSlots, "update", lambda right, self, keys, values, layer: right(
             self, values, keys, layer)),
-        (rollout, "output_layer", lambda right, *given: right(*given).roll(1, -1)),
-        (rollout, "token_logprobs", lambda right, *given: (right(*given)[0] - 1, None))],
+        (models, "output_layer", lambda right, *given: right(*given).roll(1, -1)),
+        (models, "token_logprobs", lambda right, *given: (right(*given)[0] - 1, None))],
         ids=["both", "the learner's", "the cached one", "errors of mean 0", "only lower ones"])
     def test_the_proof_refuses_a_pass_that_differs(self, owner, function, wrong, monkeypatch):
         policy, right = family("Llama"), getattr(owner, function)
-        assert "equal a full pass" in rollout.prove(policy, 320)
+        assert "equal a full pass" in prove(policy, 320)
         monkeypatch.setattr(owner, function, lambda *arguments: wrong(right, *arguments))
         with pytest.raises(RuntimeError, match="differs between cached turns and a full pass"):
-            rollout.prove(policy, 320)
+            prove(policy, 320)
 
     def test_the_proof_refuses_an_unknown_head_and_a_decoder_that_fails(self, monkeypatch):
         policy = family("Granite")
-        monkeypatch.setattr(rollout, "output_layer",
+        monkeypatch.setattr(models, "output_layer",
                             lambda model, hidden: model.get_output_embeddings()(hidden))
         with pytest.raises(RuntimeError, match="its output layer does something"):
-            rollout.prove(policy, 320)
+            prove(policy, 320)
         monkeypatch.setattr(rollout.KVSlots, "update", None)
         with pytest.raises(RuntimeError, match="KV slots: TypeError: 'NoneType'"):
-            rollout.prove(policy, 320)
+            prove(policy, 320)
 
     def test_padding_never_asks_for_a_position_that_the_model_lacks(self):
         """The longer row has 79 of GPT-2's 80 tokens when the other one gets five more."""
-        model, tokens = family("GPT-2, longer").model, torch.randint(3, 300, (2, 80))
+        policy, tokens = family("GPT-2, longer"), torch.randint(3, 300, (2, 80))
+        model = policy.model
         slots = rollout.KVSlots(model, 2, 90)
         for counts in torch.tensor([[79, 60], [1, 5]]):
             starts = slots.lengths.tolist()
             fresh = [row[start:start + n] for row, start, n in zip(tokens, starts, counts)]
-            logits = output_layer(model, rollout.forward_slots(
-                model, slots, pad_sequence(fresh, batch_first=True), counts))
+            logits = policy.extend(slots, pad_sequence(fresh, batch_first=True), counts)
         assert torch.allclose(logits[1], model(tokens[1:, :65]).logits[0, -1], atol=1e-4)
 
     def test_no_token_is_fed_twice_and_a_groups_prompt_only_once(self, monkeypatch):
-        fed, original = [], rollout.forward_slots
-        monkeypatch.setattr(rollout, "forward_slots", lambda model, slots, tokens, counts, *rows: (
-            fed.append(int(counts.sum())), original(model, slots, tokens, counts, *rows))[1])
+        fed, original = [], SharingPolicy.extend
+        monkeypatch.setattr(SharingPolicy, "extend", lambda self, slots, tokens, counts, *rows: (
+            fed.append(int(counts.sum())), original(self, slots, tokens, counts, *rows))[1])
         played = varied(3, 4)  # where one of twelve rows is finished, it stays with the others
         prompts = [t.sequences[-1].response_mask.index(True) for t in played]
         # The last id needs no forward.
@@ -332,10 +344,10 @@ class TestCaching:
                             lambda x, *shape: x.new_full(shape, math.nan))
         model, tokens = tiny()[0].model, torch.randint(3, 200, (2, 10))
         slots = rollout.KVSlots(model, 2, 12)
-        rollout.forward_slots(model, slots, tokens[:1, :9], torch.tensor([9]))
-        rollout.forward_slots(model, slots, tokens[1:, :4], torch.tensor([4]), 1)
+        cache.append(model, slots, tokens[:1, :9], torch.tensor([9]))
+        cache.append(model, slots, tokens[1:, :4], torch.tensor([4]), 1)
         slots.gather([1, 0], 16)
-        states = rollout.forward_slots(model, slots, tokens[:, 9:], torch.tensor([1, 1]))
+        states = cache.append(model, slots, tokens[:, 9:], torch.tensor([1, 1]))
         assert states.isfinite().all()
 
     def test_what_a_slot_holds_beyond_its_length_is_never_seen(self):
@@ -344,12 +356,12 @@ class TestCaching:
         states = []
         for junk in (0.0, 1e4):
             slots = rollout.KVSlots(policy.model, 2, 30)
-            rollout.forward_slots(policy.model, slots, tokens, torch.tensor([9, 9]))
+            cache.append(policy.model, slots, tokens, torch.tensor([9, 9]))
             slots.set_lengths([0, 0])
             for keys, values in slots.layers.values():
                 keys.fill_(junk), values.fill_(junk)
-            rollout.forward_slots(policy.model, slots, tokens, torch.tensor([9, 4]))
-            states.append(rollout.forward_slots(policy.model, slots, tokens[:, :3],
+            cache.append(policy.model, slots, tokens, torch.tensor([9, 4]))
+            states.append(cache.append(policy.model, slots, tokens[:, :3],
                                                 torch.tensor([3, 3])))
         assert torch.allclose(*states, atol=1e-5)
 
@@ -393,9 +405,9 @@ class TestIndependence:
             assert torch.allclose(own, batch.sample_logprobs, atol=1e-4)
 
     def test_prompts_and_observations_are_fed_in_parts_of_the_token_budget(self, monkeypatch):
-        shapes, passes, real = [], [], rollout.forward_slots
-        monkeypatch.setattr(rollout, "forward_slots", lambda model, slots, tokens, *rest: (
-            shapes.append(tokens.shape), real(model, slots, tokens, *rest))[1])
+        shapes, passes, real = [], [], SharingPolicy.extend
+        monkeypatch.setattr(SharingPolicy, "extend", lambda self, slots, tokens, *rest: (
+            shapes.append(tokens.shape), real(self, slots, tokens, *rest))[1])
         expected = [t.tokens for t in varied()]
         for budget in (8192, 270, 1):
             shapes.clear()

@@ -19,15 +19,18 @@ from toys import Lottery, Raffle
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from minragen import cache, rollout
 from minragen import config as settings
+from minragen import rollout
 from minragen import train as trainer
 from minragen.chat import ChatFrame
-from minragen.config import ALGOS, Config, env_groups, preset
-from minragen.models import Policy, choose_attention, load_policy
+from minragen.config import ALGOS, Config, preset
+from minragen.fast import prefix_tree
+from minragen.fast.policies import faster
+from minragen.models import Policy, load_policy
 from minragen.more import lora
 from minragen.rollout import collect, sample_tokens
 from minragen.run import bundled, runs, start
+from minragen.run.groups import env_groups
 from minragen.train import rules_of
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -65,30 +68,25 @@ def small_tokenizer(response_format):
     return bundled.tiny_tokenizer([Lottery(), Raffle()], response_format)
 
 
-def network(config, seed=0):
-    model = copy.deepcopy(small_model(config.response_format, seed))
-    choose_attention(model, "tiny", config.attention)
-    return model
-
-
-def small_policy(config):
-    return Policy("tiny", network(config), small_tokenizer(config.response_format))
+def small_policy(config, seed=0):
+    return Policy("tiny", copy.deepcopy(small_model(config.response_format, seed)),
+                  small_tokenizer(config.response_format))
 
 
 def reference(config):
     """Another network: with the policy's own weights the KL would have no gradient at first."""
-    return network(config, 1)
+    return small_policy(config, 1)
 
 
 @cache
 def warm_policy():
     """The bundled model after its warm-up on FrozenLake, which closes its tags."""
     config = preset("frozenlake")
-    policy = load_policy(bundled.resolve(
+    policy = faster(load_policy(bundled.resolve(
         "tiny", lambda *size: env_groups(config, *size), max_new_tokens=config.max_new_tokens,
-        steps=config.warmup_steps, say=lambda line: None))
+        steps=config.warmup_steps, say=lambda line: None)))
     policy.model.double()
-    return policy, ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens)
+    return policy
 
 
 @pytest.fixture
@@ -114,7 +112,8 @@ def float64(monkeypatch):
 def collect_once(policy, frame, groups, first_seed, rules, progress=None):
     """`collect`, remembered: at the first step all tests have the same policy."""
     key = (*groups.names, groups.numbers, len(groups), first_seed, str(groups.envs[0].options),
-           str(groups.envs[0].budget), frame.instruction, rules)
+           str(groups.envs[0].budget), frame.instruction, rules, str(groups.turn), frame.appends,
+           not frame.appends and (frame.context, frame.window))
     if key not in EPISODES:
         EPISODES[key] = collect(policy, frame, groups, first_seed, rules)
     return copy.deepcopy(EPISODES[key])
@@ -132,7 +131,7 @@ def real(monkeypatch, tmp_path):
             if learner.critic is not None:
                 give_head(learner.critic)
             if learner.reference is not None:
-                learner.reference = reference(config)
+                learner.reference = faster(reference(config), config.attention)
             built.append(learner)
             return learner
 
@@ -199,7 +198,7 @@ def slow_learner(config):
     return SimpleNamespace(
         policy=policy, rounds=0, kl_reward_coef=config.kl_reward_coef,
         critic=critic if settings.estimator_kind(config) == "critic" else None,
-        reference=reference(config) if config.kl_coef or config.kl_reward_coef else None,
+        reference=reference(config).model if config.kl_coef or config.kl_reward_coef else None,
         optimizer=torch.optim.AdamW(trained(policy.model), weight_decay=0.01),
         critic_optimizer=torch.optim.AdamW(trained(critic.trunk, critic.head), weight_decay=0.01))
 
@@ -208,9 +207,9 @@ def slow_learner(config):
 def slow_step(config, first_step=1):
     """The same for the slow step, on the same episodes."""
     learner = slow_learner(config)
-    frame = ChatFrame(learner.policy.tokenizer, config.response_format,
-                      max_new_tokens=config.max_new_tokens)
-    groups = env_groups(config, "train", config.num_groups, config.group_size, config.env)
+    frame = start.frame_of(config, learner.policy)
+    groups = env_groups(config, "train", config.num_groups, config.group_size, config.env,
+                        paid=True)
 
     def play(learner, frame, groups, first_seed, config):
         return collect_once(learner.policy, frame, groups, first_seed, rules_of(config))
@@ -264,8 +263,8 @@ class TestCollect:
     def test_tokens_masks_logprobs_and_rewards_are_those_of_the_slow_loop(self, options):
         """Temperature 0, which training refuses, is greedy."""
         config = dataclasses.replace(configured(**LAKE), **{"temperature": 1.0, **options})
-        policy, frame = warm_policy()
-        groups = env_groups(config, "train", 2, 2)
+        policy, groups = warm_policy(), env_groups(config, "train", 2, 2)
+        frame = start.frame_of(config, policy)
         fast = collect(policy, frame, groups, 7, rules_of(config))
         expected = slow.collect(SimpleNamespace(policy=policy), frame, groups, 7, config)
         for one, other in zip(fast, expected, strict=True):
@@ -436,7 +435,7 @@ REFUSED = {("context", "critic"): "needs all turns in one row",
 class TestPairs:
     def test_the_slow_step_is_compared_with_shared_beginnings_and_with_whole_rows(
             self, real, monkeypatch):
-        monkeypatch.setattr(attention, "PrefixTree", None)
+        monkeypatch.setattr(prefix_tree, "PrefixTree", None)
         monkeypatch.setattr(start, "prove", lambda *_: "")  # it shares beginnings in any case
         real(configured(attention="sdpa"))
         with pytest.raises(TypeError, match="NoneType"):

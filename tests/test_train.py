@@ -27,6 +27,7 @@ from minragen import train as trainer
 from minragen.envs import REGISTRY, make
 from minragen.look import diagnostics
 from minragen.models import load_policy, token_logprobs
+from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
 from minragen.run import bundled, start
 from minragen.run.runs import (
@@ -157,19 +158,23 @@ class TestValidation:
         config = parsed(*RULES, "--val-size", "3", "--val-temperature", "0.3")
         groups = start.build_groups(config)["test"]
         assert (groups.split, groups.num_groups, groups.group_size) == ("test", 3, 1)
+        assert groups.turn == DescribedTurn(("observation", "reasoning", "prediction", "answer"))
         log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: None)
         trainer.validate(trainer.Learner(*tiny(), None), groups, config, log)
         assert [call["rules"] for call in calls] == [
-            Rules(t, 0, 1.0, 9, 300, 7, 99, "limited", 2) for t in (0.3, 0.0)]
+            Rules(t, 0, 1.0, 9, 300, 7, 99) for t in (0.3, 0.0)]
         assert all(call["groups"] is groups and call["first_seed"] == 0 for call in calls)
 
 
 class TestRollOut:
     def test_training_scores_descriptions_and_plays_as_the_settings_say(self, calls):
-        groups = object()
-        trainer.roll_out(trainer.Learner(*tiny(), None), groups, parsed(*RULES))
-        assert calls[0]["groups"] is groups
-        assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, 99, "limited", 2, 0.5, 0.25, 5)
+        config = parsed(*RULES)
+        groups = start.build_groups(config)["train"]
+        frame = start.frame_of(config, tiny()[0])
+        trainer.roll_out(trainer.Learner(tiny()[0], frame, None), groups, config)
+        assert calls[0]["groups"] is groups and groups.turn == DescribedTurn(frame.parts, 0.5, 0.25)
+        assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, 99, 5)
+        assert (frame.context, frame.window) == ("limited", 2)
 
     def test_dynamic_sampling_asks_for_more_groups_until_enough_have_std(self, monkeypatch):
         rounds = iter([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 2.0, 2.0]])  # two groups of two
@@ -192,7 +197,7 @@ class TestLearner:
         assert plain.reference is None and plain.critic is None
         assert with_critic.reference is not None and with_critic.critic is not None
         assert kl_reward.reference is not None and kl_reward.critic is None
-        assert not any(p.requires_grad for p in kl_reward.reference.parameters())
+        assert not any(p.requires_grad for p in kl_reward.reference.model.parameters())
         assert kl_reward.kl_reward_coef == 0.001
 
     def test_it_is_built_as_the_options_and_the_model_say(self, monkeypatch):

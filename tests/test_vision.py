@@ -34,7 +34,8 @@ from minragen.eval import wilson
 from minragen.models import Critic, load_policy, token_logprobs
 from minragen.more import vision
 from minragen.more.vision import ImageStore
-from minragen.rollout import Rules, collect, make_batch, prove
+from minragen.rollout import Rules, collect, make_batch
+from minragen.run.proof import prove
 
 SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3)

@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from minragen.chat import ChatFrame
-from minragen.config import env_groups, preset
+from minragen.chat import ChatFrame, Reply
+from minragen.config import preset
 from minragen.envs import IMAGE, SPLITS, Budget, EnvGroups, Observation, TextEnv
+from minragen.fast.policies import faster
 from minragen.models import Policy
 from minragen.rollout import Rules, collect
 from minragen.run.bundled import tiny_policy
+from minragen.run.groups import env_groups
 
 
 @functools.cache
@@ -21,7 +23,7 @@ def tiny(env="frozenlake"):
     """The untrained tiny policy of an environment's preset and its frame; nobody may change its
     weights."""
     config = preset(env)
-    policy = tiny_policy([x for split in SPLITS for x in env_groups(config, split).envs])
+    policy = faster(tiny_policy([x for split in SPLITS for x in env_groups(config, split).envs]))
     return policy, ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens)
 
 
@@ -52,6 +54,11 @@ def puppet(tokenizer=None):
     """A policy that follows a script, and its frame, by default with FrozenLake's tokenizer."""
     tokenizer = tokenizer or tiny()[0].tokenizer
     return Policy("puppet", Puppet(len(tokenizer)), tokenizer), ChatFrame(tokenizer)
+
+
+def replies(answers):
+    """Replies of these answers, as EnvGroups takes them."""
+    return [Reply(answer=answer) for answer in answers]
 
 
 def prompt_length(frame, groups):

@@ -10,6 +10,7 @@ import inspect
 import gymnasium
 from gymnasium import spaces
 
+from minragen.environments.limits import within_time_limit
 from minragen.envs import (
     SPLITS,
     Budget,
@@ -17,7 +18,6 @@ from minragen.envs import (
     TextEnv,
     split_of,
     text_space,
-    within_time_limit,
 )
 
 

@@ -20,6 +20,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from minragen import envs
+from minragen.environments import limits
 from minragen.environments.search import MAX_REPLY, fetch, one_line
 from minragen.envs import Budget, ServerGone
 from minragen.look.faults import Parser, told
@@ -67,7 +68,8 @@ class OpenEnv(envs.TextEnv):
             raise ValueError(f"{self.url}: an action needs more than a text: {sorted(more)}.")
         self.instruction = self.options["instruction"] or description
         self._loop, self._client = event_loop(), core.GenericEnvClient(
-            self.url, message_timeout_s=envs.STEP_TIME_LIMIT, max_message_size_mb=MAX_REPLY / 2**20)
+            self.url, message_timeout_s=limits.STEP_TIME_LIMIT,
+            max_message_size_mb=MAX_REPLY / 2**20)
         weakref.finalize(self, close, self._client, self._loop).atexit = False
 
     def _fields(self, what, known, texts, required):
@@ -128,7 +130,7 @@ class OpenEnv(envs.TextEnv):
         except Exception as error:  # of the server, the client or the connection
             if call == "step" and str(error).endswith("(code: VALIDATION_ERROR)"):
                 return None
-            said = one_line(str(error))[:300] or f"no answer in {envs.STEP_TIME_LIMIT:g} seconds"
+            said = one_line(str(error))[:300] or f"no answer in {limits.STEP_TIME_LIMIT:g} seconds"
             gone = call == "reset" and isinstance(error, (ConnectionError, ConnectionClosed))
             raise (ServerGone if gone else RuntimeError)(f"{self.url}: {said}") from None
 
@@ -154,7 +156,7 @@ def described(url):
     raises: ServerGone if it does not answer as OpenEnv does
     """
     try:
-        schema, about = (fetch(f"{url}/{page}", envs.STEP_TIME_LIMIT / 2)
+        schema, about = (fetch(f"{url}/{page}", limits.STEP_TIME_LIMIT / 2)
                          for page in ("schema", "metadata"))
         parts = {}
         for what, kinds in (("action", {"string"}), ("observation", {"string", "array"})):

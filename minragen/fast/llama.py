@@ -1,10 +1,12 @@
 """The decoder of Llama's family on tokens without padding: Llama, Mistral, Qwen2, Qwen3.
 
 transformers computes (rows, tokens) matrices, padding and repeated prompts included. Here the
-tokens of a pass are one list, `attend` alone knows which sees which (attention.py), and the last
-layer computes queries, attention and MLP only where a state is wanted. It uses the modules of the
-transformers model, so weights, biases and rotary frequencies are the same; `rollout.prove` compares
-the two at the start of a run. Other decoders run as transformers has them.
+tokens of a pass are one list, `attend` alone knows which sees which, and the last layer computes
+queries, attention and MLP only where a state is wanted. It uses the modules of the transformers
+model, so weights, biases and rotary frequencies are the same; run/proof.py compares the two at the
+start of a run. Other decoders run as transformers has them.
+
+Reading order: `append` (one turn of sampling), `decode`; prefix_tree.py has the learner's pass.
 
 Axes: N tokens, M wanted ones, H query heads, K key heads, d width of a head, D hidden size.
 
@@ -12,8 +14,10 @@ Tests: `python -m pytest tests/test_attention.py`.
 """
 
 import torch
-from torch.nn.functional import rms_norm
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
+
+from minragen.cache import place
 
 FAMILY = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
 
@@ -21,6 +25,28 @@ FAMILY = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
 def supports(decoder):
     """Whether `decode` computes this decoder."""
     return type(decoder).__name__ in FAMILY
+
+
+@torch.no_grad()
+def append(model, slots, tokens, counts, first_row=0):
+    """Append ids to slots and return the last hidden states (n, D), as in cache.py."""
+    call, (n, q) = place(model, slots, tokens, counts, first_row), tokens.shape
+
+    def attend(layer, queries, keys, values, scale):
+        keys, values = slots.update(*(x.unflatten(0, (n, q)).transpose(1, 2)
+                                      for x in (keys, values)), layer)
+        mask = mask_of(model.base_model, call.masks, layer)
+        if len(queries) > n:
+            queries = queries.unflatten(0, (n, q)).transpose(1, 2)
+            return attend_to(queries, keys, values, mask, scale).transpose(1, 2).flatten(0, 1)
+        # One query a row: the heads that share a key head take the place of queries.
+        queries = queries.unflatten(1, (keys.shape[1], -1))  # (n, K, H / K, d)
+        if q > 1:
+            mask = mask.flatten(0, 2)[call.ends][:, None, None]
+        return scaled_dot_product_attention(queries, keys, values, mask, scale=scale).flatten(1, 2)
+
+    return decode(model.base_model, tokens.flatten(), call.positions.flatten(), attend,
+                  call.ends if q > 1 else None)
 
 
 def decode(decoder, tokens, positions, attend, wanted=None):
@@ -75,3 +101,16 @@ def _rotate(x, cos, sin):
     """Rotary position embedding (Su et al. 2021): pairs (i, i + d/2) turn by the angle."""
     one, other = x.chunk(2, dim=-1)
     return torch.addcmul(x * cos, torch.cat([-other, one], dim=-1), sin)
+
+
+def attend_to(queries, keys, values, mask, scale):
+    """(n, H, q, d) of queries (n, H, q, d), keys and values (n, K, k, d): H is a multiple of K."""
+    if queries.device.type != "cpu":  # with a mask, fast CUDA kernels want as many key heads
+        keys, values = (x.repeat_interleave(queries.shape[1] // x.shape[1], dim=1)
+                        for x in (keys, values))
+    return scaled_dot_product_attention(queries, keys, values, mask, scale=scale, enable_gqa=True)
+
+
+def mask_of(decoder, masks, layer):
+    """The mask of a layer, by number, where layers differ in kind."""
+    return masks[decoder.config.layer_types[layer]] if isinstance(masks, dict) else masks

@@ -42,6 +42,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from minragen import starpo
+from minragen.cache import KVSlots, attention_masks, padded_batches
 from minragen.models import LOGIT_BUDGET, max_positions, output_layer
 from minragen.train import add_loss_weights, due, hash_seed, policy_losses
 
@@ -85,7 +86,7 @@ def diagnose_update(learner, config, step, batch):
     scores = starpo.group_scores(batch.episode_returns, batch.group_ids, "std", batch.episode_ids)
     return gradient_metrics(
         learner.policy.model, add_loss_weights(batch, config),
-        lambda part: policy_losses(learner.policy.model, part, config)[0], scores,
+        lambda part: policy_losses(learner.policy, part, config)[0], scores,
         config.token_budget)
 
 
@@ -178,7 +179,7 @@ def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=64,
         reasonings = {z: i for i, z in enumerate(dict.fromkeys(p.reasoning for p in rows))}
         if len(prompts) < 2:
             continue
-        scores, tokens = score_matrix(policy.model, list(prompts), list(reasonings), temperature,
+        scores, tokens = score_matrix(policy, list(prompts), list(reasonings), temperature,
                                       token_budget)
         scores = scores[[reasonings[p.reasoning] for p in rows]]
         own = torch.tensor([prompts[p.prompt] for p in rows])
@@ -222,7 +223,7 @@ def trajectory_uniform(pairs, num_samples, rng):
 
 
 @torch.no_grad()
-def score_matrix(model, prompts, reasonings, temperature=1.0, token_budget=8192):
+def score_matrix(policy, prompts, reasonings, temperature=1.0, token_budget=8192):
     """S[i, j] = log p(reasoning i | prompt j), each prompt through the model once.
 
         prompt j | z_1 z_1 z_1 | z_2 z_2 | z_3 ...     every z sees the prompt and itself
@@ -238,28 +239,27 @@ def score_matrix(model, prompts, reasonings, temperature=1.0, token_budget=8192)
     first = torch.tensor([z[0] for z in reasonings])
     fed = torch.tensor([len(z) - 1 for z in reasonings])  # nothing after the last token is scored
     widths = torch.tensor([len(x) for x in prompts])
-    for columns in attention.padded_batches(widths.clamp(min=fed.max()), token_budget):
+    for columns in padded_batches(widths.clamp(min=fed.max()), token_budget):
         lengths = widths[columns]
         tokens = pad_sequence([torch.tensor(prompts[j]) for j in columns], batch_first=True)
-        packs = list(attention.padded_batches(
+        packs = list(padded_batches(
             fed.clamp(min=1), min(PACK_TOKENS, token_budget // len(columns))))
         room = max(int(fed[rows].sum()) for rows in packs)
-        slots = attention.KVSlots(model, len(columns), tokens.shape[1] + room)
-        hidden = attention.forward_slots(model, slots, tokens.to(slots.device),
-                                         lengths.to(slots.device))
-        logits = output_layer(model, hidden).float() / (temperature or 1.0)
+        slots = KVSlots(policy.model, len(columns), tokens.shape[1] + room)
+        logits = policy.extend(slots, tokens.to(slots.device), lengths.to(slots.device))
         # The (n, V) logprobs after the prompts stay where they are.
-        log_p = logits.log_softmax(dim=-1)[:, first.to(slots.device)]
+        log_p = (logits.float() / (temperature or 1.0)).log_softmax(dim=-1)[:, first.to(
+            slots.device)]
         block = log_p.T.cpu().double()  # (M, n)
         for rows in packs:
-            block[rows] += _continuations(model, slots, [reasonings[i] for i in rows], temperature)
+            block[rows] += _continuations(policy, slots, [reasonings[i] for i in rows], temperature)
         scores[:, columns] = block
     return scores, int(widths.sum() + len(prompts) * fed.sum())
 
 
-def _continuations(model, slots, reasonings, temperature):
+def _continuations(policy, slots, reasonings, temperature):
     """Logprobs of all but the first token of each reasoning behind each prompt, summed: (m, n)."""
-    n, device = len(slots.lengths), slots.device
+    model, n, device = policy.model, len(slots.lengths), slots.device
     lengths = slots.lengths.cpu()
     longest = int(lengths.max())
     scores = torch.zeros(len(reasonings), n, dtype=torch.float64)
@@ -279,10 +279,10 @@ def _continuations(model, slots, reasonings, temperature):
     # A reasoning behind a longer prompt than its own may end behind the model's last position.
     positions = (lengths[:, None] + depth).clamp(max=max_positions(model) - 1).to(device)
     keys = torch.cat([torch.arange(longest, device=device).expand(n, longest), positions], dim=1)
-    with attention.slots_attention(model):
+    with policy.sampling():
         hidden = model.base_model(
             input_ids=tokens.expand(n, q), position_ids=positions, past_key_values=slots,
-            attention_mask=attention.attention_masks(model, visible, positions, keys),
+            attention_mask=attention_masks(model, visible, positions, keys),
             use_cache=True).last_hidden_state.flatten(0, 1)
     rows, chosen = max(1, LOGIT_BUDGET // model.config.get_text_config().vocab_size), []
     for part, target in zip(hidden.split(rows), targets.repeat(n).split(rows)):
@@ -514,7 +514,7 @@ def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buck
 def _summed_gradients(parameters, bucket, losses_of, token_budget):
     """{term: gradient of its sum over the bucket, a float32 tensor per parameter}."""
     gradients = {}
-    for rows in attention.padded_batches(bucket.lengths, token_budget):
+    for rows in padded_batches(bucket.lengths, token_budget):
         losses = losses_of(bucket.take(rows))
         # A term that does not depend on the parameters has no gradient.
         live = [name for name, value in losses.items() if value.requires_grad]

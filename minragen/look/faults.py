@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from minragen.envs import ServerGone, TextEnv, nearest
 
-PACKAGE = str(Path(__file__).parent) + os.sep
+PACKAGE = str(Path(__file__).parent.parent) + os.sep
 LIBRARIES = ("<", sysconfig.get_path("stdlib") + os.sep)  # <: frozen modules, compiled strings
 MOST_FRAMES, MOST_CHARACTERS = 40, 20_000  # of a stored traceback
 LONGEST = 300  # characters of a message

@@ -1,8 +1,8 @@
 """One page about a run: curves, warnings, the map of regimes, and what was said.
 
-    python -m minragen.look.report my-run            (or: make report RUN=my-run; training ends with it)
-    python -m minragen.look.report "a b c"           several runs in one page, runs/report.html
-    python -m minragen.look.report my-run --watch    (or: make watch RUN=my-run) again after every step
+    python -m minragen report my-run            (or: make report RUN=my-run; training ends with it)
+    python -m minragen report "a b c"           several runs in one page, runs/report.html
+    python -m minragen report my-run --watch    (or: make watch RUN=my-run) again after every step
 
 `runs/my-run/report.html` opens without a network. Its figures stand beside it as PNG, in
 `figures/`. Runs that differ in their seed alone become a mean with a band from the lowest to the
@@ -30,7 +30,7 @@ from minragen.look.diagnostics import LOW_ENTROPY, LOW_MI, NO_ENTROPY, warnings_
 from minragen.look.faults import Parser, told
 from minragen.run import runs
 
-TEMPLATE = Path(__file__).parent / "data" / "report.html"
+TEMPLATE = Path(__file__).parent.parent / "data" / "report.html"
 EPISODES_SIZE = 2_000_000  # characters of conversations in a page; longer runs leave out steps
 RELOAD = 5  # seconds between two looks at a page that is watched
 

@@ -1,1 +1,1 @@
-"""The same algorithm on more: LoRA, vision, windowed contexts, described states, servers, loggers."""
+"""The same algorithm on more: LoRA, vision, windows, described states, servers."""

@@ -25,7 +25,7 @@ from minragen.chat import (
 )
 from minragen.envs import IMAGE, image_of
 from minragen.more.vision import data_uri
-from minragen.rollout import StopReason, Trajectory, Turn
+from minragen.rollout import StopReason, Trajectory
 
 CONCURRENCY = 16  # conversations at a time
 ATTEMPTS = 6  # for a request
@@ -93,7 +93,8 @@ class Server:
 
     def _play(self, groups, row, observation):
         env, (group, member) = groups.envs[row], divmod(row, groups.group_size)
-        t = Trajectory(groups.names[group], groups.seeds[group], groups.numbers[group], member)
+        t = Trajectory(groups.names[group], groups.seeds[group], groups.numbers[group], member, row,
+                       observation=observation)
         if isinstance(observation, Exception):
             t.fail(observation)
             return t
@@ -101,24 +102,14 @@ class Server:
             env.system_prompt, format_instructions(self.response_format, self.max_new_tokens),
             *[env.description_language] * bool(description_parts(self.response_format))])
         while t.stop is None and not self.stopped.is_set():
-            text, tokens = self._ask([*t.messages(), {"role": "user", "content": observation}])
+            text, tokens = self._ask([*t.messages(), {"role": "user", "content": t.observation}])
             if tokens is not None:
                 t.metrics["reply_tokens"] = t.metrics.get("reply_tokens", 0) + tokens
             text, reply = self._parse(text)
             with self.stepping:
-                outcome, = groups.step([row], [reply.answer])
-            if isinstance(outcome, Exception):
-                t.fail(outcome)
-                return t
-            following, reward, terminated, truncated, info = outcome
-            t.turns.append(Turn(observation, text, reply, reward, StopReason.END_OF_TURN))
-            t.turn_rewards.append(reward)
-            t.success = t.success or info["success"] > 0
-            t.metrics["valid"] = t.metrics.get("valid", 0.0) + info["valid"]
-            t.stop = (StopReason.TERMINATED if terminated else
-                      StopReason.TRUNCATED if truncated else None)
-            observation = following
-        t.metrics["valid"] = t.metrics.get("valid", 0.0) / max(1, len(t.turns))
+                outcome, = groups.step([row], [reply])
+            t.end_turn(text, reply, StopReason.END_OF_TURN, outcome)
+        t.end()
         return t
 
     def _parse(self, text):

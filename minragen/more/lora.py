@@ -9,14 +9,16 @@ change both. Embeddings and norms stay as they are, and so does a vision tower.
 
 Difference from RAGEN: alpha is always 2 r, so that the rank is the only option.
 
-Reading order: `add_adapters`, `twin`; then what a checkpoint holds: `merged`, `trained`, `load`.
+Reading order: `add_adapters`; then what a checkpoint holds: `merged`, `trained`, `load`.
 
 Tests: `python -m pytest tests/test_lora.py`.
 """
 
-import copy
+from functools import partial
 
 import torch
+
+from minragen.models import twin
 
 
 def add_adapters(policy, rank, seed):
@@ -38,14 +40,10 @@ def add_adapters(policy, rank, seed):
     inject_adapter_in_model(
         LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"),
         policy.model.base_model)
+    policy.state_dict = partial(merged, policy.model)
     for parameter in policy.model.parameters():
         if parameter.requires_grad:  # peft makes float32, which AdamW has masters for
             parameter.data = parameter.data.to(policy.model.dtype)
-
-
-def twin(module):
-    """Copy a module. Its frozen parameters are shared, not copied."""
-    return copy.deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
 
 
 def merged(model):

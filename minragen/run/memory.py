@@ -13,9 +13,9 @@ Tests: `python -m pytest tests/long/test_memory.py`, which measures the peaks.
 
 from types import SimpleNamespace
 
-from minragen import config as settings
 from minragen.look import diagnostics
 from minragen.models import LOGIT_BUDGET
+from minragen.run.groups import env_groups, most_turns
 
 # Bytes of an id of a batch: 2 integers, 5 masks, 11 numbers, and the part that mini-batches copy.
 BATCH_BYTES = 100
@@ -33,7 +33,8 @@ def forecast(learner, config):
 
 def phases(learner, config):
     """{phase: {what: bytes}}: first what is always held, then what each phase adds to that."""
-    models = [m for m in (learner.policy.model, learner.critic, learner.reference) if m is not None]
+    models = [learner.policy.model, *filter(None, [
+        learner.critic, learner.reference and learner.reference.model])]
     parameters = {id(p): p for m in models for p in m.parameters()}.values()  # LoRA shares some
     trained = [p for p in parameters if p.requires_grad]
     of_policy = sum(p.numel() for p in learner.policy.model.parameters() if p.requires_grad)
@@ -56,7 +57,7 @@ def _sizes(policy, config, processes):
     groups, episodes = (-(-total // processes)  # of this one
                         for total in (config.num_groups, config.val_size))
     tokens = max(context, min(config.token_budget, min(rows, config.mini_batch) * context))
-    turns = settings.most_turns(config)
+    turns = most_turns(env_groups(config, "val"))
     replies, images = (turns, turns) if config.context == "full" else (1, config.window)
     share = 1 if config.loss_mask == "all" else replies * config.max_new_tokens / context
     inner = getattr(c, "intermediate_size", None)

@@ -1,6 +1,6 @@
 """Train a run again from its config.json, and say where the two differ first, if they do.
 
-    python -m minragen.run.reproduce my-run     (or: make reproduce RUN=my-run)
+    python -m minragen reproduce my-run     (or: make reproduce RUN=my-run)
 
 The new run is runs/my-run-again. On the same machine, with the same packages and number of
 processes, all lines of metrics.jsonl are equal but for times (docs/running.md).

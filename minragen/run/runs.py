@@ -455,7 +455,7 @@ def write_files(new, learner):
                 "optimizer": learner.optimizer.state_dict(), "critic": critic},
                new / "trainer.pt")
     paths = sorted(new.iterdir())
-    if (first := policy.base or learner.reference) is not None:
+    if (first := policy.base or learner.reference and learner.reference.model) is not None:
         reference = new.parent / "reference.pt"
         if not reference.exists():
             torch.save(first.state_dict(), new / "reference.part")
@@ -562,7 +562,7 @@ def load_trainer_state(checkpoint, learner):
         learner.critic_optimizer.load_state_dict(state["critic"]["optimizer"])
     if learner.policy.base:
         lora.load(learner.policy.model, state["adapters"])
-    if (first := learner.policy.base or learner.reference) is not None:
+    if (first := learner.policy.base or learner.reference and learner.reference.model) is not None:
         # Not by way of the GPU, which may have no room for a second model.
         first.load_state_dict(load(checkpoint.parent / "reference.pt", "cpu"))
     then = json.loads((checkpoint / "manifest.json").read_text()).get("versions", {})

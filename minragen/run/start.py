@@ -9,9 +9,9 @@ Reading order: `run` (from the start to the report), `start`, `build_groups`, `l
 Tests: `python -m pytest tests/test_train.py tests/test_runs.py`.
 """
 
-import copy
 import os
 import sys
+from functools import partial
 
 import torch
 import transformers
@@ -20,11 +20,16 @@ from minragen import config as settings
 from minragen import starpo
 from minragen.chat import ChatFrame
 from minragen.envs import SPLITS
+from minragen.fast.policies import faster
 from minragen.look import report
-from minragen.models import AdamW, Critic, checkpoint_activations, load_policy
+from minragen.models import AdamW, Critic, checkpoint_activations
 from minragen.more import lora, vision
-from minragen.rollout import first_prompt, prove
+from minragen.more.vision import load_policy
+from minragen.more.windows import WindowedFrame
+from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
+from minragen.run.groups import backends, check_environments, env_groups
+from minragen.run.proof import prove
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
 
 
@@ -63,8 +68,8 @@ def build_groups(config):
                          f"the {world.size} processes.")
     sizes = {"train": (config.num_groups, config.group_size, config.env)}
     share = slice(world.rank, None, world.size)
-    return {split: settings.env_groups(config, split, *sizes.get(split, (config.val_size, 1, "")),
-                                       share) for split in SPLITS}
+    return {split: env_groups(config, split, *sizes.get(split, (config.val_size, 1, "")), share,
+                              paid=split == "train") for split in SPLITS}
 
 
 def load(config, checkpoint="", say=print):
@@ -72,13 +77,21 @@ def load(config, checkpoint="", say=print):
     ChatFrame, which proves that appending equals rendering."""
     _, device, _ = bundled.choose_model(config.model, config.device)
     source = checkpoint or bundled.resolve(
-        config.model, lambda *size: settings.env_groups(config, *size), config.response_format,
+        config.model, lambda *size: env_groups(config, *size), config.response_format,
         config.max_new_tokens, config.warmup_steps, device, say)
-    policy = load_policy(source, device, checkpoint or config.model in bundled.BUNDLED,
-                         config.model, config.attention)
-    return policy, ChatFrame(policy.tokenizer, config.response_format,
-                             policy.model.generation_config.eos_token_id, config.max_new_tokens,
-                             policy.image_store)
+    policy = faster(load_policy(
+        source, device, checkpoint or config.model in bundled.BUNDLED, config.model),
+        config.attention)
+    return policy, frame_of(config, policy, policy.model.generation_config.eos_token_id)
+
+
+def frame_of(config, policy, end_ids=None):
+    """How conversations of a Config are held with a policy. Proves that appending equals rendering.
+    """
+    kind = ChatFrame if config.context == "full" else partial(
+        WindowedFrame, context=config.context, window=config.window)
+    return kind(policy.tokenizer, config.response_format, end_ids, config.max_new_tokens,
+                policy.image_store)
 
 
 def build_learner(config, groups, checkpoint_of=None, say=print):
@@ -99,10 +112,10 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
                       world=distributed.world(), kl_reward_coef=config.kl_reward_coef)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
-        learner.critic = Critic(policy)
+        learner.critic = Critic(policy, vision.vision_model_of)
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
     if config.kl_coef > 0 or config.kl_reward_coef > 0:
-        learner.reference = policy.base or copy.deepcopy(policy.model).requires_grad_(False)
+        learner.reference = policy.frozen()
     if config.activation_checkpointing:
         checkpoint_activations(policy.model)
         if learner.critic:
@@ -163,7 +176,7 @@ def main(argv=None):
         small = config.model in bundled.TINY_MODELS and device.type == "cpu"
         most = min(4, config.num_groups) if small else 1
         say(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
-            f"{settings.backends(config)}{distributed.described(most)}")
+            f"{backends(check_environments(config))}{distributed.described(most)}")
         say(f"settings  {settings.summary(config)}")
         stopped = run(config, resume, say) is None
         distributed.end()

@@ -8,6 +8,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from test_frozenlake import lake
 from test_sokoban import room
+from toys import replies
 
 from minragen.environments.board import COLOURS, read_tiles
 from minragen.environments.frozenlake import FrozenLake
@@ -98,7 +99,7 @@ class TestImages:
         groups = EnvGroups("frozenlake", 2, 2, options={"view": "image"})
         same = [np.array_equal(observation.image, before) for observation in groups.reset(3)]
         assert same == [True, True, False, False]
-        (observation, *_), = groups.step([1], ["Right || Up"])
+        (observation, *_), = groups.step([1], replies(["Right || Up"]))
         assert np.array_equal(observation.image, after)
 
     @pytest.mark.parametrize("name", ["frozenlake", "sokoban"])

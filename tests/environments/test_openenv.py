@@ -22,13 +22,17 @@ from pathlib import Path
 
 import pytest
 from conftest import message, parsed
+from toys import replies
 from training import metrics, read_lines
 
 from minragen import envs
 from minragen import train as trainer
 from minragen.config import BUDGETS
-from minragen.envs import FORMAT_PENALTY, EnvGroups, ServerGone, make
+from minragen.environments import limits
+from minragen.envs import FORMAT_PENALTY, ServerGone, make
+from minragen.run import groups as run_groups
 from minragen.run import start
+from minragen.run.groups import PatientGroups
 
 openenv = pytest.importorskip("openenv.core", reason="pip install openenv")
 ROOT = Path(__file__).parents[2]
@@ -104,7 +108,7 @@ def played(groups, seed, answers):
     for answer in answers:
         live = [row for row, last in enumerate(said[-1]) if isinstance(last, str) or not (
             last is None or last[2] or last[3])]
-        outcomes = dict(zip(live, groups.step(live, [answer] * len(live))))
+        outcomes = dict(zip(live, groups.step(live, replies([answer] * len(live)))))
         said.append([outcomes.get(row) for row in range(len(groups))])
     return said
 
@@ -131,8 +135,8 @@ class TestOurs:
     def test_every_split_and_member_with_its_options_and_budget_is_the_local_one(self):
         with ours("frozenlake", "--env-arg", "slip=0.4", "--max-turns", "4") as (_, url):
             for split in envs.SPLITS:
-                here = EnvGroups("frozenlake", 3, 4, split, {"slip": 0.4}, {"max_turns": 4})
-                there = EnvGroups(f"openenv:{url}", 3, 4, split)
+                here = PatientGroups("frozenlake", 3, 4, split, {"slip": 0.4}, {"max_turns": 4})
+                there = PatientGroups(f"openenv:{url}", 3, 4, split)
                 assert there.envs[0].system_prompt == here.envs[0].system_prompt
                 turns = [played(groups, 2**41, ["Left || Down", "Right", "fly", ""])
                          for groups in (here, there)]
@@ -199,7 +203,7 @@ class TestOurs:
 
 class TestOthers:
     def test_a_game_is_played_by_its_own_observations_rewards_and_ends(self, others):
-        groups = EnvGroups(f"{others}/guess", 8, 2)
+        groups = PatientGroups(f"{others}/guess", 8, 2)
         for answer in map(str, range(10)):
             assert {*groups.reset(5)} == {"Which number?[2J"}  # no terminal escape
             won = [turn == ("yes", 1.0, True, False, {"success": 1.0, "valid": 1.0})
@@ -214,10 +218,10 @@ class TestOthers:
         ("echo", " ", "ready")])
     def test_a_reply_without_an_answer_or_one_that_the_schema_refuses_is_the_replys_fault(
             self, others, game, answer, shown):
-        groups = EnvGroups(f"{others}/{game}", 1, 1, budgets={"max_turns": 2})
+        groups = PatientGroups(f"{others}/{game}", 1, 1, budgets={"max_turns": 2})
         groups.reset(0)
         for last in (False, True):
-            assert groups.step([0], [answer]) == [(
+            assert groups.step([0], replies([answer])) == [(
                 f"No valid action was given.\n{shown}", FORMAT_PENALTY, False, last,
                 {"success": 0.0, "valid": 0.0})]
 
@@ -259,25 +263,26 @@ class TestOthers:
     def test_sessions_end_with_their_rows(self, others):
         """/one has room for one."""
         for _ in range(3):
-            groups = EnvGroups(f"{others}/one", 1, 1)
+            groups = PatientGroups(f"{others}/one", 1, 1)
             for _attempt in range(50):  # the server notices a little later
                 (first,) = groups.reset(0)
                 if first == "ready":
                     break
                 time.sleep(0.1)
             assert first == "ready"
-        full = EnvGroups(f"{others}/one", 1, 1).reset(0)[0]
+        full = PatientGroups(f"{others}/one", 1, 1).reset(0)[0]
         assert "Server at capacity: 1/1 sessions active." in str(full)
 
 
 class TestFailures:
     def test_a_server_that_stalls_crashes_or_floods_ends_that_episode_alone(self, others,
                                                                          monkeypatch):
-        monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 1.0)
+        monkeypatch.setattr(limits, "STEP_TIME_LIMIT", 1.0)
         monkeypatch.setattr(envs.os, "cpu_count", lambda: 1)
-        groups = EnvGroups(f"{others}/guess=3,{others}/echo=1", 4, 1)
+        groups = PatientGroups(f"{others}/guess=3,{others}/echo=1", 4, 1)
         groups.reset(0)
-        stalled, crashed, fine, huge = groups.step(range(4), ["stall", "crash", "1", "huge"])
+        stalled, crashed, fine, huge = groups.step(
+            range(4), replies(["stall", "crash", "1", "huge"]))
         assert "no answer in 1 seconds" in str(stalled) and fine[0] in ("yes", "no")
         assert re.search(r"Server error: no \[2J!+$", str(crashed)) and len(str(crashed)) < 400
         assert "frame exceeds limit of 4194304 bytes" in str(huge)
@@ -293,18 +298,18 @@ class TestFailures:
         assert env.reset()[0] == "ready" and env.step("hi")[1] == 0.1
 
     def test_a_start_that_stalls_is_an_error_of_its_row(self, others, monkeypatch):
-        monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.5)
-        groups = EnvGroups(f"{others}/busy", 1, 2)
+        monkeypatch.setattr(limits, "STEP_TIME_LIMIT", 0.5)
+        groups = PatientGroups(f"{others}/busy", 1, 2)
         assert {type(error) for error in groups.reset(0)} <= {RuntimeError, TimeoutError}
 
     def test_a_server_killed_in_the_middle_of_an_episode_gives_no_reward(self, runs, monkeypatch):
         """Its episodes are errors; then it is waited for, the run saves and stops, and goes on."""
         base = parsed("--env", "bandit", "--run", "begun", "--steps", "1", *BRIEF)
         start.run(base, say=lambda _: None)
-        monkeypatch.setattr(envs, "SERVER_PAUSES", (0.1, 0.1))
+        monkeypatch.setattr(run_groups, "SERVER_PAUSES", (0.1, 0.1))
         options = words_of(base)
         words = f"--run gone --init-from begun {' '.join(BRIEF)} --steps 4 --max-new-tokens 24"
-        step, rounds = EnvGroups.step, []
+        step, rounds = PatientGroups.step, []
         with ours("bandit", *options) as (process, url):
             def killing(groups, *given):
                 rounds.append(groups.split)
@@ -313,7 +318,7 @@ class TestFailures:
                     process.wait()
                 return step(groups, *given)
 
-            monkeypatch.setattr(EnvGroups, "step", killing)
+            monkeypatch.setattr(PatientGroups, "step", killing)
             said = message("--env", f"openenv:{url}", *words.split())
         assert said.startswith(f"error: {url}: Failed to connect")
         lines = read_lines(runs / "gone" / "metrics.jsonl")

@@ -6,12 +6,13 @@ import random
 import time
 
 import pytest
-from toys import prompt_length, puppet, tiny
+from toys import prompt_length, puppet, replies, tiny
 
 from minragen.chat import ChatFrame, Reply
 from minragen.environments.board import read_relations, relation, relation_f1, relations_text
 from minragen.envs import EnvGroups, make
-from minragen.rollout import Rules, collect, state_reward
+from minragen.more.described import DescribedTurn
+from minragen.rollout import Rules, collect
 from minragen.run.bundled import tiny_tokenizer
 
 PLACES = [*itertools.product(("above", "same row", "below"), ("left", "same column", "right"))]
@@ -98,17 +99,17 @@ class TestStateReward:
     """In the lake of seed 0 the goal is two steps above the player."""
 
     AHEAD, HERE = "goal above same column", "goal same row same column"
-    RULES = Rules(max_context=4000, grounding_reward=0.5, worldmodeling_reward=0.25)
+    PARTS, RULES = ("observation", "reasoning", "prediction", "answer"), Rules(max_context=4000)
 
     def test_a_description_is_rewarded_if_format_and_action_are_valid(self):
         said = Reply("r", "a", True)
 
-        def rewarded(reply=said, f1=(1.0, 1.0), valid=1.0, rules=self.RULES):
-            return state_reward(reply, *f1, 0.125, {"valid": valid}, rules)
+        def rewarded(reply=said, f1=(1.0, 1.0), valid=1.0, weights=(0.5, 0.25)):
+            return DescribedTurn(self.PARTS, *weights).reward(reply, *f1, 0.125, {"valid": valid})
 
         right = {"grounding": 1.0, "worldmodeling": 1.0, "env_return": 0.125}
         assert rewarded() == (0.75, right)
-        assert rewarded(valid=0.0) == rewarded(rules=Rules()) == (0, right)
+        assert rewarded(valid=0.0) == rewarded(weights=()) == (0, right)
         # A malformed reply describes nothing, not even a state without objects.
         assert rewarded(Reply()) == (0, right | {"grounding": 0.0, "worldmodeling": 0.0})
         assert rewarded(f1=(None, None)) == (0, {})
@@ -116,7 +117,9 @@ class TestStateReward:
     def test_without_descriptions_or_without_places_nothing_is_scored(self):
         for env, frame in (("frozenlake", tiny()[1]), ("bandit", lake_frame())):
             policy, _ = puppet(frame.tokenizer)
-            (t,) = collect(policy, frame, EnvGroups(env, 1, 1), 0, self.RULES)
+            groups = EnvGroups(env, 1, 1)
+            groups.turn = DescribedTurn(frame.parts, 0.5, 0.25)
+            (t,) = collect(policy, frame, groups, 0, self.RULES)
             assert not {"grounding", "worldmodeling", "env_return"} & t.metrics.keys(), env
 
     def test_each_is_compared_with_the_state_on_its_side_of_the_answer(self, monkeypatch):
@@ -127,8 +130,9 @@ class TestStateReward:
             for seen, then in ((self.AHEAD, self.AHEAD), (self.HERE, self.HERE)))
         (policy, _), start = puppet(frame.tokenizer), prompt_length(frame, groups)
         policy.model.script = dict(enumerate(first, start))
-        start += len(first) + len(frame.between(first[-1], groups.step([0], ["Up"])[0][0]))
+        start += len(first) + len(frame.between(first[-1], groups.step([0], replies(["Up"]))[0][0]))
         policy.model.script |= dict(enumerate(second, start))
+        groups.turn = DescribedTurn(self.PARTS, 0.5, 0.25)
         t = collect(policy, frame, groups, 0, self.RULES)[0]
         assert t.turn_rewards == [0.75, 1.5] == [turn.reward for turn in t.turns]
         metrics = [t.metrics[name] for name in ("grounding", "worldmodeling", "env_return")]

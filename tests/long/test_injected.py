@@ -8,8 +8,8 @@ import torch
 from test_kill import KILLS
 from training import metrics, run
 
-from minragen import envs
 from minragen import train as trainer
+from minragen.environments import limits
 from minragen.environments.frozenlake import FrozenLake
 from minragen.eval import wilson
 from minragen.run import start
@@ -50,7 +50,7 @@ def test_a_run_completes_learns_and_counts_what_was_injected(runs, monkeypatch):
             optimizer.masters[0].grad[0] = torch.nan
         return update(optimizer, max_grad_norm)
 
-    monkeypatch.setattr(envs, "STEP_TIME_LIMIT", 0.25)
+    monkeypatch.setattr(limits, "STEP_TIME_LIMIT", 0.25)
     monkeypatch.setattr(start, "build_learner", build_and_begin)
     monkeypatch.setattr(trainer.AdamW, "step", faulty_update)
     run("--run faulty", *OPTIONS)

@@ -13,9 +13,9 @@ import pytest
 from conftest import parsed, run_apart
 from test_eval import players_of
 
-from minragen.config import env_groups
 from minragen.eval import checkpoint_player
 from minragen.more.api import Server
+from minragen.run.groups import env_groups
 
 
 @pytest.fixture(scope="module")

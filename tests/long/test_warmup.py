@@ -6,10 +6,11 @@ import pytest
 from test_bundled import fresh, loss_and_checksums
 
 from minragen.chat import ChatFrame
-from minragen.config import TINY_VLM, env_groups, preset
+from minragen.config import TINY_VLM, preset
 from minragen.envs import SPLITS
 from minragen.run import bundled
 from minragen.run.bundled import ASSETS, warm_up, warmup_key
+from minragen.run.groups import env_groups
 
 
 class TestBundledWeights:

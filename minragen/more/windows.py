@@ -1,0 +1,62 @@
+"""Conversations of which a turn sees only the last few turns.
+
+Each turn is a row of its own, with all that the turn saw: its prompt and its reply.
+
+    turn   full context            limited, window 2       single_turn, window 2
+    1      S o1 | r1               S o1 | r1               S o1 | r1
+    2      S o1 r1 o2 | r2         S o1 r1 o2 | r2         S "o1, you answered a1; o2" | r2
+    3      S o1 r1 o2 r2 o3 | r3   S o2 r2 o3 | r3         S "o2, you answered a2; o3" | r3
+
+S: system message, o: observation, r: reply, a: its answer. `limited` shows the very ids of earlier
+replies, `single_turn` one user message. A reply is in the loss of its own row only.
+
+Tests: `python -m pytest tests/test_rollout.py tests/test_step.py`.
+"""
+
+from minragen.chat import ChatFrame
+from minragen.envs import image_of
+from minragen.rollout import Sequence
+
+
+class WindowedFrame(ChatFrame):
+    """A ChatFrame whose prompts show the last `window` turns, including the next turn.
+
+    context: "limited" or "single_turn"; the rest as for ChatFrame
+    """
+
+    appends = False
+
+    def __init__(self, *given, context, window, **named):
+        self.context, self.window = context, window
+        super().__init__(*given, **named)
+
+    def next(self, trajectory, rules):
+        """Begin the row of the next turn. Returns False if its prompt leaves no room for a reply.
+
+        A prompt that leaves no room for a whole reply loses its oldest turns.
+        """
+        for window in range(self.window, 0, -1):
+            ids = self.prompt(trajectory, window)
+            if rules.max_context - len(ids) >= (rules.max_new_tokens if window > 1 else 1):
+                trajectory.sequences.append(Sequence())
+                trajectory.add_prompt(ids)
+                return True
+        return False
+
+    def prompt(self, t, window):
+        """The ids of a prompt that shows the last `window` turns, including the next turn."""
+        earlier = range(max(0, len(t.turns) - window + 1), len(t.turns))
+        shown = [t.turns[k].observation for k in earlier] + [t.observation]
+        if self.context == "single_turn":
+            if any(image_of(observation) is not None for observation in shown):
+                raise ValueError("context single_turn writes earlier turns as text and would lose "
+                                 "their images: use --context full or limited.")
+            history = [f"{seen}\nYou answered: {t.turns[k].reply.answer or 'nothing valid'}"
+                       for k, seen in zip(earlier, shown)]
+            return self.open(t.system, "\n".join([*history, t.observation]))
+        ids = self.open(t.system, shown[0])
+        for k, following in zip(earlier, shown[1:]):
+            sequence = t.sequences[k]
+            reply = [i for i, sampled in zip(sequence.tokens, sequence.response_mask) if sampled]
+            ids = ids + reply + self.between(reply[-1], following)
+        return ids
