@@ -42,7 +42,7 @@ class Policy:
     model: nn.Module
     tokenizer: object
     base: nn.Module | None = None  # the model before RL, if it shares its weights (LoRA)
-    state_dict: Callable | None = None  # -> the weights to save; None: the model's
+    weights: Callable | None = None  # -> the state dict to save; None: the model's
 
     append = staticmethod(cache.append)
     states_before = staticmethod(cache.states_before)
@@ -92,6 +92,7 @@ class Policy:
     def frozen(self):
         """The policy as it is now, for a reference that is not trained."""
         reference = copy.copy(self)
+        reference.weights = None
         reference.model = self.base or copy.deepcopy(self.model).requires_grad_(False)
         return reference
 
@@ -99,7 +100,7 @@ class Policy:
         """Write a plain Hugging Face folder. Raises OSError, for example for a full disk."""
         try:
             self.model.save_pretrained(folder, state_dict=(
-                self.state_dict or self.model.state_dict)())
+                self.weights or self.model.state_dict)())
             self.tokenizer.save_pretrained(folder)
         except Exception as problem:  # tokenizers raises Exception, safetensors SafetensorError
             if type(problem) is Exception or isinstance(problem, SafetensorError):

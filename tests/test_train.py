@@ -26,7 +26,8 @@ from minragen import rollout
 from minragen import train as trainer
 from minragen.envs import REGISTRY, make
 from minragen.look import diagnostics
-from minragen.models import load_policy, token_logprobs
+from minragen.look.faults import fault_of
+from minragen.models import load_policy
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
 from minragen.run import bundled, start
@@ -229,7 +230,7 @@ class TestLearner:
             learner.policy.model.to(dtype)
             batch, _ = trainer.compute_targets(learner, batch, dataclasses.replace(
                 config, loss_mask=mask))
-            again, _ = token_logprobs(learner.policy.model, batch.tokens, batch.loss_mask, 0.7)
+            again, _ = learner.policy.logprobs(batch.tokens, batch.loss_mask, 0.7)
             assert torch.allclose(batch.old_logprobs, again, atol=1e-2)
             assert not batch.old_logprobs.equal(batch.sample_logprobs)
 
@@ -444,7 +445,9 @@ class TestRuns:
 
     def test_what_an_environment_raises_cannot_speak_to_the_terminal(self, capsys):
         failed = Trajectory("bandit", 0, 0, 0)
-        failed.fail(OSError("\x1b]0;title\x07 gone"))
+        error = OSError("\x1b]0;title\x07 gone")
+        error.fault = fault_of(error)
+        failed.fail(error)
         quiet = SimpleNamespace(writes=True, append=lambda *_: None, tokenizer=None)
         Log.episodes(quiet, 1, "val", [failed])
         said = capsys.readouterr().out.strip()
