@@ -24,10 +24,10 @@ import math
 import time
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
 import torch
-from tqdm import tqdm
 
 from minragen import config as settings
 from minragen import starpo
@@ -124,7 +124,8 @@ class Learner:
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
     skipped: int = 0  # consecutive updates whose gradient was not finite
     world: World = World()
-    halved: bool = False  # whether an update ran out of memory; since then token_budget is half
+    halved: bool = False  # token_budget is half, since an update ran out of memory
+    gradients: Callable | None = None  # in place of `gradients`; run/memory.py has a careful one
 
     def optimizers(self):
         """[(metric of the gradient norm, optimizer), ...]"""
@@ -201,7 +202,8 @@ def update(learner, batch, config, step, log=QUIET):
     steps, skipped = [], 0  # metrics of each optimizer step
     with log.progress(f"step {step}: rows trained on") as progress:
         for mini in optimizer_steps(batch, config, step):  # epochs x mini-batches
-            sums = summed(learner.world.gather(gradients(learner, mini, config, progress)))
+            sums = summed(learner.world.gather(
+                (learner.gradients or gradients)(learner, mini, config, progress)))
             for name, optimizer in learner.optimizers():
                 learner.world.sum_gradients(optimizer.masters)
                 sums[name] = float(optimizer.step(config.max_grad_norm))
@@ -430,27 +432,13 @@ def add_loss_weights(mini, config):
 
 
 def gradients(learner, mini, config, progress=lambda rows: None):
-    """Backpropagate a mini-batch, {metric: this process's share}. If it runs out of memory, it does
-    so again with half of the ids in a pass; once in a run."""
-    while True:
-        sums, failed = Counter(), False
-        try:
-            for rows in parts_of(mini, learner, config):
-                sums.update(backward(learner, mini.take(rows), config))
-                progress(len(rows))
-        except torch.OutOfMemoryError:
-            failed = True
-        if not any(learner.world.gather(failed)):
-            return {name: float(share) for name, share in sums.items()}
-        if learner.halved:
-            raise RuntimeError("the update ran out of memory again. Go on from the last checkpoint "
-                               "with a smaller --token-budget or --activation-checkpointing true.")
-        learner.halved = True
-        for _, optimizer in learner.optimizers():
-            optimizer.clear()
-        torch.cuda.empty_cache()
-        tqdm.write(f"warning   the update ran out of memory: going on with token_budget "
-                   f"{config.token_budget // 2}")
+    """Backpropagate a mini-batch, micro-batch by micro-batch. Returns {metric: this process's
+    share}."""
+    sums = Counter()
+    for rows in parts_of(mini, learner, config):
+        sums.update(backward(learner, mini.take(rows), config))
+        progress(len(rows))
+    return {name: float(share) for name, share in sums.items()}
 
 
 def backward(learner, part, config):
@@ -501,11 +489,6 @@ def validate(learner, groups, config, log):
     failed = [t for t in played["_greedy"] if t.error]
     log.episodes(learner.step, groups.split, played[""] + failed)
     return held_out_metrics(groups.split, played)
-
-
-def due(step, every):
-    """Whether `step` is 1 or a multiple of `every`; 0: never."""
-    return every > 0 and (step == 1 or step % every == 0)
 
 
 def hash_seed(*parts):

@@ -17,10 +17,11 @@ from minragen.chat import ChatFrame
 from minragen.config import TINY, preset
 from minragen.environments.frozenlake import FrozenLake
 from minragen.envs import REGISTRY, EnvGroups, TextEnv, make
-from minragen.models import Policy, load_policy
+from minragen.models import Policy
 from minragen.run import bundled
 from minragen.run.bundled import ASSETS, demonstrate, resolve, tiny_tokenizer, warm_up, warmup_key
 from minragen.run.groups import env_groups
+from minragen.run.load import load_policy
 
 
 def groups_of(env, options=None, budgets=None):

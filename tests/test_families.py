@@ -18,9 +18,10 @@ from minragen.config import Config
 from minragen.envs import EnvGroups
 from minragen.fast.policies import faster
 from minragen.look import diagnostics
-from minragen.models import Critic, load_policy
+from minragen.models import Critic
 from minragen.rollout import Rules, collect, make_batch
 from minragen.run import memory
+from minragen.run.load import load_policy
 from minragen.run.proof import prove
 from minragen.train import Learner
 

@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM
 
 from minragen import eval as evaluation
 from minragen import train as trainer
-from minragen.models import Critic, Policy, load_policy, token_logprobs
+from minragen.models import Critic, Policy, token_logprobs
 from minragen.more import lora
 from minragen.run import memory, start
+from minragen.run.load import load_policy
 from minragen.run.proof import prove
 
 pytest.importorskip("peft")

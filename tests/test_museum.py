@@ -20,6 +20,7 @@ from minragen.envs import EnvGroups
 from minragen.models import Policy, token_logprobs
 from minragen.rollout import Rules, StopReason, collect, make_batch
 from minragen.run import bundled, runs
+from minragen.run.load import load_policy
 from minragen.train import Learner
 
 
@@ -157,10 +158,10 @@ class TestLogprobs:
         angles = 512 * (cast.float() - policy.model.model.rotary_emb.inv_freq)
         assert angles.abs().max() > 0.09  # radians
         bundled.save_folder(policy, tmp_path)
-        loaded = models.load_policy(str(tmp_path), "meta").model
+        loaded = load_policy(str(tmp_path), "meta").model
         assert loaded.dtype == torch.bfloat16
         assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
-        assert models.load_policy(tmp_path, "meta", stored_dtype=True).model.dtype == torch.float32
+        assert load_policy(tmp_path, "meta", stored_dtype=True).model.dtype == torch.float32
 
 
 class TestEpisodes:

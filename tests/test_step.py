@@ -26,11 +26,12 @@ from minragen.chat import ChatFrame
 from minragen.config import ALGOS, Config, preset
 from minragen.fast import prefix_tree
 from minragen.fast.policies import faster
-from minragen.models import Policy, load_policy
+from minragen.models import Policy
 from minragen.more import lora
 from minragen.rollout import collect, sample_tokens
 from minragen.run import bundled, runs, start
 from minragen.run.groups import env_groups
+from minragen.run.load import load_policy
 from minragen.train import rules_of
 
 pytestmark = pytest.mark.usefixtures("float64")

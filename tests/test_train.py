@@ -27,10 +27,10 @@ from minragen import train as trainer
 from minragen.envs import REGISTRY, make
 from minragen.look import diagnostics
 from minragen.look.faults import fault_of
-from minragen.models import load_policy
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
 from minragen.run import bundled, start
+from minragen.run.load import load_policy
 from minragen.run.runs import (
     TIMES,
     Log,

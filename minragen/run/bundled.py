@@ -45,10 +45,11 @@ from minragen.chat import FORMATS, ChatFrame, Reply, description_parts, format_i
 from minragen.environments.data import cache_folder
 from minragen.envs import IMAGE, SEPARATOR, SPLITS, image_of, nearest
 from minragen.fast.policies import faster
-from minragen.models import NO_CODE, AdamW, Policy
-from minragen.more.vision import VisionLanguageModel, load_policy
+from minragen.models import AdamW, Policy
+from minragen.more.vision import VisionLanguageModel
 from minragen.rollout import Trajectory, make_batch
 from minragen.run.distributed import progress_bar
+from minragen.run.load import NO_CODE, load_policy
 
 TINY_MODELS = ("tiny", "tiny-vlm")  # made for their environments; tiny-vlm sees images
 BUNDLED = (*TINY_MODELS, "smollm2")

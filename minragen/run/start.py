@@ -22,13 +22,13 @@ from minragen.chat import ChatFrame
 from minragen.envs import SPLITS
 from minragen.fast.policies import faster
 from minragen.look import report
-from minragen.models import AdamW, Critic, checkpoint_activations
+from minragen.models import AdamW, Critic
 from minragen.more import lora, vision
-from minragen.more.vision import load_policy
 from minragen.more.windows import WindowedFrame
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
 from minragen.run.groups import backends, check_environments, env_groups
+from minragen.run.load import load_policy
 from minragen.run.proof import prove
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
 
@@ -110,16 +110,17 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     say(f"proved    {prove(policy, config.max_context)}")
     refuse_long_prompts(config, frame, groups)
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
-                      world=distributed.world(), kl_reward_coef=config.kl_reward_coef)
+                      world=distributed.world(), kl_reward_coef=config.kl_reward_coef,
+                      gradients=memory.careful_gradients)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
         learner.critic = Critic(policy, vision.vision_model_of)
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
     if config.kl_coef > 0 or config.kl_reward_coef > 0:
         learner.reference = policy.frozen()
     if config.activation_checkpointing:
-        checkpoint_activations(policy.model)
+        memory.checkpoint_activations(policy.model)
         if learner.critic:
-            checkpoint_activations(learner.critic)
+            memory.checkpoint_activations(learner.critic)
     if checkpoint_of:
         if other := runs.load_trainer_state(checkpoint, learner):
             say(f"warning   other packages wrote the checkpoint, so the run may differ: {other}")
