@@ -162,8 +162,9 @@ MUTANTS = {
          "                                        learner.world.rank, learner.world.size)",
          "max(1, budget))",
          "every process computes all rows, whose gradients count several times"),
-        ("summed(learner.world.gather(\n                (learner.gradients or gradients)(learner, mini, config, progress)))",
-         "summed([\n                (learner.gradients or gradients)(learner, mini, config, progress)])",
+        ("summed(learner.world.gather(\n"
+         "                (learner.gradients or gradients)(learner, mini, config, progress)))",
+         "summed([(learner.gradients or gradients)(learner, mini, config, progress)])",
          "metrics are one process's share of the mini-batch"),
     ],
     "rollout.py": [

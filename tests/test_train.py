@@ -29,7 +29,7 @@ from minragen.look import diagnostics
 from minragen.look.faults import fault_of
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
-from minragen.run import bundled, start
+from minragen.run import bundled, memory, start
 from minragen.run.load import load_policy
 from minragen.run.runs import (
     TIMES,
@@ -267,7 +267,7 @@ class TestLearner:
 
         monkeypatch.setattr(trainer, "backward", backward)
         failing = {1}
-        found = trainer.gradients(other, mini, config)
+        found = memory.careful_gradients(other, mini, config)
         assert {k: float(v) for k, v in found.items()} == pytest.approx(
             {k: float(v) for k, v in expected.items()}, rel=1e-4, abs=1e-7)
         assert "going on with token_budget 60" in capsys.readouterr().out and other.halved
@@ -275,7 +275,7 @@ class TestLearner:
             assert one.grad.abs().max() > 0 and torch.allclose(one.grad, two.grad, atol=1e-5)
         failing = {len(calls) + 1}
         with pytest.raises(RuntimeError, match="ran out of memory again"):
-            trainer.gradients(other, mini, config)
+            memory.careful_gradients(other, mini, config)
 
 
 class TestRuns:
