@@ -942,7 +942,7 @@ MUTANTS = {
         ("_norm(norm, states) if norm else states", "states",
          "Qwen3's norms of heads are left out"),
         ("angles = x[wanted], normed[wanted], [angle[wanted]",
-         "angles = x[wanted], normed[wanted], [angle[:len(asked)]",
+         "angles = x[wanted], normed[wanted], [angle[:len(wanted)]",
          "the last layer rotates queries by the positions of others"),
         ("layer.gradient_checkpointing and torch.is_grad_enabled()", "False",
          "--activation-checkpointing keeps everything in Llama's family"),
