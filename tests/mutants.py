@@ -271,6 +271,8 @@ MUTANTS = {
          "whatever is evaluated begins at the first instance"),
         ("[t.metrics.get(name, 0.0) for", "[t.metrics[name] for",
          "an episode that lacks a metric of its environment stops the run"),
+        ("        policy.image_store.forget()\n    rules =", "        pass\n    rules =",
+         "validation keeps the images of training"),
     ],
     "starpo.py": [
         ("c.norm_by_std", "True", "norm_by_std is never applied"),
@@ -664,8 +666,6 @@ MUTANTS = {
          "demonstrations are in another format than the run"),
         ("UNTRAINED[name](envs, response_format)", "UNTRAINED[name](envs)",
          "the tags of the response format are many tokens"),
-        ("        policy.image_store.forget()\n", "        pass\n",
-         "validation keeps the images of training"),
     ],
     "lora.py": [
         ("lora_alpha=2 * rank", "lora_alpha=rank", "alpha is r"),
@@ -1303,7 +1303,7 @@ def sample(seed):
         old, new = next((a.strip(), b.strip()) for a, b in zip(
             before.splitlines(), source.splitlines()) if a != b)
         jobs.append(Job(file, f"line {line}, {operator}: {old} -> {new}", source,
-                        statement(before, line, line), others=False))
+                        statement(before, line, line)))
     return jobs
 
 
@@ -1350,7 +1350,7 @@ def main():
     noticed = result.get("noticed_by", {})
     with tempfile.TemporaryDirectory() as folder:
         coverage = Coverage(folder)
-        jobs = [job._replace(
+        jobs = [job._replace(files=LATER[job.name]) if job.name in LATER else job._replace(
             tests=coverage.tests_of(job),
             likely=tuple({noticed.get(job.name)} & coverage.seconds.keys())) for job in jobs]
     if args.sample:
@@ -1361,8 +1361,8 @@ def main():
         importlib.import_module(name)
     found = run(jobs, args.jobs, trees)
     if not args.sample:
-        left = [job._replace(likely=(), tests=(), files=LATER.get(job.name, SPECIFICATION))
-                for job in jobs if found[job.name][0] == "survived"]
+        left = [job._replace(likely=(), tests=(), files=SPECIFICATION)
+                for job in jobs if found[job.name][0] == "survived" and not job.files]
         found |= run(left, args.jobs, trees)
     survivors = [name for name, (outcome, _) in found.items() if outcome == "survived"]
     minutes = round((time.monotonic() - began) / 60)
