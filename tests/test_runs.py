@@ -38,6 +38,7 @@ from minragen.run.runs import (
     Log,
     damage,
     find_checkpoint,
+    load_config,
     load_trainer_state,
     locked,
     read_config,
@@ -494,6 +495,10 @@ class TestReproduce:
                                    f"{lines[2]['entropy']}")
         with pytest.raises(SystemExit, match="error: unknown run 'b'"):
             reproduce.main(["b"])
+
+    def test_a_renamed_run_goes_by_its_new_name(self, begun):
+        begun.rename(begun.with_name("new"))
+        assert load_config("new").run == "new"
 
     @pytest.mark.parametrize("line, new, said", [
         ({"a": 1}, {"a": 1}, ""), ({"a": 1}, {"a": 2}, "a: 1, now 2"),
