@@ -62,6 +62,8 @@ PRELOADED = ("torch", "transformers", "transformers.models.llama.modeling_llama"
 # Files whose tests are skipped without a package: `make extras` has them all.
 NEEDS = {"more/lora.py": "peft", "environments/openenv.py": "openenv",
          "environments/reasoning_gym.py": "reasoning_gym"}
+# Tables -> the file whose import reads them: its tests are those of the table's rows.
+READ_BY = {"data/checks.toml": "config.py", "data/presets.toml": "config.py"}
 # Rows that `make test` cannot notice -> the tests of `make test-all` that do.
 LATER = dict.fromkeys((
     "rollout.py: the host waits twice in 8 tokens", "rollout.py: the host waits for its uploads",
@@ -375,22 +377,16 @@ MUTANTS = {
     ],
     "config.py": [
         ('entropy", "std")}', 'entropy", "mean")}', "entropy_std is the mean"),
-        (" | MODELS.get(model, PRETRAINED)", "", "the preset of pretrained models is not applied"),
-        ("not has_effect(config)", "False", "options that change nothing are accepted"),
+        (" | of_model", "", "the preset of pretrained models is not applied"),
+        ("not eval(effective, {}, known)", "False", "options that change nothing are accepted"),
         ('given | {"env_arg": (*kept, *options)}', "given",
          "a given environment option switches all of the preset's off"),
         ("for name in (o, env + dot + o)}", "for name in (env + dot + o,)}",
          "an option for all environments of a mixture loses to the presets of single ones"),
         ("(option, *DATA)", "(option,)", "tiny's options shape the data of the user"),
-        ("elif key not in BUDGETS and", "elif", "a mixture gets the budget of one environment"),
-        (': c.advantages in ("gae", "bi_level_gae"),', ': estimator_kind(c) == "critic",',
-         "advantage_mask all is accepted where it changes nothing"),
+        ("key not in BUDGETS and ", "", "a mixture gets the budget of one environment"),
         ("config.num_groups * (1 + config.resample)", "config.num_groups",
          "neighbouring run seeds share instances if they resample"),
-        ('filter="top_k", filter_value=0.25', 'filter="top_k", filter_value=0.75',
-         "StarPO-S keeps three quarters of the groups"),
-        (', c.filter_include_zero)\n     != ("top_p", 1.0, "reward_std", False)',
-         ')\n     != ("top_p", 1.0, "reward_std")', "dynamic sampling keeps groups without std"),
         ("clip_high: float = opt(0.28", "clip_high: float = opt(0.2",
          "by default nothing is clipped higher"),
         ("entropy_coef: float = opt(0.001", "entropy_coef: float = opt(0.01",
@@ -399,12 +395,22 @@ MUTANTS = {
          "gradients are not clipped as in the stored runs"),
         ("val_temperature: float = opt(0.5", "val_temperature: float = opt(1.0",
          "validation is not sampled as in the stored runs"),
-        ("steps=200, warmup_steps=1600", "steps=200, warmup_steps=800",
-         "the preset has half of the demonstrations of the stored runs"),
-        ("dict(lr=5e-4, lr_final=0.1)", "dict(lr=5e-4, lr_final=1.0)",
-         "the presets' learning rates do not decay"),
         ("return [*config.env_arg, *budgets]", "return [*config.env_arg]",
          "runs of different budgets are compared"),
+    ],
+    "data/checks.toml": [
+        ('advantage_mask = [\'advantages in ("gae", "bi_level_gae")',
+         'advantage_mask = [\'estimator_kind == "critic"',
+         "advantage_mask all is accepted where it changes nothing"),
+        (', filter_include_zero) \\\n  != ("top_p", 1.0, "reward_std", False)',
+         ') \\\n  != ("top_p", 1.0, "reward_std")', "dynamic sampling keeps groups without std"),
+    ],
+    "data/presets.toml": [
+        ("filter_value = 0.25", "filter_value = 0.75",
+         "StarPO-S keeps three quarters of the groups"),
+        ("steps = 200\nwarmup_steps = 1600", "steps = 200\nwarmup_steps = 800",
+         "the preset has half of the demonstrations of the stored runs"),
+        ("lr_final = 0.1", "lr_final = 1.0", "the presets' learning rates do not decay"),
     ],
     "eval.py": [
         ("groups, False, first)", "groups, False, 0)", "the same instances are shown for ever"),
@@ -1157,12 +1163,13 @@ class Coverage:
 
         A fixture is executed in the first test that takes it, so all tests of that file count.
         """
-        contexts = self.data.contexts_by_lineno(str(ROOT / "minragen" / job.file))
+        file = READ_BY.get(job.file, job.file)
+        contexts = self.data.contexts_by_lineno(str(ROOT / "minragen" / file))
         found = {c for line in job.lines for c in contexts.get(line, ()) if c}
         found = found or {c for line in contexts.values() for c in line if c}
         tests = {c.rpartition("|")[0] for c in found}
         files = {c.partition("::")[0] for c in found if c.endswith("|setup")}
-        own = f"test_{Path(job.file).stem}.py"
+        own = f"test_{Path(file).stem}.py"
         return tuple(sorted(
             (t for t in self.seconds if t in tests or t.partition("::")[0] in files),
             key=lambda t: self.seconds[t] * (0.2 if own in t else 1)))
@@ -1298,7 +1305,7 @@ def table(only=""):
             if source.count(text) != 1:
                 raise ValueError(f"{file} has {source.count(text)} times, expected once: {text!r}")
             first = source[:source.index(text)].count("\n") + 1
-            lines = statement(source, first, first + text.count("\n"))
+            lines = () if file in READ_BY else statement(source, first, first + text.count("\n"))
             jobs.append(Job(file, what, source.replace(text, wrong), lines))
     return jobs
 

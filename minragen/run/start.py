@@ -23,7 +23,7 @@ from minragen.envs import SPLITS
 from minragen.fast.policies import faster
 from minragen.look import report
 from minragen.models import AdamW, Critic
-from minragen.more import lora, vision
+from minragen.more import loggers, lora, vision
 from minragen.more.windows import WindowedFrame
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
@@ -52,6 +52,7 @@ def run(config, resume=False, say=print):
 
 def start(config, resume=False, say=print):
     """The Learner, {split: EnvGroups} and the Log of a run, new or resumed."""
+    loggers.check(config.log)
     world = distributed.world()
     folder = world.gather(runs.run_folder(config, resume) if world.rank == 0 else None)[0]
     groups = build_groups(config)
@@ -204,4 +205,5 @@ def asked_for(argv):
             model = runs.load_config(given["init_from"]).model
         model, _, why = bundled.choose_model(model, given.get("device", ""))
         config = settings.from_options({**given, "model": model})
+    loggers.check(config.log)  # before anything is printed
     return config, resume, show and settings.explain(config, given), why
