@@ -15,7 +15,7 @@ from minragen.chat import ChatFrame
 from minragen.config import parse_options, preset
 from minragen.models import AdamW
 from minragen.rollout import Sequence, Trajectory, make_batch
-from minragen.run.bundled import tiny_policy
+from minragen.run.tiny import tiny_policy
 
 
 @pytest.fixture
