@@ -29,7 +29,8 @@ from minragen.environments.__main__ import transcript
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
 from minragen.eval import wilson
-from minragen.run.runs import console_line, read_config
+from minragen.run.log import console_line
+from minragen.run.runs import read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)

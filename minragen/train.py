@@ -65,25 +65,25 @@ class World:
 
 
 class Log:
-    """What a run reports while it trains: here nothing. runs.py prints it and writes files."""
-
-    history = ()  # the metrics of the steps so far
+    """What a run reports and keeps while it trains: here nothing. run/log.py prints it, writes
+    files and saves."""
 
     def say(self, line):
         """Print a line."""
 
-    def progress(self, title, total=None):
+    def progress(self, title):
         """A context whose value is called with the number of tokens or rows done since before."""
         return contextlib.nullcontext(lambda count: None)
 
-    def diagnose(self, step, played):
-        """More metrics of the episodes before the update."""
+    def diagnose(self, step, played, rows=None, batch=None):
+        """More metrics before the update: of the episodes; or, if it is given, of the batch that is
+        trained on, with its targets. rows: its rows in the batch of all `played`"""
         return {}
 
-    def diagnose_update(self, step, played, rows, batch):
-        """More metrics before the update. batch: those rows of the batch of `played` that are
-        trained on, with their targets"""
-        return {}
+    def over(self, learner, metrics):
+        """Why the run ends before its last step, "" if it does not. metrics: of the step that has
+        just been done; they are written later, after a validation"""
+        return ""
 
     def episodes(self, step, split, trajectories):
         """Keep some episodes."""
@@ -91,16 +91,8 @@ class Log:
     def write(self, metrics):
         """Report a step."""
 
-    def keeping(self, learner, metrics):
-        """A context for what may end the run, after a step whose metrics are not written yet."""
-        return contextlib.nullcontext()
-
-    def why_over(self, learner, metrics):
-        """Why the run ends before its last step, "" if it does not."""
-        return ""
-
-    def step_done(self, learner, last):
-        """Save the learner when due. Returns whether the run shall stop here."""
+    def save(self, learner, last):
+        """Save the learner when due. Returns whether somebody asks the run to stop here."""
         return False
 
 
@@ -139,19 +131,18 @@ def train(learner, groups, config, log):
 
     groups: {split: EnvGroups}
     """
-    start, over = time.time(), log.why_over(learner, {})
+    start, over = time.time(), log.over(learner, {})
     if learner.step == 0:
         log.write({"step": 0, **validate(learner, groups["val"], config, log)})
     while learner.step < config.steps and not over:
         metrics, trajectories = train_step(learner, groups["train"], config, log)
-        over = log.why_over(learner, metrics)
+        over = log.over(learner, metrics)
         last = learner.step == config.steps or bool(over)
         if learner.step % config.val_every == 0 or last:
-            with log.keeping(learner, metrics):
-                metrics |= validate(learner, groups["val"], config, log)
+            metrics |= validate(learner, groups["val"], config, log)
         log.episodes(learner.step, "train", trajectories)
         log.write(metrics)
-        if log.step_done(learner, last):
+        if log.save(learner, last):
             return None
     if over:
         log.say(f"stopped: {over}")
@@ -178,7 +169,7 @@ def train_step(learner, groups, config, log=QUIET):
             rows = kept[batch.group_ids].nonzero()[:, 0]
             batch, found = compute_targets(learner, batch.take(rows), config,
                                            starpo.loss_scale(kept, config.loss_scaling))
-            metrics |= found | log.diagnose_update(step, played, rows, batch)
+            metrics |= found | log.diagnose(step, played, rows, batch)
             metrics |= update(learner, batch, config, step, log)
             if config.kl_target:
                 learner.kl_reward_coef = starpo.adapt_kl_coef(

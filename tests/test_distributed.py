@@ -53,8 +53,8 @@ class TestProgress:
         with distributed.progress_bar("steps", 60) as bar, distributed.progress_bar("ids") as ids:
             for _ in range(60):
                 now[0] += 1
-                bar.update()
-                ids.update(1000)
+                bar()
+                ids(1000)
         printed = capsys.readouterr()
         assert printed.out == "" and printed.err.splitlines() == [
             "progress  steps: 10 of 60, about 50 s are left", "progress  ids: 10,000 after 10 s",
@@ -251,7 +251,7 @@ class TestEnd:
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_a_killed_process_ends_those_that_are_busy(self, rank):
         def work():
-            distributed.all_gather(0)
+            distributed.world().gather(0)
             if distributed.rank() == rank:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)

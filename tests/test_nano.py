@@ -16,7 +16,7 @@ from minragen.config import preset
 from minragen.envs import parse_options
 from minragen.models import AdamW
 from minragen.rollout import Sequence, Trajectory, make_batch
-from minragen.run.bundled import tiny_policy
+from minragen.run.tiny import tiny_policy
 
 
 @pytest.fixture

@@ -32,10 +32,11 @@ from minragen.config import Config
 from minragen.envs import ServerGone
 from minragen.look import report
 from minragen.rollout import StopReason, Trajectory
+from minragen.run import log as log_module
 from minragen.run import reproduce
 from minragen.run import runs as runs_module
+from minragen.run.log import Log, stop_requests
 from minragen.run.runs import (
-    Log,
     damage,
     find_checkpoint,
     load_config,
@@ -43,7 +44,6 @@ from minragen.run.runs import (
     locked,
     read_config,
     step_of,
-    stop_requests,
 )
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -106,7 +106,7 @@ class TestFullDisk:
                 file.write('{"st')
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(runs_module, "open", half, raising=False)
+        monkeypatch.setattr(log_module, "open", half, raising=False)
         for step in (1, 2):
             Log.append(log, path.name, [{"step": step}])
             assert path.read_text() == '{"step": 0}\n'
@@ -395,7 +395,7 @@ class TestResume:
     def test_another_request_stops_it_at_once_unless_it_is_torchruns_repetition_of_the_first(
             self, monkeypatch):
         clock = iter([5.0, 5.9, 6.1])
-        monkeypatch.setattr(runs_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr(log_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
         def ends(number):
             try:

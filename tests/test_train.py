@@ -31,16 +31,8 @@ from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
 from minragen.run import bundled, memory, start
 from minragen.run.load import load_policy
-from minragen.run.runs import (
-    TIMES,
-    Log,
-    begin,
-    console_line,
-    keep_advantages,
-    read_config,
-    run_folder,
-    texts_of,
-)
+from minragen.run.log import Log, console_line, keep_advantages, texts_of
+from minragen.run.runs import TIMES, read_config, run_folder
 from minragen.train import QUIET
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -87,8 +79,8 @@ class TestStep:
             "--env toys:Faulty --num-groups 4 --group-size 4 --max-new-tokens 6 --filter none "
             "--warmup-steps 0"))
         log, seen = trainer.Log(), []
-        log.diagnose = lambda step, played: seen.extend(played) or {}
-        log.diagnose_update = lambda step, *trained: keep_advantages(*trained) or {}
+        log.diagnose = lambda step, played, *trained: (
+            keep_advantages(played, *trained) if trained else seen.extend(played)) or {}
         found, trajectories = trainer.train_step(learner, groups, config, log)
         played = [t for t in trajectories if not t.error]
         assert seen == played and 4 < len(played) < 16
@@ -316,7 +308,7 @@ class TestRuns:
         rows = (batch.group_ids == 1).nonzero()[:, 0]  # group 0 is not trained on
         batch, _ = trainer.compute_targets(learner, batch.take(rows), config)
         keep_advantages(trajectories, rows, batch)
-        log = begin(runs / "a", config, learner, False)
+        log = Log(runs / "a", config, learner)
         for step in (1, 2):
             log.episodes(step, "train", trajectories)
         entries = read_lines(runs / "a" / "trajectories.jsonl")

@@ -9,7 +9,6 @@ Reading order: `run` (from the start to the report), `start`, `build_groups`, `l
 Tests: `python -m pytest tests/test_train.py tests/test_runs.py`.
 """
 
-import os
 import sys
 from functools import partial
 
@@ -29,6 +28,7 @@ from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
 from minragen.run.groups import backends, check_environments, env_groups
 from minragen.run.load import load_policy
+from minragen.run.log import Log
 from minragen.run.proof import prove
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
 
@@ -43,10 +43,9 @@ def run(config, resume=False, say=print):
     with log:
         say(f"run       {log.folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then "
             f"report.html")
-        with log.keeping(learner):
-            final = train(learner, groups, config, log)
+        final = train(learner, groups, config, log)
     if final and log.writes:
-        say(f"done      {finish(log, learner.step)}")
+        say(f"done      {finish(log)}")
     return final
 
 
@@ -57,7 +56,7 @@ def start(config, resume=False, say=print):
     folder = world.gather(runs.run_folder(config, resume) if world.rank == 0 else None)[0]
     groups = build_groups(config)
     learner = build_learner(config, groups, folder if resume else None, say)
-    return learner, groups, runs.begin(folder, config, learner, resume, say)
+    return learner, groups, Log(folder, config, learner, resume, say)
 
 
 def build_groups(config):
@@ -87,8 +86,7 @@ def load(config, checkpoint="", say=print):
 
 
 def frame_of(config, policy, end_ids=None):
-    """How conversations of a Config are held with a policy. Proves that appending equals rendering.
-    """
+    """How a Config's conversations are held. Proves that appending equals rendering."""
     kind = ChatFrame if config.context == "full" else partial(
         WindowedFrame, context=config.context, window=config.window)
     return kind(policy.tokenizer, config.response_format, end_ids, config.max_new_tokens,
@@ -97,7 +95,7 @@ def frame_of(config, policy, end_ids=None):
 
 def build_learner(config, groups, checkpoint_of=None, say=print):
     """The Learner of a new run, or of a checkpoint if the folder of a run is given."""
-    set_threads(config)
+    torch.set_num_threads(config.threads or (1 if on_one_core(config) else distributed.cores()))
     begun = checkpoint_of or config.init_from and runs.RUNS / config.init_from
     checkpoint = begun and runs.find_checkpoint(begun, say)
     with distributed.main_process_first():  # the warm-up fills the cache
@@ -130,12 +128,10 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     return learner
 
 
-def set_threads(config):
-    """As many threads of PyTorch as the Config says; by default one where more do not pay."""
-    _, device, _ = bundled.choose_model(config.model, config.device)
-    on_one_core = config.model in bundled.TINY_MODELS and device.type == "cpu"
-    cores = max(1, os.cpu_count() // distributed.local_world_size())
-    torch.set_num_threads(config.threads or (1 if on_one_core else cores))
+def on_one_core(config):
+    """Whether more threads of PyTorch do not pay."""
+    return config.model in bundled.TINY_MODELS and bundled.choose_model(
+        config.model, config.device)[1].type == "cpu"
 
 
 def refuse_long_prompts(config, frame, groups):
@@ -147,12 +143,12 @@ def refuse_long_prompts(config, frame, groups):
                 raise RuntimeError(f"{t.env} does not begin: {t.error}") from observation
 
 
-def finish(log, step):
+def finish(log):
     """Write the report. Returns what is on the disk and what to do next, for the last line."""
     page, name = None, log.folder.name
-    with runs.going_on("the report"):
+    with runs.writing("the report", go_on=True):
         page = report.write([log.folder])
-    if lost := log.missing(step):
+    if lost := log.missing():
         return (f"training, but not all is on the disk: {lost}{', no report.html' * (not page)}. "
                 f"Make room and go on with: make resume RUN={name}")
     return (f"{log.folder}/report.html" if page else
@@ -172,11 +168,9 @@ def main(argv=None):
             if distributed.rank() == 0:
                 print(show)
             return
-        _, device, _ = bundled.choose_model(config.model, config.device)
-        say = distributed.begin(device)
+        say = distributed.begin(bundled.choose_model(config.model, config.device)[1])
         # More processes than groups have nothing to do; other models use all cores already.
-        small = config.model in bundled.TINY_MODELS and device.type == "cpu"
-        most = min(4, config.num_groups) if small else 1
+        most = min(4, config.num_groups) if on_one_core(config) else 1
         say(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
             f"{backends(check_environments(config))}{distributed.described(most)}")
         say(f"settings  {settings.summary(config)}")
