@@ -3,9 +3,9 @@
     python -m minragen.train --algo starpo-s --print-config
     python -m minragen.train --help
 
-Reading order: `Config`, `preset`, `from_options`, `check`. In minragen/data, presets.toml says what
-an algorithm or an environment changes, and checks.toml which options do not go together.
-docs/algorithms.md has equations and papers.
+Reading order: `Config`, `preset`, `from_options`, `check`. What an algorithm or an environment
+changes is in data/presets.toml, which options do not go together in checks.py. docs/algorithms.md
+has equations and papers.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch
 
 from minragen import starpo
 from minragen.chat import CONTEXTS, FORMATS, description_parts
+from minragen.checks import check_together
 from minragen.envs import Budget, data_table, nearest, parse_mixture
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
@@ -45,7 +46,6 @@ PRETRAINED, DESCRIPTION = MODELS["pretrained"], _TABLES["format"]["part"]
 PRESETS = {model: _TABLES[model] for model in ("tiny", "tiny-vlm")}
 TINY, TINY_VLM = PRESETS.values()
 CALLED_ELSEWHERE, NOT_HERE = map(data_table("elsewhere").get, ("options", "not_here"))
-CONTRADICTIONS, NEEDS = map(data_table("checks").get, ("contradiction", "needs"))
 
 
 def opt(default, text, choices=None, least=0, most=2**31):
@@ -315,26 +315,12 @@ def check(config):
         if not RUN_NAME.fullmatch(name):
             raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and "
                              f"-_.+= only.")
-    base, known = preset_of(config), vars(config) | {"estimator_kind": estimator_kind(config)}
-    for names, (effective, needed) in NEEDS.items():
-        for name in names.split():
-            usual = known[name] in (getattr(base, name), getattr(Config, name))
-            if not usual and not eval(effective, {}, known):
-                raise ValueError(f"{name}: got {known[name]}, but it has no effect here. It needs "
-                                 f"{needed}.")
-    for rule in CONTRADICTIONS:
-        if eval(rule["refused"], {}, known):
-            raise ValueError(rule["message"].format_map(known))
+    check_together(config, preset_of(config))
     nothing = torch.zeros(1)  # these functions themselves refuse bad values
     starpo.policy_loss(nothing, nothing, nothing, dual_clip=config.dual_clip)
     starpo.filter_groups(nothing, config.filter_value, config.filter)
     parse_mixture(config.env, config.num_groups)
     parse_mixture(",".join(env_names(config)), config.val_size)
-
-
-def estimator_kind(config):
-    """What the advantage estimator needs: "group", "reward" or "critic"."""
-    return starpo.ESTIMATORS[config.advantages][0]
 
 
 # ---- The environments of a Config ----------------------------------------------------------------

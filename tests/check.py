@@ -22,7 +22,7 @@ GROUND_FLOOR = {
     "starpo": set(), "envs": set(), "cache": set(), "chat": {"envs"}, "models": {"starpo", "cache"},
     "rollout": {"envs", "chat", "cache", "models"},
     "train": {"starpo", "envs", "cache", "chat", "models", "rollout", "config"}}
-BESIDE = {"__init__": set(), "config": {"envs", "chat", "starpo"},
+BESIDE = {"__init__": set(), "config": {"envs", "chat", "starpo", "checks"}, "checks": {"starpo"},
           "nano": {"envs", "chat", "models"}}
 # The one import of a wing that each may have, inside of main().
 IN_MAIN = {"train": {"run.start"}, "nano": {"run.bundled"}}

@@ -63,7 +63,7 @@ PRELOADED = ("torch", "transformers", "transformers.models.llama.modeling_llama"
 NEEDS = {"more/lora.py": "peft", "environments/openenv.py": "openenv",
          "environments/reasoning_gym.py": "reasoning_gym"}
 # Tables -> the file whose import reads them: its tests are those of the table's rows.
-READ_BY = {"data/checks.toml": "config.py", "data/presets.toml": "config.py"}
+READ_BY = {"data/presets.toml": "config.py"}
 # Rows that `make test` cannot notice -> the tests of `make test-all` that do.
 LATER = dict.fromkeys((
     "rollout.py: the host waits twice in 8 tokens", "rollout.py: the host waits for its uploads",
@@ -282,6 +282,12 @@ MUTANTS = {
          "        b.token_rewards, b.values", "c: (*turn_gae(\n"
          "        b.token_rewards, 0 * b.values", "turn-wise GAE ignores the critic"),
     ],
+    "checks.py": [
+        (': c.advantages in ("gae", "bi_level_gae"),', ': estimator_kind(c) == "critic",',
+         "advantage_mask all is accepted where it changes nothing"),
+        (', c.filter_include_zero)\n     != ("top_p", 1.0, "reward_std", False)',
+         ')\n     != ("top_p", 1.0, "reward_std")', "dynamic sampling keeps groups without std"),
+    ],
     "chat.py": [
         ("if max_new_tokens else []", "if False else []", "the prompt tells no limit"),
         ("{before}{self._plain(observation)}", "{before}{observation}",
@@ -397,13 +403,6 @@ MUTANTS = {
          "validation is not sampled as in the stored runs"),
         ("return [*config.env_arg, *budgets]", "return [*config.env_arg]",
          "runs of different budgets are compared"),
-    ],
-    "data/checks.toml": [
-        ('advantage_mask = [\'advantages in ("gae", "bi_level_gae")',
-         'advantage_mask = [\'estimator_kind == "critic"',
-         "advantage_mask all is accepted where it changes nothing"),
-        (', filter_include_zero) \\\n  != ("top_p", 1.0, "reward_std", False)',
-         ') \\\n  != ("top_p", 1.0, "reward_std")', "dynamic sampling keeps groups without std"),
     ],
     "data/presets.toml": [
         ("filter_value = 0.25", "filter_value = 0.75",

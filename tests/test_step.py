@@ -23,6 +23,7 @@ from minragen import config as settings
 from minragen import rollout
 from minragen import train as trainer
 from minragen.chat import ChatFrame
+from minragen.checks import estimator_kind
 from minragen.config import ALGOS, Config, preset
 from minragen.fast import prefix_tree
 from minragen.fast.policies import faster
@@ -199,7 +200,7 @@ def slow_learner(config):
     give_head(critic)
     return SimpleNamespace(
         policy=policy, rounds=0, kl_reward_coef=config.kl_reward_coef,
-        critic=critic if settings.estimator_kind(config) == "critic" else None,
+        critic=critic if estimator_kind(config) == "critic" else None,
         reference=reference(config).model if config.kl_coef or config.kl_reward_coef else None,
         optimizer=torch.optim.AdamW(trained(policy.model), weight_decay=0.01),
         critic_optimizer=torch.optim.AdamW(trained(critic.trunk, critic.head), weight_decay=0.01))
