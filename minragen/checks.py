@@ -70,9 +70,8 @@ def check_together(config, base):
     """Refuse options that contradict each other, or that have no effect although they differ from
     the Config `base`. Raises ValueError."""
     for name, (has_effect, needed) in NEEDS.items():
-        value = getattr(config, name)
-        if value not in (getattr(base, name), getattr(type(config), name)) and not has_effect(
-                config):
+        value, usual = getattr(config, name), (getattr(base, name), getattr(type(config), name))
+        if value not in usual and not has_effect(config):
             raise ValueError(f"{name}: got {value}, but it has no effect here. It needs {needed}.")
     for refused, sentence in CONTRADICTIONS:
         if refused(config):

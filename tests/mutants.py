@@ -287,6 +287,7 @@ MUTANTS = {
          "advantage_mask all is accepted where it changes nothing"),
         (', c.filter_include_zero)\n     != ("top_p", 1.0, "reward_std", False)',
          ')\n     != ("top_p", 1.0, "reward_std")', "dynamic sampling keeps groups without std"),
+        ("and not has_effect(config)", "and False", "options that change nothing are accepted"),
     ],
     "chat.py": [
         ("if max_new_tokens else []", "if False else []", "the prompt tells no limit"),
@@ -384,7 +385,6 @@ MUTANTS = {
     "config.py": [
         ('entropy", "std")}', 'entropy", "mean")}', "entropy_std is the mean"),
         (" | of_model", "", "the preset of pretrained models is not applied"),
-        ("not eval(effective, {}, known)", "False", "options that change nothing are accepted"),
         ('given | {"env_arg": (*kept, *options)}', "given",
          "a given environment option switches all of the preset's off"),
         ("for name in (o, env + dot + o)}", "for name in (env + dot + o,)}",
