@@ -22,7 +22,8 @@ import numpy as np
 
 from minragen.config import Config, changed_environment, preset
 from minragen.envs import REGISTRY
-from minragen.eval import DEMONSTRATIONS, players, scripted, wilson
+from minragen.look.evaluate import wilson
+from minragen.look.players import DEMONSTRATIONS, players, scripted
 from minragen.run.groups import env_groups
 
 SIZE = 256

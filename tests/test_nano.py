@@ -11,10 +11,10 @@ from toys import Lottery
 
 from minragen import nano
 from minragen import train as trainer
-from minragen.chat import ChatFrame
+from minragen.chat import ChatFrame, Sequence, Trajectory
 from minragen.config import parse_options, preset
 from minragen.models import AdamW
-from minragen.rollout import Sequence, Trajectory, make_batch
+from minragen.rollout import make_batch
 from minragen.run.bundled import tiny_policy
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from minragen.envs import EnvGroups, make
-from minragen.eval import scripted
+from minragen.look.players import scripted
 
 
 def begun(name, seed=0, split="train", budget=None, **options):
