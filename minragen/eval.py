@@ -127,6 +127,7 @@ def subjects(args):
     from minragen.config import changed_environment, check, from_options
     from minragen.run import runs
     from minragen.run.bundled import choose_model
+    from minragen.run.groups import check_environments
 
     changes = dict(device=args.device)
     if args.temperature is not None:
@@ -148,6 +149,7 @@ def subjects(args):
     found = [(name, dataclasses.replace(config, **changes), run) for name, config, run in found]
     for _, config, _ in found:
         check(config)
+        check_environments(config)
     return [(name, evaluate.of_set(config, args.set) if args.set else config, run)
             for name, config, run in found]
 

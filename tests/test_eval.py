@@ -25,7 +25,7 @@ from minragen.look import play as on_screen
 from minragen.look.evaluate import SETS, of_set, pass_at_k, sign_test, wilson
 from minragen.look.faults import Fault, fault_of
 from minragen.look.play import play
-from minragen.look.players import DEMONSTRATIONS, Episode, NearestDemonstration, features, scripted
+from minragen.look.players import DEMONSTRATIONS, NearestDemonstration, features, scripted
 from minragen.run import start
 from minragen.run.groups import env_groups
 from minragen.run.runs import load_config
@@ -89,6 +89,11 @@ def evaluated(config, split, size, sampled, greedy, samples=1, again=()):
     return tables_of.evaluate(partial(env_groups, config), split, size, play, samples)[0]
 
 
+def outcome_of(t):
+    """(success, return, turns, share of valid turns)"""
+    return t.success, t.episode_return, len(t.turns), t.metrics["valid"]
+
+
 def sums(table):
     """{player: (successes, episodes, mean return)}"""
     return {name: (sum(e.success for e in episodes), len(episodes),
@@ -150,10 +155,10 @@ class TestEvaluate:
             while not over:
                 _, reward, terminated, truncated, info = env.step(env.random_answer(rng))
                 turns, over = turns + 1, terminated or truncated
-            episodes.append(Episode(info["success"] == 1, reward, turns, 1.0))
-        assert table.players["random policy"] == episodes
+            episodes.append((info["success"] == 1, reward, turns, 1.0))
+        assert [*map(outcome_of, table.players["random policy"])] == episodes
         assert sums(table)["solver"] == (40, 40, 1.0)
-        assert 0.05 < sum(e.success for e in episodes) / 40 < 0.5
+        assert 0.05 < sum(success for success, *_ in episodes) / 40 < 0.5
 
     def test_equal_instances_are_counted_once_as_distinct(self):
         once = [(True, 0.1)] * 30
@@ -169,7 +174,7 @@ class TestEvaluate:
         assert of_set(config, "large").max_context == 2 * config.max_context
         for name, env in ((name, env) for name, envs in SETS.items() for env in envs):
             groups = env_groups(of_set(parsed("--env", env), name), "test", 4)
-            solved, _ = scripted(groups, lambda env, texts, rng: env.solve()[0])
+            solved = scripted(groups, lambda env, texts, rng: env.solve()[0])
             assert name == "slippery" or all(episode.success for episode in solved), (name, env)
         for name, env, said in (("larg", "sokoban", "did you mean 'large'"),
                                 ("large", "bandit", "of sokoban, frozenlake, not of bandit")):
@@ -178,8 +183,9 @@ class TestEvaluate:
 
     def test_success_in_any_turn_is_success(self):
         groups = EnvGroups("test_rollout:Counts", 1, 1)
-        assert scripted(groups, lambda env, texts, rng: "x") == (
-            [(True, pytest.approx(0.6), 3, pytest.approx(2 / 3), None)], [])
+        (t,) = scripted(groups, lambda env, texts, rng: "x")
+        assert outcome_of(t) == (True, pytest.approx(0.6), 3, pytest.approx(2 / 3))
+        assert not t.error and tables_of.numbers_of([t])["tokens"] is None
 
     def test_a_scripted_player_sees_what_a_model_has_seen(self):
         groups, seen = EnvGroups("frozenlake", 1, 1), []
@@ -220,7 +226,7 @@ class TestEvaluate:
         nearest = NearestDemonstration(training)
         having = Counter(feature for seen, _ in shown for feature in seen)
         assert answers(held, nearest) == answers(held, slow)
-        assert sum(episode.success for episode in scripted(held, nearest)[0]) == 20
+        assert sum(episode.success for episode in scripted(held, nearest)) == 20
 
 
 def players_of(capsys, *argv):
@@ -263,7 +269,10 @@ def refused(capsys):
 
 class TestCommand:
     def test_it_prints_each_players_rate_interval_return_turns_tokens_and_valid_turns(self, capsys):
-        episodes = [Episode(k < 12, 0.5, 2 + k % 2, 0.75, k) for k in range(48)]
+        episodes = [Trajectory("", 0, 0, 0, success=k < 12, turn_rewards=[0.5],
+                               turns=[None] * (2 + k % 2), metrics={"valid": 0.75,
+                                                                    "reply_tokens": k})
+                    for k in range(48)]
         table = tables_of.Table(range(48), {"checkpoint": episodes}, 17,
                                  {"grounding": 0.25, "worldmodeling": 0.75}, {1: 0.25, 2: 0.5})
         tables_of.show({"sokoban": table}, "test", "run r", 0.5)

@@ -19,11 +19,10 @@ import scipy
 
 from minragen.envs import nearest
 from minragen.look import faults
-from minragen.look.players import DEMONSTRATIONS, episode_of, players, scripted
+from minragen.look.players import DEMONSTRATIONS, players, scripted
 
 # scipy imports scipy.stats when it is first used, and that takes half a second: leave it to scipy.
 
-COLUMNS = ("success", "low", "high", "return", "turns", "tokens", "valid")
 # The papers' generalisation sets: name -> environment -> the options that make it.
 SETS = {
     "symbols": {"sokoban": ("view=grid", "symbols=W.GCBA@"),
@@ -39,7 +38,7 @@ class Table(NamedTuple):
     """What the players did in one environment, on the instances where no environment failed."""
 
     rows: list  # numbers of the instances
-    players: dict  # name -> [Episode, ...], one for each row, the model first
+    players: dict  # name -> [Trajectory, ...], one for each row, the model first
     distinct: int  # different instances
     described: dict  # part of the format -> F1 of the model's descriptions
     passed: dict  # k -> pass@k
@@ -91,31 +90,28 @@ def evaluate(groups_of, split, size, play, samples=1):
 
     groups = groups_of(split, size)
     played = play(groups, True)
-    results = {name: [*map(episode_of, trajectories)] for name, trajectories in played.items()}
-    first, again = next(iter(played.values())), []
+    first, again = next(iter(played.values())), [[]] * size
     if samples > 1:
-        again = next(iter(play(groups_of(split, size, samples), False).values()))
-    failed = [t.fault for ts in (*played.values(), again) for t in ts if t.error]
+        more = next(iter(play(groups_of(split, size, samples), False).values()))
+        again = [more[row * samples:(row + 1) * samples] for row in range(size)]
     for name, player in players(groups_of("train", DEMONSTRATIONS)).items():
         with contextlib.suppress(NotImplementedError):
-            results[name], gone = scripted(groups, player)
-            failed += gone
-    faults.warn(failed)
+            played[name] = scripted(groups, player)
+    faults.warn([t.fault for ts in (*played.values(), *again) for t in ts if t.error])
     groups.reset(0)
     tables = {}
     for env in dict.fromkeys(groups.names):
-        mine = [row for row, name in enumerate(groups.names)
-                if name == env and all(episodes[row] for episodes in results.values())
-                and not any(t.error for t in again[row * samples:(row + 1) * samples])]
+        mine = [row for row, name in enumerate(groups.names) if name == env and not any(
+            t.error for t in (*again[row], *(ts[row] for ts in played.values())))]
         if not mine:
             raise RuntimeError(f"every episode of {env} failed in its environment. See: "
                                f"python -m minragen environments {env}")
         stats = describe([first[row] for row in mine])
         tables[env] = Table(
-            mine, {name: [episodes[row] for row in mine] for name, episodes in results.items()},
+            mine, {name: [ts[row] for row in mine] for name, ts in played.items()},
             len({groups.envs[row].instance() for row in mine}),
             {name: stats[name] for name in ("grounding", "worldmodeling") if name in stats},
-            passed([again[row * samples:(row + 1) * samples] for row in mine], samples))
+            passed([again[row] for row in mine], samples))
     return tables, first
 
 
@@ -126,12 +122,15 @@ def passed(instances, samples):
                               for same in instances])) for k in ks} if samples > 1 else {}
 
 
-def numbers_of(episodes):
+def numbers_of(trajectories):
     """{column: number} of a player; without replies of a model `tokens` is None."""
-    n, (success, episode_return, turns, valid, tokens) = len(episodes), (
-        None if None in values else float(np.mean(values)) for values in zip(*episodes))
-    return dict(zip(COLUMNS, (success, *wilson(success * n, n), episode_return, turns, tokens,
-                              valid)))
+    columns = zip(*((t.success, t.episode_return, len(t.turns), t.metrics.get(
+        "reply_tokens", t.response_tokens or None), t.metrics.get("valid", 0.0))
+        for t in trajectories))
+    success, *means = (None if None in column else float(np.mean(column)) for column in columns)
+    low, high = wilson(success * len(trajectories), len(trajectories))
+    return {"success": success, "low": low, "high": high,
+            **dict(zip(("return", "turns", "tokens", "valid"), means))}
 
 
 def show(tables, split, subject, temperature):
@@ -141,8 +140,8 @@ def show(tables, split, subject, temperature):
               f"instances; {subject}, sampled at temperature {temperature}")
         print(f"{'player':<22} {'success':>7}   95 % interval    {'return':>7}  {'turns':>5}  "
               f"{'tokens':>6}  {'valid':>5}")
-        for name, episodes in table.players.items():
-            f = numbers_of(episodes)
+        for name, played in table.players.items():
+            f = numbers_of(played)
             tokens = "" if f["tokens"] is None else f"{f['tokens']:.1f}"
             print(f"{name:<22} {f['success']:7.3f}   [{f['low']:.3f}, {f['high']:.3f}]   "
                   f"{f['return']:7.3f}  {f['turns']:5.2f}  {tokens:>6}  {f['valid']:5.2f}")
@@ -170,19 +169,16 @@ def write(folder, measured, split, set_name):
     from minragen.config import changed_environment
     from minragen.more.vision import images_of
 
+    rows = [{"subject": subject, "env": env, "options": " ".join(changed_environment(config)),
+             "split": split, "set": set_name, "player": player, "episodes": len(table.rows),
+             "distinct": table.distinct, **numbers_of(played), "pass@k": " ".join(
+                 f"{k}:{rate:.4f}" for k, rate in table.passed.items()) * (number == 0)}
+            for subject, config, tables, _ in measured for env, table in tables.items()
+            for number, (player, played) in enumerate(table.players.items())]
     with open(folder / "results.csv", "w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["subject", "env", "options", "split", "set", "player", "episodes",
-                       "distinct", *COLUMNS, "pass@k"])
-        for subject, config, tables, _ in measured:
-            for env, table in tables.items():
-                passes = " ".join(f"{k}:{rate:.4f}" for k, rate in table.passed.items())
-                for player, episodes in table.players.items():
-                    rows.writerow([
-                        subject, env, " ".join(changed_environment(config)), split, set_name,
-                        player, len(episodes), table.distinct, *numbers_of(episodes).values(),
-                        passes])
-                    passes = ""  # they are the model's alone
+        results = csv.DictWriter(file, rows[0])
+        results.writeheader()
+        results.writerows(rows)
     with open(folder / "chats.jsonl", "w") as file:
         for subject, _, _, trajectories in measured:
             for t in trajectories:

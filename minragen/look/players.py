@@ -11,7 +11,6 @@ import functools
 import math
 import re
 from collections import defaultdict
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,16 +18,6 @@ from minragen.chat import Reply, Trajectory, converse
 from minragen.look.faults import fault_of
 
 DEMONSTRATIONS = 256  # episodes of the solver that the nearest demonstration is chosen from
-
-
-class Episode(NamedTuple):
-    """What came of an episode."""
-
-    success: bool
-    episode_return: float
-    turns: int
-    valid: float  # share of its turns
-    tokens: int | None = None  # of a model's replies
 
 
 def players(training):
@@ -41,8 +30,7 @@ def players(training):
 
 
 def scripted(groups, player):
-    """The Episodes of a scripted player, one a row, None where the environment failed; and the
-    Faults."""
+    """Play one episode in every row with a scripted player. Returns the Trajectories."""
     rngs = [np.random.default_rng([0, row]) for row in range(len(groups))]
     trajectories = [Trajectory.begin(groups, *row) for row in enumerate(groups.reset(0))]
     for t, env in zip(trajectories, groups.envs):
@@ -60,14 +48,7 @@ def scripted(groups, player):
         return said, Reply(answer=said)
 
     converse(groups.step, trajectories, answer)
-    return [*map(episode_of, trajectories)], [t.fault for t in trajectories if t.error]
-
-
-def episode_of(t):
-    """The Episode of a Trajectory; None if its environment failed."""
-    return None if t.error else Episode(
-        t.success, t.episode_return, len(t.turns), t.metrics.get("valid", 0.0),
-        t.metrics.get("reply_tokens", t.response_tokens or None))
+    return trajectories
 
 
 class NearestDemonstration:
