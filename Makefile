@@ -39,16 +39,16 @@ eval: .venv/ready $(LEAN)        ## success beside four scripted players: RUN=na
 	@$(PY) -m minragen.eval $(if $(RUN),--run "$(RUN)",--env $(ENV) $(call option,MODEL,model)) --split $(SPLIT) $(call option,SET,set) $(ARGS)
 
 report: .venv/ready      ## one page about runs, with figures: RUN=name, or RUN="a b c" side by side
-	@$(if $(RUN),,$(error give the name of a run: make report RUN=name))$(PY) -m minragen.look.report $(RUN) $(ARGS)
+	@$(if $(RUN),,$(error give the name of a run: make report RUN=name))$(PY) -m minragen report $(RUN) $(ARGS)
 
 watch: .venv/ready       ## write the page again after every step of a run: RUN=name
-	@$(if $(RUN),,$(error give the name of a run: make watch RUN=name))$(PY) -m minragen.look.report $(RUN) --watch $(ARGS)
+	@$(if $(RUN),,$(error give the name of a run: make watch RUN=name))$(PY) -m minragen watch $(RUN) $(ARGS)
 
 reproduce: .venv/ready   ## train a run again from its config.json, and say where it differs: RUN=name
-	@$(if $(RUN),,$(error give the name of a run: make reproduce RUN=name))$(PY) -m minragen.run.reproduce $(RUN)
+	@$(if $(RUN),,$(error give the name of a run: make reproduce RUN=name))$(PY) -m minragen reproduce $(RUN)
 
 play: .venv/ready $(LEAN)        ## play an environment yourself: ENV=sokoban, or watch a trained agent: RUN=name [SPLIT= SEED=]
-	@$(PY) -m minragen.eval $(if $(RUN),--run "$(RUN)" --show $(call option,SET,set),--play $(ENV)) --split $(SPLIT) $(call option,SEED,seed) $(ARGS)
+	@$(PY) -m minragen play $(if $(RUN),--run "$(RUN)" $(call option,SET,set),$(ENV)) --split $(SPLIT) $(call option,SEED,seed) $(ARGS)
 
 envs: .venv/ready .venv/lean        ## measure the environments: scripted players, speed
 	@$(PY) -m benchmarks.environments $(ARGS)
@@ -104,7 +104,7 @@ warmup: .venv/ready .venv/lean      ## make the bundled warm-up weights of tiny 
 
 smollm2: .venv/ready     ## fetch and convert SmolLM2-135M-Instruct (93 MB)
 	@$(PY) -m pip install --quiet --disable-pip-version-check accelerate==1.15.0 gguf==0.19.0
-	@$(PY) -m minragen.run.bundled
+	@$(PY) -m minragen smollm2
 
 bench: .venv/ready       ## measure speed beside generate, and beside TRL's trainer with TRL=1
 	@$(if $(TRL),$(PY) -m pip install --quiet --disable-pip-version-check trl==1.16.0)

@@ -22,7 +22,8 @@ import numpy as np
 
 from minragen.config import Config, changed_environment, preset
 from minragen.envs import REGISTRY
-from minragen.eval import DEMONSTRATIONS, players, scripted, wilson
+from minragen.look.evaluate import wilson
+from minragen.look.players import DEMONSTRATIONS, players, scripted
 from minragen.run.groups import env_groups
 
 SIZE = 256
@@ -43,8 +44,8 @@ def measure(config, size=SIZE):
     training = env_groups(config, "train", DEMONSTRATIONS)
     outcomes = {}
     for name, player in players(training).items():
-        outcomes[name], failed = scripted(groups, player)
-        if failed:
+        outcomes[name] = scripted(groups, player)
+        if failed := [t.fault for t in outcomes[name] if t.error]:
             raise RuntimeError(f"an episode failed in its environment: {failed[0]}")
     return {"env": config.env, "options": changed_environment(config),
             "turns": env.budget.max_turns, "actions": env.budget.max_actions_per_turn,

@@ -5,7 +5,7 @@
 Draws docs/learning.png from runs/readme-*/metrics.jsonl, the committed runs; and in
 docs/environments/ boards.png, the images of FrozenLake and Sokoban, and seen.png, those of an
 episode. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
-`<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen.environments NAME
+`<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME
 SEED`. tests/test_readme.py checks that the pages say what this script would write.
 """
 
@@ -25,10 +25,10 @@ import numpy as np
 from benchmarks import environments
 from benchmarks.environments import with_interval
 from minragen.config import changed_environment
-from minragen.environments.__main__ import transcript
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
-from minragen.eval import wilson
+from minragen.look.evaluate import wilson
+from minragen.look.play import transcript
 from minragen.run.log import console_line
 from minragen.run.runs import read_config
 
@@ -38,7 +38,7 @@ HEADLINES = ("frozenlake", "webshop", "metamathqa", "deepcoder", "countdown")
 SHOWN = 8  # lines of a reply
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 EPISODE = re.compile(
-    r"(```console\n\$ \.venv/bin/python -m minragen\.environments (\w+) (\d+)\n).*?(^```$)",
+    r"(```console\n\$ \.venv/bin/python -m minragen environments (\w+) (\d+)\n).*?(^```$)",
     re.DOTALL | re.MULTILINE)
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from minragen.environments.frozenlake import FrozenLake
-from minragen.eval import checkpoint_player, wilson
+from minragen.eval import checkpoint_player
+from minragen.look.evaluate import wilson
 from minragen.run import runs
 from minragen.run.groups import env_groups
 

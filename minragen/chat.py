@@ -1,7 +1,8 @@
-"""How a conversation becomes tokens, once, and how a reply is read.
+"""How a conversation is kept, becomes tokens, once, and how a reply is read.
 
-Reading order: `FORMATS` (what a reply looks like), `ChatFrame` (RAGEN's context manager: text to
-tokens without ever rendering history again), `Reply` (a parsed reply).
+Reading order: `FORMATS` (what a reply looks like), `Reply` (a parsed reply), `Trajectory` (a
+conversation with an environment), `ChatFrame` (RAGEN's context manager: text to tokens without ever
+rendering history again).
 
 Differences from RAGEN's `ctx_manager`:
   1. The tokens between two turns are derived once from the tokenizer's own chat template and
@@ -15,8 +16,9 @@ Tests: `python -m pytest tests/test_chat.py`.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
+from enum import Enum
 from functools import lru_cache
 
 from minragen.envs import IMAGE, image_of, nearest
@@ -40,6 +42,8 @@ DESCRIPTIONS = {"observation": "The observation says what you see.",
 # What a turn sees: the whole conversation, its last turns, or one message that tells them as text.
 CONTEXTS = ("full", "limited", "single_turn")
 DATE = date(2024, 7, 26)  # for templates that print today's; the default of Llama 3's own
+# Averaged over an episode's turns; other metrics are summed.
+PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
 TAG_TAIL = 12  # tokens that a closing tag can be spread over, and a few more
 
 
@@ -67,6 +71,148 @@ class Reply:
     valid: bool = False
     observation: str = ""
     prediction: str = ""
+
+
+class StopReason(Enum):
+    """Why a reply ended (END_OF_TURN to CONTEXT) or an episode (CONTEXT to ENV_ERROR)."""
+
+    END_OF_TURN = "end_of_turn"  # the model sampled its end-of-turn token
+    ANSWER = "answer"  # the reply closed its </answer>
+    MAX_NEW_TOKENS = "max_new_tokens"  # the reply used up its tokens
+    CONTEXT = "context"  # no room for another token or another observation
+    TERMINATED = "terminated"  # the environment reached an end
+    TRUNCATED = "truncated"  # turns or actions ran out
+    ENV_ERROR = "env_error"  # the environment failed: counted, and left out of all else
+
+
+@dataclass
+class Turn:
+    """One reply and what came of it. `text` is the reply decoded, for people only."""
+
+    observation: str
+    text: str
+    reply: Reply
+    reward: float
+    stop: StopReason
+
+
+@dataclass
+class Sequence:
+    """One row of a batch: parallel lists, appended to and never edited."""
+
+    tokens: list = field(default_factory=list)
+    response_mask: list = field(default_factory=list)  # True iff the id came out of our sampler
+    turn_ids: list = field(default_factory=list)  # turn of a sampled token, else -1
+    # Nats at the sampling temperature, before truncation by top_k or top_p, so that the learner can
+    # compute the same quantity; 0.0 where not sampled.
+    sample_logprobs: list = field(default_factory=list)
+    advantages: list = field(default_factory=list)  # empty if its group was not trained on
+
+    def add(self, ids, logprobs, sampled, turn):
+        self.tokens += ids
+        self.sample_logprobs += logprobs
+        self.response_mask += [sampled] * len(ids)
+        self.turn_ids += [turn] * len(ids)
+
+
+@dataclass
+class Trajectory:
+    """One episode. `sequences`: the whole conversation, or in the windowed contexts one Sequence
+    per turn that holds all that this turn saw."""
+
+    env: str
+    seed: int
+    group_id: int
+    member: int
+    row: int = 0  # of its EnvGroups
+    system: str = ""
+    observation: str = ""  # the one that the next reply answers
+    sequences: list = field(default_factory=lambda: [Sequence()])
+    turn_rewards: list = field(default_factory=list)
+    turns: list = field(default_factory=list)
+    stop: StopReason | None = None
+    error: str = ""  # what the environment raised; then `stop` is ENV_ERROR
+    fault: object = None  # the same with the line of code, where look/faults.py has found it
+    success: bool = False
+    metrics: dict = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, groups, row, observation):
+        """The fresh episode of a row of EnvGroups. observation: of its reset, or the exception"""
+        group, member = divmod(row, groups.group_size)
+        t = cls(groups.envs[row].alias or groups.names[group], groups.seeds[group],
+                groups.numbers[group], member, row, observation=observation)
+        if isinstance(observation, Exception):
+            t.fail(observation)
+        return t
+
+    @property
+    def tokens(self):
+        """All ids that the last turn saw or sampled."""
+        return self.sequences[-1].tokens
+
+    @property
+    def episode_return(self):
+        return sum(self.turn_rewards)
+
+    @property
+    def response_tokens(self):
+        return sum(sum(sequence.response_mask) for sequence in self.sequences)
+
+    def fail(self, exception):
+        """End the episode because its environment raised."""
+        self.stop, self.error = StopReason.ENV_ERROR, f"{type(exception).__name__}: {exception}"
+        self.fault = getattr(exception, "fault", None)
+
+    def add_prompt(self, ids):
+        """Append ids that were not sampled: prompt, framing, observation."""
+        self.sequences[-1].add(ids, [0.0] * len(ids), False, -1)
+
+    def add_reply(self, ids, logprobs, turn):
+        """Append the ids of reply number `turn` with the logprobs they were sampled with."""
+        self.sequences[-1].add(ids, logprobs, True, turn)
+
+    def end_turn(self, text, reply, stop, outcome):
+        """Note what a reply did. outcome: of EnvGroups.step, which may be an exception"""
+        if isinstance(outcome, Exception):
+            self.fail(outcome)
+            outcome = self.error, 0.0, False, False, {}
+        observation, reward, terminated, truncated, info = outcome
+        self.turns.append(Turn(self.observation, text, reply, reward, stop))
+        self.turn_rewards.append(reward)
+        self.observation, self.success = observation, self.success or info.get("success", 0) > 0
+        for name, value in info.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + value
+        if terminated or truncated:
+            self.stop = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
+
+    def end(self):
+        """Turn sums over the finished episode into means where the metric is one."""
+        for name in PER_TURN & self.metrics.keys():
+            self.metrics[name] /= len(self.turns)
+
+    def messages(self):
+        """The conversation as chat messages, for people and for JSONL."""
+        chat = [{"role": "system", "content": self.system}]
+        for turn in self.turns:
+            chat += [{"role": "user", "content": turn.observation},
+                     {"role": "assistant", "content": turn.text}]
+        return chat
+
+
+def converse(step, trajectories, player):
+    """Play fresh Trajectories to their ends with a player that samples no tokens here: a person, a
+    script, a model behind a server.
+
+    step: (rows, Replies) -> outcomes, as EnvGroups.step
+    player: Trajectory -> (text, Reply), or None to leave the conversation as it is
+    """
+    while said := [(t, *turn) for t in trajectories if not t.stop and (turn := player(t))]:
+        outcomes = step([t.row for t, _, _ in said], [reply for _, _, reply in said])
+        for (t, text, reply), outcome in zip(said, outcomes):
+            t.end_turn(text, reply, StopReason.END_OF_TURN, outcome)
+            if t.stop:
+                t.end()
 
 
 class ChatFrame:

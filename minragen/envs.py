@@ -18,7 +18,7 @@ Differences from RAGEN V2's environments and its `es_manager`:
   6. VAGEN lets another language model read descriptions of a state; here an environment scores them
      itself (`score_description`).
 
-See an episode: `python -m minragen.environments frozenlake`.
+See an episode: `python -m minragen environments frozenlake`.
 """
 
 import ast

@@ -1,8 +1,9 @@
 """Batched multi-turn generation: many conversations at once, each token computed once.
 
-Reading order: `Rules` (how a conversation is held), `Trajectory` (what comes out), `collect` (the
-loop over turns; RAGEN's agent proxy), `sample_tokens` and `uniforms` (where randomness comes from),
-`describe`, `Batch` (what the learner takes). The keys and values are in cache.py.
+Reading order: `Rules` (how a conversation is held), `collect` (the loop over turns; RAGEN's agent
+proxy; what comes out, the `Trajectory`, is in chat.py), `sample_tokens` and `uniforms` (where
+randomness comes from), `describe`, `Batch` (what the learner takes). The keys and values are in
+cache.py.
 
 Axes: B rows, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of each.
 
@@ -25,7 +26,6 @@ Tests: `python -m pytest tests/test_rollout.py`.
 import math
 import zlib
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 import torch
 from torch import Tensor
@@ -33,26 +33,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from minragen.cache import KVSlots
-from minragen.chat import Reply
+from minragen.chat import StopReason, Trajectory
 
 MASS = 2**38  # units in probability 1; a token of less than one unit is never drawn
 SHRINK = 0.9  # a batch is cut to its unfinished rows when they are at most this share of it
 BLOCK = {"cpu": 1}  # tokens between two synchronisations with the host; an accelerator's: 8
-# Averaged over an episode's turns; other metrics are summed.
-PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
 HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
-
-
-class StopReason(Enum):
-    """Why a reply ended (END_OF_TURN to CONTEXT) or an episode (CONTEXT to ENV_ERROR)."""
-
-    END_OF_TURN = "end_of_turn"  # the model sampled its end-of-turn token
-    ANSWER = "answer"  # the reply closed its </answer>
-    MAX_NEW_TOKENS = "max_new_tokens"  # the reply used up its tokens
-    CONTEXT = "context"  # no room for another token or another observation
-    TERMINATED = "terminated"  # the environment reached an end
-    TRUNCATED = "truncated"  # turns or actions ran out
-    ENV_ERROR = "env_error"  # the environment failed: counted, and left out of all else
 
 
 @dataclass(frozen=True)
@@ -67,111 +53,6 @@ class Rules:
     max_rows: int = 256  # conversations in one batch
     token_budget: int = 8192  # padded ids in one forward pass of prompts or observations
     seed: int = 0  # of the noise
-
-
-@dataclass
-class Turn:
-    """One reply and what came of it. `text` is the reply decoded, for people only."""
-
-    observation: str
-    text: str
-    reply: Reply
-    reward: float
-    stop: StopReason
-
-
-@dataclass
-class Sequence:
-    """One row of a batch: parallel lists, appended to and never edited."""
-
-    tokens: list = field(default_factory=list)
-    response_mask: list = field(default_factory=list)  # True iff the id came out of our sampler
-    turn_ids: list = field(default_factory=list)  # turn of a sampled token, else -1
-    # Nats at the sampling temperature, before truncation by top_k or top_p, so that the learner can
-    # compute the same quantity; 0.0 where not sampled.
-    sample_logprobs: list = field(default_factory=list)
-    advantages: list = field(default_factory=list)  # empty if its group was not trained on
-
-    def add(self, ids, logprobs, sampled, turn):
-        self.tokens += ids
-        self.sample_logprobs += logprobs
-        self.response_mask += [sampled] * len(ids)
-        self.turn_ids += [turn] * len(ids)
-
-
-@dataclass
-class Trajectory:
-    """One episode. `sequences`: the whole conversation, or in the windowed contexts one Sequence
-    per turn that holds all that this turn saw."""
-
-    env: str
-    seed: int
-    group_id: int
-    member: int
-    row: int = 0  # of its EnvGroups
-    system: str = ""
-    observation: str = ""  # the one that the next reply answers
-    sequences: list = field(default_factory=lambda: [Sequence()])
-    turn_rewards: list = field(default_factory=list)
-    turns: list = field(default_factory=list)
-    stop: StopReason | None = None
-    error: str = ""  # what the environment raised; then `stop` is ENV_ERROR
-    fault: object = None  # the same with the line of code, where look/faults.py has found it
-    success: bool = False
-    metrics: dict = field(default_factory=dict)
-
-    @property
-    def tokens(self):
-        """All ids that the last turn saw or sampled."""
-        return self.sequences[-1].tokens
-
-    @property
-    def episode_return(self):
-        return sum(self.turn_rewards)
-
-    @property
-    def response_tokens(self):
-        return sum(sum(sequence.response_mask) for sequence in self.sequences)
-
-    def fail(self, exception):
-        """End the episode because its environment raised."""
-        self.stop, self.error = StopReason.ENV_ERROR, f"{type(exception).__name__}: {exception}"
-        self.fault = getattr(exception, "fault", None)
-
-    def add_prompt(self, ids):
-        """Append ids that were not sampled: prompt, framing, observation."""
-        self.sequences[-1].add(ids, [0.0] * len(ids), False, -1)
-
-    def add_reply(self, ids, logprobs, turn):
-        """Append the ids of reply number `turn` with the logprobs they were sampled with."""
-        self.sequences[-1].add(ids, logprobs, True, turn)
-
-    def end_turn(self, text, reply, stop, outcome):
-        """Note what a reply did. outcome: of EnvGroups.step, which may be an exception"""
-        if isinstance(outcome, Exception):
-            self.fail(outcome)
-            outcome = self.error, 0.0, False, False, {}
-        observation, reward, terminated, truncated, info = outcome
-        self.turns.append(Turn(self.observation, text, reply, reward, stop))
-        self.turn_rewards.append(reward)
-        self.observation, self.success = observation, self.success or info.get("success", 0) > 0
-        for name, value in info.items():
-            self.metrics[name] = self.metrics.get(name, 0.0) + value
-        if terminated or truncated:
-            self.stop = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
-
-    def end(self):
-        """Turn sums over the finished episode into means where the metric is one."""
-        for name in PER_TURN & self.metrics.keys():
-            self.metrics[name] /= len(self.turns)
-
-    def messages(self):
-        """The conversation as chat messages, for people and for JSONL."""
-        chat = [{"role": "system", "content": self.system}]
-        for turn in self.turns:
-            chat += [{"role": "user", "content": turn.observation},
-                     {"role": "assistant", "content": turn.text}]
-        return chat
 
 
 @torch.inference_mode()
@@ -196,13 +77,10 @@ def first_prompt(frame, groups, row, observation, rules):
 
     observation: of `groups.reset`, which may be an exception
     """
-    env, (group, member) = groups.envs[row], divmod(row, groups.group_size)
-    t = Trajectory(env.alias or groups.names[group], groups.seeds[group], groups.numbers[group],
-                   member, row, observation=observation)
-    if isinstance(observation, Exception):
-        t.fail(observation)
+    t = Trajectory.begin(groups, row, observation)
+    if t.error:
         return t
-    t.system, ids = frame.first(env, observation)
+    t.system, ids = frame.first(groups.envs[row], observation)
     t.add_prompt(ids)
     if len(t.tokens) >= rules.max_context:
         raise ValueError(f"the first prompt of {t.env} has {len(t.tokens)} tokens and max_context "

@@ -13,9 +13,9 @@ from conftest import message, parsed
 from minragen import config as settings
 from minragen import envs
 from minragen import eval as evaluation
+from minragen.__main__ import main as command
 from minragen.config import ALGOS, ROOM, TINY, Config, preset
 from minragen.envs import REGISTRY, nearest, parse_options
-from minragen.look import report
 from minragen.run.runs import read_config
 from minragen.train import World, choose_groups, main
 
@@ -319,9 +319,9 @@ class TestBadInput:
         name = name.replace("/outside", f"{tmp_path}/outside") if name[0] == "/" else name
         for folder in (tmp_path / "outside", runs / "a", runs, tmp_path):
             store(folder)
-        for command, words in ((report.main, [name]), (evaluation.main, ["--run", name])):
+        for main_of, words in ((command, ["report", name]), (evaluation.main, ["--run", name])):
             with pytest.raises(SystemExit, match=re.escape(f"error: unknown run '{name}'")):
-                command(words)
+                main_of(words)
         self.check((["--resume", "--run", name], f"unknown run '{name}'"),
                    (["--env", "bandit", "--run", name], "bad run name"),
                    (["--env", "bandit", "--model", "tiny", "--init-from", name], "bad run name"))
@@ -340,7 +340,7 @@ class TestBadInput:
         (tmp_path / link).symlink_to(target)
         self.check((["--resume", "--run", "a"], "is a symbolic link"))
         with pytest.raises(SystemExit, match="is a symbolic link"):
-            report.main(["a"])
+            command(["report", "a"])
         assert sorted(target.iterdir()) == before
 
     @pytest.mark.parametrize("env", ["runs.a.evil:Evil", "bandit=8, runs.a.evil:Evil=8",
@@ -350,9 +350,9 @@ class TestBadInput:
         monkeypatch.syspath_prepend("")
         store(runs / "a", env=env)
         (runs / "a" / "evil.py").write_text("open('it ran', 'w')")
-        for command in (report.main, lambda words: evaluation.main(["--run", *words])):
+        for main_of, word in ((command, "report"), (evaluation.main, "--run")):
             with pytest.raises(SystemExit, match="names code in"):
-                command(["a"])
+                main_of([word, "a"])
         self.check((["--resume", "--run", "a"], "names code in"))
         assert not (tmp_path / "it ran").exists()
 

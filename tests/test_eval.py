@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +18,14 @@ from training import read_lines, run
 
 from minragen import eval as evaluation
 from minragen import train
-from minragen.chat import Reply
+from minragen.chat import Reply, Trajectory, Turn
 from minragen.envs import IMAGE, EnvGroups, make, parse_options
-from minragen.eval import SETS, of_set, pass_at_k, play, scripted, sign_test, wilson
-from minragen.rollout import Trajectory, Turn
+from minragen.look import evaluate as tables_of
+from minragen.look import play as on_screen
+from minragen.look.evaluate import SETS, of_set, pass_at_k, sign_test, wilson
+from minragen.look.faults import Fault, fault_of
+from minragen.look.play import play
+from minragen.look.players import DEMONSTRATIONS, NearestDemonstration, features, scripted
 from minragen.run import start
 from minragen.run.groups import env_groups
 from minragen.run.runs import load_config
@@ -68,7 +73,7 @@ class TestSignTest:
 
 def trajectory(success, episode_return, error="", grounding=0.0):
     return Trajectory("", 0, 0, 0, success=success, turn_rewards=[episode_return], turns=[None],
-                      error=error, metrics={"grounding": grounding})
+                      error=error, fault=Fault(error), metrics={"grounding": grounding})
 
 
 def evaluated(config, split, size, sampled, greedy, samples=1, again=()):
@@ -81,7 +86,12 @@ def evaluated(config, split, size, sampled, greedy, samples=1, again=()):
                                    for success in again]}
         return {"checkpoint": [trajectory(*pair) for pair in sampled],
                 "checkpoint, greedy": [trajectory(*pair) for pair in greedy]}
-    return evaluation.evaluate(config, split, size, play, samples)[0]
+    return tables_of.evaluate(partial(env_groups, config), split, size, play, samples)[0]
+
+
+def outcome_of(t):
+    """(success, return, turns, share of valid turns)"""
+    return t.success, t.episode_return, len(t.turns), t.metrics["valid"]
 
 
 def sums(table):
@@ -145,10 +155,10 @@ class TestEvaluate:
             while not over:
                 _, reward, terminated, truncated, info = env.step(env.random_answer(rng))
                 turns, over = turns + 1, terminated or truncated
-            episodes.append(evaluation.Episode(info["success"] == 1, reward, turns, 1.0))
-        assert table.players["random policy"] == episodes
+            episodes.append((info["success"] == 1, reward, turns, 1.0))
+        assert [*map(outcome_of, table.players["random policy"])] == episodes
         assert sums(table)["solver"] == (40, 40, 1.0)
-        assert 0.05 < sum(e.success for e in episodes) / 40 < 0.5
+        assert 0.05 < sum(success for success, *_ in episodes) / 40 < 0.5
 
     def test_equal_instances_are_counted_once_as_distinct(self):
         once = [(True, 0.1)] * 30
@@ -164,7 +174,7 @@ class TestEvaluate:
         assert of_set(config, "large").max_context == 2 * config.max_context
         for name, env in ((name, env) for name, envs in SETS.items() for env in envs):
             groups = env_groups(of_set(parsed("--env", env), name), "test", 4)
-            solved, _ = scripted(groups, lambda env, texts, rng: env.solve()[0])
+            solved = scripted(groups, lambda env, texts, rng: env.solve()[0])
             assert name == "slippery" or all(episode.success for episode in solved), (name, env)
         for name, env, said in (("larg", "sokoban", "did you mean 'large'"),
                                 ("large", "bandit", "of sokoban, frozenlake, not of bandit")):
@@ -173,8 +183,9 @@ class TestEvaluate:
 
     def test_success_in_any_turn_is_success(self):
         groups = EnvGroups("test_rollout:Counts", 1, 1)
-        assert scripted(groups, lambda env, texts, rng: "x") == (
-            [(True, pytest.approx(0.6), 3, pytest.approx(2 / 3), None)], [])
+        (t,) = scripted(groups, lambda env, texts, rng: "x")
+        assert outcome_of(t) == (True, pytest.approx(0.6), 3, pytest.approx(2 / 3))
+        assert not t.error and tables_of.numbers_of([t])["tokens"] is None
 
     def test_a_scripted_player_sees_what_a_model_has_seen(self):
         groups, seen = EnvGroups("frozenlake", 1, 1), []
@@ -189,10 +200,10 @@ class TestEvaluate:
     def test_demonstrations_are_of_training_instances_whatever_is_evaluated(
             self, split, monkeypatch):
         given = []
-        monkeypatch.setattr(evaluation, "players", lambda groups: given.append(groups) or {})
+        monkeypatch.setattr(tables_of, "players", lambda groups: given.append(groups) or {})
         evaluated(parsed("--env", "bandit,countdown"), split, 2, *[[(True, 1.0)] * 2] * 2)
         (groups,) = given
-        assert (groups.split, len(groups)) == ("train", evaluation.DEMONSTRATIONS)
+        assert (groups.split, len(groups)) == ("train", DEMONSTRATIONS)
         assert {*groups.names} == {"bandit", "countdown"}
 
     @pytest.mark.parametrize("env, solved", [("bandit", 15), ("countdown", 0)])
@@ -206,18 +217,18 @@ class TestEvaluate:
 
         def slow(env, texts, rng):
             def similarity(seen):
-                shared = evaluation.features(texts) & seen
+                shared = features(texts) & seen
                 idf = (math.log(len(shown) / having[feature]) for feature in shared)
                 return sum(idf) / math.sqrt(len(seen))
             return max(shown, key=lambda pair: round(similarity(pair[0]), 9))[1]
 
         training, held, shown = EnvGroups(env, 120, 1), EnvGroups(env, 15, 1, "val"), []
         scripted(training, lambda env, texts, rng: shown.append(
-            (evaluation.features(texts), env.solve()[0])) or shown[-1][1])
-        nearest = evaluation.NearestDemonstration(training)
+            (features(texts), env.solve()[0])) or shown[-1][1])
+        nearest = NearestDemonstration(training)
         having = Counter(feature for seen, _ in shown for feature in seen)
         assert answers(held, nearest) == answers(held, slow)
-        assert sum(episode.success for episode in scripted(held, nearest)[0]) == solved
+        assert sum(episode.success for episode in scripted(held, nearest)) == solved
 
 
 def players_of(capsys, *argv):
@@ -260,10 +271,13 @@ def refused(capsys):
 
 class TestCommand:
     def test_it_prints_each_players_rate_interval_return_turns_tokens_and_valid_turns(self, capsys):
-        episodes = [evaluation.Episode(k < 12, 0.5, 2 + k % 2, 0.75, k) for k in range(48)]
-        table = evaluation.Table(range(48), {"checkpoint": episodes}, 17,
+        episodes = [Trajectory("", 0, 0, 0, success=k < 12, turn_rewards=[0.5],
+                               turns=[None] * (2 + k % 2), metrics={"valid": 0.75,
+                                                                    "reply_tokens": k})
+                    for k in range(48)]
+        table = tables_of.Table(range(48), {"checkpoint": episodes}, 17,
                                  {"grounding": 0.25, "worldmodeling": 0.75}, {1: 0.25, 2: 0.5})
-        evaluation.show({"sokoban": table}, "test", "run r", 0.5)
+        tables_of.show({"sokoban": table}, "test", "run r", 0.5)
         title, _, row, passes, last = capsys.readouterr().out.splitlines()
         assert title == ("sokoban, split test: 48 episodes, 17 distinct instances; run r, sampled "
                          "at temperature 0.5")
@@ -337,7 +351,7 @@ class TestCommand:
                 return [trajectory(True, 1.0)] * len(groups)
 
         monkeypatch.setattr("minragen.more.api.Server", Server)
-        monkeypatch.setattr(evaluation, "players", lambda training: {})
+        monkeypatch.setattr(tables_of, "players", lambda training: {})
         evaluation.main(["--env", "lean", "--api", "http://x", "--api-model", "m", "--size", "2",
                          "--temperature", "0.25", "--samples", "2"])
         assert asked == [("http://x", "m", "free_think", 128, 0.25)]
@@ -450,7 +464,7 @@ class TestPlay:
                 there = np.array(found, int).reshape(16, 32, 2, 3).swapaxes(1, 2)
                 assert np.array_equal(there.reshape(32, 32, 3), image)
         assert "▀" not in self.play()  # a view without an image
-        assert evaluation.half_blocks(image[:3]).count("\n") == 1
+        assert on_screen.half_blocks(image[:3]).count("\n") == 1
 
     def test_the_command_says_what_it_does_not_know(self, refused):
         refused((["--play", "frozen_lake"], "did you mean 'frozenlake'"),
@@ -471,7 +485,7 @@ class TestShow:
         evaluation.main(["--run", "a", "--split", "val", "--show", "--seed", "2"])
         title, *episodes = capsys.readouterr().out.split("\n--- bandit, val seed ")
         assert title.startswith("run a plays bandit, sampled at temperature 0.5 (greedy")
-        assert "Enter" not in title and len(episodes) == len(chats) == evaluation.SHOWN
+        assert "Enter" not in title and len(episodes) == len(chats) == on_screen.SHOWN
         for seed, (chat, episode) in enumerate(zip(chats, episodes), 2):
             system, asked, reply = (m["content"] for m in chat["messages"])
             end = f"--- {'success' if chat['success'] else 'no success'}, return {chat['return']:g}"
@@ -483,7 +497,7 @@ class TestShow:
     def test_a_grid_of_the_users_own_is_no_board(self):
         env = make("bandit")
         env.grid = [[0]]
-        assert evaluation.boards_of(env, Trajectory("", 0, 0, 0, turns=[None])) == ["", ""]
+        assert on_screen.boards_of(env, Trajectory("", 0, 0, 0, turns=[None])) == ["", ""]
 
     def test_in_a_terminal_enter_goes_on_and_ctrl_d_ends(self, trained, monkeypatch):
         said, config = [], parsed("--env", "bandit")
@@ -494,7 +508,8 @@ class TestShow:
             if said.count("Enter") == 9:
                 raise EOFError
 
-        evaluation.show_run("a", config, "test", 0, ask=ask, say=said.append)
+        on_screen.show_run("a", config, env_groups(config, "test"),
+                       evaluation.checkpoint_player(config, "a"), 0, ask=ask, say=said.append)
         marks = ["Enter" if line == "Enter" else line.strip()[:3] for line in said]
         assert marks[:7] == ["run", "---", "Two", "Enter", "> <", "Rew", "Enter"]
         assert said[-1] == "Enter" and sum(line.startswith("\n---") for line in said) == 5
@@ -506,9 +521,10 @@ class TestShow:
         try:
             EnvGroups("nosuch", 1, 1)
         except ValueError as error:
+            error.fault = fault_of(error)
             t.fail(error)
         said = []
-        evaluation.show_episode(t, "<think>", lambda: said.append("Enter"), said.append, [""] * 3)
+        on_screen.show_episode(t, "<think>", lambda: said.append("Enter"), said.append, [""] * 3)
         assert "unknown env 'nosuch'" in said.pop(6)
         assert said == ["board", "Enter", "> <think>]0;title Up\n", "board 2", "Enter",
                         "> <think>Down\n", "gone\n--- env error, return -0.1 = 0 + -0.1", "Enter"]
@@ -523,8 +539,8 @@ class TestShow:
             boards.append(env.grid())
             t.observation = env.step(answer)[0]
         boards.append(env.grid())
-        assert evaluation.boards_of(env, t) == boards and len({*boards}) > 2
-        evaluation.show_episode(t, "", lambda: None, said.append, boards)
+        assert on_screen.boards_of(env, t) == boards and len({*boards}) > 2
+        on_screen.show_episode(t, "", lambda: None, said.append, boards)
         for text, board in zip(said[::2], boards, strict=True):
             assert text.count(board) == 1
 

@@ -8,6 +8,7 @@ import re
 import runpy
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -18,11 +19,12 @@ from training import run
 from minragen import envs
 from minragen import eval as evaluation
 from minragen import train as trainer
+from minragen.__main__ import main as command
 from minragen.environments import limits
-from minragen.look import faults, report
+from minragen.look import faults
+from minragen.look.evaluate import evaluate
 from minragen.rollout import Trajectory
-from minragen.run import reproduce
-from minragen.run.groups import PatientGroups
+from minragen.run.groups import PatientGroups, env_groups
 from minragen.run.log import ENDED, Log
 
 USERS = """
@@ -112,9 +114,9 @@ def users(tmp_path, monkeypatch):
 
 def solved(name, monkeypatch):
     """How the command ends that shows the solver's episode."""
-    monkeypatch.setattr(sys, "argv", ["minragen.environments", name])
+    monkeypatch.setattr(sys, "argv", ["minragen", "environments", name])
     with pytest.raises(SystemExit) as stop:
-        runpy.run_module("minragen.environments", run_name="__main__", alter_sys=True)
+        runpy.run_module("minragen", run_name="__main__", alter_sys=True)
     return str(stop.value)
 
 
@@ -217,8 +219,9 @@ class TestSentences:
                 (evaluation.main, ["--run", "a", "--split", "foo"], "unknown split 'foo'. Known"),
                 (evaluation.main, ["--size", "3"], "give --run NAME, --env ENV or --play ENV"),
                 (evaluation.main, ["--play", "a", "--seed", "x"], "invalid int value: 'x'"),
-                (report.main, ["a", "--wach"], "did you mean '--watch'?"),
-                (reproduce.main, [], "arguments are required: run")):
+                (command, ["report", "a", "--wach"], "did you mean '--watch'?"),
+                (command, ["reproduce"], "arguments are required: run"),
+                (command, ["reprot", "a"], "unknown command 'reprot': did you mean 'report'?")):
             with pytest.raises(SystemExit) as stop:
                 main(words)
             printed = capsys.readouterr().err
@@ -278,8 +281,8 @@ class TestErrorsFile:
         line = line_of(users("shallow"), "raise error")
         won = Trajectory("", 0, 0, 0, success=True, turn_rewards=[1.0], turns=[None])
         with pytest.raises(RuntimeError, match="every episode of users_env:Mine failed"):
-            evaluation.evaluate(parsed("--env", "users_env:Mine"), "test", 3,
-                                lambda groups, greedy: {"model": [won] * 3})
+            evaluate(partial(env_groups, parsed("--env", "users_env:Mine")), "test", 3,
+                     lambda groups, greedy: {"model": [won] * 3})
         printed = capsys.readouterr().err
         assert (f"env error, episodes left out: 3. users_env:Mine raised ValueError: zzz]0;title "
                 f"(users_env.py:{line} in broken).\n") in printed

@@ -13,9 +13,10 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
+from minragen.__main__ import main
 from minragen.config import from_options
-from minragen.eval import wilson
 from minragen.look import report
+from minragen.look.evaluate import wilson
 from minragen.look.report import Run, conversations, figures_of
 
 HOSTILE = ("</script><script>document.title = 1</script><img src=x onerror=alert(1)>"
@@ -229,11 +230,11 @@ class TestCommand:
         monkeypatch.chdir(tmp_path)
         for name in "abc":
             store(tmp_path / "runs" / name)
-        report.main(["a"])
-        report.main(["a b", "c"])
+        main(["report", "a"])
+        main(["report", "a b", "c"])
         assert capsys.readouterr().out == "runs/a/report.html\nruns/report.html\n"
         with pytest.raises(SystemExit, match="unknown run 'd'. Known: a, b, c."):
-            report.main(["a d"])
+            main(["report", "a d"])
 
     def test_watching_writes_again_what_has_grown_until_ctrl_c(self, tmp_path, monkeypatch):
         folder, written = store(tmp_path / "a"), []

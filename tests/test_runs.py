@@ -28,6 +28,7 @@ from training import (
 )
 
 from minragen import train as trainer
+from minragen.__main__ import main
 from minragen.config import Config
 from minragen.envs import ServerGone
 from minragen.look import report
@@ -482,7 +483,7 @@ class TestReproduce:
 
         def reproduced():
             with pytest.raises(SystemExit) as end:
-                reproduce.main(["a"])
+                main(["reproduce", "a"])
             assert read_config(runs / "a-again").log == ""
             shutil.rmtree(runs / "a-again")
             return end.value.code, last_line(capsys)
@@ -494,7 +495,7 @@ class TestReproduce:
         assert reproduced() == (1, f"line 3 (step 2) differs in entropy: 9.0, now "
                                    f"{lines[2]['entropy']}")
         with pytest.raises(SystemExit, match="error: unknown run 'b'"):
-            reproduce.main(["b"])
+            main(["reproduce", "b"])
 
     def test_a_renamed_run_goes_by_its_new_name(self, begun):
         begun.rename(begun.with_name("new"))

@@ -21,7 +21,7 @@ class Bandit(TextEnv):
     Reward: the safe arm pays 0.1; the risky arm pays 1 with probability 0.25, else 0.
     Ends when: one arm has been pulled.
     Solver: names the arm with the higher mean.
-    See an episode: python -m minragen.environments bandit 2
+    See an episode: python -m minragen environments bandit 2
 
     Splits: `train` has each known pair in one order, `val` the same pairs in the other order, and
     `test` pairs of other names. Success means choosing the better arm, whatever it paid.

@@ -30,7 +30,7 @@ class Countdown(TextEnv):
         minus what earlier attempts earned. Anything else is no action.
     Ends when: the target is reached, or the only turn is over; more turns are more attempts.
     Solver: combines all subsets of the numbers, exactly.
-    See an episode: python -m minragen.environments countdown 67
+    See an episode: python -m minragen environments countdown 67
 
     Options: `count` of numbers, 3 or 4, or 0 for either; `largest` of them; `operators`, those of
     +-*/ that tasks and answers may use (RAGEN's tasks: "+-"); `data`, a JSON, JSONL or parquet file

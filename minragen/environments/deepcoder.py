@@ -57,7 +57,7 @@ class DeepCoder(TextEnv):
     Reward: how far the fraction of hidden tests passed exceeds the best so far; at most 1 in all.
     Ends when: all hidden tests are passed.
     Solver: the reference solution; for a record without one, a program that fails.
-    See an episode: python -m minragen.environments deepcoder 3
+    See an episode: python -m minragen environments deepcoder 3
 
     The generated problems need a loop, a condition or a data structure (data/programs.py). Hidden
     tests include edge cases such as the empty list. No constant passes more than a quarter of them,

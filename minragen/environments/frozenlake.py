@@ -21,7 +21,7 @@ class FrozenLake(Board):
     Reward: 1 on entering the goal, otherwise 0.
     Ends when: the player enters the goal or a hole.
     Solver: value iteration over the actions left; without slip, a shortest path.
-    See an episode: python -m minragen.environments frozenlake 3
+    See an episode: python -m minragen environments frozenlake 3
 
     Options: `size`; `frozen`, the probability that a tile is ice and not a hole; `slip`, the
     probability that a step goes to one of the two perpendicular sides instead (0 in RAGEN V2's run,

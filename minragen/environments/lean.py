@@ -69,7 +69,7 @@ class Lean(TextEnv):
     Ends when: the theorem is proved.
     Solver: undoes what is not in the stored proof and plays the rest of it, joined if turns are
         short. A shorter proof would cost less.
-    See an episode: python -m minragen.environments lean 118
+    See an episode: python -m minragen environments lean 118
 
     A text with a command, `sorry`, a comment, a string or an unbalanced bracket is not an action:
     Lean never sees it. If Lean rejects a tactic, the start of its error is shown without what it

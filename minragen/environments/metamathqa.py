@@ -56,7 +56,7 @@ class MetaMathQA(TextEnv):
     Reward: 1/2^k for the right value after k wrong ones, otherwise 0.
     Ends when: the value is right.
     Solver: computes the template's expression exactly; for the user's records it knows the answer.
-    See an episode: python -m minragen.environments metamathqa 18
+    See an episode: python -m minragen environments metamathqa 18
 
     A percentage question wants the number before the sign: 75% and 75 are right, 0.75 is wrong. In
     any other question 75% is 0.75. Nothing is rounded: 0.33 is not 1/3.

@@ -1,6 +1,6 @@
 """OpenEnv: play any server of text as a TextEnv, and serve any TextEnv (docs/openenv.md).
 
-    python -m minragen.envs serve --env sokoban --port 8000
+    python -m minragen serve --env sokoban --port 8000
     python -m minragen.eval --play openenv:http://127.0.0.1:8000
 
 Reading order: `OpenEnv` (the client), `described`, `Served` (the server), `main`.
@@ -23,7 +23,7 @@ from minragen import envs
 from minragen.environments import limits
 from minragen.environments.search import MAX_REPLY, fetch, one_line
 from minragen.envs import Budget, ServerGone
-from minragen.look.faults import Parser, told
+from minragen.look.faults import Parser
 
 try:
     import uvicorn
@@ -244,8 +244,7 @@ def guarded(app, local):
 
 def main(argv):
     """Serve an environment until interrupted."""
-    parser = Parser(prog="python -m minragen.envs")
-    parser.add_argument("command", choices=["serve"])
+    parser = Parser(prog="minragen serve", description="Serve an environment over OpenEnv.")
     parser.add_argument("--env", required=True, help="name, package.module:Class or Gymnasium id")
     parser.add_argument("--env-arg", action="append", default=[], help="name=value, as in training")
     for field in fields(Budget):
@@ -266,8 +265,6 @@ def main(argv):
             socket.AF_INET6 if ":" in host else socket.AF_INET))
     except OSError as problem:
         sys.exit(f"error: cannot listen on {address}: {problem}. Take another --port or --host.")
-    except Exception as problem:
-        sys.exit(told(problem))
     session = functools.partial(Served, given["env"], build)
     app = core.create_app(session, TextAction, TextObservation, env_name=given["env"],
                           max_concurrent_envs=MAX_SESSIONS)

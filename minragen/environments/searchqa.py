@@ -94,7 +94,7 @@ class SearchQA(TextEnv):
         articles and spaces. The F1 of the words is reported as a metric.
     Ends when: the answer is given by finish.
     Solver: searches for each hop whose passage is not in the observation, then finishes.
-    See an episode: python -m minragen.environments searchqa 0
+    See an episode: python -m minragen environments searchqa 0
 
     The corpus is a generated encyclopaedia of people, towns and companies, one article each. A
     question starts from a person and takes one hop (where does the person come from?) or two (which

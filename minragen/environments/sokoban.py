@@ -26,7 +26,7 @@ class Sokoban(Board):
     Reward: -0.1 an action, 1 for a box pushed onto a target, -1 for one pushed off, 10 for the end.
     Ends when: all boxes are on targets.
     Solver: A* over player and boxes, optimal in the number of actions.
-    See an episode: python -m minragen.environments sokoban 0
+    See an episode: python -m minragen environments sokoban 0
 
     Options: `rows`, `cols`, `boxes` (RAGEN's larger board: 8, 8, 2); `walls`, the probability that
     an inner cell is a wall; `pulls`: at most `boxes * pulls` pulls set up an instance; `view`,

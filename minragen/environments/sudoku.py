@@ -38,7 +38,7 @@ class Sudoku(TextEnv):
         for a clue cell or a broken rule, 0 for a number that fits but is wrong.
     Ends when: the grid is solved.
     Solver: corrects wrong numbers first, then fills the cells in an order of deduction.
-    See an episode: python -m minragen.environments sudoku 0
+    See an episode: python -m minragen environments sudoku 0
 
     Options: `size` 4, 9 or 16; `difficulty`: easy (half of the cells blank; naked singles solve it:
     some empty cell always has only one number that fits), medium (60 %; also takes hidden singles:

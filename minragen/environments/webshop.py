@@ -138,7 +138,7 @@ class WebShop(TextEnv):
     Ends when: something is bought.
     Solver: takes the shortest way to a purchase that scores 1, over pages or by a new search. If
         too few actions are left, it leaves out options, or buys the item it looks at.
-    See an episode: python -m minragen.environments webshop 1
+    See an episode: python -m minragen environments webshop 1
 
     Pages: search -> results (`page_size` per page, at most 50) -> item -> description, features,
     reviews and, with `show_attrs`, attributes, if the item has them. `< prev` leads back; from an

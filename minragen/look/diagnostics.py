@@ -377,11 +377,17 @@ def regime(first, now):
     return "template collapse" if low_mi else "diverse"
 
 
-# Comparison (see `_compared`) -> start of its warning.
+# comparison -> (last steps that it looks at, 0: all; values that it needs; values -> (before, now);
+# start of the warning). "recent" takes medians, so that a single spike of grad_norm, which clipping
+# absorbs, does not warn. "best" takes few values, since the format is soon lost.
 COMPARED = {
-    "run": "is {now:.3g}, it began at {before:.3g}, and the task is not solved",
-    "recent": f"is {{now:.3g}} over the last {RECENT} steps, its median was {{before:.3g}}",
-    "best": f"is {{now:.3g}} over the last {RECENT} steps, it was up to {{before:.3g}}"}
+    "run": (0, 2 * WINDOW, lambda values: (fmean(values[:WINDOW]), fmean(values[-WINDOW:])),
+            "is {now:.3g}, it began at {before:.3g}, and the task is not solved"),
+    "recent": (RECENT + BEFORE, RECENT + BEFORE // 2,
+               lambda values: (median(values[:-RECENT]), median(values[-RECENT:])),
+               f"is {{now:.3g}} over the last {RECENT} steps, its median was {{before:.3g}}"),
+    "best": (0, RECENT + 1, lambda values: (max(values), fmean(values[-RECENT:])),
+             f"is {{now:.3g}} over the last {RECENT} steps, it was up to {{before:.3g}}")}
 # (metric, comparison, factor, end of the warning); a factor below 1 warns of a fall, else of a rise
 CONDITIONS = (
     ("reward_std", "run", 0.3, "the members of a group do the same, so there is little to learn "
@@ -454,11 +460,15 @@ def _true_conditions(steps):
     solved, sentences = bool(success) and fmean(success) >= SOLVED, {}
     for condition in CONDITIONS:
         metric, span, factor, end = condition
-        before, now = _compared(steps, metric, span)
-        true = now < factor * before if factor < 1 else now > factor * before
-        if true and not (solved and span == "run"):
-            compared = COMPARED[span].format(now=now, before=before)
-            sentences[condition] = f"{metric} {compared}: {end}"
+        window, least, compare, start = COMPARED[span]
+        values = _values(steps[-window:], metric)
+        if len(values) < least or solved and span == "run":
+            continue
+        before, now = compare(values)
+        if factor > 1:
+            before = max(before, FLOOR.get(metric, 0))
+        if now < factor * before if factor < 1 else now > factor * before:
+            sentences[condition] = f"{metric} {start.format(now=now, before=before)}: {end}"
     measured = [s for s in steps if s.get("first_turn/mi") is not None]
     label = regime(measured[0], measured[-1]) if measured else ""
     if label.endswith("collapse"):
@@ -468,24 +478,6 @@ def _true_conditions(steps):
             f"{label}: the reasoning no longer depends on the prompt (mutual information {mi:.2f} "
             f"nats, retrieval {retrieved:.2f}, chance {chance:.2f}).")
     return sentences
-
-
-def _compared(steps, metric, span):
-    """(before, now) of a condition; nan, which compares false, if values are too few.
-
-    run: means of the first and of the last WINDOW values
-    recent: median of up to BEFORE values, but at least FLOOR, and median of the RECENT values after
-        them, so that a single spike of grad_norm, which clipping absorbs, does not warn
-    best: maximum of all values, and mean of the last RECENT ones: the format is soon lost
-    """
-    values = _values(steps[-RECENT - BEFORE:] if span == "recent" else steps, metric)
-    if span == "run" and len(values) >= 2 * WINDOW:
-        return fmean(values[:WINDOW]), fmean(values[-WINDOW:])
-    if span == "recent" and len(values) >= RECENT + BEFORE // 2:
-        return max(median(values[:-RECENT]), FLOOR.get(metric, 0)), median(values[-RECENT:])
-    if span == "best" and len(values) > RECENT:
-        return max(values), fmean(values[-RECENT:])
-    return math.nan, math.nan
 
 
 def _values(steps, metric):
@@ -510,46 +502,37 @@ def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buck
     returns: `gradient/...`; a bucket without loss tokens has sizes and no norms
     """
     # Sums over tokens; the norms are divided by the tokens of their bucket.
-    all_tokens = int(batch.loss_mask.sum())
-    batch = replace(batch, loss_weights=batch.loss_weights * all_tokens)
+    batch = replace(batch, loss_weights=batch.loss_weights * int(batch.loss_mask.sum()))
     parameters = [p for p in model.parameters() if p.requires_grad]
-    ids, metrics, everything = batch.group_ids.unique(), {}, {}
+    ids, metrics, everything = batch.group_ids.unique(), {}, Counter()
     reward_std = reward_std[ids]
     order = reward_std.argsort(stable=True)
     for number, groups in enumerate(order.tensor_split(min(num_buckets, len(order))), 1):
-        rows = torch.isin(batch.group_ids, ids[groups]).nonzero()[:, 0]
-        bucket = batch.take(rows)
-        gradients = _summed_gradients(parameters, bucket, losses_of, token_budget)
-        metrics |= _gradient_row(f"gradient/bucket_{number}", gradients,
-                                 int(bucket.loss_mask.sum()), reward_std[groups], len(rows))
-        for name, gradient in gradients.items():
-            everything[name] = _added(everything.get(name), gradient)
-    return metrics | _gradient_row("gradient/all", everything, all_tokens, reward_std, len(batch))
+        bucket = batch.take(torch.isin(batch.group_ids, ids[groups]).nonzero()[:, 0])
+        gradients = Counter()
+        for rows in padded_batches(bucket.lengths, token_budget):
+            gradients.update(_gradients(parameters, losses_of(bucket.take(rows))))
+        metrics |= _gradient_row(f"gradient/bucket_{number}", gradients, bucket, reward_std[groups])
+        everything.update(gradients)
+    return metrics | _gradient_row("gradient/all", everything, batch, reward_std)
 
 
-def _summed_gradients(parameters, bucket, losses_of, token_budget):
-    """{term: gradient of its sum over the bucket, a float32 tensor per parameter}."""
-    gradients = {}
-    for rows in padded_batches(bucket.lengths, token_budget):
-        losses = losses_of(bucket.take(rows))
-        # A term that does not depend on the parameters has no gradient.
-        live = [name for name, value in losses.items() if value.requires_grad]
-        for name in live:
-            pieces = torch.autograd.grad(losses[name], parameters, retain_graph=name != live[-1],
-                                         materialize_grads=True)
-            gradients[name] = _added(gradients.get(name), [g.float() for g in pieces])
-    return gradients
+def _gradients(parameters, losses):
+    """{(term, number of a parameter): gradient in float32, which keeps small shares}."""
+    # A term that does not depend on the parameters has no gradient.
+    live = [name for name, value in losses.items() if value.requires_grad]
+    return {(name, number): piece.float() for name in live for number, piece in enumerate(
+        torch.autograd.grad(losses[name], parameters, retain_graph=name != live[-1],
+                            materialize_grads=True))}
 
 
-def _added(total, pieces):
-    """`total` plus `pieces`, tensor by tensor, in float32, which keeps small shares."""
-    return pieces if total is None else [a + b for a, b in zip(total, pieces)]
-
-
-def _gradient_row(prefix, gradients, tokens, reward_std, rows):
-    metrics = {"groups": len(reward_std), "rows": rows, "tokens": tokens,
+def _gradient_row(prefix, gradients, batch, reward_std):
+    """The metrics of a bucket: sizes, and of each term the norm of its gradient per token."""
+    tokens = int(batch.loss_mask.sum())
+    metrics = {"groups": len(reward_std), "rows": len(batch), "tokens": tokens,
                "reward_std": float(reward_std.mean()), "reward_std_min": float(reward_std.min()),
                "reward_std_max": float(reward_std.max())}
-    for name, gradient in gradients.items() if tokens else ():
-        metrics[name] = float(torch.stack([g.norm() for g in gradient]).norm()) / tokens
+    for term in dict.fromkeys(name for name, _ in gradients) if tokens else ():
+        norms = [piece.norm() for (name, _), piece in gradients.items() if name == term]
+        metrics[term] = float(torch.stack(norms).norm()) / tokens
     return {f"{prefix}/{name}": value for name, value in metrics.items()}

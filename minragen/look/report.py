@@ -2,7 +2,7 @@
 
     python -m minragen report my-run            (or: make report RUN=my-run; training ends with it)
     python -m minragen report "a b c"           several runs in one page, runs/report.html
-    python -m minragen report my-run --watch    (or: make watch RUN=my-run) again after every step
+    python -m minragen watch my-run             (or: make watch RUN=my-run) again after every step
 
 `runs/my-run/report.html` opens without a network. Its figures stand beside it as PNG, in
 `figures/`. Runs that differ in their seed alone become a mean with a band from the lowest to the
@@ -16,7 +16,6 @@ import dataclasses
 import io
 import json
 import re
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -25,9 +24,9 @@ import jinja2
 import numpy as np
 
 from minragen.config import Config, summary
-from minragen.eval import wilson
 from minragen.look.diagnostics import LOW_ENTROPY, LOW_MI, NO_ENTROPY, warnings_of
-from minragen.look.faults import Parser, told
+from minragen.look.evaluate import wilson
+from minragen.look.faults import Parser
 from minragen.run import runs
 
 TEMPLATE = Path(__file__).parent.parent / "data" / "report.html"
@@ -279,23 +278,20 @@ def conversations(run):
     return kept, f"Only every {every}th stored step fits into this page." if every > 1 else ""
 
 
-def main(argv=None):
+def main(argv):
     """The command: write a page, or write it again while the run goes on."""
-    parser = Parser(prog="minragen.look.report", description=__doc__.splitlines()[0])
+    parser = Parser(prog="minragen report", description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", help="folders under runs/")
     parser.add_argument("--watch", action="store_true",
                         help="write the page again after every step; it reloads itself")
     args = parser.parse_args(argv)
     names = " ".join(args.runs).split()
     folders = [runs.RUNS / name for name in names]
-    try:
-        for name in names or [""]:
-            runs.load_config(name)
-        if args.watch:
-            watch(folders)
-        print(write(folders))
-    except Exception as problem:
-        sys.exit(told(problem))
+    for name in names or [""]:
+        runs.load_config(name)
+    if args.watch:
+        watch(folders)
+    print(write(folders))
 
 
 def watch(folders):
@@ -311,7 +307,3 @@ def watch(folders):
             time.sleep(1)
     except KeyboardInterrupt:
         print()
-
-
-if __name__ == "__main__":
-    main()

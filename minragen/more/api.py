@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from minragen.chat import (
     FORMATS,
     Reply,
+    Trajectory,
+    converse,
     description_parts,
     format_instructions,
     reply_pattern,
 )
 from minragen.envs import IMAGE, image_of
 from minragen.more.vision import data_uri
-from minragen.rollout import StopReason, Trajectory
 
 CONCURRENCY = 16  # conversations at a time
 ATTEMPTS = 6  # for a request
@@ -68,18 +69,19 @@ class Server:
         raises: RuntimeError if a request keeps failing, or its answer is no chat completion
         """
         self._refuse_dead_server()
-        observations = groups.reset(0)
+        trajectories = [Trajectory.begin(groups, *row) for row in enumerate(groups.reset(0))]
         self.stopped.clear()
         with ThreadPoolExecutor(CONCURRENCY) as pool:
-            played = [pool.submit(self._play, groups, row, observation)
-                      for row, observation in enumerate(observations)]
+            played = [pool.submit(self._play, groups, t) for t in trajectories if not t.error]
             try:
                 wait(played, return_when=FIRST_EXCEPTION)
             finally:  # after an error the others end with the turn that they are in
                 self.stopped.set()
                 for future in played:
                     future.cancel()
-            return [future.result() for future in played]
+            for future in played:
+                future.result()
+        return trajectories
 
     def _refuse_dead_server(self):
         """Raise RuntimeError if nothing answers at the address, before a request is tried again
@@ -91,37 +93,30 @@ class Server:
                 raise RuntimeError(f"{self.url}: Connection error. {problem}. Is the server "
                                    f"running, and the address right?") from None
 
-    def _play(self, groups, row, observation):
-        env, (group, member) = groups.envs[row], divmod(row, groups.group_size)
-        t = Trajectory(groups.names[group], groups.seeds[group], groups.numbers[group], member, row,
-                       observation=observation)
-        if isinstance(observation, Exception):
-            t.fail(observation)
-            return t
+    def _play(self, groups, t):
+        """Play a conversation, unless another one has failed."""
+        def step(rows, replies):
+            with self.stepping:
+                return groups.step(rows, replies)
+
+        env = groups.envs[t.row]
         t.system = "\n".join([
             env.system_prompt, format_instructions(self.response_format, self.max_new_tokens),
             *[env.description_language] * bool(description_parts(self.response_format))])
-        while t.stop is None and not self.stopped.is_set():
-            text, tokens = self._ask([*t.messages(), {"role": "user", "content": t.observation}])
-            if tokens is not None:
-                t.metrics["reply_tokens"] = t.metrics.get("reply_tokens", 0) + tokens
-            text, reply = self._parse(text)
-            with self.stepping:
-                outcome, = groups.step([row], [reply])
-            t.end_turn(text, reply, StopReason.END_OF_TURN, outcome)
-        t.end()
-        return t
+        converse(step, [t], lambda t: None if self.stopped.is_set() else self._reply(t))
 
-    def _parse(self, text):
+    def _reply(self, t):
         """(the reply as history keeps it, the Reply)"""
+        text = self._ask(t)
         found = self.pattern.match(text.lstrip()) or self.pattern.match(self.prefix + text)
         if not found:
             return text, Reply()
         return found[0], Reply(valid=True, **{
             part: words.strip() for part, words in found.groupdict().items()})
 
-    def _ask(self, messages):
-        """The text of the model's next message, and its tokens; None if the server counts none."""
+    def _ask(self, t):
+        """The text of the model's next message; its tokens are counted if the server tells them."""
+        messages = [*t.messages(), {"role": "user", "content": t.observation}]
         try:
             answer = self.client.chat.completions.create(
                 model=self.model, messages=list(map(with_image, messages)),
@@ -137,12 +132,12 @@ class Server:
         except (AttributeError, LookupError, TypeError, ValueError) as problem:
             raise RuntimeError(f"{self.url} does not answer like a chat server: "
                                f"{str(problem)[:300]}") from None
-        if not sizes:
-            return text or "", None
-        with self.lock:
-            self.prompt_tokens += sizes[0]
-            self.reply_tokens += sizes[1]
-        return text or "", sizes[1]
+        if sizes:
+            t.metrics["reply_tokens"] = t.metrics.get("reply_tokens", 0) + sizes[1]
+            with self.lock:
+                self.prompt_tokens += sizes[0]
+                self.reply_tokens += sizes[1]
+        return text or ""
 
 
 def with_image(message):

@@ -13,9 +13,8 @@ replies, `single_turn` one user message. A reply is in the loss of its own row o
 Tests: `python -m pytest tests/test_rollout.py tests/test_step.py`.
 """
 
-from minragen.chat import ChatFrame
+from minragen.chat import ChatFrame, Sequence
 from minragen.envs import image_of
-from minragen.rollout import Sequence
 
 
 class WindowedFrame(ChatFrame):

@@ -43,6 +43,7 @@ from minragen.chat import ChatFrame, Reply
 from minragen.environments.data import cache_folder
 from minragen.envs import SEPARATOR, SPLITS, nearest
 from minragen.fast.policies import faster
+from minragen.look.faults import Parser
 from minragen.models import AdamW, Policy
 from minragen.rollout import Trajectory, make_batch
 from minragen.run.distributed import progress_bar
@@ -340,9 +341,11 @@ def convert_smollm2():
     return target
 
 
-if __name__ == "__main__":
+def main(argv):
+    """The command `minragen smollm2`."""
+    Parser(prog="minragen smollm2", description="Fetch and convert smollm2.").parse_args(argv)
+    transformers.logging.set_verbosity_error()
     try:
-        transformers.logging.set_verbosity_error()
         print(f"smollm2 is ready in {convert_smollm2()}: use --model smollm2")
-    except (RuntimeError, subprocess.CalledProcessError) as problem:
+    except subprocess.CalledProcessError as problem:
         sys.exit(f"error: {problem}")

@@ -12,24 +12,21 @@ import sys
 
 import transformers
 
-from minragen.look.faults import Parser, told
+from minragen.look.faults import Parser
 from minragen.run import runs, start
 
 
-def main(argv=None):
+def main(argv):
     """The command. Exits with 1 if the runs differ."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    parser = Parser(prog="minragen.run.reproduce", description=__doc__.splitlines()[0])
+    parser = Parser(prog="minragen reproduce", description=__doc__.splitlines()[0])
     parser.add_argument("run", help="a folder under runs/")
     name = parser.parse_args(argv).run
-    try:
-        again = f"{name}-again"
-        start.run(dataclasses.replace(runs.load_config(name), run=again, log=""))
-        lines = read(name)
-        difference = first_difference(lines, read(again))
-    except Exception as problem:
-        sys.exit(told(problem))
+    again = f"{name}-again"
+    start.run(dataclasses.replace(runs.load_config(name), run=again, log=""))
+    lines = read(name)
+    difference = first_difference(lines, read(again))
     print(difference or f"{name} is reproduced: its {len(lines)} lines are equal but for times")
     sys.exit(1 if difference else 0)
 
@@ -53,7 +50,3 @@ def first_difference(lines, again):
                 return (f"line {number} (step {line['step']}) differs in {key}: "
                         f"{line.get(key)}, now {new.get(key)}")
     return ""
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from minragen.envs import EnvGroups, make
-from minragen.eval import scripted
+from minragen.look.players import scripted
 
 
 def begun(name, seed=0, split="train", budget=None, **options):
@@ -18,9 +18,9 @@ def success_of(name, episodes, player=None, **options):
     """The share of the first held-out instances that a player (env, texts, rng) -> answer solves,
     by default the shallow one."""
     player = player or (lambda env, texts, _: env.shallow_answer(texts))
-    results, faults = scripted(EnvGroups(name, episodes, 1, "val", options), player)
-    assert not faults
-    return sum(episode.success for episode in results) / episodes
+    played = scripted(EnvGroups(name, episodes, 1, "val", options), player)
+    assert not any(t.error for t in played)
+    return sum(t.success for t in played) / episodes
 
 
 def write(path, *records):

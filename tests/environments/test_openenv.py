@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import importlib
 import json
 import math
 import os
@@ -27,6 +26,7 @@ from training import metrics, read_lines
 
 from minragen import envs
 from minragen import train as trainer
+from minragen.__main__ import main as command
 from minragen.config import BUDGETS
 from minragen.environments import limits
 from minragen.envs import FORMAT_PENALTY, ServerGone, make
@@ -52,7 +52,7 @@ def running(*words):
 
 
 def ours(env, *words):
-    return running("-m", "minragen.envs", "serve", "--port", "0", "--env", env, *words)
+    return running("-m", "minragen", "serve", "--port", "0", "--env", env, *words)
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +184,8 @@ class TestOurs:
         ("bandit --host nobody.invalid", "error: cannot listen on http://nobody.invalid:8000: "),
         ("openenv:http://127.0.0.1:1", "Is it running?")])
     def test_what_cannot_be_served_is_refused(self, words, said):
-        serve = importlib.import_module("minragen.environments.openenv").main
         with pytest.raises(SystemExit, match=re.escape(said)):
-            serve(["serve", "--env", *words.split()])
+            command(["serve", "--env", *words.split()])
 
     def test_it_answers_websockets_and_short_requests_only(self):
         with ours("bandit") as (_, url):

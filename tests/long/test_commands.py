@@ -66,7 +66,7 @@ def run_here(words, checkout, monkeypatch, capfd):
     monkeypatch.setenv("MINRAGEN_CACHE", str(checkout / "cache"))
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     for line in run([*words, "-n"], checkout).splitlines():
-        if not line.startswith(".venv/bin/python -m minragen."):
+        if not line.startswith(".venv/bin/python -m minragen"):
             run(["sh", "-c", line], checkout)
             continue
         _, _, module, *argv = shlex.split(line)

@@ -1,0 +1,46 @@
+"""Every command but training (`minragen.train`) and evaluation (`minragen.eval`).
+
+    python -m minragen report my-run             one page about a run, or about several
+    python -m minragen watch my-run              write the page again after every step
+    python -m minragen play sokoban              play yourself; with --run NAME a run's policy plays
+    python -m minragen reproduce my-run          train a run again, and say where the two differ
+    python -m minragen serve --env sokoban       an environment as an OpenEnv server
+    python -m minragen environments sokoban 0    the solver's episode
+    python -m minragen smollm2                   fetch and convert the bundled pretrained model
+
+--help after a name lists its options.
+"""
+
+import pkgutil
+import sys
+
+from minragen.envs import nearest
+from minragen.look.faults import Parser, told
+
+# name -> the function that takes the words after it, and words that go before them
+COMMANDS = {
+    "report": "minragen.look.report:main",
+    "watch": "minragen.look.report:main --watch",
+    "play": "minragen.eval:play_command",
+    "reproduce": "minragen.run.reproduce:main",
+    "serve": "minragen.environments.openenv:main",
+    "environments": "minragen.look.play:environments",
+    "smollm2": "minragen.run.bundled:main"}
+
+
+def main(argv=None):
+    """Run a command. It ends with one sentence on an error."""
+    name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        return print(__doc__.strip())
+    if name not in COMMANDS:
+        Parser().error(nearest("command", name, [*COMMANDS]))
+    function, *first = COMMANDS[name].split()
+    try:
+        return pkgutil.resolve_name(function)([*first, *words])
+    except Exception as problem:
+        sys.exit(told(problem))
+
+
+if __name__ == "__main__":
+    main()

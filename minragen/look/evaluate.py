@@ -1,0 +1,205 @@
+"""Success with its confidence interval, beside the scripted players on the same instances.
+
+The interval is Wilson's (1927), which stays inside [0, 1] and holds near 0 and 1, where the normal
+one does not. A small environment repeats instances: `distinct` counts different ones.
+
+Reading order: `wilson`, `pass_at_k`, `sign_test`, `evaluate`, `show`, `compare`, `write`, `of_set`.
+"""
+
+import contextlib
+import csv
+import dataclasses
+import itertools
+import json
+import math
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+
+from minragen.envs import nearest
+from minragen.look import faults
+from minragen.look.players import DEMONSTRATIONS, players, scripted
+
+# scipy imports scipy.stats when it is first used, and that takes half a second: leave it to scipy.
+
+# The papers' generalisation sets: name -> environment -> the options that make it.
+SETS = {
+    "symbols": {"sokoban": ("view=grid", "symbols=W.GCBA@"),
+                "frozenlake": ("view=grid", "symbols=A.HTD*")},
+    "large": {"sokoban": ("rows=8", "cols=8"), "frozenlake": ("size=6",)},
+    "boxes": {"sokoban": ("rows=8", "cols=8", "boxes=2")},
+    "reversed": {"bandit": ("reversed=True",)},
+    "unseen": {"bandit": ("mixed=False",)},  # the names of the split test
+    "slippery": {"frozenlake": ("slip=0.2",)}}
+
+
+class Table(NamedTuple):
+    """What the players did in one environment, on the instances where no environment failed."""
+
+    rows: list  # numbers of the instances
+    players: dict  # name -> [Trajectory, ...], one for each row, the model first
+    distinct: int  # different instances
+    described: dict  # part of the format -> F1 of the model's descriptions
+    passed: dict  # k -> pass@k
+
+
+# ---- Statistics ----------------------------------------------------------------------------------
+def wilson(successes, n):
+    """95 % interval of a rate: (low, high). Raises ValueError for n = 0.
+
+    successes: rounded to a whole number, for a caller that has a rate times n
+    """
+    return scipy.stats.binomtest(round(successes), n).proportion_ci(method="wilson")
+
+
+def pass_at_k(n, successes, k):
+    """Probability that k of n samples, drawn without replacement, contain a success: an unbiased
+    estimate of that of k samples (Chen et al. 2021, section 2.1).
+
+        1 - binom(n - successes, k) / binom(n, k)
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@k: got k={k} of {n} samples, expected 1 to {n}.")
+    return 1 - math.comb(n - successes, k) / math.comb(n, k)
+
+
+def sign_test(first, second):
+    """Two-sided p of an exact sign test: how often a fair coin would divide the instances that
+    only one of two players solved as unevenly, or more.
+
+    first, second: numbers of instances that only this one solved
+    """
+    return scipy.stats.binomtest(first, first + second).pvalue if first + second else 1.0
+
+
+# ---- Measuring -----------------------------------------------------------------------------------
+def evaluate(groups_of, split, size, play, samples=1):
+    """Play `size` instances of `split` with a model and the scripted players.
+
+    groups_of: (split, number of groups, group size) -> EnvGroups
+    play: (EnvGroups, whether greedily too) -> {player: trajectories}, the model's
+    samples: episodes of each instance for pass@k
+    returns: {environment: Table}, and the trajectories of the first player
+    raises: RuntimeError if no instance is left
+    """
+    from minragen.rollout import describe
+
+    groups = groups_of(split, size)
+    played = play(groups, True)
+    first, again = next(iter(played.values())), [[]] * size
+    if samples > 1:
+        more = next(iter(play(groups_of(split, size, samples), False).values()))
+        again = [more[row * samples:(row + 1) * samples] for row in range(size)]
+    for name, player in players(groups_of("train", DEMONSTRATIONS)).items():
+        with contextlib.suppress(NotImplementedError):
+            played[name] = scripted(groups, player)
+    faults.warn([t.fault for ts in (*played.values(), *again) for t in ts if t.error])
+    groups.reset(0)
+    tables = {}
+    for env in dict.fromkeys(groups.names):
+        mine = [row for row, name in enumerate(groups.names) if name == env and not any(
+            t.error for t in (*again[row], *(ts[row] for ts in played.values())))]
+        if not mine:
+            raise RuntimeError(f"every episode of {env} failed in its environment. See: "
+                               f"python -m minragen environments {env}")
+        stats = describe([first[row] for row in mine])
+        tables[env] = Table(
+            mine, {name: [ts[row] for row in mine] for name, ts in played.items()},
+            len({groups.envs[row].instance() for row in mine}),
+            {name: stats[name] for name in ("grounding", "worldmodeling") if name in stats},
+            passed([again[row] for row in mine], samples))
+    return tables, first
+
+
+def passed(instances, samples):
+    """{k: mean pass@k} for k = 1, 2, 4, ..., samples; {} for one sample."""
+    ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
+    return {k: float(np.mean([pass_at_k(samples, sum(t.success for t in same), k)
+                              for same in instances])) for k in ks} if samples > 1 else {}
+
+
+def numbers_of(trajectories):
+    """{column: number} of a player; without replies of a model `tokens` is None."""
+    columns = zip(*((t.success, t.episode_return, len(t.turns), t.metrics.get(
+        "reply_tokens", t.response_tokens or None), t.metrics.get("valid", 0.0))
+        for t in trajectories))
+    success, *means = (None if None in column else float(np.mean(column)) for column in columns)
+    low, high = wilson(success * len(trajectories), len(trajectories))
+    return {"success": success, "low": low, "high": high,
+            **dict(zip(("return", "turns", "tokens", "valid"), means))}
+
+
+def show(tables, split, subject, temperature):
+    """Print a table per environment, pass@k, and the F1 of the model's sampled descriptions."""
+    for env, table in tables.items():
+        print(f"{env}, split {split}: {len(table.rows)} episodes, {table.distinct} distinct "
+              f"instances; {subject}, sampled at temperature {temperature}")
+        print(f"{'player':<22} {'success':>7}   95 % interval    {'return':>7}  {'turns':>5}  "
+              f"{'tokens':>6}  {'valid':>5}")
+        for name, played in table.players.items():
+            f = numbers_of(played)
+            tokens = "" if f["tokens"] is None else f"{f['tokens']:.1f}"
+            print(f"{name:<22} {f['success']:7.3f}   [{f['low']:.3f}, {f['high']:.3f}]   "
+                  f"{f['return']:7.3f}  {f['turns']:5.2f}  {tokens:>6}  {f['valid']:5.2f}")
+        if table.passed:
+            print("  ".join(f"pass@{k} {rate:.3f}" for k, rate in table.passed.items()))
+        if table.described:
+            parts = (f"{name} {f1:.3f}" for name, f1 in table.described.items())
+            print(f"F1 of descriptions: {', '.join(parts)}")
+
+
+def compare(one, other):
+    """Print how often two runs differ on the same instances, and the sign test's p."""
+    for env, table in one[2].items():
+        for player in list(table.players)[:2]:
+            left, right = (dict(zip(t.rows, t.players[player])) for t in (table, other[2][env]))
+            pairs = [(left[row].success, right[row].success) for row in left.keys() & right.keys()]
+            counts = [pairs.count(pair) for pair in itertools.product((True, False), repeat=2)]
+            print(f"{env}, {player}: both {counts[0]}, {one[0]} alone {counts[1]}, {other[0]} "
+                  f"alone {counts[2]}, neither {counts[3]}; sign test p = "
+                  f"{sign_test(counts[1], counts[2]):.3g}")
+
+
+def write(folder, measured, split, set_name):
+    """results.csv, a row for each player, and chats.jsonl, an episode a line."""
+    from minragen.config import changed_environment
+    from minragen.more.vision import images_of
+
+    rows = [{"subject": subject, "env": env, "options": " ".join(changed_environment(config)),
+             "split": split, "set": set_name, "player": player, "episodes": len(table.rows),
+             "distinct": table.distinct, **numbers_of(played), "pass@k": " ".join(
+                 f"{k}:{rate:.4f}" for k, rate in table.passed.items()) * (number == 0)}
+            for subject, config, tables, _ in measured for env, table in tables.items()
+            for number, (player, played) in enumerate(table.players.items())]
+    with open(folder / "results.csv", "w", newline="", encoding="utf-8") as file:
+        results = csv.DictWriter(file, rows[0])
+        results.writeheader()
+        results.writerows(rows)
+    with open(folder / "chats.jsonl", "w") as file:
+        for subject, _, _, trajectories in measured:
+            for t in trajectories:
+                file.write(json.dumps({
+                    "messages": t.messages(), **images_of(t), "subject": subject,
+                    "env": t.env, "seed": t.seed, "success": t.success,
+                    "return": t.episode_return, "error": t.error}) + "\n")
+
+
+def of_set(config, name):
+    """The Config with the options of a generalisation set, and with twice the context, since larger
+    boards take more tokens."""
+    from minragen.config import env_names
+
+    if name not in SETS:
+        raise ValueError(nearest("set", name, sorted(SETS)))
+    options = [f"{env}.{option}" for env in env_names(config) for option in SETS[name].get(env, ())]
+    without = [env for env in env_names(config) if env not in SETS[name]]
+    if without:
+        raise ValueError(f"set {name} is of {', '.join(SETS[name])}, not of {', '.join(without)}.")
+    changed = {option.partition("=")[0].partition(".")[2] for option in options}
+    kept = [o for o in config.env_arg if o.partition("=")[0].rpartition(".")[2] not in changed]
+    return dataclasses.replace(config, env_arg=(*kept, *options),
+                               max_context=2 * config.max_context)

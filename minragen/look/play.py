@@ -1,0 +1,153 @@
+"""In the terminal: a person plays, a run's policy plays, or the solver does.
+
+    python -m minragen play sokoban --seed 3         (or: make play ENV=sokoban)
+    python -m minragen play --run my-run --seed 3    (or: make play RUN=my-run)
+    python -m minragen environments sokoban 0        the solver's episode
+
+Reading order: `play`, `show_run`, `transcript`, `shown`.
+"""
+
+import contextlib
+import itertools
+import os
+import sys
+
+import numpy as np
+
+from minragen.chat import FORMATS, Reply, Trajectory, converse
+from minragen.envs import IMAGE, image_of, make
+from minragen.look.faults import Parser, printable
+
+SHOWN = 3  # instances of a run's policy that are printed where nobody can press Enter
+
+
+def play(name, split, seed, options, ask=input, say=print):
+    """Let a person play seed, seed + 1, ... with the policy's prompts and rewards, until Ctrl-D.
+    A terminal with 24-bit colours also shows the images."""
+    env = make(name, split, **options)
+    say("Type the text inside <answer>. A line that ends in \\ goes on; ? shows the solver's "
+        "answer; Ctrl-D ends.\n")
+
+    def person(_):
+        with contextlib.suppress(EOFError):
+            while True:
+                answer = ask("> ")
+                while answer.endswith("\\"):
+                    answer = answer[:-1] + "\n" + ask("  ")
+                if answer.strip() not in ("", "?"):  # neither costs a turn
+                    return answer, Reply(answer=answer)
+                say(env.solve()[0] if answer.strip() else "Type an answer.")
+        return None
+
+    def step(_, replies):
+        outcome = env.step(replies[0].answer)
+        say(f"\n{shown(outcome[0])}")
+        return [outcome]
+
+    for instance in itertools.count(seed):
+        t = Trajectory(name, instance, 0, 0, observation=env.reset(seed=instance)[0])
+        say(f"--- {name}, {split} seed {instance}\n{env.system_prompt}\n\n{shown(t.observation)}")
+        converse(step, [t], person)
+        if not t.stop:
+            return
+        say(f"--- {'success' if t.success else 'no success'}, return {t.episode_return:.4g}\n")
+
+
+def show_run(run, config, groups, policy_plays, seed, ask=input, say=print):
+    """Show a run's policy play the instances from `seed` on, turn by turn, as `make eval` samples
+    it: Enter goes on, Ctrl-D ends. Without a terminal it prints SHOWN instances; of a mixture, as
+    many rounds of its environments as that takes.
+
+    groups: one row for each environment      policy_plays: as evaluate's `play`
+    """
+    waits, prefix = sys.stdin.isatty(), FORMATS[config.response_format].partition("{")[0]
+    say(f"run {run} plays {config.env}, sampled at temperature {config.val_temperature:g} (greedy: "
+        f"--temperature 0).{' Enter goes on, Ctrl-D ends.' if waits else ''}")
+    seeds = itertools.count(seed, len(groups)) if waits else range(seed, seed + SHOWN, len(groups))
+    with contextlib.suppress(EOFError):
+        for first in seeds:
+            (played,) = policy_plays(groups, False, first).values()
+            for env, t in zip(groups.envs, played):
+                prompt = f"\n{env.system_prompt}\n" if first == seed else ""
+                say(f"\n--- {t.env}, {groups.split} seed {t.seed}{prompt}")
+                show_episode(t, prefix, ask if waits else lambda: None, say, boards_of(env, t))
+
+
+def boards_of(env, t):
+    """The board before each turn of a Trajectory and after the last, as symbols; "" for none."""
+    from minragen.environments.board import Board
+
+    boards = [""] * (1 + len(t.turns))
+    if isinstance(env, Board):
+        env.reset(seed=t.seed, options={"member": t.member})
+        for k in range(len(boards)):
+            boards[k] = env.grid()
+            if k < len(t.turns) - bool(t.error):  # the last answer may have failed there
+                env.step(t.turns[k].reply.answer)
+    return boards
+
+
+def show_episode(t, prefix, wait, say, boards):
+    """Print a Trajectory: what its policy saw and replied, and what it earned.
+
+    prefix: of every reply, never sampled
+    """
+    for turn, board in zip(t.turns, boards):
+        say(shown(turn.observation, board))
+        wait()
+        say(f"> {prefix}{printable(turn.text)}\n")
+    if t.error:
+        say(f"{t.fault.traceback}{t.fault}")
+    end = "env error" if t.error else "success" if t.success else "no success"
+    rewards = " + ".join(f"{reward:.4g}" for reward in t.turn_rewards)
+    say(f"{shown(t.observation, boards[-1])}\n--- {end}, return {t.episode_return:.4g}"
+        f"{f' = {rewards}' if len(t.turns) > 1 else ''}")
+    wait()
+
+
+def shown(observation, board=""):
+    """An observation for this terminal: with its image, if it has the colours for it, and with the
+    board, if the model sees only coordinates."""
+    colours = sys.stdout.isatty() and os.environ.get("COLORTERM") in ("truecolor", "24bit")
+    text, image = printable(observation), image_of(observation)
+    if image is not None and colours:
+        return text.replace(IMAGE, half_blocks(image))
+    return text if board in text else f"{text}\n{board}"
+
+
+def half_blocks(image):
+    """An image for a terminal: each character is two pixels, the upper one as its own colour and
+    the lower one as its background.
+
+    image: (H, W, 3) uint8; of an odd H the last row is shown twice
+    """
+    image = np.pad(image, ((0, len(image) % 2), (0, 0), (0, 0)), mode="edge")
+    return "\n".join("".join("\33[38;2;{};{};{};48;2;{};{};{}m▀".format(*upper, *lower)
+                             for upper, lower in zip(*rows)) + "\33[0m"
+                     for rows in zip(image[::2], image[1::2]))
+
+
+def transcript(name, seed=0, split="train", **options):
+    """The solver's episode as text: prompt, answers, observations."""
+    env = make(name, split, **options)
+    t = Trajectory(name, seed, 0, 0, observation=env.reset(seed=seed)[0])
+    lines = [env.system_prompt, "", t.observation]
+
+    def step(_, replies):
+        outcome = env.step(replies[0].answer)
+        lines.extend([f"<answer> {replies[0].answer} </answer>", outcome[0]])
+        return [outcome]
+
+    converse(step, [t], lambda _: ("", Reply(answer=env.solve()[0])))
+    return "\n".join(lines)
+
+
+def environments(argv):
+    """The command: print the solver's episode in an environment."""
+    parser = Parser(prog="minragen environments", description="Print the solver's episode.")
+    parser.add_argument("env", nargs="?", default="frozenlake", help="as in training [frozenlake]")
+    parser.add_argument("seed", nargs="?", default="0", help="of the instance [0]")
+    args = parser.parse_args(argv)
+    if not args.seed.isdecimal():
+        parser.error(f"seed: got {args.seed!r}, expected a number such as 0")
+    print(transcript(args.env, int(args.seed)))

@@ -1,0 +1,91 @@
+"""The scripted players, measured beside a model on the same instances.
+
+The random policy shows what chance earns, the solver what the budget allows. Two shallow baselines
+show what is possible without learning the task: the environment's own `shallow_answer`, and the
+nearest of the solver's turns on DEMONSTRATIONS training instances.
+
+Reading order: `players`, `scripted`, `NearestDemonstration`.
+"""
+
+import functools
+import math
+import re
+from collections import defaultdict
+
+import numpy as np
+
+from minragen.chat import Reply, Trajectory, converse
+from minragen.look.faults import fault_of
+
+DEMONSTRATIONS = 256  # episodes of the solver that the nearest demonstration is chosen from
+
+
+def players(training):
+    """{name: function (env, texts, rng) -> answer} of the baselines. `texts` is what a model has
+    seen: system prompt, observation, answer, observation, ...; `training` is EnvGroups."""
+    return {"random policy": lambda env, texts, rng: env.random_answer(rng),
+            "shallow player": lambda env, texts, rng: env.shallow_answer(texts),
+            "nearest demonstration": NearestDemonstration(training),
+            "solver": lambda env, texts, rng: env.solve()[0]}
+
+
+def scripted(groups, player):
+    """Play one episode in every row with a scripted player. Returns the Trajectories."""
+    rngs = [np.random.default_rng([0, row]) for row in range(len(groups))]
+    trajectories = [Trajectory.begin(groups, *row) for row in enumerate(groups.reset(0))]
+    for t, env in zip(trajectories, groups.envs):
+        t.system = env.system_prompt
+
+    def answer(t):
+        texts = [*(message["content"] for message in t.messages()), t.observation]
+        try:
+            said = player(groups.envs[t.row], texts, rngs[t.row])
+        except NotImplementedError:  # a user's environment may have no solver
+            raise
+        except Exception as error:  # the environment failed
+            error.fault = fault_of(error)
+            return t.fail(error)
+        return said, Reply(answer=said)
+
+    converse(groups.step, trajectories, answer)
+    return trajectories
+
+
+class NearestDemonstration:
+    """Answer as the solver did in the most similar conversation of training.
+
+        similarity = sum of idf over the shared features / sqrt(features of the demonstration)
+
+    The features of a conversation are its words, its signs, and pairs of adjacent ones.
+    """
+
+    def __init__(self, training):
+        self.training = training
+
+    def __call__(self, env, texts, rng):
+        answers, norms, turns_with = self.demonstrations
+        scores = np.zeros(len(answers))
+        for feature in features(texts) & turns_with.keys():
+            where = turns_with[feature]
+            scores[where] += math.log(len(scores) / len(where))
+        return answers[np.argmax(scores / norms)]
+
+    @functools.cached_property
+    def demonstrations(self):
+        """Of each turn of the solver the answer and the norm; {feature: the turns that have it}."""
+        answers, norms, turns_with = [], [], defaultdict(list)
+
+        def solve(env, texts, rng):
+            answers.append(env.solve()[0])
+            norms.append(math.sqrt(len(seen := features(texts))))
+            for feature in seen:
+                turns_with[feature].append(len(answers) - 1)
+            return answers[-1]
+
+        scripted(self.training, solve)
+        return answers, norms, {feature: np.array(turns) for feature, turns in turns_with.items()}
+
+
+def features(texts):
+    words = re.findall(r"\w+|[^\w\s]", " ".join(texts))
+    return {*words, *zip(words, words[1:])}
