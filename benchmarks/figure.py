@@ -1,10 +1,11 @@
-"""The figures and the tables of README.md and docs/, made from the files in runs/ alone.
+"""The figures and the tables of README.md and docs/, made from the files in runs/.
 
     python -m benchmarks.figure      (or: make figure)
 
 Draws docs/learning.png from runs/readme-*/metrics.jsonl, the committed runs; and in
 docs/environments/ boards.png, the images of FrozenLake and Sokoban, and seen.png, those of an
-episode. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
+episode. algorithm.py draws step.png, row.png and tree.png in docs/: for them a step of a stored run
+is made again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
 `<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME
 SEED`. tests/test_readme.py checks that the pages say what this script would write.
 """
@@ -22,8 +23,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks import environments
+from benchmarks import algorithm, environments
 from benchmarks.environments import with_interval
+from minragen.chat import FORMATS
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
@@ -34,7 +36,16 @@ from minragen.run.runs import read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)
-HEADLINES = ("frozenlake", "webshop", "metamathqa", "deepcoder", "countdown")
+FIRST = "readme-frozenlake-grpo-s0"  # the run whose episode and first step the pages show
+# The environments of README's table, with their options in words.
+HEADLINES = {"frozenlake": "FrozenLake", "webshop": "WebShop", "metamathqa": "MetaMathQA",
+             "deepcoder": "DeepCoder", "countdown": "Countdown"}
+WORDS = {"view=coord": "positions instead of a grid", "frozen=0.8": "80 % ice",
+         "wording=plain": "plain wording", "page_size=3": "3 products a page",
+         "max_steps=1": "one-step problems", "largest=12": "numbers up to 12",
+         "distractors=False": "no distractors", "max_turns=1": "one attempt",
+         "family=formulas": "formulas only", "count=3": "3 numbers",
+         "largest=10": "none above 10", "operators=+*": "only + and *"}
 SHOWN = 8  # lines of a reply
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 EPISODE = re.compile(
@@ -134,12 +145,13 @@ def results_table():
 
 def headline_table():
     """The README's few rows: sampled success beside that of the best shallow player."""
-    return table(("environment and options", "random policy", "best shallow player", "before RL",
+    return table(("environment", "random policy", "best shallow player", "before RL",
                   "after RL: seeds 0, 1, 2", "minutes"), [
-        [named(env), with_interval(random, size), with_interval(max(shallow), size),
+        [f"{name}: {', '.join(WORDS[option] for option in options_of(env))}",
+         with_interval(random, size), with_interval(max(shallow), size),
          with_interval(runs[0][0]["val/success"], size),
          of_seeds([line["val/success"] for line in last], size), minutes(runs)]
-        for env in HEADLINES for runs, last, size in [runs_of(env)]
+        for env, name in HEADLINES.items() for runs, last, size in [runs_of(env)]
         for random, *shallow, _ in [baselines(env).values()]])
 
 
@@ -203,8 +215,11 @@ def table(names, rows):
 
 def named(env):
     """An environment with the options that its run had."""
-    config = read_config(ROOT / f"runs/readme-{env}-grpo-s0")
-    return ", ".join([config.env, *changed_environment(config)])
+    return ", ".join([read_config(ROOT / f"runs/readme-{env}-grpo-s0").env, *options_of(env)])
+
+
+def options_of(env):
+    return changed_environment(read_config(ROOT / f"runs/readme-{env}-grpo-s0"))
 
 
 def baselines(env):
@@ -226,6 +241,14 @@ def episode_of(run, turns=0):
         said.append(f"[{rest} more turns]")
     fence = "````" if "```" in "".join(said) else "```"
     return "\n".join([f"{fence}text", *said, fence])
+
+
+def dialogue(run):
+    """The `last_episode` of a run, with a mark and the forced prefix before each reply."""
+    prefix = FORMATS[read_config(ROOT / "runs" / run).response_format].partition("{")[0]
+    said = [f"> {prefix}{message['content']}" if message["role"] == "assistant" else
+            message["content"] for message in last_episode(run)["messages"][1:]]
+    return "\n".join(["```text", *said, "```"])
 
 
 def last_episode(run):
@@ -266,8 +289,7 @@ def with_episodes(page):
 def log_lines():
     """The first and last console lines of the first GRPO run, printed again from its metrics by the
     function that printed them; `...` stands for the others."""
-    run = "readme-frozenlake-grpo-s0"
-    config, metrics = read_config(ROOT / "runs" / run), read(run)
+    config, metrics = read_config(ROOT / "runs" / FIRST), read(FIRST)
     first, rest = ([console_line(line, config) for line in part]
                    for part in (metrics[:2], metrics[config.steps:]))
     return "\n".join(["```text", *first, "...", *rest, "```"])
@@ -294,12 +316,13 @@ def mutants_result():
 
 
 # page -> {name of a block in it: function that makes its text}
-PAGES = {"README.md": {"log": log_lines, "headlines": headline_table},
+PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headline_table},
          "docs/environments.md": {"environments": environments_table},
          "docs/models.md": {"lora": lora_table},
          "docs/vision.md": {"episode": partial(episode_of, "readme-frozenlake-image-grpo-s0"),
                             "vision": vision_table},
          "docs/specification.md": {"mutants": mutants_result},
+         "docs/running.md": {"log": log_lines},
          "docs/results.md": {"results": results_table, "smollm2": smollm2_table},
          **{f"docs/environments/{env}.md": {
              "tiny": partial(episode_of, f"readme-{env}-grpo-s0"),
@@ -317,7 +340,8 @@ if __name__ == "__main__":
     draw(ROOT / "docs" / "learning.png")
     draw_boards(ROOT / "docs" / "environments" / "boards.png")
     draw_seen(ROOT / "docs" / "environments" / "seen.png", "readme-frozenlake-image-grpo-s0")
+    algorithm.draw(ROOT / "docs", FIRST)
     for page in PAGES:
         (ROOT / page).write_text(rewritten(page))
-    print(f"wrote docs/learning.png, docs/environments/boards.png and the tables of "
+    print(f"wrote the pictures of docs/ and docs/environments/, and the tables of "
           f"{', '.join(PAGES)}")

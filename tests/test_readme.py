@@ -13,7 +13,8 @@ from conftest import parsed
 from benchmarks import compare, figure
 from benchmarks.figure import ROOT
 from minragen.config import ALGOS
-from minragen.envs import REGISTRY, TextEnv, make
+from minragen.envs import REGISTRY, TextEnv, make, parse_options
+from minragen.run.runs import read_config
 
 PAGES = {path.name: path.read_text()
          for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]}
@@ -89,13 +90,27 @@ class TestPages:
         shown = [lines[0].split()[-2] for name in PAGES for lines in code_blocks(name, "console")]
         again = [match[2] for path in figure.PAGES
                  for match in figure.EPISODE.finditer((ROOT / path).read_text())]
-        assert sorted(shown) == sorted(again) == sorted([*REGISTRY, "frozenlake"])
+        assert sorted(shown) == sorted(again) == sorted(REGISTRY)
 
-    def test_the_reply_in_the_readme_is_the_solvers(self):
-        env = make("frozenlake")
-        env.reset(seed=3)
-        assert (f"`<think>{env.note()}</think><answer>{env.solve()[0]}</answer>`"
-                in PAGES["README.md"])
+    def test_the_episode_in_the_readme_is_of_held_out_instances_and_can_be_played_again(self):
+        """Its thoughts are what the environment notes, as they are in the demonstrations."""
+        config = read_config(ROOT / "runs" / figure.FIRST)
+        shown, seen = code_blocks("README.md", "text")[0], []
+        env = make("frozenlake", "val", **parse_options(config.env_arg))
+        observation, _ = env.reset(seed=figure.last_episode(figure.FIRST)["seed"])
+        for reply in (line for line in shown if line.startswith("> ")):
+            thought, answer = re.fullmatch(
+                r"> <think> (.*)</think><answer>(.*)</answer>", reply).groups()
+            assert thought == env.note()
+            seen += [*observation.splitlines(), reply]
+            observation, _, terminated, _, info = env.step(answer)
+        assert seen == shown and terminated and info["success"] == 1
+
+    def test_the_table_in_the_readme_says_every_option_in_words(self):
+        for env, name in figure.HEADLINES.items():
+            assert f"| {name}: " in PAGES["README.md"]
+            assert {*figure.options_of(env)} <= {*figure.WORDS}
+            assert name.lower() == env
 
     def test_the_step_in_the_readme_calls_what_the_training_calls(self):
         (step,) = code_blocks("README.md", "python")
