@@ -1,6 +1,8 @@
 """The project as a whole: imports, links, options, an installed wheel."""
 
 import ast
+import functools
+import json
 import os
 import re
 import shutil
@@ -12,6 +14,10 @@ import check
 import mutants
 import pytest
 from test_readme import ROOT
+
+from minragen.config import preset
+from minragen.run import bundled
+from minragen.run.groups import env_groups
 
 
 @pytest.fixture
@@ -67,6 +73,42 @@ class TestStructure:
             "README.md links to docs/x.md, which does not exist",
             "page.md links to README.md, which does not exist"]
         assert check.unread_options(fork) == ["option kl_horizon is never read"]
+
+
+class TestGroundFloor:
+    PROGRAM = """
+import dataclasses, json, sys
+from minragen import train
+from minragen.chat import ChatFrame
+from minragen.config import preset
+from minragen.envs import EnvGroups
+from minragen.models import AdamW, load_policy
+
+config = dataclasses.replace(preset("bandit"), steps=2, num_groups=4, group_size=4)
+policy, log, lines = load_policy(sys.argv[1]), train.Log(), []
+log.write = lines.append
+groups = {split: EnvGroups("bandit", 4, 4, split, {"mixed": True})
+          for split in ("train", "val", "test")}
+train.train(train.Learner(policy, ChatFrame(policy.tokenizer, max_new_tokens=24),
+                          AdamW(policy.model.parameters(), config.lr)), groups, config, log)
+print(json.dumps(lines))
+"""
+
+    def test_it_trains_bandit_without_any_wing_and_nine_of_the_environments(self, fork):
+        config = preset("bandit")
+        folder = bundled.resolve("tiny", functools.partial(env_groups, config), max_new_tokens=24,
+                                 steps=config.warmup_steps, say=lambda line: None)
+        for wing in ("fast", "more", "look", "run"):
+            shutil.rmtree(fork / "minragen" / wing)
+        for path in (fork / "minragen" / "environments").glob("[!_]*.py"):
+            if path.name != "bandit.py":
+                path.unlink()
+        done = subprocess.run([sys.executable, "-c", self.PROGRAM, folder], cwd=fork, text=True,
+                              capture_output=True, check=False, env=os.environ)
+        lines = json.loads(done.stdout or "[]")
+        assert [line["step"] for line in lines] == [0, 1, 2, 2], done.stderr
+        assert lines[0]["val/success"] > 0 and lines[3]["test/success"] > 0
+        assert lines[1]["grad_norm"] > 0 and lines[2]["logprob_gap"] < 1e-4
 
 
 class TestMakefile:
