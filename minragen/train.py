@@ -76,13 +76,18 @@ class Log:
         return contextlib.nullcontext(lambda count: None)
 
     def diagnose(self, step, played, rows=None, batch=None):
-        """More metrics before the update: of the episodes; or, if it is given, of the batch that is
-        trained on, with its targets. rows: its rows in the batch of all `played`"""
+        """More metrics before the update: of the episodes that were played; or, if it is given, of
+        the batch that is trained on, with its targets.
+
+        rows: which rows of the batch of all `played` it has
+        """
         return {}
 
     def over(self, learner, metrics):
-        """Why the run ends before its last step, "" if it does not. metrics: of the step that has
-        just been done; they are written later, after a validation"""
+        """Why the run ends before its last step, "" if it does not.
+
+        metrics: of the step that is done; they are written later, after a validation
+        """
         return ""
 
     def episodes(self, step, split, trajectories):

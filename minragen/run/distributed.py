@@ -39,11 +39,8 @@ _watched = []  # the process group that only detects a dead process, and its thr
 
 
 def begin(device):
-    """Join the other processes if torchrun started this one. Returns `print` with
-    `flush=True` in process 0, and in the others a function that prints nothing.
-
-    device: torch.device
-    """
+    """Join the other processes if torchrun started this one; `device` is a torch.device. Returns
+    `print` with `flush=True` in process 0, and in the others a function that prints nothing."""
     if "TORCHELASTIC_RUN_ID" in os.environ and not dist.is_initialized():
         here, cuda = int(os.environ["LOCAL_WORLD_SIZE"]), device.type == "cuda"
         if here > 1 and (device.type not in ("cpu", "cuda") or device.index is not None):
@@ -126,7 +123,7 @@ def world_size():
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def cores():
+def own_cores():
     """The number of cores for each process of this machine."""
     here = int(os.environ["LOCAL_WORLD_SIZE"]) if dist.is_initialized() else 1
     return max(1, os.cpu_count() // here)

@@ -47,8 +47,8 @@ def check_environments(config):
             and config.window not in (preset_of(config).window, type(config).window)):
         raise ValueError(f"window: got {config.window}, but it has no effect here. It needs to be "
                          f"no more than an episode's turns.")
-    for option, part in (("grounding_reward", "observation"),
-                         ("worldmodeling_reward", "prediction")):
+    paid_for = {"grounding_reward": "observation", "worldmodeling_reward": "prediction"}
+    for option, part in paid_for.items():
         if getattr(config, option) == 0:
             continue
         if part not in format_parts(config.response_format):

@@ -73,14 +73,14 @@ class Log(train.Log, contextlib.AbstractContextManager):
 
     def __exit__(self, kind, error, _):
         """Keep what is done if a server has gone, and the traceback of what ended the run."""
-        if self.writes and isinstance(error, ServerGone):
-            if self.pending:
-                self.write(self.pending)
-            if self.learner.step == 0 or self.saved != self.learner.step:
-                self.save_checkpoint()
-        if self.writes and isinstance(error, Exception) and (fault := fault_of(error)).place:
-            error.kept_in = self.keep(fault, ENDED)  # for `faults.told`
-        self.held.close()
+        with self.held:
+            if self.writes and isinstance(error, ServerGone):
+                if self.pending:
+                    self.write(self.pending)
+                if self.learner.step == 0 or self.saved != self.learner.step:
+                    self.save_checkpoint()
+            if self.writes and isinstance(error, Exception) and (fault := fault_of(error)).place:
+                error.kept_in = self.keep(fault, ENDED)  # for `faults.told`
 
     def progress(self, title):
         return distributed.progress_bar(title)
@@ -244,12 +244,10 @@ def stop_requests():
             raise KeyboardInterrupt
         tqdm.write("stopping  after this step; once more: at once, at the last checkpoint")
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with contextlib.ExitStack() as before:  # puts the handlers back
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before.callback(signal.signal, number, signal.signal(number, note))
         yield requests
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def console_line(metrics, config):

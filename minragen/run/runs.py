@@ -39,6 +39,7 @@ RUNS = Path("runs")
 COUNTERS = ("step", "empty_steps", "skipped", "halved", "rounds", "kl_reward_coef", "ema")
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows", "token_budget",
                   "activation_checkpointing", "log")
+VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 # Metrics that differ between equal runs.
 TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed", "first_turn/seconds",
          "trajectory/seconds"}
@@ -146,7 +147,7 @@ def write_files(new, learner):
     for path in paths:
         flush(path)
     write_whole(new / "manifest.json", json.dumps(
-        {"step": learner.step, "versions": versions(),
+        {"step": learner.step, "versions": VERSIONS,
          "files": {os.path.relpath(p, new): checksum(p) for p in paths}}, indent=1))
     flush(new)
 
@@ -163,10 +164,6 @@ def checksum(path):
     """[size in bytes, SHA-256] of a file, read piece by piece."""
     with open(path, "rb") as file:
         return [os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()]
-
-
-def versions():
-    return {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def find_checkpoint(folder, say=print, only=""):
@@ -239,7 +236,7 @@ def load_trainer_state(checkpoint, learner):
         first.load_state_dict(load(checkpoint.parent / "reference.pt", "cpu"))
     then = json.loads((checkpoint / "manifest.json").read_text()).get("versions", {})
     return ", ".join(f"{name} was {then.get(name, 'unknown')}, is {now}"
-                     for name, now in versions().items() if then.get(name) != now)
+                     for name, now in VERSIONS.items() if then.get(name) != now)
 
 
 # ---- Resuming ------------------------------------------------------------------------------------

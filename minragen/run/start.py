@@ -95,7 +95,7 @@ def frame_of(config, policy, end_ids=None):
 
 def build_learner(config, groups, checkpoint_of=None, say=print):
     """The Learner of a new run, or of a checkpoint if the folder of a run is given."""
-    torch.set_num_threads(config.threads or (1 if on_one_core(config) else distributed.cores()))
+    torch.set_num_threads(config.threads or (1 if on_one_core(config) else distributed.own_cores()))
     begun = checkpoint_of or config.init_from and runs.RUNS / config.init_from
     checkpoint = begun and runs.find_checkpoint(begun, say)
     with distributed.main_process_first():  # the warm-up fills the cache
@@ -130,8 +130,8 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
 
 def on_one_core(config):
     """Whether more threads of PyTorch do not pay."""
-    return config.model in bundled.TINY_MODELS and bundled.choose_model(
-        config.model, config.device)[1].type == "cpu"
+    _, device, _ = bundled.choose_model(config.model, config.device)
+    return config.model in bundled.TINY_MODELS and device.type == "cpu"
 
 
 def refuse_long_prompts(config, frame, groups):

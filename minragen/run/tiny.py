@@ -94,8 +94,8 @@ def tiny_tokenizer(envs, response_format="free_think"):
     of this size does not learn to read "(", "1", ",", "3", ")" as a place (LOG.md).
     """
     tagged = dict.fromkeys([*TAGS, *re.findall(r"<(\w+)>", FORMATS[response_format])])
-    tags, tag = [f"<{end}{name}>" for name in tagged for end in ("", "/")], (
-        rf"</?(?:{'|'.join(tagged)})>")
+    tags = [f"<{end}{name}>" for name in tagged for end in ("", "/")]
+    tag = rf"</?(?:{'|'.join(tagged)})>"
     pattern = (rf"{tag}| ?\(\d+, \d+(?:, \d+)?\)| ?[A-Za-z]+| ?\d+"
                rf"| ?(?:(?!{tag})[^\sA-Za-z\d])+|\n| |\s")
     texts = _training_texts(envs, response_format)
@@ -187,14 +187,14 @@ RECIPES = {
     # Every target, product and sum, also those that no seed happens to show.
     "Countdown": Recipe(texts=(episode, lambda env, seed: (
         f" {n}" for n in range(env.TARGETS.stop + 1)))),
-    # A simpler program than the solver's. It is too slow to play, and so is Lean.
+    # A simpler program than the solver's. DeepCoder and Lean are too slow to play for their words.
     "DeepCoder": Recipe(lambda env: env.problem.name and (
         f"def {env.problem.name}({env.problem.arguments}): return {env.problem.simpler[0]}"),
         texts=(_deepcoder_texts,)),
     "FrozenLake": Recipe(lambda env: env.safe_moves()[0]),
     # Lean takes 25 ms for a tactic that it has not seen.
     "Lean": Recipe(lambda env: "intro h", 0.4, 200, (_lean_texts,)),
-    # the first number of the question
+    # The first number of the question.
     "MetaMathQA": Recipe(lambda env: (re.findall(r"\d+", env.problem.question) or [""])[0], 0.4,
                          texts=(episode, _metamathqa_texts)),
     "SearchQA": Recipe(lambda env: f"search[ {env.question.steps[0].query} ]", 0.6, texts=(
