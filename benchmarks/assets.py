@@ -2,7 +2,7 @@
 
     python -m benchmarks.assets [tiny-bandit ...]      (or: make warmup)
 
-Needed when prompts, demonstrations or the recipe in minragen/run/bundled.py have changed.
+Needed when prompts, demonstrations, minragen/run/bundled.py or tiny.py have changed.
 """
 
 import copy

@@ -31,7 +31,8 @@ from minragen.environments.__main__ import transcript
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
 from minragen.eval import wilson
-from minragen.run.runs import console_line, read_config
+from minragen.run.log import console_line
+from minragen.run.runs import read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)
@@ -304,6 +305,16 @@ def environments_table():
     return table([names[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
+def mutants_result():
+    """What the stored run of `make mutants` found, and of which trees."""
+    found = json.loads((ROOT / "runs" / "readme-mutants.json").read_text())
+    trees = " and ".join(f"`{name}/` {tree[:12]}" for name, tree in found["trees"].items())
+    return (f"The stored run, `runs/readme-mutants.json`, is of the trees {trees}: "
+            f"{found['mutants']} rows, {len(found['survivors'])} survived,\n"
+            f"{found['minutes']} minutes on two cores. {len(found['later'])} of them were noticed "
+            f"by a test of tests/long.")
+
+
 # page -> {name of a block in it: function that makes its text}
 PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headline_table},
          "docs/environments.md": {"environments": environments_table},
@@ -311,6 +322,7 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
          "docs/vision.md": {"episode": partial(episode_of, "readme-frozenlake-image-grpo-s0"),
                             "vision": vision_table},
          "docs/running.md": {"log": log_lines},
+         "docs/specification.md": {"mutants": mutants_result},
          "docs/results.md": {"results": results_table, "smollm2": smollm2_table},
          **{f"docs/environments/{env}.md": {
              "tiny": partial(episode_of, f"readme-{env}-grpo-s0"),

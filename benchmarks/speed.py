@@ -46,10 +46,12 @@ from minragen import config as settings
 from minragen import rollout, train
 from minragen.chat import ChatFrame
 from minragen.envs import Budget, EnvGroups, Outcome, TextEnv
-from minragen.models import NO_CODE, AdamW, Policy
+from minragen.models import AdamW, Policy
 from minragen.rollout import Rules, collect
 from minragen.run import start
-from minragen.run.bundled import resolve, tiny_policy
+from minragen.run.bundled import resolve
+from minragen.run.load import NO_CODE
+from minragen.run.tiny import tiny_policy
 
 PARTS = ("rollout", "turns", "step", "frozenlake")
 SPEC = "benchmarks.speed:FixedLengths"

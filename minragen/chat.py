@@ -189,15 +189,6 @@ class ChatFrame:
         """
         return ids[-1] in self._closers and tag in self.tokenizer.decode(ids[-TAG_TAIL:])
 
-    def find_tag(self, ids, tag):
-        """The index of the first id that a closing tag touches, None without the tag."""
-        for end in range(1, len(ids) + 1):
-            if self.completes(ids[max(0, end - TAG_TAIL):end], tag):
-                # The latest start from which the ids still spell the whole tag.
-                return next(start for start in range(end - 1, -1, -1)
-                            if tag in self.tokenizer.decode(ids[start:end]))
-        return None
-
     def _plain(self, text):
         """Observations are data: a blank inside a control token makes it ordinary text."""
         while self._control.search(text):  # again, since the new text may hold another one

@@ -1,14 +1,15 @@
-"""The options, their presets, and the command line.
+"""The options, their checks, and the command line.
 
     python -m minragen.train --algo starpo-s --print-config
     python -m minragen.train --help
 
-Reading order: `Config`, `ALGOS`, `TINY`, `check`. docs/algorithms.md has equations and papers.
+Reading order: `Config`, `preset`, `from_options`, `check`. In minragen/data, presets.toml says what
+an algorithm or an environment changes, and checks.toml which options do not go together.
+docs/algorithms.md has equations and papers.
 """
 
 import argparse
 import dataclasses
-import importlib.util
 import math
 import re
 from dataclasses import dataclass, field
@@ -17,8 +18,7 @@ import torch
 
 from minragen import starpo
 from minragen.chat import CONTEXTS, FORMATS, description_parts
-from minragen.envs import Budget, nearest, parse_mixture
-from minragen.more import loggers
+from minragen.envs import Budget, data_table, nearest, parse_mixture
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user
@@ -28,24 +28,24 @@ BUDGETS = tuple(f.name for f in dataclasses.fields(Budget))
 FILTER_METRICS = {"reward_std": ("returns", "std"), "reward": ("returns", "mean"),
                   "length": ("lengths", "mean"), "entropy": ("entropy", "mean"),
                   "entropy_std": ("entropy", "std")}
-# What an algorithm changes in the base Config. Those with a critic have their own learning rate.
-GAE = dict(advantages="gae", credit="turn", lam=0.95, lr=3e-4)
-ALGOS = {
-    "grpo": dict(),
-    "ppo": GAE,
-    "dr-grpo": dict(norm_by_std=False, aggregation="seq-mean-token-sum-norm"),
-    "dapo": dict(filter_value=1.0, resample=3, overlong=0.2, dual_clip=0.0, entropy_coef=0.0,
-                 kl_coef=0.0, aggregation="token-mean"),
-    "brpo": dict(advantages="reinforce", reward_norm="mean_std", reward_norm_over="batch"),
-    "arpo": dict(advantages="reinforce"),
-    "rloo": dict(advantages="rloo"),
-    "reinforce-pp": dict(advantages="reinforce_pp", kl_reward_coef=0.001),
-    "gspo": dict(ratio="sequence", clip_low=3e-4, clip_high=4e-4, dual_clip=0.0,
-                 aggregation="seq-mean-token-mean"),
-    "starpo-s": GAE | dict(filter="top_k", filter_value=0.25, filter_include_zero=True),
-    "bi-level": GAE | dict(advantages="bi_level_gae", gamma_turn=0.95),
-    "turn-ppo": GAE | dict(advantages="turn_gae"),
-}
+
+
+def _presets():
+    """The tables of presets.toml; one that is `like` another begins with its values."""
+    tables = data_table("presets")
+    for options in [o for table in tables.values() for o in table.values() if "like" in o]:
+        kind, name = options.pop("like").split(".")
+        options.update(tables[kind][name] | options)
+    return tables
+
+
+_TABLES = _presets()
+ALGOS, MODELS, ROOM = _TABLES["algo"], _TABLES["model"], _TABLES["room"]
+PRETRAINED, DESCRIPTION = MODELS["pretrained"], _TABLES["format"]["part"]
+PRESETS = {model: _TABLES[model] for model in ("tiny", "tiny-vlm")}
+TINY, TINY_VLM = PRESETS.values()
+CALLED_ELSEWHERE, NOT_HERE = map(data_table("elsewhere").get, ("options", "not_here"))
+CONTRADICTIONS, NEEDS = map(data_table("checks").get, ("contradiction", "needs"))
 
 
 def opt(default, text, choices=None, least=0, most=2**31):
@@ -152,73 +152,16 @@ class Config:
     save_every: int = opt(20, "steps between checkpoints; also after the last", least=1)
 
 
-# A preset makes `--env NAME` enough. tiny's also set environment options that make the task
-# learnable for a model of its size, and a KL where its reasoning would degrade without (LOG.md).
-TINY = {"bandit": dict(env_arg=("mixed=True",), steps=30, lr=3e-4, max_new_tokens=24,
-                       max_context=256)}
-TINY |= {name: dict(lr=5e-4, lr_final=0.1) | sizes for name, sizes in {
-    "frozenlake": dict(env_arg=("view=coord", "frozen=0.8"), steps=200, warmup_steps=1600,
-                       kl_coef=0.1, max_new_tokens=32, max_context=512, val_every=40),
-    "sokoban": dict(env_arg=("view=coord", "pulls=2"), steps=120, warmup_steps=800, kl_coef=0.1,
-                    max_new_tokens=24, max_context=640),
-    "sudoku": dict(env_arg=("hints=True",), steps=60, warmup_steps=800, num_groups=8,
-                   kl_coef=0.1, max_new_tokens=24, max_context=768, val_every=30),
-    "countdown": dict(env_arg=("count=3", "largest=10", "operators=+*"), steps=120,
-                      warmup_steps=1600, lr=3e-4, kl_coef=0.1, max_new_tokens=64,
-                      max_context=224),
-    # Failed episodes are the longest; a token mean would over-weight them.
-    "webshop": dict(env_arg=("wording=plain", "page_size=3"), steps=60, warmup_steps=1200,
-                    group_size=8, aggregation="seq-mean-token-mean", max_new_tokens=40,
-                    max_context=1280),
-    "searchqa": dict(env_arg=("hops=2", "results=1"), steps=60, warmup_steps=1000, max_turns=3,
-                     max_new_tokens=32, max_context=512),
-    "lean": dict(env_arg=("family=logic",), steps=60, warmup_steps=800, num_groups=8,
-                 max_new_tokens=24, max_context=1024, val_every=20),
-    "deepcoder": dict(env_arg=("family=formulas",), steps=40, warmup_steps=500, max_new_tokens=32,
-                      max_context=256),
-    "metamathqa": dict(env_arg=("max_steps=1", "largest=12", "distractors=False"), max_turns=1,
-                       steps=150, warmup_steps=600, num_groups=32, group_size=8, max_new_tokens=24,
-                       max_context=192, val_every=25)}.items()}
-TINY_VLM = {"frozenlake": TINY["frozenlake"] | dict(env_arg=("view=image", "frozen=0.8")),
-            "sokoban": TINY["sokoban"] | dict(env_arg=("view=image", "pulls=2"))}
-PRESETS = {"tiny": TINY, "tiny-vlm": TINY_VLM}
-# What changes for a pretrained model: RAGEN V2's rates, steps and batches, longer replies.
-PRETRAINED = dict(steps=200, warmup_steps=0, lr=1e-6, critic_lr=1e-5, num_groups=8, mini_batch=32,
-                  max_new_tokens=128, max_context=2048, token_budget=8192)
-ROOM = {"webshop": dict(max_context=8192), "deepcoder": dict(max_new_tokens=512),
-          "metamathqa": dict(max_new_tokens=256), "lean": dict(max_context=4096),
-          "searchqa": dict(max_context=4096)}
-# SmolLM2 rarely closes a tag by itself.
-MODELS = {"tiny": {}, "tiny-vlm": {}, "smollm2": PRETRAINED | dict(warmup_steps=20)}
-# Tokens that each describing part of a format adds, per reply and per conversation.
-DESCRIPTION = dict(max_new_tokens=48, max_context=768)
-
-
+# ---- Presets -------------------------------------------------------------------------------------
 def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_think"):
     """The complete Config of an environment, an algorithm, a model and a response format."""
-    if algo not in ALGOS:
-        raise ValueError(nearest("algo", algo, list(ALGOS)))
-    layers = (_of_envs(PRESETS[model], env) | ALGOS[algo] if model in PRESETS else
-              ALGOS[algo] | MODELS.get(model, PRETRAINED) | _of_envs(ROOM, env))
+    options = {}
+    for layer in _layers(env, algo, model).values():
+        options |= layer
     parts = len(description_parts(response_format))
     for name, tokens in DESCRIPTION.items():
-        layers[name] = layers.get(name, getattr(Config, name)) + parts * tokens
-    return Config(env=env, algo=algo, model=model, response_format=response_format, **layers)
-
-
-def _of_envs(table, env):
-    """The entry of an environment; of a mixture the largest of the numbers that its entries set,
-    all environment options under their environment's name, and no texts and budgets."""
-    merged, names = {}, [part.partition("=")[0].strip() for part in env.split(",")]
-    for name in names:
-        for key, value in table.get(name, {}).items():
-            if len(names) == 1:
-                merged[key] = value
-            elif key == "env_arg":
-                merged[key] = (*merged.get(key, ()), *(f"{name}.{text}" for text in value))
-            elif key not in BUDGETS and not isinstance(value, str):
-                merged[key] = max(value, merged.get(key, value))
-    return merged
+        options[name] = options.get(name, getattr(Config, name)) + parts * tokens
+    return Config(env=env, algo=algo, model=model, response_format=response_format, **options)
 
 
 def preset_of(config):
@@ -226,35 +169,32 @@ def preset_of(config):
     return preset(config.env, config.algo, config.model, config.response_format)
 
 
+def _layers(env, algo, model):
+    """What a preset is made of: {where from: options}; the later ones win."""
+    if algo not in ALGOS:
+        raise ValueError(nearest("algo", algo, list(ALGOS)))
+    own, of_algo = f"env {env} and model {model}", {f"algo {algo}": ALGOS[algo]}
+    if model in PRESETS:
+        return {own: _of_envs(PRESETS[model], env)} | of_algo
+    of_model = {f"model {model}": MODELS.get(model, PRETRAINED)}
+    return of_algo | of_model | {own: _of_envs(ROOM, env)}
+
+
+def _of_envs(table, env):
+    """The entry of an environment; of a mixture the largest of the numbers that its entries set,
+    all environment options under their environment's name, and no texts and budgets."""
+    merged, names = {}, [part.partition("=")[0].strip() for part in env.split(",")]
+    for name in names:
+        owner = f"{name}." if len(names) > 1 else ""
+        for key, value in table.get(name, {}).items():
+            if key == "env_arg":
+                merged[key] = (*merged.get(key, ()), *(owner + text for text in value))
+            elif not owner or key not in BUDGETS and not isinstance(value, str):
+                merged[key] = max(value, merged.get(key, value))
+    return merged
+
+
 # ---- The command line ----------------------------------------------------------------------------
-# Options -> names of TRL, transformers, verl, OpenRLHF, RAGEN.
-CALLED_ELSEWHERE = {
-    "lr": "learning_rate actor_learning_rate", "critic_lr": "critic_learning_rate",
-    "num_groups group_size": "batch_size train_batch_size per_device_train_batch_size",
-    "num_groups": "env_groups", "group_size": "num_generations n rollout_n n_samples_per_prompt",
-    "mini_batch": "ppo_mini_batch_size", "token_budget": "ppo_max_token_len_per_gpu",
-    "kl_coef": "beta kl_beta kl_loss_coef", "kl_reward_coef": "init_kl_coef",
-    "steps": "max_steps num_train_epochs total_training_steps total_epochs",
-    "epochs": "num_iterations ppo_epochs num_ppo_epochs", "entropy_coef": "entropy_coeff ent_coef",
-    "max_new_tokens": "max_completion_length max_response_length response_length max_tokens",
-    "max_context": "max_prompt_length max_model_len max_length", "max_turns": "max_turn",
-    "clip_low clip_high": "epsilon clip_ratio eps_clip cliprange", "clip_low": "clip_ratio_low",
-    "clip_high": "clip_ratio_high epsilon_high", "dual_clip": "clip_ratio_c", "lam": "gae_lambda",
-    "lr_final decay_steps": "lr_scheduler_type", "lora_rank": "lora_r", "algo": "algorithm",
-    "env": "env_name env_id task",
-    "advantages": "adv_estimator advantage_estimator", "model": "model_name_or_path model_path",
-    "run": "output_dir experiment_name run_name", "run resume": "resume_from_checkpoint",
-    "log": "report_to logger", "save_every": "save_steps save_freq", "max_grad_norm": "grad_clip",
-    "val_every": "eval_steps test_freq", "activation_checkpointing": "gradient_checkpointing"}
-# What is said of names of theirs that are no option here.
-NOT_HERE = {
-    "gradients add up over a mini_batch by themselves, and token_budget bounds a forward pass":
-        "gradient_accumulation_steps ppo_micro_batch_size ppo_micro_batch_size_per_gpu",
-    "the learning rate has no warm-up, and warmup_steps are supervised steps before RL":
-        "warmup_ratio lr_warmup_steps lr_warmup_ratio lr_warmup_steps_ratio",
-    "alpha is always twice lora_rank": "lora_alpha"}
-
-
 def parse(argv):
     """{name: value} of the given options, with `resume` and `print_config`. Raises ValueError."""
     parser = argparse.ArgumentParser(
@@ -309,6 +249,11 @@ def summary(config):
 
 def explain(config, given):
     """All settings as text: what differs from the base and where from, then the rest."""
+    layers = _layers(config.env, config.algo, config.model)
+    if description_parts(config.response_format):
+        layers[f"env {config.env} and format {config.response_format}"] = DESCRIPTION
+    layers["you"] = given
+    own = f"env {config.env} and model {config.model}"  # or, of a run that goes on, its options
     title = f"{config.env} with {config.algo} and model {config.model}: what differs from the base"
     lines, rest = [title], ["", "the rest is the base"]
     for f in dataclasses.fields(config):
@@ -316,19 +261,11 @@ def explain(config, given):
             continue
         value = getattr(config, f.name)
         line = f"{f.name.replace('_', '-'):22} {value!r:14}"
-        sized = f.name in _of_envs(ROOM, config.env) and config.model not in PRESETS
-        sources = {"you": f.name in given,
-                   f"env {config.env} and format {config.response_format}":
-                       f.name in DESCRIPTION and description_parts(config.response_format),
-                   f"model {config.model}": f.name in MODELS.get(config.model, PRETRAINED)
-                       and not sized,
-                   f"algo {config.algo}": f.name in ALGOS[config.algo],
-                   f"env {config.env} and model {config.model}": True}
-        through = next(source for source, applies in sources.items() if applies)
+        through = [own, *(source for source, options in layers.items() if f.name in options)]
         if value == f.default:
             rest.append(line.rstrip())
         else:
-            lines.append(f"{line} base {f.default!r:14} through {through}")
+            lines.append(f"{line} base {f.default!r:14} through {through[-1]}")
     return "\n".join(lines + rest)
 
 
@@ -378,16 +315,16 @@ def check(config):
         if not RUN_NAME.fullmatch(name):
             raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and "
                              f"-_.+= only.")
-    for name in loggers.names(config.log):
-        if name not in loggers.LOGGERS:
-            raise ValueError(nearest("log", name, list(loggers.LOGGERS)))
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # the latter is a folder of that name
-            raise ImportError(f"--log {name} needs a package: pip install {name}")
-    check_used(config)
-    for refused, sentence in CONTRADICTIONS:
-        if refused(config):
-            raise ValueError(sentence.format_map(vars(config)))
+    base, known = preset_of(config), vars(config) | {"estimator_kind": estimator_kind(config)}
+    for names, (effective, needed) in NEEDS.items():
+        for name in names.split():
+            usual = known[name] in (getattr(base, name), getattr(Config, name))
+            if not usual and not eval(effective, {}, known):
+                raise ValueError(f"{name}: got {known[name]}, but it has no effect here. It needs "
+                                 f"{needed}.")
+    for rule in CONTRADICTIONS:
+        if eval(rule["refused"], {}, known):
+            raise ValueError(rule["message"].format_map(known))
     nothing = torch.zeros(1)  # these functions themselves refuse bad values
     starpo.policy_loss(nothing, nothing, nothing, dual_clip=config.dual_clip)
     starpo.filter_groups(nothing, config.filter_value, config.filter)
@@ -398,70 +335,6 @@ def check(config):
 def estimator_kind(config):
     """What the advantage estimator needs: "group", "reward" or "critic"."""
     return starpo.ESTIMATORS[config.advantages][0]
-
-
-# (whether a Config contradicts itself, the message)
-CONTRADICTIONS = (
-    (lambda c: estimator_kind(c) == "group" and c.group_size < 2,
-     "{advantages} compares the members of a group: got group_size 1, expected at least 2."),
-    (lambda c: c.group_size < 2 and (c.soft_reweight or c.filter != "none"
-                                     and c.filter_metric.endswith("std")),
-     "group_size 1 has no reward std: expected at least 2, or filter none without soft_reweight."),
-    (lambda c: estimator_kind(c) == "group" and c.credit == "turn",
-     "{advantages} compares whole episodes: got credit turn, expected episode, or an estimator of "
-     "token rewards (gae, reinforce, ...)."),
-    (lambda c: c.reward_norm != "identity" and c.credit == "turn",
-     "reward_norm {reward_norm} normalises episode returns: got credit turn, expected episode."),
-    (lambda c: c.advantages in ("bi_level_gae", "turn_gae") and c.context != "full",
-     "{advantages} needs all turns in one row: got context {context}, expected full."),
-    (lambda c: c.filter in ("top_p", "min_p") and c.filter_metric == "reward",
-     "filter {filter} takes shares of scores, but rewards may be negative. Use top_p_softmax or "
-     "top_k with filter_metric reward."),
-    (lambda c: c.filter == "top_k_abs" and c.filter_value != int(c.filter_value),
-     "filter top_k_abs: got filter_value {filter_value}, expected a whole number of groups."),
-    (lambda c: c.resample and (c.filter, c.filter_value, c.filter_metric, c.filter_include_zero)
-     != ("top_p", 1.0, "reward_std", False),
-     "resample replaces groups of reward std 0: expected the filter that drops just those, filter "
-     "top_p with filter_value 1 and filter_metric reward_std."),
-    (lambda c: c.ratio == "sequence" and estimator_kind(c) != "group",
-     "ratio sequence needs one advantage per row: got {advantages}, expected grpo, rloo or "
-     "reinforce_pp_baseline."),
-)
-_CRITIC = (lambda c: estimator_kind(c) == "critic", "an estimator with a critic")
-_FILTER = (lambda c: c.filter != "none", "a filter")
-# option -> (whether it has an effect, what it needs for one)
-NEEDS = {
-    "decay_steps": (lambda c: c.lr_final != 1, "an lr_final that is not 1"),
-    "soft_reweight": (lambda c: c.reward_norm != "mean_std" or c.reward_norm_over != "group",
-                      "a reward_norm that leaves groups different reward stds"),
-    "norm_by_std": (lambda c: c.advantages == "grpo", "advantages grpo"),
-    "gamma": (lambda c: estimator_kind(c) == "reward" or c.advantages in ("gae", "bi_level_gae"),
-              "advantages gae, bi_level_gae or a REINFORCE"),
-    "gamma_turn": (lambda c: c.advantages in ("bi_level_gae", "turn_gae")
-                   or c.context != "full" and c.credit == "turn",
-                   "advantages bi_level_gae or turn_gae, or credit turn and rows of one turn"),
-    "lam": _CRITIC, "critic_lr": _CRITIC, "value_clip": _CRITIC,
-    "advantage_mask": (lambda c: c.advantages in ("gae", "bi_level_gae"),
-                       "advantages gae or bi_level_gae"),
-    "loss_mask": (_CRITIC[0], "an estimator with a critic: others train sampled tokens only"),
-    "reward_norm_over": (lambda c: c.reward_norm != "identity", "a reward_norm"),
-    "window": (lambda c: c.context != "full", "context limited or single_turn"),
-    "kl_target": (lambda c: c.kl_reward_coef > 0, "a kl_reward_coef to start from"),
-    "kl_horizon": (lambda c: c.kl_target > 0, "a kl_target"),
-    "kl_estimator": (lambda c: c.kl_coef > 0, "a kl_coef"),
-    "diagnose_samples": (lambda c: c.diagnose_every > 0, "a diagnose_every"),
-    "filter_value": _FILTER, "filter_select": _FILTER, "filter_metric": _FILTER,
-    "filter_include_zero": _FILTER, "loss_scaling": _FILTER,
-}
-
-
-def check_used(config):
-    """Refuse an option that would change nothing."""
-    base = preset_of(config)
-    for name, (has_effect, needed) in NEEDS.items():
-        value = getattr(config, name)
-        if value not in (getattr(base, name), getattr(Config, name)) and not has_effect(config):
-            raise ValueError(f"{name}: got {value}, but it has no effect here. It needs {needed}.")
 
 
 # ---- The environments of a Config ----------------------------------------------------------------

@@ -26,9 +26,11 @@ import difflib
 import importlib
 import pkgutil
 import sys
+import tomllib
 import zlib
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import gymnasium
@@ -43,13 +45,14 @@ IMAGE = "<image>"  # the placeholder of an observation's image
 CHARSET = frozenset(map(chr, range(32, 127))) | frozenset("\n\t√")
 SPLITS = ("train", "val", "test")
 MANY = 10  # names; of more a message shows the five that are most like what was given
-# Environment option -> what RAGEN and retrievers call it.
-OPTIONS_ELSEWHERE = {
-    "url": "retriever retriever_url retrieval_server_url search_url", "server": "server_url",
-    "data": "train_path dataset_path", "results": "max_search_results topk", "rows": "dim_x",
-    "cols": "dim_y", "boxes": "num_boxes", "size": "grid_size", "symbols": "grid_lookup grid_vocab",
-    "view": "render_mode render_format observation_format", "hints": "show_valid_numbers",
-    "step_cost": "step_penalty", "high_prob": "hi_arm_hiscore_prob"}
+
+
+def data_table(name):
+    """The file minragen/data/NAME.toml as a dictionary."""
+    return tomllib.loads((Path(__file__).parent / "data" / f"{name}.toml").read_text("utf-8"))
+
+
+OPTIONS_ELSEWHERE = data_table("elsewhere")["environment_options"]
 
 
 @dataclass(frozen=True)

@@ -185,9 +185,9 @@ def checkpoint_player(config, run="", say=print, only=""):
             policy.image_store.expect(groups.reset(first_seed))
             prove(policy, config.max_context)
             proved = True
-        with distributed.progress_bar(f"evaluation on {groups.split}: tokens sampled") as bar:
+        with distributed.progress_bar(f"evaluation on {groups.split}: tokens sampled") as progress:
             held = play_held_out(policy, frame, groups, rules_of(config), config.val_temperature,
-                                 bar.update, greedy, first_seed)
+                                 progress, greedy, first_seed)
         return {f"{name}{suffix.replace('_', ', ')}": t for suffix, t in held.items()}
 
     return play

@@ -17,17 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from minragen import cache, starpo
 
 LOGIT_BUDGET = 2**24  # elements of one (chunk, V) block of logits: 64 MiB in float32
-NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a folder's Python
 
 
 @dataclass
@@ -42,7 +39,7 @@ class Policy:
     model: nn.Module
     tokenizer: object
     base: nn.Module | None = None  # the model before RL, if it shares its weights (LoRA)
-    state_dict: Callable | None = None  # -> the weights to save; None: the model's
+    weights: Callable | None = None  # -> the state dict to save; None: the model's
 
     append = staticmethod(cache.append)
     states_before = staticmethod(cache.states_before)
@@ -92,6 +89,7 @@ class Policy:
     def frozen(self):
         """The policy as it is now, for a reference that is not trained."""
         reference = copy.copy(self)
+        reference.weights = None
         reference.model = self.base or copy.deepcopy(self.model).requires_grad_(False)
         return reference
 
@@ -99,7 +97,7 @@ class Policy:
         """Write a plain Hugging Face folder. Raises OSError, for example for a full disk."""
         try:
             self.model.save_pretrained(folder, state_dict=(
-                self.state_dict or self.model.state_dict)())
+                self.weights or self.model.state_dict)())
             self.tokenizer.save_pretrained(folder)
         except Exception as problem:  # tokenizers raises Exception, safetensors SafetensorError
             if type(problem) is Exception or isinstance(problem, SafetensorError):
@@ -107,81 +105,14 @@ class Policy:
             raise
 
 
-def load_policy(source, device="cpu", stored_dtype=False, name="",
-                kind_of=lambda config: (AutoModelForCausalLM, None)):
-    """The policy in a folder or behind a Hugging Face id.
-
-    stored_dtype: keep the dtype of the files, as for checkpoints and bundled models; otherwise a
-        GPU gets bfloat16. On a CPU it is float32 either way.
-    name: what messages call it; empty: the source
-    kind_of: config -> the class of transformers that loads the model, and the chat template for a
-        tokenizer that has none
-    raises: ValueError for what cannot be loaded, RuntimeError for an unsupported architecture
-    """
-    device, name = torch.device(device), name or str(source)
-    dtype = torch.float32 if device.type == "cpu" else "auto" if stored_dtype else torch.bfloat16
+def load_policy(source, name="", device="cpu", dtype=torch.float32):
+    """The policy in a folder or behind a Hugging Face id; run/load.py refuses what does not fit."""
     # NOTE: the dtype is given to from_pretrained and never to .to(): the latter would also round
     # the rotary frequencies, which changes the logits of distant tokens.
-    try:
-        config = AutoConfig.from_pretrained(source, **NO_CODE)
-        if not (refused := why_unsupported(config)):
-            kind, template = kind_of(config)
-            model, loading = kind.from_pretrained(
-                source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True,
-                **NO_CODE)
-            tokenizer = AutoTokenizer.from_pretrained(source, **NO_CODE)
-            tokenizer.chat_template = tokenizer.chat_template or template
-    except Exception as error:  # a folder may hold anything
-        first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
-                 else str(error).strip().splitlines()[0])
-        raise ValueError(f"cannot load model {name!r}: {first} Give a bundled model (tiny, "
-                         f"tiny-vlm, smollm2), a local folder or a Hugging Face id.") from None
-    if refused:
-        raise RuntimeError(f"model {name!r} {refused}.")
-    wrong = [f"{len(keys)} {kind}, e.g. {min(map(str, keys))}" for kind in (
-        "missing", "unexpected", "mismatched") if (keys := loading[f"{kind}_keys"])]
-    if wrong:  # what is missing would stay random
-        raise ValueError(f"the weights of model {name!r} do not fit its config.json: "
-                         f"{'; '.join(wrong)}. Take the config.json and names that belong to them.")
-    size, added = model.config.get_text_config().vocab_size, tokenizer.added_tokens_decoder
-    beyond = [token for token, i in tokenizer.get_vocab().items() if i >= size and not (
-        # Special tokens that no template writes are never encoded: Gemma 3 has one for images.
-        i in added and added[i].special and token not in str(tokenizer.chat_template))]
-    if beyond:
-        raise ValueError(f"the tokenizer of model {name!r} has tokens beyond the vocabulary of "
-                         f"{size}: {', '.join(beyond[:3])}. Resize the model's embeddings.")
-    policy = Policy(name, model.to(device), tokenizer)
-    policy.model.eval()  # no dropout anywhere: sampling and training must be the same function
-    return policy
-
-
-def why_unsupported(config):
-    """Why keys and values of this architecture cannot be cached by position; "" if they can."""
-    text = config.get_text_config()
-    kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None) or []
-    others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if config.is_encoder_decoder:
-        return "is an encoder-decoder, and only decoders continue a conversation"
-    if others:
-        return f"has layers {others}, and only full and sliding attention is supported"
-    if "mrope_section" in str(getattr(text, "rope_parameters", None)):
-        return "has positions in three dimensions (M-RoPE), and only one-dimensional are supported"
-    if getattr(text, "alibi", False) or not hasattr(text, "max_position_embeddings"):
-        return "takes no position_ids, which conversations of different lengths need"
-    return ""
-
-
-def checkpoint_activations(module):
-    """Let every decoder layer keep only its input and compute the rest again in the backward pass.
-
-    transformers has the switch, but obeys it only in training mode, which would turn on dropout.
-    """
-    layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
-    if not layers:
-        raise ValueError("activation_checkpointing: the layers of this model cannot be recomputed.")
-    for layer in layers:
-        layer.gradient_checkpointing = True  # for llama.decode
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    # No dropout anywhere: sampling and training must be the same function.
+    return Policy(name or str(source), model.to(device).eval(), tokenizer)
 
 
 # ---- From tokens to logprobs ---------------------------------------------------------------------

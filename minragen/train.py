@@ -24,10 +24,10 @@ import math
 import time
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
 import torch
-from tqdm import tqdm
 
 from minragen import config as settings
 from minragen import starpo
@@ -65,25 +65,25 @@ class World:
 
 
 class Log:
-    """What a run reports while it trains: here nothing. runs.py prints it and writes files."""
-
-    history = ()  # the metrics of the steps so far
+    """What a run reports and keeps while it trains: here nothing. run/log.py prints it, writes
+    files and saves."""
 
     def say(self, line):
         """Print a line."""
 
-    def progress(self, title, total=None):
+    def progress(self, title):
         """A context whose value is called with the number of tokens or rows done since before."""
         return contextlib.nullcontext(lambda count: None)
 
-    def diagnose(self, step, played):
-        """More metrics of the episodes before the update."""
+    def diagnose(self, step, played, rows=None, batch=None):
+        """More metrics before the update: of the episodes; or, if it is given, of the batch that is
+        trained on, with its targets. rows: its rows in the batch of all `played`"""
         return {}
 
-    def diagnose_update(self, step, played, rows, batch):
-        """More metrics before the update. batch: those rows of the batch of `played` that are
-        trained on, with their targets"""
-        return {}
+    def over(self, learner, metrics):
+        """Why the run ends before its last step, "" if it does not. metrics: of the step that has
+        just been done; they are written later, after a validation"""
+        return ""
 
     def episodes(self, step, split, trajectories):
         """Keep some episodes."""
@@ -91,16 +91,8 @@ class Log:
     def write(self, metrics):
         """Report a step."""
 
-    def keeping(self, learner, metrics):
-        """A context for what may end the run, after a step whose metrics are not written yet."""
-        return contextlib.nullcontext()
-
-    def why_over(self, learner, metrics):
-        """Why the run ends before its last step, "" if it does not."""
-        return ""
-
-    def step_done(self, learner, last):
-        """Save the learner when due. Returns whether the run shall stop here."""
+    def save(self, learner, last):
+        """Save the learner when due. Returns whether somebody asks the run to stop here."""
         return False
 
 
@@ -124,7 +116,8 @@ class Learner:
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
     skipped: int = 0  # consecutive updates whose gradient was not finite
     world: World = World()
-    halved: bool = False  # whether an update ran out of memory; since then token_budget is half
+    halved: bool = False  # token_budget is half, since an update ran out of memory
+    gradients: Callable | None = None  # in place of `gradients`; run/memory.py has a careful one
 
     def optimizers(self):
         """[(metric of the gradient norm, optimizer), ...]"""
@@ -138,19 +131,18 @@ def train(learner, groups, config, log):
 
     groups: {split: EnvGroups}
     """
-    start, over = time.time(), log.why_over(learner, {})
+    start, over = time.time(), log.over(learner, {})
     if learner.step == 0:
         log.write({"step": 0, **validate(learner, groups["val"], config, log)})
     while learner.step < config.steps and not over:
         metrics, trajectories = train_step(learner, groups["train"], config, log)
-        over = log.why_over(learner, metrics)
+        over = log.over(learner, metrics)
         last = learner.step == config.steps or bool(over)
         if learner.step % config.val_every == 0 or last:
-            with log.keeping(learner, metrics):
-                metrics |= validate(learner, groups["val"], config, log)
+            metrics |= validate(learner, groups["val"], config, log)
         log.episodes(learner.step, "train", trajectories)
         log.write(metrics)
-        if log.step_done(learner, last):
+        if log.save(learner, last):
             return None
     if over:
         log.say(f"stopped: {over}")
@@ -177,7 +169,7 @@ def train_step(learner, groups, config, log=QUIET):
             rows = kept[batch.group_ids].nonzero()[:, 0]
             batch, found = compute_targets(learner, batch.take(rows), config,
                                            starpo.loss_scale(kept, config.loss_scaling))
-            metrics |= found | log.diagnose_update(step, played, rows, batch)
+            metrics |= found | log.diagnose(step, played, rows, batch)
             metrics |= update(learner, batch, config, step, log)
             if config.kl_target:
                 learner.kl_reward_coef = starpo.adapt_kl_coef(
@@ -201,7 +193,8 @@ def update(learner, batch, config, step, log=QUIET):
     steps, skipped = [], 0  # metrics of each optimizer step
     with log.progress(f"step {step}: rows trained on") as progress:
         for mini in optimizer_steps(batch, config, step):  # epochs x mini-batches
-            sums = summed(learner.world.gather(gradients(learner, mini, config, progress)))
+            sums = summed(learner.world.gather(
+                (learner.gradients or gradients)(learner, mini, config, progress)))
             for name, optimizer in learner.optimizers():
                 learner.world.sum_gradients(optimizer.masters)
                 sums[name] = float(optimizer.step(config.max_grad_norm))
@@ -430,27 +423,13 @@ def add_loss_weights(mini, config):
 
 
 def gradients(learner, mini, config, progress=lambda rows: None):
-    """Backpropagate a mini-batch, {metric: this process's share}. If it runs out of memory, it does
-    so again with half of the ids in a pass; once in a run."""
-    while True:
-        sums, failed = Counter(), False
-        try:
-            for rows in parts_of(mini, learner, config):
-                sums.update(backward(learner, mini.take(rows), config))
-                progress(len(rows))
-        except torch.OutOfMemoryError:
-            failed = True
-        if not any(learner.world.gather(failed)):
-            return {name: float(share) for name, share in sums.items()}
-        if learner.halved:
-            raise RuntimeError("the update ran out of memory again. Go on from the last checkpoint "
-                               "with a smaller --token-budget or --activation-checkpointing true.")
-        learner.halved = True
-        for _, optimizer in learner.optimizers():
-            optimizer.clear()
-        torch.cuda.empty_cache()
-        tqdm.write(f"warning   the update ran out of memory: going on with token_budget "
-                   f"{config.token_budget // 2}")
+    """Backpropagate a mini-batch, micro-batch by micro-batch. Returns {metric: this process's
+    share}."""
+    sums = Counter()
+    for rows in parts_of(mini, learner, config):
+        sums.update(backward(learner, mini.take(rows), config))
+        progress(len(rows))
+    return {name: float(share) for name, share in sums.items()}
 
 
 def backward(learner, part, config):
@@ -501,11 +480,6 @@ def validate(learner, groups, config, log):
     failed = [t for t in played["_greedy"] if t.error]
     log.episodes(learner.step, groups.split, played[""] + failed)
     return held_out_metrics(groups.split, played)
-
-
-def due(step, every):
-    """Whether `step` is 1 or a multiple of `every`; 0: never."""
-    return every > 0 and (step == 1 or step % every == 0)
 
 
 def hash_seed(*parts):

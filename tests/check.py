@@ -16,43 +16,38 @@ sys.path.insert(0, str(ROOT))
 from minragen.config import Config  # noqa: E402  the line above finds it
 from minragen.envs import REGISTRY  # noqa: E402
 
-# module -> the modules of minragen that it may import, anywhere in the file
-ALGORITHM = {"envs", "starpo", "chat", "attention", "models", "rollout"}
-ALLOWED = {
-    "__init__": set(), "envs": set(), "faults": {"envs"}, "starpo": set(), "llama": set(),
-    "distributed": {"faults", "train"},
-    "lora": set(), "loggers": set(), "vision": {"envs"}, "chat": {"envs"}, "attention": {"llama"},
-    "models": {"starpo", "attention", "lora", "vision"},
-    "nano": {"envs", "chat", "models", "bundled"},  # the last one inside main() only
-    "rollout": {"envs", "faults", "chat", "attention", "models"},
-    "diagnostics": {"starpo", "chat", "attention", "models", "train"},
-    "bundled": {"envs", "chat", "attention", "models", "rollout", "vision",
-                "distributed", "environments.data"},
-    "config": {"envs", "chat", "starpo", "loggers"},
-    "runs": {"envs", "faults", "config", "diagnostics", "distributed", "loggers", "lora", "train",
-             "vision"},
-    "memory": {"models", "diagnostics", "config"},
-    # The algorithm knows no wing; `main` calls the one place that puts a run together.
-    "train": ALGORITHM | {"config", "run.start"},
-    "run/__init__": set(),
-    "run/start": ALGORITHM | {"bundled", "config", "distributed", "lora", "memory", "report",
-                              "runs", "train", "vision"},
-    "report": {"config", "diagnostics", "eval", "faults", "runs"},
-    "eval": ALGORITHM | {"bundled", "config", "runs", "run.start", "train", "api", "vision",
-                         "distributed", "faults", "environments.board"},
-    "api": {"envs", "chat", "rollout", "vision"}, "reproduce": {"faults", "runs", "run.start"}}
+WINGS = ("environments", "fast", "more", "look", "run")
+# module of the ground floor -> the modules of minragen that it may import, anywhere in the file
+GROUND_FLOOR = {
+    "starpo": set(), "envs": set(), "cache": set(), "chat": {"envs"}, "models": {"starpo", "cache"},
+    "rollout": {"envs", "chat", "cache", "models"},
+    "train": {"starpo", "envs", "cache", "chat", "models", "rollout", "config"}}
+BESIDE = {"__init__": set(), "config": {"envs", "chat", "starpo"},
+          "nano": {"envs", "chat", "models"}}
+# The one import of a wing that each may have, inside of main().
+IN_MAIN = {"train": {"run.start"}, "nano": {"run.bundled"}}
+# wing -> the wings that it may import, beside the ground floor and config
+BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
+         "look": {"look", "more", "fast", "environments"}, "run": set(WINGS)}
+SIZES = {"the ground floor": (GROUND_FLOOR, 2950), "config.py": (["config"], 350),
+         "nano.py": (["nano"], 180)}  # lines at most
 
 
 def imported(source):
-    """The modules of minragen that a source imports, lazily or not, without the package's name."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
+    """The modules of minragen that a source names, without the package's name: as imports, lazy or
+    not, or in a text that is code, such as "minragen.run.start:main"."""
+    found, tree = set(), ast.parse(source)
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            packages = node.module in ("minragen", "minragen.environments", "minragen.run")
-            found |= ({f"{node.module}.{alias.name}" for alias in node.names} if packages else
-                      {node.module or "."})
+            packages = {"minragen", *(f"minragen.{wing}" for wing in WINGS)}
+            found |= ({f"{node.module}.{alias.name}" for alias in node.names}
+                      if node.module in packages else {node.module or "."})
+        elif isinstance(node, ast.Constant) and id(node) not in told:
+            found |= {match for match in re.findall(r"\bminragen\.(?:\w+\.)?\w+", str(node.value))
+                      if match.split(".")[1] in WINGS}
     return {name.removeprefix("minragen.") for name in found if re.match(r"minragen|\.", name)}
 
 
@@ -60,11 +55,56 @@ def forbidden_imports(root=ROOT):
     faults = []
     for path in sorted((root / "minragen").rglob("*.py")):
         module = path.relative_to(root / "minragen").with_suffix("").as_posix()
-        for name in sorted(imported(path.read_text())):
-            allowed = (name in ("envs", "faults", "data") or name.startswith("environments.")
-                       if module.startswith("environments/") else name in ALLOWED[module])
+        wing, source = module.partition("/")[0], path.read_text()
+        for name in sorted(imported(source)):
+            if wing in BELOW:
+                free = name.partition(".")[0] in {*GROUND_FLOOR, "config", *BELOW[wing]}
+                allowed = name == "envs" if wing == "environments" and "." not in name else free
+            elif module in ("eval", "__main__"):
+                allowed = True
+            else:
+                allowed = (name in (GROUND_FLOOR | BESIDE)[module]
+                           or name in IN_MAIN.get(module, ()) and only_in_main(source, name)
+                           or module == "envs" and name.startswith("environments"))  # the registry
             if not allowed:
                 faults.append(f"minragen/{module}.py imports minragen.{name}")
+    return faults
+
+
+def only_in_main(source, name):
+    """Whether a source imports a module inside of its function `main` alone."""
+    rest = [node for node in ast.parse(source).body if getattr(node, "name", "") != "main"]
+    return name not in imported(ast.unparse(ast.Module(rest, [])))
+
+
+def circles(root=ROOT):
+    """Modules that import each other, at module level or inside a function."""
+    package = root / "minragen"
+    graph = {path.relative_to(package).with_suffix("").as_posix().replace("/", "."):
+             imported(path.read_text()) for path in package.rglob("*.py")}
+
+    def reached(start):
+        seen, left = set(), [start]
+        while left:
+            for name in graph.get(left.pop(), ()):
+                if name not in seen and name != "envs":  # the registry of envs.py is data
+                    seen.add(name)
+                    left.append(name)
+        return seen
+
+    lazy = set().union(*IN_MAIN.values()) | {"eval", "__main__"}
+    return [f"minragen.{name} imports itself through others" for name in sorted(graph)
+            if name in reached(name) and not reached(name) & lazy]
+
+
+def sizes(root=ROOT):
+    """Parts of the package that have grown beyond what a reader was promised."""
+    faults = []
+    for part, (modules, most) in SIZES.items():
+        lines = sum(len((root / "minragen" / f"{module}.py").read_text().splitlines())
+                    for module in modules)
+        if lines > most:
+            faults.append(f"{part}: {lines} lines, expected at most {most}")
     return faults
 
 
@@ -94,7 +134,8 @@ def unread_options(root=ROOT):
     """Fields of Config and options of environments that no code looks at."""
     # Of config.py only what builds the environments: its checks read every option.
     code = "\n".join(path.read_text().rpartition("The environments of a Config")[2]
-                     for part in ("*.py", "run/*.py") for path in (root / "minragen").glob(part))
+                     for path in (root / "minragen").rglob("*.py")
+                     if "environments" not in path.parts)
     faults = [f"option {f.name} is never read" for f in dataclasses.fields(Config)
               if not re.search(rf"\.{f.name}\b|\"{f.name}\"[,)]", code)]
     for env, path in REGISTRY.items():
@@ -109,6 +150,6 @@ def unread_options(root=ROOT):
 
 
 if __name__ == "__main__":
-    found = [*forbidden_imports(), *dead_links(), *unread_options()]
+    found = [*forbidden_imports(), *circles(), *sizes(), *dead_links(), *unread_options()]
     print("\n".join(found) or "imports, links and options are in order")
     sys.exit(bool(found))

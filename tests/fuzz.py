@@ -36,8 +36,8 @@ from minragen.config import Config, preset  # noqa: E402
 from minragen.environments import board, deepcoder, lean, theorems  # noqa: E402
 from minragen.environments.search import RemoteIndex  # noqa: E402
 from minragen.envs import FORMAT_PENALTY, REGISTRY, Budget, make  # noqa: E402
-from minragen.run.bundled import tiny_tokenizer  # noqa: E402  the line above finds it
 from minragen.run.groups import env_groups  # noqa: E402
+from minragen.run.tiny import tiny_tokenizer  # noqa: E402  the line above finds it
 
 SLOW = {"deepcoder", "lean"}  # they run programs: a fifth of the replies of another environment
 

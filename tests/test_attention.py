@@ -113,10 +113,10 @@ class TestPrefixTree:
             assert n == len(beginnings(tokens, mask))
             zeros, units = torch.zeros(n, 1, n), torch.eye(n)[:, None]
             seen = tree.attend(0, zeros, zeros, units, 1.0)[:, 0] > 0
-            asked = tree.attend(len(decoder.layers) - 1, zeros[tree.asked], zeros, units, 1.0)
-            assert (asked[:, 0] > 0).equal(seen[tree.asked])
-            for (row, end), answer in zip(mask.nonzero().tolist(), tree.answers, strict=True):
-                nodes = seen[tree.asked[answer]].nonzero()[:, 0]
+            asked = tree.attend(len(decoder.layers) - 1, zeros[tree.wanted], zeros, units, 1.0)
+            assert (asked[:, 0] > 0).equal(seen[tree.wanted])
+            for (row, end), answer in zip(mask.nonzero().tolist(), tree.state_of, strict=True):
+                nodes = seen[tree.wanted[answer]].nonzero()[:, 0]
                 start, places = max(0, end - window), tree.positions[nodes]
                 assert places.sort().values.tolist() == list(range(start, end))
                 assert tree.tokens[nodes[places.argsort()]].equal(tokens[row, start:end])

@@ -17,10 +17,12 @@ from minragen.chat import ChatFrame
 from minragen.config import TINY, preset
 from minragen.environments.frozenlake import FrozenLake
 from minragen.envs import REGISTRY, EnvGroups, TextEnv, make
-from minragen.models import Policy, load_policy
+from minragen.models import Policy
 from minragen.run import bundled
-from minragen.run.bundled import ASSETS, demonstrate, resolve, tiny_tokenizer, warm_up, warmup_key
+from minragen.run.bundled import ASSETS, demonstrate, resolve, warm_up, warmup_key
 from minragen.run.groups import env_groups
+from minragen.run.load import load_policy
+from minragen.run.tiny import RECIPES, Recipe, tiny_tokenizer
 
 
 def groups_of(env, options=None, budgets=None):
@@ -82,7 +84,8 @@ class TestDemonstrations:
         assert shares == pytest.approx({"Up": 0.3} | dict.fromkeys(habits, 0.7 / 4), abs=0.03)
         other = type("FrozenLake", (TextEnv,), {name: getattr(Mine, name)
                                                 for name in ("solve", "random_answer")})()
-        monkeypatch.setattr(bundled, "EXPERT", 0.0)  # a class of the same name has no recipe
+        # A class of the same name has no recipe.
+        monkeypatch.setattr("minragen.run.tiny.PLAIN", Recipe(expert=0.0))
         assert {bundled.noisy_answer(other, rng) for _ in range(20)} == {"Left || Down"}
 
     def test_each_step_has_noise_of_its_own_and_a_repeated_one_the_same(self, monkeypatch):
@@ -113,7 +116,7 @@ class TestWarmUp:
         """In plain loops. The demonstrations of the first two steps are repeated."""
         monkeypatch.setattr(bundled, "BATCH", {"tiny": 4})
         monkeypatch.setattr(bundled, "WARMUP_TOKENS", 300)  # less than four conversations
-        monkeypatch.setattr(bundled, "DISTINCT_OF", {"Bandit": 2})
+        monkeypatch.setitem(RECIPES, "Bandit", RECIPES["Bandit"]._replace(distinct=2))
         policy, frame, groups = fresh()
         slow, losses = copy.deepcopy(policy.model), []
         adam = torch.optim.AdamW(slow.parameters(), weight_decay=0.0)

@@ -19,9 +19,10 @@ from transformers import PreTrainedTokenizerFast
 from minragen.chat import FORMATS, ChatFrame, Reply, description_parts
 from minragen.config import preset
 from minragen.envs import SPLITS, make
-from minragen.run import bundled, start
+from minragen.run import start
+from minragen.run.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
-CHATML = bundled.CHAT_TEMPLATE
+CHATML = CHAT_TEMPLATE
 REPLY = " a</think><answer> Up</answer>"
 # Tokens, ends of turns and a conversation of each family; NAME.jinja renders as its template does.
 FOLDER = Path(__file__).parent / "templates"
@@ -66,7 +67,7 @@ def family_frame(name, response_format="free_think"):
 
 @functools.cache
 def built(response_format="free_think"):
-    return bundled.tiny_tokenizer([make("frozenlake", split) for split in SPLITS], response_format)
+    return tiny_tokenizer([make("frozenlake", split) for split in SPLITS], response_format)
 
 
 @pytest.fixture

@@ -53,8 +53,8 @@ class TestProgress:
         with distributed.progress_bar("steps", 60) as bar, distributed.progress_bar("ids") as ids:
             for _ in range(60):
                 now[0] += 1
-                bar.update()
-                ids.update(1000)
+                bar()
+                ids(1000)
         printed = capsys.readouterr()
         assert printed.out == "" and printed.err.splitlines() == [
             "progress  steps: 10 of 60, about 50 s are left", "progress  ids: 10,000 after 10 s",
@@ -239,17 +239,19 @@ class TestEnd:
 
         def begin():
             with open(tmp_path / f"out-{distributed.rank()}", "w") as sys.stdout:  # no terminal
+                print("as an environment may")
                 start.main([*LOTTERY, "--run", "taken"])
 
         assert several(2, begin) == [None] * 2
         assert capfd.readouterr().err.count("run 'taken' exists already") == 1
-        assert "minragen  toys:Lottery" in (tmp_path / "out-0").read_text()
-        assert (tmp_path / "out-1").read_text() == ""
+        first, other = ((tmp_path / f"out-{rank}").read_text() for rank in range(2))
+        assert first.startswith("as an environment may\nminragen  toys:Lottery")
+        assert other == "as an environment may\n"
 
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_a_killed_process_ends_those_that_are_busy(self, rank):
         def work():
-            distributed.all_gather(0)
+            distributed.world().gather(0)
             if distributed.rank() == rank:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)

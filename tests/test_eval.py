@@ -195,7 +195,9 @@ class TestEvaluate:
         assert (groups.split, len(groups)) == ("train", evaluation.DEMONSTRATIONS)
         assert {*groups.names} == {"bandit", "countdown"}
 
-    def test_the_nearest_demonstration_is_the_one_that_shares_most_of_the_rare_words(self):
+    @pytest.mark.parametrize("env, solved", [("bandit", 15), ("countdown", 0)])
+    def test_the_nearest_demonstration_is_the_one_that_shares_most_of_the_rare_words(
+            self, env, solved):
         """Its slow twin compares every pair of conversations."""
         def answers(groups, player):
             said = []
@@ -209,13 +211,13 @@ class TestEvaluate:
                 return sum(idf) / math.sqrt(len(seen))
             return max(shown, key=lambda pair: round(similarity(pair[0]), 9))[1]
 
-        training, held, shown = EnvGroups("bandit", 120, 1), EnvGroups("bandit", 20, 1, "val"), []
+        training, held, shown = EnvGroups(env, 120, 1), EnvGroups(env, 15, 1, "val"), []
         scripted(training, lambda env, texts, rng: shown.append(
             (evaluation.features(texts), env.solve()[0])) or shown[-1][1])
         nearest = evaluation.NearestDemonstration(training)
         having = Counter(feature for seen, _ in shown for feature in seen)
         assert answers(held, nearest) == answers(held, slow)
-        assert sum(episode.success for episode in scripted(held, nearest)[0]) == 20
+        assert sum(episode.success for episode in scripted(held, nearest)[0]) == solved
 
 
 def players_of(capsys, *argv):

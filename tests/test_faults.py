@@ -23,7 +23,7 @@ from minragen.look import faults, report
 from minragen.rollout import Trajectory
 from minragen.run import reproduce
 from minragen.run.groups import PatientGroups
-from minragen.run.runs import ENDED, Log
+from minragen.run.log import ENDED, Log
 
 USERS = """
 import json

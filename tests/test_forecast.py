@@ -11,9 +11,10 @@ from test_vision import folder_of, idefics3
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from minragen.config import from_options
-from minragen.models import LOGIT_BUDGET, Critic, Policy, load_policy
+from minragen.models import LOGIT_BUDGET, Critic, Policy
 from minragen.more.vision import freeze_tower
 from minragen.run import memory
+from minragen.run.load import load_policy
 from minragen.train import World
 
 DOCS = Path(__file__).parent.parent / "docs"

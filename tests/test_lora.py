@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM
 
 from minragen import eval as evaluation
 from minragen import train as trainer
-from minragen.models import Critic, Policy, load_policy, token_logprobs
+from minragen.models import Critic, Policy, token_logprobs
 from minragen.more import lora
 from minragen.run import memory, start
+from minragen.run.load import load_policy
 from minragen.run.proof import prove
 
 pytest.importorskip("peft")
@@ -123,7 +124,8 @@ class TestAdapters:
 class TestSharing:
     def test_policy_critic_and_reference_share_the_frozen_weights_and_no_adapter(self):
         _, learner, _ = build(*LORA, "--algo", "ppo", "--kl-coef", "0.1")
-        policy, critic, reference = learner.policy.model, learner.critic, learner.reference
+        policy, critic, reference = (
+            learner.policy.model, learner.critic, learner.reference.model)
         base = storages(reference, True)
         assert storages(policy, True) == storages(critic.trunk, True) == base
         assert storages(reference, False) == set()
@@ -133,7 +135,7 @@ class TestSharing:
     def test_an_update_moves_adapters_and_head_only(self):
         config, learner, batch = played(*LORA, "--algo", "ppo", "--kl-coef", "0.1", "--filter",
                                         "none")
-        models = learner.policy.model, learner.critic, learner.reference
+        models = learner.policy.model, learner.critic, learner.reference.model
         before = [copy.deepcopy(model.state_dict()) for model in models]
         batch, _ = trainer.compute_targets(learner, batch, config)
         trainer.update(learner, batch, config, 1)
@@ -142,7 +144,7 @@ class TestSharing:
         assert all(".lora_" in name for name in moved[0]) and moved[2] == set()
         assert all(".lora_" in name or name.startswith("head.") for name in moved[1])
         assert moved[0] and {"head.weight"} < moved[1]
-        assert all(p.grad is None for p in learner.reference.parameters())
+        assert all(p.grad is None for p in learner.reference.model.parameters())
 
     def test_gradients_reach_every_adapter_and_no_frozen_weight(self):
         policy, (tokens, mask) = adapted(), ragged()

@@ -21,15 +21,10 @@ from transformers import AttentionInterface
 from minragen import models
 from minragen.cache import states_before
 from minragen.fast.policies import faster
-from minragen.models import (
-    AdamW,
-    Critic,
-    Policy,
-    checkpoint_activations,
-    load_policy,
-    token_logprobs,
-)
+from minragen.models import AdamW, Critic, Policy, token_logprobs
 from minragen.run import bundled
+from minragen.run.load import load_policy
+from minragen.run.memory import checkpoint_activations
 from minragen.run.proof import prove
 
 

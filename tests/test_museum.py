@@ -20,6 +20,7 @@ from minragen.envs import EnvGroups
 from minragen.models import Policy, token_logprobs
 from minragen.rollout import Rules, StopReason, collect, make_batch
 from minragen.run import bundled, runs
+from minragen.run.load import load_policy
 from minragen.train import Learner
 
 
@@ -132,7 +133,7 @@ class TestLogprobs:
         with torch.no_grad():
             at_one, _ = token_logprobs(learner.policy.model, batch.tokens, batch.loss_mask)
             _, measured = trainer.policy_losses(
-                learner.policy.model, trainer.add_loss_weights(batch, config), config)
+                learner.policy, trainer.add_loss_weights(batch, config), config)
         ratio = (at_one - batch.sample_logprobs)[batch.loss_mask].exp()
         assert ((ratio < 0.8) | (ratio > 1.28)).float().mean() > 0.7
         assert measured["logprob_gap"] < 1e-5 and measured["clip_fraction"] == 0
@@ -143,12 +144,12 @@ class TestLogprobs:
         q, k, v = torch.randn(3, 1, 1, 9, 8)
         appended = scaled_dot_product_attention(q[:, :, 6:], k, v, is_causal=True)
         assert appended[0, 0, 0].tolist() == pytest.approx(v[0, 0, 0].tolist())
-        model, tokens = tiny()[0].model, torch.arange(3, 15)[None]
-        slots = rollout.KVSlots(model, 1, 12)
-        rollout.forward_slots(model, slots, tokens[:, :9], torch.tensor([9]))
-        logits = models.output_layer(model, rollout.forward_slots(
-            model, slots, tokens[:, 9:], torch.tensor([3])))
-        torch.testing.assert_close(logits, model(tokens).logits[:, -1], atol=1e-5, rtol=1e-5)
+        policy, tokens = tiny()[0], torch.arange(3, 15)[None]
+        slots = rollout.KVSlots(policy.model, 1, 12)
+        policy.extend(slots, tokens[:, :9], torch.tensor([9]))
+        logits = policy.extend(slots, tokens[:, 9:], torch.tensor([3]))
+        expected = policy.model(tokens).logits[:, -1]
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
     def test_rotary_frequencies_are_not_rounded(self, tmp_path):
         """model.to(bfloat16) rounds them: SmolLM2's logits move by up to 1.85 at 512 tokens."""
@@ -157,10 +158,10 @@ class TestLogprobs:
         angles = 512 * (cast.float() - policy.model.model.rotary_emb.inv_freq)
         assert angles.abs().max() > 0.09  # radians
         bundled.save_folder(policy, tmp_path)
-        loaded = models.load_policy(str(tmp_path), "meta").model
+        loaded = load_policy(str(tmp_path), "meta").model
         assert loaded.dtype == torch.bfloat16
         assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
-        assert models.load_policy(tmp_path, "meta", stored_dtype=True).model.dtype == torch.float32
+        assert load_policy(tmp_path, "meta", stored_dtype=True).model.dtype == torch.float32
 
 
 class TestEpisodes:

@@ -32,17 +32,18 @@ from minragen.config import Config
 from minragen.envs import ServerGone
 from minragen.look import report
 from minragen.rollout import StopReason, Trajectory
+from minragen.run import log as log_module
 from minragen.run import reproduce
 from minragen.run import runs as runs_module
+from minragen.run.log import Log, stop_requests
 from minragen.run.runs import (
-    Log,
     damage,
     find_checkpoint,
+    load_config,
     load_trainer_state,
     locked,
     read_config,
     step_of,
-    stop_requests,
 )
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -105,7 +106,7 @@ class TestFullDisk:
                 file.write('{"st')
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(runs_module, "open", half, raising=False)
+        monkeypatch.setattr(log_module, "open", half, raising=False)
         for step in (1, 2):
             Log.append(log, path.name, [{"step": step}])
             assert path.read_text() == '{"step": 0}\n'
@@ -394,7 +395,7 @@ class TestResume:
     def test_another_request_stops_it_at_once_unless_it_is_torchruns_repetition_of_the_first(
             self, monkeypatch):
         clock = iter([5.0, 5.9, 6.1])
-        monkeypatch.setattr(runs_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        monkeypatch.setattr(log_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
         def ends(number):
             try:
@@ -494,6 +495,10 @@ class TestReproduce:
                                    f"{lines[2]['entropy']}")
         with pytest.raises(SystemExit, match="error: unknown run 'b'"):
             reproduce.main(["b"])
+
+    def test_a_renamed_run_goes_by_its_new_name(self, begun):
+        begun.rename(begun.with_name("new"))
+        assert load_config("new").run == "new"
 
     @pytest.mark.parametrize("line, new, said", [
         ({"a": 1}, {"a": 1}, ""), ({"a": 1}, {"a": 2}, "a: 1, now 2"),

@@ -26,11 +26,13 @@ from minragen.chat import ChatFrame
 from minragen.config import ALGOS, Config, preset
 from minragen.fast import prefix_tree
 from minragen.fast.policies import faster
-from minragen.models import Policy, load_policy
+from minragen.models import Policy
 from minragen.more import lora
 from minragen.rollout import collect, sample_tokens
-from minragen.run import bundled, runs, start
+from minragen.run import bundled, log, runs, start
 from minragen.run.groups import env_groups
+from minragen.run.load import load_policy
+from minragen.run.tiny import tiny_tokenizer
 from minragen.train import rules_of
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -65,7 +67,7 @@ def small_model(response_format, seed=0):
 
 @cache
 def small_tokenizer(response_format):
-    return bundled.tiny_tokenizer([Lottery(), Raffle()], response_format)
+    return tiny_tokenizer([Lottery(), Raffle()], response_format)
 
 
 def small_policy(config, seed=0):
@@ -146,7 +148,7 @@ def real(monkeypatch, tmp_path):
                 (bundled, "resolve", lambda *_: None),
                 (runs, "RUNS", tmp_path / str(len(list(tmp_path.iterdir())))),
                 (runs, "save_checkpoint", lambda *_: None), (start.report, "write", id),
-                (runs.Log, "write", lambda log, line: lines.append(line))):
+                (log.Log, "write", lambda _, line: lines.append(line))):
             monkeypatch.setattr(module, name, stub)
 
         def result():

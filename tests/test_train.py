@@ -26,20 +26,13 @@ from minragen import rollout
 from minragen import train as trainer
 from minragen.envs import REGISTRY, make
 from minragen.look import diagnostics
-from minragen.models import load_policy, token_logprobs
+from minragen.look.faults import fault_of
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
-from minragen.run import bundled, start
-from minragen.run.runs import (
-    TIMES,
-    Log,
-    begin,
-    console_line,
-    keep_advantages,
-    read_config,
-    run_folder,
-    texts_of,
-)
+from minragen.run import bundled, memory, start
+from minragen.run.load import load_policy
+from minragen.run.log import Log, console_line, keep_advantages, texts_of
+from minragen.run.runs import TIMES, read_config, run_folder
 from minragen.train import QUIET
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -86,8 +79,8 @@ class TestStep:
             "--env toys:Faulty --num-groups 4 --group-size 4 --max-new-tokens 6 --filter none "
             "--warmup-steps 0"))
         log, seen = trainer.Log(), []
-        log.diagnose = lambda step, played: seen.extend(played) or {}
-        log.diagnose_update = lambda step, *trained: keep_advantages(*trained) or {}
+        log.diagnose = lambda step, played, *trained: (
+            keep_advantages(played, *trained) if trained else seen.extend(played)) or {}
         found, trajectories = trainer.train_step(learner, groups, config, log)
         played = [t for t in trajectories if not t.error]
         assert seen == played and 4 < len(played) < 16
@@ -229,7 +222,7 @@ class TestLearner:
             learner.policy.model.to(dtype)
             batch, _ = trainer.compute_targets(learner, batch, dataclasses.replace(
                 config, loss_mask=mask))
-            again, _ = token_logprobs(learner.policy.model, batch.tokens, batch.loss_mask, 0.7)
+            again, _ = learner.policy.logprobs(batch.tokens, batch.loss_mask, 0.7)
             assert torch.allclose(batch.old_logprobs, again, atol=1e-2)
             assert not batch.old_logprobs.equal(batch.sample_logprobs)
 
@@ -266,7 +259,7 @@ class TestLearner:
 
         monkeypatch.setattr(trainer, "backward", backward)
         failing = {1}
-        found = trainer.gradients(other, mini, config)
+        found = memory.careful_gradients(other, mini, config)
         assert {k: float(v) for k, v in found.items()} == pytest.approx(
             {k: float(v) for k, v in expected.items()}, rel=1e-4, abs=1e-7)
         assert "going on with token_budget 60" in capsys.readouterr().out and other.halved
@@ -274,7 +267,7 @@ class TestLearner:
             assert one.grad.abs().max() > 0 and torch.allclose(one.grad, two.grad, atol=1e-5)
         failing = {len(calls) + 1}
         with pytest.raises(RuntimeError, match="ran out of memory again"):
-            trainer.gradients(other, mini, config)
+            memory.careful_gradients(other, mini, config)
 
 
 class TestRuns:
@@ -315,7 +308,7 @@ class TestRuns:
         rows = (batch.group_ids == 1).nonzero()[:, 0]  # group 0 is not trained on
         batch, _ = trainer.compute_targets(learner, batch.take(rows), config)
         keep_advantages(trajectories, rows, batch)
-        log = begin(runs / "a", config, learner, False)
+        log = Log(runs / "a", config, learner)
         for step in (1, 2):
             log.episodes(step, "train", trajectories)
         entries = read_lines(runs / "a" / "trajectories.jsonl")
@@ -444,7 +437,9 @@ class TestRuns:
 
     def test_what_an_environment_raises_cannot_speak_to_the_terminal(self, capsys):
         failed = Trajectory("bandit", 0, 0, 0)
-        failed.fail(OSError("\x1b]0;title\x07 gone"))
+        error = OSError("\x1b]0;title\x07 gone")
+        error.fault = fault_of(error)
+        failed.fail(error)
         quiet = SimpleNamespace(writes=True, append=lambda *_: None, tokenizer=None)
         Log.episodes(quiet, 1, "val", [failed])
         said = capsys.readouterr().out.strip()

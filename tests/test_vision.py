@@ -31,10 +31,11 @@ from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, EnvGroups, Observation
 from minragen.eval import wilson
-from minragen.models import Critic, load_policy, token_logprobs
+from minragen.models import Critic, token_logprobs
 from minragen.more import vision
 from minragen.more.vision import ImageStore
 from minragen.rollout import Rules, collect, make_batch
+from minragen.run.load import load_policy
 from minragen.run.proof import prove
 
 SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,

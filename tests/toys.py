@@ -14,8 +14,8 @@ from minragen.envs import IMAGE, SPLITS, Budget, EnvGroups, Observation, TextEnv
 from minragen.fast.policies import faster
 from minragen.models import Policy
 from minragen.rollout import Rules, collect
-from minragen.run.bundled import tiny_policy
 from minragen.run.groups import env_groups
+from minragen.run.tiny import tiny_policy
 
 
 @functools.cache

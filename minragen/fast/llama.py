@@ -59,8 +59,8 @@ def decode(decoder, tokens, positions, attend, wanted=None):
     x = decoder.embed_tokens(tokens)  # (N, D)
     angles = [angle[0, :, None] for angle in decoder.rotary_emb(x[None], positions[None])]
     for number, layer in enumerate(decoder.layers):
-        asked = wanted if number == len(decoder.layers) - 1 else None
-        step = (layer, number, x, angles, attend, asked)
+        last = number == len(decoder.layers) - 1
+        step = (layer, number, x, angles, attend, wanted if last else None)
         if layer.gradient_checkpointing and torch.is_grad_enabled():
             x = checkpoint(_layer, *step, use_reentrant=False)
         else:
@@ -68,17 +68,17 @@ def decode(decoder, tokens, positions, attend, wanted=None):
     return _norm(decoder.norm, x)
 
 
-def _layer(layer, number, x, angles, attend, asked):
-    """One decoder layer: (N, D) -> (N, D), or of the tokens `asked` only."""
+def _layer(layer, number, x, angles, attend, wanted):
+    """One decoder layer: (N, D) -> (N, D), or (M, D) of the tokens `wanted`."""
     attention, normed = layer.self_attn, _norm(layer.input_layernorm, x)
     keys, values = _heads(attention, "k", normed), _heads(attention, "v", normed)
-    if asked is None:
+    if wanted is None:
         queries = _heads(attention, "q", normed)
         both = _rotate(torch.cat([queries, keys], dim=1), *angles)
         queries, keys = both.split([queries.shape[1], keys.shape[1]], dim=1)
     else:
         keys = _rotate(keys, *angles)
-        x, normed, angles = x[asked], normed[asked], [angle[asked] for angle in angles]
+        x, normed, angles = x[wanted], normed[wanted], [angle[wanted] for angle in angles]
         queries = _rotate(_heads(attention, "q", normed), *angles)
     seen = attend(number, queries, keys, values, attention.scaling)
     x = x + attention.o_proj(seen.flatten(1))

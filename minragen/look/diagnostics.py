@@ -43,8 +43,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from minragen import starpo
 from minragen.cache import KVSlots, attention_masks, padded_batches
+from minragen.chat import TAG_TAIL
 from minragen.models import LOGIT_BUDGET, max_positions, output_layer
-from minragen.train import add_loss_weights, due, hash_seed, policy_losses
+from minragen.train import add_loss_weights, hash_seed, policy_losses
 
 PACK_TOKENS = 256  # reasoning tokens side by side; more would mostly compute masked attention
 EMA = 0.9  # weight of the past in the averaged marginal_std
@@ -90,6 +91,11 @@ def diagnose_update(learner, config, step, batch):
         config.token_budget)
 
 
+def due(step, every):
+    """Whether `step` is 1 or a multiple of `every`; 0: never."""
+    return every > 0 and (step == 1 or step % every == 0)
+
+
 # ---- Prompt and reasoning ------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Pair:
@@ -112,7 +118,7 @@ def reasoning_pairs(frame, trajectories):
 
     @functools.cache  # replies repeat
     def reasoning_of(reply):
-        ids = reply[:frame.find_tag(reply, "</think>") or 0]
+        ids = reply[:find_tag(frame, reply, "</think>") or 0]
         return ids if frame.tokenizer.decode(ids).strip() else ()
 
     pairs, turns = [], 0
@@ -125,6 +131,16 @@ def reasoning_pairs(frame, trajectories):
                 if reasoning := reasoning_of(tuple(reply)):
                     pairs.append(Pair(i, turn, tuple(sequence.tokens[:start]), reasoning))
     return pairs, turns
+
+
+def find_tag(frame, ids, tag):
+    """The index of the first id that a closing tag touches, None without the tag."""
+    for end in range(1, len(ids) + 1):
+        if frame.completes(ids[max(0, end - TAG_TAIL):end], tag):
+            # The latest start from which the ids still spell the whole tag.
+            return next(start for start in range(end - 1, -1, -1)
+                        if tag in frame.tokenizer.decode(ids[start:end]))
+    return None
 
 
 def reply_metrics(frame, trajectories):

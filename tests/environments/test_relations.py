@@ -13,7 +13,7 @@ from minragen.environments.board import read_relations, relation, relation_f1, r
 from minragen.envs import EnvGroups, make
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, collect
-from minragen.run.bundled import tiny_tokenizer
+from minragen.run.tiny import tiny_tokenizer
 
 PLACES = [*itertools.product(("above", "same row", "below"), ("left", "same column", "right"))]
 

@@ -342,7 +342,8 @@ class TestCheck:
                 "def f(a, b): return None if a == 2 else a + b": (4, 6)}.items():
             assert judge_check(code, "f", self.CHECK, 1, pool)[:2] == counts, code
         for check in ("def check(c): raise KeyError", "x = 1",
-                      "def check(c):\n    assert c(1, 2) == 3\n    c(1, 2)"):
+                      "def check(c):\n    assert c(1, 2) == 3\n    c(1, 2)",
+                      "def check(c):\n    assert c(1, 2) == 4\n    assert True"):
             passed, total, _ = judge_check(self.PLUS, "f", check, 1, pool)
             assert passed < total, check
         yes = "class Yes(str): __eq__ = lambda s, o: True\ndef f(a, b): return Yes()"

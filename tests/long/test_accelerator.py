@@ -25,6 +25,7 @@ from minragen.envs import EnvGroups
 from minragen.look import diagnostics
 from minragen.rollout import Rules, collect
 from minragen.run import bundled, start
+from minragen.run.load import load_policy
 
 HOST_STEPS = 8  # tokens of each row that are sampled between two waits of the host
 SMALL = tempfile.TemporaryDirectory()  # of an untrained policy of two layers
@@ -69,7 +70,7 @@ def configured(device, env="toys:Lottery", algo="grpo", **options):
 
 
 def halved(*arguments, **options):
-    policy = models.load_policy(*arguments, **options)
+    policy = load_policy(*arguments, **options)
     policy.model.bfloat16()
     return policy
 
@@ -84,10 +85,9 @@ class Diagnosing(trainer.Log):
     def __init__(self, learner, config):
         self.learner, self.config = learner, config
 
-    def diagnose(self, step, played):
-        return diagnostics.diagnose(self.learner, self.config, step, played, ())
-
-    def diagnose_update(self, step, played, rows, batch):
+    def diagnose(self, step, played, rows=None, batch=None):
+        if batch is None:
+            return diagnostics.diagnose(self.learner, self.config, step, played, ())
         return diagnostics.diagnose_update(self.learner, self.config, step, batch)
 
 
@@ -233,7 +233,7 @@ class TestWaits:
     def test_no_copy_grows_with_the_vocabulary(self, monkeypatch):
         """The larger vocabulary has ids that are never sampled, so the episodes are the same."""
         def widened(extra, *arguments, **options):
-            policy = models.load_policy(arguments[0], **options)
+            policy = load_policy(arguments[0], **options)
             used = len(policy.tokenizer)
             policy.model.resize_token_embeddings(used + extra, mean_resizing=False)
             bias = torch.cat([torch.zeros(used), torch.full((extra,), -1e4)])

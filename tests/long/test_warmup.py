@@ -11,6 +11,7 @@ from minragen.envs import SPLITS
 from minragen.run import bundled
 from minragen.run.bundled import ASSETS, warm_up, warmup_key
 from minragen.run.groups import env_groups
+from minragen.run.tiny import tiny_vlm
 
 
 class TestBundledWeights:
@@ -25,7 +26,7 @@ class TestBundledWeights:
     def test_so_has_the_model_that_sees_and_its_key_is_the_presets(self, env):
         config = preset(env, model="tiny-vlm")
         groups = functools.partial(env_groups, config)
-        policy = bundled.tiny_vlm([e for split in SPLITS for e in groups(split).envs])
+        policy = tiny_vlm([e for split in SPLITS for e in groups(split).envs])
         frame = ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens,
                           image_store=policy.image_store)
         groups = bundled.demonstration_groups(policy, groups)

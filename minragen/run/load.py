@@ -1,0 +1,93 @@
+"""Load any model that a user names, or say in one sentence why it cannot be used.
+
+Reading order: `load_policy`, `why_unsupported`. What the weights compute is proved in proof.py.
+
+Tests: `python -m pytest tests/test_models.py tests/test_families.py`.
+"""
+
+import torch
+from huggingface_hub.errors import HFValidationError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+)
+from transformers.utils import cached_file
+
+from minragen.models import Policy
+from minragen.more.vision import VisionLanguageModel
+
+NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a folder's Python
+
+
+def load_policy(source, device="cpu", stored_dtype=False, name=""):
+    """The policy in a folder or behind a Hugging Face id, checked.
+
+    stored_dtype: keep the dtype of the files, as for checkpoints and bundled models; otherwise a
+        GPU gets bfloat16. On a CPU it is float32 either way.
+    name: what messages call it; empty: the source
+    raises: ValueError for what cannot be loaded, RuntimeError for an unsupported architecture
+    """
+    device, name = torch.device(device), name or str(source)
+    dtype = torch.float32 if device.type == "cpu" else "auto" if stored_dtype else torch.bfloat16
+    try:
+        config = AutoConfig.from_pretrained(source, **NO_CODE)
+        if not (refused := why_unsupported(config)):
+            processor = processor_of(config, source)
+            kind = AutoModelForImageTextToText if processor else AutoModelForCausalLM
+            model, loading = kind.from_pretrained(  # NOTE: see models.load_policy
+                source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True,
+                **NO_CODE)
+            tokenizer = AutoTokenizer.from_pretrained(source, **NO_CODE)
+            tokenizer.chat_template = tokenizer.chat_template or getattr(
+                processor, "chat_template", None)
+            model = VisionLanguageModel(model, processor) if processor else model
+    except Exception as error:  # a folder may hold anything
+        first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
+                 else str(error).strip().splitlines()[0])
+        raise ValueError(f"cannot load model {name!r}: {first} Give a bundled model (tiny, "
+                         f"tiny-vlm, smollm2), a local folder or a Hugging Face id.") from None
+    if refused:
+        raise RuntimeError(f"model {name!r} {refused}.")
+    wrong = [f"{len(keys)} {kind}, e.g. {min(map(str, keys))}" for kind in (
+        "missing", "unexpected", "mismatched") if (keys := loading[f"{kind}_keys"])]
+    if wrong:  # what is missing would stay random
+        raise ValueError(f"the weights of model {name!r} do not fit its config.json: "
+                         f"{'; '.join(wrong)}. Take the config.json and names that belong to them.")
+    size, added = model.config.get_text_config().vocab_size, tokenizer.added_tokens_decoder
+    beyond = [token for token, i in tokenizer.get_vocab().items() if i >= size and not (
+        # Special tokens that no template writes are never encoded: Gemma 3 has one for images.
+        i in added and added[i].special and token not in str(tokenizer.chat_template))]
+    if beyond:
+        raise ValueError(f"the tokenizer of model {name!r} has tokens beyond the vocabulary of "
+                         f"{size}: {', '.join(beyond[:3])}. Resize the model's embeddings.")
+    return Policy(name, model.to(device).eval(), tokenizer)
+
+
+def processor_of(config, source):
+    """Load the processor of a vision-language model. Returns None for a text model, or if there is
+    no image processor in the folder."""
+    files = "processor_config.json", "preprocessor_config.json"
+    if not hasattr(config, "vision_config") or not any(cached_file(
+            source, name, _raise_exceptions_for_missing_entries=False) for name in files):
+        return None
+    processor = AutoProcessor.from_pretrained(source, **NO_CODE)
+    return processor if hasattr(processor, "image_processor") else None
+
+
+def why_unsupported(config):
+    """Why keys and values of this architecture cannot be cached by position; "" if they can."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None) or []
+    others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if config.is_encoder_decoder:
+        return "is an encoder-decoder, and only decoders continue a conversation"
+    if others:
+        return f"has layers {others}, and only full and sliding attention is supported"
+    if "mrope_section" in str(getattr(text, "rope_parameters", None)):
+        return "has positions in three dimensions (M-RoPE), and only one-dimensional are supported"
+    if getattr(text, "alibi", False) or not hasattr(text, "max_position_embeddings"):
+        return "takes no position_ids, which conversations of different lengths need"
+    return ""

@@ -1,0 +1,300 @@
+"""What a run prints and writes while it trains: metrics, some episodes, checkpoints, errors.
+
+Whatever fails or ends the run, what is done is kept: a step that a server leaves is saved, lines
+that a full disk refuses are written later, and a checkpoint is never ahead of the lines.
+
+Reading order: `Log`, then its helpers in the order in which it calls them.
+
+Tests: `python -m pytest tests/test_runs.py tests/test_train.py`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+
+from tqdm import tqdm
+
+from minragen import train
+from minragen.envs import ServerGone
+from minragen.look import diagnostics
+from minragen.look.faults import fault_of, first_line
+from minragen.more import loggers
+from minragen.more.vision import images_of
+from minragen.run import distributed, runs
+
+EMPTY_STEPS = 5  # consecutive steps without a single informative group after which a run stops
+SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; and failed ones
+ENDED = "the run ended"  # in errors.txt
+# Metric -> its part of the console line.
+CONSOLE = {
+    "step": "step {:3d}/{of}", "success": "success {:.3f}", "episode_return": "return {:.3f}",
+    "valid": "valid {:.2f}", "groups_kept": "kept {:2d}/{groups}{no_update}",
+    "entropy": "ent {:.3f}", "kl_ref": "kl {:.3f}", "grad_norm": "grad {:.3f}",
+    "logprob_gap": "gap {:.0e}", "tokens_per_second": "{:5.0f} tok/s", "seconds": "{:.2f} s",
+    "val/success": "val {:.3f} greedy {val/success_greedy:.3f}",
+    "test/success": "test {:.3f} greedy {test/success_greedy:.3f}", "regime": "{}"}
+
+
+class Log(train.Log, contextlib.AbstractContextManager):
+    """The log of a run in `folder`. Until its end no other process may train the run. Of several
+    processes the first one writes; the Logs of the others keep quiet."""
+
+    def __init__(self, folder, config, learner, resume=False, say=print):
+        """Make the folder of a new run, write the Config, and drop the lines after the learner's
+        step. self.history: the metrics that stay."""
+        self.folder, self.config, self.learner, self.say = folder, config, learner, say
+        self.writes, self.history = learner.world.rank == 0, []
+        self.tokenizer, self.unwritten = learner.policy.tokenizer, defaultdict(str)
+        self.saved = learner.step  # of the last checkpoint; 0: of none
+        self.pending = {}  # metrics of a step that is done and not written yet
+        self.held = contextlib.ExitStack()  # the lock, and the handlers of signals
+        if self.writes:
+            if not resume:
+                runs.make_folder(folder)
+            self.held.enter_context(runs.locked(folder))
+            runs.write_whole(folder / "config.json",
+                             json.dumps(dataclasses.asdict(config), indent=1) + "\n")
+            kept = {name: lines_until(learner.step, folder / name)
+                    for name in ("trajectories.jsonl", "metrics.jsonl")}
+            self.history = [json.loads(line) for line in kept["metrics.jsonl"]]
+            self.tell = loggers.start(folder, config, self.history)
+            for name, lines in kept.items():
+                runs.write_whole(folder / name, "".join(line + "\n" for line in lines))
+
+    def __enter__(self):
+        self.requests = self.held.enter_context(stop_requests())
+        return self
+
+    def __exit__(self, kind, error, _):
+        """Keep what is done if a server has gone, and the traceback of what ended the run."""
+        if self.writes and isinstance(error, ServerGone):
+            if self.pending:
+                self.write(self.pending)
+            if self.learner.step == 0 or self.saved != self.learner.step:
+                self.save_checkpoint()
+        if self.writes and isinstance(error, Exception) and (fault := fault_of(error)).place:
+            error.kept_in = self.keep(fault, ENDED)  # for `faults.told`
+        self.held.close()
+
+    def progress(self, title):
+        return distributed.progress_bar(title)
+
+    def diagnose(self, step, played, rows=None, batch=None):
+        if not self.writes:
+            return {}
+        if batch is None:
+            return diagnostics.diagnose(self.learner, self.config, step, played, self.history)
+        keep_advantages(played, rows, batch)
+        return diagnostics.diagnose_update(self.learner, self.config, step, batch)
+
+    def over(self, learner, metrics):
+        self.pending, reason = metrics, ""
+        if learner.empty_steps >= EMPTY_STEPS:
+            reason = (f"in {EMPTY_STEPS} steps in a row the filter ({self.config.filter} of "
+                      f"{self.config.filter_metric}) kept no group, or every environment failed, "
+                      f"so there is nothing to learn from. Is the task solved, or never solved? If "
+                      f"few replies are valid, raise --warmup-steps.")
+        elif self.config.early_stop:
+            reason = diagnostics.early_stop([*self.history, *[metrics] * bool(metrics)])
+        return reason and f"{reason} Read {self.folder}/trajectories.jsonl."
+
+    def write(self, metrics):
+        """Append the metrics to metrics.jsonl, rounded; print the console line."""
+        self.pending = {}
+        if not self.writes:
+            return
+        # JSON has no nan and no infinity.
+        metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v
+                   for k, v in metrics.items()}
+        rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v
+                   for k, v in metrics.items()}
+        self.append("metrics.jsonl", [rounded])
+        self.history.append(rounded)
+        self.tell(rounded)
+        tqdm.write(console_line(metrics, self.config))
+        sys.stdout.flush()
+
+    def save(self, learner, last):
+        """Print warnings, then save if that is due, if the last validation was the best so far, or
+        if somebody asks the run to stop, which all processes do after the same step."""
+        for warning in diagnostics.warnings_of(self.history):
+            self.say(f"warning   {warning}")
+        if note := diagnostics.gradient_spike(self.history, self.config.max_grad_norm):
+            self.say(f"note      {note}")
+        asked = any(learner.world.gather(bool(self.requests)))
+        known = [line.get("val/success") for line in self.history if line["step"] > 0]
+        *before, validated = [-1.0, *(-1.0 if v is None else v for v in known)]  # None: not finite
+        due, best = learner.step % self.config.save_every == 0, validated > max([-1.0, *before])
+        if self.writes and (due or last or best or asked):
+            self.save_checkpoint(best)
+        if asked:
+            lost = self.missing() if self.writes else ""
+            self.say(f"stopped   after step {learner.step}{', but ' * bool(lost)}{lost}; go on "
+                     f"with: make resume RUN={self.folder.name}")
+        return asked
+
+    def save_checkpoint(self, best=False):
+        """Save a checkpoint if the disk holds all lines: it must not be ahead of them."""
+        with runs.writing("a checkpoint", go_on=True):
+            for name in ("metrics.jsonl", "trajectories.jsonl"):
+                if self.unwritten[name]:
+                    raise OSError(f"{name} lacks lines")
+                runs.flush(self.folder / name)
+            runs.save_checkpoint(self.folder, self.learner, best)
+            self.saved = self.learner.step
+
+    def append(self, name, rows):
+        """Append JSON lines to a file, with those that a full disk refused before."""
+        path = self.folder / name
+        self.unwritten[name] += "".join(json.dumps(row) + "\n" for row in rows)
+        with runs.writing(path, go_on=True):
+            size = path.stat().st_size
+            try:
+                with open(path, "a") as file:
+                    file.write(self.unwritten[name])
+            except OSError:
+                os.truncate(path, size)  # half a line may be there
+                raise
+            del self.unwritten[name]
+
+    def keep(self, fault, when):
+        """Append a traceback to errors.txt, of each line of code the first and what ends the run.
+        Returns the file's path, None if it could not be written."""
+        path = self.folder / "errors.txt"
+        with runs.writing(path, go_on=True):
+            known = path.read_text(encoding="utf-8") if path.exists() else ""
+            if when == ENDED or f"({fault.place})" not in known:
+                with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(f"{when}: {fault}\n{fault.traceback}\n")
+            return path
+
+    def missing(self):
+        """What of the run so far is not on the disk, in words; "" if all is there."""
+        lost = [f"{name} lacks the lines from step {json.loads(text.splitlines()[0])['step']} on"
+                for name, text in self.unwritten.items() if text]
+        if self.saved != self.learner.step:
+            try:
+                last = runs.find_checkpoint(self.folder, lambda line: None)
+                lost.insert(0, f"{last.name} is of step {runs.step_of(last)}")
+            except (OSError, ValueError):
+                lost.insert(0, "there is no checkpoint")
+        return ", ".join(lost)
+
+    def episodes(self, step, split, trajectories):
+        """Write a sample, one JSON object a line: in training the best and the worst members of a
+        group, else the same instances at every step; and SAMPLE whose environment failed. Print
+        the most common failure."""
+        if not self.writes:
+            return
+        played = [t for t in trajectories if not t.error]
+        failed = [t for t in trajectories if t.error]
+        if split == "train" and played:  # another group each step, a trained one if there is any
+            played = [t for t in played if t.sequences[0].advantages] or played
+            groups = sorted({t.group_id for t in played})
+            played = sorted((t for t in played if t.group_id == groups[step % len(groups)]),
+                            key=lambda t: -t.episode_return)
+            played = played[:SAMPLE // 2] + played[SAMPLE // 2:][-SAMPLE // 2:]
+        else:
+            played = [t for t in trajectories[::max(1, len(trajectories) // SAMPLE)]
+                      if not t.error]
+        self.append("trajectories.jsonl", [{
+            "step": step, "split": split, "env": t.env, "seed": t.seed, "group": t.group_id,
+            "member": t.member, "success": t.success, "stop": t.stop.value, "error": t.error,
+            "turn_rewards": t.turn_rewards, "messages": t.messages(), **images_of(t),
+            "replies": replies(t, self.tokenizer)} for t in played[:SAMPLE] + failed[:SAMPLE]])
+        if failed:
+            firsts = {t.fault.place: t for t in reversed(failed) if t.fault.place}
+            kept = {place: self.keep(t.fault, f"step {step}, {split}, {t.env}")
+                    for place, t in firsts.items()}
+            (message, place, env), _ = Counter(
+                (t.error, t.fault.place, t.env) for t in failed).most_common(1)[0]
+            kept_in = f"; traceback in {kept[place]}" if kept.get(place) else ""
+            where = f" ({env}, {place}{kept_in})" if place else ""
+            tqdm.write(f"env error {len(failed)} {split} episodes failed in their environment and "
+                       f"are left out: {first_line(message)}{where}")
+
+
+def lines_until(step, path):
+    """The lines of a file, if there is one, of `step` and before; never those of the final test."""
+    kept = []  # without a line that a kill has cut off
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            entry = json.loads(line)
+            final = entry.get("split") == "test" or any(name.startswith("test/") for name in entry)
+            if entry["step"] <= step and not final:
+                kept.append(line)
+    return kept
+
+
+@contextlib.contextmanager
+def stop_requests():
+    """A list that fills at SIGTERM or Ctrl-C, so that the step can be finished and saved. Another
+    one after a second ends the process at once: torchrun repeats a Ctrl-C at once."""
+    requests = []
+
+    def note(number, _):
+        requests.append(time.monotonic())
+        if requests[-1] > requests[0] + 1:
+            raise KeyboardInterrupt
+        tqdm.write("stopping  after this step; once more: at once, at the last checkpoint")
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def console_line(metrics, config):
+    """One aligned line, without the parts whose metric this step does not have."""
+    known = {"of": config.steps, "groups": config.num_groups,
+             "no_update": "" if metrics.get("groups_kept") else ", no update",
+             "val/success_greedy": math.nan, "test/success_greedy": math.nan, **metrics}
+    return "  ".join(part.format(known[name], **known) for name, part in CONSOLE.items()
+                      if known.get(name) is not None)  # a number that is not finite is None
+
+
+# ---- An episode's entry --------------------------------------------------------------------------
+def keep_advantages(trajectories, rows, batch):
+    """Store the advantages of trained rows in their Sequences, for the report.
+
+    rows: (b,) of the batch of all trajectories     batch: those rows, with advantages (b, T)
+    """
+    sequences = [sequence for t in trajectories for sequence in t.sequences]
+    for row, advantages in zip(rows.tolist(), batch.advantages.tolist()):
+        sequences[row].advantages = advantages[:len(sequences[row].tokens)]
+
+
+def replies(trajectory, tokenizer):
+    """Of each reply the texts of its tokens, their logprobs (nats), their advantages if trained."""
+    def rounded(numbers):
+        return [round(x, 3) if math.isfinite(x) else None for x in numbers]
+
+    found = []
+    for sequence in trajectory.sequences:
+        for turn in sorted({*sequence.turn_ids} - {-1}):
+            start = sequence.turn_ids.index(turn)  # a reply is one stretch of ids
+            part = slice(start, start + sequence.turn_ids.count(turn))
+            found.append({"tokens": texts_of(sequence.tokens[part], tokenizer),
+                          "logprobs": rounded(sequence.sample_logprobs[part]),
+                          "advantages": rounded(sequence.advantages[part])})
+    return found
+
+
+def texts_of(ids, tokenizer):
+    """The text that each id adds to those before it. A character of several ids is the last one's.
+    Joined they are the decoded reply."""
+    texts, known = [], 0
+    for end in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:end])
+        whole = len(text) if end == len(ids) else len(text.rstrip("\ufffd"))
+        texts.append(text[known:whole])
+        known = max(known, whole)
+    return texts
