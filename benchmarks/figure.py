@@ -321,8 +321,8 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
          "docs/models.md": {"lora": lora_table},
          "docs/vision.md": {"episode": partial(episode_of, "readme-frozenlake-image-grpo-s0"),
                             "vision": vision_table},
-         "docs/specification.md": {"mutants": mutants_result},
          "docs/running.md": {"log": log_lines},
+         "docs/specification.md": {"mutants": mutants_result},
          "docs/results.md": {"results": results_table, "smollm2": smollm2_table},
          **{f"docs/environments/{env}.md": {
              "tiny": partial(episode_of, f"readme-{env}-grpo-s0"),
