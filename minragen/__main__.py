@@ -23,7 +23,7 @@ COMMANDS = {
     "watch": "minragen.look.report:main --watch",
     "play": "minragen.eval:play_command",
     "reproduce": "minragen.run.reproduce:main",
-    "serve": "minragen.environments.openenv:main",
+    "serve": "minragen.look.serve:main",
     "environments": "minragen.look.play:environments",
     "smollm2": "minragen.run.bundled:main"}
 

@@ -141,7 +141,7 @@ class TestMakefile:
             "--seed 1 --top-p 0.9")
         assert make("resume", "RUN=a", "STEPS=9") == "-m minragen.train --run a --resume --steps 9"
         assert make("play", "RUN=a", "SEED=2", "SPLIT=val") == (
-            "-m minragen.eval --run a --show --split val --seed 2")
+            "-m minragen play --run a --split val --seed 2")
         assert make("play", "ENV=bandit") == "-m minragen.eval --play bandit --split test"
         assert make("train", "eval", "RUN=a", "STEPS=3") == (
             "-m minragen.train --env frozenlake --steps 3 --run a "

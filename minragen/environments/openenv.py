@@ -3,19 +3,16 @@
     python -m minragen serve --env sokoban --port 8000
     python -m minragen.eval --play openenv:http://127.0.0.1:8000
 
-Reading order: `OpenEnv` (the client), `described`, `Served` (the server), `main`.
+Reading order: `OpenEnv` (the client), `described`, `Served` (the server; look/serve.py starts it).
 """
 
 import asyncio
 import functools
 import json
-import socket
-import sys
 import threading
 import weakref
 import zlib
-from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,10 +20,9 @@ from minragen import envs
 from minragen.environments import limits
 from minragen.environments.search import MAX_REPLY, fetch, one_line
 from minragen.envs import Budget, ServerGone
-from minragen.look.faults import Parser
 
 try:
-    import uvicorn
+    import uvicorn  # noqa: F401  for look/serve.py, so that one message names what is missing
     import websockets.asyncio.client
     from openenv import core
     from openenv.core.env_server.types import EnvironmentMetadata
@@ -242,35 +238,8 @@ def guarded(app, local):
     return answer
 
 
-def main(argv):
-    """Serve an environment until interrupted."""
-    parser = Parser(prog="minragen serve", description="Serve an environment over OpenEnv.")
-    parser.add_argument("--env", required=True, help="name, package.module:Class or Gymnasium id")
-    parser.add_argument("--env-arg", action="append", default=[], help="name=value, as in training")
-    for field in fields(Budget):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, help="as in training")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1]")
-    parser.add_argument("--port", type=int, default=8000, choices=range(2**16), metavar="PORT",
-                        help="[8000]; 0: a free one")
-    given = vars(parser.parse_args(argv))
-    try:
-        build = functools.partial(envs.make, given["env"], **envs.parse_options(given["env_arg"]))
-        build = functools.partial(build, budget=replace(build().budget, **{
-            f.name: given[f.name] for f in fields(Budget) if given[f.name] is not None}))
-        if envs.image_of(build().reset(seed=0)[0]) is not None:
-            raise ValueError("images are not served over OpenEnv: use a view without them.")
-        host = f"[{given['host']}]" if ":" in given["host"] else given["host"]
-        address = f"http://{host}:{given['port']}"
-        listening = socket.create_server((given["host"], given["port"]), family=(
-            socket.AF_INET6 if ":" in host else socket.AF_INET))
-    except OSError as problem:
-        sys.exit(f"error: cannot listen on {address}: {problem}. Take another --port or --host.")
-    session = functools.partial(Served, given["env"], build)
-    app = core.create_app(session, TextAction, TextObservation, env_name=given["env"],
-                          max_concurrent_envs=MAX_SESSIONS)
-    config = uvicorn.Config(guarded(app, host in LOOPBACK), log_level="warning",
-                            ws_max_size=MAX_ANSWER, timeout_graceful_shutdown=5)
-    print(f"{given['env']} at http://{host}:{listening.getsockname()[1]}", flush=True)
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run([listening])
-    print("stopped")
+def application(name, build, local):
+    """The ASGI app that serves the environment `name`, which `build()` makes, to many sessions."""
+    return guarded(core.create_app(
+        functools.partial(Served, name, build), TextAction, TextObservation, env_name=name,
+        max_concurrent_envs=MAX_SESSIONS), local)
