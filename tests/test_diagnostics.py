@@ -65,8 +65,8 @@ class TestEpisodes:
             self, monkeypatch):
         store, collect = Mock(), Mock()
         monkeypatch.setattr(rollout, "collect", collect)
-        rollout.play_held_out(SimpleNamespace(image_store=store), None, None, Rules(), 0.5,
-                              first_seed=40)
+        policy = models.Policy("toy", SimpleNamespace(image_store=store), None)
+        rollout.play_held_out(policy, None, None, Rules(), 0.5, first_seed=40)
         assert [call.args[3] for call in collect.call_args_list] == [40, 40]
         store.forget.assert_called_once_with()
 
@@ -155,7 +155,8 @@ class TestScores:
         """A single prompt or reasoning cannot be cut and may exceed the token budget. Without a
         bound there are two passes: one over all prompts and one over all reasonings. Logits are
         not copied to the host."""
-        model, sizes, copied, cpu = family("Llama").model, [], [], torch.Tensor.cpu
+        policy, sizes, copied, cpu = family("Llama"), [], [], torch.Tensor.cpu
+        model = policy.model
         monkeypatch.setattr(torch.Tensor, "cpu", lambda x: copied.append(x.numel()) or cpu(x))
         expected = {0.7: self.slow(model, 0.7), 0: self.slow(model)}  # 0: greedy play
         monkeypatch.setattr(diagnostics, "LOGIT_BUDGET", 3 * model.config.vocab_size)
@@ -164,7 +165,8 @@ class TestScores:
         for temperature, budget, most, passes in (
                 (0.7, 1, 7, 16), (0.7, 8, 8, 10), (0.7, 10**6, 28, 2), (0, 10**6, 28, 2)):
             sizes.clear()
-            scores, tokens = score_matrix(model, self.PROMPTS, self.REASONINGS, temperature, budget)
+            scores, tokens = score_matrix(policy, self.PROMPTS, self.REASONINGS, temperature,
+                                          budget)
             assert torch.allclose(scores, expected[temperature], atol=1e-4)
             assert (max(sizes), len(sizes)) == (most, passes), budget
             assert tokens == 14 + 4 * 7  # prompts once, and of a reasoning all but its last token
@@ -223,7 +225,7 @@ class TestCollapseMetrics:
         found = collapse_metrics(policy, frame, self.played(frame), ema, temperature=0.7)
         prompts = [frame.encode(f"({g}, {g})<think>") for g in range(3)]
         said, own = [frame.encode(z) for _, z in self.SAID], torch.tensor([0, 0, 1, 1, 2, 1])
-        scores = score_matrix(policy.model, prompts, said, 0.7)[0]
+        scores = score_matrix(policy, prompts, said, 0.7)[0]
         per_token = scores / torch.tensor([[len(z)] for z in said])
         whole, share = (diagnostics.information(m, own) for m in (scores, per_token))
         averaged = 0.9 * 5.0 + 0.1 * whole["marginal_std"]

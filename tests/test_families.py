@@ -166,12 +166,12 @@ class TestFamilies:
     @torch.no_grad()
     def test_the_scores_of_the_diagnostics_are_those_of_full_passes(self, name):
         """They build masks of their own. Behind the last position of a model it serves again."""
-        model, rng = family(name).model, torch.Generator().manual_seed(0)
+        policy, rng = family(name), torch.Generator().manual_seed(0)
         prompts, reasonings = ([torch.randint(300, (n,), generator=rng).tolist() for n in lengths]
                                for lengths in ((49, 31, 12), (30, 6, 1)))
-        scores, _ = diagnostics.score_matrix(model, prompts, reasonings)
+        scores, _ = diagnostics.score_matrix(policy, prompts, reasonings)
         for i, z in enumerate(reasonings):
             for j, x in enumerate(prompts):
-                log_p = model(torch.tensor([x + z])).logits[0, len(x) - 1:-1].log_softmax(dim=-1)
+                log_p = policy.model(torch.tensor([x + z])).logits[0, len(x) - 1:-1].log_softmax(-1)
                 assert abs(log_p[range(len(z)), z].sum() - scores[i, j]) < 1e-3
-        diagnostics.score_matrix(model, [prompts[0] + reasonings[0]], reasonings)
+        diagnostics.score_matrix(policy, [prompts[0] + reasonings[0]], reasonings)

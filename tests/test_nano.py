@@ -12,7 +12,8 @@ from toys import Lottery
 from minragen import nano
 from minragen import train as trainer
 from minragen.chat import ChatFrame, Sequence, Trajectory
-from minragen.config import parse_options, preset
+from minragen.config import preset
+from minragen.envs import parse_options
 from minragen.models import AdamW
 from minragen.rollout import make_batch
 from minragen.run.bundled import tiny_policy
