@@ -247,7 +247,7 @@ class TestWaits:
             learner, metrics, _, device = step("pretend:0", **LOTTERY | KL | dict(algo="ppo"))
             assert {"gradient/all/task", "kl_ref", "value_loss"} <= metrics.keys()
             with device:
-                diagnostics.score_matrix(learner.policy.model, [[3, 4], [5]], [[6, 7], [8]])
+                diagnostics.score_matrix(learner.policy, [[3, 4], [5]], [[6, 7], [8]])
             moved.append(device.moved)
         assert moved[0] == moved[1]
 

@@ -150,7 +150,7 @@ class TestForecast:
         learner, _, config, _ = begun("10M", token_budget=400)
         prompts, reasonings = torch.arange(16 * 400).view(16, 400).split([380, 20], dim=1)
         peak, _ = allocated(lambda: diagnostics.score_matrix(
-            learner.policy.model, prompts.tolist(), reasonings.tolist(), 1.0, config.token_budget))
+            learner.policy, prompts.tolist(), reasonings.tolist(), 1.0, config.token_budget))
         assert forecast_of(learner, config)["diagnostics"] == pytest.approx(peak, rel=0.2)
 
     @pytest.mark.parametrize("option", ["algo=ppo", "activation_checkpointing=true",
