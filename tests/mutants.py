@@ -720,7 +720,7 @@ MUTANTS = {
         ("max(1, tests // 4)", "tests", "a constant may pass all hidden tests"),
         ("rng.permutation(edges)[:3]", "rng.permutation(edges)[:0]", "edge cases are not tested"),
         ("order[::-1] if i not in hidden]", "order]", "an example may be a hidden test"),
-        ('rules.replace("{k}", str(k))', "rules", "the task does not tell its parameter"),
+        ('.split()).replace("{k}", str(k))', ".split())", "the task does not tell its parameter"),
         ("len(texts) != 1", "not texts", "the names in a pickled call are taken for tests"),
         (r"(?:```|\Z)", "```", "a program that was cut off is no program"),
         ("unsupported}", "False}", "the metric never counts"),

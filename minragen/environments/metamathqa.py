@@ -9,15 +9,13 @@ Differences from RAGEN:
 """
 
 import functools
-import json
 import math
 import re
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from typing import NamedTuple
 
-from minragen.environments.data import cached_until_changed, read_records
+from minragen.environments.data import cached_until_changed, load_table, read_records
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
 MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of an answer
@@ -180,8 +178,7 @@ def word_problems():
     money: variables behind a $ sign      used: variables of the result      steps: operations
     values: variable -> its choices, or "= expression" if it is computed
     """
-    path = Path(__file__).parent.parent / "data" / "word_problems.json"
-    data = json.loads(path.read_text("utf-8"), parse_float=Fraction)  # 0.1 is a tenth
+    data = load_table("word_problems.json", parse_float=Fraction)  # 0.1 is a tenth
     for t in data["templates"]:
         t["money"] = set(re.findall(r"\$\{(\w+)\}", t["facts"]))
         t["used"] = sorted(set(re.findall("[a-z]", t["answer"])))

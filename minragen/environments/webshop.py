@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from minragen.environments.data import cached_until_changed
+from minragen.environments.data import cached_until_changed, load_table
 from minragen.environments.search import BM25, one_line, words_of
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -39,7 +39,7 @@ FAMILIES = 8  # of each kind: products with the same attributes and options
 PARAPHRASED = 0.5  # probability that a goal says a kind or an attribute in other words
 SUB_PAGES = ("description", "features", "reviews", "attributes")  # the last with `show_attrs`
 BUTTONS = ("next >", "< prev", "buy now", *SUB_PAGES, "back to search")
-TABLES = json.loads((Path(__file__).parent.parent / "data" / "webshop.json").read_text("utf-8"))
+TABLES = load_table("webshop.json")
 
 
 class Product(NamedTuple):
