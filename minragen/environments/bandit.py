@@ -9,6 +9,7 @@ Differences from RAGEN:
 import re
 import zlib
 
+from minragen.environments.data import load_table
 from minragen.envs import Budget, Outcome, TextEnv
 
 
@@ -36,16 +37,8 @@ class Bandit(TextEnv):
                 "reversed": False, "mixed": False}
     instruction = ("You play a bandit with two arms. What an arm pays is related to its name: "
                    "think about what the names mean. Answer with the name of one arm.")
-    # (safe, risky)
-    KNOWN = (("Teacher", "Trader"), ("Nurse", "StartupFounder"), ("Librarian", "Investor"),
-             ("Accountant", "StockBroker"), ("Engineer", "RealEstateAgent"),
-             ("Pharmacist", "Musician"), ("Clerk", "Freelancer"), ("Technician", "Youtuber"),
-             ("Planner", "Artist"), ("Postman", "Pilot"), ("Banker", "VentureCapitalist"),
-             ("Gardener", "Cryptominer"))
-    UNSEEN = (("Receptionist", "Explorer"), ("Archivist", "Filmmaker"),
-              ("Bookkeeper", "Consultant"), ("SocialWorker", "Photographer"),
-              ("Mechanic", "GameDesigner"), ("Secretary", "Entrepreneur"),
-              ("Cashier", "DataScientist"), ("CivilServant", "StartupAccelerator"))
+    # Pairs (safe, risky).
+    KNOWN, UNSEEN = (tuple(map(tuple, pairs)) for pairs in load_table("arms.json").values())
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)

@@ -17,21 +17,15 @@ from itertools import chain, combinations
 
 import numpy as np
 
+from minragen.environments.data import load_table
 from minragen.envs import TextEnv, text_space
 
 # What the values of the option `view` show.
 VIEWS = {"coord": {"coord"}, "grid": {"grid"}, "grid_coord": {"coord", "grid"},
          "image": {"image"}, "image+text": {"image", "coord", "grid"}}
-# RGB of the letters of which tiles are drawn.
-COLOURS = {
-    ".": (220, 240, 252), ",": (255, 255, 255), ":": (178, 212, 236),  # ice, glint, edge
-    "d": (74, 124, 172), "D": (22, 44, 84), "g": (40, 160, 70),  # water: shallow, deep; flag
-    "_": (238, 228, 200), "-": (216, 202, 166),  # floor, edge
-    "n": (150, 75, 60), "m": (205, 190, 175),  # brick, mortar
-    "y": (214, 158, 84), "o": (140, 90, 40),  # crate: board, beam; the flag's pole
-    "l": (120, 205, 120), "G": (20, 100, 40),  # crate on a target: board, beam
-    "r": (215, 45, 40), "b": (40, 50, 130), "k": (70, 40, 20), "s": (245, 200, 160),  # skin
-}
+# Drawings, and for each letter in them its colour in RGB and what is drawn with it.
+TILES = load_table("tiles.json")
+COLOURS = {letter: rgb for letter, (*rgb, _) in TILES["colours"].items()}
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 # Indexed by the sign of a thing's row (column) minus the player's: 0, 1, -1.
 VERTICAL, HORIZONTAL = ("same row", "below", "above"), ("same column", "right", "left")

@@ -16,7 +16,7 @@ from itertools import product
 from operator import index
 from typing import NamedTuple
 
-from minragen.environments.data import cached_until_changed, read_records
+from minragen.environments.data import cached_until_changed, read_each
 from minragen.envs import Budget, Outcome, TextEnv
 
 
@@ -238,14 +238,12 @@ def evaluate(node):
 @cached_until_changed
 def read_tasks(path):
     """The (sorted numbers, target) of every record; ValueError for a bad file or record."""
-    tasks = []
-    for record in read_records(path):
-        try:
-            numbers, target = tuple(sorted(map(index, record["nums"]))), index(record["target"])
-            if not all(0 < n < 10**6 for n in (*numbers, target)):
-                raise ValueError(f"nums and target are {list(numbers)}, {target}")
-        except (ValueError, TypeError, KeyError) as problem:
-            raise ValueError(f"{path}, record {len(tasks) + 1}: {problem!r}; expected records like "
-                             '{"nums": [3, 7, 14], "target": 24}.') from None
-        tasks.append((numbers, target))
-    return tasks
+    return read_each(path, task_of, "{path}, record {number}: {problem!r}; expected records like "
+                     '{{"nums": [3, 7, 14], "target": 24}}.')
+
+
+def task_of(record):
+    numbers, target = tuple(sorted(map(index, record["nums"]))), index(record["target"])
+    if not all(0 < n < 10**6 for n in (*numbers, target)):
+        raise ValueError(f"nums and target are {list(numbers)}, {target}")
+    return numbers, target

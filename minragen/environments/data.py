@@ -1,4 +1,4 @@
-"""The folder of cached results, and the records that a user gives to an environment.
+"""The package's own data, the folder of cached results, and the records of a user.
 
 Difference from RAGEN: environments read local files. RAGEN's download named data sets.
 """
@@ -9,6 +9,13 @@ import json
 import os
 import zlib
 from pathlib import Path
+
+DATA = Path(__file__).parent.parent / "data"  # what the package brings along
+
+
+def load_table(name, **how):
+    """The content of a JSON file of the package. how: for json.loads"""
+    return json.loads((DATA / name).read_text("utf-8"), **how)
 
 
 def cache_folder():
@@ -25,6 +32,18 @@ def cached_until_changed(load):
 
 def _version(path):
     return os.path.isfile(path) and (os.path.getmtime(path), os.path.getsize(path))
+
+
+def read_each(path, build, refusal):
+    """build(record) of each record of a file. Raises ValueError for one that it cannot use: the
+    text `refusal`, which may name {path}, {number} and {problem}."""
+    built = []
+    for number, record in enumerate(read_records(path), 1):
+        try:
+            built.append(build(record))
+        except (LookupError, TypeError, ValueError, AttributeError, zlib.error) as problem:
+            raise ValueError(refusal.format(path=path, number=number, problem=problem)) from None
+    return tuple(built)
 
 
 def read_records(path):

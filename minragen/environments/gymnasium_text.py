@@ -11,14 +11,7 @@ import gymnasium
 from gymnasium import spaces
 
 from minragen.environments.limits import within_time_limit
-from minragen.envs import (
-    SPLITS,
-    Budget,
-    Outcome,
-    TextEnv,
-    split_of,
-    text_space,
-)
+from minragen.envs import SPLITS, Budget, Outcome, TextEnv, split_of, text_space
 
 
 class GymnasiumText(TextEnv):

@@ -30,12 +30,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from minragen.environments.data import cache_folder
+from minragen.environments.data import DATA, cache_folder, load_table
 from minragen.environments.search import fetch
 from minragen.environments.theorems import bundled_theorems, draw_goal, load_minif2f, shape
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
-DATA = Path(__file__).parent.parent / "data"
+WORDS = load_table("lean.json")
 SHOWN_GOALS, SHOWN_TEXT = 3, 4000  # goals after the first; characters of an observation
 MAX_TACTIC, MAX_LINES = 1000, 30  # characters and lines of one action
 PLAIN_TACTICS = ("intro h", "constructor", "left", "right", "assumption", "contradiction", "rfl")
@@ -85,10 +85,7 @@ class Lean(TextEnv):
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
     parallel = True
     defaults = {"server": "", "data": "", "family": "all", "step_cost": 0.02, "seconds": 10.0}
-    TACTICS = ("intro", "exact", "apply", "refine", "assumption", "constructor", "left", "right",
-               "cases", "induction", "rw", "rewrite", "rfl", "eq_refl", "contradiction", "exfalso",
-               "have", "show", "revert", "clear", "subst", "specialize", "injection", "intros",
-               "skip")
+    TACTICS = tuple(" ".join(WORDS["tactics"]).split())
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
@@ -237,25 +234,11 @@ class Lean(TextEnv):
 
 # ---- Texts to and from Lean ----------------------------------------------------------------------
 AUTOMATION = ("simp", "decide")
-LEAN_SYMBOLS = ("⊢→←↔¬∧∨∀∃λ✝⟨⟩≤≥≠∈∉⊆∪∩∘×ℕℤℚℝℂ·•↑∣∑∏∅∞▸⁻⁰¹²³⁴₀₁₂₃₄₅₆₇₈₉"
-                "αβγδεζηθικμνξπρστφχψωΓΔΣΩ")
+LEAN_SYMBOLS = WORDS["symbols"]
 # Words refused anywhere in a tactic: they declare, run code, leave the proof or stand for one. No
 # verdict depends on this list: a command ends the parentheses around a tactic with a parse error,
 # and `judge` accepts no script that has one.
-COMMANDS = frozenset(re.findall(r"\w+", """
-    theorem lemma example def abbrev axiom axioms opaque instance inductive coinductive structure
-    class mutual end section namespace open export import prelude module public private protected
-    noncomputable partial unsafe meta local scoped variable variables universe universes set_option
-    attribute deriving extends where termination_by decreasing_by macro macro_rules syntax
-    declare_syntax_cat notation notation3 infix infixl infixr prefix postfix elab elab_rules simproc
-    initialize builtin_initialize omit include alias recall run_tac run_cmd run_elab run_meta
-    by_elab include_str dbg_trace sorry sorryAx admit stop native_decide bv_decide bv_check
-    ofReduceBool reduceBool trustCompiler implemented_by extern lcProof lcUnreachable polyrith
-    unseal seal irreducible_def unif_hint add_decl_doc init_quot trace_state nonrec unlock_limits
-    grind_pattern init_grind_norm gen_injective_theorems binder_predicate with_weak_namespace
-    deprecated_module deprecated_syntax tactic_extension recommended_spelling docs_to_verso
-    register_tactic_tag register_error_explanation assert_not_exists assert_not_imported
-    """))
+COMMANDS = frozenset(" ".join(WORDS["commands"]).split())
 
 
 def tidy_tactic(action):

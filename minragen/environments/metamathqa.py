@@ -9,15 +9,14 @@ Differences from RAGEN:
 """
 
 import functools
-import json
 import math
 import re
+import tomllib
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from typing import NamedTuple
 
-from minragen.environments.data import cached_until_changed, read_records
+from minragen.environments.data import DATA, cached_until_changed, load_table, read_each
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
 MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of an answer
@@ -180,8 +179,7 @@ def word_problems():
     money: variables behind a $ sign      used: variables of the result      steps: operations
     values: variable -> its choices, or "= expression" if it is computed
     """
-    path = Path(__file__).parent.parent / "data" / "word_problems.json"
-    data = json.loads(path.read_text("utf-8"), parse_float=Fraction)  # 0.1 is a tenth
+    data = load_table("word_problems.json", parse_float=Fraction)  # 0.1 is a tenth
     for t in data["templates"]:
         t["money"] = set(re.findall(r"\$\{(\w+)\}", t["facts"]))
         t["used"] = sorted(set(re.findall("[a-z]", t["answer"])))
@@ -241,21 +239,20 @@ def format_number(value, money=False):
 def load_problems(path):
     """({split: list of WordProblem}, their characters) of a MetaMathQA or GSM8K file."""
     by_split, characters = {"train": [], "val": [], "test": []}, set()
-    for number, record in enumerate(read_records(path), 1):
-        problem = problem_of(record, f"record {number} of {path}")
-        if problem:
-            by_split[split_of(problem.task)].append(problem)
-            characters.update(problem.question)
+    problems = read_each(path, problem_of, "record {number} of {path}: {problem}")
+    for problem in filter(None, problems):
+        by_split[split_of(problem.task)].append(problem)
+        characters.update(problem.question)
     return by_split, characters
 
 
-def problem_of(record, where):
+def problem_of(record):
     """The WordProblem of a record; None if unusable. Raises ValueError for an unknown form."""
     fields = record if isinstance(record, dict) else {}
     known = [form for form in FORMS if all(isinstance(fields.get(name), str) for name in form[:2])]
     if not known:
-        raise ValueError(f"{where}: got {str(record)[:80]}, expected the text fields query and "
-                         f"response (MetaMathQA) or question and answer (GSM8K).")
+        raise ValueError(f"got {str(record)[:80]}, expected the text fields query and response "
+                         f"(MetaMathQA) or question and answer (GSM8K).")
     asked, told, marker = known[0]
     question, (_, found, result) = fields[asked].strip(), fields[told].rpartition(marker)
     result = result.strip()
@@ -276,35 +273,11 @@ NUMBER = re.compile(
     rf"(?P<sign>[-+]?) ?(?:(?:(?P<whole>{WHOLE}) )?(?P<top>{WHOLE}) ?/ ?(?P<bottom>{WHOLE})"
     rf"|(?P<decimal>{WHOLE}(?:\.[0-9]{{1,40}})?|\.[0-9]{{1,40}})"
     rf"(?:[eE](?P<exponent>[-+]?[0-9]{{1,2}}))?)(?![0-9])(?P<percent> ?(?:%|per ?cent\b))?")
-# What people write before a result: "So, the final answer is:", "Answer =", "x =", "7 * 8 =".
-LEAD = re.compile(r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the )?(?:(?:final|correct) )?"
-                  r"(?:answer|result)(?: is)?(?: ?[:=])? ?)?", re.IGNORECASE)
-LEFT_SIDE = re.compile(r"[a-z]?|[(0-9., )]*[0-9)] ?(?:[-+*/×÷]|\\(?:times|cdot|div))"
-                       r"(?:[-+*/×÷(0-9., )]|\\(?:times|cdot|div))*", re.IGNORECASE)
-UNIT = re.compile(r"(?:[a-z]{2,}|[gmshl])(?:/(?:[a-z]{2,}|[gmshl]))?(?:\^[23]|[²³])?",
-                  re.IGNORECASE)
-# Words that are not a unit, because they change the number or its meaning.
-NO_UNIT = re.compile("hundred|thousand|[mbt]r?illion|dozen|score|pi|sqrt|squared|cubed|mod|over|"
-                     "plus|minus|times|divided|by|or|and|not|to|if|[ap]m", re.IGNORECASE)
-ATTACHED = re.compile("[ckm]m|m?in|ft|[mk]g|ml|hrs?|lbs?|oz", re.IGNORECASE)  # 5kg, but not 5xy
-WRAPPER = r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox) ?\{([^{}]*)\}"
-# (pattern, replacement), in this order: strip LaTeX and currency signs from a number.
-BARE_NUMBER = (
-    ("−", "-"), (r"(?<=[0-9])(?:\{,\}|,\\!|\\[,!])(?=[0-9]{3})", ","),
-    (r"\^ ?(?:\{\\circ\}|\\circ)|°", " degrees"), (r"\\%", "%"),
-    (r"\*\*([^*]+)\*\*", r" \1 "),  # Markdown's bold
-    (r"\\[$,;:!()\[\] ]|[$€£¥]", " "), (r"\s+", " "),  # a space, so that "$1$2" is not 12
-    (r"\\[dtc]?frac ?(?:\{ ?([-+]?[0-9,]+) ?\}|([0-9])) ?(?:\{ ?([0-9,]+) ?\}|([0-9]))",
-     r" \1\2/\3\4 "),
-    (r" ?(?:\\times|\\cdot|x|\*) ?10 ?\^ ?(?:\{([-+]?[0-9]{1,2})\}|([-+]?[0-9]{1,2}))(?![0-9])",
-     r"e\1\2"),
-    *[(WRAPPER, r" \1 ")] * 4, (r"\s+", " "), (r" \^", "^"))  # \boxed{\text{...}}: inside out
-# The same for a result that is not a number.
-BARE_TEXT = (
-    (r"\A\s+|\.?\s*\Z|\$", ""), (r"(?s)\A\s*\\boxed ?\{(.*)\}\s*\Z", r"\1"),
-    (r"\\(?:left|right)(?![a-z])|\\[,;:! ]", ""), (r"\\[dt]frac", r"\\frac"), (WRAPPER, r"\1"),
-    (r"\\frac ?([0-9]) ?([0-9])", r"\\frac{\1}{\2}"), (r"\\sqrt ?([0-9])", r"\\sqrt{\1}"),
-    (r"\s", ""))
+# What may stand around a number, and how LaTeX and other decoration is removed.
+NOTATIONS = tomllib.loads((DATA / "notations.toml").read_text("utf-8"))
+LEAD, LEFT_SIDE, UNIT, NO_UNIT, ATTACHED = (
+    re.compile(pattern, re.IGNORECASE) for pattern in NOTATIONS["ignoring_case"].values())
+BARE_NUMBER, BARE_TEXT = NOTATIONS["in_order"].values()
 
 
 def read_value(text, percent=False):
@@ -348,6 +321,7 @@ def read_text(text):
 def substitute(text, table):
     """`text` after the substitutions of a table; "" if it is too long for a result."""
     text = text if len(text) <= MAX_ANSWER else ""
-    for pattern, replacement in table:
-        text = re.sub(pattern, replacement, text)
+    for pattern, replacement, *times in table:
+        for _ in range(*times or [1]):
+            text = re.sub(pattern, replacement, text)
     return text

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minragen.environments.data import cached_until_changed, read_records
+from minragen.environments.data import cached_until_changed, load_table, read_each
 from minragen.environments.search import Passage, RemoteIndex, SearchIndex, one_line, search_server
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -42,8 +42,7 @@ NUM_PEOPLE = 320
 #   article, asks: questions, names: phrases for the value in a longer question}. Questions and
 #   sentences share no telling word, so that matching words does not find the fact. No sentence
 #   begins with its value: a small model learns to copy it by the words that precede it.
-WORDS, RELATIONS = json.loads(
-    (Path(__file__).parent.parent / "data" / "encyclopaedia.json").read_text("utf-8")).values()
+WORDS, RELATIONS = load_table("encyclopaedia.json").values()
 # The relations from a person to an answer, in one hop and in two.
 PATHS = [*((first,) for first in RELATIONS["person"]),
          *((first, second) for first, words in RELATIONS["person"].items() if "names" in words
@@ -295,7 +294,7 @@ def _questions(data):
     """(questions, passages) of `data`; no questions for the encyclopaedia, which draws them."""
     if data in ("", "wiki"):
         return _wiki_questions() if data else (), load_corpus(data or "encyclopaedia")
-    pairs = [_hotpot_question(record, data) for record in read_records(data)]
+    pairs = read_each(data, _hotpot_question, "bad record in {path}: {problem}")
     questions = tuple(question for question, _ in pairs if question.answers)
     if not questions:
         raise ValueError(f"no usable question in {data!r}: no answer fits into finish[...].")
@@ -323,7 +322,7 @@ def _wiki_questions():
         and title == one_line(title, "[]"))
 
 
-def _hotpot_question(record, path):
+def _hotpot_question(record):
     """(Question, passages) of one record of HotpotQA, in the hub's form or in that of its authors.
 
     Answers that do not fit into finish[...] are dropped. The hops are the record's supporting
@@ -333,8 +332,8 @@ def _hotpot_question(record, path):
     text, answers = record.get("question"), record.get("answer", record.get("ground_truth"))
     answers = answers if isinstance(answers, list) else [answers]
     if not (answers and all(isinstance(part, str) for part in (text, *answers)) and text.strip()):
-        raise ValueError(f"bad record in {path}: got {str(record)[:80]}, expected question (a "
-                         f"text) and answer or ground_truth (a text or a list of them).")
+        raise ValueError(f"got {str(record)[:80]}, expected question (a text) and answer or "
+                         f"ground_truth (a text or a list of them).")
     context, support = record.get("context") or [], record.get("supporting_facts") or []
     try:
         if isinstance(context, dict):
@@ -343,8 +342,8 @@ def _hotpot_question(record, path):
         support = support["title"] if isinstance(support, dict) else [fact[0] for fact in support]
         steps = [_search_for(title, title) for title in dict.fromkeys(support)]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        raise ValueError(f"bad record in {path}: context or supporting_facts of {text[:60]!r} are "
-                         f"not HotpotQA's titles with sentences.") from None
+        raise ValueError(f"context or supporting_facts of {text[:60]!r} are not HotpotQA's titles "
+                         f"with sentences.") from None
     answers = tuple(filter(_usable, map(str.strip, answers)))
     return Question(text, answers, tuple(steps or [_search_for(text, "")]), "answer",
                     " ".join(_bare(text))), passages
@@ -366,16 +365,16 @@ def load_corpus(name):
     if name == "wiki":
         return [Passage(title, f"{description}. {extract}")
                 for title, description, extract in wiki_articles()]
-    return [_passage(record, name) for record in read_records(name)]
+    return read_each(name, _passage, "bad passage in {path}: {problem}")
 
 
-def _passage(record, path):
+def _passage(record):
     fields = record if isinstance(record, dict) else {"text": record}
     title = fields.get("title", "")
     text = fields.get("text", fields.get("contents", fields.get("content")))
     if not isinstance(text, str) or not isinstance(title, str):
-        raise ValueError(f"bad passage in {path}: got {str(record)[:80]}, expected a text, or a "
-                         f"record with text, contents or content.")
+        raise ValueError(f"got {str(record)[:80]}, expected a text, or a record with text, "
+                         f"contents or content.")
     return Passage(title, text)
 
 

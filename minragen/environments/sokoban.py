@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from minragen.environments.board import MOVES, Board, flood, moved, read_places, straight
+from minragen.environments.board import MOVES, TILES, Board, flood, moved, read_places, straight
 from minragen.envs import Budget, Outcome
 
 
@@ -49,15 +49,7 @@ class Sokoban(Board):
     meanings = ("wall", "floor", "target", "box on a target", "box", "player", "player on a target")
     looks = ("walls are bricks, targets red rings, boxes brown crates that are green with a check "
              "mark on a target, and the player is a person")
-    tiles = """\
-nnnnnnnm _______- _______- GGGGGGGG oooooooo __kkkk_- __kkkk_-
-nnnnnnnm _______- __rrrr_- Glllll,G oyyyyyyo __ssss_- rrssssrr
-nnnnnnnm _______- _rr__rr- Gllll,,G oyoyyoyo __ssss_- r_ssss_r
-mmmmmmmm _______- _r_rr_r- G,ll,,lG oyyooyyo _bbbbbb- rbbbbbbr
-nnnmnnnn _______- _r_rr_r- G,,,,llG oyyooyyo _sbbbbs- rsbbbbsr
-nnnmnnnn _______- _rr__rr- Gl,,lllG oyoyyoyo __bbbb_- r_bbbb_r
-nnnmnnnn _______- __rrrr_- GllllllG oyyyyyyo __kkkk_- rrkkkkrr
-mmmmmmmm -------- -------- GGGGGGGG oooooooo --k--k-- --k--k--"""
+    tiles = "\n".join(TILES["Sokoban"])
     relation_weights, relation_near = {"target": 0.5, "box": 0.5}, 0.0
 
     def __init__(self, split="train", budget=None, **options):

@@ -6,14 +6,12 @@ Reading order: `Theorem`, `bundled_theorems`, `draw_theorem`, `draw_goal`, `load
 import functools
 import itertools
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from minragen.environments.data import cached_until_changed, read_records
+from minragen.environments.data import DATA, cached_until_changed, read_each
 
-THEOREMS = Path(__file__).parent.parent / "data" / "theorems.lean"
 DEFAULT_HEADER = "import Mathlib\nopen BigOperators Real Nat Topology Rat"  # of miniF2F records
 
 
@@ -30,7 +28,7 @@ def bundled_theorems():
     theorems = []
     form = r"^(?:-- ([A-Z]): (.+)\n)?(theorem (\S+) [\s\S]*?:= by)\n((?:  .+\n)+)"
     for letter, choices, statement, name, proof in re.findall(
-            form, THEOREMS.read_text(encoding="utf-8"), re.M):
+            form, (DATA / "theorems.lean").read_text(encoding="utf-8"), re.M):
         lines = [statement, *map(str.strip, proof.splitlines())]
         for choice in choices.split(" | "):
             claim, *tactics = fill(letter, choice, lines) if letter else lines
@@ -145,16 +143,14 @@ def load_minif2f(path):
     header stands before it or in the field `header`. Raises ValueError for other records."""
     pattern = (r"(?ms)(?P<before>.*?)(?P<statement>^(?:theorem|lemma)\s+(?P<name>\S+).*?):="
                r"\s*(?:by\b)?\s*(?:\b(?:sorry|admit))?\s*\Z")
-    theorems = []
-    for number, row in enumerate(read_records(path), 1):
-        text = row.get("formal_statement") if isinstance(row, dict) else None
-        found = re.match(pattern, text) if isinstance(text, str) else None
-        if not found:
-            raise ValueError(f"option data of Lean: record {number} of {path} has no "
-                             f"formal_statement of the form `theorem ... := by`.")
+
+    def theorem_of(row):
+        found = re.match(pattern, row["formal_statement"])
         header = f"{row.get('header') or ''}\n{found['before']}".strip() or DEFAULT_HEADER
-        theorems.append(Theorem(found["name"], f"{found['statement']}:= by", header))
-    return tuple(theorems)
+        return Theorem(found["name"], f"{found['statement']}:= by", header)
+
+    return read_each(path, theorem_of, "option data of Lean: record {number} of {path} has no "
+                     "formal_statement of the form `theorem ... := by`.")
 
 
 def shape(statement):

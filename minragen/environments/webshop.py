@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from minragen.environments.data import cached_until_changed
+from minragen.environments.data import cached_until_changed, load_table
 from minragen.environments.search import BM25, one_line, words_of
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -39,7 +39,7 @@ FAMILIES = 8  # of each kind: products with the same attributes and options
 PARAPHRASED = 0.5  # probability that a goal says a kind or an attribute in other words
 SUB_PAGES = ("description", "features", "reviews", "attributes")  # the last with `show_attrs`
 BUTTONS = ("next >", "< prev", "buy now", *SUB_PAGES, "back to search")
-TABLES = json.loads((Path(__file__).parent.parent / "data" / "webshop.json").read_text("utf-8"))
+TABLES = load_table("webshop.json")
 
 
 class Product(NamedTuple):
@@ -397,8 +397,7 @@ class WebShop(TextEnv):
         """A text matcher: of the first results within the price it buys the one whose title shares
         most words with the goal, with every option that the goal names."""
         page, goal = texts[-1], re.search("^Goal: (.*)", texts[1], re.M)[1]
-        common = "a an and at by do for i in is it more not of one than that the to want with you"
-        words = [word for word in words_of(goal) if word not in common.split()]
+        words = [word for word in words_of(goal) if word not in TABLES["common_words"]]
         if "\nSearch page" in page:
             return f"search[{' '.join(words)[:200]}]"
         rows = re.findall(r"^- (.*), ([\d.]+) dollars \[ ?(.*?) ?\]$", page, re.M)
@@ -448,25 +447,19 @@ def draw_goal(product, rng, attributes=2, plain=False):
         parts += [f"price at most {limit}"] if cap < NO_CAP else []
         text = product.instruction.rstrip(". ") + (" with " if parts else "") + ", and ".join(parts)
         return Goal(text, one_line(product.instruction[:200], "[]"), product, wanted, options, cap)
-    wanted = wanted[:attributes]
+    wanted, shelf = wanted[:attributes], TABLES["shelves"][product.category[0]]
+    said = shelf["attributes"]
     if plain:
-        said = TABLES["shelves"][product.category[0]]["attributes"]
         words = " ".join((*(said[a][0] for a in wanted), product.query))
         text = ", ".join((words, *(value for _, value in options), f"at most {limit}"))
-    else:
-        text = natural_goal(product, wanted, options, limit, rng)
+    else:  # I am looking for a kettle that does not make noise and is steel, in red, for at ...
+        wishes = " and ".join(said[a][1] if rng.random() < PARAPHRASED else f"is {a}"
+                              for a in wanted)
+        text = TABLES["goals"][rng.integers(len(TABLES["goals"]))].format(
+            thing=shelf["kinds"][product.query][int(rng.random() < PARAPHRASED)], wishes=wishes,
+            limit=limit,
+            choice="".join(f", {TABLES['choices'][n].format(value)}" for n, value in options))
     return Goal(text, " ".join((*wanted, product.query)), product, wanted, options, cap)
-
-
-def natural_goal(product, wanted, options, limit, rng):
-    """`I am looking for a kettle that does not make noise and is steel, in red, for at most ...`"""
-    shelf, phrases = TABLES["shelves"][product.category[0]], TABLES["choices"]
-    wishes = " and ".join(shelf["attributes"][a][1] if rng.random() < PARAPHRASED else f"is {a}"
-                          for a in wanted)
-    return TABLES["goals"][rng.integers(len(TABLES["goals"]))].format(
-        thing=shelf["kinds"][product.query][int(rng.random() < PARAPHRASED)], wishes=wishes,
-        limit=limit,
-        choice="".join(f", {phrases[name].format(value)}" for name, value in options))
 
 
 def format_price(price):
@@ -660,8 +653,6 @@ def _options_of(table):
     options = {}
     for name, entries in _as(dict, table).items():
         values = [str(_as(dict, entry).get("value") or "") for entry in _as(list, entries)]
-        values = [_clean(value.lower().replace("/", " | ")) for value in values]
-        if any(values):
-            options[_clean(name).lower()[:40] or "option"] = tuple(
-                dict.fromkeys(filter(None, values)))
+        if values := _texts([value.lower().replace("/", " | ") for value in values]):
+            options[_clean(name).lower()[:40] or "option"] = tuple(dict.fromkeys(values))
     return options

@@ -64,7 +64,7 @@ def gsm8k(gold, question="How many?"):
 
 def judge(gold, answer, question="How many?"):
     """True if the answer is right, False if it is wrong, None if it is no answer."""
-    problem = problem_of(gsm8k(gold, question), "here")
+    problem = problem_of(gsm8k(gold, question))
     said = problem.read(answer)
     return None if said is None else said == problem.gold
 
@@ -200,11 +200,11 @@ class TestRecords:
     def test_the_result_follows_the_last_marker_and_a_record_without_one_is_left_out(self):
         record = {"query": " What is 2 + 3? ", "original_question": None, "type": "MATH",
                   "response": "The answer is: 4, no.\nThe answer is: 5"}
-        assert problem_of(record, "here")[:3] == ("What is 2 + 3?", "5", 5)
-        assert problem_of(gsm8k("1,242", "q" * 8000), "here")[1:3] == ("1,242", 1242)
+        assert problem_of(record)[:3] == ("What is 2 + 3?", "5", 5)
+        assert problem_of(gsm8k("1,242", "q" * 8000))[1:3] == ("1,242", 1242)
         for record in ({"question": "q?", "answer": "no marker"}, gsm8k(""), gsm8k("$$"),
                        gsm8k("1", " "), gsm8k("1", "q" * 8001), gsm8k("1", "q\ud800")):
-            assert problem_of(record, "here") is None
+            assert problem_of(record) is None
 
     def test_a_file_is_played_and_rephrasings_of_one_question_stay_in_one_split(self, tmp_path):
         rows = [{"query": f"\u222b caf\u00e9 {'x' * n}, {way}?", "original_question": f"{way} {n}?",
