@@ -5,7 +5,7 @@ import random
 import pytest
 from fuzz import SLOW, TARGETS, Source, play_replies
 
-from minragen.environments import board, countdown, lean, theorems
+from minragen.environments import board, countdown, data, lean
 from minragen.envs import REGISTRY
 
 
@@ -33,7 +33,7 @@ class TestReaders:
         read_much(target)
 
     @pytest.mark.parametrize("target, module, name", [
-        ("records", theorems, "re"), ("relations", board, "read_relations"),
+        ("records", data, "read_records"), ("relations", board, "read_relations"),
         ("parser", lean, "tidy_tactic")])
     def test_another_exception_is_noticed(self, target, module, name, monkeypatch):
         monkeypatch.setattr(module, name, None)

@@ -16,6 +16,7 @@ import pytest
 from test_readme import ROOT
 
 from minragen.config import preset
+from minragen.envs import REGISTRY
 from minragen.run import bundled
 from minragen.run.groups import env_groups
 
@@ -100,9 +101,8 @@ print(json.dumps(lines))
                                  steps=config.warmup_steps, say=lambda line: None)
         for wing in ("fast", "more", "look", "run"):
             shutil.rmtree(fork / "minragen" / wing)
-        for path in (fork / "minragen" / "environments").glob("[!_]*.py"):
-            if path.name != "bandit.py":
-                path.unlink()
+        for name in REGISTRY.keys() - {"bandit"}:
+            (fork / "minragen" / "environments" / f"{name}.py").unlink()
         done = subprocess.run([sys.executable, "-c", self.PROGRAM, folder], cwd=fork, text=True,
                               capture_output=True, check=False, env=os.environ)
         lines = json.loads(done.stdout or "[]")
@@ -142,7 +142,7 @@ class TestMakefile:
         assert make("resume", "RUN=a", "STEPS=9") == "-m minragen.train --run a --resume --steps 9"
         assert make("play", "RUN=a", "SEED=2", "SPLIT=val") == (
             "-m minragen play --run a --split val --seed 2")
-        assert make("play", "ENV=bandit") == "-m minragen.eval --play bandit --split test"
+        assert make("play", "ENV=bandit") == "-m minragen play bandit --split test"
         assert make("train", "eval", "RUN=a", "STEPS=3") == (
             "-m minragen.train --env frozenlake --steps 3 --run a "
             "-m minragen.eval --run a --split test")
