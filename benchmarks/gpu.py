@@ -23,8 +23,8 @@ import torch
 
 from minragen import config as settings
 from minragen import rollout, train
-from minragen.models import token_logprobs
 from minragen.run import bundled, memory, start
+from minragen.run.proof import in_float32
 
 WORK = dict(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda", num_groups=8, group_size=16,
             val_size=1)
@@ -121,19 +121,19 @@ def bytes_read(policy, config, play):
     own = 0 if embedding.weight is output.weight else embedding.weight.nbytes
     weights = sum(p.nbytes for p in model.parameters()) - own
     sizes = memory._sizes(policy, config, 1)
-    usual, read = rollout.forward_slots, []
+    usual, read = policy.extend, []
 
-    def counted(model, slots, tokens, *rest):
+    def counted(slots, tokens, *rest):
         if tokens.shape[1] == 1:
             keys = len(tokens) * (1 + int(slots.bounds[:len(tokens)].max()))
             read.append(weights + keys * sizes.layers * sizes.keys * sizes.width)
-        return usual(model, slots, tokens, *rest)
+        return usual(slots, tokens, *rest)
 
-    rollout.forward_slots = counted
+    policy.extend = counted
     try:
         played = play()
     finally:
-        rollout.forward_slots = usual
+        del policy.extend
     return sum(read), played
 
 
@@ -146,8 +146,8 @@ def products(learner, batch, config):
         lambda layer, x, _: flops.append(2 * x[0].numel() * layer.out_features))
         for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
     for mini in train.optimizer_steps(replace(batch, loss_mask=batch.response_mask), config, 2):
-        train.in_micro_batches(learner, mini, config, lambda part: token_logprobs(
-            model, part.tokens, part.response_mask, config.temperature)[0])
+        train.in_micro_batches(learner, mini, config, lambda part: learner.policy.logprobs(
+            part.tokens, part.response_mask, config.temperature)[0])
     for hook in hooks:
         hook.remove()
     return (3 if model.dtype == torch.float32 else 4) * sum(flops)
@@ -157,14 +157,14 @@ def against_float32(learner, batch, config):
     """The sampler's logprobs and the gradient of one optimizer step over the whole batch, beside
     those of a float32 copy of the weights: mean absolute nats, cosine, |difference| / |gradient|.
     """
-    exact, gap, gradients = rollout._exact(learner.policy.model), 0.0, []
+    exact, gap, gradients = in_float32(learner.policy), 0.0, []
     mini = train.add_loss_weights(train.compute_targets(learner, batch, config)[0], config)
-    for model, masters in ((learner.policy.model, learner.optimizer.masters),
-                           (exact, list(exact.parameters()))):
+    for policy, masters in ((learner.policy, learner.optimizer.masters),
+                            (exact, list(exact.model.parameters()))):
         for rows in train.parts_of(mini, learner, config):
-            losses, shares = train.policy_losses(model, mini.take(rows), config)
+            losses, shares = train.policy_losses(policy, mini.take(rows), config)
             sum(losses.values()).backward()
-            gap += float(shares["logprob_gap"]) * (model is exact)
+            gap += float(shares["logprob_gap"]) * (policy is exact)
         gradients.append([m.grad for m in masters])
         for master in masters:
             master.grad = None

@@ -55,8 +55,7 @@ def prove(policy, max_context):
             if dtype == model.dtype:
                 gap = _gap(policy, length)
             else:  # with the usual attention throughout: flash attention has no float32
-                exact = copy.copy(policy)
-                exact.model = copy.deepcopy(model).float()
+                exact = in_float32(policy)
                 with exact.sampling():
                     gap = _gap(exact, length)
         except Exception as error:  # decoders fail in many ways on a cache not made for them
@@ -71,6 +70,13 @@ def prove(policy, max_context):
     policy.begin_rollout()
     rest = f"; its window of {window} was not reached" if length <= window < max_context else ""
     return f"cached turns of {length} tokens equal a full pass, gap {gap:.0e} nats{rest}"
+
+
+def in_float32(policy):
+    """The policy with a float32 copy of its model."""
+    exact = copy.copy(policy)
+    exact.model = copy.deepcopy(policy.model).float()
+    return exact
 
 
 @torch.no_grad()

@@ -18,13 +18,14 @@ from safetensors.torch import load_file
 from toys import tiny
 
 from benchmarks import gpu
-from minragen import models, rollout, starpo
+from minragen import models, starpo
 from minragen import train as trainer
 from minragen.config import preset
 from minragen.envs import EnvGroups
 from minragen.look import diagnostics
+from minragen.more.windows import WindowedFrame
 from minragen.rollout import Rules, collect
-from minragen.run import bundled, start
+from minragen.run import bundled, proof, start
 from minragen.run.load import load_policy
 
 HOST_STEPS = 8  # tokens of each row that are sampled between two waits of the host
@@ -62,7 +63,7 @@ def known(monkeypatch, runs):
     monkeypatch.setattr(bundled, "BUNDLED", (*bundled.BUNDLED, SMALL.name))
     monkeypatch.setattr(bundled, "choose_model",
                         lambda model, device: (model, torch.device(device), ""))
-    monkeypatch.setitem(rollout.PROOF_BUDGET, "pretend", rollout.PROOF_BUDGET["cpu"])
+    monkeypatch.setitem(proof.PROOF_BUDGET, "pretend", proof.PROOF_BUDGET["cpu"])
 
 
 def configured(device, env="toys:Lottery", algo="grpo", **options):
@@ -218,8 +219,10 @@ class TestWaits:
     @pytest.mark.parametrize("context", ["full", "limited"])
     def test_a_rollout_waits_once_for_several_tokens_of_each_row(self, context):
         policy, frame = small()
+        if context == "limited":
+            frame = WindowedFrame(policy.tokenizer, context=context, window=1)
         groups = EnvGroups("toys:Lottery", 2, 2, budgets=dict(max_turns=3))
-        rules = Rules(max_new_tokens=48, max_context=600, context=context)
+        rules = Rules(max_new_tokens=48, max_context=600)
         with pretend_device() as device:
             policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model).to("pretend:0"))
             device.waits.clear()
