@@ -325,7 +325,7 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
          "docs/specification.md": {"mutants": mutants_result},
          "docs/results.md": {"results": results_table, "smollm2": smollm2_table},
          **{f"docs/environments/{env}.md": {
-             "tiny": partial(episode_of, f"readme-{env}-grpo-s0"),
+             "tiny": partial(episode_of, f"readme-{env}-grpo-s0", turns=2),
              "smollm2": partial(episode_of, f"readme-{env}-smollm2", turns=1)}
             for env in REGISTRY}}  # untrained, it mostly repeats its first turn
 
