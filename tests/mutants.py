@@ -1250,6 +1250,7 @@ def _run_tests(folder, words, plugin):
     code = 3
     try:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` ignores Ctrl-C
         # A mutant must not leave wrong weights where real runs look for them.
         os.environ["MINRAGEN_CACHE"] = str(folder / "cache")
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))

@@ -404,6 +404,16 @@ class TestIndependence:
             own, _ = token_logprobs(tiny()[0].model, batch.tokens, batch.response_mask)
             assert torch.allclose(own, batch.sample_logprobs, atol=1e-4)
 
+    def test_a_block_ends_where_a_reply_has_no_room_left(self, monkeypatch):
+        """A model may have no position behind it."""
+        (free,) = play(*tiny(), EnvGroups("frozenlake", 1, 1))
+        second, lengths, real = free.sequences[-1].turn_ids.index(1), [], SharingPolicy.extend
+        monkeypatch.setattr(SharingPolicy, "extend", lambda self, slots, *given: (
+            real(self, slots, *given), lengths.append(int(slots.lengths.max())))[0])
+        monkeypatch.setitem(rollout.BLOCK, "cpu", 8)
+        (t,) = play(*tiny(), EnvGroups("frozenlake", 1, 1), max_context=second + 5)
+        assert len(t.tokens) == second + 5 and max(lengths) < second + 5
+
     def test_prompts_and_observations_are_fed_in_parts_of_the_token_budget(self, monkeypatch):
         shapes, passes, real = [], [], SharingPolicy.extend
         monkeypatch.setattr(SharingPolicy, "extend", lambda self, slots, tokens, *rest: (

@@ -190,6 +190,7 @@ class TestFeedback:
     def test_with_turns_to_come_failed_examples_are_told_and_nothing_of_hidden_tests(self):
         """Also where the program has been judged before, in a last turn, without the examples."""
         env = start(3, 4, family="formulas")
+        answer(start(3, family="formulas"), "0")  # verdicts are kept by kind of sandbox: it begins
         (*first, _), (*second, _) = env.problem.public
         expression = f"{first[1]} if [a, b] == {first[0]} else -77"
         assert "gave" not in answer(start(3, family="formulas"), expression)[0]
