@@ -14,7 +14,8 @@ the last run, then those that execute its line; if all of them pass, in the end 
 `make test`, or the file of tests/long that LATER names. A generic mutant tries a minute of the
 tests that execute its line.
 Every mutant runs in a forked process that has imported torch and transformers already. It dies when
-a test fails, when nothing can be collected, or when the tests take longer than TIME_LIMIT.
+a test fails, when nothing can be collected, or when the tests take longer than TIME_LIMIT, or than
+a minute and five times their usual time.
 """
 
 import argparse
@@ -1141,6 +1142,7 @@ class Job(NamedTuple):
     likely: tuple = ()  # the test that noticed it in the last run
     tests: tuple = ()  # ids
     files: tuple = ()  # words of pytest: all tests of these
+    limit: float = TIME_LIMIT  # seconds of `tests`
 
     @property
     def name(self):
@@ -1231,7 +1233,7 @@ def run_mutant(job):
         for tests in (job.likely, job.tests):  # the first of one file alone, which is quick to read
             files = dict.fromkeys(test.partition("::")[0] for test in tests)
             if code == 0 and files:
-                code = _run_tests(folder, files, Chosen(tests, noticed))
+                code = _run_tests(folder, files, Chosen(tests, noticed), job.limit)
         if code == 0 and job.files:
             code = _run_tests(folder, job.files, Chosen((), noticed))
         # Above 1 not even the collection came to its end.
@@ -1242,11 +1244,11 @@ def run_mutant(job):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_tests(folder, words, plugin):
+def _run_tests(folder, words, plugin, limit=TIME_LIMIT):
     """The exit code of pytest on the copy, in a forked process; None if it took too long."""
     pid = os.fork()
     if pid:
-        return _wait(pid, time.monotonic() + TIME_LIMIT)
+        return _wait(pid, time.monotonic() + limit)
     code = 3
     try:
         os.setsid()
@@ -1405,6 +1407,8 @@ def main():
         jobs = [job._replace(files=LATER[job.name]) if job.name in LATER else job._replace(
             tests=coverage.tests_of(job),
             likely=tuple({noticed.get(job.name)} & coverage.seconds.keys())) for job in jobs]
+    jobs = [job._replace(limit=min(TIME_LIMIT, 60 + 5 * sum(map(
+        coverage.seconds.__getitem__, job.tests)))) for job in jobs]
     if args.sample:
         jobs = [job._replace(tests=coverage.a_minute_of(job.tests)) for job in jobs]
     # The copies bring their own modules; what they all import is imported once, here.
