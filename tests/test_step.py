@@ -247,7 +247,7 @@ def differ(one, other):
 LAKE = dict(env="frozenlake", num_groups=2, group_size=2, max_turns=2, max_new_tokens=24,
             max_context=512, max_rows=3)
 LONG = dict(context="limited", window=3, max_turns=4)
-# No reply is finished. 300 tokens leave no room for some replies to three turns, 163 none for some
+# No reply is finished. 300 tokens leave no room for some replies to three turns, 162 none for some
 # and one token for others.
 SHORT = dict(max_new_tokens=7, max_context=300)
 
@@ -260,7 +260,7 @@ class TestCollect:
         dict(temperature=1.3, top_k=4),
         dict(temperature=1.3, top_p=0.7), dict(temperature=1.3, top_k=4, top_p=0.7),
         LONG | dict(context="single_turn"), LONG | SHORT | dict(context="single_turn"),
-        LONG | SHORT, LONG | SHORT | dict(max_context=163),
+        LONG | SHORT, LONG | SHORT | dict(max_context=162),
         dict(max_new_tokens=7), dict(max_context=170), dict(temperature=0.0)],
         ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()))
     def test_tokens_masks_logprobs_and_rewards_are_those_of_the_slow_loop(self, options):
