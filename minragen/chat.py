@@ -1,4 +1,4 @@
-"""How a conversation is kept, becomes tokens, once, and how a reply is read.
+"""Conversations: how they are stored, how they become tokens, once, and how a reply is parsed.
 
 Reading order: `FORMATS` (what a reply looks like), `Reply` (a parsed reply), `Trajectory` (a
 conversation with an environment), `ChatFrame` (RAGEN's context manager: text to tokens without ever
@@ -141,9 +141,11 @@ class Trajectory:
         """The fresh episode of a row of EnvGroups. observation: of its reset, or the exception"""
         group, member = divmod(row, groups.group_size)
         t = cls(groups.envs[row].alias or groups.names[group], groups.seeds[group],
-                groups.numbers[group], member, row, observation=observation)
+                groups.numbers[group], member, row)
         if isinstance(observation, Exception):
             t.fail(observation)
+        else:
+            t.observation = observation
         return t
 
     @property
@@ -187,7 +189,7 @@ class Trajectory:
             self.stop = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
 
     def end(self):
-        """Turn sums over the finished episode into means where the metric is one."""
+        """Divide the metrics of PER_TURN, summed so far, by the number of turns."""
         for name in PER_TURN & self.metrics.keys():
             self.metrics[name] /= len(self.turns)
 

@@ -44,7 +44,9 @@ def main(argv=None):
 def play_command(argv):
     """`minragen play ENV` or `minragen play --run NAME`, with the options above."""
     of_run = any(word.partition("=")[0] == "--run" for word in argv)
-    main(["--show" if of_run else "--play", *argv])
+    if not argv or {"-h", "--help"} & {*argv}:
+        main(["--help"])
+    main(["--show", *argv] if of_run else ["--play", *argv])
 
 
 def arguments(argv):

@@ -82,7 +82,7 @@ class Policy:
             self.image_store.forget()
 
     def end_rollout(self, trajectories):
-        """Learn what other processes played, before all of it is trained on."""
+        """Add the images that other processes showed, before they are trained on."""
         if self.image_store:
             self.image_store.add_images_of(trajectories)
 

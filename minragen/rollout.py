@@ -1,9 +1,9 @@
 """Batched multi-turn generation: many conversations at once, each token computed once.
 
-Reading order: `Rules` (how a conversation is held), `collect` (the loop over turns; RAGEN's agent
-proxy; what comes out, the `Trajectory`, is in chat.py), `sample_tokens` and `uniforms` (where
-randomness comes from), `describe`, `Batch` (what the learner takes). The keys and values are in
-cache.py.
+Reading order: `Rules` (how a conversation is held), `collect` (RAGEN's agent proxy; what comes out,
+the `Trajectory`, is in chat.py), `_Player.play` (the loop over turns) and `_sample_replies` (the
+loop over tokens), `sample_tokens` and `uniforms` (where randomness comes from), `describe`, `Batch`
+(what the learner takes). The keys and values are in cache.py.
 
 Axes: B rows, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of each.
 

@@ -499,8 +499,8 @@ def policy_loss(logprobs, old_logprobs, advantages, clip_low=0.2, clip_high=0.28
     bounded = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(free, bounded)
     if dual_clip:
-        floor = -advantages * dual_clip
-        loss = torch.where(advantages < 0, torch.minimum(loss, floor), loss)
+        ceiling = -advantages * dual_clip
+        loss = torch.where(advantages < 0, torch.minimum(loss, ceiling), loss)
     return loss, bounded > free
 
 

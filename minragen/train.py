@@ -48,7 +48,7 @@ MOST_SKIPPED = 5  # consecutive updates without a finite gradient after which a 
 
 
 class World:
-    """The processes that train one policy together: this one alone. distributed.py has several."""
+    """The processes that train one policy together: this one alone. run/ has several."""
 
     rank, size = 0, 1
 

@@ -254,7 +254,7 @@ MUTANTS = {
         ("(torch.ones_like(r) * gamma * lam).masked_fill(~response_mask, 1.0)",
          "torch.ones_like(r) * gamma * lam", "observation tokens consume a step of GAE"),
         (".masked_fill(ends, 0.0)", "", "bi-level GAE counts the later turns twice"),
-        ("where(advantages < 0, torch.minimum(loss, floor), loss", "minimum(loss, floor",
+        ("where(advantages < 0, torch.minimum(loss, ceiling), loss", "minimum(loss, floor",
          "the dual clip also bounds tokens with a good advantage"),
         ("True) / count", "True) / log_ratio.shape[1]",
          "the sequence ratio is a mean over the padded row"),

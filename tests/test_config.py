@@ -84,6 +84,7 @@ class TestOptions:
                 (["--diagnose-every", "0", "--diagnose-samples", "3"], "a diagnose_every")):
             said = message("--env", "bandit", *argv)
             assert "but it has no effect here. " in said and needed in said, argv
+        assert "did you mean 'bandit'" in message("--env", "bandi", "--print-config")
         longest = parsed("--env", "bandit,frozenlake", "--context", "limited", "--window", "5")
         check_environments(longest)  # 5 turns has the mixture's longest episode
 

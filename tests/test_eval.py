@@ -359,6 +359,12 @@ class TestCommand:
         assert "m                        1.000" in printed and "pass@2 1.000" in printed
         assert printed.endswith("counted 7,000 tokens of prompts and 20 of replies\n")
 
+    @pytest.mark.parametrize("words", [[], ["--help"], ["sokoban", "--help"]])
+    def test_the_command_to_play_explains_itself(self, words, capsys):
+        with pytest.raises(SystemExit) as end:
+            evaluation.play_command(words)
+        assert end.value.code == 0 and "--show" in capsys.readouterr().out
+
     def test_the_best_checkpoint_is_measured_if_asked_for_and_if_there_is_one(
             self, trained, refused, capsys, monkeypatch):
         best, loaded, load = trained / "a" / "checkpoint.best", [], start.load_policy

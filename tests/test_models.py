@@ -118,7 +118,7 @@ class TestAttention:
             (config._attn_implementation, out[..., 0].numel())))
         torch.testing.assert_close(eager.logprobs(tokens, mask), ours.logprobs(tokens, mask),
                                    atol=1e-5, rtol=1e-5)
-        assert used == [("eager", tokens.numel())]
+        assert used == [("eager", tokens.numel())] and eager.append == ours.append  # a rollout's
         with eager.sampling():  # a rollout's
             assert config._attn_implementation == ours.model.config._attn_implementation == "sdpa"
         assert config._attn_implementation == "eager"

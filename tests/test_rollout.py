@@ -227,7 +227,7 @@ class TestEpisodes:
         groups = EnvGroups("test_rollout:Lame", 18, 1)
         before, played = list(groups.envs), play(*tiny(), groups)
         kinds = [t.error.partition(":")[0] for t in played]
-        assert kinds[::2] == ["ConnectionError"] * 9
+        assert kinds[::2] == ["ConnectionError"] * 9 and played[0].observation == ""
         assert kinds[1::2] == ["TypeError", "ValueError", "TypeError", "ValueError", "TypeError",
                                "ValueError", "ValueError", "ValueError", ""]
         assert "Lame.reset() returned None" in played[1].error

@@ -40,6 +40,8 @@ class OtherAttention(Policy):
 
     def __post_init__(self):
         self.usual = self.model.config._attn_implementation
+        if llama.supports(self.model.base_model):  # it samples as before
+            self.append = llama.append
         try:
             self.model.set_attn_implementation(self.attention)
         except (ValueError, ImportError) as error:

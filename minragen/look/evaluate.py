@@ -97,7 +97,7 @@ def evaluate(groups_of, split, size, play, samples=1):
     for name, player in players(groups_of("train", DEMONSTRATIONS)).items():
         with contextlib.suppress(NotImplementedError):
             played[name] = scripted(groups, player)
-    faults.warn([t.fault for ts in (*played.values(), *again) for t in ts if t.error])
+    faults.warn([faults.fault_in(t) for ts in (*played.values(), *again) for t in ts if t.error])
     groups.reset(0)
     tables = {}
     for env in dict.fromkeys(groups.names):

@@ -16,7 +16,7 @@ import numpy as np
 
 from minragen.chat import FORMATS, Reply, Trajectory, converse
 from minragen.envs import IMAGE, image_of, make
-from minragen.look.faults import Parser, printable
+from minragen.look.faults import Parser, fault_in, printable
 
 SHOWN = 3  # instances of a run's policy that are printed where nobody can press Enter
 
@@ -97,7 +97,8 @@ def show_episode(t, prefix, wait, say, boards):
         wait()
         say(f"> {prefix}{printable(turn.text)}\n")
     if t.error:
-        say(f"{t.fault.traceback}{t.fault}")
+        fault = fault_in(t)
+        say(f"{fault.traceback}{fault}")
     end = "env error" if t.error else "success" if t.success else "no success"
     rewards = " + ".join(f"{reward:.4g}" for reward in t.turn_rewards)
     say(f"{shown(t.observation, boards[-1])}\n--- {end}, return {t.episode_return:.4g}"

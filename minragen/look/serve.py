@@ -27,14 +27,14 @@ def main(argv):
     parser.add_argument("--port", type=int, default=8000, choices=range(2**16), metavar="PORT",
                         help="[8000]; 0: a free one")
     given = vars(parser.parse_args(argv))
+    build = partial(make, given["env"], **parse_options(given["env_arg"]))
+    build = partial(build, budget=replace(build().budget, **{
+        f.name: given[f.name] for f in fields(Budget) if given[f.name] is not None}))
+    if image_of(build().reset(seed=0)[0]) is not None:
+        raise ValueError("images are not served over OpenEnv: use a view without them.")
+    host = f"[{given['host']}]" if ":" in given["host"] else given["host"]
+    address = f"http://{host}:{given['port']}"
     try:
-        build = partial(make, given["env"], **parse_options(given["env_arg"]))
-        build = partial(build, budget=replace(build().budget, **{
-            f.name: given[f.name] for f in fields(Budget) if given[f.name] is not None}))
-        if image_of(build().reset(seed=0)[0]) is not None:
-            raise ValueError("images are not served over OpenEnv: use a view without them.")
-        host = f"[{given['host']}]" if ":" in given["host"] else given["host"]
-        address = f"http://{host}:{given['port']}"
         listening = socket.create_server((given["host"], given["port"]), family=(
             socket.AF_INET6 if ":" in host else socket.AF_INET))
     except OSError as problem:

@@ -39,13 +39,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from minragen.cache import padded_batches
-from minragen.chat import ChatFrame, Reply
+from minragen.chat import ChatFrame, Reply, Trajectory
 from minragen.environments.data import cache_folder
 from minragen.envs import SEPARATOR, SPLITS, nearest
 from minragen.fast.policies import faster
 from minragen.look.faults import Parser
 from minragen.models import AdamW, Policy
-from minragen.rollout import Trajectory, make_batch
+from minragen.rollout import make_batch
 from minragen.run.distributed import progress_bar
 from minragen.run.groups import most_turns
 from minragen.run.load import NO_CODE, load_policy

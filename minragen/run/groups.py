@@ -6,6 +6,7 @@ Reading order: `env_groups` (the one place that builds an EnvGroups), `check_env
 Tests: `python -m pytest tests/test_envs.py tests/test_config.py`.
 """
 
+import contextlib
 import math
 import os
 import threading
@@ -118,5 +119,6 @@ class PatientGroups(EnvGroups):
         results = [finished.get(r, late) for r in rows]
         for error in results:
             if isinstance(error, Exception):
-                error.fault = fault_of(error)
+                with contextlib.suppress(AttributeError, TypeError):  # one that takes none
+                    error.fault = fault_of(error)
         return results

@@ -24,7 +24,8 @@ def main(argv):
     parser.add_argument("run", help="a folder under runs/")
     name = parser.parse_args(argv).run
     again = f"{name}-again"
-    start.run(dataclasses.replace(runs.load_config(name), run=again, log=""))
+    if start.run(dataclasses.replace(runs.load_config(name), run=again, log="")) is None:
+        sys.exit(130)  # stopped; nothing to compare
     lines = read(name)
     difference = first_difference(lines, read(again))
     print(difference or f"{name} is reproduced: its {len(lines)} lines are equal but for times")

@@ -172,7 +172,7 @@ def main(argv=None):
         # More processes than groups have nothing to do; other models use all cores already.
         most = min(4, config.num_groups) if on_one_core(config) else 1
         say(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
-            f"{backends(check_environments(config))}{distributed.described(most)}")
+            f"{distributed.described(most)}")
         say(f"settings  {settings.summary(config)}")
         stopped = run(config, resume, say) is None
         distributed.end()
@@ -187,7 +187,7 @@ def main(argv=None):
 
 def asked_for(argv):
     """What a command line asks for: Config, whether to resume, the settings as text if they are to
-    be printed only, and why it is this model."""
+    be printed only, and why it is this model, with the environments' backends."""
     given = settings.parse(argv)
     resume, show = given.pop("resume"), given.pop("print_config")
     if resume:
@@ -200,4 +200,5 @@ def asked_for(argv):
         model, _, why = bundled.choose_model(model, given.get("device", ""))
         config = settings.from_options({**given, "model": model})
     loggers.check(config.log)  # before anything is printed
+    why += backends(check_environments(config))
     return config, resume, show and settings.explain(config, given), why
