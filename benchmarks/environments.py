@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from minragen.chat import Reply
 from minragen.config import Config, changed_environment, preset
 from minragen.envs import REGISTRY
 from minragen.look.evaluate import wilson
@@ -60,9 +61,9 @@ def turn_rate(groups):
     groups.reset(0)
     rng, live, turns, spent = np.random.default_rng(0), list(range(len(groups))), 0, 0.0
     while live:
-        answers = [groups.envs[row].random_answer(rng) for row in live]
+        replies = [Reply(answer=groups.envs[row].random_answer(rng)) for row in live]
         began = time.perf_counter()
-        results = groups.step(live, answers)
+        results = groups.step(live, replies)
         spent, turns = spent + time.perf_counter() - began, turns + len(live)
         live = [row for row, result in zip(live, results)
                 if not isinstance(result, Exception) and not (result[2] or result[3])]
