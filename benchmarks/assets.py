@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from minragen.chat import ChatFrame
 from minragen.config import PRESETS, preset
 from minragen.envs import SPLITS
+from minragen.fast.policies import faster
 from minragen.run import bundled
 from minragen.run.groups import env_groups
 
@@ -32,7 +33,7 @@ def make_asset(model, name):
     config, start = preset(name, model=model), time.time()
     groups_of = partial(env_groups, config)
     envs = [env for split in SPLITS for env in groups_of(split).envs]
-    policy = bundled.UNTRAINED[model](envs)
+    policy = faster(bundled.UNTRAINED[model](envs))
     frame = ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens,
                       image_store=policy.image_store)
     groups = bundled.demonstration_groups(policy, groups_of)

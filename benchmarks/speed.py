@@ -46,6 +46,7 @@ from minragen import config as settings
 from minragen import rollout, train
 from minragen.chat import ChatFrame
 from minragen.envs import Budget, EnvGroups, Outcome, TextEnv
+from minragen.fast.policies import faster
 from minragen.models import AdamW, Policy
 from minragen.rollout import Rules, collect
 from minragen.run import start
@@ -144,6 +145,7 @@ class Work:
             self.policy = Policy(args.model, AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.bfloat16, **NO_CODE).eval(), AutoTokenizer.from_pretrained(
                     folder, **NO_CODE))
+        self.policy = faster(self.policy)
         self.frame = frame = ChatFrame(self.policy.tokenizer)
         never_stop(self.policy, frame)
         filling = {}
