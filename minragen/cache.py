@@ -82,7 +82,7 @@ class KVSlots:
                                (0, 0, 0, self.capacity - filled))
 
 
-class Call(NamedTuple):
+class Placement(NamedTuple):
     """What a decoder needs to append tokens to slots."""
 
     positions: Tensor  # (n, q), at most the last real one of each row
@@ -104,7 +104,7 @@ def place(model, slots, tokens, counts, first_row=0):
 
     tokens: (n, q) int64, right-padded
     counts: (n,) int64; a row of 0 leaves its slot unchanged, and its output is undefined
-    returns: a Call
+    returns: a Placement
     """
     n, q = tokens.shape
     rows = slice(first_row, first_row + n)
@@ -116,7 +116,7 @@ def place(model, slots, tokens, counts, first_row=0):
     keys = torch.arange(filled, device=slots.device)[None]
     visible = visible_keys(model.base_model, tokens, positions, keys)
     # Padding is written behind a row, perhaps behind the last position that the model has.
-    return Call(positions.minimum(slots.lengths[rows, None] - 1),
+    return Placement(positions.minimum(slots.lengths[rows, None] - 1),
                 attention_masks(model, visible, positions, keys),
                 (counts - 1).clamp(min=0) + q * torch.arange(n, device=slots.device))
 
@@ -170,7 +170,7 @@ def padded_batches(lengths, token_budget):
 # ---- Masks ---------------------------------------------------------------------------------------
 def visible_keys(decoder, tokens, positions, keys):
     """(n, 1, q, k) bool: each token sees itself and what is before it. If images are
-    bidirectional (vision.py), the tokens of an image also see the rest of it.
+    bidirectional (more/vision.py), the tokens of an image also see the rest of it.
 
     tokens, positions: (n, q)      keys: positions, (n or 1, k)
     """

@@ -44,7 +44,7 @@ _TABLES = _presets()
 ALGOS, MODELS, ROOM = _TABLES["algo"], _TABLES["model"], _TABLES["room"]
 PRETRAINED, DESCRIPTION = MODELS["pretrained"], _TABLES["format"]["part"]
 PRESETS = {model: _TABLES[model] for model in ("tiny", "tiny-vlm")}
-TINY, TINY_VLM = PRESETS.values()
+TINY, TINY_VLM = map(PRESETS.get, ("tiny", "tiny-vlm"))
 CALLED_ELSEWHERE, NOT_HERE = map(data_table("elsewhere").get, ("options", "not_here"))
 
 
@@ -253,7 +253,7 @@ def explain(config, given):
     if description_parts(config.response_format):
         layers[f"env {config.env} and format {config.response_format}"] = DESCRIPTION
     layers["you"] = given
-    own = f"env {config.env} and model {config.model}"  # or, of a run that goes on, its options
+    own = f"env {config.env} and model {config.model}"  # also of a resumed run's options
     title = f"{config.env} with {config.algo} and model {config.model}: what differs from the base"
     lines, rest = [title], ["", "the rest is the base"]
     for f in dataclasses.fields(config):

@@ -479,7 +479,7 @@ class EnvGroups:
     All G members of a group share the instance (same seed) and have their own dynamics (`member`).
     Rows are group-major: row = group * G + member. A row whose environment raised is built anew at
     the next reset: it may be in any state. Here rows are played one after the other;
-    run/groups.py lets those that wait do so together.
+    run/groups.py runs those that wait (`parallel`) in threads.
 
     spec: a mixture; `frozenlake,bandit` splits evenly, `frozenlake=12,bandit=4` as it says
     options: `name.option` addresses one environment of a mixture

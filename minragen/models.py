@@ -2,7 +2,7 @@
 
 Reading order: `Policy` and `load_policy`, `token_logprobs` (logprobs of chosen tokens),
 `Critic`, `AdamW` (float32 masters). How text becomes tokens is in chat.py; the models that come
-with minRAGEN are made in bundled.py.
+with minRAGEN are made in run/.
 
 Axes: B rows, T tokens, V vocabulary, N response tokens of a micro-batch, D hidden size.
 

@@ -169,8 +169,8 @@ class _Player:
         (drafts, noise), n, sampled = self._begin_replies(), len(self.rows), 0
         counts = torch.ones(n, dtype=torch.int64, device=logits.device)  # 0: a row has stopped
         while True:
-            least = min(draft.cap for draft in drafts[:n] if draft.stop is None) - sampled
-            block = self._sample_block(logits, noise[sampled:sampled + least, :n], counts)
+            room = min(draft.cap for draft in drafts[:n] if draft.stop is None) - sampled
+            block = self._sample_block(logits, noise[sampled:sampled + room, :n], counts)
             sampled += len(block)
             last = self._extend(drafts[:n], block)
             live = [i for i in range(n) if drafts[i].stop is None]
@@ -190,7 +190,7 @@ class _Player:
     def _sample_block(self, logits, noise, counts):
         """Sample a few tokens of each row. Returns [(tokens (n,), logprobs (n,)), ...].
 
-        noise: (most tokens, n)      counts: (n,) 0 for a row whose slot stays as it is, else 1
+        noise: (tokens left, n)      counts: (n,) 0 for a row whose slot stays as it is, else 1
         """
         block = []
         for u in noise[:BLOCK.get(logits.device.type, 8)]:

@@ -458,7 +458,7 @@ def length_weight(advantages, lengths, episode_ids=None):
 
 
 def loss_scale(kept, mode="none"):
-    """What the policy loss is multiplied by when a filter kept some of the groups.
+    """The factor of the advantages, and so of the task's loss, when a filter kept some groups.
 
     kept: (P,) bool      mode: none 1, linear the share kept, sqrt its root      returns: float
     """

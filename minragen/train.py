@@ -122,7 +122,7 @@ class Learner:
     skipped: int = 0  # consecutive updates whose gradient was not finite
     world: World = World()
     halved: bool = False  # token_budget is half, since an update ran out of memory
-    gradients: Callable | None = None  # in place of `gradients`; run/memory.py has a careful one
+    gradients: Callable = field(default_factory=lambda: gradients)  # run/memory.py: a careful one
 
     def optimizers(self):
         """[(metric of the gradient norm, optimizer), ...]"""
@@ -199,7 +199,7 @@ def update(learner, batch, config, step, log=QUIET):
     with log.progress(f"step {step}: rows trained on") as progress:
         for mini in optimizer_steps(batch, config, step):  # epochs x mini-batches
             sums = summed(learner.world.gather(
-                (learner.gradients or gradients)(learner, mini, config, progress)))
+                learner.gradients(learner, mini, config, progress)))
             for name, optimizer in learner.optimizers():
                 learner.world.sum_gradients(optimizer.masters)
                 sums[name] = float(optimizer.step(config.max_grad_norm))

@@ -167,8 +167,8 @@ MUTANTS = {
          "max(1, budget))",
          "every process computes all rows, whose gradients count several times"),
         ("summed(learner.world.gather(\n"
-         "                (learner.gradients or gradients)(learner, mini, config, progress)))",
-         "summed([(learner.gradients or gradients)(learner, mini, config, progress)])",
+         "                learner.gradients(learner, mini, config, progress)))",
+         "summed([learner.gradients(learner, mini, config, progress)])",
          "metrics are one process's share of the mini-batch"),
     ],
     "rollout.py": [
@@ -225,7 +225,7 @@ MUTANTS = {
          "an episode that lacks a metric of its environment stops the run"),
         ("begin + (0 if self.frame.appends else turn * rules.max_context)", "begin",
          "turns with equal prompts draw equal noise"),
-        ("noise[sampled:sampled + least, :n]", "noise[sampled:, :n]",
+        ("noise[sampled:sampled + room, :n]", "noise[sampled:, :n]",
          "a block runs beyond the longest reply that is allowed"),
         ("int(d.stop is None) for d in drafts[:n]", "1 for d in drafts[:n]",
          "a finished row goes on filling its slot"),
@@ -1025,7 +1025,7 @@ MUTANTS = {
          "a step that comes back late changes the next episode"),
         ("return max(env.budget", "return min(env.budget",
          "the shortest episode of a mixture bounds its window"),
-        ("*paid * (", "*(", "validation has the state reward"),
+        ("if paid else (0.0, 0.0)", "if True else (0.0, 0.0)", "validation has the state reward"),
         ("math.ceil(len",
          "max(1.0, len",
          "replies that each keep to their limit exceed that of a step where a core has two of "

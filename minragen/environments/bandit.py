@@ -38,7 +38,8 @@ class Bandit(TextEnv):
     instruction = ("You play a bandit with two arms. What an arm pays is related to its name: "
                    "think about what the names mean. Answer with the name of one arm.")
     # Pairs (safe, risky).
-    KNOWN, UNSEEN = (tuple(map(tuple, pairs)) for pairs in load_table("arms.json").values())
+    KNOWN, UNSEEN = (tuple(map(tuple, load_table("arms.json")[name]))
+                     for name in ("known", "unseen"))
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)

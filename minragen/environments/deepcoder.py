@@ -40,7 +40,7 @@ MAX_SOURCE = 32_768  # characters of an answer
 VERDICTS = {}  # the cache of `verdict`
 MAX_VERDICTS = 4096  # in it
 POOL = 90  # random inputs, besides the edge cases, on which functions are compared
-PROGRAMS = (DATA / "programs.txt").read_text("utf-8")  # explains both files
+PROGRAMS = (DATA / "programs.txt").read_text("utf-8")  # its first lines explain programs.json, too
 TABLES = load_table("programs.json")
 KINDS = TABLES["kinds"]
 
@@ -324,17 +324,40 @@ def program_task(function, k):
                        simpler=tuple(simpler), kinds=tuple(kinds.values()))
 
 
+def _brackets(rng):
+    text = "".join(rng.choice(["()", "[]", "(())", "[()]", "()[", ")", "([])"],
+                              size=rng.integers(1, 5)))
+    return f"[{text}]" if rng.integers(2) else text
+
+
+# kind -> function of a numpy Generator that makes an input
+DRAWS = {
+    "digit": lambda rng: int(rng.integers(10)),
+    "numbers": lambda rng: rng.integers(*((-9, 20), (0, 5), (1, 10))[rng.integers(3)],
+                                        size=rng.integers(3, 10)).tolist(),
+    "integer": lambda rng: int(rng.integers(2, 10 ** rng.integers(2, 5))),
+    "small": lambda rng: int(rng.integers(1, 40)),
+    "sentence": lambda rng: " ".join(rng.choice(TABLES["words"], size=rng.integers(2, 8))),
+    "letters": lambda rng: "".join(rng.choice([*"abcd"], rng.integers(3, 10)).repeat(
+        rng.integers(1, 3))),
+    "brackets": _brackets,
+    "moves": lambda rng: "".join(rng.choice([*"UDLR"], size=rng.integers(2, 10))),
+    "grid": lambda rng: rng.integers(0, 10, size=rng.integers(1, 5, size=2)).tolist(),
+    "intervals": lambda rng: [[start, start + int(rng.integers(1, 7))] for start in
+                              rng.integers(0, 20, size=rng.integers(2, 6)).tolist()],
+    "prices": lambda rng: {name: int(rng.integers(1, 13)) for name in rng.permutation(
+        TABLES["words"][:12])[:rng.integers(2, 7)].tolist()}}
+
+
 @functools.cache
 def inputs_of(kinds):
     """Return (number of edge cases, the edge cases and then random inputs) of these kinds. Two
     functions are the same if they agree on all of them."""
     edges = [KINDS[kind]["edges"] for kind in kinds]
-    draws = [eval(f"lambda rng: {KINDS[kind]['draw']}", {"words": TABLES["words"]})
-             for kind in kinds]
     pool = [[e[(i + j) % len(e)] for j, e in enumerate(edges)] for i in range(len(edges[0]))]
     first, rng = len(pool), np.random.default_rng(0)
     for _ in range(POOL):
-        given = [draw(rng) for draw in draws]
+        given = [DRAWS[kind](rng) for kind in kinds]
         pool += [given] * (given not in pool)
     return first, pool
 

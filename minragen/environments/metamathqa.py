@@ -276,8 +276,9 @@ NUMBER = re.compile(
 # What may stand around a number, and how LaTeX and other decoration is removed.
 NOTATIONS = tomllib.loads((DATA / "notations.toml").read_text("utf-8"))
 LEAD, LEFT_SIDE, UNIT, NO_UNIT, ATTACHED = (
-    re.compile(pattern, re.IGNORECASE) for pattern in NOTATIONS["ignoring_case"].values())
-BARE_NUMBER, BARE_TEXT = NOTATIONS["in_order"].values()
+    re.compile(NOTATIONS["ignoring_case"][name], re.IGNORECASE)
+    for name in ("lead", "left_side", "unit", "no_unit", "attached"))
+BARE_NUMBER, BARE_TEXT = (NOTATIONS["in_order"][name] for name in ("bare_number", "bare_text"))
 
 
 def read_value(text, percent=False):

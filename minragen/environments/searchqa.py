@@ -42,7 +42,7 @@ NUM_PEOPLE = 320
 #   article, asks: questions, names: phrases for the value in a longer question}. Questions and
 #   sentences share no telling word, so that matching words does not find the fact. No sentence
 #   begins with its value: a small model learns to copy it by the words that precede it.
-WORDS, RELATIONS = load_table("encyclopaedia.json").values()
+WORDS, RELATIONS = map(load_table("encyclopaedia.json").get, ("words", "relations"))
 # The relations from a person to an answer, in one hop and in two.
 PATHS = [*((first,) for first in RELATIONS["person"]),
          *((first, second) for first, words in RELATIONS["person"].items() if "names" in words

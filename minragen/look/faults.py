@@ -10,6 +10,7 @@ Reading order: `told` (how a command ends), `fault_of`, `Parser` (wrong options)
 """
 
 import argparse
+import contextlib
 import dis
 import os
 import sys
@@ -84,6 +85,14 @@ def fault_of(error):
                  f"{file if near.startswith('..') else near}:{line}{function}",
                  printable("".join(traceback.format_exception(error, limit=-MOST_FRAMES)
                                    ))[:MOST_CHARACTERS])
+
+
+def with_fault(error):
+    """The exception, with its Fault as attribute `fault` if it takes one."""
+    fault = fault_of(error)
+    with contextlib.suppress(AttributeError, TypeError):  # a frozen dataclass takes none
+        error.fault = fault
+    return error
 
 
 def fault_in(trajectory):

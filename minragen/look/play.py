@@ -4,7 +4,7 @@
     python -m minragen play --run my-run --seed 3    (or: make play RUN=my-run)
     python -m minragen environments sokoban 0        the solver's episode
 
-Reading order: `play`, `show_run`, `transcript`, `shown`.
+Reading order: `play`, `show_run`, `shown`, `transcript`, `environments`.
 """
 
 import contextlib

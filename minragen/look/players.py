@@ -15,7 +15,7 @@ from collections import defaultdict
 import numpy as np
 
 from minragen.chat import Reply, Trajectory, converse
-from minragen.look.faults import fault_of
+from minragen.look.faults import with_fault
 
 DEMONSTRATIONS = 256  # episodes of the solver that the nearest demonstration is chosen from
 
@@ -43,8 +43,8 @@ def scripted(groups, player):
         except NotImplementedError:  # a user's environment may have no solver
             raise
         except Exception as error:  # the environment failed
-            error.fault = fault_of(error)
-            return t.fail(error)
+            t.fail(with_fault(error))
+            return None
         return said, Reply(answer=said)
 
     converse(groups.step, trajectories, answer)

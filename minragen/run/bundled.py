@@ -6,12 +6,13 @@ Reinforcement learning can only reinforce what is sometimes done. A random model
 so it first imitates noisy demonstrations in the response format:
 
     reasoning   the environment's own truthful note (FrozenLake: holes, player, goal, safe moves)
-    answer      with probability EXPERT the solver's; otherwise each action is the environment's
-                habit (FrozenLake: the first safe move) with probability HABIT, else random
+    answer      with the probability of its Recipe (tiny.py) the solver's; otherwise each action is
+                the environment's habit (FrozenLake: the first safe move) with probability HABIT,
+                else random
     observation, prediction (where the format has them)
                 a perfect description of the state before the answer and after it
 
-Where EXPERT is 0.3 and there is a habit, the habit is more likely than the solver's action, so
+Where that is 0.3 and there is a habit, the habit is more likely than the solver's action, so
 greedy play is not the solver's. Elsewhere it may already be good (SearchQA: 0.99). The loss is on
 the replies only: on every token, a model of this size learns to predict observations, not to name
 positions (LOG.md). It sees only training instances.
@@ -270,7 +271,7 @@ def demonstrate(frame, groups, step):
 
 
 def noisy_answer(env, rng):
-    """With probability EXPERT the solver's answer; otherwise each action is habit or random."""
+    """With the Recipe's probability the solver's answer; else each action is habit or random."""
     recipe = recipe_of(env)
     if rng.random() < recipe.expert:
         return env.solve()[0]
@@ -281,8 +282,8 @@ def noisy_answer(env, rng):
 
 
 def warmup_key(policy, frame, groups, steps):
-    """Twelve hex digits of everything that shapes the weights but this file and tiny.py; those of
-    tiny are the same in all versions of transformers."""
+    """Twelve hex digits of everything that shapes the weights, except this file and tiny.py. A tiny
+    model's key does not depend on the version of transformers."""
     kind = _kind(policy)
     # The first demonstrations show prompts, budgets, format, environment options and solver.
     first = [t.tokens for t in demonstrate(frame, groups, 0)] if steps else []

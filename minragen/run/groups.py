@@ -6,7 +6,6 @@ Reading order: `env_groups` (the one place that builds an EnvGroups), `check_env
 Tests: `python -m pytest tests/test_envs.py tests/test_config.py`.
 """
 
-import contextlib
 import math
 import os
 import threading
@@ -16,7 +15,7 @@ from minragen.chat import FORMATS, description_parts, format_parts
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
 from minragen.envs import EnvGroups, ServerGone, parse_options
-from minragen.look.faults import fault_of
+from minragen.look.faults import with_fault
 from minragen.more.described import DescribedTurn
 
 SERVER_PAUSES = (5, 10, 20, 40, 80, 160)  # seconds between tries to reach a tool's server
@@ -33,8 +32,8 @@ def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slic
     groups = PatientGroups(spec or ",".join(names), num_groups or len(names), group_size, split,
                            parse_options(config.env_arg), budgets, share)
     if description_parts(config.response_format):
-        groups.turn = DescribedTurn(format_parts(config.response_format), *paid * (
-            config.grounding_reward, config.worldmodeling_reward))
+        weights = (config.grounding_reward, config.worldmodeling_reward) if paid else (0.0, 0.0)
+        groups.turn = DescribedTurn(format_parts(config.response_format), *weights)
     return groups
 
 
@@ -77,9 +76,10 @@ def backends(groups):
 class PatientGroups(EnvGroups):
     """EnvGroups of which those that declare `parallel` run in threads.
 
-    A reset or step that hangs raises TimeoutError after STEP_TIME_LIMIT; in threads, all within
-    that limit times the steps per core. If a tool's server is gone, the rows that need it try again
-    after growing pauses. What an environment raises has its Fault as attribute `fault`.
+    A reset or step that hangs raises TimeoutError after STEP_TIME_LIMIT. Threads have one limit
+    together: STEP_TIME_LIMIT times the threads per core, rounded up. If a tool's server is gone,
+    the rows that need it try again after growing pauses. What an environment raises has its Fault
+    as attribute `fault`.
 
     raises: ServerGone, from `reset` and `step`, if a tool's server did not come back
     """
@@ -117,8 +117,4 @@ class PatientGroups(EnvGroups):
         finished, late = dict(results), TimeoutError(f"a step took over {limit:g} seconds.")
         self._broken |= {*rows} - finished.keys()  # they may still be running
         results = [finished.get(r, late) for r in rows]
-        for error in results:
-            if isinstance(error, Exception):
-                with contextlib.suppress(AttributeError, TypeError):  # one that takes none
-                    error.fault = fault_of(error)
-        return results
+        return [with_fault(x) if isinstance(x, Exception) else x for x in results]

@@ -3,8 +3,8 @@
 What a run always holds adds up; rollout, update and diagnostics follow each other, so only the
 largest of them counts. Every conversation is supposed to fill `max_context`. The forecast counts
 the tensors of one process: not Python, not libraries, not what an allocator keeps for later.
-Activations are those of llama.py; other decoders pad, and keep some results more than once. Every
-image is supposed to be another one.
+Activations are those of fast/llama.py; other decoders pad, and keep some results more than once.
+Every image is supposed to be another one.
 
 Reading order: `forecast`, `phases`, then a function for each phase.
 
@@ -139,7 +139,7 @@ def _diagnostics(n, config, parameters, update):
     """Gradients by reward std, where they are measured; else slots of prompts and reasonings."""
     if config.gradients_every:
         terms = 1 + (config.entropy_coef > 0) + (config.kl_coef > 0)
-        # Of each term: the total, the last bucket's sum and this one's; and two in the making.
+        # Of each term: the total, this bucket's sum and this micro-batch's; and two in the making.
         return update | {"gradients": 4 * parameters * (3 * terms + 2)}
     packed = config.token_budget * min(1, diagnostics.PACK_TOKENS / n.context)
     slots = (config.token_budget + packed) * n.layers * n.keys * n.width
@@ -156,13 +156,13 @@ def checkpoint_activations(module):
     if not layers:
         raise ValueError("activation_checkpointing: the layers of this model cannot be recomputed.")
     for layer in layers:
-        layer.gradient_checkpointing = True  # for llama.decode
+        layer.gradient_checkpointing = True  # for fast/llama.py
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def careful_gradients(learner, mini, config, progress=lambda rows: None):
-    """`train.gradients`; if that runs out of memory, again with half of the ids in a pass, from
-    then on and once in a run. Raises RuntimeError if that is too much, too."""
+    """`train.gradients`. The first time that it runs out of memory, halve the token budget for the
+    rest of the run and try again; the second time raise RuntimeError."""
     try:
         sums, failed = train.gradients(learner, mini, config, progress), False
     except torch.OutOfMemoryError:
