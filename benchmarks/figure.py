@@ -209,8 +209,8 @@ def vision_table():
 
 
 def table(names, rows):
-    lines = [names, ["---"] * len(names), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    head, *body = (f"| {' | '.join(cells)} |" for cells in (names, *rows))
+    return "\n".join([head, "|" + "---|" * len(names), *body])
 
 
 def named(env):
