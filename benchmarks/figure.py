@@ -328,6 +328,7 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
              "tiny": partial(episode_of, f"readme-{env}-grpo-s0", turns=2),
              "smollm2": partial(episode_of, f"readme-{env}-smollm2", turns=1)}
             for env in REGISTRY}}  # untrained, it mostly repeats its first turn
+del PAGES["docs/environments/frozenlake.md"]["tiny"]  # README.md shows it
 
 
 def rewritten(page):
