@@ -46,7 +46,7 @@ WORDS = {"view=coord": "positions instead of a grid", "frozen=0.8": "80 % ice",
          "distractors=False": "no distractors", "max_turns=1": "one attempt",
          "family=formulas": "formulas only", "count=3": "3 numbers",
          "largest=10": "none above 10", "operators=+*": "only + and *"}
-SHOWN = 8  # lines of a reply
+SHOWN = 4  # lines of a reply
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
 EPISODE = re.compile(
     r"(```console\n\$ \.venv/bin/python -m minragen environments (\w+) (\d+)\n).*?(^```$)",
