@@ -106,13 +106,7 @@ def pages():
         texts[path] = PARTS.format(title=finding.title, result=result, command=command_of(finding),
                                    meaning=meaning_of(path.read_text() if path.exists() else ""))
     head = ("finding", "source", "verdict", "predictions that hold", "core minutes")
-    return {PAGE: written_into(PAGE.read_text(), {"summary": compact(head, summary)})} | texts
-
-
-def compact(head, rows):
-    """The table with a short rule below its head."""
-    return table(head, rows).replace(f"| {' | '.join(['---'] * len(head))} |",
-                                     "|" + "---|" * len(head))
+    return {PAGE: written_into(PAGE.read_text(), {"summary": table(head, summary)})} | texts
 
 
 def meaning_of(page):
@@ -132,7 +126,7 @@ def result_of(finding, results, whole):
              f"{mean:.2f} [{low:.2f}, {high:.2f}]", v]
             for text, (p, found, (mean, low, high), v) in grouped(results)]
     return "\n\n".join([
-        claim(finding), arms_list(finding), compact(head, rows),
+        claim(finding), arms_list(finding), table(head, rows),
         f"[Verdict](../findings.md#how-verdicts-are-made): **{whole}**.",
         f"![{finding.name}]({finding.name}.png)"])
 
