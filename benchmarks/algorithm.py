@@ -60,7 +60,7 @@ def first_step(run):
     kept, metrics = train.choose_groups(learner, batch, config)
     trained, _ = train.compute_targets(
         learner, batch.take(kept[batch.group_ids].nonzero()[:, 0]), config)
-    minis = list(train.optimizer_steps(trained, config, 1))
+    minis = list(train.mini_batches(trained, config, 1))
     return SimpleNamespace(
         config=config, batch=batch, kept=kept.numpy(), trained=trained, minis=minis,
         std=starpo.group_scores(batch.episode_returns, batch.group_ids).numpy(),
@@ -175,7 +175,7 @@ def _advantages(step, axis):
 def _mini_batches(step, axis):
     _rows(axis, [signed(mini)[::13] for mini in step.minis])
     counts = [f"{mini.response_mask.sum():,}" for mini in step.minis]
-    return "5. Random mini-batches", "optimizer_steps", (
+    return "5. Random mini-batches", "mini_batches", (
         f"{len(counts)} of {len(step.minis[0])} rows, with\n{', '.join(counts[:-1])} and "
         f"{counts[-1]}\nsampled tokens (4 rows of each\nare drawn).")
 

@@ -127,9 +127,8 @@ def group_scores(x, group_ids, statistic="std", episode_ids=None):
 def _moments(x, group_ids, episode_ids=None):
     """Mean, sample std and size (P,) of each group, and every row's distance (B,) from its mean.
 
-    An episode counts once, however many rows it has. Entries are taken relative to the smallest of
-    their group, so equal ones have distance and std of exactly 0: the float32 mean of sixteen 0.9s
-    is not 0.9.
+    An episode counts once, however many rows it has. The smallest x of a group is subtracted
+    first, so that equal ones have a std of exactly 0: the float32 mean of sixteen 0.9s is not 0.9.
     """
     P, once = int(group_ids.max()) + 1, first_rows(x, episode_ids)
 
@@ -367,9 +366,8 @@ def bi_level_gae(rewards, values, response_mask, turn_ids, gamma=1.0, lam=1.0, g
     Turns, with e_k the last token of turn k:
         delta_k = r[e_k] + gamma_turn * V[e_{k+1}] - V[e_k]
         A_k     = delta_k + gamma_turn * lam * A_{k+1}
-    Tokens, within each turn by itself: GAE with gamma and lam, where the turn's last token gets
-    A_k + V[e_k] as its reward and nothing follows it. So the discount of turns does not depend on
-    their number of tokens.
+    Tokens: GAE with gamma and lam inside each turn, as if the episode ended with the turn and its
+    last token had the reward A_k + V[e_k]. So gamma_turn discounts turns, however long they are.
 
     With one turn it is `masked_gae`. Rewards inside a turn (a KL penalty on each token) take part
     in the token level only.
@@ -385,9 +383,8 @@ def bi_level_gae(rewards, values, response_mask, turn_ids, gamma=1.0, lam=1.0, g
 def turn_gae(rewards, values, response_mask, turn_ids, lam=1.0, gamma_turn=1.0):
     """VAGEN's turn-wise GAE: turns are the only time steps; the tokens of one share its advantage.
 
-    The equations of the first level of `bi_level_gae`, with r the sum over the tokens of the turn.
-    Only the value of a turn's last token takes part, so the critic is trained on those alone
-    (`turn_ends`).
+    The first level of `bi_level_gae`, with r the sum of the turn's rewards. Only the values of last
+    tokens take part, so the critic is trained on those alone (`turn_ends`).
 
     returns: advantages (B, T), returns (B, T) which are 0 but on the last token of each turn
     """
@@ -407,10 +404,13 @@ def _next(mask):
 def _from_the_end(x, decay):
     """y_t = x_t + decay_t * y_{t+1}, and nothing after the last: every recursion of this file.
 
-    By doubling: if y holds the sum over a window of w steps, and decay the product over it,
+    By doubling: if y_t is the sum over w steps from t on, and decay_t the product over them,
         y_t <- y_t + decay_t * y_{t+w},    decay_t <- decay_t * decay_{t+w}
-    extends both to 2w. Ten passes over (B, T) instead of a loop over a thousand tokens. They work
-    in place, so no gradient flows through: advantages are constants.
+    makes both of 2w steps: ten passes over (B, T) instead of a loop over a thousand tokens. In
+    place, so no gradient flows through: advantages are constants.
+
+    >>> _from_the_end(torch.ones(1, 3), torch.full((1, 3), 0.5)).tolist()
+    [[1.75, 1.5, 1.0]]
     """
     y, decay, w = x.clone(), decay.clone(), 1
     while w < x.shape[1]:

@@ -5,7 +5,7 @@
 
 Reading order: `train` (the loop), `train_step` and `update` (one step of StarPO), then their parts
 in the order in which they run: `roll_out`, `choose_groups`, `compute_targets` (rewards and
-advantages), `optimizer_steps`, `policy_losses`; last `validate`. The options are in config.py;
+advantages), `mini_batches`, `policy_losses`; last `validate`. The options are in config.py;
 run/start.py puts a run together. docs/metrics.md explains every metric.
 
 Axes: B rows, T tokens, P groups, G members.
@@ -32,15 +32,9 @@ import torch
 from minragen import config as settings
 from minragen import starpo
 from minragen.chat import ChatFrame
+from minragen.metrics import describe, held_out_metrics
 from minragen.models import AdamW, Critic, Policy
-from minragen.rollout import (
-    Rules,
-    collect,
-    describe,
-    held_out_metrics,
-    make_batch,
-    play_held_out,
-)
+from minragen.rollout import Rules, collect, make_batch, play_held_out
 
 # Instance seeds of run seed s begin at TRAIN_SEED + s * TRAIN_SEED_STRIDE; validation's at 0.
 TRAIN_SEED = 2**41
@@ -65,29 +59,26 @@ class World:
 
 
 class Log:
-    """What a run reports and keeps while it trains: here nothing. run/log.py prints it, writes
-    files and saves."""
+    """What a run reports and keeps: here nothing. run/log.py prints, writes files and saves."""
 
     def say(self, line):
         """Print a line."""
 
     def progress(self, title):
-        """A context whose value is called with the number of tokens or rows done since before."""
+        """A context that shows progress. Its value is a function, to be called with the number of
+        tokens or rows done since the last call."""
         return contextlib.nullcontext(lambda count: None)
 
-    def diagnose(self, step, played, rows=None, batch=None):
-        """More metrics before the update: of the episodes that were played; or, if it is given, of
-        the batch that is trained on, with its targets.
+    def diagnose(self, step, played):
+        """More metrics of the played episodes, measured before the update."""
+        return {}
 
-        rows: which rows of the batch of all `played` it has
-        """
+    def diagnose_update(self, step, played, rows, batch):
+        """More metrics of the batch that is trained on: `rows` of the batch of all `played`."""
         return {}
 
     def over(self, learner, metrics):
-        """Why the run ends before its last step, "" if it does not.
-
-        metrics: of the step that is done; they are written later, after a validation
-        """
+        """Why the run ends after the step of these metrics; "" if it goes on."""
         return ""
 
     def episodes(self, step, split, trajectories):
@@ -97,7 +88,7 @@ class Log:
         """Report a step."""
 
     def save(self, learner, last):
-        """Save the learner when due. Returns whether somebody asks the run to stop here."""
+        """Save the learner when due. Returns whether the user asked the run to stop here."""
         return False
 
 
@@ -122,7 +113,7 @@ class Learner:
     skipped: int = 0  # consecutive updates whose gradient was not finite
     world: World = World()
     halved: bool = False  # token_budget is half, since an update ran out of memory
-    gradients: Callable = field(default_factory=lambda: gradients)  # run/memory.py: a careful one
+    gradients: Callable = field(default_factory=lambda: gradients)  # or run/memory.py's
 
     def optimizers(self):
         """[(metric of the gradient norm, optimizer), ...]"""
@@ -136,21 +127,21 @@ def train(learner, groups, config, log):
 
     groups: {split: EnvGroups}
     """
-    start, over = time.time(), log.over(learner, {})
+    start, reason = time.time(), log.over(learner, {})
     if learner.step == 0:
         log.write({"step": 0, **validate(learner, groups["val"], config, log)})
-    while learner.step < config.steps and not over:
+    while learner.step < config.steps and not reason:
         metrics, trajectories = train_step(learner, groups["train"], config, log)
-        over = log.over(learner, metrics)
-        last = learner.step == config.steps or bool(over)
+        reason = log.over(learner, metrics)
+        last = learner.step == config.steps or bool(reason)
         if learner.step % config.val_every == 0 or last:
             metrics |= validate(learner, groups["val"], config, log)
         log.episodes(learner.step, "train", trajectories)
         log.write(metrics)
         if log.save(learner, last):
             return None
-    if over:
-        log.say(f"stopped: {over}")
+    if reason:
+        log.say(f"stopped: {reason}")
     final = {"step": learner.step, **validate(learner, groups["test"], config, log),
              "elapsed": time.time() - start}
     log.write(final)
@@ -162,7 +153,7 @@ def train_step(learner, groups, config, log=QUIET):
     step, began = learner.step + 1, time.time()
     trajectories = roll_out(learner, groups, config, log)  # play P*G episodes
     rollout_seconds = time.time() - began
-    played = [t for t in trajectories if not t.error]  # the others' environments failed
+    played = [t for t in trajectories if not t.error]  # without failed environments
     metrics = {"step": step, **describe(trajectories)}
     learner.empty_steps += 1
     if played:
@@ -174,7 +165,7 @@ def train_step(learner, groups, config, log=QUIET):
             rows = kept[batch.group_ids].nonzero()[:, 0]
             batch, found = compute_targets(learner, batch.take(rows), config,
                                            starpo.loss_scale(kept, config.loss_scaling))
-            metrics |= found | log.diagnose(step, played, rows, batch)
+            metrics |= found | log.diagnose_update(step, played, rows, batch)
             metrics |= update(learner, batch, config, step, log)
             if config.kl_target:
                 learner.kl_reward_coef = starpo.adapt_kl_coef(
@@ -194,10 +185,9 @@ def update(learner, batch, config, step, log=QUIET):
     Means over tokens or rows are over the mini-batch; micro-batches only bound memory.
     """
     set_learning_rates(learner, config, step)
-    metrics = {}
     steps, skipped = [], 0  # metrics of each optimizer step
     with log.progress(f"step {step}: rows trained on") as progress:
-        for mini in optimizer_steps(batch, config, step):  # epochs x mini-batches
+        for mini in mini_batches(batch, config, step):  # in epochs x mini-batches
             sums = summed(learner.world.gather(
                 learner.gradients(learner, mini, config, progress)))
             for name, optimizer in learner.optimizers():
@@ -211,13 +201,13 @@ def update(learner, batch, config, step, log=QUIET):
                                    f"finite: the policy has diverged. Is the learning rate too "
                                    f"large? See the last lines of metrics.jsonl.")
             steps.append(sums)
-    metrics |= {name: sum(sums[name] for sums in steps) / len(steps) for name in steps[0]}
-    metrics["logprob_gap"] = steps[0]["logprob_gap"]  # from then on the policy has moved
-    return metrics | {"updates_skipped": skipped}
+    metrics = {name: sum(sums[name] for sums in steps) / len(steps) for name in steps[0]}
+    return metrics | {"updates_skipped": skipped,
+                      "logprob_gap": steps[0]["logprob_gap"]}  # before the policy has moved
 
 
 def summed(parts):
-    """{name: sum} over dictionaries of numbers, whatever names each has."""
+    """{name: sum} over dictionaries of numbers, which may lack names of each other."""
     sums = Counter()
     for part in parts:
         sums.update(part)
@@ -226,10 +216,10 @@ def summed(parts):
 
 # ---- Which episodes ------------------------------------------------------------------------------
 def roll_out(learner, groups, config, log=QUIET):
-    """Play fresh instances: round r of run seed s has seeds that no other round or run has.
+    """Play fresh instances: no other round and no run with another seed has them.
 
-    `resample` (DAPO, Yu et al. 2025, section 3.2) adds at most that many rounds, until `num_groups`
-    groups have a positive reward std.
+    `resample` (DAPO, Yu et al. 2025, section 3.2) allows that many more rounds: they are played
+    until `num_groups` groups have a positive reward std.
     """
     trajectories = []
     learner.policy.begin_rollout()
@@ -361,10 +351,12 @@ def token_rewards(learner, batch, config):
 def compute_advantages(batch, config, scale=1.0):
     """Add the advantages of the configured estimator; with a critic also returns and value_mask."""
     kind, estimate = starpo.ESTIMATORS[config.advantages]
-    advantages, returns, value_mask = estimate(batch, config), None, None
     if kind == "critic":
-        advantages, returns, value_mask = advantages
+        advantages, returns, value_mask = estimate(batch, config)
         advantages = starpo.whiten(advantages, batch.step_mask, value_mask)
+        batch = replace(batch, returns=returns, value_mask=value_mask)
+    else:
+        advantages = estimate(batch, config)
     if config.soft_reweight:
         advantages = starpo.soft_reweight(advantages, batch.scores, batch.group_ids,
                                           batch.episode_ids)
@@ -373,7 +365,7 @@ def compute_advantages(batch, config, scale=1.0):
         advantages = starpo.length_weight(advantages, lengths, batch.episode_ids)
     if config.zero_task:
         advantages = torch.zeros_like(advantages)
-    return replace(batch, advantages=advantages * scale, returns=returns, value_mask=value_mask)
+    return replace(batch, advantages=advantages * scale)
 
 
 @torch.no_grad()
@@ -403,16 +395,16 @@ def set_learning_rates(learner, config, step):
         learner.critic_optimizer.set_lr(config.critic_lr * decay)
 
 
-def optimizer_steps(batch, config, step):
+def mini_batches(batch, config, step):
     """The mini-batches of all epochs: random rows, with each token's weights in the losses.
 
     Sizes differ by at most one row: a small mini-batch would weigh as much as a large one.
     """
-    parts = math.ceil(len(batch) / config.mini_batch)
+    count = math.ceil(len(batch) / config.mini_batch)
     for epoch in range(config.epochs):
         shuffle = torch.Generator().manual_seed(hash_seed(config.seed, step, epoch))
         order = torch.randperm(len(batch), generator=shuffle).to(batch.tokens.device)
-        for index in order.tensor_split(parts):
+        for index in order.tensor_split(count):
             yield add_loss_weights(batch.take(index), config)
 
 

@@ -26,6 +26,7 @@ from minragen.look.diagnostics import (
     gradient_metrics,
     score_matrix,
 )
+from minragen.metrics import describe, held_out_metrics
 from minragen.models import AdamW, token_logprobs
 from minragen.rollout import Batch, Rules, Trajectory
 
@@ -50,12 +51,12 @@ class TestEpisodes:
         """That is the name of a line's step."""
         played = [Trajectory(env, 0, 0, 0, metrics=metrics) for env, metrics in (
             ("a", {"won": 1.0, "step": 9.0}), ("a", {"step": 9.0}), ("b", {"won": 0.5}))]
-        found = rollout.describe(played)
+        found = describe(played)
         assert (found["won"], found["a/won"], found["b/won"]) == (0.5, 0.5, 0.5)
         assert not {"step", "a/step"} & found.keys()
 
     def test_held_out_success_is_also_told_for_each_environment_of_a_mixture(self):
-        found = rollout.held_out_metrics("val", {"_greedy": [
+        found = held_out_metrics("val", {"_greedy": [
             Trajectory(env, 0, 0, 0, success=env == "b", metrics={"won": 1.0}) for env in "ab"]})
         assert {name: value for name, value in found.items() if "success" in name} == {
             "val/success_greedy": 0.5, "val/a/success_greedy": 0.0, "val/b/success_greedy": 1.0}

@@ -18,7 +18,8 @@ from minragen.fast.policies import SharingPolicy
 from minragen.models import token_logprobs
 from minragen.more.described import DescribedTurn
 from minragen.more.windows import WindowedFrame
-from minragen.rollout import Rules, StopReason, collect, make_batch, sample_tokens, uniforms
+from minragen.noise import noise_keys, uniforms
+from minragen.rollout import Rules, StopReason, collect, make_batch, sample_tokens
 from minragen.run import proof
 from minragen.run.proof import prove
 
@@ -249,8 +250,8 @@ class TestEpisodes:
             right = groups.envs[0].solve()[0]
             texts = [frame.write({"reasoning": " go", "answer": answer}) for answer in
                      (right, right, "def f(a, b):\n while True: pass", "x = 1")]
-            return [rollout._Draft(99, None, ids, [-1.0] * len(ids), StopReason.ANSWER)
-                    for ids in map(frame.encode, texts)]
+            for row, ids in zip(player.rows, map(frame.encode, texts)):
+                row.ids, row.logprobs, row.stop = ids, [-1.0] * len(ids), StopReason.ANSWER
 
         monkeypatch.setattr(rollout._Player, "_sample_replies", replies)
         played = collect(policy, frame, groups, 0, Rules(max_context=1000))
@@ -393,8 +394,8 @@ class TestIndependence:
     def test_tokens_sampled_in_blocks_are_those_sampled_one_at_a_time(self, context, monkeypatch):
         expected, sizes = make_batch(varied(context=context)), []
         real = rollout._Player._extend
-        monkeypatch.setattr(rollout._Player, "_extend", lambda self, drafts, block: (
-            sizes.append(len(block)), real(self, drafts, block))[1])
+        monkeypatch.setattr(rollout._Player, "_extend", lambda self, rows, block: (
+            sizes.append(len(block)), real(self, rows, block))[1])
         for size in (1, 3, 8):
             monkeypatch.setitem(rollout.BLOCK, "cpu", size)
             batch = make_batch(varied(context=context))
@@ -433,7 +434,7 @@ class TestSampling:
         """A float32 sum of so many is off by whole tokens, and a GPU adds in no fixed order."""
         logits = torch.randn(200_000)
         exact = (logits.double() / 0.7).softmax(0).cumsum(0)
-        u = rollout.uniforms(torch.arange(300), torch.zeros(1, dtype=torch.int64))
+        u = uniforms(torch.arange(300), torch.zeros(1, dtype=torch.int64))
         tokens, _ = sample_tokens(logits.expand(300, -1), u, Rules(temperature=0.7))
         edges = torch.nn.functional.pad(exact, (1, 0))  # token i is drawn from edges[i] to [i + 1]
         rounding = 2e-8  # a token has 5e-6 in the mean
@@ -486,7 +487,7 @@ class TestNoise:
 
     def test_keys_differ_by_run_seed_environment_split_instance_and_member(self):
         def key(run=0, split="train", env="frozenlake", seed=1, member=2):
-            return rollout.noise_keys(run, split, [rollout.Trajectory(env, seed, 0, member)]).item()
+            return noise_keys(run, split, [rollout.Trajectory(env, seed, 0, member)]).item()
         variants = [key(), key(run=1), key(split="val"), key(env="bandit"), key(seed=2),
                     key(member=1), key(seed=2, member=1), key(seed=2**33 + 1)]
         assert len(set(variants)) == len(variants)

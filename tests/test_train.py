@@ -27,6 +27,7 @@ from minragen import train as trainer
 from minragen.envs import REGISTRY, make
 from minragen.look import diagnostics
 from minragen.look.faults import fault_of
+from minragen.metrics import describe
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
 from minragen.run import bundled, memory, start
@@ -79,8 +80,8 @@ class TestStep:
             "--env toys:Faulty --num-groups 4 --group-size 4 --max-new-tokens 6 --filter none "
             "--warmup-steps 0"))
         log, seen = trainer.Log(), []
-        log.diagnose = lambda step, played, *trained: (
-            keep_advantages(played, *trained) if trained else seen.extend(played)) or {}
+        log.diagnose = lambda step, played: seen.extend(played) or {}
+        log.diagnose_update = lambda step, *trained: keep_advantages(*trained) or {}
         found, trajectories = trainer.train_step(learner, groups, config, log)
         played = [t for t in trajectories if not t.error]
         assert seen == played and 4 < len(played) < 16
@@ -104,8 +105,8 @@ class TestDescribe:
         shop = {"success": 0.0, "episode_return": 0.5, "turns": 1.0, "response_tokens": 1.0,
                 "context_full": 0.0, "env_errors": 0, "valid": 1.0}
         bought = dataclasses.replace(EPISODES[2], stop=StopReason.TRUNCATED, error="")
-        assert rollout.describe(EPISODES[:2]) == lake
-        assert rollout.describe([*EPISODES[:2], bought]) == {
+        assert describe(EPISODES[:2]) == lake
+        assert describe([*EPISODES[:2], bought]) == {
             "success": pytest.approx(1 / 3), "episode_return": pytest.approx(1.4 / 3),
             "turns": pytest.approx(4 / 3), "response_tokens": pytest.approx(10 / 3),
             "context_full": pytest.approx(1 / 3), "env_errors": 0, "valid": 0.5,  # f1: not of all
@@ -113,11 +114,11 @@ class TestDescribe:
             **{f"shop/{name}": value for name, value in shop.items()}}
 
     def test_episodes_whose_environment_failed_are_counted_and_in_no_other_number(self):
-        lake = rollout.describe(EPISODES[:2])
-        assert rollout.describe(EPISODES) == {
+        lake = describe(EPISODES[:2])
+        assert describe(EPISODES) == {
             **lake, "env_errors": 1, **{f"lake/{name}": value for name, value in lake.items()},
             "shop/env_errors": 1}
-        assert rollout.describe(EPISODES[2:]) == {"env_errors": 1}
+        assert describe(EPISODES[2:]) == {"env_errors": 1}
 
 
 @pytest.fixture
@@ -247,7 +248,7 @@ class TestLearner:
         batch, _ = trainer.compute_targets(learner, batch, config)
         sampled = batch.response_mask
         batch.advantages[sampled] = torch.linspace(-1, 1, int(sampled.sum()))
-        mini = next(trainer.optimizer_steps(batch, config, 1))
+        mini = next(trainer.mini_batches(batch, config, 1))
         expected, real, calls = trainer.gradients(learner, mini, config), trainer.backward, []
 
         def backward(*given):  # fails after it has added to the gradients

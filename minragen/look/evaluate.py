@@ -20,6 +20,7 @@ import scipy
 from minragen.envs import nearest
 from minragen.look import faults
 from minragen.look.players import DEMONSTRATIONS, players, scripted
+from minragen.metrics import describe
 
 # scipy imports scipy.stats when it is first used, and that takes half a second: leave it to scipy.
 
@@ -86,8 +87,6 @@ def evaluate(groups_of, split, size, play, samples=1):
     returns: {environment: Table}, and the trajectories of the first player
     raises: RuntimeError if no instance is left
     """
-    from minragen.rollout import describe
-
     groups = groups_of(split, size)
     played = play(groups, True)
     first, again = next(iter(played.values())), [[]] * size

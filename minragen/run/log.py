@@ -85,11 +85,14 @@ class Log(train.Log, contextlib.AbstractContextManager):
     def progress(self, title):
         return distributed.progress_bar(title)
 
-    def diagnose(self, step, played, rows=None, batch=None):
+    def diagnose(self, step, played):
         if not self.writes:
             return {}
-        if batch is None:
-            return diagnostics.diagnose(self.learner, self.config, step, played, self.history)
+        return diagnostics.diagnose(self.learner, self.config, step, played, self.history)
+
+    def diagnose_update(self, step, played, rows, batch):
+        if not self.writes:
+            return {}
         keep_advantages(played, rows, batch)
         return diagnostics.diagnose_update(self.learner, self.config, step, batch)
 

@@ -86,9 +86,10 @@ class Diagnosing(trainer.Log):
     def __init__(self, learner, config):
         self.learner, self.config = learner, config
 
-    def diagnose(self, step, played, rows=None, batch=None):
-        if batch is None:
-            return diagnostics.diagnose(self.learner, self.config, step, played, ())
+    def diagnose(self, step, played):
+        return diagnostics.diagnose(self.learner, self.config, step, played, ())
+
+    def diagnose_update(self, step, played, rows, batch):
         return diagnostics.diagnose_update(self.learner, self.config, step, batch)
 
 

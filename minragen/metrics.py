@@ -1,0 +1,44 @@
+"""Metrics of played episodes, before any filter. docs/metrics.md explains each.
+
+Tests: `python -m pytest tests/test_train.py -k Describe`.
+"""
+
+from minragen.chat import StopReason
+
+HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
+
+
+def describe(trajectories):
+    """Metrics of the episodes, before any filter; of a mixture also for each environment.
+
+    Episodes whose environment failed are counted in `env_errors` and enter nothing else. If all
+    failed there is nothing else.
+    """
+    def means(chosen, prefix=""):
+        errors = {prefix + "env_errors": sum(bool(t.error) for t in chosen)}
+        chosen = [t for t in chosen if not t.error]
+        if not chosen:
+            return errors
+        values = {"success": [t.success for t in chosen],
+                  "episode_return": [t.episode_return for t in chosen],
+                  "turns": [len(t.turns) for t in chosen],
+                  "response_tokens": [t.response_tokens for t in chosen],
+                  "context_full": [t.stop is StopReason.CONTEXT for t in chosen]}
+        # What not all environments report is left out of the mixture's own metrics.
+        reported = [set().union(*(t.metrics for t in chosen if t.env == env))
+                    for env in {t.env for t in chosen}]
+        for name in sorted(set.intersection(*reported) - values.keys() - {"step"}):
+            values[name] = [t.metrics.get(name, 0.0) for t in chosen]
+        return errors | {prefix + name: sum(x) / len(x) for name, x in values.items()}
+
+    metrics, names = means(trajectories), sorted({t.env for t in trajectories})
+    for name in names if len(names) > 1 else ():
+        metrics |= means([t for t in trajectories if t.env == name], f"{name}/")
+    return metrics
+
+
+def held_out_metrics(split, played):
+    """`val/success`, `val/success_greedy`, ... of `played`; of a mixture also `val/ENV/success`."""
+    return {f"{split}/{name}{suffix}": value for suffix, trajectories in played.items()
+            for name, value in describe(trajectories).items()
+            if name.rpartition("/")[2] in HELD_OUT}
