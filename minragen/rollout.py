@@ -218,7 +218,7 @@ class _Player:
                 index, = self._upload(torch.tensor(order))
                 n, noise, last = live, noise[:, index], last[index[:live]]
             counts, = self._upload(torch.tensor([row.stop is None for row in self.rows[:n]]).long())
-            logits = self._feed(last, counts)
+            logits = self.policy.extend(self.slots, last[:, None], counts)
 
     def _begin_replies(self):
         """Begin an empty reply in each row. Returns their tokens' noise, (max_new_tokens, B)."""
@@ -240,13 +240,9 @@ class _Player:
         block = []
         for u in noise[:BLOCK.get(logits.device.type, 8)]:
             if block:
-                logits = self._feed(block[-1][0], counts)
+                logits = self.policy.extend(self.slots, block[-1][0][:, None], counts)
             block.append(sample_tokens(logits, u, self.rules))
         return block
-
-    def _feed(self, tokens, counts):
-        """Append one id (n,), or none, to each of the first n slots. Returns the logits (n, V)."""
-        return self.policy.extend(self.slots, tokens[:, None], counts)
 
     def _extend(self, rows, block):
         """Add a block's tokens to each unfinished reply. Returns the last tokens (n,).

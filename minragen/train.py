@@ -277,9 +277,8 @@ def choose_groups(learner, batch, config):
     kept &= kept.cumsum(0) <= config.num_groups
     # Rounding may differ between machines; the choice must not.
     kept = learner.world.gather(kept.cpu())[0].to(kept.device)
-    metrics = {"reward_std": float(reward_std.mean()), "groups_kept": int(kept.sum()),
-               "groups_zero_std": int((reward_std <= starpo.ZERO).sum())}
-    return kept, metrics
+    return kept, {"reward_std": float(reward_std.mean()), "groups_kept": int(kept.sum()),
+                  "groups_zero_std": int((reward_std <= starpo.ZERO).sum())}
 
 
 # ---- What the losses compare with ----------------------------------------------------------------
@@ -424,22 +423,18 @@ def gradients(learner, mini, config, progress=lambda rows: None):
     share}."""
     sums = Counter()
     for rows in parts_of(mini, learner, config):
-        sums.update(backward(learner, mini.take(rows), config))
+        part = mini.take(rows)
+        losses, shares = policy_losses(learner.policy, part, config)
+        sum(losses.values()).backward()
+        if learner.critic:
+            values = learner.critic(part.tokens, part.value_mask)
+            shares["value_loss"] = starpo.aggregate(
+                starpo.value_loss(values, part.values, part.returns, config.value_clip),
+                part.value_weights)
+            shares["value_loss"].backward()
+        sums.update({name: share.detach() for name, share in shares.items()})
         progress(len(rows))
     return {name: float(share) for name, share in sums.items()}
-
-
-def backward(learner, part, config):
-    """Backpropagate one micro-batch. Returns {metric: its share of the mini-batch's mean}."""
-    losses, shares = policy_losses(learner.policy, part, config)
-    sum(losses.values()).backward()
-    if learner.critic:
-        values = learner.critic(part.tokens, part.value_mask)
-        shares["value_loss"] = starpo.aggregate(
-            starpo.value_loss(values, part.values, part.returns, config.value_clip),
-            part.value_weights)
-        shares["value_loss"].backward()
-    return {name: share.detach() for name, share in shares.items()}
 
 
 def policy_losses(policy, part, config):

@@ -151,7 +151,7 @@ MUTANTS = {
          "filtered | describe(\n            [t for t in played if kept[t.group_id]] or "
          "played) | log.diagnose(",
          "metrics are described after the filter"),
-        ("sums.update(backward(", "sums = Counter(backward(",
+        ("sums.update({name: share.detach()", "sums = Counter({name: share.detach()",
          "the logged loss is that of the last micro-batch"),
         ("log.diagnose(step, played)", "log.diagnose(step, trajectories)",
          "episodes whose environment failed are diagnosed"),
