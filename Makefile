@@ -110,7 +110,7 @@ bench: .venv/ready       ## measure speed beside generate, and beside TRL's trai
 	@$(if $(TRL),$(PY) -m pip install --quiet --disable-pip-version-check trl==1.16.0)
 	@$(PY) -m benchmarks.speed $(if $(TRL),--trl) $(ARGS)
 
-compare: .venv/ready     ## short runs of all algorithms: the table of docs/algorithms.md (an hour)
+compare: .venv/ready     ## short runs of all algorithms: the table of docs/algorithms.md (40 minutes)
 	@$(PY) -m benchmarks.compare --write $(ARGS)
 
 findings: .venv/ready    ## test the papers' findings and write docs/findings.md: [F=echo-trap ARGS=--quick]
