@@ -16,7 +16,13 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
-from minragen.environments.data import DATA, cached_until_changed, load_table, read_each
+from minragen.environments.data import (
+    DATA,
+    cached_until_changed,
+    load_table,
+    read_each,
+    refuse_with,
+)
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
 MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of an answer
@@ -82,7 +88,7 @@ class MetaMathQA(TextEnv):
         if largest and not 12 <= largest <= 10_000:
             raise ValueError(f"option largest of MetaMathQA: got {largest}, expected 12 to 10000, "
                              f"or 0 for any.")
-        self.refuse_with("data", "distractors", "largest", "max_steps")
+        refuse_with(self, "data", "distractors", "largest", "max_steps")
         self._names, templates = word_problems()
         self.templates = [t for t in templates if t["steps"] <= steps]
         self.bundled_data = f"{len(self.templates)} templates of word problems"
