@@ -35,8 +35,7 @@ def nearest(kind, name, known, elsewhere=()):
 
 
 def check_options(owner, defaults, options):
-    """All options: those given, and the defaults of the others. Raises ValueError for unknown names
-    and wrong types."""
+    """The defaults, replaced by `options`. Raises ValueError for unknown names and wrong types."""
     checked = dict(defaults)
     for name, value in options.items():
         if name not in defaults:
@@ -51,8 +50,7 @@ def check_options(owner, defaults, options):
 
 
 def parse_options(texts):
-    """["size=8", "frozenlake.slip=0.2"] -> {"size": 8, "frozenlake.slip": 0.2}. Raises ValueError.
-    """
+    """["size=8", "bandit.mixed=true"] -> {"size": 8, "bandit.mixed": True}. Raises ValueError."""
     options = {}
     for text in texts:
         name, equals, value = text.partition("=")
