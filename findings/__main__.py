@@ -26,7 +26,7 @@ import numpy as np
 from findings import page
 from findings.table import ARMS, FINDINGS, METRICS
 from minragen import config as settings
-from minragen.envs import nearest
+from minragen.options import nearest
 from minragen.run import runs
 
 QUICK = (4, 2, 30)  # the first findings, the first seeds, steps

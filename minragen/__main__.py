@@ -14,8 +14,8 @@
 import pkgutil
 import sys
 
-from minragen.envs import nearest
 from minragen.look.faults import Parser, told
+from minragen.options import nearest
 
 # name -> the function that takes the words after it, and words that go before them
 COMMANDS = {

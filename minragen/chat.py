@@ -21,7 +21,8 @@ from datetime import date
 from enum import Enum
 from functools import lru_cache
 
-from minragen.envs import IMAGE, image_of, nearest
+from minragen.envs import IMAGE, image_of
+from minragen.options import nearest
 
 # RAGEN's two formats, and VAGEN's three, whose thoughts describe what is seen (observation, before
 # the answer) and what is expected (prediction, after it).

@@ -19,7 +19,8 @@ import torch
 from minragen import starpo
 from minragen.chat import CONTEXTS, FORMATS, description_parts
 from minragen.checks import check_together
-from minragen.envs import Budget, data_table, nearest, parse_mixture
+from minragen.envs import REGISTRY, Budget
+from minragen.options import data_table, nearest, parse_mixture
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user
@@ -319,14 +320,14 @@ def check(config):
     nothing = torch.zeros(1)  # these functions themselves refuse bad values
     starpo.policy_loss(nothing, nothing, nothing, dual_clip=config.dual_clip)
     starpo.filter_groups(nothing, config.filter_value, config.filter)
-    parse_mixture(config.env, config.num_groups)
-    parse_mixture(",".join(env_names(config)), config.val_size)
+    parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)
 
 
 # ---- The environments of a Config ----------------------------------------------------------------
 def env_names(config):
     """The distinct environments of the mixture."""
-    return list(dict.fromkeys(name for name, _ in parse_mixture(config.env, config.num_groups)))
+    mixture = parse_mixture(config.env, config.num_groups, REGISTRY)
+    return list(dict.fromkeys(name for name, _ in mixture))
 
 
 def changed_environment(config):

@@ -21,57 +21,38 @@ Differences from RAGEN V2's environments and its `es_manager`:
 See an episode: `python -m minragen environments frozenlake`.
 """
 
-import ast
-import difflib
-import importlib
 import pkgutil
-import sys
-import tomllib
 import zlib
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from minragen.options import check_options, nearest, options_of, parse_mixture
+
 FORMAT_PENALTY = -0.1  # reward added once to a turn with no action or with an unknown one
 LARGEST = 1e15  # largest accepted reward or metric of a step; its square fits float32
 MAX_REDRAWS = 20_000  # instances drawn in search of one of the right split before giving up
 SEPARATOR = "||"  # between the actions of one turn
 IMAGE = "<image>"  # the placeholder of an observation's image
-CHARSET = frozenset(map(chr, range(32, 127))) | frozenset("\n\t√")
 SPLITS = ("train", "val", "test")
-MANY = 10  # names; of more a message shows the five that are most like what was given
-
-
-def data_table(name):
-    """The file minragen/data/NAME.toml as a dictionary."""
-    return tomllib.loads((Path(__file__).parent / "data" / f"{name}.toml").read_text("utf-8"))
-
-
-OPTIONS_ELSEWHERE = data_table("elsewhere")["environment_options"]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much an episode may use: the single source of every such number in a prompt.
+    """How much an episode may use: the single source of every such number in a prompt."""
 
-    max_turns: replies of the model      max_actions_per_turn: actions executed from one reply
-    max_actions: actions executed in the whole episode
-    """
-
-    max_turns: int = 5
-    max_actions_per_turn: int = 1
-    max_actions: int = 5
+    max_turns: int = 5  # replies of the model
+    max_actions_per_turn: int = 1  # actions executed from one reply
+    max_actions: int = 5  # actions executed in the whole episode
 
     def __post_init__(self):
         for field, value in vars(self).items():
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"bad budget: {field} is {value!r}, expected an integer >= 1.")
-        # Announced and planned actions must be within reach: no more than the turns can hold.
+        # Prompts and solvers rely on this number, so it is no more than the turns can hold.
         object.__setattr__(self, "max_actions",
                            min(self.max_actions, self.max_turns * self.max_actions_per_turn))
 
@@ -87,9 +68,9 @@ class Outcome(NamedTuple):
 
 
 class Observation(str):
-    """What the model sees after a reset or a step: text, and perhaps an image for its placeholder.
+    """What the model sees after a reset or a step: text, in which `<image>` marks the image.
 
-    image: RGB, (H, W, 3) uint8, or None; it is copied, since environments draw on theirs again
+    image: RGB, (H, W, 3) uint8, or None; a copy is kept, since environments may draw on theirs
     raises: ValueError for another array, or for an image without exactly one placeholder
     """
 
@@ -108,7 +89,7 @@ class Observation(str):
 
 
 def image_of(observation):
-    """The image of an observation; None of one that is text alone, or another package's."""
+    """The image of an observation; None if it is text alone, or a plain str."""
     return getattr(observation, "image", None)
 
 
@@ -117,7 +98,7 @@ class TextEnv(gymnasium.Env):
 
     One `step` is one *turn*: the text inside `<answer>` is split on `||` where `multi_action`, each
     piece is matched against `actions` ignoring case, and the pieces run until one ends the episode
-    or a cap of the budget is reached. An environment writes only
+    or a limit of the budget is reached. An environment writes
 
         instruction        str or property: the task, told once in the system message
         _reset(rng)        draw an instance from the numpy Generator `rng`
@@ -125,17 +106,14 @@ class TextEnv(gymnasium.Env):
         render()           the state as the model sees it
         solve()            list of answers, one per remaining turn, that reach the maximum reward
 
-    and, optionally, `note()` (one truthful line about the state: the thought of a good player),
-    `instance()` (canonical text whose CRC decides the split), the baselines `random_answer(rng)`
-    and `shallow_answer(texts)`, `image()` (what a vision-language model sees beside the text),
-    and for the response formats that describe the state `describe()` and `score_description(text)`.
+    and, optionally, the other methods under "what an environment writes".
 
     reset(seed=, options={"member": k}) -> (observation, info)
     step(answer) -> (observation, reward, terminated, truncated, info)
     info: `success` and `valid`, 0.0 or 1.0; `effective`, the share of executed actions that changed
-        the state; and the summed `metrics` of the turn's outcomes
-    observation: an Observation; with an image it has the line `<image>` exactly once, without one
-        there is no `<image>` in it, whatever data or replies say
+        the state; and the `metrics` of the turn's outcomes, summed
+    observation: a str; with an image an Observation, which has the line `<image>` exactly once.
+        Without an image it never contains `<image>`, whatever data or replies say
     raises: ValueError for unknown options or splits, RuntimeError for a step without a live episode
     """
 
@@ -144,14 +122,14 @@ class TextEnv(gymnasium.Env):
     actions: tuple = ()  # names of the actions; empty means that any text is passed to _act
     multi_action = False  # whether an answer may hold several actions joined by ||
     parallel = False  # whether a step waits on something (sandbox, server) and belongs in a thread
-    # How the observation and prediction of VAGEN's response formats are written.
+    # Tells the model how to describe the state, in response formats that ask for it.
     description_language = (
         "In a world with places, say what you see as things and where they are from the player, "
         "such as: goal below right; hole same row left; box above same column; target above left.")
     defaults: dict = {}  # option name -> default; the type of the default is the type of the option
     bundled_data = "generated"  # where its instances come from, for the table of environments
     backend = ""  # external program or server, named in a run's first line
-    alias = ""  # replaces a name that is an address, in metrics and in the key of the noise
+    alias = ""  # what metrics and the key of the noise call it, if `make` was given an address
     instruction = ""
 
     def __init__(self, split="train", budget=None, render_mode="ansi", **options):
@@ -164,19 +142,10 @@ class TextEnv(gymnasium.Env):
         if self.budget.max_actions_per_turn > 1 and not self.multi_action:
             raise ValueError(f"{type(self).__name__} takes one action a turn: max_actions_per_turn "
                              f"is {self.budget.max_actions_per_turn}, expected 1.")
-        self.options = {**self.defaults,
-                        **check_options(type(self).__name__, self.defaults, options)}
+        self.options = check_options(type(self).__name__, self.defaults, options)
         self.render_mode = render_mode
         self.observation_space, self.action_space = text_space(), text_space()
         self._live = False
-
-    def refuse_with(self, data, *names):
-        """Refuse the options `names`, which shape only the bundled data, where the option `data`
-        replaces it. Raises ValueError."""
-        for name in names:
-            if self.options[data] and self.options[name] != self.defaults[name]:
-                raise ValueError(f"option {name} of {type(self).__name__}: it shapes the bundled "
-                                 f"data, which {data} replaces. Leave it out.")
 
     # -- what an environment writes --------------------------------------------------------------
 
@@ -194,14 +163,14 @@ class TextEnv(gymnasium.Env):
         return self.render()
 
     def image(self):
-        """What the model sees beside the text: RGB, (H, W, 3) uint8; None for text alone."""
+        """What a vision-language model sees beside the text: RGB, (H, W, 3) uint8, or None."""
 
     def solve(self):
         """The answers, one per turn from the current state on, that reach the maximum reward."""
         raise NotImplementedError(f"{type(self).__name__} has no solver.")
 
     def note(self):
-        """One truthful line about the current state, or "" for none."""
+        """One truthful line about the current state, the thought of a good player; "" for none."""
         return ""
 
     def describe(self):
@@ -212,7 +181,7 @@ class TextEnv(gymnasium.Env):
         """F1 in [0, 1] of what `text` says about the current state; None if it cannot be graded."""
 
     def instance(self):
-        """The canonical text of the fresh instance; its CRC decides which split it belongs to."""
+        """The canonical text of a new instance. Its CRC decides which split it belongs to."""
         return self.render_text()
 
     def instance_split(self):
@@ -229,8 +198,8 @@ class TextEnv(gymnasium.Env):
 
     @staticmethod
     def shallow_answer(texts):
-        """The answer of a shallow player, who pastes, matches words or repeats a fixed tactic: a
-        baseline that a model must beat to have learnt the task.
+        """The answer of a shallow player, who pastes, matches words or repeats a fixed tactic. A
+        model that has learnt the task must beat it.
 
         texts: what a model has seen: system prompt, observation, answer, observation, ...
         """
@@ -241,21 +210,20 @@ class TextEnv(gymnasium.Env):
     @property
     def system_prompt(self):
         """Instruction, action names and budget: everything the model is told once."""
-        b, lines = self.budget, [self.instruction]
+        b, said = self.budget, []
         fewer = f" and {b.max_actions} actions" if b.max_actions < b.max_turns else ""
-        if self.actions and self.multi_action and b.max_actions_per_turn > 1:
-            lines.append(f"Actions: {', '.join(self.actions)}. Up to {b.max_actions_per_turn} a "
-                         f"turn, such as {self.actions[0]} {SEPARATOR} {self.actions[-1]} . "
-                         f"You have {b.max_turns} turns and {b.max_actions} actions.")
+        if self.actions:
+            said.append(f"Actions: {', '.join(self.actions)}.")
+        if b.max_actions_per_turn > 1:
+            how = (f"such as {self.actions[0]} {SEPARATOR} {self.actions[-1]} ." if self.actions
+                   else f"joined by {SEPARATOR}.")
+            said.append(f"Up to {b.max_actions_per_turn} a turn, {how} "
+                        f"You have {b.max_turns} turns and {b.max_actions} actions.")
         elif self.actions:
-            lines.append(f"Actions: {', '.join(self.actions)}. One action a turn, "
-                         f"{b.max_turns} turns{fewer}.")
-        elif self.multi_action and b.max_actions_per_turn > 1:
-            lines.append(f"Up to {b.max_actions_per_turn} a turn, joined by {SEPARATOR}. "
-                         f"You have {b.max_turns} turns and {b.max_actions} actions.")
+            said.append(f"One action a turn, {b.max_turns} turns{fewer}.")
         elif b.max_turns > 1:
-            lines.append(f"You have {b.max_turns} turns{fewer}.")
-        return "\n".join(line for line in lines if line)
+            said.append(f"You have {b.max_turns} turns{fewer}.")
+        return "\n".join(filter(None, [self.instruction, " ".join(said)]))
 
     @property
     def turns_left(self):
@@ -273,7 +241,7 @@ class TextEnv(gymnasium.Env):
         if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
         member = int((options or {}).get("member", 0))
-        # Slips, payouts: one stream per member; + 1 because 0 draws the instance below.
+        # Slips and payouts. Not `member`: the streams [seed, 0, ...] below draw the instance.
         self.dynamics = np.random.default_rng([seed, member + 1, 1])
         self._turns = self._actions = 0
         for attempt in range(MAX_REDRAWS):
@@ -305,7 +273,7 @@ class TextEnv(gymnasium.Env):
                 break
         self._turns += 1
         self._actions += len(outcomes)
-        # A task of one turn ends with it; only cutting a longer one short is a truncation.
+        # If there is only one turn, playing it completes the task and truncates nothing.
         terminated = self.budget.max_turns == 1 or (bool(outcomes) and outcomes[-1].terminated)
         truncated = not terminated and (self.turns_left == 0 or self.actions_left == 0)
         self._live = not (terminated or truncated)
@@ -323,24 +291,21 @@ class TextEnv(gymnasium.Env):
         return next((a for a in self.actions if a.lower() == piece.lower()), None)
 
     def _in_turns(self, plan):
-        """A list of actions as answers, each with as many as a turn may hold."""
+        """Join a list of actions into answers, each with as many actions as a turn may hold."""
         k = self.budget.max_actions_per_turn
         return [f" {SEPARATOR} ".join(plan[i:i + k]) for i in range(0, len(plan), k)]
-
-    def _fitted(self, text, most):
-        """`text` cut at `most` characters, with ? for those outside of the observation space."""
-        text = text if len(text) <= most else f"{text[:most]}..."
-        allowed = self.observation_space.character_set
-        return "".join(c if c in allowed else "?" for c in text)
 
     def _observe(self, reward=None, valid=True):
         """The last turn's reward, the state, and what is left of the budget."""
         lines = [] if reward is None else [f"Reward: {reward:.4g}"]
         if not valid:
             lines.append("No valid action was given, or not all were valid.")
-        image, state = self.image(), unmarked(self.render_text())
-        shown = [] if image is None else [IMAGE]
-        lines += [*shown, *[state] * bool(state or not shown)]
+        # "< image>": neither data nor replies can insert an image.
+        image, state = self.image(), self.render_text().replace(IMAGE, "< image>")
+        if image is not None:
+            lines.append(IMAGE)
+        if state or image is None:  # beside an image the text may be empty
+            lines.append(state)
         if self.budget.max_turns > 1 and self._live:
             counted = self.multi_action or self.budget.max_actions < self.budget.max_turns
             left = f", actions left: {self.actions_left}" if counted else ""
@@ -355,71 +320,17 @@ def split_of(instance):
     return "train" if bucket < 6 else "val" if bucket < 8 else "test"
 
 
-def unmarked(text):
-    """Replace `<image>` by `< image>`, so that neither data nor replies insert an image."""
-    return text.replace(IMAGE, "< image>")
-
-
 def text_space(extra="", max_length=16_384):
-    """Strings of up to `max_length` characters: ASCII, those of the boards and of `extra`."""
-    return spaces.Text(max_length=max_length, min_length=0, charset=CHARSET | set(extra))
-
-
-def nearest(kind, name, known, elsewhere=()):
-    """The sentence for an unknown name: what was given, the likely meaning, the known names; of
-    more than MANY the five that are most like it.
-
-    elsewhere: {known name: what other libraries call it, separated by blanks}
-    """
-    meant = [ours for ours in elsewhere if ours in known and name in elsewhere[ours].split()]
-    likely = meant or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f": did you mean {likely[0]!r}?" if likely else "."
-    shown, more = known, ""
-    if len(known) > MANY:
-        shown = difflib.get_close_matches(name.lower(), known, n=5, cutoff=0.0)
-        more = f" and {len(known) - len(shown)} more"
-    return f"unknown {kind} {name!r}{hint} Known: {', '.join(shown) or 'none'}{more}."
-
-
-def check_options(owner, defaults, options):
-    """The options, checked. Raises ValueError for unknown names and wrong types."""
-    checked = {}
-    for name, value in options.items():
-        if name not in defaults:
-            raise ValueError(nearest(f"option of {owner}", name, sorted(defaults),
-                                     OPTIONS_ELSEWHERE))
-        want = type(defaults[name])
-        checked[name] = float(value) if want is float and type(value) is int else value
-        if type(checked[name]) is not want or (want is float and not abs(checked[name]) < 1e9):
-            raise ValueError(f"option {name} of {owner}: got {value!r}, expected {want.__name__} "
-                             f"such as {defaults[name]!r}.")
-    return checked
-
-
-def parse_options(texts):
-    """["size=8", "frozenlake.slip=0.2"] -> {"size": 8, "frozenlake.slip": 0.2}. Raises ValueError.
-    """
-    options = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"bad env_arg {text!r}: expected name=value.")
-        try:
-            options[name] = ast.literal_eval(
-                value.capitalize() if value in ("true", "false") else value)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            options[name] = value  # a text
-    return options
+    """Strings of up to `max_length` characters: ASCII, line breaks, tabs, √ and `extra`."""
+    characters = {*map(chr, range(32, 127)), *"\n\t√", *extra}
+    return spaces.Text(max_length=max_length, min_length=0, charset=characters)
 
 
 # name -> package.module:Class, imported when it is asked for
 REGISTRY = {name.lower(): f"minragen.environments.{name.lower()}:{name}" for name in (
     "Bandit", "FrozenLake", "Sokoban", "Sudoku", "Countdown", "MetaMathQA", "SearchQA", "WebShop",
     "DeepCoder", "Lean")}
-# prefix -> the class that wraps an environment of another library, given its id
-ADAPTERS = {"reasoning_gym": "minragen.environments.reasoning_gym:ReasoningGym",
-            "openenv": "minragen.environments.openenv:OpenEnv"}
-GYMNASIUM = "minragen.environments.gymnasium_text:GymnasiumText"
+ELSEWHERE = "minragen.environments.elsewhere:find"  # for every other name
 
 
 def make(name, split="train", budget=None, **options):
@@ -428,105 +339,79 @@ def make(name, split="train", budget=None, **options):
 
     raises: ValueError with the nearest known name, ImportError naming the missing module or class
     """
-    spec = REGISTRY.get(name, name)
-    prefix, colon, rest = spec.partition(":")
-    if colon and prefix in ADAPTERS:
-        return pkgutil.resolve_name(ADAPTERS[prefix])(rest, split=split, budget=budget, **options)
-    if not colon and spec not in gymnasium.registry:
-        raise ValueError(nearest("env", name, sorted(REGISTRY)) + " Or give package.module:"
-                         "Class, a Gymnasium id, reasoning_gym:DATASET or openenv:URL.")
-    module_name, colon, attribute = spec.rpartition(":")
-    if colon and (not module_name.strip(".") or module_name.startswith(".") or not attribute):
-        raise ValueError(f"bad env {name!r}: expected package.module:Class.")
-    if module_name:
-        if "" not in sys.path:  # unlike `-m`, a console entry point skips the current folder
-            sys.path.insert(0, "")
-        try:
-            cls = getattr(importlib.import_module(module_name), attribute, None)
-        except ModuleNotFoundError as problem:
-            if not f"{module_name}.".startswith(f"{problem.name}."):
-                raise  # what the module itself imports
-            raise ImportError(f"env {name}: there is no module {problem.name!r} in the current "
-                              f"folder or among the installed packages.") from None
-        if isinstance(cls, type) and issubclass(cls, TextEnv):
-            unwritten = cls._reset is TextEnv._reset and module_name.startswith("minragen.")
-            if unwritten or spec in (GYMNASIUM, *ADAPTERS.values()):
-                raise ValueError(f"env {name!r} is the base of environments, not one itself.")
-            return cls(split=split, budget=budget, **options)
-        if attribute not in gymnasium.registry:
-            raise ValueError(f"env {name!r}: {module_name} has no TextEnv class and registers no "
-                             f"Gymnasium id called {attribute!r}.")
-    return pkgutil.resolve_name(GYMNASIUM)(attribute, split=split, budget=budget, **options)
+    if name in REGISTRY:
+        build = pkgutil.resolve_name(REGISTRY[name])
+    else:
+        build = pkgutil.resolve_name(ELSEWHERE)(name)
+    return build(split=split, budget=budget, **options)
 
 
 class ServerGone(RuntimeError):
-    """A tool's server does not answer, so no reply can be judged. An environment raises it before
-    it has changed anything, so that the step can be tried again."""
-
-
-def play_turn(env, reply):
-    """The result of env.step for a reply's answer. Raises ValueError if it breaks the contract."""
-    observation, reward, _, _, info = result = env.step(reply.answer)
-    if not (isinstance(observation, str)
-            and all(abs(x) < LARGEST for x in (reward, *info.values()))):  # not nan either
-        raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}")
-    return result
+    """A tool's server does not answer. An environment raises it before it has changed anything, so
+    that the reset or step can be tried again."""
 
 
 class EnvGroups:
     """P groups of G members, possibly of several environments: reset together, stepped by row.
 
     All G members of a group share the instance (same seed) and have their own dynamics (`member`).
-    Rows are group-major: row = group * G + member. A row whose environment raised is built anew at
-    the next reset: it may be in any state. Here rows are played one after the other;
-    run/groups.py runs those that wait (`parallel`) in threads.
+    Rows are group-major: row = group * G + member. An environment that raised may be in any state,
+    so the next reset builds it anew. Here rows are played one after the other; run/groups.py runs
+    those that wait (`parallel`) in threads.
 
     spec: a mixture; `frozenlake,bandit` splits evenly, `frozenlake=12,bandit=4` as it says
     options: `name.option` addresses one environment of a mixture
     budgets: fields of Budget that replace each environment's own
-    share: which of the groups this object holds; they keep their `numbers`
+    share: which of the groups this object holds, as one of several processes does
     """
-
-    turn = staticmethod(play_turn)  # more/described.py has another
 
     def __init__(self, spec, num_groups, group_size, split="train", options=None, budgets=None,
                  share=slice(None)):
         self.numbers = range(num_groups)[share]
         self.num_groups, self.group_size, self.split = len(self.numbers), group_size, split
-        mixture = parse_mixture(spec, num_groups)
+        mixture = parse_mixture(spec, num_groups, REGISTRY)
         self.names = [name for name, count in mixture for _ in range(count)][share]
-        builders = {}
+        self._given = {}  # name -> what `make` is given to build that environment
         for name in dict.fromkeys(self.names):
-            build = partial(make, name, split, **_options_of(name, options or {}, dict(mixture)))
-            builders[name] = partial(build, replace(build().budget, **(budgets or {})))
-        self._build = [builders[name] for name in self.names for _ in range(group_size)]
-        self.envs = [build() for build in self._build]
+            own = options_of(name, options or {}, dict(mixture))
+            budget = replace(make(name, split, **own).budget, **(budgets or {}))
+            self._given[name] = dict(name=name, split=split, budget=budget, **own)
+        self.envs = [make(**self._given[name]) for name in self.names for _ in range(group_size)]
         self.seeds, self._broken = [None] * self.num_groups, set()
 
     def __len__(self):
         return len(self.envs)
 
     def reset(self, first_seed):
-        """Group number g gets the instance of seed `first_seed + g`. Returns each row's
+        """Draw new instances: group number g gets seed `first_seed + g`. Returns each row's
         observation, or the exception that its environment raised."""
         self.seeds = [first_seed + g for g in self.numbers]
         return self._each(range(len(self)), self._reset_row)
 
     def _reset_row(self, row):
-        if row in self._broken:
-            self.envs[row] = self._build[row]()
-            self._broken.remove(row)
         group, member = divmod(row, self.group_size)
+        if row in self._broken:
+            self.envs[row] = make(**self._given[self.names[group]])
+            self._broken.remove(row)
         first = self.envs[row].reset(seed=self.seeds[group], options={"member": member})[0]
         if not isinstance(first, str):
             raise TypeError(f"{type(self.envs[row]).__name__}.reset() returned {first!r:.200}")
         return first
 
     def step(self, rows, replies):
-        """Step the given rows. Returns what `turn(env, reply)` returned for each, or the exception
-        that it raised, which is not the reply's doing (`StopReason.ENV_ERROR`)."""
+        """Step the given rows. Returns for each what `turn(env, reply)` returned, or the exception
+        that it raised: a fault of the environment, not of the reply (`StopReason.ENV_ERROR`)."""
         reply_of = dict(zip(rows, replies))
         return self._each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
+
+    @staticmethod
+    def turn(env, reply):  # more/described.py has another
+        """The result of env.step. Raises ValueError if it breaks the contract."""
+        observation, reward, _, _, info = result = env.step(reply.answer)
+        if not (isinstance(observation, str)
+                and all(abs(x) < LARGEST for x in (reward, *info.values()))):  # not nan either
+            raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}")
+        return result
 
     def _each(self, rows, function):
         """What function(row) returned for each row, or the exception that it raised."""
@@ -538,40 +423,3 @@ class EnvGroups:
         except Exception as error:  # a broken environment ends its episode, not the run
             self._broken.add(row)
             return error
-
-
-def parse_mixture(spec, num_groups):
-    """`frozenlake,bandit` or `frozenlake=12,bandit=4` -> [(name, groups), ...], in all num_groups.
-
-    raises: ValueError for anything else
-    """
-    parts = [p.strip() for p in spec.split(",") if p.strip()]
-    if not parts:
-        raise ValueError(f"empty env: got {spec!r}. Known: {', '.join(sorted(REGISTRY))}.")
-    names, _, counts = zip(*([word.strip() for word in p.partition("=")] for p in parts))
-    if not any(counts):
-        base, extra = divmod(num_groups, len(parts))
-        numbers = [base + (i < extra) for i in range(len(parts))]
-    elif all(c.isdecimal() for c in counts):
-        numbers = [int(c) for c in counts]
-    else:
-        raise ValueError(f"bad mixture {spec!r}: expected a number for every environment or none.")
-    if sum(numbers) != num_groups or min(numbers) < 1:
-        raise ValueError(f"bad mixture {spec!r}: {numbers} groups, expected {num_groups} in all "
-                         f"and at least one each. Change the numbers or --num-groups.")
-    return list(zip(names, numbers))
-
-
-def _options_of(name, options, names):
-    """The options meant for environment `name`: bare ones and those written `name.option`."""
-    mine = {}
-    for key, value in sorted(options.items(), key=lambda item: "." in item[0]):  # `name.` wins
-        owner, dot, option = key.rpartition(".")
-        if dot and owner not in names:
-            raise ValueError(nearest("env in an option", owner, sorted(names)))
-        if option in ("self", "name", "split", "budget", "render_mode"):
-            raise ValueError(f"{option!r} is not an option of an environment.")
-        if not dot or owner == name:
-            mine[option] = value
-    return mine
-

@@ -17,10 +17,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from minragen.envs import SPLITS, nearest, parse_options
+from minragen.envs import SPLITS
 from minragen.look import evaluate
 from minragen.look.faults import Parser, told
 from minragen.look.play import play, show_run
+from minragen.options import nearest, parse_options
 
 
 def main(argv=None):

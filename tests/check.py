@@ -19,15 +19,15 @@ from minragen.envs import REGISTRY  # noqa: E402
 WINGS = ("environments", "fast", "more", "look", "run")
 # module of the ground floor -> the modules of minragen that it may import, anywhere in the file
 GROUND_FLOOR = {
-    "starpo": set(), "envs": set(), "cache": set(), "chat": {"envs"}, "models": {"starpo", "cache"},
-    "rollout": {"envs", "chat", "cache", "models", "noise"},
+    "starpo": set(), "envs": {"options"}, "cache": set(), "chat": {"envs", "options"},
+    "models": {"starpo", "cache"}, "rollout": {"envs", "chat", "cache", "models", "noise"},
     "train": {"starpo", "envs", "cache", "chat", "models", "rollout", "config", "metrics"}}
-BESIDE = {"__init__": set(), "config": {"envs", "chat", "starpo", "checks"}, "checks": {"starpo"},
-          "noise": set(), "metrics": {"chat"},
+BESIDE = {"__init__": set(), "options": set(), "noise": set(), "metrics": {"chat"},
+          "checks": {"starpo"}, "config": {"envs", "chat", "starpo", "checks", "options"},
           "nano": {"envs", "chat", "models"}}
 # The one import of a wing that each may have, inside of main().
 IN_MAIN = {"train": {"run.start"}, "nano": {"run.bundled"}}
-# wing -> the wings that it may import, beside the ground floor and config
+# wing -> the wings that it may import, beside the ground floor, options and config
 BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
          "look": {"look", "more", "fast", "environments"}, "run": set(WINGS)}
 STORED = {"look/report": "run.runs"}  # it reads the folders of runs, which know nothing of it
@@ -62,7 +62,8 @@ def forbidden_imports(root=ROOT):
             if wing in BELOW:
                 free = name.partition(".")[0] in {*GROUND_FLOOR, *BESIDE, *BELOW[wing]}
                 free = free or name == STORED.get(module)
-                allowed = name == "envs" if wing == "environments" and "." not in name else free
+                leaf = wing == "environments" and "." not in name
+                allowed = name in ("envs", "options") if leaf else free
             elif module in ("eval", "__main__"):
                 allowed = True
             else:

@@ -359,9 +359,6 @@ MUTANTS = {
          "after a few draws an instance of another split is taken"),
         ("self.budget.max_actions_per_turn > 1 and not self.multi_action", "False",
          "an environment of single actions plans for more than it may play"),
-        ("unmarked(self.render_text())", "self.render_text()", "data can mark images"),
-        ("self.envs[row] = self._build[row]()", "pass",
-         "an environment that raised is used again in the state in which it broke"),
         ("seed = int(self.np_random.integers(2**31))", "seed = 0",
          "without a seed every reset draws the same instance"),
         ("options or {}, dict(mixture)", "options or {}, self.names",
@@ -369,8 +366,6 @@ MUTANTS = {
         ("{reward:.4g}", "{reward:.2g}", "the reward that is shown is rounded to two digits"),
         ("self.budget.max_turns > 1 and self._live:", "self.budget.max_turns > 1:",
          "a finished episode says that turns are left"),
-        ("float(value) if want is float and type(value) is int else value", "value",
-         "a whole number is refused where a fraction may stand"),
         ("any(o.success for o in outcomes)", "bool(outcomes) and outcomes[-1].success",
          "only the last action of a turn can succeed"),
         ("for g in self.numbers]", "for g in range(self.num_groups)]",
@@ -379,6 +374,10 @@ MUTANTS = {
          "an episode without actions left goes on"),
         ("all(abs(x) < LARGEST for x in (reward, *info.values()))", "True",
          "a reward that is no number is trained on"),
+        ('self.render_text().replace(IMAGE, "< image>")', "self.render_text()",
+         "data can mark images"),
+        ("self.envs[row] = make(**self._given[self.names[group]])", "pass",
+         "an environment that raised is used again in the state in which it broke"),
     ],
     "config.py": [
         ('entropy", "std")}', 'entropy", "mean")}', "entropy_std is the mean"),
@@ -1133,6 +1132,10 @@ MUTANTS = {
          "validation of a mixture has the mean alone"),
         ("[t.metrics.get(name, 0.0) for", "[t.metrics[name] for",
          "an episode that lacks a metric of its environment stops the run"),
+    ],
+    "options.py": [
+        ("float(value) if want is float and type(value) is int else value", "value",
+         "a whole number is refused where a fraction may stand"),
     ],
 }
 

@@ -15,7 +15,8 @@ from minragen import envs
 from minragen import eval as evaluation
 from minragen.__main__ import main as command
 from minragen.config import ALGOS, ROOM, TINY, Config, preset
-from minragen.envs import REGISTRY, nearest, parse_options
+from minragen.envs import REGISTRY
+from minragen.options import OPTIONS_ELSEWHERE, nearest, parse_options
 from minragen.run.groups import check_environments
 from minragen.run.runs import read_config
 from minragen.train import World, choose_groups, main
@@ -241,7 +242,7 @@ class TestBadInput:
     @pytest.mark.parametrize("table, known", [
         (settings.CALLED_ELSEWHERE | settings.NOT_HERE,
          {f.name for f in dataclasses.fields(Config)} | {"resume"}),
-        (envs.OPTIONS_ELSEWHERE, {name for env in REGISTRY for name in envs.make(env).defaults})])
+        (OPTIONS_ELSEWHERE, {name for env in REGISTRY for name in envs.make(env).defaults})])
     def test_no_name_of_another_library_is_there_twice_or_one_of_ours(self, table, known):
         theirs = [name for names in table.values() for name in names.split()]
         assert len({*theirs}) == len(theirs) and not {*theirs} & known

@@ -23,6 +23,7 @@ from minragen import envs
 from minragen.environments import limits
 from minragen.envs import (
     FORMAT_PENALTY,
+    REGISTRY,
     Budget,
     EnvGroups,
     Outcome,
@@ -31,6 +32,7 @@ from minragen.envs import (
     image_of,
     make,
 )
+from minragen.options import parse_mixture
 from minragen.run import groups as run_groups
 from minragen.run.groups import PatientGroups
 
@@ -317,7 +319,7 @@ class TestGroups:
                 ("bandit", 5, [("bandit", 5)]),
                 (" a , b, c,", 11, [("a", 4), ("b", 4), ("c", 3)]),
                 ("m.n:Env = 1, my-space/Env-v0=2", 3, [("m.n:Env", 1), ("my-space/Env-v0", 2)])):
-            assert envs.parse_mixture(spec, groups) == mixture
+            assert parse_mixture(spec, groups, REGISTRY) == mixture
 
     def test_rows_are_group_major_and_a_group_shares_its_instance(self):
         groups = EnvGroups("frozenlake=2,bandit=1", 3, 4, "val", {"frozenlake.slip": 0.5})

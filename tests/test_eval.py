@@ -19,13 +19,14 @@ from training import read_lines, run
 from minragen import eval as evaluation
 from minragen import train
 from minragen.chat import Reply, Trajectory, Turn
-from minragen.envs import IMAGE, EnvGroups, make, parse_options
+from minragen.envs import IMAGE, EnvGroups, make
 from minragen.look import evaluate as tables_of
 from minragen.look import play as on_screen
 from minragen.look.evaluate import SETS, of_set, pass_at_k, sign_test, wilson
 from minragen.look.faults import Fault, fault_of
 from minragen.look.play import play
 from minragen.look.players import DEMONSTRATIONS, NearestDemonstration, features, scripted
+from minragen.options import parse_options
 from minragen.run import start
 from minragen.run.groups import env_groups
 from minragen.run.runs import load_config

@@ -168,8 +168,8 @@ class TestSentences:
                 f"among the installed packages.")
 
     def test_an_error_of_ours_is_no_refusal_whatever_its_class(self, monkeypatch, capsys):
-        monkeypatch.setattr(envs, "REGISTRY", {"bandit": None})
-        with pytest.raises(SystemExit, match=r"^error: minRAGEN raised AttributeError: 'NoneType' "
+        monkeypatch.setattr(envs, "REGISTRY", {"bandit": "minragen.envs:nothing"})
+        with pytest.raises(SystemExit, match=r"^error: minRAGEN raised AttributeError: module "
                                              r".*envs\.py:\d+ in make\)\.$"):
             evaluation.main(["--play", "bandit"])
         monkeypatch.setattr(evaluation, "parse_options", lambda options: [].index(1))

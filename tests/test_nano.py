@@ -13,8 +13,8 @@ from minragen import nano
 from minragen import train as trainer
 from minragen.chat import ChatFrame, Sequence, Trajectory
 from minragen.config import preset
-from minragen.envs import parse_options
 from minragen.models import AdamW
+from minragen.options import parse_options
 from minragen.rollout import make_batch
 from minragen.run.tiny import tiny_policy
 

@@ -13,7 +13,8 @@ from conftest import parsed
 from benchmarks import compare, figure
 from benchmarks.figure import ROOT
 from minragen.config import ALGOS
-from minragen.envs import REGISTRY, TextEnv, make, parse_options
+from minragen.envs import REGISTRY, TextEnv, make
+from minragen.options import parse_options
 from minragen.run.runs import read_config
 
 PAGES = {path.name: path.read_text()

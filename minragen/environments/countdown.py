@@ -16,7 +16,7 @@ from itertools import product
 from operator import index
 from typing import NamedTuple
 
-from minragen.environments.data import cached_until_changed, read_each
+from minragen.environments.data import cached_until_changed, read_each, refuse_with
 from minragen.envs import Budget, Outcome, TextEnv
 
 
@@ -50,7 +50,7 @@ class Countdown(TextEnv):
                 and operators and set(operators) <= set("+-*/")):
             raise ValueError(f"bad options of Countdown: {self.options}; expected count 3, 4 or 0, "
                              f"largest of 2 to 1000 and operators from +-*/.")
-        self.refuse_with("data", "largest")
+        refuse_with(self, "data", "largest")
         self.operators = [op for op in "+-*/" if op in operators]
         self.counts = (count,) if count else (3, 4)
         rows = read_tasks(data) if data else []

@@ -34,6 +34,21 @@ def _version(path):
     return os.path.isfile(path) and (os.path.getmtime(path), os.path.getsize(path))
 
 
+def refuse_with(env, data, *names):
+    """Raise ValueError if the option `data` replaces the bundled data, but one of the options
+    `names`, which shape the bundled data alone, is not its default."""
+    for name in names:
+        if env.options[data] and env.options[name] != env.defaults[name]:
+            raise ValueError(f"option {name} of {type(env).__name__}: it shapes the bundled data, "
+                             f"which {data} replaces. Leave it out.")
+
+
+def fitted(text, most, space):
+    """`text` cut at `most` characters, with ? for characters outside of the observation space."""
+    text = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(c if c in space.character_set else "?" for c in text)
+
+
 def read_each(path, build, refusal):
     """build(record) of each record of a file. Raises ValueError for one that it cannot use: the
     text `refusal`, which may name {path}, {number} and {problem}."""

@@ -33,6 +33,7 @@ from minragen.environments.data import (
     load_table,
     read_each,
     read_records,
+    refuse_with,
 )
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
@@ -90,7 +91,7 @@ class DeepCoder(TextEnv):
                 and 1 <= o["seconds"] <= 10):
             raise ValueError(f"bad options of DeepCoder: {o}; expected family programs or formulas,"
                              f" tests of {fewest} to {most} and seconds of 1 to 10.")
-        self.refuse_with("data", "family")
+        refuse_with(self, "data", "family")
         self.records = None
         if o["family"] == "formulas":
             self.bundled_data = "drawn formulas"

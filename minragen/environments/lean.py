@@ -30,7 +30,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from minragen.environments.data import DATA, cache_folder, load_table
+from minragen.environments.data import DATA, cache_folder, fitted, load_table, refuse_with
 from minragen.environments.search import fetch
 from minragen.environments.theorems import bundled_theorems, draw_goal, load_minif2f, shape
 from minragen.envs import Budget, Outcome, TextEnv, text_space
@@ -96,7 +96,7 @@ class Lean(TextEnv):
         if not (0 < step_cost <= 0.1 and 1 <= seconds <= 15):
             raise ValueError(f"bad options of Lean: got step_cost {step_cost} and seconds "
                              f"{seconds}, expected 0 < step_cost <= 0.1 and 1 <= seconds <= 15.")
-        self.refuse_with("data", "family")
+        refuse_with(self, "data", "family")
         if data and not server:
             raise ValueError("option data of Lean needs a Lean with Mathlib: got the packaged one. "
                              "Give server=http://... (Kimina).")
@@ -173,14 +173,14 @@ class Lean(TextEnv):
         lines += [f"then ⊢ {other}" for other in others[:SHOWN_GOALS]]
         if len(others) > SHOWN_GOALS:
             lines.append(f"and {len(others) - SHOWN_GOALS} more")
-        return self._fitted("\n".join(lines), SHOWN_TEXT)
+        return fitted("\n".join(lines), SHOWN_TEXT, self.observation_space)
 
     def note(self):
         """The first fact that the rest of the proof uses, and its name."""
         facts = dict(self._facts_and_terms()[0])
         used = (name for name in re.findall(r"\w+", " ".join(self.solve())) if name in facts)
         known = next((f"{facts[name]} by {name}" for name in used), "no fact")
-        return self._fitted(known, SHOWN_TEXT)
+        return fitted(known, SHOWN_TEXT, self.observation_space)
 
     def solve(self):
         proof = self.theorem.proof

@@ -11,13 +11,13 @@ Differences from RAGEN:
 import functools
 import math
 import re
-import tomllib
 from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
-from minragen.environments.data import DATA, cached_until_changed, load_table, read_each
+from minragen.environments.data import cached_until_changed, load_table, read_each, refuse_with
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
+from minragen.options import data_table
 
 MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of an answer
 # Forms of records: field of the question, field of the answer, the (last) marker before the result.
@@ -82,7 +82,7 @@ class MetaMathQA(TextEnv):
         if largest and not 12 <= largest <= 10_000:
             raise ValueError(f"option largest of MetaMathQA: got {largest}, expected 12 to 10000, "
                              f"or 0 for any.")
-        self.refuse_with("data", "distractors", "largest", "max_steps")
+        refuse_with(self, "data", "distractors", "largest", "max_steps")
         self._names, templates = word_problems()
         self.templates = [t for t in templates if t["steps"] <= steps]
         self.bundled_data = f"{len(self.templates)} templates of word problems"
@@ -274,7 +274,7 @@ NUMBER = re.compile(
     rf"|(?P<decimal>{WHOLE}(?:\.[0-9]{{1,40}})?|\.[0-9]{{1,40}})"
     rf"(?:[eE](?P<exponent>[-+]?[0-9]{{1,2}}))?)(?![0-9])(?P<percent> ?(?:%|per ?cent\b))?")
 # What may stand around a number, and how LaTeX and other decoration is removed.
-NOTATIONS = tomllib.loads((DATA / "notations.toml").read_text("utf-8"))
+NOTATIONS = data_table("notations")
 LEAD, LEFT_SIDE, UNIT, NO_UNIT, ATTACHED = (
     re.compile(NOTATIONS["ignoring_case"][name], re.IGNORECASE)
     for name in ("lead", "left_side", "unit", "no_unit", "attached"))

@@ -19,7 +19,8 @@ import re
 
 import numpy as np
 
-from minragen.envs import Budget, Outcome, TextEnv, nearest, text_space
+from minragen.envs import Budget, Outcome, TextEnv, text_space
+from minragen.options import nearest
 
 
 class ReasoningGym(TextEnv):

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minragen.environments.data import cached_until_changed, load_table, read_each
+from minragen.environments.data import cached_until_changed, fitted, load_table, read_each
 from minragen.environments.search import Passage, RemoteIndex, SearchIndex, one_line, search_server
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -186,7 +186,7 @@ class SearchQA(TextEnv):
         return "\n".join(lines)
 
     def _line(self, text, most=1000):
-        return self._fitted(" ".join(text.split()), most)
+        return fitted(" ".join(text.split()), most, self.observation_space)
 
     def _missing(self):
         """The hops after the last one whose passage this observation shows, not an earlier one."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from minragen.environments.data import cached_until_changed, load_table
+from minragen.environments.data import cached_until_changed, load_table, refuse_with
 from minragen.environments.search import BM25, one_line, words_of
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -173,7 +173,7 @@ class WebShop(TextEnv):
                 and 1 <= o["attributes"] <= 3 and o["wording"] in ("natural", "plain")):
             raise ValueError(f"options of WebShop: got {o}, expected reward score or binary, "
                              f"wording natural or plain, page_size of 1 to 50, attributes 1 to 3.")
-        self.refuse_with("products", "attributes")
+        refuse_with(self, "products", "attributes")
         self.plain = o["wording"] == "plain"
         self.instruction = re.sub(r"\[(.*?)\]", lambda match: self._box(match[1]), self.instruction)
         self.shop = Shop(o["products"], o["instructions"], o["wording"])

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from minragen.envs import nearest
 from minragen.look import faults
 from minragen.look.players import DEMONSTRATIONS, players, scripted
 from minragen.metrics import describe
+from minragen.options import nearest
 
 # scipy imports scipy.stats when it is first used, and that takes half a second: leave it to scipy.
 

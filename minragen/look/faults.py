@@ -20,7 +20,8 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from minragen.envs import ServerGone, TextEnv, nearest
+from minragen.envs import ServerGone, TextEnv
+from minragen.options import nearest
 
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 LIBRARIES = ("<", sysconfig.get_path("stdlib") + os.sep)  # <: frozen modules, compiled strings

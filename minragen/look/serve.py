@@ -12,8 +12,9 @@ from dataclasses import fields, replace
 from functools import partial
 
 from minragen.environments.openenv import LOOPBACK, MAX_ANSWER, application, uvicorn
-from minragen.envs import Budget, image_of, make, parse_options
+from minragen.envs import Budget, image_of, make
 from minragen.look.faults import Parser
+from minragen.options import parse_options
 
 
 def main(argv):

@@ -10,7 +10,7 @@ Tests: `python -m pytest tests/environments/test_relations.py`.
 
 from dataclasses import dataclass
 
-from minragen.envs import play_turn
+from minragen.envs import EnvGroups
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class DescribedTurn:
 
     def __call__(self, env, reply):
         seen = env.score_description(reply.observation) if "observation" in self.parts else None
-        observation, reward, terminated, truncated, info = play_turn(env, reply)
+        observation, reward, terminated, truncated, info = EnvGroups.turn(env, reply)
         expected = env.score_description(reply.prediction) if "prediction" in self.parts else None
         paid, described = self.reward(reply, seen, expected, reward, info)
         return observation, reward + paid, terminated, truncated, {**info, **described}

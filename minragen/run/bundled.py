@@ -42,10 +42,11 @@ from safetensors.torch import load_file
 from minragen.cache import padded_batches
 from minragen.chat import ChatFrame, Reply, Trajectory
 from minragen.environments.data import cache_folder
-from minragen.envs import SEPARATOR, SPLITS, nearest
+from minragen.envs import SEPARATOR, SPLITS
 from minragen.fast.policies import faster
 from minragen.look.faults import Parser
 from minragen.models import AdamW, Policy
+from minragen.options import nearest
 from minragen.rollout import make_batch
 from minragen.run.distributed import progress_bar
 from minragen.run.groups import most_turns

@@ -14,9 +14,10 @@ import time
 from minragen.chat import FORMATS, description_parts, format_parts
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
-from minragen.envs import EnvGroups, ServerGone, parse_options
+from minragen.envs import EnvGroups, ServerGone
 from minragen.look.faults import with_fault
 from minragen.more.described import DescribedTurn
+from minragen.options import parse_options
 
 SERVER_PAUSES = (5, 10, 20, 40, 80, 160)  # seconds between tries to reach a tool's server
 

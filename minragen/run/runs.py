@@ -31,8 +31,8 @@ import transformers
 from tqdm import tqdm
 
 from minragen.config import RUN_NAME, Config, check
-from minragen.envs import nearest
 from minragen.more import lora
+from minragen.options import nearest
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.

@@ -1,0 +1,105 @@
+"""Names and options as people type them: how they are read, checked and refused.
+
+Tests: `python -m pytest tests/test_config.py tests/test_envs.py`.
+"""
+
+import ast
+import difflib
+import tomllib
+from pathlib import Path
+
+MANY = 10  # if more names are known, a message lists only the five nearest
+
+
+def data_table(name):
+    """The file minragen/data/NAME.toml as a dictionary."""
+    return tomllib.loads((Path(__file__).parent / "data" / f"{name}.toml").read_text("utf-8"))
+
+
+OPTIONS_ELSEWHERE = data_table("elsewhere")["environment_options"]
+
+
+def nearest(kind, name, known, elsewhere=()):
+    """The sentence for an unknown name: what was given, the likely meaning, the known names.
+
+    elsewhere: {known name: what other libraries call it, separated by blanks}
+    """
+    meant = [ours for ours in elsewhere if ours in known and name in elsewhere[ours].split()]
+    likely = meant or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    hint = f": did you mean {likely[0]!r}?" if likely else "."
+    shown, more = known, ""
+    if len(known) > MANY:
+        shown = difflib.get_close_matches(name.lower(), known, n=5, cutoff=0.0)
+        more = f" and {len(known) - len(shown)} more"
+    return f"unknown {kind} {name!r}{hint} Known: {', '.join(shown) or 'none'}{more}."
+
+
+def check_options(owner, defaults, options):
+    """The defaults, replaced by `options`. Raises ValueError for unknown names and wrong types."""
+    checked = dict(defaults)
+    for name, value in options.items():
+        if name not in defaults:
+            raise ValueError(nearest(f"option of {owner}", name, sorted(defaults),
+                                     OPTIONS_ELSEWHERE))
+        want = type(defaults[name])
+        checked[name] = float(value) if want is float and type(value) is int else value
+        if type(checked[name]) is not want or (want is float and not abs(checked[name]) < 1e9):
+            raise ValueError(f"option {name} of {owner}: got {value!r}, expected {want.__name__} "
+                             f"such as {defaults[name]!r}.")
+    return checked
+
+
+def parse_options(texts):
+    """["size=8", "bandit.mixed=true"] -> {"size": 8, "bandit.mixed": True}. Raises ValueError."""
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"bad env_arg {text!r}: expected name=value.")
+        try:
+            options[name] = ast.literal_eval(
+                value.capitalize() if value in ("true", "false") else value)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            options[name] = value  # a text
+    return options
+
+
+def parse_mixture(spec, num_groups, known):
+    """Divide the groups among environments: `frozenlake,bandit` evenly, `frozenlake=12,bandit=4`
+    as given. Returns [(name, number of groups), ...].
+
+    known: names for the message about an empty spec
+    raises: ValueError if the numbers are incomplete or do not add up to num_groups
+    """
+    parts = [p.strip() for p in spec.split(",") if p.strip()]
+    if not parts:
+        raise ValueError(f"empty env: got {spec!r}. Known: {', '.join(sorted(known))}.")
+    names, _, counts = zip(*([word.strip() for word in p.partition("=")] for p in parts))
+    if not any(counts):
+        base, extra = divmod(num_groups, len(parts))
+        numbers = [base + (i < extra) for i in range(len(parts))]
+    elif all(c.isdecimal() for c in counts):
+        numbers = [int(c) for c in counts]
+    else:
+        raise ValueError(f"bad mixture {spec!r}: expected a number for every environment or none.")
+    if sum(numbers) != num_groups or min(numbers) < 1:
+        raise ValueError(f"bad mixture {spec!r}: {numbers} groups, expected {num_groups} in all "
+                         f"and at least one each. Change the numbers or --num-groups.")
+    return list(zip(names, numbers))
+
+
+def options_of(name, options, names):
+    """The options for one environment of a mixture: `option` is for all, `name.option` for one.
+
+    names: of all environments in the mixture
+    """
+    mine = {}
+    for key, value in sorted(options.items(), key=lambda item: "." in item[0]):  # `name.` wins
+        owner, dot, option = key.rpartition(".")
+        if dot and owner not in names:
+            raise ValueError(nearest("env in an option", owner, sorted(names)))
+        if option in ("self", "name", "split", "budget", "render_mode"):
+            raise ValueError(f"{option!r} is not an option of an environment.")
+        if not dot or owner == name:
+            mine[option] = value
+    return mine
