@@ -19,14 +19,14 @@ from minragen.envs import REGISTRY  # noqa: E402
 WINGS = ("environments", "fast", "more", "look", "run")
 # module of the ground floor -> the modules of minragen that it may import, anywhere in the file
 GROUND_FLOOR = {
-    "starpo": set(), "envs": set(), "cache": set(), "chat": {"envs"}, "models": {"starpo", "cache"},
-    "rollout": {"envs", "chat", "cache", "models"},
+    "starpo": set(), "envs": set(), "cache": set(), "chat": {"envs", "formats", "template"},
+    "models": {"starpo", "cache"}, "rollout": {"envs", "chat", "cache", "models"},
     "train": {"starpo", "envs", "cache", "chat", "models", "rollout", "config"}}
-BESIDE = {"__init__": set(), "config": {"envs", "chat", "starpo", "checks"}, "checks": {"starpo"},
-          "nano": {"envs", "chat", "models"}}
+BESIDE = {"__init__": set(), "formats": {"envs"}, "template": set(), "checks": {"starpo"},
+          "config": {"envs", "formats", "starpo", "checks"}, "nano": {"envs", "chat", "models"}}
 # The one import of a wing that each may have, inside of main().
 IN_MAIN = {"train": {"run.start"}, "nano": {"run.bundled"}}
-# wing -> the wings that it may import, beside the ground floor and config
+# wing -> the wings that it may import, beside the ground floor, config and formats
 BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
          "look": {"look", "more", "fast", "environments"}, "run": set(WINGS)}
 STORED = {"look/report": "run.runs"}  # it reads the folders of runs, which know nothing of it
@@ -59,7 +59,7 @@ def forbidden_imports(root=ROOT):
         wing, source = module.partition("/")[0], path.read_text()
         for name in sorted(imported(source, texts=wing not in BELOW)):
             if wing in BELOW:
-                free = name.partition(".")[0] in {*GROUND_FLOOR, "config", *BELOW[wing]}
+                free = name.partition(".")[0] in {*GROUND_FLOOR, "config", "formats", *BELOW[wing]}
                 free = free or name == STORED.get(module)
                 allowed = name == "envs" if wing == "environments" and "." not in name else free
             elif module in ("eval", "__main__"):
