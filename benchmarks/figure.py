@@ -25,10 +25,10 @@ import numpy as np
 
 from benchmarks import algorithm, environments
 from benchmarks.environments import with_interval
-from minragen.chat import FORMATS
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
+from minragen.formats import forced_prefix
 from minragen.look.evaluate import wilson
 from minragen.look.play import transcript
 from minragen.run.log import console_line
@@ -245,7 +245,7 @@ def episode_of(run, turns=0):
 
 def dialogue(run):
     """The `last_episode` of a run, with a mark and the forced prefix before each reply."""
-    prefix = FORMATS[read_config(ROOT / "runs" / run).response_format].partition("{")[0]
+    prefix = forced_prefix(read_config(ROOT / "runs" / run).response_format)
     said = [f"> {prefix}{message['content']}" if message["role"] == "assistant" else
             message["content"] for message in last_episode(run)["messages"][1:]]
     return "\n".join(["```text", *said, "```"])

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import torch
 
 from minragen import starpo
-from minragen.chat import CONTEXTS, FORMATS, description_parts
 from minragen.checks import check_together
 from minragen.envs import REGISTRY, Budget
+from minragen.formats import FORMATS, description_parts
 from minragen.options import data_table, nearest, parse_mixture
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
@@ -89,7 +89,8 @@ class Config:
                               least=1, most=2**16)
     max_context: int = opt(512, "tokens per conversation", least=2, most=2**24)
     max_rows: int = opt(256, "conversations that are generated in one batch", least=1)
-    context: str = opt("full", "history that a turn sees (docs/formats.md)", CONTEXTS)
+    context: str = opt("full", "history that a turn sees (docs/formats.md)",
+                       ("full", "limited", "single_turn"))
     window: int = opt(3, "limited and single_turn: turns shown, this one included", least=1)
     # -- which groups
     filter: str = opt("top_p", "which groups are trained on", starpo.FILTERS)

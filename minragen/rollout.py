@@ -78,8 +78,8 @@ def first_prompt(frame, groups, row, observation, rules):
     t = Trajectory.begin(groups, row, observation)
     if t.error:
         return t
-    t.system, ids = frame.first(groups.envs[row], observation)
-    t.add_prompt(ids)
+    t.system = frame.system_message(groups.envs[row])
+    t.add_prompt(frame.open(t.system, observation))
     if len(t.tokens) >= rules.max_context:
         raise ValueError(f"the first prompt of {t.env} has {len(t.tokens)} tokens and max_context "
                          f"is {rules.max_context}: no room for a reply. Raise --max-context.")

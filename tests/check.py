@@ -19,15 +19,17 @@ from minragen.envs import REGISTRY  # noqa: E402
 WINGS = ("environments", "fast", "more", "look", "run")
 # module of the ground floor -> the modules of minragen that it may import, anywhere in the file
 GROUND_FLOOR = {
-    "starpo": set(), "envs": {"options"}, "cache": set(), "chat": {"envs", "options"},
-    "models": {"starpo", "cache"}, "rollout": {"envs", "chat", "cache", "models", "noise"},
+    "starpo": set(), "envs": {"options"}, "cache": set(), "models": {"starpo", "cache"},
+    "chat": {"envs", "formats", "template"},
+    "rollout": {"envs", "chat", "cache", "models", "noise"},
     "train": {"starpo", "envs", "cache", "chat", "models", "rollout", "config", "metrics"}}
-BESIDE = {"__init__": set(), "options": set(), "noise": set(), "metrics": {"chat"},
-          "checks": {"starpo"}, "config": {"envs", "chat", "starpo", "checks", "options"},
+BESIDE = {"__init__": set(), "options": set(), "noise": set(), "template": set(),
+          "formats": {"options"}, "metrics": {"chat"}, "checks": {"starpo"},
+          "config": {"envs", "formats", "starpo", "checks", "options"},
           "nano": {"envs", "chat", "models"}}
 # The one import of a wing that each may have, inside of main().
 IN_MAIN = {"train": {"run.start"}, "nano": {"run.bundled"}}
-# wing -> the wings that it may import, beside the ground floor, options and config
+# wing -> the wings that it may import, beside the ground floor and what is beside it
 BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
          "look": {"look", "more", "fast", "environments"}, "run": set(WINGS)}
 STORED = {"look/report": "run.runs"}  # it reads the folders of runs, which know nothing of it

@@ -1,6 +1,7 @@
 """How a conversation becomes tokens, and how a reply is read."""
 
 import copy
+import doctest
 import functools
 import json
 import re
@@ -16,9 +17,11 @@ from tokenizers.models import BPE
 from toys import tiny
 from transformers import PreTrainedTokenizerFast
 
-from minragen.chat import FORMATS, ChatFrame, Reply, description_parts
+from minragen import template
+from minragen.chat import ChatFrame, Reply
 from minragen.config import preset
 from minragen.envs import SPLITS, make
+from minragen.formats import FORMATS, description_parts
 from minragen.run import start
 from minragen.run.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
@@ -201,6 +204,10 @@ class TestChatFrame:
             ChatFrame(tokenizer)
         with pytest.raises(ValueError, match="did you mean 'free_think'"):
             ChatFrame(tokenizer, "freethink")
+
+    def test_the_examples_of_texts_around_messages_are_true(self):
+        result = doctest.testmod(template)
+        assert result.attempted > 0 and result.failed == 0
 
     def test_a_tokenizer_that_writes_a_blank_before_a_turn_is_refused(self):
         tokenizer = copy.deepcopy(family("tinyllama")[0])

@@ -14,9 +14,11 @@ import sys
 
 import numpy as np
 
-from minragen.chat import FORMATS, Reply, Trajectory, converse
+from minragen.chat import Reply, Trajectory
 from minragen.envs import IMAGE, image_of, make
+from minragen.formats import forced_prefix
 from minragen.look.faults import Parser, fault_in, printable
+from minragen.more.converse import converse
 
 SHOWN = 3  # instances of a run's policy that are printed where nobody can press Enter
 
@@ -60,7 +62,7 @@ def show_run(run, config, groups, policy_plays, seed, ask=input, say=print):
 
     groups: one row for each environment      policy_plays: as evaluate's `play`
     """
-    waits, prefix = sys.stdin.isatty(), FORMATS[config.response_format].partition("{")[0]
+    waits, prefix = sys.stdin.isatty(), forced_prefix(config.response_format)
     say(f"run {run} plays {config.env}, sampled at temperature {config.val_temperature:g} (greedy: "
         f"--temperature 0).{' Enter goes on, Ctrl-D ends.' if waits else ''}")
     seeds = itertools.count(seed, len(groups)) if waits else range(seed, seed + SHOWN, len(groups))

@@ -14,8 +14,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from minragen.chat import Reply, Trajectory, converse
+from minragen.chat import Reply, Trajectory
 from minragen.look.faults import with_fault
+from minragen.more.converse import converse
 
 DEMONSTRATIONS = 256  # episodes of the solver that the nearest demonstration is chosen from
 

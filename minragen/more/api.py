@@ -16,16 +16,10 @@ import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from minragen.chat import (
-    FORMATS,
-    Reply,
-    Trajectory,
-    converse,
-    description_parts,
-    format_instructions,
-    reply_pattern,
-)
+from minragen.chat import Reply, Trajectory, reply_pattern
 from minragen.envs import IMAGE, image_of
+from minragen.formats import FORMATS, description_parts, forced_prefix, format_instructions
+from minragen.more.converse import converse
 from minragen.more.vision import data_uri
 
 CONCURRENCY = 16  # conversations at a time
@@ -60,7 +54,7 @@ class Server:
         self.client = openai.OpenAI(
             base_url=self.url, api_key=os.environ.get("OPENAI_API_KEY") or "none",
             max_retries=ATTEMPTS - 1, timeout=SECONDS, http_client=self.http)
-        self.prefix = FORMATS[self.response_format].partition("{")[0]
+        self.prefix = forced_prefix(self.response_format)
         self.pattern = reply_pattern(FORMATS[self.response_format])
 
     def collect(self, groups):

@@ -241,7 +241,7 @@ def demonstrate(frame, groups, step):
         if isinstance(observation, Exception):
             raise observation
         t = Trajectory(groups.names[row], groups.seeds[row], row, 0)
-        t.add_prompt(frame.first(groups.envs[row], observation)[1])
+        t.add_prompt(frame.open(frame.system_message(groups.envs[row]), observation))
         trajectories.append(t)
     while live:
         parts = {}  # row -> the parts of its reply

@@ -11,10 +11,10 @@ import os
 import threading
 import time
 
-from minragen.chat import FORMATS, description_parts, format_parts
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
 from minragen.envs import EnvGroups, ServerGone
+from minragen.formats import FORMATS, description_parts, format_parts
 from minragen.look.faults import with_fault
 from minragen.more.described import DescribedTurn
 from minragen.options import parse_options

@@ -16,8 +16,8 @@ import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from minragen.chat import FORMATS, description_parts, format_instructions
 from minragen.envs import IMAGE, image_of
+from minragen.formats import FORMATS, description_parts, format_instructions
 from minragen.models import Policy
 from minragen.more.vision import VisionLanguageModel
 

@@ -1,0 +1,59 @@
+"""The formats of replies: what a reply looks like, and what the model is told about it.
+
+chat.py parses replies. Tests: `python -m pytest tests/test_chat.py`.
+"""
+
+import re
+
+from minragen.options import nearest
+
+# RAGEN's two formats, and VAGEN's three, whose thoughts describe what is seen (observation) or what
+# will be seen after the answer (prediction).
+FORMATS = {
+    "free_think": "<think>{reasoning}</think><answer>{answer}</answer>",
+    "no_think": "<answer>{answer}</answer>",
+    "grounding": "<think><observation>{observation}</observation>"
+                 "<reasoning>{reasoning}</reasoning></think><answer>{answer}</answer>",
+    "worldmodeling": "<think><reasoning>{reasoning}</reasoning>"
+                     "<prediction>{prediction}</prediction></think><answer>{answer}</answer>",
+    "grounding_worldmodeling": "<think><observation>{observation}</observation>"
+                               "<reasoning>{reasoning}</reasoning>"
+                               "<prediction>{prediction}</prediction></think>"
+                               "<answer>{answer}</answer>",
+}
+DESCRIPTIONS = {"observation": "The observation says what you see.",
+                "prediction": "The prediction says what you will see after the answer."}
+
+
+def format_parts(response_format):
+    """The names of a format's parts in order, such as ("reasoning", "answer").
+
+    raises: ValueError for an unknown format
+    """
+    if response_format not in FORMATS:
+        raise ValueError(nearest("response_format", response_format, list(FORMATS)))
+    return tuple(re.findall(r"{(\w+)}", FORMATS[response_format]))
+
+
+def description_parts(response_format):
+    """The parts of a format that describe the state: none, one or both."""
+    return [part for part in format_parts(response_format) if part in DESCRIPTIONS]
+
+
+def forced_prefix(response_format):
+    """What every reply of a format begins with, such as "<think>". No policy samples it."""
+    return FORMATS[response_format].partition("{")[0]
+
+
+def format_instructions(response_format, max_new_tokens=0):
+    """The format instructions in the system message.
+
+    Dots stand for the parts. Small models copy a placeholder such as "your answer" (LOG.md).
+    """
+    form = re.sub(r"{\w+}", "...", FORMATS[response_format])
+    thinks = ("first a short thought about this state, then "
+              if "reasoning" in format_parts(response_format) else "")
+    lines = [f"Reply in the form {form}: {thinks}the answer alone."]
+    lines += [DESCRIPTIONS[part] for part in description_parts(response_format)]
+    lines += [f"A reply has at most {max_new_tokens} tokens."] if max_new_tokens else []
+    return " ".join(lines)
