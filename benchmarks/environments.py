@@ -23,7 +23,7 @@ import numpy as np
 from minragen.chat import Reply
 from minragen.config import Config, changed_environment, preset
 from minragen.envs import REGISTRY
-from minragen.look.evaluate import wilson
+from minragen.look.intervals import wilson
 from minragen.look.players import DEMONSTRATIONS, players, scripted
 from minragen.run.groups import env_groups
 

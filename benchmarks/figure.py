@@ -29,7 +29,7 @@ from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
 from minragen.formats import forced_prefix
-from minragen.look.evaluate import wilson
+from minragen.look.intervals import wilson
 from minragen.look.play import transcript
 from minragen.run.log import console_line
 from minragen.run.runs import read_config

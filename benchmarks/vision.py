@@ -13,7 +13,7 @@ import numpy as np
 
 from minragen.environments.frozenlake import FrozenLake
 from minragen.eval import checkpoint_player
-from minragen.look.evaluate import wilson
+from minragen.look.intervals import wilson
 from minragen.run import runs
 from minragen.run.groups import env_groups
 

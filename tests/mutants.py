@@ -1081,7 +1081,6 @@ MUTANTS = {
          "the interval is of twice as many episodes"),
         ("(*again[row], *(ts[row] for ts in played.values()))", "again[row]",
          "an episode whose environment failed counts as one lost"),
-        ('method="wilson"', 'method="exact"', "the interval is another one, and wider"),
         ("for row in mine], samples))", "for row in range(len(mine))], samples))",
          "pass@k is of other instances after a failure or in a mixture"),
         ("split, size, samples), False", '"val", size, samples), False',
@@ -1140,6 +1139,9 @@ MUTANTS = {
          "the blank before a finished reply is left out of the prompt"),
         ("enable_thinking=thinks)", "enable_thinking=True)",
          "templates are asked for thoughts that the format does not have"),
+    ],
+    "look/intervals.py": [
+        ('method="wilson"', 'method="exact"', "the interval is another one, and wider"),
     ],
 }
 

@@ -22,8 +22,9 @@ from minragen.chat import Reply, Trajectory, Turn
 from minragen.envs import IMAGE, EnvGroups, make
 from minragen.look import evaluate as tables_of
 from minragen.look import play as on_screen
-from minragen.look.evaluate import SETS, of_set, pass_at_k, sign_test, wilson
+from minragen.look.evaluate import SETS, of_set
 from minragen.look.faults import Fault, fault_of
+from minragen.look.intervals import pass_at_k, sign_test, wilson
 from minragen.look.play import play
 from minragen.look.players import DEMONSTRATIONS, NearestDemonstration, features, scripted
 from minragen.options import parse_options

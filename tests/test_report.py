@@ -16,7 +16,7 @@ import pytest
 from minragen.__main__ import main
 from minragen.config import from_options
 from minragen.look import report
-from minragen.look.evaluate import wilson
+from minragen.look.intervals import wilson
 from minragen.look.report import Run, conversations, figures_of
 
 HOSTILE = ("</script><script>document.title = 1</script><img src=x onerror=alert(1)>"

@@ -30,7 +30,7 @@ from minragen import eval as evaluation
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, EnvGroups, Observation
-from minragen.look.evaluate import wilson
+from minragen.look.intervals import wilson
 from minragen.models import Critic, token_logprobs
 from minragen.more import vision
 from minragen.more.vision import ImageStore

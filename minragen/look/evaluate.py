@@ -1,9 +1,8 @@
 """Success with its confidence interval, beside the scripted players on the same instances.
 
-The interval is Wilson's (1927), which stays inside [0, 1] and holds near 0 and 1, where the normal
-one does not. A small environment repeats instances: `distinct` counts different ones.
+A small environment repeats instances: `distinct` counts different ones.
 
-Reading order: `wilson`, `pass_at_k`, `sign_test`, `evaluate`, `show`, `compare`, `write`, `of_set`.
+Reading order: `evaluate`, `show`, `compare`, `write`, `of_set`.
 """
 
 import contextlib
@@ -11,18 +10,15 @@ import csv
 import dataclasses
 import itertools
 import json
-import math
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 
 from minragen.look import faults
+from minragen.look.intervals import pass_at_k, sign_test, wilson
 from minragen.look.players import DEMONSTRATIONS, players, scripted
 from minragen.metrics import describe
 from minragen.options import nearest
-
-# scipy imports scipy.stats when it is first used, and that takes half a second: leave it to scipy.
 
 # The papers' generalisation sets: name -> environment -> the options that make it.
 SETS = {
@@ -43,38 +39,6 @@ class Table(NamedTuple):
     distinct: int  # different instances
     described: dict  # part of the format -> F1 of the model's descriptions
     passed: dict  # k -> pass@k
-
-
-# ---- Statistics ----------------------------------------------------------------------------------
-def wilson(successes, n):
-    """95 % interval of a rate: (low, high). Raises ValueError for n = 0.
-
-    successes: rounded to a whole number, for a caller that has a rate times n
-    """
-    return scipy.stats.binomtest(round(successes), n).proportion_ci(method="wilson")
-
-
-def pass_at_k(n, successes, k):
-    """Probability that k of n samples, drawn without replacement, contain a success: an unbiased
-    estimate of that of k samples (Chen et al. 2021, section 2.1).
-
-        1 - binom(n - successes, k) / binom(n, k)
-
-    >>> pass_at_k(4, 1, 2)
-    0.5
-    """
-    if not 1 <= k <= n:
-        raise ValueError(f"pass@k: got k={k} of {n} samples, expected 1 to {n}.")
-    return 1 - math.comb(n - successes, k) / math.comb(n, k)
-
-
-def sign_test(first, second):
-    """Two-sided p of an exact sign test: how often a fair coin would divide the instances that
-    only one of two players solved as unevenly, or more.
-
-    first, second: numbers of instances that only this one solved
-    """
-    return scipy.stats.binomtest(first, first + second).pvalue if first + second else 1.0
 
 
 # ---- Measuring -----------------------------------------------------------------------------------

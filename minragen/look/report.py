@@ -25,8 +25,8 @@ import numpy as np
 
 from minragen.config import Config, summary
 from minragen.look.diagnostics import LOW_ENTROPY, LOW_MI, NO_ENTROPY, warnings_of
-from minragen.look.evaluate import wilson
 from minragen.look.faults import Parser
+from minragen.look.intervals import wilson
 from minragen.run import runs
 
 TEMPLATE = Path(__file__).parent.parent / "data" / "report.html"

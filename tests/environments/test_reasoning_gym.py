@@ -164,7 +164,7 @@ class TestTraining:
         assert len(set(rows)) == 2 and rows[:3] == [rows[0]] * 3
 
     def test_the_page_of_results_has_the_numbers_of_the_three_runs(self):
-        from minragen.look.evaluate import wilson
+        from minragen.look.intervals import wilson
 
         root = Path(__file__).parent.parent.parent
         runs = [[json.loads(line) for line in (

@@ -11,7 +11,7 @@ from training import metrics, run
 from minragen import train as trainer
 from minragen.environments import limits
 from minragen.environments.frozenlake import FrozenLake
-from minragen.look.evaluate import wilson
+from minragen.look.intervals import wilson
 from minragen.run import start
 
 LONG = KILLS >= 100

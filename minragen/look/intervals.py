@@ -1,0 +1,41 @@
+"""Intervals and tests of success rates.
+
+Tests: `python -m pytest tests/test_eval.py`.
+"""
+
+import math
+
+import scipy  # NOTE: scipy.stats takes half a second to import; scipy does so when it is first used
+
+
+def wilson(successes, n):
+    """95 % interval of a rate: (low, high). Raises ValueError for n = 0.
+
+    Wilson's (1927) stays inside [0, 1] and holds near 0 and 1, where the normal one does not.
+
+    successes: rounded to a whole number, for a caller that has a rate times n
+    """
+    return scipy.stats.binomtest(round(successes), n).proportion_ci(method="wilson")
+
+
+def pass_at_k(n, successes, k):
+    """Probability that k of n samples, drawn without replacement, contain a success: an unbiased
+    estimate of that of k samples (Chen et al. 2021, section 2.1).
+
+        1 - binom(n - successes, k) / binom(n, k)
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@k: got k={k} of {n} samples, expected 1 to {n}.")
+    return 1 - math.comb(n - successes, k) / math.comb(n, k)
+
+
+def sign_test(first, second):
+    """Two-sided p of an exact sign test: how often a fair coin would divide the instances that
+    only one of two players solved as unevenly, or more.
+
+    first, second: numbers of instances that only this one solved
+    """
+    return scipy.stats.binomtest(first, first + second).pvalue if first + second else 1.0
