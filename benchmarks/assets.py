@@ -19,6 +19,7 @@ from minragen.chat import ChatFrame
 from minragen.config import PRESETS, preset
 from minragen.envs import SPLITS
 from minragen.fast.policies import faster
+from minragen.more.vision import image_store_of
 from minragen.run import bundled
 from minragen.run.groups import env_groups
 
@@ -35,7 +36,7 @@ def make_asset(model, name):
     envs = [env for split in SPLITS for env in groups_of(split).envs]
     policy = faster(bundled.UNTRAINED[model](envs))
     frame = ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens,
-                      image_store=policy.image_store)
+                      image_store=image_store_of(policy))
     groups = bundled.demonstration_groups(policy, groups_of)
     key, steps = bundled.warmup_key(policy, frame, groups, config.warmup_steps), config.warmup_steps
     short = copy.deepcopy(policy)
@@ -47,7 +48,7 @@ def make_asset(model, name):
     save_file(state, path, metadata={"loss": json.dumps(losses),
                                      "probe": json.dumps(bundled.checksums(short.model))})
     print(f"{model}-{name}: loss {losses[0]:.3f} -> {np.mean(losses[-20:]):.3f} nats a token, "
-          f"{policy.num_parameters:,} parameters, {time.time() - start:.0f} s")
+          f"{policy.model.num_parameters():,} parameters, {time.time() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def main(arguments=None):
     transformers.logging.disable_progress_bar()
     work, longer = Work(args), copy.copy(args)
     longer.turns *= 2
-    print(f"model     {args.model}, {work.policy.num_parameters / 1e6:.2f}M parameters, "
+    print(f"model     {args.model}, {work.policy.model.num_parameters() / 1e6:.2f}M parameters, "
           f"{work.policy.model.dtype}")
     print(f"work      {args.trajectories} trajectories in groups of {args.group_size}; prompt of "
           f"{args.prompt_tokens} tokens, each turn {args.new_tokens} sampled and "

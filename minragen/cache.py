@@ -1,9 +1,9 @@
 """Which token sees which: the keys and values that are kept while sampling, and masks.
 
 Sampling keeps keys and values in `KVSlots`, so that nothing is computed twice. A decoder of
-transformers takes the slots as its `past_key_values`, with explicit `position_ids` and a 4-D mask
-of floats. Learning runs whole rows through the decoder (`states_before`). fast/ computes the same
-with less work, for Llama's family.
+transformers takes the slots as its `past_key_values`, with `position_ids` and a 4-D mask of floats.
+Learning runs whole rows through the decoder. For Llama's family fast/ computes the same with less
+work.
 
 Reading order: `KVSlots`, `append` (sampling), `states_before`, `micro_batches` (learning),
 `attention_masks`.
@@ -13,29 +13,26 @@ Axes: n rows in a forward pass, q new tokens of each, k keys, D hidden size, B r
 Tests: `python -m pytest tests/test_attention.py tests/test_rollout.py`.
 """
 
-from typing import NamedTuple
-
 import torch
-from torch import Tensor
 from torch.nn.functional import pad
 
 
 # ---- Sampling ------------------------------------------------------------------------------------
 class KVSlots:
-    """Preallocated keys and values of conversations of different lengths, without a graph.
+    """The keys and values of conversations, each of which has a slot: one row of every buffer.
 
-    `update` writes each row's new keys at that row's own positions and returns the filled part of
-    the slots; masks say what each query may see. Positions beyond a row's length hold padding from
-    earlier calls: masked, and overwritten before they become visible.
+    `update` writes a row's new keys behind its earlier ones and returns the buffers up to the end
+    of the longest row; masks say what each query may see. What is behind the end of a shorter row
+    is padding from earlier calls: masked, and overwritten before it becomes visible.
 
-    FOOTGUN: `new_zeros`, never `new_empty`: a masked key enters `0 * value`, and 0 * nan is nan.
+    FOOTGUN: `new_zeros`, never `new_empty`: a masked key still adds 0 * value, and 0 * nan is nan.
     """
 
     def __init__(self, model, rows, capacity):
         self.device, self.capacity = next(model.parameters()).device, capacity
         self.layers = {}  # layer -> [keys, values], each (rows, heads, capacity, width)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        # At least the lengths, on the CPU: sizes must be known without a synchronisation.
+        # Upper bounds of the lengths, kept on the CPU: reading a length from a GPU waits for it.
         self.bounds = torch.zeros(rows, dtype=torch.int64)
 
     def set_lengths(self, lengths):
@@ -44,7 +41,7 @@ class KVSlots:
         self.lengths = self.bounds.to(self.device, copy=True, non_blocking=True)
 
     def set_positions(self, positions, filled, first_row=0):
-        """Set where the next `update` writes, (n, q), and how many positions it returns."""
+        """Tell `update` the positions (n, q) to write to and how many of each slot to return."""
         self._positions, self._filled = positions, filled
         self._rows = slice(first_row, first_row + len(positions))
         self._index = torch.arange(len(positions), device=positions.device)[:, None]
@@ -52,7 +49,7 @@ class KVSlots:
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         """Called by the decoder. key_states, value_states: (n, heads, q, width).
 
-        A layer's slots are made at its first call, with the sizes and dtype that it uses.
+        A layer's buffers are made at its first call, with the sizes and dtype that it uses.
         """
         new = key_states, value_states
         if layer_idx not in self.layers:
@@ -67,9 +64,9 @@ class KVSlots:
         return self._filled
 
     def gather(self, index, capacity=None):
-        """Gather slots by index, a list, into new buffers with room for `capacity` tokens each.
+        """Keep the slots of the rows in `index`, a list, in new buffers of `capacity` tokens a row.
 
-        Callers ask for one more turn's room, so memory grows as conversations do.
+        Callers ask for room for one more turn, so memory grows as conversations do.
         """
         capacity, self.bounds = capacity or self.capacity, self.bounds[index]
         filled = min(int(self.bounds.max()), capacity, self.capacity)
@@ -82,16 +79,8 @@ class KVSlots:
                                (0, 0, 0, self.capacity - filled))
 
 
-class Placement(NamedTuple):
-    """What a decoder needs to append tokens to slots."""
-
-    positions: Tensor  # (n, q), at most the last real one of each row
-    masks: Tensor | dict  # of `attention_masks`
-    ends: Tensor  # (n,) index among the n * q tokens of each row's last real one
-
-
 def place(model, slots, tokens, counts, first_row=0):
-    """Reserve counts[i] positions of slot first_row + i and say where `slots.update` writes.
+    """Reserve counts[i] positions of slot first_row + i and set where `slots.update` writes.
 
     Three slots of 4, 2 and 3 tokens get 2, 1 and 0 more (a dot is padding: written, never seen):
 
@@ -103,8 +92,9 @@ def place(model, slots, tokens, counts, first_row=0):
                   c c c . .
 
     tokens: (n, q) int64, right-padded
-    counts: (n,) int64; a row of 0 leaves its slot unchanged, and its output is undefined
-    returns: a Placement
+    counts: (n,) int64; 0 leaves the slot unchanged, and the row's output is undefined
+    returns: positions (n, q), masks (of `attention_masks`) and ends (n,), the index of each row's
+        last real token among all n * q
     """
     n, q = tokens.shape
     rows = slice(first_row, first_row + n)
@@ -114,22 +104,21 @@ def place(model, slots, tokens, counts, first_row=0):
     slots.bounds[rows] += q
     slots.set_positions(positions, filled, first_row)
     keys = torch.arange(filled, device=slots.device)[None]
-    visible = visible_keys(model.base_model, tokens, positions, keys)
-    # Padding is written behind a row, perhaps behind the last position that the model has.
-    return Placement(positions.minimum(slots.lengths[rows, None] - 1),
-                attention_masks(model, visible, positions, keys),
-                (counts - 1).clamp(min=0) + q * torch.arange(n, device=slots.device))
+    # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
+    visible = keys[:, None, None] <= positions[:, None, :, None]
+    masks = attention_masks(model, visible, positions, keys)
+    # Padding has its row's last position: where it is written, the model may have none.
+    positions = positions.minimum(slots.lengths[rows, None] - 1)
+    return positions, masks, (counts - 1).clamp(min=0) + q * torch.arange(n, device=slots.device)
 
 
 @torch.no_grad()
 def append(model, slots, tokens, counts, first_row=0):
-    """Append counts[i] ids of tokens[i] to slot first_row + i, as `place` says. Returns the last
-    hidden state (n, D) of each row."""
-    call = place(model, slots, tokens, counts, first_row)
-    hidden = model.base_model(input_ids=tokens, attention_mask=call.masks,
-                              position_ids=call.positions, past_key_values=slots,
-                              use_cache=True).last_hidden_state
-    return hidden.flatten(0, 1)[call.ends]
+    """Append ids to slots, as `place` draws it. Returns each row's last hidden state, (n, D)."""
+    positions, masks, ends = place(model, slots, tokens, counts, first_row)
+    hidden = model.base_model(input_ids=tokens, attention_mask=masks, position_ids=positions,
+                              past_key_values=slots, use_cache=True).last_hidden_state
+    return hidden.flatten(0, 1)[ends]
 
 
 # ---- Learning ------------------------------------------------------------------------------------
@@ -141,45 +130,22 @@ def states_before(decoder, tokens, mask):
 
     decoder: a model without its head      tokens: (B, T) int64      mask: (B, T), False in column 0
     """
-    masks = None
-    if hasattr(decoder, "to_last"):
-        places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        masks = attention_masks(decoder, visible_keys(decoder, tokens, places, places), places,
-                                places)
-    hidden = decoder(input_ids=tokens, attention_mask=masks, use_cache=False).last_hidden_state
+    hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
     return hidden[:, :-1][mask[:, 1:]]
 
 
 def micro_batches(tokens, lengths, token_budget, rank=0, size=1):
-    """Row indices of the micro-batches of process `rank` of `size`: padded rows of at most
-    `token_budget` ids, one row at least."""
-    mine = lengths.argsort(descending=True, stable=True)[rank::size]
-    return [mine[part] for part in padded_batches(lengths[mine], token_budget)]
-
-
-def padded_batches(lengths, token_budget):
-    """Row indices, longest first, cut so that rows * longest <= token_budget; at least one each."""
-    order = lengths.argsort(descending=True, stable=True)
-    start = 0
-    while start < len(order):
-        rows = max(1, token_budget // int(lengths[order[start]]))
-        yield order[start:start + rows]
-        start += rows
+    """The row indices of each micro-batch of process `rank` of `size`, longest rows first: at most
+    `token_budget` ids, padding included, or one row. Only fast/prefix_tree.py needs the tokens."""
+    rows, parts = lengths.argsort(descending=True, stable=True)[rank::size], []
+    while len(rows):
+        count = max(1, token_budget // int(lengths[rows[0]]))
+        parts.append(rows[:count])
+        rows = rows[count:]
+    return parts
 
 
 # ---- Masks ---------------------------------------------------------------------------------------
-def visible_keys(decoder, tokens, positions, keys):
-    """(n, 1, q, k) bool: each token sees itself and what is before it. If images are
-    bidirectional (more/vision.py), the tokens of an image also see the rest of it.
-
-    tokens, positions: (n, q)      keys: positions, (n or 1, k)
-    """
-    if hasattr(decoder, "to_last"):
-        positions = positions + decoder.to_last(tokens)
-    # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
-    return keys[:, None, None] <= positions[:, None, :, None]
-
-
 def attention_masks(model, visible, queries, keys):
     """What a decoder takes as attention_mask: floats to add to the scores, 0 where a query sees a
     key and -inf elsewhere; a dict of them where layers differ in kind.

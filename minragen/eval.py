@@ -187,6 +187,7 @@ def checkpoint_player(config, run="", say=print, only=""):
 
     only: "best": the checkpoint of the best validation
     """
+    from minragen.more.vision import image_store_of
     from minragen.rollout import play_held_out
     from minragen.run import distributed, runs, start
     from minragen.run.proof import prove
@@ -196,14 +197,14 @@ def checkpoint_player(config, run="", say=print, only=""):
                                runs.find_checkpoint(runs.RUNS / run, say, only), say)
     name = (only or "checkpoint") if run else config.model
 
-    proved = not policy.image_store
+    unproved = image_store_of(policy)
 
     def play(groups, greedy=True, first_seed=0):
-        nonlocal proved
-        if not proved:  # does its tower take images of this size?
-            policy.image_store.expect(groups.reset(first_seed))
+        nonlocal unproved
+        if unproved:  # does its tower take images of this size?
+            unproved.expect(groups.reset(first_seed))
             prove(policy, config.max_context)
-            proved = True
+            unproved = None
         with distributed.progress_bar(f"evaluation on {groups.split}: tokens sampled") as progress:
             held = play_held_out(policy, frame, groups, rules_of(config), config.val_temperature,
                                  progress, greedy, first_seed)

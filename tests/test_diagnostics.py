@@ -28,6 +28,7 @@ from minragen.look.diagnostics import (
 )
 from minragen.metrics import describe, held_out_metrics
 from minragen.models import AdamW, token_logprobs
+from minragen.more.vision import SeeingPolicy
 from minragen.rollout import Batch, Rules, Trajectory
 
 RUNS = Path(__file__).parent.parent / "runs"
@@ -66,7 +67,7 @@ class TestEpisodes:
             self, monkeypatch):
         store, collect = Mock(), Mock()
         monkeypatch.setattr(rollout, "collect", collect)
-        policy = models.Policy("", SimpleNamespace(image_store=store), None)
+        policy = SeeingPolicy("", SimpleNamespace(image_store=store), None)
         rollout.play_held_out(policy, None, None, Rules(), 0.5, first_seed=40)
         assert [call.args[3] for call in collect.call_args_list] == [40, 40]
         store.forget.assert_called_once_with()

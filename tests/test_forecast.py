@@ -50,7 +50,7 @@ def forecast_of_large(name, algo="grpo", **options):
     policy = Policy(name, large(name), None)
     reference = large(name).requires_grad_(False) if "kl_coef" in options else None
     critic = Critic(policy) if algo == "ppo" else None
-    return policy.num_parameters, phases_of(policy, reference, critic, env="frozenlake",
+    return policy.model.num_parameters(), phases_of(policy, reference, critic, env="frozenlake",
                                             model=f"hub/{name}", algo=algo, **options)
 
 

@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 
 from minragen import models
 from minragen.cache import states_before
-from minragen.fast.policies import faster
+from minragen.fast.policies import faster, usual_attention
 from minragen.models import AdamW, Critic, Policy, token_logprobs
 from minragen.run import bundled
 from minragen.run.load import load_policy
@@ -119,7 +119,7 @@ class TestAttention:
         torch.testing.assert_close(eager.logprobs(tokens, mask), ours.logprobs(tokens, mask),
                                    atol=1e-5, rtol=1e-5)
         assert used == [("eager", tokens.numel())] and eager.append == ours.append  # a rollout's
-        with eager.sampling():  # a rollout's
+        with usual_attention(eager.model):  # a rollout's
             assert config._attn_implementation == ours.model.config._attn_implementation == "sdpa"
         assert config._attn_implementation == "eager"
 

@@ -14,8 +14,7 @@ from minragen import cache, models, rollout, starpo
 from minragen.chat import ChatFrame, Reply
 from minragen.envs import EnvGroups
 from minragen.fast import llama, prefix_tree
-from minragen.fast.policies import SharingPolicy
-from minragen.models import token_logprobs
+from minragen.models import Policy, token_logprobs
 from minragen.more.described import DescribedTurn
 from minragen.more.windows import WindowedFrame
 from minragen.noise import noise_keys, uniforms
@@ -330,8 +329,8 @@ class TestCaching:
         assert torch.allclose(logits[1], model(tokens[1:, :65]).logits[0, -1], atol=1e-4)
 
     def test_no_token_is_fed_twice_and_a_groups_prompt_only_once(self, monkeypatch):
-        fed, original = [], SharingPolicy.extend
-        monkeypatch.setattr(SharingPolicy, "extend", lambda self, slots, tokens, counts, *rows: (
+        fed, original = [], Policy.extend
+        monkeypatch.setattr(Policy, "extend", lambda self, slots, tokens, counts, *rows: (
             fed.append(int(counts.sum())), original(self, slots, tokens, counts, *rows))[1])
         played = varied(3, 4)  # where one of twelve rows is finished, it stays with the others
         prompts = [t.sequences[-1].response_mask.index(True) for t in played]
@@ -408,16 +407,16 @@ class TestIndependence:
     def test_a_block_ends_where_a_reply_has_no_room_left(self, monkeypatch):
         """A model may have no position behind it."""
         (free,) = play(*tiny(), EnvGroups("frozenlake", 1, 1))
-        second, lengths, real = free.sequences[-1].turn_ids.index(1), [], SharingPolicy.extend
-        monkeypatch.setattr(SharingPolicy, "extend", lambda self, slots, *given: (
+        second, lengths, real = free.sequences[-1].turn_ids.index(1), [], Policy.extend
+        monkeypatch.setattr(Policy, "extend", lambda self, slots, *given: (
             real(self, slots, *given), lengths.append(int(slots.lengths.max())))[0])
         monkeypatch.setitem(rollout.BLOCK, "cpu", 8)
         (t,) = play(*tiny(), EnvGroups("frozenlake", 1, 1), max_context=second + 5)
         assert len(t.tokens) == second + 5 and max(lengths) < second + 5
 
     def test_prompts_and_observations_are_fed_in_parts_of_the_token_budget(self, monkeypatch):
-        shapes, passes, real = [], [], SharingPolicy.extend
-        monkeypatch.setattr(SharingPolicy, "extend", lambda self, slots, tokens, *rest: (
+        shapes, passes, real = [], [], Policy.extend
+        monkeypatch.setattr(Policy, "extend", lambda self, slots, tokens, *rest: (
             shapes.append(tokens.shape), real(self, slots, tokens, *rest))[1])
         expected = [t.tokens for t in varied()]
         for budget in (8192, 270, 1):

@@ -30,23 +30,24 @@ def supports(decoder):
 @torch.no_grad()
 def append(model, slots, tokens, counts, first_row=0):
     """Append ids to slots and return the last hidden states (n, D), as in cache.py."""
-    call, (n, q) = place(model, slots, tokens, counts, first_row), tokens.shape
+    positions, masks, ends = place(model, slots, tokens, counts, first_row)
+    n, q = tokens.shape
 
     def attend(layer, queries, keys, values, scale):
         keys, values = slots.update(*(x.unflatten(0, (n, q)).transpose(1, 2)
                                       for x in (keys, values)), layer)
-        mask = mask_of(model.base_model, call.masks, layer)
+        mask = mask_of(model.base_model, masks, layer)
         if len(queries) > n:
             queries = queries.unflatten(0, (n, q)).transpose(1, 2)
             return attend_to(queries, keys, values, mask, scale).transpose(1, 2).flatten(0, 1)
         # One query a row: the heads that share a key head take the place of queries.
         queries = queries.unflatten(1, (keys.shape[1], -1))  # (n, K, H / K, d)
         if q > 1:
-            mask = mask.flatten(0, 2)[call.ends][:, None, None]
+            mask = mask.flatten(0, 2)[ends][:, None, None]
         return scaled_dot_product_attention(queries, keys, values, mask, scale=scale).flatten(1, 2)
 
-    return decode(model.base_model, tokens.flatten(), call.positions.flatten(), attend,
-                  call.ends if q > 1 else None)
+    return decode(model.base_model, tokens.flatten(), positions.flatten(), attend,
+                  ends if q > 1 else None)
 
 
 def decode(decoder, tokens, positions, attend, wanted=None):

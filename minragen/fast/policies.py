@@ -1,58 +1,60 @@
-"""Policies that give the same numbers sooner.
+"""Policies that compute the same numbers with less work.
 
 Tests: `python -m pytest tests/test_attention.py tests/test_models.py`.
 """
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 
+from minragen import cache
 from minragen.fast import llama, prefix_tree
-from minragen.models import Policy
 
 
 def faster(policy, attention=""):
-    """The policy with the quickest way to run its model.
+    """The policy with the quickest way to run its model: in Llama's family without padding, and
+    with beginnings that rows share computed once.
 
-    attention: transformers' implementation for the learner's passes; empty: ours where it applies
+    attention: transformers' implementation for the learner's passes, such as flash_attention_2;
+        empty: ours where it applies
     raises: ValueError if the model cannot use it
     """
+    ours = llama.supports(policy.model.base_model)
     if attention:
-        return OtherAttention(**vars(policy), attention=attention)
-    if llama.supports(policy.model.base_model):
-        return SharingPolicy(**vars(policy))
+        set_attention(policy, attention)
+        return replace(policy, append=llama.append if ours else append,
+                       states_before=cache.states_before, micro_batches=cache.micro_batches)
+    if ours:
+        return replace(policy, append=llama.append, states_before=prefix_tree.states_before,
+                       micro_batches=prefix_tree.micro_batches)
     return policy
 
 
-class SharingPolicy(Policy):
-    """A policy of Llama's family: no padding, and beginnings that rows share are computed once."""
+def set_attention(policy, attention):
+    """Let a model use another attention of transformers, except within `usual_attention`."""
+    model = policy.model
+    model.usual_attention = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(attention)
+    except (ValueError, ImportError) as error:
+        raise ValueError(f"model {policy.name!r} cannot use attention {attention!r}: "
+                         f"{str(error).strip().splitlines()[0]}") from None
 
-    append = staticmethod(llama.append)
-    states_before = staticmethod(prefix_tree.states_before)
-    micro_batches = staticmethod(prefix_tree.micro_batches)
+
+@contextmanager
+def usual_attention(model):
+    """Within this, a model uses the attention that it was loaded with: another one, such as flash
+    attention, may not take the masks of a rollout."""
+    if usual := getattr(model, "usual_attention", ""):
+        config = model.config.get_text_config()
+        chosen, config._attn_implementation = config._attn_implementation, usual
+    try:
+        yield
+    finally:
+        if usual:
+            config._attn_implementation = chosen
 
 
-@dataclass
-class OtherAttention(Policy):
-    """A policy whose learner uses an attention of transformers, such as flash_attention_2. It may
-    not take the masks of a rollout, which keeps the model's usual one."""
-
-    attention: str = ""
-
-    def __post_init__(self):
-        self.usual = self.model.config._attn_implementation
-        if llama.supports(self.model.base_model):  # it samples as before
-            self.append = llama.append
-        try:
-            self.model.set_attn_implementation(self.attention)
-        except (ValueError, ImportError) as error:
-            raise ValueError(f"model {self.name!r} cannot use attention {self.attention!r}: "
-                             f"{str(error).strip().splitlines()[0]}") from None
-
-    @contextmanager
-    def sampling(self):
-        config = self.model.config.get_text_config()
-        learners, config._attn_implementation = config._attn_implementation, self.usual
-        try:
-            yield
-        finally:
-            config._attn_implementation = learners
+def append(model, *given):
+    """`cache.append` with the usual attention."""
+    with usual_attention(model):
+        return cache.append(model, *given)

@@ -32,6 +32,7 @@ Tests: `python -m pytest tests/test_diagnostics.py`.
 
 import functools
 import math
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -42,9 +43,10 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from minragen import starpo
-from minragen.cache import KVSlots, attention_masks, padded_batches
+from minragen.cache import KVSlots, attention_masks, micro_batches
 from minragen.chat import TAG_TAIL
-from minragen.models import LOGIT_BUDGET, max_positions, output_layer
+from minragen.fast.policies import usual_attention
+from minragen.models import LOGIT_BUDGET, output_layer
 from minragen.train import add_loss_weights, hash_seed, policy_losses
 
 PACK_TOKENS = 256  # reasoning tokens side by side; more would mostly compute masked attention
@@ -255,11 +257,11 @@ def score_matrix(policy, prompts, reasonings, temperature=1.0, token_budget=8192
     first = torch.tensor([z[0] for z in reasonings])
     fed = torch.tensor([len(z) - 1 for z in reasonings])  # nothing after the last token is scored
     widths = torch.tensor([len(x) for x in prompts])
-    for columns in padded_batches(widths.clamp(min=fed.max()), token_budget):
+    for columns in micro_batches(prompts, widths.clamp(min=fed.max()), token_budget):
         lengths = widths[columns]
         tokens = pad_sequence([torch.tensor(prompts[j]) for j in columns], batch_first=True)
-        packs = list(padded_batches(
-            fed.clamp(min=1), min(PACK_TOKENS, token_budget // len(columns))))
+        packs = micro_batches(reasonings, fed.clamp(min=1),
+                              min(PACK_TOKENS, token_budget // len(columns)))
         room = max(int(fed[rows].sum()) for rows in packs)
         slots = KVSlots(policy.model, len(columns), tokens.shape[1] + room)
         logits = policy.extend(slots, tokens.to(slots.device), lengths.to(slots.device))
@@ -295,7 +297,7 @@ def _continuations(policy, slots, reasonings, temperature):
     # A reasoning behind a longer prompt than its own may end behind the model's last position.
     positions = (lengths[:, None] + depth).clamp(max=max_positions(model) - 1).to(device)
     keys = torch.cat([torch.arange(longest, device=device).expand(n, longest), positions], dim=1)
-    with policy.sampling():
+    with usual_attention(model):
         hidden = model.base_model(
             input_ids=tokens.expand(n, q), position_ids=positions, past_key_values=slots,
             attention_mask=attention_masks(model, visible, positions, keys),
@@ -305,6 +307,16 @@ def _continuations(policy, slots, reasonings, temperature):
         log_p = (output_layer(model, part).float() / (temperature or 1.0)).log_softmax(dim=-1)
         chosen.append(log_p.gather(-1, target[:, None])[:, 0])
     return scores.index_add(0, of, torch.cat(chosen).view(n, q).T.cpu().double())
+
+
+def max_positions(model):
+    """The maximum length of a conversation: the model's, or longrope's original length. Beyond that
+    its frequencies change, and cached keys would be wrong."""
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    original = [part["original_max_position_embeddings"] for part in (rope, *rope.values())
+                if isinstance(part, dict) and part.get("rope_type") == "longrope"]
+    return min([getattr(config, "max_position_embeddings", sys.maxsize), *original])
 
 
 def information(scores, own):
@@ -510,7 +522,7 @@ def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buck
     for number, groups in enumerate(order.tensor_split(min(num_buckets, len(order))), 1):
         bucket = batch.take(torch.isin(batch.group_ids, ids[groups]).nonzero()[:, 0])
         gradients = Counter()
-        for rows in padded_batches(bucket.lengths, token_budget):
+        for rows in micro_batches(bucket.tokens, bucket.lengths, token_budget):
             gradients.update(_gradients(parameters, losses_of(bucket.take(rows))))
         metrics |= _gradient_row(f"gradient/bucket_{number}", gradients, bucket, reward_std[groups])
         everything.update(gradients)

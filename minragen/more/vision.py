@@ -4,7 +4,8 @@ The ids depend on the pixels alone: equal images have equal ids, and different o
 So KV slots, shared prompts, contexts and masks treat them like other ids. The embedding layer
 replaces them by the output of the vision tower.
 
-Reading order: `ImageStore` (images and their ids), `VisionLanguageModel`, `_embed`.
+Reading order: `ImageStore` (images and their ids), `SeeingPolicy`, `VisionLanguageModel`, `_embed`,
+`_show_whole_images`.
 
 Axes: V vocabulary, F tokens of an image, D hidden size.
 
@@ -22,7 +23,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+from minragen.cache import attention_masks
 from minragen.envs import image_of
+from minragen.models import Policy
 
 
 class ImageStore:
@@ -110,6 +113,27 @@ class ImageStore:
                 for name, x in joined.items()}
 
 
+class SeeingPolicy(Policy):
+    """A policy whose model is a VisionLanguageModel."""
+
+    @property
+    def image_store(self):
+        return self.model.image_store
+
+    def begin_rollout(self):
+        """Forget the images of the last rollout."""
+        self.image_store.forget()
+
+    def end_rollout(self, trajectories):
+        """Add the images that other processes showed."""
+        self.image_store.add_images_of(trajectories)
+
+
+def image_store_of(policy):
+    """The images that a policy sees; None for a policy that reads only text."""
+    return getattr(policy, "image_store", None)
+
+
 class VisionLanguageModel(nn.Module):
     """A vision-language model behind the interface of a causal language model: `base_model` is its
     decoder, whose embedding layer takes the ids of images."""
@@ -122,7 +146,8 @@ class VisionLanguageModel(nn.Module):
         # Gemma 3 takes them: there the tokens of an image see each other.
         self.bidirectional = "token_type_ids" in inspect.signature(whole.forward).parameters
         if self.bidirectional:
-            self.base_model.to_last = self.image_store.to_last
+            self.base_model.register_forward_pre_hook(
+                partial(_show_whole_images, self.image_store), with_kwargs=True)
 
     def forward(self, tokens, **options):
         """As transformers computes it, images given as pixels: for the proof at start-up."""
@@ -169,10 +194,29 @@ def _embed(plain, image_store, vision_model, ids):
     return embedded.masked_scatter(seen[..., None], found[which, features].to(embedded.dtype))
 
 
-def vision_model_of(decoder):
-    """The module with the decoder's vision tower; None for a text model."""
-    forward = decoder.get_input_embeddings().forward
-    return forward.args[-1] if isinstance(forward, partial) else None
+def _show_whole_images(image_store, decoder, args, options):
+    """Before a pass over ids: let each token of an image also see the tokens of it that follow.
+
+    A rollout's pass has masks. The learner's pass, over whole rows, has none and gets them here.
+    """
+    ids, slots = options.get("input_ids"), options.get("past_key_values")
+    if ids is not None and (slots is None or (ids >= image_store.first).any()):
+        size = ids.shape[1] if slots is None else slots.get_seq_length()
+        keys = torch.arange(size, device=ids.device)[None]
+        queries = options.get("position_ids", keys)
+        visible = keys[:, None, None] <= (queries + image_store.to_last(ids))[:, None, :, None]
+        options["attention_mask"] = attention_masks(decoder, visible, queries, keys)
+    return args, options
+
+
+def with_tower(critic):
+    """The critic, holding the vision tower that its trunk calls, so that the tower is trained."""
+    forward = critic.trunk.get_input_embeddings().forward
+    if isinstance(forward, partial):
+        head = critic.head
+        del critic.head  # and make it the last module again: checkpoints number the parameters
+        critic.vision_model, critic.head = forward.args[-1], head
+    return critic
 
 
 def freeze_tower(policy):
@@ -180,7 +224,7 @@ def freeze_tower(policy):
 
     raises: ValueError for a text model
     """
-    if not policy.image_store:
+    if not image_store_of(policy):
         raise ValueError(f"freeze_vision: model {policy.name!r} has no vision tower.")
     policy.model.whole.get_encoder(modality="image").requires_grad_(False)
 

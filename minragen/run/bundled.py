@@ -39,18 +39,20 @@ from huggingface_hub import constants, get_session
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from minragen.cache import padded_batches
+from minragen.cache import micro_batches
 from minragen.chat import ChatFrame, Reply, Trajectory
 from minragen.environments.data import cache_folder
 from minragen.envs import SEPARATOR, SPLITS
 from minragen.fast.policies import faster
 from minragen.look.faults import Parser
 from minragen.models import AdamW, Policy
+from minragen.more.vision import image_store_of
 from minragen.options import nearest
 from minragen.rollout import make_batch
 from minragen.run.distributed import progress_bar
 from minragen.run.groups import most_turns
 from minragen.run.load import NO_CODE, load_policy
+from minragen.run.runs import save_policy
 from minragen.run.tiny import EXPERT, UNTRAINED, recipe_of
 
 TINY_MODELS = tuple(UNTRAINED)  # made for their environments
@@ -103,7 +105,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
         else:
             policy = faster(load_policy(_source(name), device, name in BUNDLED, name))
         frame = ChatFrame(policy.tokenizer, response_format, max_new_tokens=max_new_tokens,
-                          image_store=policy.image_store)
+                          image_store=image_store_of(policy))
         groups = demonstration_groups(policy, groups_of)
         stem = f"{asset_stem(name, groups)}-{warmup_key(policy, frame, groups, steps)}"
     except NotImplementedError as problem:
@@ -181,7 +183,7 @@ def _is_whole(folder):
 def save_folder(policy, folder):
     """Write model and tokenizer beside `folder` and rename, so that a kill leaves no half of it."""
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
-    policy.save(part)
+    save_policy(policy, part)
     (part / "sizes.json").write_text(json.dumps({f.name: f.stat().st_size for f in part.iterdir()}))
     if folder.exists() and not _is_whole(folder):
         shutil.rmtree(folder)
@@ -206,11 +208,10 @@ def warm_up(policy, frame, groups, steps, stop_after=None):
     with progress_bar("steps of warm-up", stop_after or steps) as progress:
         for step in range(stop_after or steps):
             optimizer.set_lr(peak * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
-            if policy.image_store:
-                policy.image_store.forget()
+            policy.begin_rollout()
             batch = make_batch(demonstrate(frame, groups, step % distinct)).to(policy.device)
             total, losses = int(batch.response_mask.sum()), [*losses, 0.0]
-            for rows in padded_batches(batch.lengths, WARMUP_TOKENS):
+            for rows in micro_batches(batch.tokens, batch.lengths, WARMUP_TOKENS):
                 part = batch.take(rows)
                 logprobs, _ = policy.logprobs(part.tokens, part.response_mask)
                 loss = -logprobs.sum() / total

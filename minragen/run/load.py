@@ -17,7 +17,7 @@ from transformers import (
 from transformers.utils import cached_file
 
 from minragen.models import Policy
-from minragen.more.vision import VisionLanguageModel
+from minragen.more.vision import SeeingPolicy, VisionLanguageModel
 
 NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a folder's Python
 
@@ -63,7 +63,8 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     if beyond:
         raise ValueError(f"the tokenizer of model {name!r} has tokens beyond the vocabulary of "
                          f"{size}: {', '.join(beyond[:3])}. Resize the model's embeddings.")
-    return Policy(name, model.to(device).eval(), tokenizer)
+    kind = SeeingPolicy if processor else Policy
+    return kind(name, model.to(device).eval(), tokenizer)
 
 
 def processor_of(config, source):

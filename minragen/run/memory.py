@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from minragen import train
 from minragen.look import diagnostics
 from minragen.models import LOGIT_BUDGET
+from minragen.more.vision import image_store_of
 from minragen.run.groups import env_groups, most_turns
 
 # Bytes of an id of a batch: 2 integers, 5 masks, 11 numbers, and the part that mini-batches copy.
@@ -81,12 +82,12 @@ def _sizes(policy, config, processes):
 def _tower(policy):
     """Bytes of one image: its pixels; in a layer of the vision tower the output, what a pass needs
     at a time, and what a trained tower keeps for its gradients."""
-    c = getattr(policy.model.config, "vision_config", None)
+    c, image_store = getattr(policy.model.config, "vision_config", None), image_store_of(policy)
     numbers = "num_channels", "patch_size", "hidden_size", "intermediate_size", "num_hidden_layers"
-    if not policy.image_store or not all(isinstance(getattr(c, n, None), int) for n in numbers):
+    if not image_store or not all(isinstance(getattr(c, n, None), int) for n in numbers):
         return dict(pixels=0, image_output=0, image_pass=0, image_kept=0, image_layers=0)
-    policy.image_store.proof_ids()
-    pixels = next(iter(policy.image_store.pixels.values()))["pixel_values"]
+    image_store.proof_ids()
+    pixels = next(iter(image_store.pixels.values()))["pixel_values"]
     patches = pixels.numel() / (c.num_channels * c.patch_size ** 2)
     number = patches * policy.model.dtype.itemsize  # bytes of one number of every patch
     encoder = policy.model.get_encoder(modality="image")

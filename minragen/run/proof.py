@@ -20,7 +20,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from minragen.cache import KVSlots
-from minragen.models import max_positions
+from minragen.fast.policies import usual_attention
+from minragen.look.diagnostics import max_positions
+from minragen.more.vision import image_store_of
 
 PROOF_TOKENS = 48  # per row of the proof, in addition to any window
 # Compute limit of the proof, some seconds: tokens of a row x parameters; other devices 2**43.
@@ -42,25 +44,26 @@ def prove(policy, max_context):
         raise ValueError(f"max_context is {max_context} and model {name!r} has positions for "
                          f"{most} tokens. Lower --max-context.")
     window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
-    affordable = PROOF_BUDGET.get(policy.device.type, 2**43) // policy.num_parameters
+    affordable = PROOF_BUDGET.get(policy.device.type, 2**43) // model.num_parameters()
+    image_store = image_store_of(policy)
     for dtype, tolerance in {model.dtype: ROUNDED_TOLERANCE, torch.float32: TOLERANCE}.items():
         try:
             least = PROOF_TOKENS
-            if policy.image_store:
-                least += 2 * len(policy.image_store.proof_ids())
-            if least > most and policy.image_store:
-                raise ValueError(f"it has positions for {most} tokens; two images and some text "
-                                 f"take {least}.")
+            if image_store:
+                least += 2 * len(image_store.proof_ids())
+                if least > most:
+                    raise ValueError(f"it has positions for {most} tokens; two images and some "
+                                     f"text take {least}.")
             length = min(most, max(least, min(max_context, window + PROOF_TOKENS, affordable)))
             if dtype == model.dtype:
                 gap = _gap(policy, length)
             else:  # with the usual attention throughout: flash attention has no float32
                 exact = in_float32(policy)
-                with exact.sampling():
+                with usual_attention(exact.model):
                     gap = _gap(exact, length)
         except Exception as error:  # decoders fail in many ways on a cache not made for them
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            images = f" or images of {policy.image_store.shape}" if policy.image_store else ""
+            images = f" or images of {image_store.shape}" if image_store else ""
             raise RuntimeError(f"model {name!r} cannot use the KV slots{images}: "
                                f"{reason}") from error
         if not gap <= tolerance:  # nan too
@@ -90,8 +93,8 @@ def _gap(policy, length):
     tokens[1, :length // 2] = tokens[0, :length // 2]  # a beginning to share
     pieces = torch.tensor([[length - 14, length - 18, length - 22], [1, 1, 1], [1, 0, 1],
                            [4, 9, 2], [1, 1, 1], [0, 1, 1]])
-    if getattr(model, "image_store", None):
-        _show(model.image_store, tokens, pieces)
+    if image_store := image_store_of(policy):
+        _show(image_store, tokens, pieces)
     full = model(tokens.to(slots.device), use_cache=False).logits.float().log_softmax(dim=-1)
     for counts in pieces:
         fresh = [row[start:start + n] for row, start, n in zip(tokens, lengths, counts)]

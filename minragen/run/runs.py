@@ -28,6 +28,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 from minragen.config import RUN_NAME, Config, check
@@ -129,7 +130,7 @@ def write_files(new, learner):
     The model before RL never changes, so it stands once, beside the checkpoints.
     """
     policy = learner.policy
-    policy.save(new)
+    save_policy(policy, new)
     critic = learner.critic and {"model": lora.trained(learner.critic),
                                  "optimizer": learner.critic_optimizer.state_dict()}
     torch.save({**{name: getattr(learner, name) for name in COUNTERS},
@@ -319,6 +320,16 @@ def write_whole(path, text):
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
+
+
+def save_policy(policy, folder):
+    """`policy.save`. Raises OSError if it cannot be written, for example for a full disk."""
+    try:
+        policy.save(folder)
+    except Exception as problem:  # tokenizers raises Exception, safetensors SafetensorError
+        if type(problem) is Exception or isinstance(problem, SafetensorError):
+            raise OSError(str(problem)) from problem
+        raise
 
 
 def flush(path):

@@ -90,7 +90,7 @@ def frame_of(config, policy, end_ids=None):
     kind = ChatFrame if config.context == "full" else partial(
         WindowedFrame, context=config.context, window=config.window)
     return kind(policy.tokenizer, config.response_format, end_ids, config.max_new_tokens,
-                policy.image_store)
+                vision.image_store_of(policy))
 
 
 def build_learner(config, groups, checkpoint_of=None, say=print):
@@ -104,15 +104,15 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
         vision.freeze_tower(policy)
     if config.lora_rank:
         lora.add_adapters(policy, config.lora_rank, config.seed)
-    if policy.image_store:
-        policy.image_store.expect(groups["train"].reset(TRAIN_SEED))
+    if image_store := vision.image_store_of(policy):
+        image_store.expect(groups["train"].reset(TRAIN_SEED))
     say(f"proved    {prove(policy, config.max_context)}")
     refuse_long_prompts(config, frame, groups)
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
                       world=distributed.world(), kl_reward_coef=config.kl_reward_coef,
                       gradients=memory.careful_gradients)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
-        learner.critic = Critic(policy, vision.vision_model_of)
+        learner.critic = vision.with_tower(Critic(policy))
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
     if config.kl_coef > 0 or config.kl_reward_coef > 0:
         learner.reference = policy.frozen()

@@ -19,7 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from minragen.envs import IMAGE, image_of
 from minragen.formats import FORMATS, description_parts, format_instructions
 from minragen.models import Policy
-from minragen.more.vision import VisionLanguageModel
+from minragen.more.vision import SeeingPolicy, VisionLanguageModel
 
 PATCH = 8  # pixels of a patch's side; a board's cell is one patch, and one token
 LEAN_WORDS = Path(__file__).parent.parent / "data" / "lean_words.txt"  # of goals, proofs, messages
@@ -63,7 +63,7 @@ def tiny_vlm(envs, response_format="free_think"):
         text_config=tiny_config(tokenizer), image_token_id=processor.image_token_id,
         vision_config=tower, vision_feature_layer=-1, vision_feature_select_strategy="full",
         tie_word_embeddings=True))
-    return Policy("tiny-vlm", VisionLanguageModel(model, processor), tokenizer)
+    return SeeingPolicy("tiny-vlm", VisionLanguageModel(model, processor), tokenizer)
 
 
 UNTRAINED = {"tiny": tiny_policy, "tiny-vlm": tiny_vlm}
