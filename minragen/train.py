@@ -180,10 +180,7 @@ def train_step(learner, groups, config, log=QUIET):
 
 
 def update(learner, batch, config, step, log=QUIET):
-    """Take one optimizer step per mini-batch of a batch with its targets. Returns metrics.
-
-    Means over tokens or rows are over the mini-batch; micro-batches only bound memory.
-    """
+    """Take one optimizer step per mini-batch of a batch with its targets. Returns metrics."""
     set_learning_rates(learner, config, step)
     steps, skipped = [], 0  # metrics of each optimizer step
     with log.progress(f"step {step}: rows trained on") as progress:
@@ -284,10 +281,7 @@ def choose_groups(learner, batch, config):
 # ---- What the losses compare with ----------------------------------------------------------------
 @torch.no_grad()
 def compute_targets(learner, batch, config, scale=1.0):
-    """The batch with old and reference logprobs, values, rewards and advantages; and metrics.
-
-    `scale` multiplies the advantages.
-    """
+    """The batch with logprobs, values, rewards and advantages (times `scale`); and metrics."""
     predictable = batch.attention_mask.clone()
     predictable[:, 0] = False
     masks = {"response": batch.response_mask, "all": predictable}
@@ -419,8 +413,7 @@ def add_loss_weights(mini, config):
 
 
 def gradients(learner, mini, config, progress=lambda rows: None):
-    """Backpropagate a mini-batch, micro-batch by micro-batch. Returns {metric: this process's
-    share}."""
+    """Backpropagate a mini-batch in micro-batches. Returns {metric: this process's share}."""
     sums = Counter()
     for rows in parts_of(mini, learner, config):
         part = mini.take(rows)
@@ -464,8 +457,7 @@ def policy_losses(policy, part, config):
 # ---- Measuring -----------------------------------------------------------------------------------
 def validate(learner, groups, config, log):
     """Metrics of fixed instances of a split that training never plays, sampled and greedy."""
-    title = f"validation on {groups.split}: tokens sampled"
-    with log.progress(title) as progress:
+    with log.progress(f"validation on {groups.split}: tokens sampled") as progress:
         played = play_held_out(learner.policy, learner.frame, groups, rules_of(config),
                                config.val_temperature, progress)
     played = {suffix: in_order(learner.world, ts) for suffix, ts in played.items()}
