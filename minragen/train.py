@@ -165,12 +165,12 @@ def train_step(learner, groups, config, log=QUIET):
             rows = kept[batch.group_ids].nonzero()[:, 0]
             batch, found = compute_targets(learner, batch.take(rows), config,
                                            starpo.loss_scale(kept, config.loss_scaling))
-            metrics |= found | log.diagnose_update(step, played, rows, batch)
-            metrics |= update(learner, batch, config, step, log)
-            if config.kl_target:
+            if config.kl_target:  # for the next step
                 learner.kl_reward_coef = starpo.adapt_kl_coef(
                     learner.kl_reward_coef, found["kl_reward"], config.kl_target,
                     len(batch.episode_ids.unique()), config.kl_horizon)
+            metrics |= found | log.diagnose_update(step, played, rows, batch)
+            metrics |= update(learner, batch, config, step, log)
     if config.resample:
         metrics["rollouts"] = 1 + trajectories[-1].group_id // config.num_groups
     learner.step = step
