@@ -63,7 +63,7 @@ PHASES = {  # what a phase is called -> the function that it is spent in
     "parse, step environments": (rollout._Player, "_step_environments"),
     "append observations": (rollout._Player, "_append_observations"),
     "compute targets": (train, "compute_targets"),
-    "forward and backward": (train, "backward"),
+    "forward and backward": (train, "gradients"),
     "optimizer steps": (AdamW, "step"),
 }
 

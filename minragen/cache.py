@@ -1,4 +1,4 @@
-"""Which token sees which: the keys and values that are kept while sampling, and masks.
+"""The keys and values that are kept while sampling, and masks: which token sees which.
 
 Sampling keeps keys and values in `KVSlots`, so that nothing is computed twice. A decoder of
 transformers takes the slots as its `past_key_values`, with `position_ids` and a 4-D mask of floats.
@@ -21,9 +21,9 @@ from torch.nn.functional import pad
 class KVSlots:
     """The keys and values of conversations, each of which has a slot: one row of every buffer.
 
-    `update` writes a row's new keys behind its earlier ones and returns the buffers up to the end
-    of the longest row; masks say what each query may see. What is behind the end of a shorter row
-    is padding from earlier calls: masked, and overwritten before it becomes visible.
+    `update` writes a row's new keys after its earlier ones and returns the buffers up to the end of
+    the longest row. After the end of a shorter row there is padding from earlier calls. No query
+    sees it: masks hide it until new keys overwrite it.
 
     FOOTGUN: `new_zeros`, never `new_empty`: a masked key still adds 0 * value, and 0 * nan is nan.
     """
@@ -36,12 +36,12 @@ class KVSlots:
         self.bounds = torch.zeros(rows, dtype=torch.int64)
 
     def set_lengths(self, lengths):
-        """Forget what lies behind the first lengths[i] tokens of row i. lengths: list of int"""
+        """Forget what comes after the first lengths[i] tokens of row i. lengths: list of int"""
         self.bounds = torch.tensor(lengths)
         self.lengths = self.bounds.to(self.device, copy=True, non_blocking=True)
 
     def set_positions(self, positions, filled, first_row=0):
-        """Tell `update` the positions (n, q) to write to and how many of each slot to return."""
+        """Tell `update` the positions (n, q) to write to, and how many positions to return."""
         self._positions, self._filled = positions, filled
         self._rows = slice(first_row, first_row + len(positions))
         self._index = torch.arange(len(positions), device=positions.device)[:, None]
@@ -64,7 +64,8 @@ class KVSlots:
         return self._filled
 
     def gather(self, index, capacity=None):
-        """Keep the slots of the rows in `index`, a list, in new buffers of `capacity` tokens a row.
+        """Copy slots to new buffers of `capacity` tokens a row: slot i becomes what slot index[i]
+        was. index: a list; an old slot may be in it several times or not at all
 
         Callers ask for room for one more turn, so memory grows as conversations do.
         """
@@ -107,7 +108,8 @@ def place(model, slots, tokens, counts, first_row=0):
     # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
     visible = keys[:, None, None] <= positions[:, None, :, None]
     masks = attention_masks(model, visible, positions, keys)
-    # Padding has its row's last position: where it is written, the model may have none.
+    # To the model, padding has the position of its row's last token: its own may be one that the
+    # model does not have.
     positions = positions.minimum(slots.lengths[rows, None] - 1)
     return positions, masks, (counts - 1).clamp(min=0) + q * torch.arange(n, device=slots.device)
 
@@ -135,8 +137,9 @@ def states_before(decoder, tokens, mask):
 
 
 def micro_batches(tokens, lengths, token_budget, rank=0, size=1):
-    """The row indices of each micro-batch of process `rank` of `size`, longest rows first: at most
-    `token_budget` ids, padding included, or one row. Only fast/prefix_tree.py needs the tokens."""
+    """Divide rows into micro-batches, longest rows first. Returns the row indices of each, for
+    process `rank` of `size`: of one row, or of at most `token_budget` ids with their padding.
+    (The tokens are for fast/prefix_tree.py.)"""
     rows, parts = lengths.argsort(descending=True, stable=True)[rank::size], []
     while len(rows):
         count = max(1, token_budget // int(lengths[rows[0]]))

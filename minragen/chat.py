@@ -1,4 +1,4 @@
-"""Conversations: how they are stored, how they become tokens, once, and how a reply is parsed.
+"""Conversations: how they are stored and become tokens, each text once; how a reply is parsed.
 
 Reading order: `Reply` (a parsed reply), `Trajectory` (a conversation with an environment),
 `ChatFrame` (RAGEN's context manager: text to tokens without ever rendering history again). What a
@@ -26,7 +26,7 @@ from minragen.template import check_pieces, derive_template
 
 # Metrics that are averaged over an episode's turns; the others are summed.
 PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
-TAG_TAIL = 12  # tokens that a closing tag can be spread over, and a few more
+TAG_TAIL = 12  # a closing tag is made of fewer tokens
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Turn:
 
 @dataclass
 class Sequence:
-    """One row of a batch: parallel lists, appended to and never edited."""
+    """One row of a batch. The first four lists have an entry for each token; they only grow."""
 
     tokens: list = field(default_factory=list)
     response_mask: list = field(default_factory=list)  # True iff the id came out of our sampler
@@ -73,7 +73,7 @@ class Sequence:
     # Nats at the sampling temperature, before truncation by top_k or top_p, so that the learner can
     # compute the same quantity; 0.0 where not sampled.
     sample_logprobs: list = field(default_factory=list)
-    advantages: list = field(default_factory=list)  # empty if its group was not trained on
+    advantages: list = field(default_factory=list)  # filled in by run/log.py after a step, if any
 
     def add(self, ids, logprobs, sampled, turn):
         self.tokens += ids
@@ -99,13 +99,13 @@ class Trajectory:
     turns: list = field(default_factory=list)
     stop: StopReason | None = None
     error: str = ""  # what the environment raised; then `stop` is ENV_ERROR
-    fault: object = None  # `error` with its line of the environment's code, from look/faults.py
+    fault: object = None  # where in the environment's code it was raised (look/faults.py)
     success: bool = False
     metrics: dict = field(default_factory=dict)
 
     @classmethod
     def begin(cls, groups, row, observation):
-        """The fresh episode of a row of EnvGroups. observation: of its reset, or the exception"""
+        """The fresh episode of a row of EnvGroups. observation: what `reset` returned for it"""
         group, member = divmod(row, groups.group_size)
         t = cls(groups.envs[row].alias or groups.names[group], groups.seeds[group],
                 groups.numbers[group], member, row)
@@ -142,7 +142,7 @@ class Trajectory:
         self.sequences[-1].add(ids, logprobs, True, turn)
 
     def end_turn(self, text, reply, stop, outcome):
-        """Note what a reply did. outcome: of EnvGroups.step, which may be an exception"""
+        """Note what a reply did. outcome: what env.step returned, or an exception that it raised"""
         if isinstance(outcome, Exception):
             self.fail(outcome)
             outcome = self.error, 0.0, False, False, {}
@@ -170,12 +170,13 @@ class Trajectory:
 
 
 class ChatFrame:
-    """Turns text into tokens with the texts that the chat template writes around messages.
+    """Turns messages into tokens, with what the chat template writes around them.
 
     A prompt ends with the forced prefix of the reply, such as `<think>`, which no policy samples.
+    A reply ends with `</answer>` or with one of the attribute `end_ids`: the template's end of
+    turn, the tokenizer's eos, and the argument `end_ids`.
 
-    end_ids: the model's `generation_config.eos_token_id`: one id, several or None. The attribute
-        of this name adds the tokenizer's eos and the token with which the template ends a reply.
+    end_ids: the model's `generation_config.eos_token_id`: one id, several or None
     max_new_tokens: the limit that the system message tells; 0: none
     image_store: the images of a policy that sees
     raises: ValueError if the template or the tokenizer changes earlier turns when one is appended
@@ -223,7 +224,8 @@ class ChatFrame:
     def between(self, last_id, observation):
         """Ids from the end of a reply, whose last id is `last_id`, through the next forced prefix.
 
-        They begin with the end-of-turn id if the reply lacks it. It is then not in the loss.
+        If the reply did not end with the end-of-turn id, they begin with this id, as part of the
+        prompt: it is not in the loss.
         """
         ids = self._prompt(self.encode, self.template.after_reply, observation)
         ended = last_id is not None and last_id == self.end_of_turn
@@ -245,7 +247,8 @@ class ChatFrame:
                 *self.encode(plain(below) + to_reply)]
 
     def encode(self, text):
-        """Ids of a text that follows another, so SentencePiece must not put a blank before it."""
+        """Ids of a text that follows another. SentencePiece puts a blank before a text, but none
+        after a line break: so the text is encoded behind one, whose ids are then cut off."""
         line, ids = self._ids("\n"), self._ids(f"\n{text}")
         return ids[len(line):] if ids[:len(line)] == line else self._ids(text)
 
@@ -261,7 +264,7 @@ class ChatFrame:
         return ids[-1] in self._may_complete and tag in self.tokenizer.decode(ids[-TAG_TAIL:])
 
     def write(self, parts):
-        """What a policy would have sampled for these parts (name -> text); others are ignored."""
+        """What a policy would have sampled for {part: text}; parts of other formats are ignored."""
         return self._form.format_map(parts)[len(self.prefix):]
 
     def parse(self, text):
@@ -274,8 +277,8 @@ class ChatFrame:
 def reply_pattern(form):
     """The regular expression of a format: only blanks may stand between two adjacent tags.
 
-    Each part ends where the tags that follow it first occur. An atomic group (?>...) never
-    backtracks: otherwise costs multiply in a reply full of closing tags.
+    Each part ends where the tags that follow it first occur. An atomic group, (?>...), tries no
+    other end if a later part does not match: the tries would multiply with the closing tags.
     """
     opening, *rest = re.split(r"({\w+})", form)
     pattern = re.escape(opening)

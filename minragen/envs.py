@@ -9,10 +9,10 @@ Differences from RAGEN V2's environments and its `es_manager`:
   1. The instance comes from `seed` alone and the dynamics from `(seed, member)`. In RAGEN all
      members share the dynamics, and Bandit's members do not even share their prompt.
   2. `train`, `val` and `test` are disjoint by *instance*: a CRC of the instance's text names its
-     split, and generation draws again until it fits. RAGEN separates seeds; small worlds then share
-     instances.
-  3. Every number in a prompt comes from the one `Budget`, and both limits (turns and actions) are
-     shown. RAGEN announces budgets that its own caps make unreachable.
+     split, and generation draws again until it fits. RAGEN separates seeds, so the splits of a
+     small environment share instances.
+  3. All limits of turns and actions in a prompt come from the one `Budget`. RAGEN announces budgets
+     that its own caps make unreachable.
   4. The format penalty is part of the turn's reward, so it survives turn-level credit assignment.
   5. Running out of turns is `truncated`; reaching an end is `terminated`; never both.
   6. VAGEN lets another language model read descriptions of a state; here an environment scores them
@@ -96,9 +96,9 @@ def image_of(observation):
 class TextEnv(gymnasium.Env):
     """A multi-turn text environment: a `gymnasium.Env` whose observations and actions are strings.
 
-    One `step` is one *turn*: the text inside `<answer>` is split on `||` where `multi_action`, each
-    piece is matched against `actions` ignoring case, and the pieces run until one ends the episode
-    or a limit of the budget is reached. An environment writes
+    One `step` is one *turn*: the text inside `<answer>` is split on `||` if `multi_action` is True,
+    each piece is matched against `actions` ignoring case, and the pieces run until one ends the
+    episode or a limit of the budget is reached. An environment writes
 
         instruction        str or property: the task, told once in the system message
         _reset(rng)        draw an instance from the numpy Generator `rng`
@@ -129,7 +129,7 @@ class TextEnv(gymnasium.Env):
     defaults: dict = {}  # option name -> default; the type of the default is the type of the option
     bundled_data = "generated"  # where its instances come from, for the table of environments
     backend = ""  # external program or server, named in a run's first line
-    alias = ""  # what metrics and the key of the noise call it, if `make` was given an address
+    alias = ""  # a name for metrics and noise, if `make` was given a server's address and no name
     instruction = ""
 
     def __init__(self, split="train", budget=None, render_mode="ansi", **options):
@@ -241,7 +241,7 @@ class TextEnv(gymnasium.Env):
         if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
         member = int((options or {}).get("member", 0))
-        # Slips and payouts. Not `member`: the streams [seed, 0, ...] below draw the instance.
+        # For slips and payouts. Member 0 gets a 1: streams [seed, 0, ...] are for the instance.
         self.dynamics = np.random.default_rng([seed, member + 1, 1])
         self._turns = self._actions = 0
         for attempt in range(MAX_REDRAWS):
@@ -273,7 +273,7 @@ class TextEnv(gymnasium.Env):
                 break
         self._turns += 1
         self._actions += len(outcomes)
-        # If there is only one turn, playing it completes the task and truncates nothing.
+        # The only turn of a one-turn task ends it by itself: nothing was cut short.
         terminated = self.budget.max_turns == 1 or (bool(outcomes) and outcomes[-1].terminated)
         truncated = not terminated and (self.turns_left == 0 or self.actions_left == 0)
         self._live = not (terminated or truncated)
@@ -300,7 +300,7 @@ class TextEnv(gymnasium.Env):
         lines = [] if reward is None else [f"Reward: {reward:.4g}"]
         if not valid:
             lines.append("No valid action was given, or not all were valid.")
-        # "< image>": neither data nor replies can insert an image.
+        # Neither data nor replies can insert an image: theirs becomes "< image>".
         image, state = self.image(), self.render_text().replace(IMAGE, "< image>")
         if image is not None:
             lines.append(IMAGE)
@@ -404,12 +404,12 @@ class EnvGroups:
         reply_of = dict(zip(rows, replies))
         return self._each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
 
-    @staticmethod
-    def turn(env, reply):  # more/described.py has another
+    @staticmethod  # run/groups.py may put another one in its place
+    def turn(env, reply):
         """The result of env.step. Raises ValueError if it breaks the contract."""
         observation, reward, _, _, info = result = env.step(reply.answer)
         if not (isinstance(observation, str)
-                and all(abs(x) < LARGEST for x in (reward, *info.values()))):  # not nan either
+                and all(abs(x) < LARGEST for x in (reward, *info.values()))):  # nan is refused, too
             raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}")
         return result
 

@@ -36,17 +36,17 @@ class Policy:
     tokenizer: object
     base: nn.Module | None = None  # with LoRA: the model without its adapters
     weights: Callable | None = None  # with LoRA: returns the state dict to save
-    append: Callable = cache.append  # runs the decoder in a rollout
-    states_before: Callable = cache.states_before  # runs it in an update
-    micro_batches: Callable = cache.micro_batches  # says on which rows at a time
+    append: Callable = cache.append  # how the decoder is run in a rollout
+    states_before: Callable = cache.states_before  # how it is run in an update
+    micro_batches: Callable = cache.micro_batches  # how an update divides its rows
 
     @property
     def device(self):
         return next(self.model.parameters()).device
 
     def extend(self, slots, tokens, counts, first_row=0):
-        """Append counts[i] ids of row i of `tokens` to slot first_row + i, as `cache.place` draws
-        it. Returns the logits (n, V) after the last id of each row."""
+        """Append counts[i] ids of row i of `tokens` to slot first_row + i (cache.py has a picture).
+        Returns the logits (n, V) after the last id of each row."""
         return output_layer(self.model, self.append(self.model, slots, tokens, counts, first_row))
 
     def logprobs(self, tokens, mask, temperature=1.0):

@@ -9,9 +9,9 @@ better episodes more likely and those of worse episodes less likely (PPO's clipp
 Reading order: `Episode`, then `train`, the loop, then its parts in the order in which they run.
 Axes: B = P * G episodes, T tokens of an episode, N sampled tokens of all episodes, V vocabulary.
 
-Differences from train.py, where the parts have the same names: nothing is cached, so every token
-costs a forward pass over its whole conversation; all groups are trained on; GRPO is the only
-algorithm. tests/test_nano.py shows that both compute the same gradient.
+Differences from train.py: nothing is cached, so every token costs a forward pass over its whole
+conversation; GRPO is the only algorithm, without its options (filter, mini-batches, dual clip,
+entropy bonus). With the same settings both have the same gradient (tests/test_nano.py).
 """
 
 from dataclasses import dataclass, field
@@ -25,9 +25,9 @@ from minragen.models import load_policy
 
 ENV, ENV_OPTIONS = "bandit", {"mixed": True}
 MAX_NEW_TOKENS = 24  # of a reply
-WARMUP_STEPS = 400  # of imitation before RL; the weights after them are bundled
-STEPS, EPOCHS = 26, 2  # an epoch is one optimizer step on all episodes of a step
-NUM_GROUPS, GROUP_SIZE = 8, 32  # P, G: in small groups GRPO underrates a good arm that rarely pays
+WARMUP_STEPS = 400  # of imitation before RL; the resulting weights come with minRAGEN
+STEPS, EPOCHS = 26, 2  # every step plays fresh episodes; an epoch is an update on all of them
+NUM_GROUPS, GROUP_SIZE = 8, 32  # P, G: an arm that pays rarely needs many members to be seen paying
 LEARNING_RATE, CLIP, MAX_GRAD_NORM = 5e-4, 0.2, 1.0
 HELD_OUT_SIZE, HELD_OUT_EVERY = 256, 10  # instances, steps
 HELD_OUT_TEMPERATURE = 0.5  # as in the validation of train.py
@@ -97,7 +97,7 @@ def collect(policy, frame, split, first_seed, num_groups, group_size, temperatur
 
 
 def begin(frame, split, seed, member):
-    """A new episode, with its prompt. `seed` decides the instance, `member` the luck."""
+    """A new episode, with its prompt. seed: of the instance; member: of its luck, the payouts"""
     episode = Episode(make(ENV, split, **ENV_OPTIONS))
     observation, _ = episode.env.reset(seed=seed, options={"member": member})
     episode.add(frame.open(frame.system_message(episode.env), observation))
@@ -110,8 +110,8 @@ def add_token(frame, episode, token, logprob):
     reply = episode.reply = [*episode.reply, token]
     if not (frame.completes(reply) or token in frame.end_ids or len(reply) == MAX_NEW_TOKENS):
         return
-    # Text is for the environment alone: encoded again, it may give ids that were not sampled.
-    answer = frame.parse(frame.tokenizer.decode(reply)).answer  # "" if malformed: it costs reward
+    # The text is only for the environment; training uses the sampled ids, never encoded text.
+    answer = frame.parse(frame.tokenizer.decode(reply)).answer  # "" if malformed: costs reward
     observation, reward, terminated, truncated, info = episode.env.step(answer)
     episode.episode_return += reward
     episode.success = episode.success or info["success"] == 1
@@ -142,7 +142,7 @@ def pad(rows):
 def group_advantages(returns, group_size):
     """(return - mean) / std within each group (GRPO, Shao et al. 2024, eq. 2-3). (B,) -> (B,)
 
-    The group's mean is the baseline, so no critic is needed. Equal returns have advantages of 0.
+    The group's mean is the baseline, so no critic is needed. Equal returns give advantages of 0.
     """
     groups = returns.view(-1, group_size)  # (P, G)
     mean, std = groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True)

@@ -34,9 +34,8 @@ from minragen.cache import KVSlots
 from minragen.chat import StopReason, Trajectory
 from minragen.noise import noise_keys, uniforms
 
-MASS = 2**38  # units in probability 1; a token of less than one unit is never drawn
+MASS = 2**38  # probabilities are whole multiples of 1 / MASS; less likely tokens are never drawn
 SHRINK = 0.9  # a batch is cut to its unfinished rows when they are at most this share of it
-BLOCK = {"cpu": 1}  # tokens between two synchronisations with the host; an accelerator's: 8
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: No
 def first_prompt(frame, groups, row, observation, rules):
     """The Trajectory of a fresh episode. Raises ValueError if its prompt leaves no room.
 
-    observation: of `groups.reset`, which may be an exception
+    observation: what `groups.reset` returned for the row: a text, or an exception
     """
     t = Trajectory.begin(groups, row, observation)
     if t.error:
@@ -91,20 +90,20 @@ def play_held_out(policy, frame, groups, rules, temperature, progress=lambda tok
     """{"": trajectories sampled at `temperature` with fixed noise, "_greedy": greedy ones}."""
     policy.begin_rollout()
     rules = replace(rules, top_k=0, top_p=1, seed=0)
+    temperatures = {"": temperature, "_greedy": 0.0} if greedy else {"": temperature}
     return {suffix: collect(policy, frame, groups, first_seed, replace(rules, temperature=t),
-                            progress)
-            for suffix, t in (("", temperature), ("_greedy", 0.0))[:1 + greedy]}
+                            progress) for suffix, t in temperatures.items()}
 
 
 @dataclass
 class _Row:
-    """A conversation in a slot, with the reply that is being sampled."""
+    """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    cached: int = 0  # how many ids of the conversation and the reply lie in its slot
+    cached: int = 0  # how many of its ids are in its slot when a turn has ended
     # -- of the reply
-    cap: int = 0  # tokens that it may have
-    limit: StopReason | None = None  # what it stops for when it has used them
+    cap: int = 0  # most tokens that it may have
+    limit: StopReason | None = None  # its stop reason if it reaches the cap
     ids: list = field(default_factory=list)
     logprobs: list = field(default_factory=list)
     stop: StopReason | None = None
@@ -134,7 +133,11 @@ class _Row:
 
 
 class _Player:
-    """A batch of conversations from first prompt to last reply: slot i holds `rows[i]`."""
+    """A batch of conversations from first prompt to last reply.
+
+    While replies are sampled, slot i holds the keys and values of `rows[i]`. When a turn has ended,
+    the first `cached` positions of a slot are valid; the next tokens overwrite what is after them.
+    """
 
     def __init__(self, policy, frame, groups, trajectories, rules, progress):
         self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
@@ -172,7 +175,8 @@ class _Player:
         """
         fresh = [row.trajectory.tokens[row.cached:] for row in self.rows]
         longest = max(len(row.trajectory.tokens) for row in self.rows)
-        padded = max(row.cached for row in self.rows) + max(map(len, fresh))  # padding is written
+        # The padding of shorter rows is written, too, and needs room.
+        padded = max(row.cached for row in self.rows) + max(map(len, fresh))
         self.slots.gather(live, max(longest + self.rules.max_new_tokens, padded))
         return self._forward(fresh)
 
@@ -186,28 +190,22 @@ class _Player:
             counts, tokens = self._upload(torch.tensor([len(ids) for ids in part]),
                                           pad_sequence(part, batch_first=True))
             logits.append(self.policy.extend(self.slots, tokens, counts, start))
-        self.slots.bounds = bounds  # `extend` counts padding, too
+        self.slots.bounds = bounds  # tighter than what `extend` left, which counts padding
         return torch.cat(logits)
 
     def _sample_replies(self, logits):
-        """Sample until every row's reply has stopped.
+        """Sample a token of each row after the other until every reply has stopped.
 
-        Only the first n rows go through the model. A row that has stopped stays among them, with
-        nothing appended to its slot, until at most SHRINK of them go on; then those move to the
-        front, with their slots and their noise:
+        Only the first n rows go through the model. A row that has stopped stays among them, and
+        nothing is appended to its slot. As soon as at most SHRINK * n of them have not stopped,
+        these move to the front, with their slots and their noise:
 
             n = 5    rows a b c d e    b and d stop    rows a c e b d    n = 3
-
-        On an accelerator the host looks at the tokens once a block: what a row sampled after its
-        stop is dropped.
         """
-        noise, n, sampled = self._begin_replies(), len(self.rows), 0
-        counts = torch.ones(n, dtype=torch.int64, device=logits.device)  # 0: a row has stopped
-        while True:
-            room = min(row.cap for row in self.rows[:n] if row.stop is None) - sampled
-            block = self._sample_block(logits, noise[sampled:sampled + room, :n], counts)
-            sampled += len(block)
-            last = self._extend(self.rows[:n], block)
+        noise, n = self._begin_replies(), len(self.rows)
+        for k in range(self.rules.max_new_tokens):
+            tokens, logprobs = sample_tokens(logits, noise[k, :n], self.rules)
+            self._add(tokens, logprobs)
             live = sum(row.stop is None for row in self.rows)
             if not live:
                 return
@@ -216,9 +214,9 @@ class _Player:
                 self.rows = [self.rows[i] for i in order]
                 self.slots.gather(order)
                 index, = self._upload(torch.tensor(order))
-                n, noise, last = live, noise[:, index], last[index[:live]]
+                n, noise, tokens = live, noise[:, index], tokens[index[:live]]
             counts, = self._upload(torch.tensor([row.stop is None for row in self.rows[:n]]).long())
-            logits = self.policy.extend(self.slots, last[:, None], counts)
+            logits = self.policy.extend(self.slots, tokens[:, None], counts)
 
     def _begin_replies(self):
         """Begin an empty reply in each row. Returns their tokens' noise, (max_new_tokens, B)."""
@@ -226,41 +224,21 @@ class _Player:
             row.begin_reply(self.rules)
         trajectories = [row.trajectory for row in self.rows]
         positions = torch.tensor([len(t.tokens) for t in trajectories])
-        if not self.frame.appends:  # every turn begins at 0, so each has a range of its own
+        if not self.frame.appends:  # prompts begin anew: no two turns may share positions
             positions += len(trajectories[0].turns) * self.rules.max_context
         keys = noise_keys(self.rules.seed, self.groups.split, trajectories)
         return uniforms(*self._upload(
             keys, positions + torch.arange(self.rules.max_new_tokens)[:, None]))
 
-    def _sample_block(self, logits, noise, counts):
-        """Sample a few tokens of each row. Returns [(tokens (n,), logprobs (n,)), ...].
-
-        noise: (tokens left, n)      counts: (n,) 0 for a row whose slot stays as it is, else 1
-        """
-        block = []
-        for u in noise[:BLOCK.get(logits.device.type, 8)]:
-            if block:
-                logits = self.policy.extend(self.slots, block[-1][0][:, None], counts)
-            block.append(sample_tokens(logits, u, self.rules))
-        return block
-
-    def _extend(self, rows, block):
-        """Add a block's tokens to each unfinished reply. Returns the last tokens (n,).
-
-        block: [(tokens (n,), logprobs (n,)), ...]
-        """
-        tokens, logprobs = (torch.stack(column, dim=1) for column in zip(*block))
-        # The one synchronisation of a block: pack both tensors for a single copy.
+    def _add(self, tokens, logprobs):
+        """Add a token (n,) to each unfinished reply of the first n rows."""
+        # An accelerator's one synchronisation a token: pack both tensors for a single copy.
         both = torch.stack([tokens.int(), logprobs.view(torch.int32)]).cpu()
-        before = sum(len(row.ids) for row in rows)
-        for row, *columns in zip(rows, both[0].tolist(), both[1].view(torch.float32).tolist()):
-            fed = len(row.ids) + len(block) - 1  # the last token of a block is not in a slot yet
-            for token, logprob in zip(*columns):
-                if row.stop is None:
-                    row.add(token, logprob, self.frame)
-                    row.cached = len(row.trajectory.tokens) + min(len(row.ids), fed)
-        self.progress(sum(len(row.ids) for row in rows) - before)
-        return tokens[:, -1]
+        self.progress(sum(row.stop is None for row in self.rows))
+        for row, token, logprob in zip(self.rows, both[0].tolist(),
+                                       both[1].view(torch.float32).tolist()):
+            if row.stop is None:
+                row.add(token, logprob, self.frame)
 
     def _upload(self, *tensors):
         """To the policy's device, without waiting for it."""
@@ -275,10 +253,12 @@ class _Player:
         for row, text, reply, outcome in zip(self.rows, texts, replies, outcomes):
             t = row.trajectory
             t.add_reply(row.ids, row.logprobs, len(t.turns))
+            row.cached = len(t.tokens) - 1  # the last id has not been through the model
             t.end_turn(text, reply, row.stop, outcome)
             full = self.frame.appends and row.stop is StopReason.CONTEXT
-            if t.stop is None and (full or not self.frame.next(t, self.rules)):
-                t.stop = StopReason.CONTEXT
+            if t.stop is None:
+                fits = not full and self.frame.next(t, self.rules)  # appends the next prompt
+                t.stop = None if fits else StopReason.CONTEXT
             if t.stop is not None:
                 t.end()
 
@@ -287,9 +267,8 @@ class _Player:
 def sample_tokens(logits, u, rules):
     """Draw one token per row by inverting the cumulative distribution at the uniforms `u`.
 
-    One uniform a token, so the draw is a function of (logits, u) alone. Probabilities are counted
-    in units of 1 / MASS: integer sums are exact, so the distribution is monotone and does not
-    depend on the order in which a GPU adds.
+    One uniform a token, so the draw is a function of (logits, u) alone. The cumulative sums are of
+    integers: they are exact and never fall, in whatever order a GPU adds.
     logits: (n, V)      u: (n,) multiples of 2**-24 in (0, 1)
     returns: tokens (n,) int64, logprobs (n,) float32 nats, before truncation; nan for logits that
         are not finite
@@ -304,9 +283,9 @@ def sample_tokens(logits, u, rules):
         if rules.top_p < 1:
             kept = TopPLogitsWarper(rules.top_p)(None, kept)
         cdf = (kept.exp() * MASS).long().cumsum(dim=-1)
-        # u < 1 is a multiple of 2**-24: the product is exact, and the target below the last cdf.
-        target = (u * 2**24).long() * cdf[:, -1] >> 24
-        # Within the vocabulary even if the logits are nan, which the host sees later.
+        # floor(u * total), in integers of at most 24 + 38 bits. It is below the total, as u < 1.
+        target = ((u * 2**24).long() * cdf[:, -1]) >> 24
+        # The clamp is for logits that are nan: `_Row.add` refuses them.
         token = torch.searchsorted(cdf, target[:, None], right=True)[:, 0].clamp(
             max=logits.shape[1] - 1)
     return token, log_p.gather(-1, token[:, None])[:, 0]
@@ -331,15 +310,15 @@ class Batch:
     step_mask: Tensor | None = None  # the tokens that are time steps of GAE
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
-    scores: Tensor | None = None  # (B,) normalised returns, minus penalties; groups compare them
-    token_rewards: Tensor | None = None  # the same on tokens; REINFORCE and critics sum them
+    scores: Tensor | None = None  # (B,) of the episode, as train.token_rewards says; for groups
+    token_rewards: Tensor | None = None  # as it says, too; for REINFORCE and critics
     values: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None  # what the critic learns to predict
     value_mask: Tensor | None = None  # the tokens where it learns
     # -- added by train.add_loss_weights
     loss_weights: Tensor | None = None
-    mean_weights: Tensor | None = None  # those of the token mean, for metrics
+    mean_weights: Tensor | None = None  # weights of the mean over sampled tokens, for metrics
     value_weights: Tensor | None = None
 
     def __len__(self):
@@ -373,6 +352,7 @@ def make_batch(trajectories):
     turn_ids = column("turn_ids", -1)
     rewards = torch.zeros(turn_ids.shape)
     for b, (sequence, t, _) in enumerate(rows):
+        # A later position of the same turn replaces an earlier one.
         last = {turn: position for position, turn in enumerate(sequence.turn_ids) if turn >= 0}
         for turn, position in last.items():
             rewards[b, position] = t.turn_rewards[turn]

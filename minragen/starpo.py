@@ -5,7 +5,7 @@ the same in plain loops, and tests/test_step.py compares the two.
 
 StarPO (State-Thinking-Actions-Reward Policy Optimisation; Wang et al. 2025, arXiv 2504.20073)
 maximises the return of whole multi-turn trajectories. Only sampled tokens are actions; prompts and
-observations are the environment's, so every function here takes the mask of what was sampled.
+observations are the environment's. So what is computed per token has a mask: True selects a token.
 
 Reading order: which groups (`filter_groups`), which rewards (`normalise_rewards`, `kl_estimate`,
 `overlong_penalty`), which advantages (`ESTIMATORS` and the functions below it), how they are
@@ -20,15 +20,15 @@ Differences from RAGEN V2 and the verl version it pins:
   1. Means over tokens are normalised over the *whole optimizer step* (`loss_weights`), so the
      micro-batch size cannot change the gradient. There, every micro-batch is averaged by itself.
   2. Values, advantages and losses are exactly 0 outside the mask, whitened advantages too.
-  3. The eps of linear top_p is relative to the summed scores, so scaling all rewards keeps the same
-     groups.
-  4. k1 is not offered as a loss: its gradient has expectation 0. k3 is not clamped. verl
-     clamps it at 10 nats, which leaves the rarest tokens without a gradient.
-  5. Turns end where `turn_ids` say. There, bi-level GAE takes tokens whose reward is not 0 for the
-     ends of turns, so a turn without reward vanishes.
+  3. The eps of filter top_p is relative to the sum of the scores, so scaling all rewards keeps the
+     same groups.
+  4. k1 is not offered as a loss: its gradient has expectation 0. k3 is clamped where exp overflows,
+     in verl at 10 nats, which a token reaches if it is 14 times less likely than before RL.
+  5. Turns end where `turn_ids` say. There, bi-level GAE looks for rewards that are not 0, so a turn
+     without reward is no turn.
   6. REINFORCE++ passes later rewards on through observation tokens. There, the sum starts again at
      each of them, and earlier turns get nothing of later rewards.
-  7. The advantage of a group of one is 0 (before it is whitened). There, it is its raw score.
+  7. The advantage of a group of one is 0. There, it is its raw score.
 """
 
 import torch
@@ -53,11 +53,12 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
     Candidates are the groups with |score| > 1e-10, or all with `include_zero`. Of the candidates,
     from the largest score down (or from the smallest up):
         top_p          the shortest prefix with  sum_kept >= (value - eps) * sum_all
-        top_p_softmax  the shortest prefix with  sum_kept softmax(+-score) >= value; depends on the
-                       scale: if all scores are below 0.5 it keeps nearly everything
+        top_p_softmax  the shortest prefix with  sum_kept softmax(scores) >= value, of -scores from
+                       the smallest up; if all scores are below 0.5 it keeps nearly everything
         top_k          int(value * P) groups, at least one
         top_k_abs      int(value) groups, at least one
-        min_p          all with score >= value * largest (or <= smallest / value)
+        min_p          all with score >= value * largest; from the smallest up: all with
+                       score <= smallest / value
     At value 1 the first two keep all candidates; `none` keeps every group, candidate or not. Ties
     are broken by group index.
 
@@ -156,14 +157,13 @@ def first_rows(x, episode_ids):
 
 # ---- Which rewards -------------------------------------------------------------------------------
 def normalise_rewards(episode_returns, group_ids, method="identity", episode_ids=None, eps=1e-6):
-    """RAGEN's reward normalisation: each return relative to those of its group or batch.
+    """RAGEN's reward normalisation: each return R relative to the mean and std of its group.
 
-        identity   R                              ARPO
+        identity   R                            RAGEN calls it ARPO
         mean       R - mean
-        mean_std   (R - mean) / (std + eps)       BRPO over the batch, GRPO over prompt groups;
-                                                  0 where std <= eps
-        asym_clip  mean_std within [-1, 3]
-    over the partition `group_ids`: all zeros for the batch, or the prompt groups.
+        mean_std   (R - mean) / (std + eps)     GRPO; BRPO if the whole batch is one group
+        asym_clip  mean_std clamped to [-1, 3]
+    The last two are 0 where std <= eps.
 
     episode_returns, group_ids: (B,)      returns: (B,)
     """
@@ -208,10 +208,9 @@ def turn_returns(turn_rewards, episode_ids, turns, gamma=1.0):
 
 
 def overlong_penalty(turn_ids, max_new_tokens, share):
-    """DAPO's penalty of replies that come close to their limit (Yu et al. 2025, eq. 13).
+    """DAPO's penalty of replies that come close to their limit (Yu et al. 2025, eq. 13): 0 up to a
+    length of free = max_new_tokens * (1 - share), then falling linearly to -1 at max_new_tokens.
 
-        0                                 len <= free       free = max_new_tokens * (1 - share)
-        (free - len) / (max_new_tokens - free)              down to -1 at the limit
     turn_ids: (B, T) int64, -1 where not sampled      share: 0 for no penalty
     returns: (B, T), on the last token of a turn
     """
@@ -222,7 +221,14 @@ def overlong_penalty(turn_ids, max_new_tokens, share):
 
 
 def turn_ends(turn_ids, mask):
-    """(B, T) bool: the last masked token of each turn. turn_ids: (B, T) int64, -1 outside turns."""
+    """(B, T) bool: the last token of each turn of those that the mask selects.
+
+    turn_ids: (B, T) int64, -1 outside turns
+
+    >>> turn_ids = torch.tensor([[-1, 0, 0, -1, 1]])
+    >>> turn_ends(turn_ids, turn_ids >= 0).tolist()
+    [[False, False, True, False, True]]
+    """
     after = pad(turn_ids, (0, 1), value=-1).gather(1, _next(mask))
     return mask & (turn_ids >= 0) & (after != turn_ids)
 
@@ -253,7 +259,7 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
         return -d
     if estimator == "k2":
         return 0.5 * d**2
-    # Only exp can overflow; a lower bound would zero the gradient.
+    # Beyond this exp overflows. Negative d has no such limit: the estimate is about -d there.
     d = d.clamp(max=LOG_RATIO_LIMIT)
     return torch.expm1(d) - d
 
@@ -297,13 +303,13 @@ def group_advantages(episode_returns, group_ids, response_mask, by_std=True, epi
                      eps=1e-6):
     """GRPO (Shao et al. 2024, eq. 2-3): return minus the group's mean, over the group's std.
 
-        A_i = (R_i - mean_g) / (std_g + eps)        std over G - 1, as in RAGEN
-    on every sampled token of row i. `by_std=False` omits the division (Dr. GRPO, Liu et al. 2025;
-    whitened over the batch: REINFORCE++ with baseline, Hu et al. 2025). The advantage of a group of
-    one is 0.
+        A_i = (R_i - mean_g) / (std_g + eps)
+    Every sampled token of row i gets A_i. The std is over G - 1, as in RAGEN. Dr. GRPO (Liu et al.
+    2025) does not divide by it: `by_std=False`. REINFORCE++ with baseline (Hu et al. 2025) whitens
+    the undivided ones over the batch. The advantage of a group of one is 0.
 
     episode_returns, group_ids: (B,)      response_mask: (B, T) bool
-    returns: (B, T) of the returns' dtype, exactly 0 where response_mask is False
+    returns: (B, T), exactly 0 where response_mask is False
     """
     _, std, _, distance = _moments(episode_returns, group_ids, episode_ids)
     advantages = distance / (std[group_ids] + eps) if by_std else distance
@@ -336,8 +342,8 @@ def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
     """Token-level GAE in which only sampled tokens are time steps.
 
     Observation tokens sit between two actions but are not actions, so they must not consume a
-    gamma*lam step. With gamma = lam = 1 the distinction vanishes, so at RAGEN's default setting a
-    missing mask cannot be noticed; tests/test_starpo.py shows both facts.
+    gamma*lam step. With gamma = lam = 1, RAGEN's default, steps cost nothing and a missing mask
+    goes unnoticed. tests/test_starpo.py shows both.
 
         delta_k = r_k + gamma * V_{k+1} - V_k          k indexes sampled tokens only,
                                                        V after the last is 0
@@ -366,12 +372,13 @@ def bi_level_gae(rewards, values, response_mask, turn_ids, gamma=1.0, lam=1.0, g
     Turns, with e_k the last token of turn k:
         delta_k = r[e_k] + gamma_turn * V[e_{k+1}] - V[e_k]
         A_k     = delta_k + gamma_turn * lam * A_{k+1}
-    Tokens: GAE with gamma and lam inside each turn, as if the episode ended with the turn and its
-    last token had the reward A_k + V[e_k]. So gamma_turn discounts turns, however long they are.
+    Tokens: GAE with gamma and lam inside each turn, as if the episode ended with the turn, and the
+    turn's last token had the reward A_k + V[e_k] (so its advantage is A_k). gamma_turn discounts
+    turns, however long they are.
 
     With one turn it is `masked_gae`. Rewards inside a turn (a KL penalty on each token) take part
     in the token level only.
-    response_mask: VAGEN's M_adv, the tokens that are time steps; turn_ids: (B, T) int64
+    response_mask: the tokens that are time steps, VAGEN's M_adv (Batch.step_mask)
     returns: advantages, returns as in `masked_gae`
     """
     ends = turn_ends(turn_ids, response_mask)
@@ -395,19 +402,22 @@ def turn_gae(rewards, values, response_mask, turn_ids, lam=1.0, gamma_turn=1.0):
 
 
 def _next(mask):
-    """(B, T) int64: where the next masked token after t stands; T if there is none."""
+    """(B, T) int64: the position of the next token after t that the mask selects; T if none.
+
+    >>> _next(torch.tensor([[False, True, True, False, True]])).tolist()
+    [[1, 2, 4, 4, 5]]
+    """
     T = mask.shape[1]
     here = torch.where(mask, torch.arange(T, device=mask.device), T)
     return pad(here, (0, 1), value=T).flip(1).cummin(dim=1).values.flip(1)[:, 1:]
 
 
 def _from_the_end(x, decay):
-    """y_t = x_t + decay_t * y_{t+1}, and nothing after the last: every recursion of this file.
+    """Solve y_t = x_t + decay_t * y_{t+1}, with 0 after the last: every recursion of this file.
 
-    By doubling: if y_t is the sum over w steps from t on, and decay_t the product over them,
+    By doubling. Let y_t cover the w steps from t on, with decay_t the product of their decays. Then
         y_t <- y_t + decay_t * y_{t+w},    decay_t <- decay_t * decay_{t+w}
-    makes both of 2w steps: ten passes over (B, T) instead of a loop over a thousand tokens. In
-    place, so no gradient flows through: advantages are constants.
+    lets both cover 2w steps. So a thousand tokens take ten passes over (B, T) and not a thousand.
 
     >>> _from_the_end(torch.ones(1, 3), torch.full((1, 3), 0.5)).tolist()
     [[1.75, 1.5, 1.0]]
@@ -523,11 +533,12 @@ def entropy(log_p):
 def loss_weights(mask, mode="token-mean", horizon=1):
     """The weight of each token's loss in an optimizer step; 0 outside the mask.
 
-        token-mean               1 / N                 N: masked tokens of all rows
-        seq-mean-token-mean      1 / (S * n_i)         n_i: masked tokens of row i
-        seq-mean-token-sum       1 / S                 S: rows with n_i > 0
+        token-mean               1 / N
+        seq-mean-token-mean      1 / (S * n_i)
+        seq-mean-token-sum       1 / S
         seq-mean-token-sum-norm  1 / (S * horizon)     Dr. GRPO: independent of length and padding
-    Computed once a mini-batch and cut into micro-batches, so these cannot change the gradient.
+    The mask selects n_i tokens of row i, N of all rows; S rows have n_i > 0. Computed of a whole
+    mini-batch, so the size of micro-batches cannot change the gradient.
 
     mask: (B, T) bool      horizon: tokens that a row may have      returns: (B, T) float32
     """
@@ -544,4 +555,4 @@ def aggregate(x, weights):
 
     x: (B, T) float      weights: (B, T) from `loss_weights`      returns: scalar
     """
-    return (torch.where(weights > 0, x, 0.0) * weights).sum()
+    return (torch.where(weights > 0, x, 0.0) * weights).sum()  # 0 * nan is nan

@@ -13,9 +13,9 @@ Axes: B rows, T tokens, P groups, G members.
 Differences from RAGEN V2's trainer:
   1. Every optimizer step is normalised over its own tokens, whatever the micro-batch size.
   2. Mini-batches are random draws, not neighbours in length, and are never padded with duplicates.
-  3. In float32 old_logprobs are the sampler's own: sampler and learner are one set of weights and
-     one function, as `logprob_gap` shows every step. In bfloat16 a cached and a full pass round
-     differently, so old_logprobs are computed again before the update.
+  3. In float32 old_logprobs are those that were recorded while sampling: the learner would compute
+     the same up to rounding, as `logprob_gap` shows every step. In bfloat16 the rounding of cached
+     passes matters, so old_logprobs are computed again before the update.
   4. The reference model and the critic exist only where they are used.
 """
 
@@ -36,13 +36,14 @@ from minragen.metrics import describe, held_out_metrics
 from minragen.models import AdamW, Critic, Policy
 from minragen.rollout import Rules, collect, make_batch, play_held_out
 
-# Instance seeds of run seed s begin at TRAIN_SEED + s * TRAIN_SEED_STRIDE; validation's at 0.
+# Training instances of run seed s have seeds from TRAIN_SEED + s * config.TRAIN_SEED_STRIDE on,
+# validation instances have seeds from 0 on.
 TRAIN_SEED = 2**41
-MOST_SKIPPED = 5  # consecutive updates without a finite gradient after which a run stops
+MOST_SKIPPED = 5  # a run stops after so many updates in a row whose gradient is not finite
 
 
 class World:
-    """The processes that train one policy together: this one alone. run/ has several."""
+    """What a run asks all its processes for. Here it is one; run/distributed.py has several."""
 
     rank, size = 0, 1
 
@@ -74,7 +75,7 @@ class Log:
         return {}
 
     def diagnose_update(self, step, played, rows, batch):
-        """More metrics of the batch that is trained on: `rows` of the batch of all `played`."""
+        """More metrics of `batch`, which is trained on: `rows` of the batch of all `played`."""
         return {}
 
     def over(self, learner, metrics):
@@ -112,8 +113,8 @@ class Learner:
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
     skipped: int = 0  # consecutive updates whose gradient was not finite
     world: World = World()
-    halved: bool = False  # token_budget is half, since an update ran out of memory
-    gradients: Callable = field(default_factory=lambda: gradients)  # or run/memory.py's
+    halved: bool = False  # whether an update ran out of memory, so that token_budget is halved
+    gradients: Callable = field(default_factory=lambda: gradients)  # below, or run/memory.py's
 
     def optimizers(self):
         """[(metric of the gradient norm, optimizer), ...]"""
@@ -122,8 +123,8 @@ class Learner:
 
 
 def train(learner, groups, config, log):
-    """Train until `config.steps` steps are done. Returns the metrics of the test, None if the log
-    was asked to stop.
+    """Train until `config.steps` steps are done. Returns the metrics of the test, None if the user
+    stopped the run.
 
     groups: {split: EnvGroups}
     """
@@ -213,10 +214,10 @@ def summed(parts):
 
 # ---- Which episodes ------------------------------------------------------------------------------
 def roll_out(learner, groups, config, log=QUIET):
-    """Play fresh instances: no other round and no run with another seed has them.
+    """Play P*G episodes of instances that no other step and no run with another seed plays.
 
-    `resample` (DAPO, Yu et al. 2025, section 3.2) allows that many more rounds: they are played
-    until `num_groups` groups have a positive reward std.
+    `resample` (DAPO, Yu et al. 2025, section 3.2): until `num_groups` groups have a positive reward
+    std, play P*G more, at most `resample` times.
     """
     trajectories = []
     learner.policy.begin_rollout()
@@ -256,14 +257,14 @@ def rules_of(config):
 
 
 def choose_groups(learner, batch, config):
-    """Which groups are trained on: (kept (P,) bool, metrics). The first `num_groups` at most."""
+    """Which groups are trained on: (kept (P,) bool, metrics). Of too many, the first."""
     reward_std = starpo.group_scores(batch.episode_returns, batch.group_ids, "std",
                                      batch.episode_ids)
     what, statistic = settings.FILTER_METRICS[config.filter_metric]
     x, tokens = batch.episode_returns, batch.response_mask.sum(dim=1).float()
     if what == "lengths":
         x = starpo.episode_sums(tokens, batch.episode_ids)
-    elif what == "entropy":  # in the windowed contexts the mean over turns of their token means
+    elif what == "entropy":  # mean over an episode's rows of the mean over their tokens
         entropies = in_micro_batches(learner, batch, config, lambda part: learner.policy.logprobs(
             part.tokens, part.response_mask, config.temperature)[1])
         x = (starpo.episode_sums(entropies.sum(dim=1) / tokens, batch.episode_ids)
@@ -278,7 +279,7 @@ def choose_groups(learner, batch, config):
                   "groups_zero_std": int((reward_std <= starpo.ZERO).sum())}
 
 
-# ---- What the losses compare with ----------------------------------------------------------------
+# ---- What the losses need: old logprobs, rewards, advantages -------------------------------------
 @torch.no_grad()
 def compute_targets(learner, batch, config, scale=1.0):
     """The batch with logprobs, values, rewards and advantages (times `scale`); and metrics."""
@@ -293,15 +294,16 @@ def compute_targets(learner, batch, config, scale=1.0):
             part.tokens, part.loss_mask, config.temperature)[0])
 
     exact = next(learner.policy.model.parameters()).dtype == torch.float32
-    batch = replace(batch, ref_logprobs=learner.reference and logprobs_of(learner.reference),
-                    old_logprobs=(batch.sample_logprobs
-                                  if exact and config.loss_mask == "response" else
-                                  logprobs_of(learner.policy)))
+    recorded = exact and config.loss_mask == "response"  # else the loss has tokens not sampled
+    batch = replace(
+        batch, old_logprobs=batch.sample_logprobs if recorded else logprobs_of(learner.policy),
+        ref_logprobs=logprobs_of(learner.reference) if learner.reference else None)
     scores, rewards, metrics = token_rewards(learner, batch, config)
-    values = learner.critic and in_micro_batches(
-        learner, batch, config, lambda part: learner.critic(part.tokens, part.step_mask))
-    batch = compute_advantages(replace(
-        batch, scores=scores, token_rewards=rewards, values=values), config, scale)
+    batch = replace(batch, scores=scores, token_rewards=rewards)
+    if learner.critic:
+        batch = replace(batch, values=in_micro_batches(
+            learner, batch, config, lambda part: learner.critic(part.tokens, part.step_mask)))
+    batch = compute_advantages(batch, config, scale)
     if learner.critic:
         target = batch.returns[batch.value_mask]
         residual = target - batch.values[batch.value_mask]
@@ -310,10 +312,11 @@ def compute_targets(learner, batch, config, scale=1.0):
 
 
 def token_rewards(learner, batch, config):
-    """The rewards of the rows' episodes (B,) and of tokens (B, T), and metrics.
+    """scores (B,), token_rewards (B, T) of a Batch, and metrics.
 
-    Environment rewards plus overlong penalty, normalised; then minus each token's KL.
-    Estimators of kind "group" (grpo) read only the episode scores.
+    Both are the environment's rewards plus the overlong penalty, minus each token's KL. Before the
+    KL is subtracted, scores are normalised, and with credit "episode" the rewards, too. (checks.py
+    refuses a normalisation with credit "turn".)
     """
     episode, metrics = batch.episode_ids, {}
     turn_rewards, scores = batch.rewards, batch.episode_returns
@@ -328,7 +331,7 @@ def token_rewards(learner, batch, config):
         rewards = starpo.last_token_rewards(scores, batch.response_mask)
     elif config.context == "full":
         rewards = turn_rewards
-    else:
+    else:  # each row is one turn, with one turn id
         rewards = starpo.last_token_rewards(
             starpo.turn_returns(turn_rewards.sum(dim=1), episode, batch.turn_ids.amax(dim=1),
                                 config.gamma_turn), batch.response_mask)
@@ -380,7 +383,7 @@ def parts_of(batch, learner, config):
 
 # ---- The update ----------------------------------------------------------------------------------
 def set_learning_rates(learner, config, step):
-    """Decay linearly to `lr_final` times the rate over `decay_steps` (0: all steps)."""
+    """Over `decay_steps` (0: all steps) each rate falls linearly to `lr_final` times itself."""
     last = config.decay_steps or config.steps
     decay = 1 - (1 - config.lr_final) * min(1, (step - 1) / max(1, last - 1))
     learner.optimizer.set_lr(config.lr * decay)
@@ -391,7 +394,8 @@ def set_learning_rates(learner, config, step):
 def mini_batches(batch, config, step):
     """The mini-batches of all epochs: random rows, with each token's weights in the losses.
 
-    Sizes differ by at most one row: a small mini-batch would weigh as much as a large one.
+    Sizes differ by at most one row, because rows of a small mini-batch would count more: each
+    mini-batch gets one optimizer step.
     """
     count = math.ceil(len(batch) / config.mini_batch)
     for epoch in range(config.epochs):
@@ -402,7 +406,7 @@ def mini_batches(batch, config, step):
 
 
 def add_loss_weights(mini, config):
-    """Add what each token of a mini-batch counts in the losses and in mean metrics."""
+    """Add the weight of each token in the losses of a mini-batch and in its mean metrics."""
     def weights(mask):
         return starpo.loss_weights(mask, config.aggregation, config.max_context)
 
@@ -413,7 +417,8 @@ def add_loss_weights(mini, config):
 
 
 def gradients(learner, mini, config, progress=lambda rows: None):
-    """Backpropagate a mini-batch in micro-batches. Returns {metric: this process's share}."""
+    """Backpropagate a mini-batch in micro-batches. Returns {metric: the sum of the shares that this
+    process's micro-batches have in the mini-batch's mean}."""
     sums = Counter()
     for rows in parts_of(mini, learner, config):
         part = mini.take(rows)
@@ -431,7 +436,7 @@ def gradients(learner, mini, config, progress=lambda rows: None):
 
 
 def policy_losses(policy, part, config):
-    """Loss terms and metrics: this part's shares of the mini-batch's means."""
+    """{term: loss} and {metric: value}, each this part's share of the mini-batch's mean."""
     logprobs, entropy = policy.logprobs(part.tokens, part.loss_mask, config.temperature)
     loss, clipped = starpo.policy_loss(
         logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high,

@@ -14,7 +14,7 @@ from minragen import cache, models, rollout, starpo
 from minragen.chat import ChatFrame, Reply
 from minragen.envs import EnvGroups
 from minragen.fast import llama, prefix_tree
-from minragen.models import Policy, token_logprobs
+from minragen.models import Policy
 from minragen.more.described import DescribedTurn
 from minragen.more.windows import WindowedFrame
 from minragen.noise import noise_keys, uniforms
@@ -83,14 +83,7 @@ class TestTokens:
             Reply("player", "Left", True), Reply("goal", "Up", True)]
 
 
-@pytest.mark.parametrize("block", [1, 8], indirect=True)
 class TestStops:
-    """Wherever in a block of tokens it is that a reply ends."""
-
-    @pytest.fixture(autouse=True)
-    def block(self, request, monkeypatch):
-        monkeypatch.setitem(rollout.BLOCK, "cpu", request.param)
-
     @pytest.mark.parametrize("pieces, stop", [
         ([" a</think><answer> Up", "</answer>"], "answer"), ([" a", *"</answer>"], "answer"),
         ([" a", "<|im_end|>"], "end_of_turn"), ([" player"] * 7, "max_new_tokens")],
@@ -389,28 +382,12 @@ class TestIndependence:
         for rank in range(2):
             assert played(slice(rank, None, 2)) == [t for t in everything if t[2] % 2 == rank]
 
-    @pytest.mark.parametrize("context", ["full", "limited"])
-    def test_tokens_sampled_in_blocks_are_those_sampled_one_at_a_time(self, context, monkeypatch):
-        expected, sizes = make_batch(varied(context=context)), []
-        real = rollout._Player._extend
-        monkeypatch.setattr(rollout._Player, "_extend", lambda self, rows, block: (
-            sizes.append(len(block)), real(self, rows, block))[1])
-        for size in (1, 3, 8):
-            monkeypatch.setitem(rollout.BLOCK, "cpu", size)
-            batch = make_batch(varied(context=context))
-            assert max(sizes) == size
-            assert all(getattr(batch, name).equal(getattr(expected, name))
-                       for name in ("tokens", "turn_ids", "rewards"))
-            own, _ = token_logprobs(tiny()[0].model, batch.tokens, batch.response_mask)
-            assert torch.allclose(own, batch.sample_logprobs, atol=1e-4)
-
-    def test_a_block_ends_where_a_reply_has_no_room_left(self, monkeypatch):
-        """A model may have no position behind it."""
+    def test_nothing_is_fed_beyond_the_context(self, monkeypatch):
+        """The model may have no position there."""
         (free,) = play(*tiny(), EnvGroups("frozenlake", 1, 1))
         second, lengths, real = free.sequences[-1].turn_ids.index(1), [], Policy.extend
         monkeypatch.setattr(Policy, "extend", lambda self, slots, *given: (
             real(self, slots, *given), lengths.append(int(slots.lengths.max())))[0])
-        monkeypatch.setitem(rollout.BLOCK, "cpu", 8)
         (t,) = play(*tiny(), EnvGroups("frozenlake", 1, 1), max_context=second + 5)
         assert len(t.tokens) == second + 5 and max(lengths) < second + 5
 
