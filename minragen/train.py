@@ -257,7 +257,7 @@ def rules_of(config):
 
 
 def choose_groups(learner, batch, config):
-    """Which groups are trained on: (kept (P,) bool, metrics). Of too many, the first."""
+    """Which groups are trained on, the first `num_groups` at most: (kept (P,) bool, metrics)."""
     reward_std = starpo.group_scores(batch.episode_returns, batch.group_ids, "std",
                                      batch.episode_ids)
     what, statistic = settings.FILTER_METRICS[config.filter_metric]
