@@ -14,7 +14,7 @@ from datetime import date
 from functools import partial
 from typing import NamedTuple
 
-DATE = date(2024, 7, 26)  # for templates that print today's; the default of Llama 3's
+DATE = date(2024, 7, 26)  # in place of today's, where a template prints it; Llama 3's default
 
 
 class Template(NamedTuple):
@@ -39,8 +39,8 @@ class Template(NamedTuple):
     to_user: str
     to_reply: str  # ends with the forced prefix
     after_reply: str
-    end_of_turn: int | None  # the id with which after_reply begins; None: it is plain text
-    control: re.Pattern  # what `plain` changes
+    end_of_turn: int | None  # id that after_reply begins with; None if that is plain text
+    control: re.Pattern  # the control tokens: what `plain` changes
 
     def plain(self, text):
         """The text with a blank inside each control token, so that data can neither end nor begin a
