@@ -206,7 +206,7 @@ class TestOthers:
         for answer in map(str, range(10)):
             assert {*groups.reset(5)} == {"Which number?[2J"}  # no terminal escape
             won = [turn == ("yes", 1.0, True, False, {"success": 1.0, "valid": 1.0})
-                   for turn in groups.step(range(16), [answer] * 16)]
+                   for turn in groups.step(range(16), replies([answer] * 16))]
             assert won[::2] == won[1::2]  # members play the same number
             groups.numbers_won = getattr(groups, "numbers_won", 0) + sum(won)
         assert groups.numbers_won == 16  # and the same seed draws it again
@@ -277,7 +277,7 @@ class TestFailures:
     def test_a_server_that_stalls_crashes_or_floods_ends_that_episode_alone(self, others,
                                                                          monkeypatch):
         monkeypatch.setattr(limits, "STEP_TIME_LIMIT", 1.0)
-        monkeypatch.setattr(envs.os, "cpu_count", lambda: 1)
+        monkeypatch.setattr(os, "cpu_count", lambda: 1)
         groups = PatientGroups(f"{others}/guess=3,{others}/echo=1", 4, 1)
         groups.reset(0)
         stalled, crashed, fine, huge = groups.step(

@@ -175,9 +175,9 @@ class TestTraining:
         (low, high), (worst, best) = (wilson(256 * rate, 256) for rate in (before, min(last)))
         minutes = sorted(run[-1]["elapsed"] / 60 for run in runs)
         page = " ".join((root / "docs/results.md").read_text().split())
-        assert (f"answers {before:.2f} [{low:.2f}, {high:.2f}] before RL and "
+        assert (f"success is {before:.2f} [{low:.2f}, {high:.2f}] before RL and "
                 f"{', '.join(f'{rate:.2f}' for rate in last)} [{worst:.2f}, {best:.2f}] after 100 "
-                f"steps ({minutes[0]:.1f} to {minutes[-1]:.1f} minutes); on the test split {tests}."
+                f"steps ({minutes[0]:.1f} to {minutes[-1]:.1f} minutes), on the test split {tests}."
                 ) in page
         first = EnvGroups("reasoning_gym:aiw", 256, 1, "val").reset(0)
-        assert "Of 256 held-out questions, 244 of them different" in page and len({*first}) == 244
+        assert "On 256 held-out questions (244 different ones)" in page and len({*first}) == 244
