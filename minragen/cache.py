@@ -35,11 +35,6 @@ class KVSlots:
         # Upper bounds of the lengths, kept on the CPU: reading a length from a GPU waits for it.
         self.bounds = torch.zeros(rows, dtype=torch.int64)
 
-    def set_lengths(self, lengths):
-        """Forget what comes after the first lengths[i] tokens of row i. lengths: list of int"""
-        self.bounds = torch.tensor(lengths)
-        self.lengths = self.bounds.to(self.device, copy=True, non_blocking=True)
-
     def set_positions(self, positions, filled, first_row=0):
         """Tell `update` the positions (n, q) to write to, and how many positions to return."""
         self._positions, self._filled = positions, filled
@@ -85,17 +80,15 @@ def place(model, slots, tokens, counts, first_row=0):
 
     Three slots of 4, 2 and 3 tokens get 2, 1 and 0 more (a dot is padding: written, never seen):
 
-        before    a a a a           positions   4 5
-                  b b                           2 .
-                  c c c                         . .
-        after     a a a a a a       ends        1 2 4
-                  b b b .
-                  c c c . .
+        before      positions   after
+        a a a a     4 5         a a a a a a
+        b b         2 .         b b b .
+        c c c       . .         c c c . .
 
     tokens: (n, q) int64, right-padded
     counts: (n,) int64; 0 leaves the slot unchanged, and the row's output is undefined
     returns: positions (n, q), masks (of `attention_masks`) and ends (n,), the index of each row's
-        last real token among all n * q
+        last real token among all n * q (here 1, 2 and 4)
     """
     n, q = tokens.shape
     rows = slice(first_row, first_row + n)
@@ -108,8 +101,8 @@ def place(model, slots, tokens, counts, first_row=0):
     # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
     visible = keys[:, None, None] <= positions[:, None, :, None]
     masks = attention_masks(model, visible, positions, keys)
-    # To the model, padding has the position of its row's last token: its own may be one that the
-    # model does not have.
+    # Padding may stand beyond the largest position that the model has. So the model is told the
+    # position of the row's last token instead.
     positions = positions.minimum(slots.lengths[rows, None] - 1)
     return positions, masks, (counts - 1).clamp(min=0) + q * torch.arange(n, device=slots.device)
 
@@ -137,8 +130,8 @@ def states_before(decoder, tokens, mask):
 
 
 def micro_batches(tokens, lengths, token_budget, rank=0, size=1):
-    """Divide rows into micro-batches, longest rows first. Returns the row indices of each, for
-    process `rank` of `size`: of one row, or of at most `token_budget` ids with their padding.
+    """Divide rows, longest first, into micro-batches of at most `token_budget` ids with their
+    padding, or of one longer row. Returns the row indices of each for process `rank` of `size`.
     (The tokens are for fast/prefix_tree.py.)"""
     rows, parts = lengths.argsort(descending=True, stable=True)[rank::size], []
     while len(rows):

@@ -173,10 +173,10 @@ class ChatFrame:
     """Turns messages into tokens, with what the chat template writes around them.
 
     A prompt ends with the forced prefix of the reply, such as `<think>`, which no policy samples.
-    A reply ends with `</answer>` or with one of the attribute `end_ids`: the template's end of
-    turn, the tokenizer's eos, and the argument `end_ids`.
+    A reply ends with `</answer>`, or with the template's end of turn, the tokenizer's eos or the
+    model's: the attribute `end_ids` holds them all.
 
-    end_ids: the model's `generation_config.eos_token_id`: one id, several or None
+    end_ids: the model's alone, its `generation_config.eos_token_id`: one id, several or None
     max_new_tokens: the limit that the system message tells; 0: none
     image_store: the images of a policy that sees
     raises: ValueError if the template or the tokenizer changes earlier turns when one is appended
@@ -247,8 +247,8 @@ class ChatFrame:
                 *self.encode(plain(below) + to_reply)]
 
     def encode(self, text):
-        """Ids of a text that follows another. SentencePiece puts a blank before a text, but none
-        after a line break: so the text is encoded behind one, whose ids are then cut off."""
+        """Ids of a text that follows another. SentencePiece puts a blank before what it encodes, so
+        a line break is encoded before the text, and its ids are cut off."""
         line, ids = self._ids("\n"), self._ids(f"\n{text}")
         return ids[len(line):] if ids[:len(line)] == line else self._ids(text)
 
@@ -277,8 +277,8 @@ class ChatFrame:
 def reply_pattern(form):
     """The regular expression of a format: only blanks may stand between two adjacent tags.
 
-    Each part ends where the tags that follow it first occur. An atomic group, (?>...), tries no
-    other end if a later part does not match: the tries would multiply with the closing tags.
+    Each part ends where the tags that follow it first occur. In an atomic group, (?>...), no other
+    end is tried if a later part does not match, so a reply full of closing tags costs no more.
     """
     opening, *rest = re.split(r"({\w+})", form)
     pattern = re.escape(opening)

@@ -129,7 +129,7 @@ class TextEnv(gymnasium.Env):
     defaults: dict = {}  # option name -> default; the type of the default is the type of the option
     bundled_data = "generated"  # where its instances come from, for the table of environments
     backend = ""  # external program or server, named in a run's first line
-    alias = ""  # a name for metrics and noise, if `make` was given a server's address and no name
+    alias = ""  # what metrics call it, for an environment that `make` found at a server's address
     instruction = ""
 
     def __init__(self, split="train", budget=None, render_mode="ansi", **options):
@@ -241,7 +241,7 @@ class TextEnv(gymnasium.Env):
         if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
         member = int((options or {}).get("member", 0))
-        # For slips and payouts. Member 0 gets a 1: streams [seed, 0, ...] are for the instance.
+        # For slips and payouts. `+ 1`, because the streams [seed, 0, ...] below draw the instance.
         self.dynamics = np.random.default_rng([seed, member + 1, 1])
         self._turns = self._actions = 0
         for attempt in range(MAX_REDRAWS):

@@ -27,7 +27,7 @@ ENV, ENV_OPTIONS = "bandit", {"mixed": True}
 MAX_NEW_TOKENS = 24  # of a reply
 WARMUP_STEPS = 400  # of imitation before RL; the resulting weights come with minRAGEN
 STEPS, EPOCHS = 26, 2  # every step plays fresh episodes; an epoch is an update on all of them
-NUM_GROUPS, GROUP_SIZE = 8, 32  # P, G: an arm that pays rarely needs many members to be seen paying
+NUM_GROUPS, GROUP_SIZE = 8, 32  # P, G: the better arm pays seldom, which few members would miss
 LEARNING_RATE, CLIP, MAX_GRAD_NORM = 5e-4, 0.2, 1.0
 HELD_OUT_SIZE, HELD_OUT_EVERY = 256, 10  # instances, steps
 HELD_OUT_TEMPERATURE = 0.5  # as in the validation of train.py
@@ -97,7 +97,7 @@ def collect(policy, frame, split, first_seed, num_groups, group_size, temperatur
 
 
 def begin(frame, split, seed, member):
-    """A new episode, with its prompt. seed: of the instance; member: of its luck, the payouts"""
+    """A new episode, with its prompt. `seed` draws the instance, (seed, member) the payouts."""
     episode = Episode(make(ENV, split, **ENV_OPTIONS))
     observation, _ = episode.env.reset(seed=seed, options={"member": member})
     episode.add(frame.open(frame.system_message(episode.env), observation))

@@ -135,8 +135,8 @@ class _Row:
 class _Player:
     """A batch of conversations from first prompt to last reply.
 
-    While replies are sampled, slot i holds the keys and values of `rows[i]`. When a turn has ended,
-    the first `cached` positions of a slot are valid; the next tokens overwrite what is after them.
+    While replies are sampled, slot i holds the keys and values of `rows[i]`: of all its ids but the
+    last one that was sampled, which goes through the model with the next observation.
     """
 
     def __init__(self, policy, frame, groups, trajectories, rules, progress):
@@ -152,7 +152,7 @@ class _Player:
             live = [i for i, row in enumerate(self.rows) if row.trajectory.stop is None]
             if not live:
                 return
-            self.slots.set_lengths([row.cached for row in self.rows])
+            self.slots.bounds = torch.tensor([row.cached for row in self.rows])
             self.rows = [self.rows[i] for i in live]
             logits = (self._append_observations(live) if self.frame.appends else
                       self._prefill_prompts())
@@ -190,11 +190,11 @@ class _Player:
             counts, tokens = self._upload(torch.tensor([len(ids) for ids in part]),
                                           pad_sequence(part, batch_first=True))
             logits.append(self.policy.extend(self.slots, tokens, counts, start))
-        self.slots.bounds = bounds  # tighter than what `extend` left, which counts padding
+        self.slots.bounds = bounds  # the lengths, on the CPU; `extend` also counted padding
         return torch.cat(logits)
 
     def _sample_replies(self, logits):
-        """Sample a token of each row after the other until every reply has stopped.
+        """Sample the next token of all rows, again and again, until every reply has stopped.
 
         Only the first n rows go through the model. A row that has stopped stays among them, and
         nothing is appended to its slot. As soon as at most SHRINK * n of them have not stopped,
@@ -224,7 +224,9 @@ class _Player:
             row.begin_reply(self.rules)
         trajectories = [row.trajectory for row in self.rows]
         positions = torch.tensor([len(t.tokens) for t in trajectories])
-        if not self.frame.appends:  # prompts begin anew: no two turns may share positions
+        # Noise depends on the position. Where each turn begins a new row of tokens, turns must not
+        # share positions, or else equal prompts would get equal replies.
+        if not self.frame.appends:
             positions += len(trajectories[0].turns) * self.rules.max_context
         keys = noise_keys(self.rules.seed, self.groups.split, trajectories)
         return uniforms(*self._upload(
@@ -232,7 +234,7 @@ class _Player:
 
     def _add(self, tokens, logprobs):
         """Add a token (n,) to each unfinished reply of the first n rows."""
-        # An accelerator's one synchronisation a token: pack both tensors for a single copy.
+        # Here the host waits for an accelerator: pack both tensors, to wait only once.
         both = torch.stack([tokens.int(), logprobs.view(torch.int32)]).cpu()
         self.progress(sum(row.stop is None for row in self.rows))
         for row, token, logprob in zip(self.rows, both[0].tolist(),
@@ -255,9 +257,8 @@ class _Player:
             t.add_reply(row.ids, row.logprobs, len(t.turns))
             row.cached = len(t.tokens) - 1  # the last id has not been through the model
             t.end_turn(text, reply, row.stop, outcome)
-            full = self.frame.appends and row.stop is StopReason.CONTEXT
             if t.stop is None:
-                fits = not full and self.frame.next(t, self.rules)  # appends the next prompt
+                fits = self.frame.next(t, self.rules)  # appends the next prompt
                 t.stop = None if fits else StopReason.CONTEXT
             if t.stop is not None:
                 t.end()
@@ -310,8 +311,8 @@ class Batch:
     step_mask: Tensor | None = None  # the tokens that are time steps of GAE
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
-    scores: Tensor | None = None  # (B,) of the episode, as train.token_rewards says; for groups
-    token_rewards: Tensor | None = None  # as it says, too; for REINFORCE and critics
+    scores: Tensor | None = None  # (B,) what estimators compare within a group
+    token_rewards: Tensor | None = None  # what REINFORCE and GAE sum up
     values: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None  # what the critic learns to predict

@@ -22,8 +22,8 @@ Differences from RAGEN V2 and the verl version it pins:
   2. Values, advantages and losses are exactly 0 outside the mask, whitened advantages too.
   3. The eps of filter top_p is relative to the sum of the scores, so scaling all rewards keeps the
      same groups.
-  4. k1 is not offered as a loss: its gradient has expectation 0. k3 is clamped where exp overflows,
-     in verl at 10 nats, which a token reaches if it is 14 times less likely than before RL.
+  4. k1 is not offered as a loss: its gradient has expectation 0. verl clamps k3 at 10 nats: tokens
+     that are 14 times less likely than before RL have no gradient. Here it is exact up to e^20.
   5. Turns end where `turn_ids` say. There, bi-level GAE looks for rewards that are not 0, so a turn
      without reward is no turn.
   6. REINFORCE++ passes later rewards on through observation tokens. There, the sum starts again at
@@ -53,8 +53,9 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
     Candidates are the groups with |score| > 1e-10, or all with `include_zero`. Of the candidates,
     from the largest score down (or from the smallest up):
         top_p          the shortest prefix with  sum_kept >= (value - eps) * sum_all
-        top_p_softmax  the shortest prefix with  sum_kept softmax(scores) >= value, of -scores from
-                       the smallest up; if all scores are below 0.5 it keeps nearly everything
+        top_p_softmax  the shortest prefix with  sum_kept softmax(scores) >= value; from the
+                       smallest up: softmax(-scores). Small scores give equal shares, so below 0.5
+                       nearly all groups are kept
         top_k          int(value * P) groups, at least one
         top_k_abs      int(value) groups, at least one
         min_p          all with score >= value * largest; from the smallest up: all with
@@ -221,7 +222,7 @@ def overlong_penalty(turn_ids, max_new_tokens, share):
 
 
 def turn_ends(turn_ids, mask):
-    """(B, T) bool: the last token of each turn of those that the mask selects.
+    """(B, T) bool: of each turn the last token that the mask selects.
 
     turn_ids: (B, T) int64, -1 outside turns
 
@@ -259,7 +260,7 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
         return -d
     if estimator == "k2":
         return 0.5 * d**2
-    # Beyond this exp overflows. Negative d has no such limit: the estimate is about -d there.
+    # One token of a larger d would outweigh all others. For negative d the estimate is about -d.
     d = d.clamp(max=LOG_RATIO_LIMIT)
     return torch.expm1(d) - d
 
@@ -306,7 +307,7 @@ def group_advantages(episode_returns, group_ids, response_mask, by_std=True, epi
         A_i = (R_i - mean_g) / (std_g + eps)
     Every sampled token of row i gets A_i. The std is over G - 1, as in RAGEN. Dr. GRPO (Liu et al.
     2025) does not divide by it: `by_std=False`. REINFORCE++ with baseline (Hu et al. 2025) whitens
-    the undivided ones over the batch. The advantage of a group of one is 0.
+    these over the batch. The advantage of a group of one is 0.
 
     episode_returns, group_ids: (B,)      response_mask: (B, T) bool
     returns: (B, T), exactly 0 where response_mask is False
@@ -372,9 +373,9 @@ def bi_level_gae(rewards, values, response_mask, turn_ids, gamma=1.0, lam=1.0, g
     Turns, with e_k the last token of turn k:
         delta_k = r[e_k] + gamma_turn * V[e_{k+1}] - V[e_k]
         A_k     = delta_k + gamma_turn * lam * A_{k+1}
-    Tokens: GAE with gamma and lam inside each turn, as if the episode ended with the turn, and the
-    turn's last token had the reward A_k + V[e_k] (so its advantage is A_k). gamma_turn discounts
-    turns, however long they are.
+    Tokens: GAE with gamma and lam inside each turn. The turn's last token has the reward
+    A_k + V[e_k], and nothing after it counts, so its advantage is A_k. gamma_turn discounts turns,
+    however long they are.
 
     With one turn it is `masked_gae`. Rewards inside a turn (a KL penalty on each token) take part
     in the token level only.
@@ -415,9 +416,9 @@ def _next(mask):
 def _from_the_end(x, decay):
     """Solve y_t = x_t + decay_t * y_{t+1}, with 0 after the last: every recursion of this file.
 
-    By doubling. Let y_t cover the w steps from t on, with decay_t the product of their decays. Then
-        y_t <- y_t + decay_t * y_{t+w},    decay_t <- decay_t * decay_{t+w}
-    lets both cover 2w steps. So a thousand tokens take ten passes over (B, T) and not a thousand.
+    By doubling: if s_t is the sum over the w steps from t on, and p_t the product of their decays,
+        s_t <- s_t + p_t * s_{t+w},    p_t <- p_t * p_{t+w}
+    are those of 2w steps. So a thousand tokens take ten passes over (B, T) and not a thousand.
 
     >>> _from_the_end(torch.ones(1, 3), torch.full((1, 3), 0.5)).tolist()
     [[1.75, 1.5, 1.0]]

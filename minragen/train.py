@@ -43,7 +43,8 @@ MOST_SKIPPED = 5  # a run stops after so many updates in a row whose gradient is
 
 
 class World:
-    """What a run asks all its processes for. Here it is one; run/distributed.py has several."""
+    """How processes that train one policy exchange values. This World has a single process, and
+    run/distributed.py one of several."""
 
     rank, size = 0, 1
 
@@ -75,7 +76,8 @@ class Log:
         return {}
 
     def diagnose_update(self, step, played, rows, batch):
-        """More metrics of `batch`, which is trained on: `rows` of the batch of all `played`."""
+        """More metrics of `batch`, which is trained on. It was taken from the batch of all episodes
+        in `played`, where its rows had the numbers `rows`."""
         return {}
 
     def over(self, learner, metrics):
@@ -205,10 +207,10 @@ def update(learner, batch, config, step, log=QUIET):
 
 
 def summed(parts):
-    """{name: sum} over dictionaries of numbers, which may lack names of each other."""
+    """{name: sum} over dictionaries of numbers. Not all of them need to have all names."""
     sums = Counter()
     for part in parts:
-        sums.update(part)
+        sums.update(part)  # adds
     return sums
 
 
@@ -314,9 +316,12 @@ def compute_targets(learner, batch, config, scale=1.0):
 def token_rewards(learner, batch, config):
     """scores (B,), token_rewards (B, T) of a Batch, and metrics.
 
-    Both are the environment's rewards plus the overlong penalty, minus each token's KL. Before the
-    KL is subtracted, scores are normalised, and with credit "episode" the rewards, too. (checks.py
-    refuses a normalisation with credit "turn".)
+    1. The overlong penalty is added to the environment's rewards.
+    2. scores: the sum over the episode, normalised.
+    3. token_rewards: with credit "episode" the score on the row's last token; with credit "turn"
+       each turn's reward on the turn's last token, or if each row is one turn, the return from that
+       turn on, since its later rewards are in other rows.
+    4. The KL is subtracted: from token_rewards token by token, from scores its sum.
     """
     episode, metrics = batch.episode_ids, {}
     turn_rewards, scores = batch.rewards, batch.episode_returns
@@ -331,7 +336,7 @@ def token_rewards(learner, batch, config):
         rewards = starpo.last_token_rewards(scores, batch.response_mask)
     elif config.context == "full":
         rewards = turn_rewards
-    else:  # each row is one turn, with one turn id
+    else:  # the largest turn id of a row is that of its only turn
         rewards = starpo.last_token_rewards(
             starpo.turn_returns(turn_rewards.sum(dim=1), episode, batch.turn_ids.amax(dim=1),
                                 config.gamma_turn), batch.response_mask)
@@ -417,8 +422,8 @@ def add_loss_weights(mini, config):
 
 
 def gradients(learner, mini, config, progress=lambda rows: None):
-    """Backpropagate a mini-batch in micro-batches. Returns {metric: the sum of the shares that this
-    process's micro-batches have in the mini-batch's mean}."""
+    """Backpropagate this process's micro-batches of a mini-batch. Returns {metric: their share of
+    its mean over the mini-batch}."""
     sums = Counter()
     for rows in parts_of(mini, learner, config):
         part = mini.take(rows)

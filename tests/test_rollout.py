@@ -350,7 +350,7 @@ class TestCaching:
         for junk in (0.0, 1e4):
             slots = rollout.KVSlots(policy.model, 2, 30)
             cache.append(policy.model, slots, tokens, torch.tensor([9, 9]))
-            slots.set_lengths([0, 0])
+            slots.lengths.zero_(), slots.bounds.zero_()
             for keys, values in slots.layers.values():
                 keys.fill_(junk), values.fill_(junk)
             cache.append(policy.model, slots, tokens, torch.tensor([9, 4]))
