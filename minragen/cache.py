@@ -59,10 +59,10 @@ class KVSlots:
         return self._filled
 
     def gather(self, index, capacity=None):
-        """Copy slots to new buffers of `capacity` tokens a row: slot i becomes what slot index[i]
-        was. index: a list; an old slot may be in it several times or not at all
+        """Copy slots to new buffers: slot i becomes what slot index[i] was.
 
-        Callers ask for room for one more turn, so memory grows as conversations do.
+        index: list of int; an old slot may be in it several times or not at all
+        capacity: tokens of a row. Callers ask for one more turn's, so memory grows with turns
         """
         capacity, self.bounds = capacity or self.capacity, self.bounds[index]
         filled = min(int(self.bounds.max()), capacity, self.capacity)

@@ -73,7 +73,7 @@ class Sequence:
     # Nats at the sampling temperature, before truncation by top_k or top_p, so that the learner can
     # compute the same quantity; 0.0 where not sampled.
     sample_logprobs: list = field(default_factory=list)
-    advantages: list = field(default_factory=list)  # filled in by run/log.py after a step, if any
+    advantages: list = field(default_factory=list)  # by run/log.py, of trained groups
 
     def add(self, ids, logprobs, sampled, turn):
         self.tokens += ids
@@ -179,7 +179,7 @@ class ChatFrame:
     end_ids: the model's alone, its `generation_config.eos_token_id`: one id, several or None
     max_new_tokens: the limit that the system message tells; 0: none
     image_store: the images of a policy that sees
-    raises: ValueError if the template or the tokenizer changes earlier turns when one is appended
+    raises: ValueError for an unknown format, or if turns cannot be appended to the chat template
     """
 
     appends = True  # a prompt goes on where the last reply ended; in more/windows.py it begins anew

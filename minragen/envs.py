@@ -106,7 +106,7 @@ class TextEnv(gymnasium.Env):
         render()           the state as the model sees it
         solve()            list of answers, one per remaining turn, that reach the maximum reward
 
-    and, optionally, the other methods under "what an environment writes".
+    and, if it likes, note, instance, random_answer, shallow_answer, image, describe, ... (below).
 
     reset(seed=, options={"member": k}) -> (observation, info)
     step(answer) -> (observation, reward, terminated, truncated, info)

@@ -45,8 +45,8 @@ class Policy:
         return next(self.model.parameters()).device
 
     def extend(self, slots, tokens, counts, first_row=0):
-        """Append counts[i] ids of row i of `tokens` to slot first_row + i (cache.py has a picture).
-        Returns the logits (n, V) after the last id of each row."""
+        """Append counts[i] ids of row i of `tokens` to slot first_row + i, as `cache.place` shows.
+        Returns the logits (n, V) after the last id of each row. tokens: (n, q)      counts: (n,)"""
         return output_layer(self.model, self.append(self.model, slots, tokens, counts, first_row))
 
     def logprobs(self, tokens, mask, temperature=1.0):

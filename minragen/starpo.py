@@ -28,7 +28,7 @@ Differences from RAGEN V2 and the verl version it pins:
      without reward is no turn.
   6. REINFORCE++ passes later rewards on through observation tokens. There, the sum starts again at
      each of them, and earlier turns get nothing of later rewards.
-  7. The advantage of a group of one is 0. There, it is its raw score.
+  7. The advantage of a group of one is 0 before whitening. There, it is its raw score.
 """
 
 import torch
@@ -418,7 +418,7 @@ def _from_the_end(x, decay):
 
     By doubling: if s_t is the sum over the w steps from t on, and p_t the product of their decays,
         s_t <- s_t + p_t * s_{t+w},    p_t <- p_t * p_{t+w}
-    are those of 2w steps. So a thousand tokens take ten passes over (B, T) and not a thousand.
+    are those of 2w steps: a thousand tokens take ten passes over (B, T). No gradient flows.
 
     >>> _from_the_end(torch.ones(1, 3), torch.full((1, 3), 0.5)).tolist()
     [[1.75, 1.5, 1.0]]

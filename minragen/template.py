@@ -168,6 +168,7 @@ def check_pieces(frame):
     at_once = tokenizer(
         f"{t.head}rules{t.to_user}state 1{t.to_reply}{t.after_reply}state 2{t.to_reply}",
         add_special_tokens=False)["input_ids"]
-    if tokenizer.decode(pieces) != tokenizer.decode(at_once):
+    lost = t.end_of_turn is not None and t.end_of_turn not in frame.encode(t.after_reply)
+    if lost or tokenizer.decode(pieces) != tokenizer.decode(at_once):
         raise ValueError("the tokenizer changes a turn that is encoded by itself, so turns cannot "
                          "be appended to a conversation.")

@@ -156,7 +156,7 @@ def train_step(learner, groups, config, log=QUIET):
     step, began = learner.step + 1, time.time()
     trajectories = roll_out(learner, groups, config, log)  # play P*G episodes
     rollout_seconds = time.time() - began
-    played = [t for t in trajectories if not t.error]  # without failed environments
+    played = [t for t in trajectories if not t.error]  # by environments that did not fail
     metrics = {"step": step, **describe(trajectories)}
     learner.empty_steps += 1
     if played:

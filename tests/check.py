@@ -29,7 +29,8 @@ BESIDE = {"__init__": set(), "options": set(), "noise": set(), "template": set()
           "nano": {"envs", "chat", "models"}}
 # The one import of a wing that each may have, inside of main().
 IN_MAIN = {"train": {"run.start"}, "nano": {"run.bundled"}}
-# wing -> the wings that it may import, beside the ground floor and what is beside it
+# wing -> the wings that it may import, beside the ground floor and what is beside it; environments
+# import of those only envs and options
 BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
          "look": {"look", "more", "fast", "environments"}, "run": set(WINGS)}
 STORED = {"look/report": "run.runs"}  # it reads the folders of runs, which know nothing of it

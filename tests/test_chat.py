@@ -1,7 +1,6 @@
 """How a conversation becomes tokens, and how a reply is read."""
 
 import copy
-import doctest
 import functools
 import json
 import re
@@ -17,7 +16,6 @@ from tokenizers.models import BPE
 from toys import tiny
 from transformers import PreTrainedTokenizerFast
 
-from minragen import template
 from minragen.chat import ChatFrame, Reply
 from minragen.config import preset
 from minragen.envs import SPLITS, make
@@ -204,10 +202,6 @@ class TestChatFrame:
             ChatFrame(tokenizer)
         with pytest.raises(ValueError, match="did you mean 'free_think'"):
             ChatFrame(tokenizer, "freethink")
-
-    def test_the_examples_of_texts_around_messages_are_true(self):
-        result = doctest.testmod(template)
-        assert result.attempted > 0 and result.failed == 0
 
     def test_a_tokenizer_that_writes_a_blank_before_a_turn_is_refused(self):
         tokenizer = copy.deepcopy(family("tinyllama")[0])

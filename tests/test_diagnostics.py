@@ -1,7 +1,6 @@
 """The diagnostics: information, retrieval, regimes, warnings, gradients by bucket."""
 
 import copy
-import doctest
 import math
 import re
 from pathlib import Path
@@ -482,10 +481,6 @@ class TestGradients:
                       for term, loss in losses.items()}
             expected |= {f"gradient/{name}/{key}": float(value) for key, value in found.items()}
         assert by_row == pytest.approx(expected, rel=1e-5) == at_once
-
-    def test_the_examples_in_the_docstrings_are_true(self):
-        result = doctest.testmod(diagnostics)
-        assert result.attempted > 0 and result.failed == 0
 
     def test_a_policys_gradients_leave_nothing_behind(self, monkeypatch):
         """No hook fires, and recomputed chunks of logits allow several backward passes."""

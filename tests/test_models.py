@@ -19,7 +19,7 @@ from toys import tiny
 from transformers import AttentionInterface
 
 from minragen import models
-from minragen.cache import states_before
+from minragen.cache import KVSlots, states_before
 from minragen.fast.policies import faster, usual_attention
 from minragen.models import AdamW, Critic, Policy, token_logprobs
 from minragen.run import bundled
@@ -122,6 +122,16 @@ class TestAttention:
         with usual_attention(eager.model):  # a rollout's
             assert config._attn_implementation == ours.model.config._attn_implementation == "sdpa"
         assert config._attn_implementation == "eager"
+
+    def test_a_rollout_keeps_the_usual_one_whatever_the_model(self):
+        """Another one may not take the masks of a rollout."""
+        policy, used = faster(family("Gemma 2"), "eager"), []
+        config, usual = policy.model.config, policy.model.usual_attention
+        policy.model.base_model.register_forward_pre_hook(
+            lambda *_: used.append(config._attn_implementation))
+        config._attn_implementation = "flash_attention_2"
+        policy.extend(KVSlots(policy.model, 1, 4), torch.ones(1, 2, dtype=int), torch.tensor([2]))
+        assert used == [usual] and config._attn_implementation == "flash_attention_2"
 
     @pytest.mark.parametrize("name", ["flash_attention_2", "flash"])
     def test_one_that_cannot_be_had_is_refused_before_there_is_a_folder(self, name, runs):

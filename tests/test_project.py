@@ -1,7 +1,9 @@
 """The project as a whole: imports, links, options, an installed wheel."""
 
 import ast
+import doctest
 import functools
+import importlib
 import json
 import os
 import re
@@ -29,7 +31,16 @@ def fork(tmp_path):
     return tmp_path
 
 
+EXAMPLES = [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+            for path in sorted((ROOT / "minragen").rglob("*.py")) if ">>> " in path.read_text()]
+
+
 class TestStructure:
+    @pytest.mark.parametrize("module", EXAMPLES)
+    def test_examples_in_docstrings_are_true(self, module):
+        result = doctest.testmod(importlib.import_module(module))
+        assert result.attempted > 0 and result.failed == 0
+
     def test_every_wrong_line_of_the_mutants_has_its_place(self, monkeypatch):
         monkeypatch.setattr(mutants, "NEEDS", {})
         assert len(mutants.table()) > 300

@@ -4,7 +4,6 @@ test_step.py compares whole steps of training with the plain loops of slow.py.
 """
 
 import ast
-import doctest
 import inspect
 import math
 from types import SimpleNamespace
@@ -326,10 +325,6 @@ class TestModule:
         for dual_clip in (1.0, -3):
             with pytest.raises(ValueError, match=f"got dual_clip={dual_clip}, expected more than"):
                 starpo.policy_loss(x, x, x, dual_clip=dual_clip)
-
-    def test_examples_in_the_docstrings_are_true(self):
-        result = doctest.testmod(starpo)
-        assert result.attempted > 0 and result.failed == 0
 
     def test_the_only_loop_is_the_doubling_of_the_recursion(self):
         """Ten passes for a thousand tokens. A loop over tokens or rows costs seconds a step."""
