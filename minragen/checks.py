@@ -3,11 +3,10 @@
 Tests: `python -m pytest tests/test_config.py`.
 """
 
-from minragen import starpo
-
-
 def estimator_kind(config):
     """What the advantage estimator needs: "group", "reward" or "critic"."""
+    from minragen import starpo  # with PyTorch: see config.choices_of
+
     return starpo.ESTIMATORS[config.advantages][0]
 
 
@@ -69,6 +68,10 @@ NEEDS = {
 def check_together(config, base):
     """Refuse options that contradict each other, or that have no effect although they differ from
     the Config `base`. Raises ValueError."""
+    import torch
+
+    from minragen import starpo
+
     for name, (has_effect, needed) in NEEDS.items():
         value, usual = getattr(config, name), (getattr(base, name), getattr(type(config), name))
         if value not in usual and not has_effect(config):
@@ -76,3 +79,6 @@ def check_together(config, base):
     for refused, sentence in CONTRADICTIONS:
         if refused(config):
             raise ValueError(sentence.format_map(vars(config)))
+    nothing = torch.zeros(1)  # these functions themselves refuse bad values
+    starpo.policy_loss(nothing, nothing, nothing, dual_clip=config.dual_clip)
+    starpo.filter_groups(nothing, config.filter_value, config.filter)

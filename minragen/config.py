@@ -10,13 +10,11 @@ has equations and papers.
 
 import argparse
 import dataclasses
+import importlib
 import math
 import re
 from dataclasses import dataclass, field
 
-import torch
-
-from minragen import starpo
 from minragen.checks import check_together
 from minragen.envs import REGISTRY, Budget
 from minragen.formats import FORMATS, description_parts
@@ -49,9 +47,20 @@ TINY, TINY_VLM = map(PRESETS.get, ("tiny", "tiny-vlm"))
 CALLED_ELSEWHERE, NOT_HERE = map(data_table("elsewhere").get, ("options", "not_here"))
 
 
-def opt(default, text, choices=None, least=0, most=2**31):
-    """A field with its help, and its choices or the bounds of its number."""
+def opt(default, text, choices=(), least=0, most=2**31):
+    """A field with its help, and its choices or the bounds of its number.
+
+    choices: the names, or the name of a table in starpo.py that has them
+    """
     return field(default=default, metadata=dict(help=text, choices=choices, least=least, most=most))
+
+
+def choices_of(option):
+    """The names that a field of Config may have; () for any."""
+    names = option.metadata["choices"]
+    if isinstance(names, str):  # PyTorch takes seconds to import, so it is done when needed
+        names = tuple(getattr(importlib.import_module("minragen.starpo"), names))
+    return names
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class Config:
                        ("full", "limited", "single_turn"))
     window: int = opt(3, "limited and single_turn: turns shown, this one included", least=1)
     # -- which groups
-    filter: str = opt("top_p", "which groups are trained on", starpo.FILTERS)
+    filter: str = opt("top_p", "which groups are trained on", "FILTERS")
     filter_value: float = opt(0.9, "top_p: share of the summed scores; top_k: share of the groups; "
                                    "top_k_abs: number of groups; min_p: share of the best score")
     filter_select: str = opt("largest", "end of the scores that is kept", ("largest", "smallest"))
@@ -103,7 +112,7 @@ class Config:
     # -- rewards
     credit: str = opt("episode", "where rewards go: to the end of the episode or of each turn",
                       ("episode", "turn"))
-    reward_norm: str = opt("identity", "normalisation of the returns", starpo.REWARD_NORMS)
+    reward_norm: str = opt("identity", "normalisation of the returns", "REWARD_NORMS")
     reward_norm_over: str = opt("group", "whose mean and std reward_norm takes", ("group", "batch"))
     overlong: float = opt(0.0, "DAPO: penalise this last share of max_new_tokens", most=0.99)
     kl_reward_coef: float = opt(0.0, "weight of the KL to the model before RL in token rewards")
@@ -114,7 +123,7 @@ class Config:
     lr_final: float = opt(1.0, "final learning rate / initial learning rate (linear decay)")
     decay_steps: int = opt(0, "steps over which the learning rate decays; 0: all")
     critic_lr: float = opt(1e-3, "learning rate of the critic")
-    advantages: str = opt("grpo", "estimator of the advantages", tuple(starpo.ESTIMATORS))
+    advantages: str = opt("grpo", "estimator of the advantages", "ESTIMATORS")
     norm_by_std: bool = opt(True, "grpo: divide by the group's standard deviation")
     gamma: float = opt(1.0, "discount per sampled token", most=1)
     lam: float = opt(1.0, "lambda of GAE per time step", most=1)
@@ -122,18 +131,18 @@ class Config:
     advantage_mask: str = opt("response", "GAE's time steps (all: ablation)", ("response", "all"))
     soft_reweight: bool = opt(False, "advantages times the group's reward std over the largest one")
     length_weight: bool = opt(False, "advantages times mean length / length of the episode")
-    loss_scaling: str = opt("none", "policy loss times share of groups kept", starpo.LOSS_SCALINGS)
+    loss_scaling: str = opt("none", "policy loss times share of groups kept", "LOSS_SCALINGS")
     zero_task: bool = opt(False, "advantages 0: only the regularisers train (an ablation)")
     ratio: str = opt("token", "importance ratio per token, or per row: GSPO", ("token", "sequence"))
     clip_low: float = opt(0.2, "lower clip of the ratio: 1 - low")
     clip_high: float = opt(0.28, "upper clip of the ratio: 1 + high")
     dual_clip: float = opt(3.0, "bound on the loss of tokens of negative advantage; >1, or 0: none")
-    aggregation: str = opt("token-mean", "mean of the token losses", starpo.AGGREGATIONS)
+    aggregation: str = opt("token-mean", "mean of the token losses", "AGGREGATIONS")
     loss_mask: str = opt("response", "tokens in the loss (all: ablation)", ("response", "all"))
     value_clip: float = opt(0.5, "how far one update may move a value")
     entropy_coef: float = opt(0.001, "weight of the entropy bonus")
     kl_coef: float = opt(0.0, "weight of the KL to the model before RL in the loss")
-    kl_estimator: str = opt("k3", "estimator of the KL in the loss", starpo.KL_ESTIMATORS[1:])
+    kl_estimator: str = opt("k3", "estimator of the KL in the loss", ("k2", "k3"))
     epochs: int = opt(1, "passes over a batch", least=1)
     mini_batch: int = opt(64, "rows (trajectories, or windowed turns) per optimizer step", least=1)
     token_budget: int = opt(2400, "ids in one forward pass; speed and memory only", least=1)
@@ -211,7 +220,7 @@ def parse(argv):
     for f in dataclasses.fields(Config):
         kind = (dict(action="append") if f.type is tuple else
                 dict(type=_boolean if f.type is bool else f.type))
-        choices = ", ".join(f.metadata["choices"] or ())
+        choices = ", ".join(choices_of(f) if {"-h", "--help"} & {*argv} else ())
         parser.add_argument("--" + f.name.replace("_", "-"), **kind, help=(
             f.metadata["help"] + (choices and f": {choices}") + f" [{f.default}]"))
     given, unknown = parser.parse_known_args(argv)
@@ -221,7 +230,14 @@ def parse(argv):
 
 
 def from_options(given):
-    """The checked Config of the given options {name: value}; `model` must be among them.
+    """The Config of the given options, checked: see `unchecked`."""
+    config = unchecked(given)
+    check(config)
+    return config
+
+
+def unchecked(given):
+    """The preset with the given options {name: value}; `model` must be among them.
 
     Given environment options are added to the preset's and replace those of the same name. An
     environment that gets data of the user keeps none of the preset's: they shape the bundled data.
@@ -235,9 +251,7 @@ def from_options(given):
         env, dot, option = text.partition("=")[0].rpartition(".")
         replaced = {name for o in (option, *DATA) for name in (o, env + dot + o)}
         kept += [text] if not names & replaced else []
-    config = dataclasses.replace(base, **given | {"env_arg": (*kept, *options)})
-    check(config)
-    return config
+    return dataclasses.replace(base, **given | {"env_arg": (*kept, *options)})
 
 
 def summary(config):
@@ -301,7 +315,7 @@ def _boolean(text):
 def check(config):
     """Refuse what cannot work, before anything is built. Raises ValueError with one sentence."""
     for f in dataclasses.fields(config):
-        value, choices = getattr(config, f.name), f.metadata["choices"]
+        value, choices = getattr(config, f.name), choices_of(f)
         least, most = f.metadata["least"], f.metadata["most"]
         if choices and value not in choices:
             raise ValueError(nearest(f.name, str(value), list(choices)))
@@ -318,9 +332,6 @@ def check(config):
             raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and "
                              f"-_.+= only.")
     check_together(config, preset_of(config))
-    nothing = torch.zeros(1)  # these functions themselves refuse bad values
-    starpo.policy_loss(nothing, nothing, nothing, dual_clip=config.dual_clip)
-    starpo.filter_groups(nothing, config.filter_value, config.filter)
     parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)
 
 

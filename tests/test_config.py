@@ -44,7 +44,7 @@ class TestOptions:
                    "max_actions_per_turn": "1", "log": "wandb"}
         for f in dataclasses.fields(Config):
             value = special.get(f.name) or (
-                f.metadata["choices"][-1] if f.metadata["choices"] else
+                settings.choices_of(f)[-1] if f.metadata["choices"] else
                 str(not f.default) if f.type is bool else "5" if f.type is int else "0.25")
             config = parsed("--env", "bandit", *self.NEEDS.get(f.name, []),
                             "--" + f.name.replace("_", "-"), value)

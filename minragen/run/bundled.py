@@ -79,12 +79,12 @@ def choose_model(model="", device=""):
     device = torch.device(device or ("cuda" if cuda else "cpu"))
     where = f"on {device} ({torch.cuda.get_device_name() if cuda else 'no GPU found'})"
     if model:
-        return model, device, f"model {model} as asked, {where}"
+        return model, device, f"{model} as asked, {where}"
     if device.type == "cpu":
-        return "tiny", device, f"model tiny {where}: small enough to learn in minutes on a CPU"
+        return "tiny", device, f"tiny {where}: small enough to learn in minutes on a CPU"
     if (cache_folder() / "smollm2" / "config.json").exists():
-        return "smollm2", device, f"model smollm2 {where}: the bundled pretrained model"
-    return "tiny", device, f"model tiny {where}: `make smollm2` gives a bundled pretrained model"
+        return "smollm2", device, f"smollm2 {where}: the bundled pretrained model"
+    return "tiny", device, f"tiny {where}: `make smollm2` gives a bundled pretrained model"
 
 
 def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, steps=0, device="cpu",

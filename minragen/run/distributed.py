@@ -58,17 +58,6 @@ def begin(device):
     return partial(print, flush=True) if rank() == 0 else lambda line: None
 
 
-def described(most):
-    """For the first line of a run: how many processes there are, or that up to `most` would be
-    faster on these cores."""
-    cores = os.cpu_count() or 1
-    if world_size() > 1:
-        return f"; {world_size()} processes"
-    if min(cores, most) > 1 and os.getloadavg()[0] < cores / 2:
-        return f"; {cores} idle cores: NPROC={min(cores, most)} is faster"
-    return ""
-
-
 def _watch(group):
     """End this process as soon as the next one dies, even in the middle of a long rollout.
 
@@ -208,7 +197,3 @@ def launch(processes, arguments):
         sys.exit(1)
     except (SignalException, KeyboardInterrupt):
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    launch(sys.argv[1], sys.argv[2:])

@@ -9,6 +9,7 @@ Reading order: `run` (from the start to the report), `start`, `build_groups`, `l
 Tests: `python -m pytest tests/test_train.py tests/test_runs.py`.
 """
 
+import os
 import sys
 from functools import partial
 
@@ -26,6 +27,7 @@ from minragen.more import loggers, lora, vision
 from minragen.more.windows import WindowedFrame
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
+from minragen.run.command import BEGUN, first_line
 from minragen.run.groups import backends, check_environments, env_groups
 from minragen.run.load import load_policy
 from minragen.run.log import Log
@@ -157,8 +159,11 @@ def finish(log):
 
 
 # ---- The command ---------------------------------------------------------------------------------
-def main(argv=None):
-    """Train, or print one sentence that says why not."""
+def main(argv=None, begun=BEGUN in os.environ):
+    """Train, or print one sentence that says why not.
+
+    begun: whether run/command.py has printed the first line
+    """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     say = print
@@ -169,10 +174,9 @@ def main(argv=None):
                 print(show)
             return
         say = distributed.begin(bundled.choose_model(config.model, config.device)[1])
-        # More processes than groups have nothing to do; other models use all cores already.
-        most = min(4, config.num_groups) if on_one_core(config) else 1
-        say(f"minragen  {config.env} with {config.algo}, seed {config.seed}; {why}"
-            f"{distributed.described(most)}")
+        if not begun:
+            say(first_line(config, resume, distributed.world_size()))
+        say(f"model     {why}")
         say(f"settings  {settings.summary(config)}")
         stopped = run(config, resume, say) is None
         distributed.end()
@@ -192,7 +196,7 @@ def asked_for(argv):
     resume, show = given.pop("resume"), given.pop("print_config")
     if resume:
         config = runs.resumed_config(given)
-        why = f"model {config.model} as the run began"
+        why = f"{config.model} as the run began"
     else:
         model = given.get("model", "")
         if not model and given.get("init_from"):

@@ -18,7 +18,7 @@ from minragen.run.start import main
 
 # `--`: torchrun takes --run for an abbreviation of an option of its own.
 RUN = ["-m", "--", "minragen.train", *LOTTERY, "--run"]
-SEVERAL = [sys.executable, "-m", "minragen.run.distributed"]
+SEVERAL = [sys.executable, "-m", "minragen", "train", "--nproc"]
 SHORT, LONG = shlex.split("--steps 2 --val-every 1"), shlex.split("--steps 900 --val-every 900")
 
 

@@ -1,0 +1,82 @@
+"""The command `minragen train` before PyTorch is loaded: refusals, the first line, processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from minragen.run import command, distributed, start
+
+SEEN = """
+import atexit, sys
+from minragen.__main__ import main
+atexit.register(lambda: print("torch" in sys.modules))
+main(sys.argv[1:])
+"""
+
+
+def seen(*argv):
+    """What a process prints that runs the command, and whether it has loaded PyTorch."""
+    done = subprocess.run([sys.executable, "-c", SEEN, "train", *argv], capture_output=True,
+                          text=True, env=os.environ | {"CI": "1"}, check=False)
+    *lines, loaded = done.stdout.splitlines()
+    return lines, done.stderr, loaded == "True"
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("argv, sentence", [
+        ("--env bandit --stpes 3", "unknown option '--stpes': did you mean '--steps'?"),
+        ("--env bandt", "unknown env 'bandt': did you mean 'bandit'?"),
+        ("--env bandit,frozenlak", "unknown env 'frozenlak': did you mean 'frozenlake'?"),
+        ("--env bandit --algo grop", "unknown algo 'grop': did you mean 'grpo'?"),
+        ("--env bandit --steps many", "invalid int value: 'many'"),
+        ("--env bandit --nproc some", "--nproc: got 'some', expected a number of processes"),
+        ("--env bandit --nproc 0", "--nproc: got '0', expected a number of processes")])
+    def test_a_mistyped_name_is_refused_before_pytorch_is_loaded(self, argv, sentence):
+        lines, said, loaded = seen(*argv.split())
+        assert lines == [] and sentence in said and "Traceback" not in said and not loaded
+
+
+class TestFirstLine:
+    @pytest.fixture
+    def begun(self, monkeypatch):
+        """What starts instead of a run: the arguments, and whether the first line was said."""
+        calls = []
+        monkeypatch.setattr(start, "main", lambda argv, begun: calls.append((argv, begun)))
+        monkeypatch.setattr(distributed, "launch", lambda count, argv: calls.append((count, argv)))
+        monkeypatch.setenv(command.BEGUN, "")
+        return calls
+
+    def test_it_says_what_is_trained_and_in_how_many_processes(self, begun, capsys):
+        command.train(["--env", "bandit", "--nproc", "1", "--algo", "ppo", "--seed", "3"])
+        command.train(["--env", "bandit", "--nproc", "3"])
+        command.train(["--resume", "--run", "mine"])
+        command.train(["--env", "bandit", "--print-config"])
+        assert capsys.readouterr().out.splitlines() == [
+            "minragen  bandit with ppo, seed 3", "minragen  bandit with grpo, seed 0; 3 processes",
+            "minragen  continues mine"]
+        assert begun == [(["--env", "bandit", "--algo", "ppo", "--seed", "3"], True),
+                         (3, ["--env", "bandit"]), (["--resume", "--run", "mine"], True),
+                         (["--env", "bandit", "--print-config"], True)]
+        assert os.environ[command.BEGUN] == "1"  # for the three processes
+
+
+class TestProcesses:
+    @pytest.mark.parametrize("cores, load, more, expected", [
+        (8, 0.5, {}, 4), (2, 0.5, {}, 2), (8, 5.0, {}, 1), (8, 0.5, {"model": "smollm2"}, 1),
+        (8, 0.5, {"num_groups": 3}, 3), (8, 0.5, {"resume": True}, 1), (1, 0.0, {}, 1),
+        (8, 0.5, {"CI": "true"}, 1), (8, 0.5, {"gpu": True}, 1),
+        (8, 0.5, {"gpu": True, "device": "cpu"}, 4)])
+    def test_auto_is_one_for_each_idle_core_where_that_helps(
+            self, cores, load, more, expected, monkeypatch):
+        monkeypatch.delenv("CI", raising=False)
+        if "CI" in more:
+            monkeypatch.setenv("CI", more["CI"])
+        monkeypatch.setattr(os, "cpu_count", lambda: cores)
+        monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+        monkeypatch.setattr(command.Path, "exists", lambda path: more.get("gpu", False))
+        options = {k: v for k, v in more.items() if k in ("model", "num_groups", "device")}
+        config = command.settings.unchecked({"env": "bandit", "model": "tiny"} | options)
+        assert command.processes("auto", config, more.get("resume", False)) == expected
+        assert command.processes("5", config) == 5
