@@ -14,7 +14,7 @@ import pytest
 
 # One thread: sums must not depend on the number of cores. torch and transformers read this at their
 # import, which is not here because the contract of an environment needs neither and it is slow.
-os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "CI": "1"}
 
 # `pytest`, unlike `python -m pytest`, looks neither into the checkout nor into the current folder;
 # files of long/ import those of environments/.

@@ -70,7 +70,7 @@ LATER = dict.fromkeys((
     "rollout.py: the host waits twice a token", "rollout.py: the host waits for its uploads",
     "cache.py: the host waits when rows leave", "cache.py: lengths stay on the host"),
     ("tests/long/test_accelerator.py",)) | {
-        "run/distributed.py: a killed process is not named": ("tests/long/test_launch.py",)}
+        "run/command.py: a killed process is not named": ("tests/long/test_launch.py",)}
 MUTANTS = {
     "nano.py": [
         ("(groups - mean) / (std + 1e-6)", "(groups - mean)", "advantages are not divided by std"),
@@ -580,7 +580,6 @@ MUTANTS = {
         ("    sys.stdout.flush()\n", "", "what was said before an error is lost in a file"),
         ("return partial(print, flush=True) if rank() == 0 else lambda line: None", "return print",
          "every process prints"),
-        ("failure.exitcode < 0", "failure.exitcode > 0", "a killed process is not named"),
         ('new_group(backend="gloo", timeout=PATIENCE)', 'new_group(backend="gloo")',
          "the watch gives up after gloo's half an hour"),
         ('else "gloo", timeout=PATIENCE)', 'else "gloo")',
@@ -1144,6 +1143,9 @@ MUTANTS = {
     ],
     "look/intervals.py": [
         ('method="wilson"', 'method="exact"', "the interval is another one, and wider"),
+    ],
+    "run/command.py": [
+        ("error.exit_code < 0", "failure.exitcode > 0", "a killed process is not named"),
     ],
 }
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from minragen.run import command, distributed, start
+from minragen.run import command, start
 
 SEEN = """
 import atexit, sys
@@ -44,8 +44,7 @@ class TestFirstLine:
         """What starts instead of a run: the arguments, and whether the first line was said."""
         calls = []
         monkeypatch.setattr(start, "main", lambda argv, begun: calls.append((argv, begun)))
-        monkeypatch.setattr(distributed, "launch", lambda count, argv: calls.append((count, argv)))
-        monkeypatch.setenv(command.BEGUN, "")
+        monkeypatch.setattr(command, "launch", lambda count, run: calls.append(count) or run())
         return calls
 
     def test_it_says_what_is_trained_and_in_how_many_processes(self, begun, capsys):
@@ -57,9 +56,8 @@ class TestFirstLine:
             "minragen  bandit with ppo, seed 3", "minragen  bandit with grpo, seed 0; 3 processes",
             "minragen  continues mine"]
         assert begun == [(["--env", "bandit", "--algo", "ppo", "--seed", "3"], True),
-                         (3, ["--env", "bandit"]), (["--resume", "--run", "mine"], True),
+                         3, (["--env", "bandit"], True), (["--resume", "--run", "mine"], True),
                          (["--env", "bandit", "--print-config"], True)]
-        assert os.environ[command.BEGUN] == "1"  # for the three processes
 
 
 class TestProcesses:

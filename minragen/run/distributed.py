@@ -13,7 +13,6 @@ Reading order: `begin`, `Processes`; last `progress_bar`.
 Tests: `python -m pytest tests/test_distributed.py`.
 """
 
-import logging
 import os
 import re
 import sys
@@ -25,9 +24,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.distributed import run
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from tqdm import tqdm
 
 from minragen.look.faults import told
@@ -178,22 +174,3 @@ def progress_bar(title, total=None):
                 f" after {seconds:.0f} s"), file=sys.stderr, flush=True)
 
     yield update
-
-
-def launch(processes, arguments):
-    """What torchrun does, without its traceback: a process that failed has said why, unless a
-    signal ended it."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process sets its own number of threads
-    # What they send each other is pickled, so no other machine may connect.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    logging.disable(logging.CRITICAL)  # of torchrun, in this process
-    try:
-        run.main([f"--nproc-per-node={processes}", "-m", "--", "minragen.train", *arguments])
-    except ChildFailedError as error:
-        for number, failure in error.failures.items():
-            if failure.exitcode < 0:
-                print(f"error: process {number} was ended by signal {-failure.exitcode}",
-                      file=sys.stderr)
-        sys.exit(1)
-    except (SignalException, KeyboardInterrupt):
-        sys.exit(130)

@@ -9,7 +9,6 @@ Reading order: `run` (from the start to the report), `start`, `build_groups`, `l
 Tests: `python -m pytest tests/test_train.py tests/test_runs.py`.
 """
 
-import os
 import sys
 from functools import partial
 
@@ -27,7 +26,7 @@ from minragen.more import loggers, lora, vision
 from minragen.more.windows import WindowedFrame
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
-from minragen.run.command import BEGUN, first_line
+from minragen.run.command import first_line
 from minragen.run.groups import backends, check_environments, env_groups
 from minragen.run.load import load_policy
 from minragen.run.log import Log
@@ -159,7 +158,7 @@ def finish(log):
 
 
 # ---- The command ---------------------------------------------------------------------------------
-def main(argv=None, begun=BEGUN in os.environ):
+def main(argv=None, begun=False):
     """Train, or print one sentence that says why not.
 
     begun: whether run/command.py has printed the first line

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from conftest import keep_runs_in
@@ -13,7 +14,7 @@ from several import TORCHRUN, Launched, free_port
 from test_distributed import LOTTERY
 from training import metrics, read_lines
 
-from minragen.run import distributed
+from minragen.run import command
 from minragen.run.start import main
 
 # `--`: torchrun takes --run for an abbreviation of an option of its own.
@@ -81,9 +82,11 @@ class TestLaunch:
     def test_the_processes_of_one_machine_talk_where_no_other_can_listen(self, monkeypatch):
         """They exchange pickles."""
         monkeypatch.setattr(os, "environ", {})
-        monkeypatch.setattr(distributed.run, "main", lambda words: None)
-        monkeypatch.setattr(distributed.logging, "disable", lambda level: None)
-        distributed.launch(2, [])
+        monkeypatch.setattr(command.signal, "signal", lambda *given: None)
+        monkeypatch.setattr(command.logging, "disable", lambda level: None)
+        monkeypatch.setattr("torch.multiprocessing.start_processes", lambda *given, **named: (
+            SimpleNamespace(processes=[], join=lambda grace_period: True)))
+        command.launch(2, None)
         name = os.environ["GLOO_SOCKET_IFNAME"]
         assert name in ("lo", "lo0") and name in [name for _, name in socket.if_nameindex()]
 
