@@ -1145,7 +1145,7 @@ MUTANTS = {
         ('method="wilson"', 'method="exact"', "the interval is another one, and wider"),
     ],
     "run/command.py": [
-        ("error.exit_code < 0", "failure.exitcode > 0", "a killed process is not named"),
+        ("error.exit_code < 0", "error.exit_code > 0", "a killed process is not named"),
     ],
 }
 
