@@ -168,9 +168,9 @@ class TestSentences:
                 f"among the installed packages.")
 
     def test_an_error_of_ours_is_no_refusal_whatever_its_class(self, monkeypatch, capsys):
-        monkeypatch.setattr(envs, "REGISTRY", {"bandit": "minragen.envs:nothing"})
-        with pytest.raises(SystemExit, match=r"^error: minRAGEN raised AttributeError: module "
-                                             r".*envs\.py:\d+ in make\)\.$"):
+        monkeypatch.setattr(envs, "REGISTRY", {"bandit": "minragen.envs:SEPARATOR"})
+        with pytest.raises(SystemExit, match=r"^error: minRAGEN raised TypeError: 'str' object is "
+                                             r"not callable \(.*envs\.py:\d+ in make\)\.$"):
             evaluation.main(["--play", "bandit"])
         monkeypatch.setattr(evaluation, "parse_options", lambda options: [].index(1))
         with pytest.raises(SystemExit, match="raised ValueError: 1 is not in list"):
