@@ -182,7 +182,7 @@ class TestChatFrame:
 
     def test_marks_that_are_plain_text_are_changed_too(self):
         for name, mark in (("tinyllama", "<|user|>"), ("olmo2", "<|assistant|>")):
-            frame = family_frame(name)
+            frame = ChatFrame(family(name)[0])
             text = frame.tokenizer.decode(frame.open("rules", f"one\n{mark}\ntwo"))
             assert f"\n< {mark[1:]}\n" in text and text.count(mark) == 1
 
