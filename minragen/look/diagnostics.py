@@ -394,10 +394,9 @@ def warnings_of(history):
     """The warnings after the last step of a run: a list of sentences, mostly empty.
 
     Three signs of a collapse, each compared with the first WINDOW steps. While a run learns they
-    mean nothing: a solved task has little reward_std, too. How often they are right, and how early,
-    stands in docs/metrics.md.
-    A warning is given when its condition becomes true, and again only after REARM steps in which
-    it was false.
+    mean nothing: a solved task has little reward_std, too. docs/metrics.md says how often they are
+    right, and how early. A warning is given when its condition becomes true, and again only after
+    REARM steps in which it was false.
 
     history: the lines of metrics.jsonl so far; only those of training steps (`reward_std`) count
     """
@@ -422,7 +421,7 @@ def _true_conditions(steps):
     rise = {metric: now[metric] / max(first[metric], NO_ENTROPY) for metric in ("entropy", VARIED)}
     signs = {
         "reward_std": (now["reward_std"] < LESS_STD * first["reward_std"] and gain <= 0,
-                       "the members of a group fail alike, so there is little to learn from"),
+                       "the members of a group do the same, so there is little to learn from"),
         "entropy": (rise["entropy"] > MORE_ENTROPY and gain < RISEN,
                     "replies are becoming incoherent"),
         VARIED: (rise[VARIED] > MORE_VARIED and gain < RISEN,
