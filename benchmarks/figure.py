@@ -23,7 +23,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks import algorithm, environments
+from benchmarks import alarms, algorithm, environments
 from benchmarks.environments import with_interval
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
@@ -318,6 +318,7 @@ def mutants_result():
 # page -> {name of a block in it: function that makes its text}
 PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headline_table},
          "docs/environments.md": {"environments": environments_table},
+         "docs/metrics.md": {"warnings": alarms.table},
          "docs/models.md": {"lora": lora_table},
          "docs/vision.md": {"episode": partial(episode_of, "readme-frozenlake-image-grpo-s0"),
                             "vision": vision_table},

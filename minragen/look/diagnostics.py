@@ -36,7 +36,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -60,10 +60,11 @@ LOW_MI = 0.25  # I(X;Z) is low below this share of its first value ...
 CHANCE_ERRORS = 2  # ... or if retrieval is less than so many standard errors above chance
 LEAST_THINKING, LEAST_COLUMNS = 0.5, 4  # with less there is no regime
 
-WINDOW = 10  # steps averaged at the beginning and at the end of a run
-SPIKE = 100  # a clipped gradient norm above so many medians of the steps before prints a note
-RECENT, BEFORE = 3, 20  # for sudden changes: steps that count as "now", and before
-SOLVED = 0.9  # mean success over WINDOW steps that silences variety warnings
+WINDOW = 5  # steps averaged at the beginning of a run and now
+LESS_STD = 0.6  # reward_std below this share of its first value warns,
+MORE_ENTROPY, MORE_VARIED = 1.5, 3  # and so do entropy and H(Z|X) above these multiples ...
+RISEN, SOLVED = 0.1, 0.9  # ... unless success has risen so much, or is so high
+VARIED = "first_turn/conditional_entropy_per_token"
 REARM = 20  # steps that a condition must be false before it warns again
 
 
@@ -389,36 +390,13 @@ def regime(first, now):
     return "template collapse" if low_mi else "diverse"
 
 
-# comparison -> (last steps that it looks at, 0: all; values that it needs; values -> (before, now);
-# start of the warning). "recent" takes medians, so that a single spike of grad_norm, which clipping
-# absorbs, does not warn. "best" takes few values, since the format is soon lost.
-COMPARED = {
-    "run": (0, 2 * WINDOW, lambda values: (fmean(values[:WINDOW]), fmean(values[-WINDOW:])),
-            "is {now:.3g}, it began at {before:.3g}, and the task is not solved"),
-    "recent": (RECENT + BEFORE, RECENT + BEFORE // 2,
-               lambda values: (median(values[:-RECENT]), median(values[-RECENT:])),
-               f"is {{now:.3g}} over the last {RECENT} steps, its median was {{before:.3g}}"),
-    "best": (0, RECENT + 1, lambda values: (max(values), fmean(values[-RECENT:])),
-             f"is {{now:.3g}} over the last {RECENT} steps, it was up to {{before:.3g}}")}
-# (metric, comparison, factor, end of the warning); a factor below 1 warns of a fall, else of a rise
-CONDITIONS = (
-    ("reward_std", "run", 0.3, "the members of a group do the same, so there is little to learn "
-                               "from. An Echo Trap begins like this."),
-    ("entropy", "run", 0.2, "the policy has stopped exploring."),
-    ("entropy", "recent", 2.0, "replies are becoming incoherent."),
-    ("grad_norm", "recent", 4.0, "if success falls, lower the learning rate."),
-    ("valid", "best", 0.5, "replies have lost the response format. Lower the learning rate."),
-    ("distinct_3", "run", 0.5, "replies repeat each other."))
-FLOOR = {"entropy": NO_ENTROPY}  # of "before": a rise from almost no entropy is no sign
-
-
 def warnings_of(history):
     """The warnings after the last step of a run: a list of sentences, mostly empty.
 
-    The Echo Trap (RAGEN V1): the reward std collapses, then entropy misbehaves, then the gradient
-    spikes and the run does not recover. A warning is given when its condition becomes true, and
-    again only after REARM steps in which it was false. NOTE: a solved run also has little reward
-    std, entropy and variety, so comparisons over the run are silent while success is SOLVED.
+    Three signs of a collapse, each compared with the first WINDOW steps. While a run learns they
+    mean nothing: a solved task has little reward_std, too. docs/metrics.md says how often they are
+    right, and how early. A warning is given when its condition becomes true, and again only after
+    REARM steps in which it was false.
 
     history: the lines of metrics.jsonl so far; only those of training steps (`reward_std`) count
     """
@@ -430,16 +408,28 @@ def warnings_of(history):
             if not any(condition in _true_conditions(steps[:-k]) for k in earlier)]
 
 
-def gradient_spike(history, max_grad_norm):
-    """A sentence if the `grad_norm` of the last step is more than SPIKE times the median of up to
-    BEFORE steps before it and was clipped, else "". No warning: no stored run with one collapsed.
-    """
-    now = _values(history[-1:], "grad_norm")
-    before = _values(history[-BEFORE - 1:-1], "grad_norm")
-    if not now or len(before) < RECENT or now[0] <= max(SPIKE * median(before), max_grad_norm):
-        return ""
-    return (f"grad_norm is {now[0]:.3g} in step {history[-1]['step']}, its median was "
-            f"{median(before):.3g}: clipped to {max_grad_norm:g}.")
+def _true_conditions(steps):
+    """{metric: sentence} of what is true at the last of these steps. A mean of nothing is nan, and
+    nothing is true of it."""
+    if len(steps) < 2 * WINDOW:
+        return {}
+    first, now = ({metric: fmean(_values(part, metric) or [math.nan])
+                   for metric in ("success", "reward_std", "entropy", VARIED)}
+                  for part in (steps[:WINDOW], steps[-WINDOW:]))
+    gain = now["success"] - first["success"]
+    # A rise from almost no entropy is no sign.
+    rise = {metric: now[metric] / max(first[metric], NO_ENTROPY) for metric in ("entropy", VARIED)}
+    signs = {
+        "reward_std": (now["reward_std"] < LESS_STD * first["reward_std"] and gain <= 0,
+                       "the members of a group do the same, so there is little to learn from"),
+        "entropy": (rise["entropy"] > MORE_ENTROPY and gain < RISEN,
+                    "replies are becoming incoherent"),
+        VARIED: (rise[VARIED] > MORE_VARIED and gain < RISEN,
+                 "the reasoning varies more and helps no more")}
+    return {metric: f"{metric} is {now[metric]:.3g} over the last {WINDOW} steps, it began at "
+                    f"{first[metric]:.3g}, and success has changed by {gain:+.2f}: {meaning}. "
+                    f"Lower lr, or raise mini_batch."
+            for metric, (true, meaning) in signs.items() if true and now["success"] < SOLVED}
 
 
 def early_stop(history):
@@ -464,32 +454,6 @@ def early_stop(history):
         if len(validated) >= 5 and max(validated[-5:]) < max(0.01, 0.1 * best):
             return f"{name} was at most {max(validated[-5:]):.3g} in 5 validations in a row."
     return ""
-
-
-def _true_conditions(steps):
-    """{condition: sentence} of what is true at the last of these steps."""
-    success = _values(steps[-WINDOW:], "success")
-    solved, sentences = bool(success) and fmean(success) >= SOLVED, {}
-    for condition in CONDITIONS:
-        metric, span, factor, end = condition
-        window, least, compare, start = COMPARED[span]
-        values = _values(steps[-window:], metric)
-        if len(values) < least or solved and span == "run":
-            continue
-        before, now = compare(values)
-        if factor > 1:
-            before = max(before, FLOOR.get(metric, 0))
-        if now < factor * before if factor < 1 else now > factor * before:
-            sentences[condition] = f"{metric} {start.format(now=now, before=before)}: {end}"
-    measured = [s for s in steps if s.get("first_turn/mi") is not None]
-    label = regime(measured[0], measured[-1]) if measured else ""
-    if label.endswith("collapse"):
-        mi, retrieved, chance = (measured[-1][f"first_turn/{name}"]
-                                 for name in ("mi", "retrieval", "retrieval_chance"))
-        sentences["regime"] = (
-            f"{label}: the reasoning no longer depends on the prompt (mutual information {mi:.2f} "
-            f"nats, retrieval {retrieved:.2f}, chance {chance:.2f}).")
-    return sentences
 
 
 def _values(steps, metric):

@@ -128,8 +128,6 @@ class Log(train.Log, contextlib.AbstractContextManager):
         if somebody asks the run to stop, which all processes do after the same step."""
         for warning in diagnostics.warnings_of(self.history):
             self.say(f"warning   {warning}")
-        if note := diagnostics.gradient_spike(self.history, self.config.max_grad_norm):
-            self.say(f"note      {note}")
         asked = any(learner.world.gather(bool(self.requests)))
         known = [line.get("val/success") for line in self.history if line["step"] > 0]
         *before, validated = [-1.0, *(-1.0 if v is None else v for v in known)]  # None: not finite
