@@ -19,9 +19,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import jupytext
 import matplotlib
-import nbformat
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -355,6 +353,9 @@ def notebook():
     """The text of docs/tutorial.ipynb: INSTALL, then docs/tutorial.md with its blocks as cells. A
     `text` block is the output of the cell above it. A picture is an output, too, because Colab
     shows neither attachments nor files beside a notebook."""
+    import jupytext  # of the tests' extra, without which findings and compare import this file
+    import nbformat
+
     page = re.sub(r"^!\[(.*)\]\((.*)\)$", r'```python\nImage("docs/\2", alt="\1")\n```',
                   (ROOT / "docs" / "tutorial.md").read_text(), flags=re.MULTILINE)
     book, output = jupytext.reads(page, "md"), nbformat.v4.new_output
