@@ -218,9 +218,9 @@ class TestNotebook:
         folder = tmp_path / "origin"
         shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(
             ".git", ".venv", "runs", "__pycache__", ".*_cache"))
-        for words in (["init"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b.c",
-                                               "commit", "--message", "all"]):
-            subprocess.run(["git", *words, "--quiet"], cwd=folder, check=True)
+        for words in ("init --quiet", "add .",
+                      "-c user.name=a -c user.email=a@b.c commit --quiet --message all"):
+            subprocess.run(["git", *words.split()], cwd=folder, check=True)
         return folder.as_uri()
 
     def test_its_cells_are_the_blocks_of_the_page_with_their_outputs(self, book):
