@@ -7,7 +7,8 @@ docs/environments/ boards.png, the images of FrozenLake and Sokoban, and seen.pn
 episode. algorithm.py draws step.png, row.png and tree.png in docs/: for them a step of a stored run
 is made again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
 `<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME
-SEED`. tests/test_readme.py checks that the pages say what this script would write.
+SEED`. docs/tutorial.ipynb is docs/tutorial.md as a notebook. tests/test_readme.py checks that the
+pages and the notebook say what this script would write.
 """
 
 import base64
@@ -15,6 +16,7 @@ import io
 import json
 import re
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -51,6 +53,16 @@ COLOURS = ("tab:blue", "tab:orange", "tab:green")
 EPISODE = re.compile(
     r"(```console\n\$ \.venv/bin/python -m minragen environments (\w+) (\d+)\n).*?(^```$)",
     re.DOTALL | re.MULTILINE)
+# The first cell of the notebook: it goes to the project's folder.
+INSTALL = """\
+import os, sys
+from IPython.display import Image
+if os.path.basename(os.getcwd()) == "docs":
+    os.chdir("..")
+if not os.path.exists("minragen/train.py"):  # this notebook was opened without a checkout
+    !git clone --quiet --depth 1 {input("Address of minRAGEN's repository: ")} minragen
+    os.chdir("minragen")
+    !{sys.executable} -m pip install --quiet . pytest"""
 
 
 def read(name):
@@ -338,6 +350,35 @@ def rewritten(page):
     return with_episodes(written_into((ROOT / page).read_text(), blocks))
 
 
+def notebook():
+    """The text of docs/tutorial.ipynb: INSTALL, then docs/tutorial.md with its blocks as cells. A
+    `text` block is the output of the cell above it. A picture is an output, too, because Colab
+    shows neither attachments nor files beside a notebook."""
+    import jupytext  # of the tests' extra, without which findings and compare import this file
+    import nbformat
+
+    page = re.sub(r"^!\[(.*)\]\((.*)\)$", r'```python\nImage("docs/\2", alt="\1")\n```',
+                  (ROOT / "docs" / "tutorial.md").read_text(), flags=re.MULTILINE)
+    book, output = jupytext.reads(page, "md"), nbformat.v4.new_output
+    for cell, below in pairwise(book.cells):
+        if found := re.match(r"```text\n(.*?)^```\n*", below.source, re.DOTALL | re.MULTILINE):
+            below.source = below.source[found.end():]
+            cell.outputs = [output("stream", text=found[1])]
+        elif cell.cell_type == "code" and (found := re.match(r'Image\("(.*?)"', cell.source)):
+            image = base64.b64encode((ROOT / found[1]).read_bytes()).decode()
+            cell.outputs = [output("execute_result", {"image/png": image})]
+        elif found := re.match(r"# (\w+\.py)\n", cell.source):  # a file that the reader saves
+            cell.source = f"%%writefile {found[1]}\n{cell.source[found.end():]}"
+            cell.outputs = [output("stream", text=f"Writing {found[1]}\n")]
+        cell.source = cell.source.replace("%%sh\n.venv/bin/python", "!{sys.executable}")
+    book.cells.insert(0, nbformat.v4.new_code_cell(INSTALL))
+    for number, cell in enumerate(book.cells):
+        cell.id, cell.metadata = str(number), {}
+    book.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"},
+                     "language_info": {"name": "python"}}
+    return nbformat.writes(book) + "\n"
+
+
 if __name__ == "__main__":
     draw(ROOT / "docs" / "learning.png")
     draw_boards(ROOT / "docs" / "environments" / "boards.png")
@@ -345,5 +386,6 @@ if __name__ == "__main__":
     algorithm.draw(ROOT / "docs", FIRST)
     for page in PAGES:
         (ROOT / page).write_text(rewritten(page))
-    print(f"wrote the pictures of docs/ and docs/environments/, and the tables of "
-          f"{', '.join(PAGES)}")
+    (ROOT / "docs" / "tutorial.ipynb").write_text(notebook())
+    print(f"wrote the pictures of docs/ and docs/environments/, docs/tutorial.ipynb, and the "
+          f"tables of {', '.join(PAGES)}")

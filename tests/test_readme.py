@@ -82,6 +82,10 @@ class TestPages:
     def test_tables_log_and_episodes_are_what_the_project_prints(self, page):
         assert figure.rewritten(page) == (ROOT / page).read_text()
 
+    def test_the_notebook_is_what_the_tutorial_gives(self):
+        text = (ROOT / "docs" / "tutorial.ipynb").read_text()
+        assert figure.notebook() == text and len(text) < 500_000
+
     def test_an_episode_counts_the_turns_that_it_leaves_out(self):
         whole, first = (figure.episode_of("readme-metamathqa-smollm2", turns) for turns in (0, 1))
         assert whole.count("Turns left") == 5 and "more turns" not in whole
@@ -193,7 +197,7 @@ class TestPages:
 
     def test_no_file_names_a_folder_of_the_machine(self):
         for pattern in ("*.md", "*.toml", "*.cff", "Makefile", "minragen/**/*.py", "docs/**/*.md",
-                        "tests/**/*.py", "benchmarks/*.py"):
+                        "docs/*.ipynb", "tests/**/*.py", "benchmarks/*.py"):
             for path in ROOT.glob(pattern):
                 found = re.search(r"(?<![\w.{}])/(home|root|work|Users)/", path.read_text())
                 assert not found, path

@@ -1,28 +1,33 @@
-"""The tutorial is true: its blocks run in order and print what the page shows.
+"""The tutorial is true: its blocks run in order and print what the page shows, also as a notebook.
 
     python -m pytest tests/long/test_tutorial.py
-    python -m tests.test_tutorial --write        # write what they print into the page
+    python -m tests.long.test_tutorial --write   # write what they print into the page
+    make figure                                  # write the notebook again
 
 A block is followed by a `text` block with its output, or prints nothing. A `python` block whose
 first line is a comment with a file name is saved under that name. All others run in one namespace.
-A `sh` block runs in a process of its own.
+A `sh` block runs in a process of its own. benchmarks/figure.py makes the notebook from the page.
 """
 
 import codeop
 import contextlib
+import copy
 import difflib
 import io
 import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "tutorial.md"
@@ -132,6 +137,17 @@ def difference(shown, output):
     return "\n".join(difflib.unified_diff(shown, output, "the page", "this run", lineterm="", n=1))
 
 
+def shown_by(cell):
+    """What a cell of a notebook has printed, without progress bars."""
+    return "".join(output.text for output in cell.get("outputs", ())
+                   if output.get("name") == "stdout")
+
+
+def pictures_of(cell):
+    return [output.data.get("image/png", "").strip() for output in cell.get("outputs", ())
+            if "data" in output]
+
+
 def rewritten(page, blocks, outputs):
     """The page with these outputs."""
     for block, output in [*zip(blocks, outputs)][::-1]:
@@ -150,7 +166,7 @@ class TestTutorial:
                   for block, output in zip(blocks, printed(blocks))
                   if (fault := difference(block.shown, output))]
         assert not faults, "\n".join(
-            [*faults, "\nIf the run is right: .venv/bin/python -m tests.test_tutorial --write"])
+            [*faults, "\nIf the run is right: python -m tests.long.test_tutorial --write"])
 
     @pytest.mark.parametrize("block", [block for block in blocks_of(PAGE.read_text())
                                        if block.label == "python" and not block.file],
@@ -177,6 +193,63 @@ class TestTutorial:
         code = [line for block in blocks_of(page) for line in block.source.splitlines()]
         assert max(map(len, code)) <= 100
         assert max(len(line) for line in BLOCK.sub("", page).splitlines()) <= 120
+
+
+class TestNotebook:
+    @pytest.fixture
+    def book(self):
+        return nbformat.read(PAGE.with_suffix(".ipynb"), as_version=4)
+
+    @pytest.fixture
+    def execute(self, tmp_path, monkeypatch):
+        """(notebook, folder) -> the notebook with the outputs of this run, in a home of its own.
+        pip is offline and only writes into pip.log what it would install."""
+        for name, value in {
+                "HOME": tmp_path, "MINRAGEN_CACHE": tmp_path / "cache", "NO_COLOR": 1,
+                "PIP_DRY_RUN": 1, "PIP_NO_INDEX": 1, "PIP_NO_BUILD_ISOLATION": 0,
+                "PIP_CONFIG_FILE": os.devnull, "PIP_LOG": tmp_path / "pip.log"}.items():
+            monkeypatch.setenv(name, str(value))
+        return lambda book, folder: NotebookClient(
+            copy.deepcopy(book), timeout=600, resources={"metadata": {"path": folder}}).execute()
+
+    @pytest.fixture
+    def address(self, tmp_path):
+        """A repository with the files of this tree."""
+        folder = tmp_path / "origin"
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(
+            ".git", ".venv", "runs", "__pycache__", ".*_cache"))
+        for words in ("init --quiet", "add .",
+                      "-c user.name=a -c user.email=a@b.c commit --quiet --message all"):
+            subprocess.run(["git", *words.split()], cwd=folder, check=True)
+        return folder.as_uri()
+
+    def test_its_cells_are_the_blocks_of_the_page_with_their_outputs(self, book):
+        _, *cells = [cell for cell in book.cells if cell.cell_type == "code"
+                     and not cell.source.startswith("Image(")]
+        blocks = blocks_of(PAGE.read_text())
+        assert [re.sub("^%%writefile ", "# ", cell.source).replace(
+            "!{sys.executable}", ".venv/bin/python") + "\n" for cell in cells] == [
+            block.source for block in blocks]
+        assert [shown_by(cell) for cell in cells] == [
+            block.shown or f"Writing {block.file}\n" for block in blocks]
+
+    def test_without_a_checkout_it_fetches_one_and_shows_what_is_stored(
+            self, book, execute, address, tmp_path):
+        (folder := tmp_path / "alone").mkdir()
+        first, *cells = book.cells
+        first.source = re.sub(r"input\(.*?\)", repr(address), first.source)
+        _, *done = execute(book, folder).cells
+        assert "Would install minragen" in (tmp_path / "pip.log").read_text()
+        assert not (faults := "".join(
+            f"\n\ncell {old.id}:\n{fault}" for old, new in zip(cells, done)
+            if (fault := difference(shown_by(old), abbreviated(shown_by(new)))))), faults
+        assert [*map(pictures_of, done)] == [*map(pictures_of, cells)]
+
+    def test_in_a_checkout_its_first_cell_only_goes_to_the_folder(self, book, execute):
+        first, where = book.cells[0], nbformat.v4.new_code_cell("print(os.getcwd())")
+        book.cells = [first, first, where]
+        *before, last = execute(book, PAGE.parent).cells
+        assert [shown_by(cell) for cell in before] == ["", ""] and shown_by(last) == f"{ROOT}\n"
 
 
 class TestComparison:
@@ -207,7 +280,7 @@ class TestComparison:
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
-        sys.exit("usage: python -m tests.test_tutorial --write")
+        sys.exit("usage: python -m tests.long.test_tutorial --write")
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
     text = PAGE.read_text()
     found = blocks_of(text)
