@@ -478,8 +478,8 @@ class TestBrowser:
         run = Run(folder)
         found, console = browse(report.write([folder]), self.CARDS + """
             const legend = title => figure(title).querySelector(".legend").textContent;
-            const ticks = () => [...figure("entropy").querySelectorAll(".plot span:not(.mark)")].map(
-              e => e.textContent).slice(-3);
+            const ticks = () => [...figure("entropy").querySelectorAll(
+              ".plot span:not(.mark)")].map(e => e.textContent).slice(-3);
             const seen = {first: legend("entropy")};
             pointer("entropy", "move", 0.1); seen.moved = legend("entropy");
             pointer("entropy", "down", 0.5); pointer("entropy", "move", 0.75);
@@ -494,10 +494,12 @@ class TestBrowser:
             seen.large = figure("success").parentNode.className;
             return seen;""")
         assert console == [] and sorted(found["figures"]) == sorted(figures_of([run]))
-        assert found["first"] == "entropy— entropy 0.025step 40"
+        assert found["first"] == "entropy— entropy 0.025"
         assert found["moved"] == "entropy— entropy 0.25step 4"
         assert found["part"] == ["26", "28", "30"] and found["all"] == ["20", "30", "40"]
-        assert found["marks"] == [["\u25b4", "grad_norm 100000 at step 20", "0px"]]
+        (step, warning), = run.warnings
+        assert found["marks"] == [["!", f"step {step}: {warning}", "0px"],
+                                  ["\u25b4", "grad_norm 100000 at step 20", "0%"]]
         assert {"compressed", "diverse", "low-entropy collapse", "template collapse", "\u25cb 1",
                 "\u25a0 40"} <= {*found["map"]}
         assert found["help"] == "; healthy: ".join(report.meanings()["entropy"])

@@ -290,8 +290,7 @@ def load_config(run):
         own = [name for name in known if not name.startswith(("readme-", "findings-"))]
         others = difflib.get_close_matches(run, known)  # also of those that the project stores
         raise ValueError(nearest("run", run, [*dict.fromkeys(own + others)] or known))
-    shared = RUNS / "figures"  # of a page about several runs
-    for path in (folder, *folder.rglob("*"), shared, *shared.glob("*")):
+    for path in (folder, *folder.rglob("*")):
         if path.is_symlink():
             raise ValueError(f"{path} is a symbolic link, so files could be written elsewhere. "
                              f"Replace it by what it points to.")
