@@ -938,9 +938,11 @@ MUTANTS = {
         ("max(shallow)", "min(shallow)", "the worse shallow player is shown as the best"),
         ("max(0, k - half):k + half + 1", "k:k + half + 1", "smoothed curves run ahead"),
         ("min(high, usual_high + reach)", "high", "an outlier squeezes a curve"),
-        ('if told["content"] != observation:', "if False:",
+        ('(told["content"], next(images, None)) != (observation, shown)',
+         "next(images, None) != shown",
          "boards of another instance stand beside a conversation"),
-        ('pictures[:-1] == episode.get("images", pictures[:-1])', "True",
+        ('(told["content"], next(images, None)) != (observation, shown)',
+         'told["content"] != observation',
          "boards of another instance stand in for the images that were stored"),
     ],
     "run/start.py": [

@@ -207,7 +207,7 @@ class TestStory:
     @pytest.mark.parametrize("held_out, told", [
         ({0: 32, 4: 48, 8: 56, 12: 57},
          "rose from 0.50 [0.38, 0.62] at step 0 to 0.89 [0.79, 0.95] at step 12. "
-         "In the last 4 steps it changed little: 0.88 to 0.89."),
+         "Since step 8 no change is measurable: 0.88 to 0.89."),
         ({0: 10, 4: 32, 8: 57}, "rose from 0.16 [0.09, 0.26] at step 0 to 0.89 [0.79, 0.95] at "
                                 "step 8. It still changed between the last two validations."),
         ({0: 32, 4: 30, 8: 5}, "fell from 0.50 [0.38, 0.62] at step 0 to 0.08 [0.03, 0.17] at "
@@ -344,17 +344,18 @@ class TestPage:
         options = (f"view={view}", "slip=0.5")
         run = Run(store(tmp_path / "a", env_arg=options, max_turns=4))
         env = make("frozenlake", "val", Budget(4, 2, 10), view=view, slip=0.5, frozen=0.8)
-        seen, messages = [], [{"role": "system", "content": env.system_prompt}]
+        seen, images, messages = [], [], [{"role": "system", "content": env.system_prompt}]
         observation, _ = env.reset(seed=3, options={"member": 1})
         for reply in ("one</think><answer>Up</answer>", "no answer", "<answer>Up</answer>"):
-            seen.append(data_uri(env.draw()))
+            seen.append(env.cells())
+            images.append(data_uri(env.draw()))
             messages += [{"role": "user", "content": observation},
                          {"role": "assistant", "content": reply}]
             observation, *_ = env.step("Up" if reply.startswith("one") else "")
         episode = {"split": "val", "env": "frozenlake", "seed": 3, "member": 1,
-                   "messages": messages} | ({"images": seen} if view == "image" else {})
+                   "messages": messages} | ({"images": images} if view == "image" else {})
         boards = report.boards_of(run.config)
-        assert boards(episode) == [*seen, data_uri(env.draw())] and len({*seen}) == 2
+        assert boards(episode) == [*seen, env.cells()] and len({*images}) == 2
         assert boards(episode | {"seed": 4}) == []
         assert report.boards_of(Run(store(tmp_path / "b", env="countdown")).config)(episode) == []
 

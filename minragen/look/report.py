@@ -27,8 +27,8 @@ import numpy as np
 
 from minragen.chat import reply_pattern
 from minragen.config import BUDGETS, Config, changed_environment, env_names, summary
-from minragen.environments.board import Board
-from minragen.envs import REGISTRY, EnvGroups
+from minragen.environments.board import Board, read_tiles
+from minragen.envs import REGISTRY, EnvGroups, image_of
 from minragen.formats import FORMATS, forced_prefix
 from minragen.look.diagnostics import LOW_ENTROPY, LOW_MI, NO_ENTROPY, warnings_of
 from minragen.look.faults import Parser
@@ -91,7 +91,9 @@ def write(folders, reload=0):
         runs=loaded, story=[*map(story, configurations(loaded).items())], facts=facts,
         problems=problems, rows=table(loaded), curves=CURVES, figures=figures_of(loaded),
         gradients=gradients(loaded[0]), episodes=[e for episodes, _ in kept for e in episodes],
-        left_out=" ".join(dict.fromkeys(said for _, said in kept if said)), reload=reload))
+        left_out=" ".join(dict.fromkeys(said for _, said in kept if said)), reload=reload,
+        tiles={name: [*map(data_uri, read_tiles(board.tiles, 8))] for run in loaded
+               for name in env_names(run.config) if (board := board_of(name))}))
     return target / "report.html"
 
 
@@ -182,8 +184,8 @@ def story(labelled):
     elif len(latest) == 1:
         end = "It still changed between the last two validations."
     else:
-        end = (f"In the last {last - min(latest)} steps it changed little: "
-               f"{min(latest.values()):.2f} to {max(latest.values()):.2f}.")
+        end = (f"Since step {min(latest)} no change is measurable: {min(latest.values()):.2f} to "
+               f"{max(latest.values()):.2f}.")
     return start, end
 
 
@@ -417,13 +419,18 @@ def conversations(run, size):
             f"Only every {every}th stored step fits into this page." if every > 1 else "")
 
 
+def board_of(name):
+    """The class of an environment that has a board, else None."""
+    found = pkgutil.resolve_name(REGISTRY[name]) if name in REGISTRY else None
+    return found if isinstance(found, type) and issubclass(found, Board) else None
+
+
 def boards_of(config):
-    """A function from an episode to pictures of its board before each reply and after the last, as
-    data URIs. It plays the episode again; [] if the environment has no board, or does not show
-    what the model was shown."""
+    """A function from an episode to its boards before each reply and after the last: rows of the
+    indices of tiles. It plays the episode again; [] if the environment has no board, or does not
+    show what the model was shown."""
     names = env_names(config)
-    if not all(name in REGISTRY and issubclass(pkgutil.resolve_name(REGISTRY[name]), Board)
-               for name in names):
+    if not all(map(board_of, names)):
         return lambda episode: []
     budgets = {name: getattr(config, name) for name in BUDGETS if getattr(config, name)}
     pattern = reply_pattern(FORMATS[config.response_format])
@@ -437,14 +444,16 @@ def boards_of(config):
         env = groups(episode["split"]).envs[names.index(episode["env"])]
         observation, _ = env.reset(seed=episode["seed"],
                                    options={"member": episode.get("member", 0)})
-        pictures = [data_uri(env.draw())]
+        grids, images = [env.cells()], iter(episode.get("images", ()))
         for told, reply in zip(episode["messages"][1::2], episode["messages"][2::2]):
-            if told["content"] != observation:
+            image = image_of(observation)
+            shown = None if image is None else data_uri(image)
+            if (told["content"], next(images, None)) != (observation, shown):
                 return []
             found = pattern.match(forced_prefix(config.response_format) + reply["content"])
             observation, *_ = env.step(found["answer"].strip() if found else "")
-            pictures.append(data_uri(env.draw()))
-        return pictures if pictures[:-1] == episode.get("images", pictures[:-1]) else []
+            grids.append(env.cells())
+        return grids
 
     return boards
 
