@@ -57,7 +57,7 @@ def seeded():
 @pytest.fixture
 def runs(request, tmp_path, monkeypatch):
     """A runs/ for the test alone, and one temporary cache of models for all tests. The page of a
-    run, whose figures take longer than the steps, is drawn for a test that takes `drawn`, too."""
+    run is drawn for a test that takes `drawn`, too."""
     keep_runs_in(tmp_path / "runs", request.getfixturevalue("tmp_path_factory"), monkeypatch,
                  "drawn" in request.fixturenames)
     return tmp_path / "runs"

@@ -330,7 +330,7 @@ class TestBadInput:
                    (["--env", "bandit", "--model", "tiny", "--init-from", name], "bad run name"))
         assert not [*tmp_path.rglob("report.html")]
 
-    @pytest.mark.parametrize("link", ["runs/a", "runs/a/lock", "runs/a/figures", "runs/figures",
+    @pytest.mark.parametrize("link", ["runs/a", "runs/a/lock", "runs/a/figures",
                                       "runs/a/figures/success.png"])
     def test_a_run_with_a_symbolic_link_is_refused_before_anything_is_written(
             self, runs, tmp_path, link):

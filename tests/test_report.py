@@ -15,9 +15,11 @@ import pytest
 
 from minragen.__main__ import main
 from minragen.config import from_options
+from minragen.envs import Budget, make
 from minragen.look import report
-from minragen.look.intervals import wilson
+from minragen.look.intervals import difference, wilson
 from minragen.look.report import Run, conversations, figures_of
+from minragen.more.vision import data_uri
 
 HOSTILE = ("</script><script>document.title = 1</script><img src=x onerror=alert(1)>"
            "{{ 7 * 7 }}{% set x %}")
@@ -28,7 +30,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 def store(folder, steps=8, hostile="", size=1, **options):
     """The files of a run that never was, in folder."""
     folder.mkdir(parents=True)
-    config = from_options(dict(env="frozenlake", model="tiny", val_size=64, **options))
+    config = from_options(dict(env="frozenlake", model="tiny", val_size=64) | options)
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
     lines, episodes = [], []
     for step in range(steps + 1):
@@ -71,22 +73,26 @@ def rewritten(path, change):
     path.write_text(change(path.read_text()))
 
 
-@pytest.fixture
-def plain(monkeypatch):
-    """Pages without figures, which take longer than all else."""
-    monkeypatch.setattr(report, "figures_of", lambda loaded: {})
+def measured(folder, held_out, **options):
+    """A Run whose validations are {step: successes of 64}."""
+    folder.mkdir(parents=True)
+    config = from_options(dict(env="frozenlake", model="tiny", val_size=64, **options))
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    (folder / "metrics.jsonl").write_text("".join(
+        json.dumps({"step": step} | ({} if n is None else {"val/success": n / 64})) + "\n"
+        for step, n in held_out.items()))
+    return Run(folder)
 
 
 def drawn(figure):
-    """{label: (steps, values)} of a figure's lines, without those of warnings and limits."""
-    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
-            for line in figure.axes[0].lines if not line.get_label().startswith("_")}
+    """{name: (steps, values)} of a figure's lines."""
+    return {line["name"]: (line["x"], line["y"]) for line in figure["lines"]}
 
 
 def band(figure, number=0):
     """{(step, value), ...}: the corners of the shaded area of the figure's line `number`."""
-    corners = figure.axes[0].collections[number].get_paths()[0].vertices
-    return {(round(x, 6), round(y, 6)) for x, y in corners}
+    line = figure["lines"][number]
+    return {(x, round(y, 6)) for bound in ("low", "high") for x, y in zip(line["x"], line[bound])}
 
 
 class TestCurves:
@@ -98,7 +104,6 @@ class TestCurves:
         interval = {(step, round(bound, 6)) for step, rate in rates.items()
                     for bound in wilson(64 * rate, 64)}
         assert interval <= band(figures["success"])
-        assert figures["gradient norm"].axes[0].get_yscale() == "log"
         assert "KL" not in figures
 
     def test_seeds_of_one_configuration_are_a_mean_with_a_band_from_lowest_to_highest(
@@ -134,47 +139,151 @@ class TestCurves:
         for metric, n in (("val/success", 32), ("val/success_greedy", 56)):
             assert {(0, round(bound, 6)) for bound in wilson(lines[0][metric] * n, n)} <= set.union(
                 *(band(figures["success"], k) for k in range(3)))
-        assert "regimes" not in figures and report.svg(figures["gradient norm"])
-        assert figures["gradient norm"].axes[0].get_yscale() == "linear"
+        assert "regimes" not in figures and figures["gradient norm"]["limits"] == [0, 1e-9]
 
     def test_the_map_leads_through_the_regimes_and_buckets_have_the_last_measured_norms(
             self, tmp_path):
-        """From a circle to a square. The limits are shares of the first values."""
-        figures = figures_of([Run(store(tmp_path / "a"))])
-        assert drawn(figures["regimes"])["a"] == ([1.0, 0.125], [1.875, 1.0])
-        axes, = figures["regimes"].axes
-        assert [(*mark.get_offsets()[0], len(mark.get_paths()[0]) > 5)
-                for mark in axes.collections] == [(1.0, 1.875, True), (0.125, 1.0, False)]
-        limits = [line for line in axes.lines if line.get_linestyle() == ":"]
-        assert (limits[0].get_xdata()[0], limits[1].get_ydata()[0]) == (0.5, 1.875 / 4)
-        assert drawn(figures["gradients by reward std"]) == {"task": ([0.1], [8])}
+        """In octaves above the limits, which are shares of the first values."""
+        run = Run(store(tmp_path / "a"))
+        entropy, mi = drawn(figures_of([run])["regimes"])["a"]
+        assert entropy == pytest.approx(np.log2([1 / 0.5, 0.125 / 0.5]))
+        assert mi == pytest.approx(np.log2([1.875 / (1.875 / 4), 1 / (1.875 / 4)]))
+        assert report.gradients(run) == (8, [[0.1, 1, 8, None, None], [None, 1, None, None, None]])
+
+    def test_an_entropy_of_nothing_is_at_the_edge_of_the_map(self, tmp_path):
+        folder = store(tmp_path / "a")
+        rewritten(folder / "metrics.jsonl", lambda text: text.replace(
+            '"first_turn/conditional_entropy_per_token": 0.125',
+            '"first_turn/conditional_entropy_per_token": 0.0'))
+        (entropy, _), = drawn(figures_of([Run(folder)])["regimes"]).values()
+        assert entropy == [1.0, -report.OCTAVES]
 
     def test_every_warning_of_the_run_is_marked_and_told(self, tmp_path, monkeypatch):
         monkeypatch.setattr(report, "warnings_of", lambda lines: [
             "take care"] * (lines[-1]["step"] == 5))
         run = Run(store(tmp_path / "a"))
-        marks = [line.get_xdata()[0] for line in figures_of([run])["entropy"].axes[0].lines
-                 if line.get_linestyle() == ":"]
-        assert run.warnings == [(5, "take care")] and marks == [5]
-        assert report.facts(run)[-1] == ("warning, step 5", "take care")
+        assert run.warnings == figures_of([run])["entropy"]["warnings"] == [(5, "take care")]
+        assert report.problems(run)[-1] == "Warning at step 5: take care"
+
+    def test_a_long_curve_has_its_running_median_and_an_outlier_does_not_squeeze_it(self, tmp_path):
+        folder = store(tmp_path / "a", steps=100)
+        rewritten(folder / "metrics.jsonl", lambda text: text.replace(
+            '"grad_norm": 50', '"grad_norm": 1e5'))
+        figure = figures_of([Run(folder)])["gradient norm"]
+        (line,), values = figure["lines"], [1e5 if k == 50 else k for k in range(1, 101)]
+        assert line["y"] == values and figure["limits"][0] == 0 and 100 < figure["limits"][1] < 300
+        assert line["smooth"] == [np.median(values[max(0, k - 5):k + 6]) for k in range(100)]
+        assert figures_of([Run(store(tmp_path / "b"))])["gradient norm"]["lines"][0]["smooth"] == []
+
+    def test_the_scripted_players_are_shown_where_they_are_stored_for_the_same_options(
+            self, tmp_path):
+        """The better of the two shallow ones."""
+        a, b = (Run(store(tmp_path / name, env_arg=options))
+                for name, options in (("a", ("size=5",)), ("b", ())))
+        assert figures_of([a])["success"]["players"] == []
+        (tmp_path / "readme-envs.json").write_text(json.dumps([
+            {"env": "frozenlake", "options": options, "size": 4, "players": dict(zip(
+                ("random policy", "shallow player", "nearest demonstration", "solver"), counts))}
+            for options, counts in ((["view=coord", "frozen=0.8"], (1, 1, 1, 4)),
+                                    (["view=coord", "frozen=0.8", "size=5"], (0, 2, 3, 4)))]))
+        assert figures_of([a])["success"]["players"] == [
+            ("best shallow player", 0.75), ("random policy", 0.0)]
+        assert figures_of([a, b])["success"]["players"] == []
+
+    def test_every_metric_of_a_figure_is_explained_by_the_page_on_metrics(self):
+        """In its words, which the package has, too."""
+        meanings = report.meanings()
+        assert all(meanings[metric][0] for _, titles in report.CURVES.values()
+                   for metrics in titles.values() for metric in metrics)
+        assert meanings["reward_std"][1].startswith("well above 0 until the task is solved")
+        assert meanings["first_turn/mi"][1].startswith("near first_turn/mi_upper_bound;")
+        assert meanings["kl_ref"] == ["estimated KL to the model before RL (kl_coef > 0), "
+                                      "nats/token", "grows slowly; else raise kl_coef"]
+
+
+class TestStory:
+    """Two sentences on what happened, true also of a run that falls or stands still."""
+
+    @pytest.mark.parametrize("held_out, told", [
+        ({0: 32, 4: 48, 8: 56, 12: 57},
+         "rose from 0.50 [0.38, 0.62] at step 0 to 0.89 [0.79, 0.95] at step 12. "
+         "Since step 8 no change is measurable: 0.88 to 0.89."),
+        ({0: 10, 4: 32, 8: 57}, "rose from 0.16 [0.09, 0.26] at step 0 to 0.89 [0.79, 0.95] at "
+                                "step 8. It still changed between the last two validations."),
+        ({0: 32, 4: 30, 8: 5}, "fell from 0.50 [0.38, 0.62] at step 0 to 0.08 [0.03, 0.17] at "
+                               "step 8. It still changed between the last two validations."),
+        ({0: 32, 4: 60, 8: 48}, "rose from 0.50 [0.38, 0.62] at step 0 to 0.75 [0.63, 0.84] at "
+                                "step 8. Its best was 0.94 [0.85, 0.98] at step 4; it has fallen "
+                                "since."),
+        ({0: 32, 4: 60, 8: 33}, "did not move measurably: 0.50 [0.38, 0.62] at step 0, 0.52 "
+                                "[0.40, 0.63] at step 8. Its best was 0.94 [0.85, 0.98] at step 4; "
+                                "it has fallen since."),
+        ({0: 32, 8: 36}, "did not move measurably: 0.50 [0.38, 0.62] at step 0, 0.56 [0.44, 0.68] "
+                         "at step 8. A change below 0.17 would not show."),
+        ({0: 32, 1: None}, "is 0.50 [0.38, 0.62] at step 0. There is no later validation yet."),
+        ({1: None}, "has not been measured yet. "),
+    ])
+    def test_it_says_what_the_held_out_success_did_and_how_sure_that_is(
+            self, tmp_path, held_out, told):
+        assert " ".join(report.story(("", [measured(tmp_path / "a", held_out)]))) == (
+            f"Held-out success {told}")
+
+    def test_of_several_seeds_it_tells_the_mean_as_sure_as_one_of_them(self, tmp_path):
+        runs = [measured(tmp_path / f"{n}", {0: 32, 4: n, 8: n, 9: None}, seed=n)
+                for n in (56, 60)]
+        assert report.story(("lr=1", runs))[0] == (
+            "lr=1: held-out success, mean of 2 seeds, rose from 0.50 [0.38, 0.62] at step 0 to "
+            "0.91 [{:.2f}, {:.2f}] at step 8.".format(*wilson(58, 64)))
+
+    def test_what_still_goes_wrong_counts_failures_and_how_the_stored_ones_ended(self, tmp_path):
+        folder = store(tmp_path / "a")
+        assert report.problems(Run(folder)) == [
+            "31 of 64 held-out episodes fail at step 8.",
+            "3 of the 3 failures stored in the last quarter of the steps: the environment ended "
+            "the episode without success.", "No warnings."]
+        rewritten(folder / "metrics.jsonl", lambda text: text.replace(
+            '{"step": 8,', '{"step": 8, "val/valid": 0.9, "env_errors": 2,', 1))
+        rewritten(folder / "trajectories.jsonl", lambda text: text.replace("terminated", "other"))
+        assert report.problems(Run(folder))[1:] == [
+            "10% of the held-out turns are invalid: not in the response format, or without a valid "
+            "action.", "In 2 training episodes the environment failed.",
+            "3 of the 3 failures stored in the last quarter of the steps: other.", "No warnings."]
+
+    def test_several_runs_have_a_table_with_the_difference_from_the_first(self, tmp_path):
+        a, b = (Run(store(tmp_path / name)) for name in "ab")
+        b.tested["test/success"] = 60 / 64
+        low, high = difference((0.75, *wilson(48, 64)), (0.9375, *wilson(60, 64)))
+        form = "{:.3f} [{:.3f}, {:.3f}]".format
+        val = form(33 / 64, *wilson(33, 64))
+        assert report.table([a, b]) == [
+            ("run", "validation", "test", "minutes", "test, minus the first run's"),
+            ("a", val, form(0.75, *wilson(48, 64)), "0.3", ""),
+            ("b", val, form(0.9375, *wilson(60, 64)), "0.3", f"+0.188 [{low:+.3f}, {high:+.3f}]")]
+        a.tested = {}
+        assert [row[2:] for row in report.table([a, b])[:2]] == [
+            ("test", "minutes", "val, minus the first run's"), ("", "0.3", "")]
+        assert report.table([a, b])[2][-1].startswith("+0.000 [-0.")
 
 
 class TestPage:
-    def test_it_tells_what_was_run_and_what_came_of_it_and_has_every_figure_as_png(self, tmp_path):
-        path = report.write([store(tmp_path / "a")])
+    def test_it_tells_what_was_run_what_came_of_it_and_how_to_repeat_it(self, tmp_path):
+        folder = store(tmp_path / "a")
+        (folder / "checkpoint").mkdir()
+        (folder / "checkpoint" / "manifest.json").write_text('{"commit": "1a2b3c4"}')
+        path = report.write([folder])
         text = html.unescape(path.read_text())
         told = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", text))
         assert "val_size=64" in told.pop("settings")
         assert told == {
             "run": "frozenlake with grpo, model tiny, seed 0", "best validation": "0.562 at step 4",
-            "regime": "compressed", "warnings": "none"} | {
+            "regime": "compressed", "time": "8 of 200 steps in 0.3 minutes", "commit": "1a2b3c4",
+            "to repeat it": "make reproduce RUN=a"} | {
                 name: f"success {n / 64:.3f}, {INTERVAL.format(*wilson(n, 64))}, 64 episodes"
                 for name, n in (("validation, step 0", 32), ("validation, step 8", 33),
                                 ("test", 48))}
         assert not re.search("{[{%#]", text)
-        names = {p.stem for p in (path.parent / "figures").iterdir()}
-        assert {"success", "regimes", "gradients-by-reward-std", "entropy"} <= names
-        assert len(names) == text.count("<figure>") == text.count("<svg ")
+        assert all(sentence in text for sentence in (
+            *report.story(("", [Run(folder)])), "<li>31 of 64 held-out episodes fail at step 8."))
 
     def test_nothing_that_a_run_holds_is_markup_and_the_page_may_load_nothing(self, tmp_path):
         """Also in the legends of figures, and in a folder's name."""
@@ -184,9 +293,12 @@ class TestPage:
             rewritten(folder / "config.json", lambda text, i=i: json.dumps(
                 json.loads(text) | {"model": f"{i}{HOSTILE}"}))
             rewritten(folder / "metrics.jsonl", lambda text: text.replace("compressed", HOSTILE))
-        pages = [report.write(folders[:1], png=False), report.write(folders, png=False)]
-        stored = re.search('<script id="data".*?>(.*?)</script>', pages[0].read_text())[1]
-        assert json.loads(stored) == report.read_lines(folders[0] / "trajectories.jsonl")
+        pages = [report.write(folders[:1]), report.write(folders)]
+        for page, shown in zip(pages, (folders[:1], folders)):
+            stored = re.search('<script id="data".*?>(.*?)</script>', page.read_text())[1]
+            assert json.loads(stored)["episodes"] == [
+                episode | {"run": folder.name, "boards": []} for folder in shown
+                for episode in report.read_lines(folder / "trajectories.jsonl")]
         for page in pages:
             tags = []
             parser = HTMLParser()
@@ -199,9 +311,13 @@ class TestPage:
             policy = [a["content"] for _, a in tags if a.get("http-equiv")]
             assert len(policy) == 1 and policy[0].startswith("default-src 'none'; ")
 
-    def test_several_runs_share_a_page_in_the_folder_above(self, tmp_path, plain):
-        path = report.write([store(tmp_path / "a"), store(tmp_path / "b", lr=1e-4)], png=False)
-        assert path == tmp_path / "report.html" and path.read_text().count("<h2>") == 4
+    def test_several_runs_share_a_page_in_the_folder_above(self, tmp_path):
+        loaded = [store(tmp_path / "a"), store(tmp_path / "b", lr=1e-4)]
+        path = report.write(loaded)
+        text = html.unescape(path.read_text())
+        assert path == tmp_path / "report.html" and text.count('<p class="story">lr=') == 2
+        told = re.findall("<td>(.*?)</td>", text)
+        assert told[:10] == [cell for row in report.table([*map(Run, loaded)]) for cell in row][:10]
 
     def test_a_file_that_is_being_written_is_read_up_to_its_last_whole_line(self, tmp_path):
         """An empty one is refused."""
@@ -212,20 +328,40 @@ class TestPage:
         with pytest.raises(ValueError, match="a has no metrics yet"):
             report.write([folder])
 
-    def test_of_a_long_run_it_leaves_out_steps_evenly_but_not_the_last(self, tmp_path, monkeypatch):
+    def test_of_a_long_run_it_leaves_out_steps_evenly_but_not_the_last(self, tmp_path):
         run = Run(store(tmp_path / "a", steps=21))
-        everything, said = conversations(run)
+        everything, said = conversations(run, 2_000_000)
         assert said == "" and {e["step"] for e in everything} == {*range(22)}
-        monkeypatch.setattr(report, "EPISODES_SIZE", 15_000)
-        some, said = conversations(run)
+        some, said = conversations(run, 15_000)
         steps = {split: {e["step"] for e in some if e["split"] == split}
                  for split in ("train", "val")}
         assert steps == {"train": {0, 4, 8, 12, 16, 20, 21}, "val": {0, 16, 20}}
         assert said == "Only every 4th stored step fits into this page."
 
+    @pytest.mark.parametrize("view", ["coord", "image"])
+    def test_an_episode_has_pictures_of_its_boards_which_are_played_again(self, tmp_path, view):
+        """Before each reply and after the last; none if the environment now shows another one."""
+        options = (f"view={view}", "slip=0.5")
+        run = Run(store(tmp_path / "a", env_arg=options, max_turns=4))
+        env = make("frozenlake", "val", Budget(4, 2, 10), view=view, slip=0.5, frozen=0.8)
+        seen, images, messages = [], [], [{"role": "system", "content": env.system_prompt}]
+        observation, _ = env.reset(seed=3, options={"member": 1})
+        for reply in ("one</think><answer>Up</answer>", "no answer", "<answer>Up</answer>"):
+            seen.append(env.cells())
+            images.append(data_uri(env.draw()))
+            messages += [{"role": "user", "content": observation},
+                         {"role": "assistant", "content": reply}]
+            observation, *_ = env.step("Up" if reply.startswith("one") else "")
+        episode = {"split": "val", "env": "frozenlake", "seed": 3, "member": 1,
+                   "messages": messages} | ({"images": images} if view == "image" else {})
+        boards = report.boards_of(run.config)
+        assert boards(episode) == [*seen, env.cells()] and len({*images}) == 2
+        assert boards(episode | {"seed": 4}) == []
+        assert report.boards_of(Run(store(tmp_path / "b", env="countdown")).config)(episode) == []
+
 
 class TestCommand:
-    def test_it_writes_the_page_of_named_runs_and_refuses_another(self, tmp_path, capsys, plain,
+    def test_it_writes_the_page_of_named_runs_and_refuses_another(self, tmp_path, capsys,
                                                                   monkeypatch):
         monkeypatch.chdir(tmp_path)
         for name in "abc":
@@ -253,17 +389,17 @@ class TestCommand:
 
         monkeypatch.setattr(time, "sleep", sleep)
         report.watch([folder, tmp_path / "later"])
-        assert written == [{"png": False, "reload": report.RELOAD}] * 2
+        assert written == [{"reload": report.RELOAD}] * 2
 
-    def test_a_page_that_is_watched_reloads_itself_and_the_last_one_does_not(self, tmp_path, plain):
+    def test_a_page_that_is_watched_reloads_itself_and_the_last_one_does_not(self, tmp_path):
         folder = store(tmp_path / "a")
         for reload in (5, 0):
-            page = report.write([folder], png=False, reload=reload).read_text()
+            page = report.write([folder], reload=reload).read_text()
             assert re.findall(r"setTimeout\(.*\(\), (\d+)\)", page) == ["5000"] * (reload > 0)
 
 
 # ---- In a browser --------------------------------------------------------------------------------
-def browse(page, script, width=1200):
+def browse(page, script, width=1200, dark=False):
     """The JSON that `script` returns inside the page, and the lines of the browser's console."""
     probe = page.with_name("probe.html")
     probe.write_text(page.read_text().replace("</body>", f"""<pre id="result"></pre><script>
@@ -273,6 +409,7 @@ def browse(page, script, width=1200):
         }});</script></body>"""))
     done = subprocess.run(
         [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
          f"--window-size={width},900", "--dump-dom", probe.as_uri()],
         check=False, capture_output=True, text=True, timeout=60)
     result = re.search(r'<pre id="result">([^<]*)</pre>', done.stdout)[1]
@@ -285,17 +422,24 @@ class TestBrowser:
     CARDS = """
         const get = id => document.getElementById(id);
         const texts = what => [...document.querySelectorAll(what)].map(e => e.textContent);
-        const cards = () => texts("article header");
+        const cards = () => texts("#episodes header");
         const set = (id, value) => { get(id).value = value; get(id).onchange(); };
-        const colours = () => [...document.querySelectorAll(".token")].map(e => e.style.background);
+        const colours = () => [...document.querySelectorAll("#episodes .token")].map(
+          e => e.style.background);
+        const figure = title => [...document.querySelectorAll("figure")].find(
+          e => e.querySelector("b").textContent === title);
+        const pointer = (title, kind, share) => {
+          const plot = figure(title).querySelector(".plot"), box = plot.getBoundingClientRect();
+          plot["onpointer" + kind]({clientX: box.left + share * plot.clientWidth});
+        };
     """
 
     def test_every_control_does_what_it_says_and_the_console_is_silent(self, tmp_path):
-        page = report.write([store(tmp_path / "a", hostile=HOSTILE)], png=False)
+        page = report.write([store(tmp_path / "a", hostile=HOSTILE)])
         found, console = browse(page, self.CARDS + """
             const seen = {title: document.title, images: document.images.length,
                           scripts: document.scripts.length};
-            seen.text = document.querySelector(".message.user").textContent;
+            seen.text = document.querySelector("#episodes .message.user").textContent;
             seen.val = [cards(), get("shown").textContent];
             set("seed", "4"); seen.seed = cards();
             get("step").value = 0; get("step").oninput();
@@ -326,8 +470,87 @@ class TestBrowser:
         assert found["none"] == [""] * 6
         assert (found["third"], found["steps"]) == ("3", "8")
 
+    def test_a_curve_is_read_under_the_pointer_and_dragging_shows_a_part_of_its_steps(
+            self, tmp_path):
+        """Until a click shows all again. Outliers are marked at the edge; so are warnings."""
+        folder = store(tmp_path / "a", steps=40)
+        rewritten(folder / "metrics.jsonl", lambda text: text.replace(
+            '"grad_norm": 20', '"grad_norm": 1e5'))
+        run = Run(folder)
+        found, console = browse(report.write([folder]), self.CARDS + """
+            const legend = title => figure(title).querySelector(".legend").textContent;
+            const ticks = () => [...figure("entropy").querySelectorAll(
+              ".plot span:not(.mark)")].map(e => e.textContent).slice(-3);
+            const seen = {first: legend("entropy")};
+            pointer("entropy", "move", 0.1); seen.moved = legend("entropy");
+            pointer("entropy", "down", 0.5); pointer("entropy", "move", 0.75);
+            pointer("entropy", "up", 0.75); seen.part = ticks();
+            pointer("entropy", "down", 0.5); pointer("entropy", "up", 0.5); seen.all = ticks();
+            seen.marks = [...figure("gradient norm").querySelectorAll(".mark")].map(
+              e => [e.textContent, e.title, e.style.top]);
+            seen.map = [...figure("regimes").querySelectorAll(".plot span")].map(
+              e => e.textContent);
+            seen.help = figure("entropy").querySelector("abbr").title;
+            seen.figures = texts("figure b");
+            seen.large = figure("success").parentNode.className;
+            return seen;""")
+        assert console == [] and sorted(found["figures"]) == sorted(figures_of([run]))
+        assert found["first"] == "entropy— entropy 0.025"
+        assert found["moved"] == "entropy— entropy 0.25step 4"
+        assert found["part"] == ["26", "28", "30"] and found["all"] == ["20", "30", "40"]
+        (step, warning), = run.warnings
+        assert found["marks"] == [["!", f"step {step}: {warning}", "0px"],
+                                  ["\u25b4", "grad_norm 100000 at step 20", "0%"]]
+        assert {"compressed", "diverse", "low-entropy collapse", "template collapse", "\u25cb 1",
+                "\u25a0 40"} <= {*found["map"]}
+        assert found["help"] == "; healthy: ".join(report.meanings()["entropy"])
+        assert found["large"] == "figures large"
+
+    def test_the_same_instance_before_and_after_stands_side_by_side_with_its_board(
+            self, tmp_path):
+        """First the one that was learned. The prompt is folded, the image beside what was said."""
+        folder = store(tmp_path / "a")
+        rewritten(folder / "trajectories.jsonl", lambda text: "".join(json.dumps(e | {
+            "success": e["success"] or e["step"] == 8,
+            "images": ["data:image/png;base64,AAAA", "data:image/png;base64,BBBB"],
+            "messages": [m | {"content": f"<image>\n{m['content']}"} if m["role"] == "user" else m
+                         for m in e["messages"]]}) + "\n" for e in map(
+                             json.loads, text.splitlines())))
+        found, console = browse(report.write([folder]), self.CARDS + """
+            const seen = {options: texts("#pair option"), chosen: get("pair").value,
+                          cards: texts("#pairs header")};
+            const turn = document.querySelector("#pairs .turn");
+            seen.turn = [turn.querySelector("img").src, turn.querySelector(".message").textContent];
+            seen.open = document.querySelector("#pairs details").open;
+            get("pair").value = 0; get("pair").onchange(); seen.other = texts("#pairs header");
+            return seen;""")
+        assert [line for line in console if "AAAA" not in line and "BBBB" not in line] == []
+        assert found["options"] == ["a, frozenlake seed 3: success, then success",
+                                    "a, frozenlake seed 4: failure, then success"]
+        assert found["chosen"] == "1" and not found["open"]
+        form = "step {}: frozenlake, seed {}, member {}: {}, ended by terminated".format
+        assert found["cards"] == [form(0, 4, 1, "failure, return 0.00"),
+                                  form(8, 4, 1, "success, return 0.00")]
+        assert found["turn"] == ["data:image/png;base64,AAAA", "step 0"]
+        assert found["other"] == [form(step, 3, 0, "success, return 1.00") for step in (0, 8)]
+
+    def test_several_runs_have_their_conversations(self, tmp_path):
+        page = report.write([store(tmp_path / name) for name in "ab"])
+        found, console = browse(page, self.CARDS + """
+            const before = texts("#episodes .message.user").length;
+            set("run", "b");
+            return [texts("#run option"), before, location.hash, texts("#pair option").length];""")
+        assert console == [] and found[:2] == [["a", "b"], 4] and found[3] == 4
+        assert "run=b" in found[2]
+
+    def test_it_is_dark_where_the_reader_prefers_that(self, tmp_path):
+        page = report.write([store(tmp_path / "a")])
+        light, dark = (browse(page, "return getComputedStyle(document.body).backgroundColor",
+                              dark=dark)[0] for dark in (False, True))
+        assert (light, dark) == ("rgb(255, 255, 255)", "rgb(20, 23, 26)")
+
     def test_a_page_that_reloads_stays_at_its_step_or_with_the_newest(self, tmp_path):
-        page = report.write([store(tmp_path / "a")], png=False)
+        page = report.write([store(tmp_path / "a")])
         (first, moved), _ = browse(page, self.CARDS + """
             const first = location.hash;
             get("step").value = 1; get("step").oninput();
@@ -336,13 +559,15 @@ class TestBrowser:
 
     @pytest.mark.parametrize("width", [390, 1300])
     def test_nothing_is_wider_than_the_window(self, tmp_path, width):
-        page = report.write([store(tmp_path / "a", hostile="x" * 300)], png=False)
+        page = report.write([store(tmp_path / "a", hostile="x" * 300)])
         found, _ = browse(page, "return [document.documentElement.scrollWidth, innerWidth]", width)
         assert found[0] <= found[1]
 
     def test_a_page_of_seventy_steps_is_below_three_megabytes_and_opens_in_two_seconds(
             self, tmp_path):
-        page = report.write([store(tmp_path / "a", steps=70, size=400)], png=False)
+        folder, start = store(tmp_path / "a", steps=70, size=450), time.perf_counter()
+        page = report.write([folder])
+        assert time.perf_counter() - start < 2
         assert 1_500_000 < page.stat().st_size < 3_000_000
         milliseconds, _ = browse(page, "return performance.now()")
         assert milliseconds < 2000

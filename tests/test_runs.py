@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -415,6 +416,15 @@ class TestResume:
         path.write_text(path.read_text().replace(torch.__version__, "1.0"))
         run("--run a --resume --steps 3")
         assert f"torch was 1.0, is {torch.__version__}" in capsys.readouterr().out
+
+    def test_a_checkpoint_names_the_commit_of_the_code_if_it_is_a_checkout(
+            self, begun, monkeypatch, tmp_path):
+        root = Path(__file__).parent.parent
+        known = (root / ".git").exists() and shutil.which("git")
+        assert runs_module.commit_of(begun) == runs_module.commit()
+        assert bool(re.fullmatch("[0-9a-f]{7,}(-dirty)?", runs_module.commit())) == bool(known)
+        monkeypatch.setattr(runs_module, "__file__", str(tmp_path / "minragen" / "run" / "runs.py"))
+        assert runs_module.commit.__wrapped__() == "" == runs_module.commit_of(tmp_path)
 
     def test_a_run_may_begin_with_the_weights_of_another_and_keeps_nothing_else_of_it(
             self, begun, runs):

@@ -273,8 +273,9 @@ class TestRuns:
         program = (
             "import sys, minragen.train, minragen.eval\n"
             f"minragen.train.main({[*BRIEF, '--run', 'a', '--steps', '1', '--model', 'tiny']})\n"
-            "sys.exit(' '.join({'peft', 'tensorboard', 'wandb', 'datasets', 'reasoning_gym', "
-            "'openenv', 'fastapi', 'websockets', 'openai', 'trl'} & sys.modules.keys()) or 0)")
+            "sys.exit(' '.join({'peft', 'matplotlib', 'tensorboard', 'wandb', 'datasets', "
+            "'reasoning_gym', 'openenv', 'fastapi', 'websockets', 'openai', 'trl'} "
+            "& sys.modules.keys()) or 0)")
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                               check=False, cwd=tmp_path,
                               env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)})
@@ -286,7 +287,7 @@ class TestRuns:
         finished = runs / "a"
         assert {p.name for p in finished.iterdir()} == {
             "config.json", "metrics.jsonl", "trajectories.jsonl", "checkpoint", "checkpoint.best",
-            "lock", "report.html", "figures"}
+            "lock", "report.html"}
         lines = metrics(finished)
         assert [line["step"] for line in lines] == [0, 1, 2, 2]
         assert {"val/success_greedy"} <= lines[0].keys() & lines[2].keys() - lines[1].keys()

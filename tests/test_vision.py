@@ -339,8 +339,7 @@ class TestRuns:
             for one, other in zip(expected, found, strict=True):
                 assert one.norm() > 0 and (one - other).norm() < 1e-5 * one.norm()
 
-    def test_a_run_stores_its_images_and_a_plain_folder(self, drawn, runs, monkeypatch):
-        monkeypatch.setattr("minragen.look.report.figures_of", lambda loaded: {})
+    def test_a_run_stores_its_images_and_a_plain_folder(self, drawn, runs):
         run("--run a --steps 1", *PAINTED)
         for episode in (episodes := read_lines(runs / "a/trajectories.jsonl")):
             world = Painted(episode["split"])

@@ -87,7 +87,7 @@ class Board(TextEnv):
     def grid(self):
         """The board as rows of symbols."""
         return "\n".join("".join(self.options["symbols"][i] for i in row)
-                         for row in self._cells())
+                         for row in self.cells())
 
     def image(self):
         return self.draw() if "image" in VIEWS[self.options["view"]] else None
@@ -95,10 +95,10 @@ class Board(TextEnv):
     def draw(self):
         """The board from above: RGB, (rows * tile, cols * tile, 3) uint8."""
         size = self.options["tile"]
-        cells = read_tiles(self.tiles, size)[np.array(self._cells())]  # (rows, cols, size, size, 3)
+        cells = read_tiles(self.tiles, size)[np.array(self.cells())]  # (rows, cols, size, size, 3)
         return cells.swapaxes(1, 2).reshape(self.rows * size, self.cols * size, 3)
 
-    def _cells(self):
+    def cells(self):
         """For each row of the board, which of `meanings` its cells show, as indices."""
         return [[self.meanings.index(self._meaning(r, c)) for c in range(self.cols)]
                 for r in range(self.rows)]

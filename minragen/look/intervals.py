@@ -18,6 +18,17 @@ def wilson(successes, n):
     return scipy.stats.binomtest(round(successes), n).proportion_ci(method="wilson")
 
 
+def difference(before, now):
+    """95 % interval of now - before, of two independent rates: (low, high) (Newcombe 1998, method
+    10). Each is (rate, low, high), with Wilson's bounds.
+
+    >>> [round(bound, 4) for bound in difference((0.6, *wilson(48, 80)), (0.8, *wilson(56, 70)))]
+    [0.0524, 0.3339]
+    """
+    (p, p_low, p_high), (q, q_low, q_high) = before, now
+    return q - p - math.hypot(q - q_low, p_high - p), q - p + math.hypot(q_high - q, p - p_low)
+
+
 def pass_at_k(n, successes, k):
     """Probability that k of n samples, drawn without replacement, contain a success: an unbiased
     estimate of that of k samples (Chen et al. 2021, section 2.1).

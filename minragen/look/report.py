@@ -1,75 +1,99 @@
-"""One page about a run: curves, warnings, the map of regimes, and what was said.
+"""One page about a run: what happened, curves, warnings, and what was said.
 
     python -m minragen report my-run            (or: make report RUN=my-run; training ends with it)
     python -m minragen report "a b c"           several runs in one page, runs/report.html
     python -m minragen watch my-run             (or: make watch RUN=my-run) again after every step
 
-`runs/my-run/report.html` opens without a network. Its figures stand beside it as PNG, in
-`figures/`. Runs that differ in their seed alone become a mean with a band from the lowest to the
-highest. The page is data/report.html, a Jinja template that escapes all it is given: what a model
-wrote is text there, never HTML.
+`runs/my-run/report.html` is one file that opens without a network. The page is data/report.html, a
+Jinja template that escapes all it is given: what a model wrote is text there, never HTML. This
+module computes what the page says and which numbers its curves have; a script in the template draws
+them as SVG. Runs that differ in their seed alone become a mean with a band from the lowest to the
+highest. The sentences about metrics are those of docs/metrics.md.
 
-Reading order: `write`, `Run`, `figures_of`, `curves`, `conversations`.
+Reading order: `write`, `Run`, `story` and the other texts, `figures_of`, `conversations`.
 """
 
 import dataclasses
-import io
 import json
+import pkgutil
 import re
 import time
-from functools import partial
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import jinja2
 import numpy as np
 
-from minragen.config import Config, summary
+from minragen.chat import reply_pattern
+from minragen.config import BUDGETS, Config, changed_environment, env_names, summary
+from minragen.environments.board import Board, read_tiles
+from minragen.envs import REGISTRY, EnvGroups, image_of
+from minragen.formats import FORMATS, forced_prefix
 from minragen.look.diagnostics import LOW_ENTROPY, LOW_MI, NO_ENTROPY, warnings_of
 from minragen.look.faults import Parser
-from minragen.look.intervals import wilson
+from minragen.look.intervals import difference, wilson
+from minragen.more.vision import data_uri
+from minragen.options import parse_options
 from minragen.run import runs
 
-TEMPLATE = Path(__file__).parent.parent / "data" / "report.html"
+DATA = Path(__file__).parent.parent / "data"
 EPISODES_SIZE = 2_000_000  # characters of conversations in a page; longer runs leave out steps
 RELOAD = 5  # seconds between two looks at a page that is watched
+SMOOTH = 30  # values from which on a curve is drawn as points behind their running median
+OCTAVES = 6  # the map's axes end at 1/64 and 64 times the limits of a regime
 
-# title -> metrics. A page about several configurations shows the first one only.
+# question -> (how to read its figures, title -> metrics). A page about several configurations shows
+# the first metric of each title only.
 CURVES = {
-    "success": ("val/success", "val/success_greedy", "success"),
-    "return": ("episode_return", "val/episode_return"),
-    "entropy": ("entropy",),
-    "mutual information": ("first_turn/mi", "trajectory/mi"),
-    "retrieval": ("first_turn/retrieval", "first_turn/retrieval_chance"),
-    "gradient norm": ("grad_norm", "critic_grad_norm"),
-    "reward std": ("reward_std",),
-    "groups": ("groups_kept", "groups_zero_std"),
-    "reply tokens per episode": ("response_tokens",),
-    "valid replies": ("valid", "valid_thinking", "distinct_3"),
-    "clip fraction": ("clip_fraction",),
-    "KL": ("kl_ref", "approx_kl", "kl_reward"),
-    "seconds of a step": ("seconds", "rollout_seconds")}
+    "Did it learn?": (
+        "Held-out instances are never trained on.",
+        {"success": ("val/success", "val/success_greedy", "success")}),
+    "What does it learn from?": (
+        "From groups whose members do not all have the same return. The return rises with success "
+        "or before it.",
+        {"return": ("episode_return", "val/episode_return"),
+         "reward std": ("reward_std",),
+         "groups": ("groups_kept", "groups_zero_std")}),
+    "Does it still explore?": (
+        "A policy that always says the same, or the same to every prompt, has nothing to select "
+        "from.",
+        {"entropy": ("entropy",),
+         "mutual information": ("first_turn/mi", "trajectory/mi"),
+         "retrieval": ("first_turn/retrieval", "first_turn/retrieval_chance"),
+         "valid replies": ("valid", "valid_thinking", "distinct_3")}),
+    "Does it stay close?": (
+        "Small steps, not far from the model before RL, keep what it knew.",
+        {"KL": ("kl_ref", "approx_kl", "kl_reward"),
+         "clip fraction": ("clip_fraction",),
+         "gradient norm": ("grad_norm", "critic_grad_norm")}),
+    "Where does the time go?": (
+        "A step samples episodes (the rollout), then learns from them. Long replies cost both.",
+        {"seconds of a step": ("seconds", "rollout_seconds"),
+         "tokens per second": ("tokens_per_second",),
+         "reply tokens per episode": ("response_tokens",)})}
+REASONS = {"terminated": "the environment ended the episode without success",
+           "truncated": "turns or actions ran out", "context": "the context was full"}
 
 
-def write(folders, png=True, reload=0):
-    """Write the page about these runs, and its figures. Returns its path.
+def write(folders, reload=0):
+    """Write the page about these runs. Returns its path.
 
-    png: also every figure as PNG, in `figures/`      reload: seconds after which a browser reads
-        the page again; 0: never
+    reload: seconds after which a browser reads the page again; 0: never
     raises: ValueError if a folder is no run or has no metrics yet
     """
     loaded = [Run(folder) for folder in folders]
     target = folders[0] if len(folders) == 1 else folders[0].parent
-    figures = figures_of(loaded)
-    if png:
-        (target / "figures").mkdir(exist_ok=True)
-        for title, figure in figures.items():
-            figure.savefig(target / "figures" / f"{title.replace(' ', '-')}.png", dpi=150)
-    episodes, left_out = conversations(loaded[0]) if len(loaded) == 1 else ([], "")
-    template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), autoescape=True,
+    kept = [conversations(run, EPISODES_SIZE // len(loaded)) for run in loaded]
+    template = jinja2.Template((DATA / "report.html").read_text(encoding="utf-8"), autoescape=True,
                                undefined=jinja2.StrictUndefined)
     runs.write_whole(target / "report.html", template.render(
-        runs=loaded, facts=facts, figures=map(svg, figures.values()), episodes=episodes,
-        left_out=left_out, reload=reload))
+        runs=loaded, story=[*map(story, configurations(loaded).items())], facts=facts,
+        problems=problems, rows=table(loaded), curves=CURVES, figures=figures_of(loaded),
+        gradients=gradients(loaded[0]), episodes=[e for episodes, _ in kept for e in episodes],
+        left_out=" ".join(dict.fromkeys(said for _, said in kept if said)), reload=reload,
+        tiles={name: [*map(data_uri, read_tiles(board.tiles, 8))] for run in loaded
+               for name in env_names(run.config) if (board := board_of(name))}))
     return target / "report.html"
 
 
@@ -83,8 +107,12 @@ class Run:
             raise ValueError(f"{folder} has no metrics yet.")
         self.tested = {k: v for line in lines for k, v in line.items() if k.startswith("test/")}
         self.history = [line for line in lines if "test/success" not in line]
+        self.seconds = lines[-1].get("elapsed") or sum(
+            line.get("seconds") or 0 for line in self.history)
         self.warnings = [(line["step"], sentence) for k, line in enumerate(self.history, 1)
                          for sentence in warnings_of(self.history[:k])]
+        self.episodes = read_lines(folder / "trajectories.jsonl")
+        self.validated = [x for x in self.history if x.get("val/success") is not None]
         # Equal for runs that differ in their seed alone.
         self.settings = dataclasses.replace(self.config, run="", seed=0, device="", threads=0)
 
@@ -101,6 +129,11 @@ class Run:
         n = self.config.val_size - (line.get(f"{split}/env_errors{suffix}") or 0)
         return success, *wilson(success * n, n), n
 
+    def latest(self, split):
+        """`held_out` of the test or of the last validation; None if there is none."""
+        lines = self.validated if split == "val" else [self.tested] * bool(self.tested)
+        return self.held_out(lines[-1], split) if lines else None
+
 
 def read_lines(path):
     """The JSON objects of a file that another process may be writing."""
@@ -114,28 +147,120 @@ def read_lines(path):
 
 
 # ---- Text ----------------------------------------------------------------------------------------
+def story(labelled):
+    """What happened to the held-out success of one configuration, in two sentences.
+
+    A change counts if the 95 % interval of the difference leaves out 0. Of several seeds the mean
+    is told, as sure as one of them: they play the same instances.
+
+    labelled: (label, its runs), an item of `configurations`
+    """
+    label, members = labelled
+    points = {}  # step -> (rate, low, high)
+    for step in sorted(set.intersection(*({x["step"] for x in r.validated} for r in members))):
+        rates = [r.held_out(x, "val") for r in members for x in r.validated if x["step"] == step]
+        rate, n = np.mean([r[0] for r in rates]), min(r[3] for r in rates)
+        points[step] = rate, *wilson(rate * n, n)
+    who = f"{label}: h" if label else "H"
+    who += f"eld-out success{f', mean of {len(members)} seeds,' if len(members) > 1 else ''}"
+    if not points:
+        return f"{who} has not been measured yet.", ""
+    said = {step: "{:.2f} [{:.2f}, {:.2f}]".format(*point) for step, point in points.items()}
+    first, last, best = min(points), max(points), max(points, key=points.get)
+    if first == last:
+        return f"{who} is {said[first]} at step {first}.", "There is no later validation yet."
+    low, high = difference(points[first], points[last])
+    start = (f"{who} {'rose' if low > 0 else 'fell'} from {said[first]} at step {first} to "
+             f"{said[last]} at step {last}.")
+    if low <= 0 <= high:
+        start = (f"{who} did not move measurably: {said[first]} at step {first}, {said[last]} at "
+                 f"step {last}.")
+    changed = [step for step, point in points.items() if moved(point, points[last])]
+    latest = {step: point[0] for step, point in points.items() if step > max(changed, default=-1)}
+    if best != first and moved(points[best], points[last]):
+        end = f"Its best was {said[best]} at step {best}; it has fallen since."
+    elif not changed:
+        end = f"A change below {(high - low) / 2:.2f} would not show."
+    elif len(latest) == 1:
+        end = "It still changed between the last two validations."
+    else:
+        end = (f"Since step {min(latest)} no change is measurable: {min(latest.values()):.2f} to "
+               f"{max(latest.values()):.2f}.")
+    return start, end
+
+
+def moved(before, now):
+    """Whether two rates, (rate, low, high), differ measurably."""
+    low, high = difference(before, now)
+    return not low <= 0 <= high
+
+
 def facts(run):
-    """[(name, text), ...]: what the run is, whether it learned, and its warnings."""
+    """[(name, text), ...]: what the run is, what it measured, and how to repeat it."""
     config, regimes = run.config, [line["regime"] for line in run.history if "regime" in line]
     rows = [("run", f"{config.env} with {config.algo}, model {config.model}, seed {config.seed}"),
             ("settings", summary(config))]
-    rate = "success {:.3f}, 95 % interval [{:.3f}, {:.3f}], {} episodes".format
-    validated = [line for line in run.history if line.get("val/success") is not None]
-    for line in validated[:1] + validated[1:][-1:]:
+    for line in run.validated[:1] + run.validated[1:][-1:]:
         rows.append((f"validation, step {line['step']}", rate(*run.held_out(line, "val"))))
-    if len(validated) > 1:
-        best = max(validated, key=lambda line: line["val/success"])
+    if len(run.validated) > 1:
+        best = max(run.validated, key=lambda line: line["val/success"])
         rows.append(("best validation", f"{best['val/success']:.3f} at step {best['step']}"))
-    if "test/success" in run.tested:
-        rows.append(("test", rate(*run.held_out(run.tested, "test"))))
+    if run.tested:
+        rows.append(("test", rate(*run.latest("test"))))
     if regimes:
         rows.append(("regime", regimes[-1]))
-    return rows + ([(f"warning, step {step}", sentence) for step, sentence in run.warnings]
-                   or [("warnings", "none")])
+    rows.append(("time", f"{run.history[-1]['step']} of {config.steps} steps in "
+                         f"{run.seconds / 60:.1f} minutes"))
+    if commit := runs.commit_of(run.folder):
+        rows.append(("commit", commit))
+    return [*rows, ("to repeat it", f"make reproduce RUN={run.name}")]
+
+
+def rate(success, low, high, n):
+    """A measured success in words."""
+    return f"success {success:.3f}, 95 % interval [{low:.3f}, {high:.3f}], {n} episodes"
+
+
+def problems(run):
+    """Sentences on what still goes wrong: failures, what the stored ones ended with, warnings."""
+    said = []
+    if run.validated:
+        last, (success, *_, n) = run.validated[-1], run.latest("val")
+        said.append(f"{n - round(success * n)} of {n} held-out episodes fail at step "
+                    f"{last['step']}.")
+        if (valid := last.get("val/valid")) is not None and valid < 0.995:
+            said.append(f"{1 - valid:.0%} of the held-out turns are invalid: not in the response "
+                        f"format, or without a valid action.")
+    if errors := sum(line.get("env_errors") or 0 for line in run.history):
+        said.append(f"In {errors} training episodes the environment failed.")
+    recent = [e for e in run.episodes if not (e["success"] or e["error"])
+              and e["step"] > 0.75 * run.history[-1]["step"]]
+    for reason, count in Counter(e["stop"] for e in recent).most_common():
+        said.append(f"{count} of the {len(recent)} failures stored in the last quarter of the "
+                    f"steps: {REASONS.get(reason, reason)}.")
+    return said + ([f"Warning at step {step}: {sentence}" for step, sentence in run.warnings]
+                   or ["No warnings."])
+
+
+def table(loaded):
+    """Titles, and for each run: last validation, test, minutes, and how its test (else validation)
+    differs from the first run's, with 95 % intervals."""
+    split = "test" if all(run.tested for run in loaded) else "val"
+    rows = [("run", "validation", "test", "minutes", f"{split}, minus the first run's")]
+    for run in loaded:
+        val, test = ("{:.3f} [{:.3f}, {:.3f}]".format(*found) if found else ""
+                     for found in map(run.latest, ("val", "test")))
+        first, now, change = loaded[0].latest(split), run.latest(split), ""
+        if run is not loaded[0] and first and now:
+            change = "{:+.3f} [{:+.3f}, {:+.3f}]".format(
+                now[0] - first[0], *difference(first[:3], now[:3]))
+        rows.append((run.name, val, test, f"{run.seconds / 60:.1f}", change))
+    return rows
 
 
 def configurations(loaded):
-    """{label: its runs, which differ in their seed alone}, in the order of the runs."""
+    """{label: its runs, which differ in their seed alone}, in the order of the runs. The label is
+    what differs; "" for a single configuration."""
     groups = {}
     for run in loaded:
         groups.setdefault(run.settings, []).append(run)
@@ -145,139 +270,195 @@ def configurations(loaded):
     differ = [name for name in differ if name in ("env", "algo", "model")] or differ
     labels = {}
     for settings, found in groups.items():
-        label = plain(" ".join(f"{name}={getattr(settings, name)}" for name in differ))
-        label = label[:60] or settings.env
+        label = " ".join(f"{name}={getattr(settings, name)}" for name in differ)[:60]
         labels[label if label not in labels else f"{label[:50]} {found[0].name}"] = found
     return labels
 
 
-def plain(label):
-    """A label that matplotlib shows as it is: `$` begins a formula, `_` at the start hides it."""
-    return label.lstrip("_").replace("$", r"\$")
+@cache
+def meanings():
+    """{metric: (its definition, healthy values)}, from the tables of docs/metrics.md."""
+    found = {}
+    for line in (DATA / "metrics.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("| `"):
+            for sampler in ("first_turn", "trajectory"):
+                filled = line.replace("SAMPLER", sampler).replace("SPLIT", "val")
+                keys, *texts = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", filled).split("|")[1:4]
+                found |= dict.fromkeys(re.findall("`(.*?)`", keys),
+                                       [text.replace("`", "").strip() for text in texts])
+    return found
 
 
 # ---- Figures -------------------------------------------------------------------------------------
 def figures_of(loaded):
-    """{title: matplotlib Figure}, without those whose metrics no run has."""
-    from matplotlib.figure import Figure  # not pyplot: no window, no global state
-
-    drawings = {title: partial(curves, title=title) for title in CURVES}
-    drawings |= {"regimes": regime_map, "gradients by reward std": gradients}
+    """{title: what the page's script draws}, without those whose metrics no run has."""
     figures = {}
-    for title, draw in drawings.items():
-        figure = Figure(figsize=(5, 3), layout="constrained")
-        axes = figure.subplots()
-        axes.set_title(title, fontsize="medium")
-        axes.grid(alpha=0.2)
-        draw(axes, loaded)
-        if axes.lines:
-            axes.legend(fontsize="small", loc="center right" if draw is regime_map else "best")
-            figures[title] = figure
+    for question, (_, titles) in CURVES.items():
+        for title, metrics in titles.items():
+            meaning, healthy = meanings().get(metrics[0], ("", ""))
+            figures[title] = {"question": question, "lines": curves(loaded, metrics),
+                              "caption": f"Healthy: {healthy}." if healthy else
+                              f"{' and '.join(metrics)}: {meaning}."}
+    figures["success"] |= {
+        "players": players(loaded), "limits": [0, 1], "caption":
+        "Higher is better. A band is a 95 % interval, of several seeds lowest to highest. Dashed, "
+        "if stored: players without a model. Move the pointer over a curve to read it, over a name "
+        "to see what it means; drag to zoom in, click to zoom out."}
+    figures["regimes"] = {"question": "Does it still explore?", "lines": regime_map(loaded),
+                          "caption": "Right: reasoning varies under one prompt (H(Z|X)). "
+                          "Up: it depends on the prompt (I(X;Z)). 1 is the limit between."}
+    figures = {title: figure for title, figure in figures.items() if figure["lines"]}
+    for figure in figures.values():
+        figure.setdefault("limits", limits(figure["lines"]))
+        figure["warnings"] = [warning for run in loaded for warning in run.warnings]
     return figures
 
 
-def curves(axes, loaded, title):
-    """Metrics over steps: all of a title's for one configuration, else the first of each.
+def curves(loaded, metrics):
+    """Lines over steps: of all metrics for one configuration, else of the first for each.
 
     A validation success has its 95 % band; several seeds have one from lowest to highest, over the
-    steps that all of them have. A dotted line marks each warning.
+    steps that all of them have. A long curve has its running median, too.
     """
-    groups = configurations(loaded)
-    metrics = CURVES[title] if len(groups) == 1 else CURVES[title][:1]
-    for label, members in groups.items():
-        for metric in metrics:
+    groups, lines = configurations(loaded), []
+    for number, (label, members) in enumerate(groups.items()):
+        for colour, metric in enumerate(metrics if len(groups) == 1 else metrics[:1], number):
             series = [dict(zip(*run.series(metric))) for run in members]  # step -> value
             steps = sorted(set.intersection(*map(set, series)))
             if not steps:
                 continue
             values = np.array([[one[step] for step in steps] for one in series])
-            name = metric if len(groups) == 1 else f"{label} ({len(members)})"
-            line, = axes.plot(steps, values.mean(axis=0), label=name,
-                              marker="o" if len(steps) < 30 else "", markersize=3)
-            low, high = values.min(axis=0), values.max(axis=0)
+            low, high, mean = values.min(axis=0), values.max(axis=0), values.mean(axis=0)
             if metric.startswith("val/success") and len(members) == 1:
                 low, high = np.array([
                     members[0].held_out(line, "val", metric.removeprefix("val/success"))[1:3]
                     for line in members[0].history if line.get(metric) is not None]).T
-            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    if not axes.lines:
-        return
-    for step in sorted({step for run in loaded for step, _ in run.warnings}):
-        axes.axvline(step, color="tab:red", linestyle=":", linewidth=1)
-    if title == "gradient norm" and any((line.get_ydata() > 0).any() for line in axes.lines):
-        axes.set_yscale("log")
-    axes.set_xlabel("step")
+            band = (low < high).any()
+            lines.append({
+                "name": f"{label} ({len(members)})" if label else metric, "colour": colour,
+                "help": "; healthy: ".join(filter(None, meanings().get(metric, ()))),
+                "x": steps, "y": mean.tolist(), "smooth": running_median(mean),
+                "low": low.tolist() if band else [], "high": high.tolist() if band else []})
+    return lines
 
 
-def regime_map(axes, loaded):
-    """Conditional entropy against mutual information of first turns: each run is a path through
-    four regimes, from a circle to a square. The limits are those of `diagnostics.regime`."""
-    for run in loaded:
-        steps, entropy, mi = run.series("first_turn/conditional_entropy_per_token", "first_turn/mi")
+def running_median(values):
+    """Medians of a tenth of the values around each; none of a short series."""
+    half = len(values) // 20
+    return [float(np.median(values[max(0, k - half):k + half + 1]))
+            for k in range(len(values) if len(values) >= SMOOTH else 0)]
+
+
+def limits(lines):
+    """Where the vertical axis of these lines begins and ends: at 0 if nothing is below. Values far
+    beyond nine tenths of the others are outliers, which the page marks at its edge."""
+    values = np.concatenate([line["y"] for line in lines])
+    low, usual_low, usual_high, high = np.quantile(values, (0, 0.05, 0.95, 1))
+    reach = 1.5 * max(usual_high - min(0, usual_low), 1e-9)
+    return [min(0, max(low, usual_low - reach)), max(1.05 * min(high, usual_high + reach), 1e-9)]
+
+
+def players(loaded):
+    """[(name, success), ...] of the scripted players, if they were measured beside the runs with
+    these environment options."""
+    path = loaded[0].folder.parent / "readme-envs.json"
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else ()
+    same = {(run.config.env, *changed_environment(run.config)) for run in loaded}
+    for row in rows:
+        if same == {(row["env"], *row["options"])}:
+            random, *shallow, _ = (count / row["size"] for count in row["players"].values())
+            return [("best shallow player", max(shallow)), ("random policy", random)]
+    return []
+
+
+def regime_map(loaded):
+    """Conditional entropy against mutual information of first turns, in octaves (factors of 2)
+    above the limits of `diagnostics.regime`: each run is a path through four regimes."""
+    lines = []
+    for number, run in enumerate(loaded):
+        steps, *both = run.series("first_turn/conditional_entropy_per_token", "first_turn/mi")
         if len(steps) < 2:
             continue
-        line, = axes.plot(entropy, mi, label=plain(run.name), linewidth=1)
-        axes.scatter(entropy[0], mi[0], marker="o", color=line.get_color())
-        axes.scatter(entropy[-1], mi[-1], marker="s", color=line.get_color())
-        for k in {0, len(steps) // 2, len(steps) - 1}:
-            axes.annotate(f"{steps[k]:.0f}", (entropy[k], mi[k]), fontsize="small")
-        axes.axvline(max(LOW_ENTROPY * entropy[0], NO_ENTROPY), color=line.get_color(),
-                     linestyle=":", linewidth=1)
-        axes.axhline(LOW_MI * mi[0], color=line.get_color(), linestyle=":", linewidth=1)
-    for x, y, text in ((0.01, 0.98, "compressed"), (0.99, 0.98, "diverse"),
-                       (0.01, 0.02, "low-entropy collapse"), (0.99, 0.02, "template collapse")):
-        axes.text(x, y, text, transform=axes.transAxes, alpha=0.5, fontsize="small",
-                  ha="left" if x < 0.5 else "right", va="top" if y > 0.5 else "bottom")
-    axes.set(xlabel="H(Z|X), nats per token", ylabel="I(X;Z), nats")
+        least = max(LOW_ENTROPY * both[0][0], NO_ENTROPY), LOW_MI * both[1][0]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            x, y = (np.nan_to_num(np.log2(values / bound), nan=-OCTAVES).clip(-OCTAVES, OCTAVES)
+                    for values, bound in zip(both, least))
+        lines.append({"name": run.name, "colour": number, "help": "", "steps": steps.tolist(),
+                      "x": x.tolist(), "y": y.tolist(), "smooth": [], "low": [], "high": []})
+    return lines
 
 
-def gradients(axes, loaded):
-    """Gradient norm per token by bucket of reward std, of the last measurement of the first run.
-    Logarithmic, since a KL is often tiny."""
-    measured = [line for line in loaded[0].history if "gradient/all/groups" in line]
-    if not measured:
-        return
-    now = measured[-1]
-    buckets = [name.removesuffix("/groups") for name in now
-               if re.fullmatch(r"gradient/bucket_\d+/groups", name)]
-    for term in ("task", "entropy", "kl"):
-        points = [(now[f"{bucket}/reward_std"], now[f"{bucket}/{term}"]) for bucket in buckets
-                  if f"{bucket}/{term}" in now]
-        if points:
-            axes.plot(*zip(*points), "o-", label=term)
-    axes.set_title(f"gradients by reward std, step {now['step']}", fontsize="medium")
-    axes.set(xlabel="mean reward std of the bucket", ylabel="gradient norm per token",
-             yscale="log")
-
-
-def svg(figure):
-    """The figure as an <svg> element. Its texts stay texts, which keeps it small."""
-    import matplotlib
-
-    text = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "minragen"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()[text.getvalue().index("<svg"):]
+def gradients(run):
+    """(step, rows) of the last measurement by bucket: mean reward std, groups, and the gradient
+    norm per token of each term, None where it has none; () without a measurement."""
+    for now in reversed(run.history):
+        if "gradient/all/groups" in now:
+            buckets = [name.removesuffix("/groups") for name in now
+                       if re.fullmatch(r"gradient/bucket_\d+/groups", name)]
+            return now["step"], [[now.get(f"{bucket}/{name}") for name in (
+                "reward_std", "groups", "task", "entropy", "kl")] for bucket in buckets]
+    return ()
 
 
 # ---- Conversations -------------------------------------------------------------------------------
-def conversations(run):
-    """The stored episodes that fit into a page, and a sentence about those left out.
+def conversations(run, size):
+    """The stored episodes that fit into so many characters, and a sentence about those left out.
 
     Of a long run every second step of each split is kept, or every fourth, ...; and the last one.
     """
-    episodes = read_lines(run.folder / "trajectories.jsonl")
-    steps = {split: sorted({e["step"] for e in episodes if e["split"] == split})
-             for split in {e["split"] for e in episodes}}
-    kept, every, longest = episodes, 1, max(map(len, steps.values()), default=0)
-    while len(json.dumps(kept)) > EPISODES_SIZE and every < longest:
+    steps = {split: sorted({e["step"] for e in run.episodes if e["split"] == split})
+             for split in {e["split"] for e in run.episodes}}
+    kept, every, longest = run.episodes, 1, max(map(len, steps.values()), default=0)
+    while len(json.dumps(kept)) > size and every < longest:
         every *= 2
         chosen = {(split, step) for split, all_of in steps.items()
                   for step in (*all_of[::every], all_of[-1])}
-        kept = [e for e in episodes if (e["split"], e["step"]) in chosen]
-    return kept, f"Only every {every}th stored step fits into this page." if every > 1 else ""
+        kept = [e for e in run.episodes if (e["split"], e["step"]) in chosen]
+    boards = boards_of(run.config)
+    return ([e | {"run": run.name, "boards": boards(e)} for e in kept],
+            f"Only every {every}th stored step fits into this page." if every > 1 else "")
 
 
+def board_of(name):
+    """The class of an environment that has a board, else None."""
+    found = pkgutil.resolve_name(REGISTRY[name]) if name in REGISTRY else None
+    return found if isinstance(found, type) and issubclass(found, Board) else None
+
+
+def boards_of(config):
+    """A function from an episode to its boards before each reply and after the last: rows of the
+    indices of tiles. It plays the episode again; [] if the environment has no board, or does not
+    show what the model was shown."""
+    names = env_names(config)
+    if not all(map(board_of, names)):
+        return lambda episode: []
+    budgets = {name: getattr(config, name) for name in BUDGETS if getattr(config, name)}
+    pattern = reply_pattern(FORMATS[config.response_format])
+
+    @cache
+    def groups(split):
+        return EnvGroups(",".join(names), len(names), 1, split, parse_options(config.env_arg),
+                         budgets)
+
+    def boards(episode):
+        env = groups(episode["split"]).envs[names.index(episode["env"])]
+        observation, _ = env.reset(seed=episode["seed"],
+                                   options={"member": episode.get("member", 0)})
+        grids, images = [env.cells()], iter(episode.get("images", ()))
+        for told, reply in zip(episode["messages"][1::2], episode["messages"][2::2]):
+            image = image_of(observation)
+            shown = None if image is None else data_uri(image)
+            if (told["content"], next(images, None)) != (observation, shown):
+                return []
+            found = pattern.match(forced_prefix(config.response_format) + reply["content"])
+            observation, *_ = env.step(found["answer"].strip() if found else "")
+            grids.append(env.cells())
+        return grids
+
+    return boards
+
+
+# ---- The command ---------------------------------------------------------------------------------
 def main(argv):
     """The command: write a page, or write it again while the run goes on."""
     parser = Parser(prog="minragen report", description=__doc__.splitlines()[0])
@@ -303,7 +484,7 @@ def watch(folders):
                    for path in (folder / "metrics.jsonl" for folder in folders)]
             if now != seen and all(now):
                 seen = now
-                print(write(folders, png=False, reload=RELOAD), flush=True)
+                print(write(folders, reload=RELOAD), flush=True)
             time.sleep(1)
     except KeyboardInterrupt:
         print()

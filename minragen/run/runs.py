@@ -19,11 +19,13 @@ import contextlib
 import dataclasses
 import difflib
 import fcntl
+import functools
 import hashlib
 import json
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import torch
@@ -148,9 +150,26 @@ def write_files(new, learner):
     for path in paths:
         flush(path)
     write_whole(new / "manifest.json", json.dumps(
-        {"step": learner.step, "versions": VERSIONS,
+        {"step": learner.step, "versions": VERSIONS, "commit": commit(),
          "files": {os.path.relpath(p, new): checksum(p) for p in paths}}, indent=1))
     flush(new)
+
+
+@functools.cache
+def commit():
+    """The commit of this checkout, with "-dirty" if its files differ from it; "" without git."""
+    root = Path(__file__).parents[2]
+    if not ((root / ".git").exists() and shutil.which("git")):
+        return ""
+    return subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], check=False,
+                          capture_output=True, text=True).stdout.strip()
+
+
+def commit_of(folder):
+    """The commit that saved a run's last checkpoint; "" if it is not known."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return json.loads((folder / "checkpoint" / "manifest.json").read_text()).get("commit", "")
+    return ""
 
 
 def link_or_copy(path, other):
@@ -271,8 +290,7 @@ def load_config(run):
         own = [name for name in known if not name.startswith(("readme-", "findings-"))]
         others = difflib.get_close_matches(run, known)  # also of those that the project stores
         raise ValueError(nearest("run", run, [*dict.fromkeys(own + others)] or known))
-    shared = RUNS / "figures"  # of a page about several runs
-    for path in (folder, *folder.rglob("*"), shared, *shared.glob("*")):
+    for path in (folder, *folder.rglob("*")):
         if path.is_symlink():
             raise ValueError(f"{path} is a symbolic link, so files could be written elsewhere. "
                              f"Replace it by what it points to.")
