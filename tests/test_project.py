@@ -148,14 +148,15 @@ class TestMakefile:
     def test_its_variables_become_options(self, make):
         assert make("train", "ENV=bandit", "ALGO=ppo", "STEPS=9", "LR=1e-4", "SEED=1", "RUN=a",
                     "MODEL=tiny", "ARGS=--top-p 0.9") == (
-            "-m minragen.train --env bandit --algo ppo --steps 9 --lr 1e-4 --model tiny --run a "
-            "--seed 1 --top-p 0.9")
-        assert make("resume", "RUN=a", "STEPS=9") == "-m minragen.train --run a --resume --steps 9"
+            "-m minragen train --nproc auto --env bandit --algo ppo --steps 9 --lr 1e-4 "
+            "--model tiny --run a --seed 1 --top-p 0.9")
+        assert make("resume", "RUN=a", "STEPS=9", "NPROC=3") == (
+            "-m minragen train --nproc 3 --run a --resume --steps 9")
         assert make("play", "RUN=a", "SEED=2", "SPLIT=val") == (
             "-m minragen play --run a --split val --seed 2")
         assert make("play", "ENV=bandit") == "-m minragen play bandit --split test"
         assert make("train", "eval", "RUN=a", "STEPS=3") == (
-            "-m minragen.train --env frozenlake --steps 3 --run a "
+            "-m minragen train --nproc auto --env frozenlake --steps 3 --run a "
             "-m minragen.eval --run a --split test")
 
     @pytest.mark.parametrize("words, said", [
