@@ -943,7 +943,7 @@ MUTANTS = {
          "the interval of a difference has the wrong sign"),
         ("if same == {", "if same >= {", "players of other options are shown beside mixed runs"),
         ("max(shallow)", "min(shallow)", "the worse shallow player is shown as the best"),
-        ("max(0, k - half):k + half + 1", "k:k + half + 1", "smoothed curves run ahead"),
+        ("values[k - w:k + w + 1]", "values[k:k + w + 1]", "smoothed curves run ahead"),
         ("min(high, usual_high + reach)", "high", "an outlier squeezes a curve"),
         ('(told["content"], next(images, None)) != (observation, shown)',
          "next(images, None) != shown",

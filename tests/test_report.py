@@ -172,7 +172,8 @@ class TestCurves:
         figure = figures_of([Run(folder)])["gradient norm"]
         (line,), values = figure["lines"], [1e5 if k == 50 else k for k in range(1, 101)]
         assert line["y"] == values and figure["limits"][0] == 0 and 100 < figure["limits"][1] < 300
-        assert line["smooth"] == [np.median(values[max(0, k - 5):k + 6]) for k in range(100)]
+        assert line["smooth"] == [np.median(values[k - w:k + w + 1]) for k, w in enumerate(
+            [0, 1, 2, 3, 4, *[5] * 90, 4, 3, 2, 1, 0])]
         assert figures_of([Run(store(tmp_path / "b"))])["gradient norm"]["lines"][0]["smooth"] == []
 
     def test_the_scripted_players_are_shown_where_they_are_stored_for_the_same_options(

@@ -343,10 +343,10 @@ def curves(loaded, metrics):
 
 
 def running_median(values):
-    """Medians of a tenth of the values around each; none of a short series."""
-    half = len(values) // 20
-    return [float(np.median(values[max(0, k - half):k + half + 1]))
-            for k in range(len(values) if len(values) >= SMOOTH else 0)]
+    """Medians of a tenth of the values around each, fewer at the ends; [] of a short series."""
+    n = len(values)
+    widths = [min(n // 20, k, n - 1 - k) for k in range(n if n >= SMOOTH else 0)]
+    return [float(np.median(values[k - w:k + w + 1])) for k, w in enumerate(widths)]
 
 
 def limits(lines):
