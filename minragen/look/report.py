@@ -277,7 +277,8 @@ def configurations(loaded):
 
 @cache
 def meanings():
-    """{metric: (its definition, healthy values)}, from the tables of docs/metrics.md."""
+    """{metric: [its definition, healthy values]}, from the tables of docs/metrics.md, to which the
+    file in data/ is a link."""
     found = {}
     for line in (DATA / "metrics.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("| `"):
