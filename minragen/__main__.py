@@ -1,6 +1,6 @@
 """The commands: `minragen NAME`, or in a checkout `python -m minragen NAME`.
 
-    python -m minragen train --env bandit        train an agent (or: make train ENV=bandit)
+    python -m minragen train --env bandit        train an agent; --nproc auto: on all idle cores
     python -m minragen eval --run my-run         success beside scripted players
     python -m minragen report my-run             one page about a run, or about several
     python -m minragen watch my-run              write the page again after every step
@@ -44,6 +44,8 @@ def main(argv=None):
         return pkgutil.resolve_name(function)([*first, *words])
     except Exception as problem:
         sys.exit(told(problem))
+    except KeyboardInterrupt:  # while PyTorch is loaded, for example
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ class TestRefusals:
         ("--env bandit --algo grop", "unknown algo 'grop': did you mean 'grpo'?"),
         ("--env bandit --steps many", "invalid int value: 'many'"),
         ("--env bandit --nproc some", "--nproc: got 'some', expected a number of processes"),
-        ("--env bandit --nproc 0", "--nproc: got '0', expected a number of processes")])
+        ("--env bandit --nproc 0", "--nproc: got '0', expected a number of processes"),
+        ("--resume", "--resume needs --run NAME.")])
     def test_a_mistyped_name_is_refused_before_pytorch_is_loaded(self, argv, sentence):
         lines, said, loaded = seen(*argv.split())
         assert lines == [] and sentence in said and "Traceback" not in said and not loaded
@@ -65,7 +66,7 @@ class TestProcesses:
         (8, 0.5, {}, 4), (2, 0.5, {}, 2), (8, 5.0, {}, 1), (8, 0.5, {"model": "smollm2"}, 1),
         (8, 0.5, {"num_groups": 3}, 3), (8, 0.5, {"resume": True}, 1), (1, 0.0, {}, 1),
         (8, 0.5, {"CI": "true"}, 1), (8, 0.5, {"gpu": True}, 1),
-        (8, 0.5, {"gpu": True, "device": "cpu"}, 4)])
+        (8, 0.5, {"gpu": True, "device": "cpu"}, 4), (8, 0.5, {"device": "mps"}, 1)])
     def test_auto_is_one_for_each_idle_core_where_that_helps(
             self, cores, load, more, expected, monkeypatch):
         monkeypatch.delenv("CI", raising=False)
@@ -73,7 +74,7 @@ class TestProcesses:
             monkeypatch.setenv("CI", more["CI"])
         monkeypatch.setattr(os, "cpu_count", lambda: cores)
         monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-        monkeypatch.setattr(command.Path, "exists", lambda path: more.get("gpu", False))
+        monkeypatch.setattr(os.path, "exists", lambda path: more.get("gpu", False))
         options = {k: v for k, v in more.items() if k in ("model", "num_groups", "device")}
         config = command.settings.unchecked({"env": "bandit", "model": "tiny"} | options)
         assert command.processes("auto", config, more.get("resume", False)) == expected

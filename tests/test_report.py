@@ -125,6 +125,14 @@ class TestCurves:
         assert drawn(figures_of([a, b, c])["success"]).keys() == {"lr=0.001 (2)", "lr=0.0001 (1)"}
         assert [*report.configurations([a, d])] == ["algo=grpo", "algo=ppo"]
 
+    def test_a_test_in_which_every_environment_failed_is_in_no_table_and_no_curve(self, tmp_path):
+        folder = store(tmp_path / "a")
+        rewritten(folder / "metrics.jsonl", lambda text: text.replace(
+            '"test/success": 0.75', '"test/env_errors": 64'))
+        run = Run(folder)
+        assert run.latest("test") is None and [line["step"] for line in run.history] == [*range(9)]
+        assert "test" not in dict(report.facts(run)) and report.write([folder]).exists()
+
     def test_failed_environments_are_not_in_the_interval_and_holes_in_no_curve(self, tmp_path):
         folder = store(tmp_path / "a$b$")
         lines = report.read_lines(folder / "metrics.jsonl")

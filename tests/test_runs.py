@@ -503,7 +503,8 @@ class TestReproduce:
         changed = [*lines[:2], lines[2] | {"entropy": 9.0}, lines[3] | {"test/success": 9.0}]
         (begun / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
         assert reproduced() == (1, f"line 3 (step 2) differs in entropy: 9.0, now "
-                                   f"{lines[2]['entropy']}")
+                                   f"{lines[2]['entropy']}. This was one process; several "
+                                   f"round differently.")
         with pytest.raises(SystemExit, match="error: unknown run 'b'"):
             main(["reproduce", "b"])
 

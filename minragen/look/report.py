@@ -106,7 +106,7 @@ class Run:
         if not lines:
             raise ValueError(f"{folder} has no metrics yet.")
         self.tested = {k: v for line in lines for k, v in line.items() if k.startswith("test/")}
-        self.history = [line for line in lines if "test/success" not in line]
+        self.history = [line for line in lines if not any(k.startswith("test/") for k in line)]
         self.seconds = lines[-1].get("elapsed") or sum(
             line.get("seconds") or 0 for line in self.history)
         self.warnings = [(line["step"], sentence) for k, line in enumerate(self.history, 1)
@@ -131,7 +131,8 @@ class Run:
 
     def latest(self, split):
         """`held_out` of the test or of the last validation; None if there is none."""
-        lines = self.validated if split == "val" else [self.tested] * bool(self.tested)
+        tested = [self.tested] if self.tested.get("test/success") is not None else []
+        lines = self.validated if split == "val" else tested
         return self.held_out(lines[-1], split) if lines else None
 
 
@@ -205,8 +206,8 @@ def facts(run):
     if len(run.validated) > 1:
         best = max(run.validated, key=lambda line: line["val/success"])
         rows.append(("best validation", f"{best['val/success']:.3f} at step {best['step']}"))
-    if run.tested:
-        rows.append(("test", rate(*run.latest("test"))))
+    if tested := run.latest("test"):
+        rows.append(("test", rate(*tested)))
     if regimes:
         rows.append(("regime", regimes[-1]))
     rows.append(("time", f"{run.history[-1]['step']} of {config.steps} steps in "

@@ -1,9 +1,9 @@
-"""The command `minragen train`. It refuses mistyped names, and says what it will do, at once.
+"""The command `minragen train`. It refuses mistyped names, and prints the first line of a run,
+before PyTorch and transformers are loaded, which takes seconds.
 
     make train ENV=bandit      (the same: python -m minragen train --env bandit --nproc auto)
 
-Only then PyTorch and transformers are loaded, which takes seconds. torchrun starts
-`python -m minragen.train`, which says the same later.
+torchrun starts `python -m minragen.train`, which prints the first line after they are loaded.
 
 Reading order: `train`, `processes`, `launch`.
 
@@ -17,29 +17,32 @@ import signal
 import socket
 import sys
 from functools import partial
-from pathlib import Path
 
 from minragen import config as settings
 from minragen.envs import ELSEWHERE, REGISTRY
 from minragen.look.faults import Parser, told
 
-MOST = 4  # processes of `--nproc auto`
-TINY = ("tiny", "tiny-vlm")  # models that one core trains best
+MOST_PROCESSES = 4  # of `--nproc auto`
+ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA, AMD, and both in WSL
 
 
 def train(argv):
-    """Train in this process, or in several that it starts. Ends with one sentence on an error."""
+    """Train in this process, or in several that it starts: `--nproc NUMBER` or `auto`; the other
+    options are those of config.py. Ends with one sentence on an error."""
     parser = Parser(add_help=False)
     parser.add_argument("--nproc", default="1")
     asked, argv = parser.parse_known_args(argv)
     try:
         given = settings.parse(argv)
         resume, show = given.pop("resume"), given.pop("print_config")
+        if resume and "run" not in given:
+            raise ValueError("--resume needs --run NAME.")
         config = settings.unchecked({"model": "tiny", **given})
         for name in settings.env_names(config):
             if ":" not in name and name not in REGISTRY:
                 pkgutil.resolve_name(ELSEWHERE)(name)
-        count = processes(asked.nproc, config, resume)
+        alone = resume or show or "init_from" in given and "model" not in given
+        count = processes(asked.nproc, config, alone)
     except ValueError as problem:
         sys.exit(told(problem))
     if not show:
@@ -55,19 +58,22 @@ def first_line(config, resume, count=1):
     return f"minragen  {what}" + f"; {count} processes" * (count > 1)
 
 
-def processes(asked, config, resume=False):
-    """How many processes to start. `auto`: for a new run of a tiny model on idle cores one a core,
-    up to MOST; else one, since larger models use all cores, and a machine that tests has others.
+def processes(asked, config, alone=False):
+    """How many processes to start. `auto` is one, but for a new run of a bundled tiny model on a
+    CPU: one for each core, up to MOST_PROCESSES, if the cores are idle. Larger models use all cores
+    in one process, too. The variable CI says that other tests run beside.
+
+    alone: whether `auto` is one in any case
     """
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
     if asked != "auto":
         raise ValueError(f"--nproc: got {asked!r}, expected a number of processes or auto.")
     cores = os.cpu_count() or 1
-    gpu = config.device != "cpu" and Path("/dev/nvidiactl").exists()
+    on_cpu = config.device == "cpu" or not (config.device or any(map(os.path.exists, ACCELERATORS)))
     busy = "CI" in os.environ or os.getloadavg()[0] > cores / 2
-    alone = resume or gpu or busy or config.model not in TINY
-    return 1 if alone else min(cores, MOST, config.num_groups)
+    alone = alone or busy or not on_cpu or config.model not in settings.PRESETS
+    return 1 if alone else min(cores, MOST_PROCESSES, config.num_groups)
 
 
 def launch(count, run):
@@ -78,15 +84,13 @@ def launch(count, run):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # What they send each other is pickled, so no other machine may connect. Each process sets its
-    # own number of threads.
+    # What they send each other is pickled, so no other machine may connect.
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-                   "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
                    "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(port), "WORLD_SIZE": str(count),
                    "LOCAL_WORLD_SIZE": str(count)}
-    # A fork has everything loaded already. CUDA and macOS need fresh processes.
-    fork = sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
+    # A fork has everything loaded already. Accelerators and macOS need fresh processes.
+    fork = sys.platform == "linux" and not any(map(os.path.exists, ACCELERATORS))
     started = start_processes(process, (run,), count, join=False,
                               start_method="fork" if fork else "spawn")
     for number in (signal.SIGINT, signal.SIGTERM):

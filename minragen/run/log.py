@@ -236,14 +236,15 @@ def lines_until(step, path):
 @contextlib.contextmanager
 def stop_requests():
     """A list that fills at SIGTERM or Ctrl-C, so that the step can be finished and saved. Another
-    one after a second ends the process at once: torchrun repeats a Ctrl-C at once."""
+    one after a second ends the process: whoever started several repeats a Ctrl-C at once."""
     requests = []
 
     def note(number, _):
         requests.append(time.monotonic())
         if requests[-1] > requests[0] + 1:
             raise KeyboardInterrupt
-        tqdm.write("stopping  after this step; once more: at once, at the last checkpoint")
+        if distributed.rank() == 0 and len(requests) == 1:
+            tqdm.write("stopping  after this step; once more: at once, at the last checkpoint")
 
     with contextlib.ExitStack() as before:  # puts the handlers back
         for number in (signal.SIGINT, signal.SIGTERM):

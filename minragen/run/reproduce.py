@@ -28,7 +28,8 @@ def main(argv):
         sys.exit(130)  # stopped; nothing to compare
     lines = read(name)
     difference = first_difference(lines, read(again))
-    print(difference or f"{name} is reproduced: its {len(lines)} lines are equal but for times")
+    print(difference + (". This was one process; several round differently." if difference else
+                        f"{name} is reproduced: its {len(lines)} lines are equal but for times"))
     sys.exit(1 if difference else 0)
 
 
