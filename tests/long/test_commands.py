@@ -119,10 +119,13 @@ class TestCommands:
         words = run([*shortened("make watch RUN=watched"), "-n"], checkout)
         with subprocess.Popen(shlex.split(words), cwd=checkout, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
-            said, written = watch.stdout.readline().strip(), page.read_text()
-            watch.send_signal(signal.SIGINT)
-            assert (said, watch.wait(60), watch.stderr.read()) == (
-                "runs/watched/report.html", 0, "")
+            try:
+                said, written = watch.stdout.readline().strip(), page.read_text()
+                watch.send_signal(signal.SIGINT)
+                assert (said, watch.wait(60), watch.stderr.read()) == (
+                    "runs/watched/report.html", 0, "")
+            finally:
+                watch.kill()  # else a watch that goes on would be waited for
         assert "location.reload(), 5000)" in written  # milliseconds
 
     @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
