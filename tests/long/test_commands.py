@@ -117,8 +117,12 @@ class TestCommands:
         page = checkout / "runs/watched/report.html"
         page.unlink()
         words = run([*shortened("make watch RUN=watched"), "-n"], checkout)
-        with subprocess.Popen(shlex.split(words), cwd=checkout, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
+        # Ctrl-C as a terminal has it: what started the tests may ignore or block it.
+        begin = ("import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+                 "signal.pthread_sigmask(signal.SIG_SETMASK, ()); os.execv(sys.argv[1], "
+                 "sys.argv[1:])")
+        with subprocess.Popen([sys.executable, "-c", begin, *shlex.split(words)], cwd=checkout,
+                              text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
             try:
                 said, written = watch.stdout.readline().strip(), page.read_text()
                 watch.send_signal(signal.SIGINT)
