@@ -60,9 +60,10 @@ def beats(arm, other):
 # V1's vanilla setting: 8 x 16 episodes, no filter, clip 0.2 on both sides, KL and entropy 0.001,
 # GAE(1, 1). The learning rate is three times that of tiny's presets, at which nothing collapses;
 # MetaMathQA is where most goes wrong, and cheap.
+NO_KL = dict(kl_coef=0.0, kl_estimator="k2")  # the estimator is the preset's: it has no effect
 VANILLA = dict(env="metamathqa", filter="none", num_groups=8, group_size=16, mini_batch=32,
-               clip_high=0.2, kl_coef=0.001, entropy_coef=0.001, lr=1.5e-3, lr_final=1.0,
-               steps=100, val_every=50, val_size=128, diagnose_every=5)
+               clip_high=0.2, kl_coef=0.001, kl_estimator="k3", entropy_coef=0.001, lr=1.5e-3,
+               lr_final=1.0, steps=100, val_every=50, val_size=128, diagnose_every=5)
 AS_PPO = dict(algo="ppo", lam=1.0, credit="episode")
 PPO = VANILLA | AS_PPO
 
@@ -82,8 +83,8 @@ ARMS = {
     "ppo-fewer-updates": PPO | dict(mini_batch=128),
     "grpo-keep-25": VANILLA | keep(0.25),
     "grpo-clip-higher": VANILLA | dict(clip_high=0.28),
-    "grpo-no-kl": VANILLA | dict(kl_coef=0.0),
-    "starpo-s": PPO | keep(0.25) | dict(clip_high=0.28, kl_coef=0.0),
+    "grpo-no-kl": VANILLA | NO_KL,
+    "starpo-s": PPO | keep(0.25) | dict(clip_high=0.28) | NO_KL,
 }
 HARD = tuple(ARMS)
 ARMS["frozenlake-grpo"] = VANILLA | dict(env="frozenlake", steps=80, val_every=40)
@@ -94,8 +95,11 @@ for reversed_arms in (False, True):
         ARMS["bandit-" + ("reversed-" if reversed_arms else "") + style.replace("_", "-")] = (
             BANDIT | dict(response_format=style,
                           env_arg=("mixed=False", f"reversed={reversed_arms}")))
+# These ran before the presets had other groups in FrozenLake, and k2.
+EARLIER = dict(group_size=16, kl_estimator="k3")
 FIVE = {"bandit": dict(steps=15), "metamathqa": dict(steps=40),
-        "countdown": dict(steps=25, num_groups=8), "frozenlake": dict(steps=30, num_groups=8),
+        "countdown": dict(steps=25, num_groups=8, kl_estimator="k3"),
+        "frozenlake": dict(steps=30, num_groups=8, **EARLIER),
         "deepcoder": dict(steps=25, num_groups=8)}
 FILTERS = {"top-p": dict(filter="top_p", filter_value=0.9),
            "top-k": dict(filter="top_k", filter_value=0.25),
@@ -104,9 +108,9 @@ for task, sizes in FIVE.items():
     for rule, options in FILTERS.items():
         ARMS[f"{task}-{rule}"] = dict(env=task, val_every=100, val_size=64, diagnose_every=0,
                                       **sizes, **options)
-# VAGEN's ablation in small: FrozenLake as a picture, 100 of the preset's 200 steps.
+# VAGEN's ablation in small: FrozenLake as a picture.
 SEEING = dict(env="frozenlake", model="tiny-vlm", num_groups=8, steps=100, val_every=50,
-              diagnose_every=0)
+              diagnose_every=0, **EARLIER)
 TOLD = SEEING | dict(response_format="grounding_worldmodeling")
 # At VAGEN's weights five described turns pay up to 5 and the goal 1; at these up to 0.3.
 PAID_LESS = TOLD | dict(grounding_reward=0.03, worldmodeling_reward=0.03)
@@ -116,7 +120,7 @@ ARMS |= {"seeing-no-think": SEEING | dict(response_format="no_think"),
          "seeing-paid-less": PAID_LESS, "seeing-gae": PAID_LESS | dict(algo="ppo"),
          "seeing-bi-level": PAID_LESS | dict(algo="bi-level")}
 GRADIENTS = dict(env="frozenlake", filter="none", num_groups=48, gradients_every=5, kl_coef=0.01,
-                 steps=10, val_every=10, val_size=64, diagnose_every=0)
+                 steps=10, val_every=10, val_size=64, diagnose_every=0, **EARLIER)
 ARMS |= {"gradients": GRADIENTS, "gradients-no-std": GRADIENTS | dict(norm_by_std=False)}
 
 

@@ -5,8 +5,7 @@ transformers takes the slots as its `past_key_values`, with `position_ids` and a
 Learning runs whole rows through the decoder. For Llama's family fast/ computes the same with less
 work.
 
-Reading order: `KVSlots`, `append` (sampling), `states_before`, `micro_batches` (learning),
-`attention_masks`.
+Reading order: `KVSlots`, `append`, `states_before`, `micro_batches`, `attention_masks`.
 
 Axes: n rows in a forward pass, q new tokens of each, k keys, D hidden size, B rows, T tokens.
 
@@ -74,21 +73,26 @@ class KVSlots:
                 slots[i] = pad(old[:, :, :filled].index_select(0, index),
                                (0, 0, 0, self.capacity - filled))
 
+    def swap(self, some, others):
+        """Exchange slot some[i] with slot others[i]; lists of int."""
+        to, of = torch.tensor([some + others, others + some], dtype=torch.int64).to(self.device)
+        filled, self.bounds[some + others] = int(self.bounds.max()), self.bounds[others + some]
+        for x in (self.lengths, *(x[:, :, :filled] for both in self.layers.values() for x in both)):
+            x[to] = x[of]
+
 
 def place(model, slots, tokens, counts, first_row=0):
     """Reserve counts[i] positions of slot first_row + i and set where `slots.update` writes.
 
-    Three slots of 4, 2 and 3 tokens get 2, 1 and 0 more (a dot is padding: written, never seen):
+    Two slots of 4 and 2 tokens get 2 and 1 more (a dot is padding: written, never seen):
 
         before      positions   after
         a a a a     4 5         a a a a a a
         b b         2 .         b b b .
-        c c c       . .         c c c . .
 
-    tokens: (n, q) int64, right-padded
-    counts: (n,) int64; 0 leaves the slot unchanged, and the row's output is undefined
+    tokens: (n, q) int64, right-padded      counts: (n,) int64, from 1 to q
     returns: positions (n, q), masks (of `attention_masks`) and ends (n,), the index of each row's
-        last real token among all n * q (here 1, 2 and 4)
+        last real token among all n * q (here 1 and 2)
     """
     n, q = tokens.shape
     rows = slice(first_row, first_row + n)
@@ -104,7 +108,7 @@ def place(model, slots, tokens, counts, first_row=0):
     # Padding may stand beyond the largest position that the model has. So the model is told the
     # position of the row's last token instead.
     positions = positions.minimum(slots.lengths[rows, None] - 1)
-    return positions, masks, (counts - 1).clamp(min=0) + q * torch.arange(n, device=slots.device)
+    return positions, masks, counts - 1 + q * torch.arange(n, device=slots.device)
 
 
 @torch.no_grad()
@@ -159,6 +163,5 @@ def attention_masks(model, visible, queries, keys):
     for kind in {*(getattr(config, "layer_types", None) or [usual])}:
         seen = visible if kind == "full_attention" else visible & (
             keys[:, None, None] > queries[:, None, :, None] - window)
-        masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
-            ~seen, -torch.inf)
+        masks[kind] = torch.where(seen, 0.0, -torch.inf).to(dtype)
     return masks if len(masks) > 1 else masks[kind]

@@ -106,9 +106,8 @@ class Trajectory:
     @classmethod
     def begin(cls, groups, row, observation):
         """The fresh episode of a row of EnvGroups. observation: what `reset` returned for it"""
-        group, member = divmod(row, groups.group_size)
-        t = cls(groups.envs[row].alias or groups.names[group], groups.seeds[group],
-                groups.numbers[group], member, row)
+        g, member = groups.places[row]
+        t = cls(groups.envs[row].alias or groups.names[g], groups.seeds[g], g, member, row)
         if isinstance(observation, Exception):
             t.fail(observation)
         else:

@@ -142,7 +142,7 @@ class Config:
     value_clip: float = opt(0.5, "how far one update may move a value")
     entropy_coef: float = opt(0.001, "weight of the entropy bonus")
     kl_coef: float = opt(0.0, "weight of the KL to the model before RL in the loss")
-    kl_estimator: str = opt("k3", "estimator of the KL in the loss", ("k2", "k3"))
+    kl_estimator: str = opt("k2", "estimator of the KL in the loss", ("k2", "k3"))
     epochs: int = opt(1, "passes over a batch", least=1)
     mini_batch: int = opt(64, "rows (trajectories, or windowed turns) per optimizer step", least=1)
     token_budget: int = opt(2400, "ids in one forward pass; speed and memory only", least=1)

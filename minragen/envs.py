@@ -355,41 +355,40 @@ class EnvGroups:
     """P groups of G members, possibly of several environments: reset together, stepped by row.
 
     All G members of a group share the instance (same seed) and have their own dynamics (`member`).
-    Rows are group-major: row = group * G + member. An environment that raised may be in any state,
-    so the next reset builds it anew. Here rows are played one after the other; run/groups.py runs
-    those that wait (`parallel`) in threads.
+    Rows are group-major: the `places` (group, member) are in order. An environment that raised is
+    built anew by the next reset. run/groups.py runs those that wait (`parallel`) in threads.
 
-    spec: a mixture; `frozenlake,bandit` splits evenly, `frozenlake=12,bandit=4` as it says
+    spec: a mixture; `frozenlake,bandit` splits evenly, `frozenlake=24,bandit=8` as it says
     options: `name.option` addresses one environment of a mixture
     budgets: fields of Budget that replace each environment's own
-    share: which of the groups this object holds, as one of several processes does
+    share: which of the rows this object holds, as one of several processes does
     """
 
     def __init__(self, spec, num_groups, group_size, split="train", options=None, budgets=None,
                  share=slice(None)):
-        self.numbers = range(num_groups)[share]
-        self.num_groups, self.group_size, self.split = len(self.numbers), group_size, split
+        self.num_groups, self.group_size, self.split = num_groups, group_size, split
+        self.places = [divmod(row, group_size) for row in range(num_groups * group_size)[share]]
         mixture = parse_mixture(spec, num_groups, REGISTRY)
-        self.names = [name for name, count in mixture for _ in range(count)][share]
+        self.names = [name for name, count in mixture for _ in range(count)]
         self._given = {}  # name -> what `make` is given to build that environment
         for name in dict.fromkeys(self.names):
             own = options_of(name, options or {}, dict(mixture))
             budget = replace(make(name, split, **own).budget, **(budgets or {}))
             self._given[name] = dict(name=name, split=split, budget=budget, **own)
-        self.envs = [make(**self._given[name]) for name in self.names for _ in range(group_size)]
-        self.seeds, self._broken = [None] * self.num_groups, set()
+        self.envs = [make(**self._given[self.names[group]]) for group, _ in self.places]
+        self.seeds, self._broken = [None] * num_groups, set()
 
     def __len__(self):
         return len(self.envs)
 
     def reset(self, first_seed):
-        """Draw new instances: group number g gets seed `first_seed + g`. Returns each row's
-        observation, or the exception that its environment raised."""
-        self.seeds = [first_seed + g for g in self.numbers]
+        """Draw new instances: group g gets seed `first_seed + g`. Returns each row's observation,
+        or the exception that its environment raised."""
+        self.seeds = [first_seed + g for g in range(self.num_groups)]
         return self._each(range(len(self)), self._reset_row)
 
     def _reset_row(self, row):
-        group, member = divmod(row, self.group_size)
+        group, member = self.places[row]
         if row in self._broken:
             self.envs[row] = make(**self._given[self.names[group]])
             self._broken.remove(row)

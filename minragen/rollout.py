@@ -25,6 +25,7 @@ Tests: `python -m pytest tests/test_rollout.py`.
 import math
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -35,7 +36,6 @@ from minragen.chat import StopReason, Trajectory
 from minragen.noise import noise_keys, uniforms
 
 MASS = 2**38  # probabilities are whole multiples of 1 / MASS; less likely tokens are never drawn
-SHRINK = 0.9  # a batch is cut to its unfinished rows when they are at most this share of it
 
 
 @dataclass(frozen=True)
@@ -196,27 +196,32 @@ class _Player:
     def _sample_replies(self, logits):
         """Sample the next token of all rows, again and again, until every reply has stopped.
 
-        Only the first n rows go through the model. A row that has stopped stays among them, and
-        nothing is appended to its slot. As soon as at most SHRINK * n of them have not stopped,
-        these move to the front, with their slots and their noise:
+        Only the first n rows go through the model, those whose replies have not stopped. A row that
+        stops changes places with one of the last of them, with its slot and its noise:
 
-            n = 5    rows a b c d e    b and d stop    rows a c e b d    n = 3
+            n = 5    rows a b c d e    b and d stop    rows a e c d b    n = 3
         """
-        noise, n = self._begin_replies(), len(self.rows)
+        noise = self._begin_replies()
         for k in range(self.rules.max_new_tokens):
-            tokens, logprobs = sample_tokens(logits, noise[k, :n], self.rules)
+            tokens, logprobs = sample_tokens(logits, noise[k], self.rules)
             self._add(tokens, logprobs)
-            live = sum(row.stop is None for row in self.rows)
-            if not live:
+            going = [i for i in range(len(tokens)) if self.rows[i].stop is None]
+            if not going:
                 return
-            if live <= SHRINK * n:
-                order = sorted(range(len(self.rows)), key=lambda i: self.rows[i].stop is not None)
-                self.rows = [self.rows[i] for i in order]
-                self.slots.gather(order)
-                index, = self._upload(torch.tensor(order))
-                n, noise, tokens = live, noise[:, index], tokens[index[:live]]
-            counts, = self._upload(torch.tensor([row.stop is None for row in self.rows[:n]]).long())
-            logits = self.policy.extend(self.slots, tokens[:, None], counts)
+            if len(going) < len(tokens):
+                index, = self._upload(torch.tensor(self._close_ranks(going)))
+                noise, tokens = noise[:, index], tokens[index]
+            logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
+
+    def _close_ranks(self, going):
+        """Move the rows `going`, in order, to the front. Returns where each of them was."""
+        order = list(range(len(going)))
+        gaps = sorted({*order} - {*going})
+        behind = going[len(going) - len(gaps):]
+        for i, j in zip(gaps, behind):
+            self.rows[i], self.rows[j], order[i] = self.rows[j], self.rows[i], j
+        self.slots.swap(gaps, behind)
+        return order
 
     def _begin_replies(self):
         """Begin an empty reply in each row. Returns their tokens' noise, (max_new_tokens, B)."""
@@ -233,14 +238,13 @@ class _Player:
             keys, positions + torch.arange(self.rules.max_new_tokens)[:, None]))
 
     def _add(self, tokens, logprobs):
-        """Add a token (n,) to each unfinished reply of the first n rows."""
+        """Add a token (n,) to the reply of each of the first n rows, which are unfinished."""
         # Here the host waits for an accelerator: pack both tensors, to wait only once.
         both = torch.stack([tokens.int(), logprobs.view(torch.int32)]).cpu()
-        self.progress(sum(row.stop is None for row in self.rows))
+        self.progress(len(tokens))
         for row, token, logprob in zip(self.rows, both[0].tolist(),
                                        both[1].view(torch.float32).tolist()):
-            if row.stop is None:
-                row.add(token, logprob, self.frame)
+            row.add(token, logprob, self.frame)
 
     def _upload(self, *tensors):
         """To the policy's device, without waiting for it."""
@@ -347,8 +351,8 @@ def make_batch(trajectories):
     rows = [(sequence, t, e) for e, t in enumerate(trajectories) for sequence in t.sequences]
 
     def column(name, fill):
-        return pad_sequence([torch.tensor(getattr(sequence, name)) for sequence, _, _ in rows],
-                            batch_first=True, padding_value=fill)
+        arrays = [np.array(getattr(s, name)) for s, _, _ in rows]  # faster than torch.tensor
+        return pad_sequence([*map(torch.from_numpy, arrays)], batch_first=True, padding_value=fill)
 
     turn_ids = column("turn_ids", -1)
     rewards = torch.zeros(turn_ids.shape)
@@ -362,7 +366,7 @@ def make_batch(trajectories):
         tokens=column("tokens", 0),
         attention_mask=torch.arange(turn_ids.shape[1]) < lengths[:, None],
         response_mask=column("response_mask", False), turn_ids=turn_ids,
-        sample_logprobs=column("sample_logprobs", 0.0), rewards=rewards,
+        sample_logprobs=column("sample_logprobs", 0.0).float(), rewards=rewards,
         group_ids=torch.tensor([t.group_id for _, t, _ in rows]).unique(return_inverse=True)[1],
         episode_ids=torch.tensor([e for _, _, e in rows]),
         episode_returns=torch.tensor([t.episode_return for _, t, _ in rows]))

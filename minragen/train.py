@@ -39,7 +39,6 @@ from minragen.rollout import Rules, collect, make_batch, play_held_out
 # Training instances of run seed s have seeds from TRAIN_SEED + s * config.TRAIN_SEED_STRIDE on,
 # validation instances have seeds from 0 on.
 TRAIN_SEED = 2**41
-MOST_SKIPPED = 5  # a run stops after so many updates in a row whose gradient is not finite
 
 
 class World:
@@ -196,10 +195,6 @@ def update(learner, batch, config, step, log=QUIET):
             finite = all(math.isfinite(sums[name]) for name, _ in learner.optimizers())
             learner.skipped = 0 if finite else learner.skipped + 1
             skipped += not finite
-            if learner.skipped == MOST_SKIPPED:
-                raise RuntimeError(f"{MOST_SKIPPED} updates in a row had a gradient that is not "
-                                   f"finite: the policy has diverged. Is the learning rate too "
-                                   f"large? See the last lines of metrics.jsonl.")
             steps.append(sums)
     metrics = {name: sum(sums[name] for sums in steps) / len(steps) for name in steps[0]}
     return metrics | {"updates_skipped": skipped,

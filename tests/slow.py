@@ -75,7 +75,7 @@ def collect(learner, frame, groups, first_seed, config):
 
 def play_episode(learner, frame, groups, i, observation, config):
     """Reply, step, observe, until the environment or the context ends the episode."""
-    env, (group, member) = groups.envs[i], divmod(i, groups.group_size)
+    env, (group, member) = groups.envs[i], groups.places[i]
     source = (config.seed, f"{groups.split} {groups.names[group]}", groups.seeds[group], member)
     episode = SimpleNamespace(group_id=group, sequences=[], turn_rewards=[], error="")
     prompt, turns, over = frame.open(frame.system_message(env), observation), [], False

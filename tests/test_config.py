@@ -39,7 +39,7 @@ class TestOptions:
     def test_every_field_is_an_option_with_a_help_text(self, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin=name))
         special = {"env": "bandit", "window": "1", "model": "tiny", "device": "cpu", "run": "x",
-                   "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k2",
+                   "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k3",
                    "kl_target": "0.1", "kl_horizon": "2", "credit": "turn",
                    "max_actions_per_turn": "1", "log": "wandb"}
         for f in dataclasses.fields(Config):
@@ -64,7 +64,7 @@ class TestOptions:
         for argv, needed in (
                 (["--kl-target", "0.1"], "It needs a kl_reward_coef"),
                 (["--kl-reward-coef", "0.1", "--kl-horizon", "2"], "It needs a kl_target"),
-                (["--kl-estimator", "k2"], "It needs a kl_coef"),
+                (["--kl-estimator", "k3"], "It needs a kl_coef"),
                 (["--gamma", "0.9"], "It needs advantages gae, bi_level_gae or a REINFORCE"),
                 (["--gamma-turn", "0.9"], "It needs advantages bi_level_gae or turn_gae, or"),
                 (["--lam", "0.9"], "It needs an estimator with a critic"),
@@ -150,7 +150,7 @@ class TestPresets:
         assert "searchqa.hops" not in own and own["countdown.count"] == 3
         mixed = options("sudoku,frozenlake")
         assert mixed["sudoku.hints"] is True and mixed["frozenlake.view"] == "coord"
-        counted = options("frozenlake=8,sokoban=8", "frozenlake.view=grid")
+        counted = options("frozenlake=16,sokoban=16", "frozenlake.view=grid")
         assert (counted["frozenlake.view"], counted["sokoban.view"]) == ("grid", "coord")
         mine = options("frozenlake,sokoban", "view=grid", "sokoban.walls=0.1")
         assert "frozenlake.view" not in mine and mine["view"] == "grid"
@@ -256,7 +256,7 @@ class TestBadInput:
             (["--temperature", "0"], "temperature: got 0.0, expected at least 0.0001"),
             (["--temperature", "nan"], "temperature: got nan, expected a finite number"),
             (["--seed", "99999999"], "seed: got 99999999, expected at most"),
-            (["--steps", "2000000"], "got 32000000, expected at most 16777216, the instances"),
+            (["--steps", "2000000"], "got 64000000, expected at most 16777216, the instances"),
             (["--dual-clip", "0.5"], "got dual_clip=0.5, expected more than 1"),
             (["--filter-value", "0.005"], "filter top_p: got a value of 0.005"),
             (["--top-p", "2"], "top_p: got 2.0, expected at most 1."),
@@ -274,7 +274,7 @@ class TestBadInput:
             (["--env", ":x"], "bad env ':x': expected package.module:Class"),
             (["--env", "minragen.envs:TextEnv"], "is the base of environments"),
             (["--env", "frozenlake=²"], "a number for every environment or none"),
-            (["--env", "frozenlake=3,bandit=4"], "expected 16 in all"),
+            (["--env", "frozenlake=3,bandit=4"], "expected 32 in all"),
             (["--env", "frozenlake,bandit", "--val-size", "1"], "and at least one each"),
             (["--env-arg", "split=val"], "'split' is not an option of an environment"),
             (["--env", "bandit", "--env-arg", "low_reward=1e400"], "expected float"),
@@ -282,7 +282,7 @@ class TestBadInput:
             (["--env-arg", "slip=2"], "bad options of FrozenLake"))
 
     def test_dynamic_sampling_counts_its_rounds_and_keeps_no_group_without_std(self):
-        with pytest.raises(ValueError, match=r"\(1 \+ resample\): got 32000000, expected at most"):
+        with pytest.raises(ValueError, match=r"\(1 \+ resample\): got 64000000, expected at most"):
             parsed("--algo", "dapo", "--steps", "500000")
         with pytest.raises(ValueError, match="resample replaces groups of reward std 0"):
             parsed("--algo", "dapo", "--filter-include-zero", "true")

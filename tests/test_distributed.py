@@ -5,6 +5,7 @@ together. What several processes do with every other choice is in test_step.py::
 import copy
 import dataclasses
 import faulthandler
+import itertools
 import os
 import shlex
 import signal
@@ -119,20 +120,21 @@ class TestBegin:
 @pytest.mark.usefixtures("float64")
 class TestEpisodes:
     @pytest.mark.parametrize("processes", [2, 4])
-    def test_groups_are_dealt_out_and_episodes_are_those_of_one_process(self, processes):
+    def test_members_are_dealt_out_and_episodes_are_those_of_one_process(self, processes):
         config = configured(env="toys:Lottery=2,toys:Raffle=3", val_size=2)
 
         def play():
             policy, groups = small_policy(config), start.build_groups(config)["train"]
             frame = ChatFrame(policy.tokenizer)
             mine = collect(policy, frame, groups, 7, rules_of(config))
-            return ([t.group_id for t in mine], len(groups.envs),
+            return ([(t.group_id, t.member) for t in mine], len(groups.envs),
                     [(t.env, t.seed, t.member, t.turn_rewards, t.sequences)
                      for t in trainer.in_order(distributed.world(), mine)])
 
         expected = play()[2]
         for rank, (mine, environments, together) in enumerate(several(processes, play)):
-            assert set(mine) == set(range(5)[rank::processes])
+            everyone = list(itertools.product(range(5), range(config.group_size)))
+            assert mine == everyone[rank::processes]
             assert environments == len(mine) and together == expected
 
     def test_more_processes_than_groups_are_refused_with_a_sentence(self, capfd):

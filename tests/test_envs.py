@@ -332,7 +332,8 @@ class TestGroups:
         assert groups.names == ["frozenlake", "frozenlake", "bandit"]
         options = {"frozenlake.slip": 0.5, "bandit.reversed": True}
         share = EnvGroups("frozenlake=2,bandit=1", 3, 4, "val", options, share=slice(1, None, 2))
-        assert share.reset(100) == groups.reset(100)[4:8]  # one of two processes, without a bandit
+        assert share.reset(100) == groups.reset(100)[1::2]  # one of two processes: members 1 and 3
+        assert share.places == [(group, member) for group in range(3) for member in (1, 3)]
 
     def test_no_dynamics_repeat_another_stream(self):
         """NumPy splits a seed of 2^32 or more into two words, like a seed and a member."""

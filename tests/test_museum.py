@@ -312,6 +312,19 @@ class TestLoss:
             norms.append(measured["grad_norm"])
         assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
+    def test_one_rare_token_is_not_the_update(self):
+        """k3, `low_var_kl` in verl and TRL: of a thousand tokens one has become 1,100 times less
+        likely than before RL. Its derivative 1 - exp(d) is nine tenths of all. With k2 it is d."""
+        drift = torch.full((1000,), 0.1)
+        drift[-1] = 7.0  # log ref - log pi
+        shares = {}
+        for name in ("k2", "k3"):
+            logprobs = torch.zeros(1000, requires_grad=True)
+            starpo.kl_estimate(logprobs, drift, name).sum().backward()
+            shares[name] = float(logprobs.grad[-1] / logprobs.grad.sum())
+        assert shares["k3"] > 0.9 and shares["k2"] < 0.07
+        assert Config.kl_estimator == "k2"
+
     def test_the_kl_in_the_loss_has_a_gradient(self):
         """RAGEN's `kl_loss_type: kl` is k1 = log pi - log ref. As a loss its expected gradient is
         E[grad log pi] = 0 whatever the reference is; k2 has the gradient of KL(pi || ref), k3 that

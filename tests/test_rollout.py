@@ -325,7 +325,7 @@ class TestCaching:
         fed, original = [], Policy.extend
         monkeypatch.setattr(Policy, "extend", lambda self, slots, tokens, counts, *rows: (
             fed.append(int(counts.sum())), original(self, slots, tokens, counts, *rows))[1])
-        played = varied(3, 4)  # where one of twelve rows is finished, it stays with the others
+        played = varied(3, 4)
         prompts = [t.sequences[-1].response_mask.index(True) for t in played]
         # The last id needs no forward.
         after_prompt = sum(len(t.tokens) - p - 1 for t, p in zip(played, prompts))
@@ -372,7 +372,7 @@ class TestIndependence:
                                              max_rows=rows)] for rows in (1, 2))
         assert one == many
 
-    def test_a_share_of_the_groups_plays_what_it_plays_among_all(self):
+    def test_a_share_of_the_members_plays_what_it_plays_among_all(self):
         def played(share):
             groups = EnvGroups("frozenlake=3,bandit=2", 5, 2, share=share)
             return [(t.env, t.seed, t.group_id, t.member, t.tokens, t.turn_rewards)
@@ -380,7 +380,7 @@ class TestIndependence:
 
         everything = played(slice(None))
         for rank in range(2):
-            assert played(slice(rank, None, 2)) == [t for t in everything if t[2] % 2 == rank]
+            assert played(slice(rank, None, 2)) == [t for t in everything if t[3] % 2 == rank]
 
     def test_nothing_is_fed_beyond_the_context(self, monkeypatch):
         """The model may have no position there."""

@@ -114,7 +114,7 @@ def float64(monkeypatch):
 
 def collect_once(policy, frame, groups, first_seed, rules, progress=None):
     """`collect`, remembered: at the first step all tests have the same policy."""
-    key = (*groups.names, groups.numbers, len(groups), first_seed, str(groups.envs[0].options),
+    key = (*groups.names, *groups.places[:2], len(groups), first_seed, str(groups.envs[0].options),
            str(groups.envs[0].budget), frame.instruction, rules, str(groups.turn), frame.appends,
            not frame.appends and (frame.context, frame.window))
     if key not in EPISODES:
@@ -354,7 +354,7 @@ FLIPS = {
                     ({}, "seq-mean-token-sum-norm"), (PPO, "seq-mean-token-mean")],
     "loss_mask": [(PPO, "all"), (TURNS, "all"), (PPO | dict(advantage_mask="all"), "all")],
     "value_clip": [(PPO | dict(critic_lr=0.05), 0.01)], "entropy_coef": [({}, 0.0)],
-    "kl_coef": [({}, 0.1)], "kl_estimator": [(dict(kl_coef=0.1), "k2")], "epochs": [({}, 2)],
+    "kl_coef": [({}, 0.1)], "kl_estimator": [(dict(kl_coef=0.1), "k3")], "epochs": [({}, 2)],
     "mini_batch": [({}, 5)], "max_grad_norm": [({}, 0.1)],
     "lora_rank": [(dict(epochs=2), 3), (PPO | dict(epochs=2, kl_coef=0.1), 3)],
 }

@@ -1,5 +1,5 @@
-"""Several processes train one policy: each plays its share of the groups and computes its share of
-every optimizer step. Trajectories and metrics are gathered on every process.
+"""Several processes train one policy: each plays its share of the episodes and computes its share
+of every optimizer step. Trajectories and metrics are gathered on every process.
 
     make train NPROC=2                                            (one machine)
     torchrun --nproc-per-node=2 -m -- minragen.train --env bandit (docs/performance.md)
@@ -136,17 +136,16 @@ class Processes(World):
         return x
 
     def sum_gradients(self, parameters):
-        """A gradient that no process has stays None."""
+        """One message for all, since small ones cost as much. A gradient that no process has stays
+        None."""
         has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
         dist.all_reduce(has)
-        waiting = []
-        for parameter, count in zip(parameters, has.tolist()):
-            if count:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                waiting.append(dist.all_reduce(parameter.grad, async_op=True))
-        for work in waiting:
-            work.wait()
+        summed = [p for p, count in zip(parameters, has.tolist()) if count]
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten()
+                          for p in summed])
+        dist.all_reduce(flat)
+        for p, total in zip(summed, flat.split([p.numel() for p in summed])):
+            p.grad = total.view_as(p)
 
 
 @contextmanager

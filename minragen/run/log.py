@@ -28,6 +28,7 @@ from minragen.more import loggers
 from minragen.more.vision import images_of
 from minragen.run import distributed, runs
 
+MOST_SKIPPED = 5  # a run stops after so many updates in a row whose gradient is not finite
 EMPTY_STEPS = 5  # consecutive steps without a single informative group after which a run stops
 SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; and failed ones
 ENDED = "the run ended"  # in errors.txt
@@ -98,6 +99,10 @@ class Log(train.Log, contextlib.AbstractContextManager):
 
     def over(self, learner, metrics):
         self.pending, reason = metrics, ""
+        if learner.skipped >= MOST_SKIPPED:
+            raise RuntimeError(f"{learner.skipped} updates in a row had a gradient that is not "
+                               f"finite: the policy has diverged. Is the learning rate too large? "
+                               f"See the last lines of metrics.jsonl.")
         if learner.empty_steps >= EMPTY_STEPS:
             reason = (f"in {EMPTY_STEPS} steps in a row the filter ({self.config.filter} of "
                       f"{self.config.filter_metric}) kept no group, or every environment failed, "

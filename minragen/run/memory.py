@@ -62,8 +62,7 @@ def _sizes(policy, config, processes):
                         config.num_groups * config.group_size)
     heads = c.num_attention_heads
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // heads
-    groups, episodes = (-(-total // processes)  # of this one
-                        for total in (config.num_groups, config.val_size))
+    own = -(-max(rows, config.val_size) // processes)
     tokens = max(context, min(config.token_budget, min(rows, config.mini_batch) * context))
     turns = most_turns(env_groups(config, "val"))
     replies, images = (turns, turns) if config.context == "full" else (1, config.window)
@@ -75,7 +74,7 @@ def _sizes(policy, config, processes):
         keys=2 * head_dim * (getattr(c, "num_key_value_heads", None) or heads),  # and values
         inner=inner if isinstance(inner, int) else 4 * c.hidden_size,  # GPT-2, OPT
         context=context, rows=rows, tokens=tokens, in_loss=tokens * min(1, share),
-        slots=min(config.max_rows, max(groups * config.group_size, episodes)),
+        slots=min(config.max_rows, own),
         turns=turns, images=images * tokens / context, **_tower(policy))
 
 

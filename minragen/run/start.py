@@ -9,6 +9,7 @@ Reading order: `run` (from the start to the report), `start`, `build_groups`, `l
 Tests: `python -m pytest tests/test_train.py tests/test_runs.py`.
 """
 
+import gc
 import sys
 from functools import partial
 
@@ -41,6 +42,7 @@ def run(config, resume=False, say=print):
     raises: ValueError for a taken name, a damaged checkpoint, a prompt that fills the context
     """
     learner, groups, log = start(config, resume, say)
+    gc.freeze()  # else Python looks for garbage among the libraries' objects, 0.2 s each time
     with log:
         say(f"run       {log.folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then "
             f"report.html")
@@ -62,7 +64,10 @@ def start(config, resume=False, say=print):
 
 def build_groups(config):
     """{split: EnvGroups} of this process's share, each built once: of P groups of G to train on
-    and of val_size single episodes."""
+    and of val_size single episodes.
+
+    The members of a group are dealt to the processes, which so play equally hard instances.
+    """
     world = distributed.world()
     if config.num_groups < world.size:
         raise ValueError(f"num_groups: got {config.num_groups}, expected at least one for each of "
