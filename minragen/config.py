@@ -211,7 +211,8 @@ def parse(argv):
     parser = argparse.ArgumentParser(
         prog="minragen.train", allow_abbrev=False, argument_default=argparse.SUPPRESS,
         description="Train a language-model agent. [base default]; presets change it: "
-                    "see --print-config.")
+                    "see --print-config. `minragen train` takes --nproc, too: a number of "
+                    "processes, or auto.")
     parser.error = _usage_error
     parser.add_argument("--resume", action="store_true", default=False,
                         help="continue from runs/NAME/checkpoint")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -73,9 +74,19 @@ class TestProcesses:
         if "CI" in more:
             monkeypatch.setenv("CI", more["CI"])
         monkeypatch.setattr(os, "cpu_count", lambda: cores)
-        monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+        monkeypatch.setattr(command, "busy_cores", lambda cores: load)
         monkeypatch.setattr(os.path, "exists", lambda path: more.get("gpu", False))
         options = {k: v for k, v in more.items() if k in ("model", "num_groups", "device")}
         config = command.settings.unchecked({"env": "bandit", "model": "tiny"} | options)
         assert command.processes("auto", config, more.get("resume", False)) == expected
         assert command.processes("5", config) == 5
+
+    def test_busy_cores_are_those_of_now_where_the_system_tells(self, monkeypatch):
+        cores = os.cpu_count()
+        if os.path.exists("/proc/stat"):
+            assert 0 <= command.busy_cores(cores) <= cores
+        counts = iter([(1000, 400), (1040, 410)])  # ten of forty ticks were idle
+        monkeypatch.setattr(command, "ticks", lambda: next(counts))
+        assert command.busy_cores(2, 0.0) == 1.5
+        monkeypatch.setattr(command, "ticks", mock.Mock(side_effect=FileNotFoundError))
+        assert command.busy_cores(2) == os.getloadavg()[0]

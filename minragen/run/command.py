@@ -16,6 +16,7 @@ import pkgutil
 import signal
 import socket
 import sys
+import time
 from functools import partial
 
 from minragen import config as settings
@@ -46,12 +47,12 @@ def train(argv):
     except ValueError as problem:
         sys.exit(told(problem))
     if not show:
-        print(first_line(config, resume, count), flush=True)
+        print(opening_line(config, resume, count), flush=True)
     run = partial(pkgutil.resolve_name("minragen.run.start:main"), argv, begun=True)
     return launch(count, run) if count > 1 else run()
 
 
-def first_line(config, resume, count=1):
+def opening_line(config, resume, count=1):
     """What a run is, in one line; and in how many processes."""
     what = (f"continues {config.run}" if resume else
             f"{config.env} with {config.algo}, seed {config.seed}")
@@ -71,9 +72,25 @@ def processes(asked, config, alone=False):
         raise ValueError(f"--nproc: got {asked!r}, expected a number of processes or auto.")
     cores = os.cpu_count() or 1
     on_cpu = config.device == "cpu" or not (config.device or any(map(os.path.exists, ACCELERATORS)))
-    busy = "CI" in os.environ or os.getloadavg()[0] > cores / 2
+    busy = "CI" in os.environ or busy_cores(cores) > cores / 2
     alone = alone or busy or not on_cpu or config.model not in settings.PRESETS
     return 1 if alone else min(cores, MOST_PROCESSES, config.num_groups)
+
+
+def busy_cores(cores, seconds=0.2):
+    """How many of the cores are busy: now on Linux, elsewhere in the last minute."""
+    try:
+        (total, idle), _, (total_then, idle_then) = ticks(), time.sleep(seconds), ticks()
+    except OSError:
+        return os.getloadavg()[0]
+    return cores * (1 - (idle_then - idle) / max(1, total_then - total))
+
+
+def ticks():
+    """Clock ticks of all cores since the start: all, and idle ones."""
+    with open("/proc/stat", encoding="ascii") as file:
+        _, *counts = file.readline().split()[:9]
+    return sum(map(int, counts)), int(counts[3]) + int(counts[4])  # [4] waits for a disk
 
 
 def launch(count, run):

@@ -35,7 +35,7 @@ _watched = []  # the process group that only detects a dead process, and its thr
 
 
 def begin(device):
-    """Join the other processes if torchrun started this one; `device` is a torch.device. Returns
+    """Join the processes that this one was started with; `device` is a torch.device. Returns
     `print` with `flush=True` in process 0, and in the others a function that prints nothing."""
     if "TORCHELASTIC_RUN_ID" in os.environ and not dist.is_initialized():
         here, cuda = int(os.environ["LOCAL_WORLD_SIZE"]), device.type == "cuda"
@@ -76,7 +76,7 @@ def end():
 
 
 def fail(error):
-    """End this process with a sentence; torchrun and `_watch` end the others."""
+    """End this process with a sentence; who started them, and `_watch`, end the others."""
     if world_size() == 1:  # before `begin` all have the same error, and process 0 prints it
         sys.exit(told(error) if rank() == 0 else 1)
     prefix = f"error in process {rank()}"
@@ -120,7 +120,7 @@ def world():
 
 
 class Processes(World):
-    """All processes that torchrun started."""
+    """Several processes, started by run/command.py or torchrun."""
 
     def __init__(self):
         self.rank, self.size = rank(), world_size()

@@ -27,7 +27,7 @@ from minragen.more import loggers, lora, vision
 from minragen.more.windows import WindowedFrame
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
-from minragen.run.command import first_line
+from minragen.run.command import opening_line
 from minragen.run.groups import backends, check_environments, env_groups
 from minragen.run.load import load_policy
 from minragen.run.log import Log
@@ -179,7 +179,7 @@ def main(argv=None, begun=False):
             return
         say = distributed.begin(bundled.choose_model(config.model, config.device)[1])
         if not begun:
-            say(first_line(config, resume, distributed.world_size()))
+            say(opening_line(config, resume, distributed.world_size()))
         say(f"model     {why}")
         say(f"settings  {settings.summary(config)}")
         stopped = run(config, resume, say) is None
