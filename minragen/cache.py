@@ -73,10 +73,10 @@ class KVSlots:
                 slots[i] = pad(old[:, :, :filled].index_select(0, index),
                                (0, 0, 0, self.capacity - filled))
 
-    def swap(self, some, others):
-        """Exchange slot some[i] with slot others[i]; lists of int."""
-        to, of = torch.tensor([some + others, others + some], dtype=torch.int64).to(self.device)
-        filled, self.bounds[some + others] = int(self.bounds.max()), self.bounds[others + some]
+    def swap(self, a, b):
+        """Exchange slot a[i] with slot b[i]. a, b: lists of int"""
+        to, of = torch.tensor([a + b, b + a]).long().to(self.device, non_blocking=True)
+        filled, self.bounds[a + b] = int(self.bounds.max()), self.bounds[b + a]
         for x in (self.lengths, *(x[:, :, :filled] for both in self.layers.values() for x in both)):
             x[to] = x[of]
 
