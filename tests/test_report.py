@@ -207,7 +207,8 @@ class TestCurves:
         assert meanings["reward_std"][1].startswith("well above 0 until the task is solved")
         assert meanings["first_turn/mi"][1].startswith("near first_turn/mi_upper_bound;")
         assert meanings["kl_ref"] == ["estimated KL to the model before RL (kl_coef > 0), "
-                                      "nats/token", "grows slowly; else raise kl_coef"]
+                                      "nats/token; k2 unless said otherwise",
+                                      "grows slowly; else raise kl_coef"]
 
 
 class TestStory:
@@ -216,7 +217,7 @@ class TestStory:
     @pytest.mark.parametrize("held_out, told", [
         ({0: 32, 4: 48, 8: 56, 12: 57},
          "rose from 0.50 [0.38, 0.62] at step 0 to 0.89 [0.79, 0.95] at step 12. "
-         "Since step 8 no change is measurable: 0.88 to 0.89."),
+         "Since step 8 no change is measurable: all validations lie between 0.88 and 0.89."),
         ({0: 10, 4: 32, 8: 57}, "rose from 0.16 [0.09, 0.26] at step 0 to 0.89 [0.79, 0.95] at "
                                 "step 8. It still changed between the last two validations."),
         ({0: 32, 4: 30, 8: 5}, "fell from 0.50 [0.38, 0.62] at step 0 to 0.08 [0.03, 0.17] at "
@@ -248,15 +249,16 @@ class TestStory:
         folder = store(tmp_path / "a")
         assert report.problems(Run(folder)) == [
             "31 of 64 held-out episodes fail at step 8.",
-            "3 of the 3 failures stored in the last quarter of the steps: the environment ended "
-            "the episode without success.", "No warnings."]
+            "Of the 3 failed conversations that are stored from the last quarter of the steps, in "
+            "3 the environment ended the episode without success.", "No warnings."]
         rewritten(folder / "metrics.jsonl", lambda text: text.replace(
             '{"step": 8,', '{"step": 8, "val/valid": 0.9, "env_errors": 2,', 1))
         rewritten(folder / "trajectories.jsonl", lambda text: text.replace("terminated", "other"))
         assert report.problems(Run(folder))[1:] == [
             "10% of the held-out turns are invalid: not in the response format, or without a valid "
             "action.", "In 2 training episodes the environment failed.",
-            "3 of the 3 failures stored in the last quarter of the steps: other.", "No warnings."]
+            "Of the 3 failed conversations that are stored from the last quarter of the steps, in "
+            "3 other.", "No warnings."]
 
     def test_several_runs_have_a_table_with_the_difference_from_the_first(self, tmp_path):
         a, b = (Run(store(tmp_path / name)) for name in "ab")
@@ -285,7 +287,7 @@ class TestPage:
         assert "val_size=64" in told.pop("settings")
         assert told == {
             "run": "frozenlake with grpo, model tiny, seed 0", "best validation": "0.562 at step 4",
-            "regime": "compressed", "time": "8 of 200 steps in 0.3 minutes", "commit": "1a2b3c4",
+            "regime": "compressed", "time": "8 of 80 steps in 0.3 minutes", "commit": "1a2b3c4",
             "to repeat it": "make reproduce RUN=a"} | {
                 name: f"success {n / 64:.3f}, {INTERVAL.format(*wilson(n, 64))}, 64 episodes"
                 for name, n in (("validation, step 0", 32), ("validation, step 8", 33),

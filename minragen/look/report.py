@@ -185,8 +185,8 @@ def story(labelled):
     elif len(latest) == 1:
         end = "It still changed between the last two validations."
     else:
-        end = (f"Since step {min(latest)} no change is measurable: {min(latest.values()):.2f} to "
-               f"{max(latest.values()):.2f}.")
+        end = (f"Since step {min(latest)} no change is measurable: all validations lie between "
+               f"{min(latest.values()):.2f} and {max(latest.values()):.2f}.")
     return start, end
 
 
@@ -236,9 +236,10 @@ def problems(run):
         said.append(f"In {errors} training episodes the environment failed.")
     recent = [e for e in run.episodes if not (e["success"] or e["error"])
               and e["step"] > 0.75 * run.history[-1]["step"]]
-    for reason, count in Counter(e["stop"] for e in recent).most_common():
-        said.append(f"{count} of the {len(recent)} failures stored in the last quarter of the "
-                    f"steps: {REASONS.get(reason, reason)}.")
+    if reasons := ", ".join(f"in {count} {REASONS.get(reason, reason)}" for reason, count in
+                            Counter(e["stop"] for e in recent).most_common()):
+        said.append(f"Of the {len(recent)} failed conversations that are stored from the last "
+                    f"quarter of the steps, {reasons}.")
     return said + ([f"Warning at step {step}: {sentence}" for step, sentence in run.warnings]
                    or ["No warnings."])
 
