@@ -1,40 +1,48 @@
-"""How often a clipped update is that of a few tokens.
+"""How often a clipped update is that of a few tokens, and what other estimators of the KL do.
 
-    python -m benchmarks.tokens readme-bandit-grpo-s0 ...    prints a JSON line for each run
-    python -m benchmarks.tokens --kl k3 readme-...           with another KL: see ESTIMATES
+    python -m benchmarks.tokens --workers 2      (hours; a stored run is not trained again)
 
-Each run is trained again from its config.json. An update whose gradient norm is above
-`max_grad_norm` is computed a second time without the FEW tokens on which its loss depends most. If
-at least half of the norm is gone then, it was theirs. runs/readme-tokens.json has the lines of the
-table in docs/algorithms.md.
+Trains the thirty runs of docs/results.md again, and those of COMPARED with each of KLS. An update
+whose gradient norm is above `max_grad_norm` is computed a second time without the FEW tokens on
+which its loss depends most. If at least half of the norm is gone then, it was theirs.
+runs/readme-tokens.json has a line for each run, and `make figure` writes the tables of
+docs/algorithms.md.
 """
 
 import argparse
 import dataclasses
 import json
+import multiprocessing
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 
 from minragen import starpo, train
+from minragen.config import TINY, preset
 from minragen.run import runs, start
 
-ROOT = Path(__file__).resolve().parent.parent
+STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-tokens.json"
+SEEDS = (0, 1, 2)
+COMPARED = ("frozenlake", "sokoban", "countdown")
 FEW = 4
-BOUND = 3.0  # log ratio
+BOUND = 3.0  # a log ratio
 
 
 def bounded(d):
-    """k3 whose derivative stays that of a token 20 times less likely than before."""
+    """k3 with the derivative of a token e^3 times less likely than before, if it is even less."""
     low = d.clamp(max=BOUND)
     return torch.expm1(low) - d + low.exp() * (d - low)
 
 
-# What the KL may be, beside k2 and k3: a function of log ref - log pi.
-ESTIMATES = {"k3-bounded": bounded,
-             "k3-cut": lambda d: torch.expm1(d.clamp(max=BOUND)) - d.clamp(max=BOUND)}
+def cut(d):
+    """k3 of a log ratio of at most e^3: a token that is less likely has no derivative."""
+    return torch.expm1(d.clamp(max=BOUND)) - d.clamp(max=BOUND)
+
+
+KLS = {"k2": None, "k3": None, "k3, derivative bounded": bounded, "k3, log ratio bounded": cut}
 
 
 def derivatives(policy, mini, config):
@@ -48,59 +56,79 @@ def derivatives(policy, mini, config):
     return logprobs.grad
 
 
-def gradient_norm(learner):
+def gradient_norm(optimizer):
     return float(torch.nn.utils.get_total_norm(
-        [p.grad for p in learner.optimizer.masters if p.grad is not None]))
+        [p.grad for p in optimizer.masters if p.grad is not None]))
 
 
-def watched(learner, counts):
-    """`train.gradients`, which adds to {what: how often} of the updates."""
+def watched(counts):
+    """`train.gradients`, which adds to {what: how often}."""
     def gradients(learner, mini, config, progress=lambda rows: None):
         found = train.gradients(learner, mini, config, progress)
-        norm = gradient_norm(learner)
-        counts["largest norm"] = max(counts["largest norm"], norm)
+        optimizer, norm = learner.optimizer, gradient_norm(learner.optimizer)
         counts["updates"] += 1
+        counts["largest_norm"] = max(counts["largest_norm"], norm)
         if norm > config.max_grad_norm:
-            kept = [None if p.grad is None else p.grad.clone() for p in learner.optimizer.masters]
-            learner.optimizer.clear()
+            kept = [p.grad for p in optimizer.masters]
+            optimizer.clear()
             weights = mini.loss_weights.clone()
             most = derivatives(learner.policy, mini, config).abs().flatten().topk(FEW).indices
             weights.view(-1)[most] = 0
             train.gradients(learner, dataclasses.replace(mini, loss_weights=weights), config)
             counts["clipped"] += 1
-            counts["of few tokens"] += gradient_norm(learner) < norm / 2
-            learner.optimizer.clear()
-            for p, gradient in zip(learner.optimizer.masters, kept):
+            counts["of_few"] += gradient_norm(optimizer) < norm / 2
+            for p, gradient in zip(optimizer.masters, kept):
                 p.grad = gradient
         return found
 
-    learner.gradients = gradients
+    return gradients
 
 
-def measure(config):
-    """Train a run of this Config and count."""
-    counts = {"updates": 0, "clipped": 0, "of few tokens": 0, "largest norm": 0.0}
-    with tempfile.TemporaryDirectory() as folder:
-        runs.RUNS = Path(folder)
+def measure(task):
+    """Train a run and count. Returns its line."""
+    env, kl, seed = task
+    torch.set_num_threads(1)
+    counts = {"updates": 0, "clipped": 0, "of_few": 0, "largest_norm": 0.0}
+    estimate, real = KLS.get(kl), starpo.kl_estimate
+    config = dataclasses.replace(
+        preset(env), run="x", seed=seed, model="tiny", device="cpu", threads=1)
+    if kl and not estimate:
+        config = dataclasses.replace(config, kl_estimator=kl)
+    patched = mock.patch.object(
+        starpo, "kl_estimate", real if not estimate else lambda logprobs, ref, name="k3": (
+            real(logprobs, ref, name) if name == "k3" else estimate(ref - logprobs)))
+    with (patched, tempfile.TemporaryDirectory() as scratch,
+          mock.patch.object(runs, "RUNS", Path(scratch))):
         learner, groups, log = start.start(config, say=lambda line: None)
-        watched(learner, counts)
+        learner.gradients = watched(counts)
         with log:
-            final = train.train(learner, groups, config, log)
-    return counts | {name: final[f"test/{name}"] for name in ("success", "success_greedy")}
+            last = train.train(learner, groups, config, log)
+        last |= [line for line in log.history if "val/success" in line][-1]
+    return {"env": env, "kl": kl, "seed": seed, **counts} | {
+        name: last[name] for name in ("val/success", "val/success_greedy", "test/success")}
+
+
+def tasks():
+    """(environment, KL or "" for none, seed) of every run."""
+    for env in TINY:
+        for kl in KLS if env in COMPARED else ("k2", "k3") if preset(env).kl_coef else ("",):
+            yield from ((env, kl, seed) for seed in SEEDS)
+
+
+def stored():
+    return json.loads(STORED.read_text()) if STORED.exists() else []
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+")
-    parser.add_argument("--kl", default="", choices=("k2", "k3", *ESTIMATES))
-    args = parser.parse_args()
-    if estimate := ESTIMATES.get(args.kl):
-        starpo.kl_estimate = lambda logprobs, ref, name="k3": estimate(ref - logprobs)
-    for name in args.runs:
-        config = runs.read_config(ROOT / "runs" / name)
-        kl = args.kl if args.kl in ("k2", "k3") else config.kl_estimator
-        config = dataclasses.replace(config, threads=1, val_every=config.steps, kl_estimator=kl)
-        print(json.dumps({"run": name, "kl": args.kl, **measure(config)}), flush=True)
+    parser = argparse.ArgumentParser(prog="benchmarks.tokens", description=__doc__.split("\n")[0])
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    done = {(row["env"], row["kl"], row["seed"]) for row in stored()}
+    missing = [task for task in tasks() if task not in done]
+    with multiprocessing.get_context("spawn").Pool(parser.parse_args().workers) as pool:
+        for row in pool.imap_unordered(measure, missing):
+            rows = sorted([*stored(), row], key=lambda row: (row["env"], row["kl"], row["seed"]))
+            STORED.write_text("[" + ",\n ".join(map(json.dumps, rows)) + "]\n")
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -417,6 +417,7 @@ MUTANTS = {
         ("sys.exit(1 if difference else 0)", "sys.exit(0)", "scripts take any run for reproduced"),
     ],
     "look/diagnostics.py": [
+        ("world.sum(scores)", "scores", "each process knows the scores of its own prompts alone"),
         ("list(left)[rng.integers(len(left))]", "rng.choice([t for t in left for _ in left[t]])",
          "long episodes outweigh short ones in the draw"),
         ("own.bincount(minlength=scores.shape[1]).double() / len(own",

@@ -243,7 +243,7 @@ class TestCollapseMetrics:
     def test_the_draw_depends_on_the_seed_alone(self, monkeypatch):
         (policy, frame), budgets = tiny(), set()
         monkeypatch.setattr(diagnostics, "score_matrix",
-                            lambda *args: budgets.add(args[-1]) or score_matrix(*args))
+                            lambda *args: budgets.add(args[4]) or score_matrix(*args))
         first, again, other = (
             collapse_metrics(policy, frame, self.played(frame), {}, seed, 3, token_budget=300)
             for seed in (4, 4, 6))

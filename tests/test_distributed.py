@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 import time
+from unittest import mock
 
 import pytest
 import test_step
@@ -25,6 +26,7 @@ from transformers import AutoModelForCausalLM
 from minragen import eval as evaluation
 from minragen import train as trainer
 from minragen.chat import ChatFrame
+from minragen.look.diagnostics import score_matrix
 from minragen.models import Policy
 from minragen.rollout import collect
 from minragen.run import bundled, distributed, start
@@ -136,6 +138,21 @@ class TestEpisodes:
             everyone = list(itertools.product(range(5), range(config.group_size)))
             assert mine == everyone[rank::processes]
             assert environments == len(mine) and together == expected
+
+    def test_each_prompt_of_the_diagnostics_is_scored_by_one_process_and_all_know_it(self):
+        policy, fed, real_extend = small_policy(configured()), [], Policy.extend
+        prompts, said = [[3, 4, 5], [6, 7], [8]], [[9, 10], [11]]
+
+        def score():
+            with mock.patch.object(Policy, "extend", lambda self, slots, tokens, *rest: (
+                    fed.append(len(tokens)), real_extend(self, slots, tokens, *rest))[1]):
+                return *score_matrix(policy, prompts, said, world=distributed.world()), sum(fed)
+
+        alone = score()
+        shares = several(2, lambda: (fed.clear(), score())[1])
+        assert alone[2] == 3 and sorted(fed for *_, fed in shares) == [1, 2]
+        for scores, tokens, _ in shares:
+            assert torch.allclose(scores, alone[0]) and tokens == alone[1]
 
     def test_more_processes_than_groups_are_refused_with_a_sentence(self, capfd):
         assert several(3, lambda: start.main([*LOTTERY, "--num-groups", "2"])) == [None] * 3

@@ -47,7 +47,7 @@ from minragen.cache import KVSlots, attention_masks, micro_batches
 from minragen.chat import TAG_TAIL
 from minragen.fast.policies import usual_attention
 from minragen.models import LOGIT_BUDGET, output_layer
-from minragen.train import add_loss_weights, hash_seed, policy_losses
+from minragen.train import World, add_loss_weights, hash_seed, policy_losses
 
 PACK_TOKENS = 256  # reasoning tokens side by side; more would mostly compute masked attention
 EMA = 0.9  # weight of the past in the averaged marginal_std
@@ -60,6 +60,7 @@ LOW_MI = 0.25  # I(X;Z) is low below this share of its first value ...
 CHANCE_ERRORS = 2  # ... or if retrieval is less than so many standard errors above chance
 LEAST_THINKING, LEAST_COLUMNS = 0.5, 4  # with less there is no regime
 
+ALONE = World()
 WINDOW = 5  # steps averaged at the beginning of a run and now
 LESS_STD = 0.6  # reward_std below this share of its first value warns,
 MORE_ENTROPY, MORE_VARIED = 1.5, 3  # and so do entropy and H(Z|X) above these multiples ...
@@ -77,7 +78,7 @@ def diagnose(learner, config, step, trajectories, history):
     if due(step, config.diagnose_every):
         metrics |= collapse_metrics(
             learner.policy, learner.frame, trajectories, learner.ema, hash_seed(config.seed, step),
-            config.diagnose_samples, config.temperature, config.token_budget)
+            config.diagnose_samples, config.temperature, config.token_budget, learner.world)
         first = next((line for line in history if "first_turn/mi" in line), metrics)
         metrics["regime"] = regime(first, metrics)
     return metrics
@@ -179,7 +180,7 @@ def distinct_ngrams(sequences, n=3, draws=256):
 
 # ---- Mutual information --------------------------------------------------------------------------
 def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=64,
-                     temperature=1.0, token_budget=8192):
+                     temperature=1.0, token_budget=8192, world=ALONE):
     """The metrics `first_turn/...` (first turns) and `trajectory/...` (turns of all depths).
 
     ema: {name: moving average}, {} at first; advanced in place, kept in the checkpoint
@@ -199,7 +200,7 @@ def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=64,
         if len(prompts) < 2:
             continue
         scores, tokens = score_matrix(policy, list(prompts), list(reasonings), temperature,
-                                      token_budget)
+                                      token_budget, world)
         scores = scores[[reasonings[p.reasoning] for p in rows]]
         own = torch.tensor([prompts[p.prompt] for p in rows])
         per_token = scores / torch.tensor([[len(p.reasoning)] for p in rows])
@@ -242,8 +243,9 @@ def trajectory_uniform(pairs, num_samples, rng):
 
 
 @torch.no_grad()
-def score_matrix(policy, prompts, reasonings, temperature=1.0, token_budget=8192):
-    """S[i, j] = log p(reasoning i | prompt j), each prompt through the model once.
+def score_matrix(policy, prompts, reasonings, temperature=1.0, token_budget=8192, world=ALONE):
+    """S[i, j] = log p(reasoning i | prompt j), each prompt through the model once, in one of the
+    processes of `world`.
 
         prompt j | z_1 z_1 z_1 | z_2 z_2 | z_3 ...     every z sees the prompt and itself
     Keys and values of the prompts lie in KV slots. The reasonings follow side by side, each at the
@@ -258,7 +260,8 @@ def score_matrix(policy, prompts, reasonings, temperature=1.0, token_budget=8192
     first = torch.tensor([z[0] for z in reasonings])
     fed = torch.tensor([len(z) - 1 for z in reasonings])  # nothing after the last token is scored
     widths = torch.tensor([len(x) for x in prompts])
-    for columns in micro_batches(prompts, widths.clamp(min=fed.max()), token_budget):
+    for columns in micro_batches(prompts, widths.clamp(min=fed.max()), token_budget,
+                                 world.rank, world.size):
         lengths = widths[columns]
         tokens = pad_sequence([torch.tensor(prompts[j]) for j in columns], batch_first=True)
         packs = micro_batches(reasonings, fed.clamp(min=1),
@@ -273,7 +276,7 @@ def score_matrix(policy, prompts, reasonings, temperature=1.0, token_budget=8192
         for rows in packs:
             block[rows] += _continuations(policy, slots, [reasonings[i] for i in rows], temperature)
         scores[:, columns] = block
-    return scores, int(widths.sum() + len(prompts) * fed.sum())
+    return world.sum(scores), int(widths.sum() + len(prompts) * fed.sum())
 
 
 def _continuations(policy, slots, reasonings, temperature):

@@ -87,9 +87,8 @@ class Log(train.Log, contextlib.AbstractContextManager):
         return distributed.progress_bar(title)
 
     def diagnose(self, step, played):
-        if not self.writes:
-            return {}
-        return diagnostics.diagnose(self.learner, self.config, step, played, self.history)
+        history = self.history if self.writes else []  # for the regime, which process 0 reports
+        return diagnostics.diagnose(self.learner, self.config, step, played, history)
 
     def diagnose_update(self, step, played, rows, batch):
         if not self.writes:
