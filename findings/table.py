@@ -95,7 +95,7 @@ for reversed_arms in (False, True):
         ARMS["bandit-" + ("reversed-" if reversed_arms else "") + style.replace("_", "-")] = (
             BANDIT | dict(response_format=style,
                           env_arg=("mixed=False", f"reversed={reversed_arms}")))
-# These ran before the presets had other groups in FrozenLake, and k2.
+# The stored runs have what the presets were then: FrozenLake in groups of 16, and k3.
 EARLIER = dict(group_size=16, kl_estimator="k3")
 FIVE = {"bandit": dict(steps=15), "metamathqa": dict(steps=40),
         "countdown": dict(steps=25, num_groups=8, kl_estimator="k3"),

@@ -74,8 +74,8 @@ class KVSlots:
                                (0, 0, 0, self.capacity - filled))
 
     def swap(self, a, b):
-        """Exchange slot a[i] with slot b[i]. a, b: lists of int"""
-        to, of = torch.tensor([a + b, b + a]).long().to(self.device, non_blocking=True)
+        """Exchange slots a[i] and b[i]. a, b: lists of int without a common one"""
+        to, of = torch.tensor([a + b, b + a]).to(self.device, non_blocking=True)
         filled, self.bounds[a + b] = int(self.bounds.max()), self.bounds[b + a]
         for x in (self.lengths, *(x[:, :, :filled] for both in self.layers.values() for x in both)):
             x[to] = x[of]
@@ -163,5 +163,6 @@ def attention_masks(model, visible, queries, keys):
     for kind in {*(getattr(config, "layer_types", None) or [usual])}:
         seen = visible if kind == "full_attention" else visible & (
             keys[:, None, None] > queries[:, None, :, None] - window)
-        masks[kind] = torch.where(seen, 0.0, -torch.inf).to(dtype)
+        masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+            ~seen, -torch.inf)
     return masks if len(masks) > 1 else masks[kind]

@@ -17,8 +17,6 @@ Differences from RAGEN V2's environments and its `es_manager`:
   5. Running out of turns is `truncated`; reaching an end is `terminated`; never both.
   6. VAGEN lets another language model read descriptions of a state; here an environment scores them
      itself (`score_description`).
-
-See an episode: `python -m minragen environments frozenlake`.
 """
 
 import pkgutil
@@ -355,7 +353,7 @@ class EnvGroups:
     """P groups of G members, possibly of several environments: reset together, stepped by row.
 
     All G members of a group share the instance (same seed) and have their own dynamics (`member`).
-    Rows are group-major: the `places` (group, member) are in order. An environment that raised is
+    Rows are group-major: `places` has the (group, member) of each. An environment that raised is
     built anew by the next reset. run/groups.py runs those that wait (`parallel`) in threads.
 
     spec: a mixture; `frozenlake,bandit` splits evenly, `frozenlake=24,bandit=8` as it says

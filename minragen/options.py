@@ -65,7 +65,7 @@ def parse_options(texts):
 
 
 def parse_mixture(spec, num_groups, known):
-    """Divide the groups among environments: `frozenlake,bandit` evenly, `frozenlake=12,bandit=4`
+    """Divide the groups among environments: `frozenlake,bandit` evenly, `frozenlake=24,bandit=8`
     as given. Returns [(name, number of groups), ...].
 
     known: names for the message about an empty spec

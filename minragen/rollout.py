@@ -54,7 +54,7 @@ class Rules:
 
 @torch.inference_mode()
 def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: None):
-    """Play one episode in every row of `groups`. Returns B = P*G trajectories, group-major.
+    """Play one episode in every row of `groups`. Returns a trajectory for each, group-major.
 
     first_seed: group g plays the instance of seed first_seed + g
     progress: called with the number of tokens sampled since the last call
@@ -205,22 +205,23 @@ class _Player:
         for k in range(self.rules.max_new_tokens):
             tokens, logprobs = sample_tokens(logits, noise[k], self.rules)
             self._add(tokens, logprobs)
-            going = [i for i in range(len(tokens)) if self.rows[i].stop is None]
-            if not going:
+            live = [i for i in range(len(tokens)) if self.rows[i].stop is None]
+            if not live:
                 return
-            if len(going) < len(tokens):
-                index, = self._upload(torch.tensor(self._close_ranks(going)))
+            if len(live) < len(tokens):
+                index, = self._upload(torch.tensor(self._move_to_front(live)))
                 noise, tokens = noise[:, index], tokens[index]
             logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
 
-    def _close_ranks(self, going):
-        """Move the rows `going`, in order, to the front. Returns where each of them was."""
-        order = list(range(len(going)))
-        gaps = sorted({*order} - {*going})
-        behind = going[len(going) - len(gaps):]
-        for i, j in zip(gaps, behind):
+    def _move_to_front(self, live):
+        """Exchange rows so that those numbered `live` come first. Returns where each was: for live
+        0 2 4, gap 1 is filled from behind, by 4: 0 4 2."""
+        order = list(range(len(live)))
+        gaps = sorted({*order} - {*live})
+        for i, j in zip(gaps, live[len(live) - len(gaps):]):
             self.rows[i], self.rows[j], order[i] = self.rows[j], self.rows[i], j
-        self.slots.swap(gaps, behind)
+        if gaps:
+            self.slots.swap(gaps, [order[i] for i in gaps])
         return order
 
     def _begin_replies(self):

@@ -23,7 +23,7 @@ Differences from RAGEN V2 and the verl version it pins:
   3. The eps of filter top_p is relative to the sum of the scores, so scaling all rewards keeps the
      same groups.
   4. The KL in the loss is k2 or k3, never k1, whose gradient as a loss has expectation 0. There, k3
-     is clamped at 10 nats, so a token that is 14 times less likely than before has no gradient.
+     is clamped at 10 nats, so a token that is 14 times less likely than before RL has no gradient.
   5. Turns end where `turn_ids` say. There, bi-level GAE looks for rewards that are not 0, so a turn
      without reward is no turn.
   6. REINFORCE++ passes later rewards on through observation tokens. There, the sum starts again at
@@ -249,9 +249,9 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
         d  = ref_logprobs - logprobs
         k1 = -d                for the reward: its expectation is the KL; as a loss its gradient is
                                noise of mean 0, since E_pi[grad log pi] = 0
-        k2 = d^2 / 2           as a loss its gradient is that of KL(pi || ref)
-        k3 = exp(d) - d - 1    unbiased and never negative; as a loss its gradient is that of
-                               KL(ref || pi), from samples of pi weighted by exp(d): few dominate
+        k2 = d^2 / 2           as a loss its expected gradient is that of KL(pi || ref)
+        k3 = exp(d) - d - 1    unbiased and never negative; as a loss its expected gradient is that
+                               of KL(ref || pi), with weights exp(d), so few tokens dominate
     all inputs: (B, T) or (N,)      returns: nats, same shape
     """
     _check_name("kl_estimator", estimator, KL_ESTIMATORS)

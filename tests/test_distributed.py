@@ -154,9 +154,11 @@ class TestEpisodes:
         for scores, tokens, _ in shares:
             assert torch.allclose(scores, alone[0]) and tokens == alone[1]
 
-    def test_more_processes_than_groups_are_refused_with_a_sentence(self, capfd):
-        assert several(3, lambda: start.main([*LOTTERY, "--num-groups", "2"])) == [None] * 3
-        assert ("num_groups: got 2, expected at least one for each of the 3 processes."
+    def test_more_processes_than_episodes_are_refused_with_a_sentence(self, capfd):
+        few = [*LOTTERY, "--num-groups", "1", "--group-size", "2"]
+        assert several(3, lambda: start.main(few)) == [None] * 3
+        assert ("num_groups: got 1 of 2 episodes, expected at least one episode for each of the 3 "
+                "processes."
                 in capfd.readouterr().err)
 
 

@@ -207,7 +207,7 @@ class TestCurves:
         assert meanings["reward_std"][1].startswith("well above 0 until the task is solved")
         assert meanings["first_turn/mi"][1].startswith("near first_turn/mi_upper_bound;")
         assert meanings["kl_ref"] == ["estimated KL to the model before RL (kl_coef > 0), "
-                                      "nats/token; k2 unless said otherwise",
+                                      "nats/token; kl_estimator says how",
                                       "grows slowly; else raise kl_coef"]
 
 
@@ -249,16 +249,16 @@ class TestStory:
         folder = store(tmp_path / "a")
         assert report.problems(Run(folder)) == [
             "31 of 64 held-out episodes fail at step 8.",
-            "Of the 3 failed conversations that are stored from the last quarter of the steps, in "
-            "3 the environment ended the episode without success.", "No warnings."]
+            "How the 3 failed conversations that are stored from the last quarter of the steps "
+            "ended: 3 because the environment ended the episode without success.", "No warnings."]
         rewritten(folder / "metrics.jsonl", lambda text: text.replace(
             '{"step": 8,', '{"step": 8, "val/valid": 0.9, "env_errors": 2,', 1))
         rewritten(folder / "trajectories.jsonl", lambda text: text.replace("terminated", "other"))
         assert report.problems(Run(folder))[1:] == [
             "10% of the held-out turns are invalid: not in the response format, or without a valid "
             "action.", "In 2 training episodes the environment failed.",
-            "Of the 3 failed conversations that are stored from the last quarter of the steps, in "
-            "3 other.", "No warnings."]
+            "How the 3 failed conversations that are stored from the last quarter of the steps "
+            "ended: 3 because other.", "No warnings."]
 
     def test_several_runs_have_a_table_with_the_difference_from_the_first(self, tmp_path):
         a, b = (Run(store(tmp_path / name)) for name in "ab")

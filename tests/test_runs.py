@@ -256,6 +256,15 @@ class TestResume:
         assert {line["step"] for line in read_lines(begun / "trajectories.jsonl")
                 if line["split"] == "test"} == {3}  # the final test is of the last step alone
 
+    def test_a_run_without_a_kl_from_when_k3_was_usual_goes_on(self, begun, runs):
+        path = begun / "config.json"
+        path.write_text(path.read_text().replace('"kl_estimator": "k2"', '"kl_estimator": "k3"'))
+        run("--run a --resume --steps 3")
+        assert read_config(begun).kl_estimator == "k2" and metrics(begun)[-1]["step"] == 3
+        path.write_text(path.read_text().replace('"kl_estimator": "k2"', '"kl_estimator": "k3"')
+                        .replace('"kl_coef": 0.0', '"kl_coef": 0.1'))
+        assert read_config(begun).kl_estimator == "k3"
+
     def test_a_damaged_checkpoint_is_refused_by_name(self, begun):
         shutil.rmtree(begun / "checkpoint.best")
         for file in ("model.safetensors", "trainer.pt", "tokenizer.json", "manifest.json"):

@@ -229,7 +229,7 @@ class TestLearner:
 
     def test_updates_without_a_finite_gradient_are_skipped_and_five_in_a_row_stop_the_run(self):
         config, learner, batch = played(*BRIEF, "--filter", "none")
-        before = copy.deepcopy(learner.policy.model.state_dict())
+        before, written = copy.deepcopy(learner.policy.model.state_dict()), []
         good, _ = trainer.compute_targets(learner, batch, config)
         bad = dataclasses.replace(good, advantages=torch.full_like(good.advantages, math.nan))
         for step in (1, 2):  # of two mini-batches each
@@ -237,7 +237,8 @@ class TestLearner:
             assert learner.skipped == 2 * step
         trainer.update(learner, bad, config, 3)
         with pytest.raises(RuntimeError, match="6 updates in a row had a gradient that is"):
-            Log.over(SimpleNamespace(), learner, {})
+            Log.over(SimpleNamespace(write=written.append), learner, {"step": 3})
+        assert written == [{"step": 3}]
         assert all(torch.equal(before[k], v) for k, v in learner.policy.model.state_dict().items())
         assert trainer.update(learner, good, config, 3)["updates_skipped"] == learner.skipped == 0
 

@@ -88,8 +88,9 @@ def write(folders, reload=0):
     template = jinja2.Template((DATA / "report.html").read_text(encoding="utf-8"), autoescape=True,
                                undefined=jinja2.StrictUndefined)
     runs.write_whole(target / "report.html", template.render(
-        runs=loaded, story=[*map(story, configurations(loaded).items())], facts=facts,
-        problems=problems, rows=table(loaded), curves=CURVES, figures=figures_of(loaded),
+        runs=loaded, story=[*map(story, configurations(loaded).items())], title=title,
+        facts=facts, problems=problems, rows=table(loaded), curves=CURVES,
+        figures=figures_of(loaded),
         gradients=gradients(loaded[0]), episodes=[e for episodes, _ in kept for e in episodes],
         left_out=" ".join(dict.fromkeys(said for _, said in kept if said)), reload=reload,
         tiles={name: [*map(data_uri, read_tiles(board.tiles, 8))] for run in loaded
@@ -196,11 +197,16 @@ def moved(before, now):
     return not low <= 0 <= high
 
 
+def title(run):
+    """What a run is, in a few words."""
+    config = run.config
+    return f"{config.env} with {config.algo}, model {config.model}, seed {config.seed}"
+
+
 def facts(run):
     """[(name, text), ...]: what the run is, what it measured, and how to repeat it."""
     config, regimes = run.config, [line["regime"] for line in run.history if "regime" in line]
-    rows = [("run", f"{config.env} with {config.algo}, model {config.model}, seed {config.seed}"),
-            ("settings", summary(config))]
+    rows = [("run", title(run)), ("settings", summary(config))]
     for line in run.validated[:1] + run.validated[1:][-1:]:
         rows.append((f"validation, step {line['step']}", rate(*run.held_out(line, "val"))))
     if len(run.validated) > 1:
@@ -236,10 +242,10 @@ def problems(run):
         said.append(f"In {errors} training episodes the environment failed.")
     recent = [e for e in run.episodes if not (e["success"] or e["error"])
               and e["step"] > 0.75 * run.history[-1]["step"]]
-    if reasons := ", ".join(f"in {count} {REASONS.get(reason, reason)}" for reason, count in
+    if reasons := "; ".join(f"{count} because {REASONS.get(reason, reason)}" for reason, count in
                             Counter(e["stop"] for e in recent).most_common()):
-        said.append(f"Of the {len(recent)} failed conversations that are stored from the last "
-                    f"quarter of the steps, {reasons}.")
+        said.append(f"How the {len(recent)} failed conversations that are stored from the last "
+                    f"quarter of the steps ended: {reasons}.")
     return said + ([f"Warning at step {step}: {sentence}" for step, sentence in run.warnings]
                    or ["No warnings."])
 

@@ -61,8 +61,8 @@ def opening_line(config, resume, count=1):
 
 def processes(asked, config, alone=False):
     """How many processes to start. `auto` is one, but for a new run of a bundled tiny model on a
-    CPU: one for each core, up to MOST_PROCESSES, if the cores are idle. Larger models use all cores
-    in one process, too. The variable CI says that other tests run beside.
+    CPU: one for each idle core, up to MOST_PROCESSES. Larger models use all cores in one process,
+    too. The variable CI says that other tests run beside.
 
     alone: whether `auto` is one in any case
     """
@@ -72,18 +72,20 @@ def processes(asked, config, alone=False):
         raise ValueError(f"--nproc: got {asked!r}, expected a number of processes or auto.")
     cores = os.cpu_count() or 1
     on_cpu = config.device == "cpu" or not (config.device or any(map(os.path.exists, ACCELERATORS)))
-    busy = "CI" in os.environ or busy_cores(cores) > cores / 2
-    alone = alone or busy or not on_cpu or config.model not in settings.PRESETS
-    return 1 if alone else min(cores, MOST_PROCESSES, config.num_groups)
+    alone = alone or "CI" in os.environ or not on_cpu or config.model not in settings.PRESETS
+    idle = 1 if alone else round(cores - busy_cores(cores))
+    return max(1, min(idle, MOST_PROCESSES, config.num_groups * config.group_size))
 
 
 def busy_cores(cores, seconds=0.2):
     """How many of the cores are busy: now on Linux, elsewhere in the last minute."""
     try:
-        (total, idle), _, (total_then, idle_then) = ticks(), time.sleep(seconds), ticks()
+        before = ticks()
+        time.sleep(seconds)
+        total, idle = (now - then for now, then in zip(ticks(), before))
     except OSError:
-        return os.getloadavg()[0]
-    return cores * (1 - (idle_then - idle) / max(1, total_then - total))
+        total = 0
+    return cores * (1 - idle / total) if total else os.getloadavg()[0]
 
 
 def ticks():

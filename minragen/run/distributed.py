@@ -31,6 +31,7 @@ from minragen.train import World
 
 FIRST_LINE = 10  # seconds until the first progress line, if stderr is not a terminal
 PATIENCE = timedelta(days=365)  # a slow process is waited for; a dead one closes its connections
+SMALL = 2**16  # numbers in a gradient
 _watched = []  # the process group that only detects a dead process, and its thread
 
 
@@ -136,16 +137,22 @@ class Processes(World):
         return x
 
     def sum_gradients(self, parameters):
-        """One message for all, since small ones cost as much. A gradient that no process has stays
-        None."""
+        """Small gradients share one all-reduce: each takes about the same time, however little it
+        sums. A gradient that no process has stays None."""
         has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
         dist.all_reduce(has)
         summed = [p for p, count in zip(parameters, has.tolist()) if count]
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten()
-                          for p in summed])
-        dist.all_reduce(flat)
-        for p, total in zip(summed, flat.split([p.numel() for p in summed])):
-            p.grad = total.view_as(p)
+        for p in summed:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        small = [p.grad for p in summed if p.numel() < SMALL]
+        waiting = [dist.all_reduce(p.grad, async_op=True) for p in summed if p.numel() >= SMALL]
+        if small:
+            flat = torch.cat([gradient.flatten() for gradient in small])
+            dist.all_reduce(flat)
+            for gradient, total in zip(small, flat.split([x.numel() for x in small])):
+                gradient.copy_(total.view_as(gradient))
+        for work in waiting:
+            work.wait()
 
 
 @contextmanager

@@ -28,7 +28,8 @@ from minragen.more import loggers
 from minragen.more.vision import images_of
 from minragen.run import distributed, runs
 
-MOST_SKIPPED = 5  # a run stops after so many updates in a row whose gradient is not finite
+# A run stops at the end of a step after so many updates in a row with a gradient not finite.
+MOST_SKIPPED = 5
 EMPTY_STEPS = 5  # consecutive steps without a single informative group after which a run stops
 SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; and failed ones
 ENDED = "the run ended"  # in errors.txt
@@ -99,6 +100,7 @@ class Log(train.Log, contextlib.AbstractContextManager):
     def over(self, learner, metrics):
         self.pending, reason = metrics, ""
         if learner.skipped >= MOST_SKIPPED:
+            self.write(metrics)
             raise RuntimeError(f"{learner.skipped} updates in a row had a gradient that is not "
                                f"finite: the policy has diverged. Is the learning rate too large? "
                                f"See the last lines of metrics.jsonl.")

@@ -304,6 +304,8 @@ def read_config(folder):
     """The Config in folder/config.json. Raises ValueError if there is no valid one."""
     try:
         stored = json.loads((folder / "config.json").read_text())
+        if not stored.get("kl_coef"):  # no effect, and it used to be k3
+            stored["kl_estimator"] = Config.kl_estimator
         config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
         for f in dataclasses.fields(config):
             value = getattr(config, f.name)

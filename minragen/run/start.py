@@ -42,7 +42,6 @@ def run(config, resume=False, say=print):
     raises: ValueError for a taken name, a damaged checkpoint, a prompt that fills the context
     """
     learner, groups, log = start(config, resume, say)
-    gc.freeze()  # else Python looks for garbage among the libraries' objects, 0.2 s each time
     with log:
         say(f"run       {log.folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then "
             f"report.html")
@@ -66,12 +65,12 @@ def build_groups(config):
     """{split: EnvGroups} of this process's share, each built once: of P groups of G to train on
     and of val_size single episodes.
 
-    The members of a group are dealt to the processes, which so play equally hard instances.
+    Episodes are dealt out one by one, so that all processes play equally hard instances.
     """
     world = distributed.world()
-    if config.num_groups < world.size:
-        raise ValueError(f"num_groups: got {config.num_groups}, expected at least one for each of "
-                         f"the {world.size} processes.")
+    if config.num_groups * config.group_size < world.size:
+        raise ValueError(f"num_groups: got {config.num_groups} of {config.group_size} episodes, "
+                         f"expected at least one episode for each of the {world.size} processes.")
     sizes = {"train": (config.num_groups, config.group_size, config.env)}
     share = slice(world.rank, None, world.size)
     return {split: env_groups(config, split, *sizes.get(split, (config.val_size, 1, "")), share,
@@ -182,6 +181,7 @@ def main(argv=None, begun=False):
             say(opening_line(config, resume, distributed.world_size()))
         say(f"model     {why}")
         say(f"settings  {settings.summary(config)}")
+        gc.freeze()  # the libraries' objects: to search them for garbage takes 0.2 s each time
         stopped = run(config, resume, say) is None
         distributed.end()
         if stopped:
