@@ -964,7 +964,8 @@ MUTANTS = {
         ("policy.tokenizer, config.response_format", 'policy.tokenizer, "free_think"',
          "a run in another format is measured in the usual one"),
         ("slice(world.rank, None, world.size)", "slice(None)", "every process plays all groups"),
-        ("config.num_groups * config.group_size < world.size", "config.num_groups < 1", "a process may have no groups"),
+        ("config.group_size < world.size", "config.group_size < 1",
+         "a process may have no episode"),
         ("prove(policy, config.max_context)", "prove(policy, 64)",
          "the model is proved for 64 tokens only"),
         ("config.response_format,\n        config.max_new_tokens, config.warmup",
@@ -1180,7 +1181,7 @@ MUTANTS = {
     ],
     "run/command.py": [
         ("error.exit_code < 0", "error.exit_code > 0", "a killed process is not named"),
-        ("cores * (1 - (", "cores * (0 + (", "idle cores are taken for busy ones"),
+        ("cores * (1 - idle / total)", "cores * idle / total", "idle cores are taken for busy ones"),
     ],
 }
 
