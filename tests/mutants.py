@@ -1181,7 +1181,8 @@ MUTANTS = {
     ],
     "run/command.py": [
         ("error.exit_code < 0", "error.exit_code > 0", "a killed process is not named"),
-        ("cores * (1 - idle / total)", "cores * idle / total", "idle cores are taken for busy ones"),
+        ("cores * (1 - idle / total)", "cores * idle / total",
+         "idle cores are taken for busy ones"),
     ],
 }
 
