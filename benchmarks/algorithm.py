@@ -39,7 +39,7 @@ SIGNED = LinearSegmentedColormap.from_list("signed", (
     "#B34700", "#F7A35C", "#FFFFFF", "#6BAED6", "#084594"))
 SURPRISE = LinearSegmentedColormap.from_list("surprise", ("#FFFFFF", "#6A3D9A"))
 MOST = 2.0  # advantages beyond this have the darkest colour
-MEMBERS, ROW = (16, 17, 18, 19), 17  # of the batch: four members of group 1, as in the tutorial
+MEMBERS, ROW = (8, 9, 10, 11), 9  # of the batch: four members of group 1, as in the tutorial
 ARROW = {"arrowstyle": "-|>", "lw": 1.6, "color": "#444444", "mutation_scale": 16}
 LEGEND = {"fontsize": 10.5, "frameon": False, "borderpad": 0, "handlelength": 1.5}
 
