@@ -349,7 +349,7 @@ class TestRuns:
         usual = [console_line(line, config) for line in lines
                  if line.get("grad_norm", math.inf) < 10 and "regime" not in line
                  and "val/success" not in line]
-        assert len(usual) > 150 and max(map(len, usual)) <= 130
+        assert len(usual) > 60 and max(map(len, usual)) <= 130
         assert not any("no update" in line for line in usual)
 
     def test_a_line_of_the_console_says_if_nothing_was_updated(self):
