@@ -31,7 +31,7 @@ from minragen.train import World
 
 FIRST_LINE = 10  # seconds until the first progress line, if stderr is not a terminal
 PATIENCE = timedelta(days=365)  # a slow process is waited for; a dead one closes its connections
-SMALL = 2**16  # numbers in a gradient
+SMALL = 2**16  # numbers; smaller gradients are summed together
 _watched = []  # the process group that only detects a dead process, and its thread
 
 
@@ -77,7 +77,7 @@ def end():
 
 
 def fail(error):
-    """End this process with a sentence; who started them, and `_watch`, end the others."""
+    """End this process with a sentence; the launcher and `_watch` end the others."""
     if world_size() == 1:  # before `begin` all have the same error, and process 0 prints it
         sys.exit(told(error) if rank() == 0 else 1)
     prefix = f"error in process {rank()}"
