@@ -61,6 +61,7 @@ class Turn:
     reply: Reply
     reward: float
     stop: StopReason
+    state: str = ""  # of the environment before it (TextEnv.state)
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Sequence:
     # Nats at the sampling temperature, before truncation by top_k or top_p, so that the learner can
     # compute the same quantity; 0.0 where not sampled.
     sample_logprobs: list = field(default_factory=list)
+    predicted: list = field(default_factory=list)  # positions that ECHO predicts (more/echo.py)
     advantages: list = field(default_factory=list)  # by run/log.py, of trained groups
 
     def add(self, ids, logprobs, sampled, turn):
@@ -93,6 +95,7 @@ class Trajectory:
     row: int = 0  # of its EnvGroups
     system: str = ""
     observation: str = ""  # what the next reply answers
+    state: str = ""  # of the environment, as the next reply finds it
     # One Sequence; in the contexts of more/windows.py one for each turn, with all that it saw.
     sequences: list = field(default_factory=lambda: [Sequence()])
     turn_rewards: list = field(default_factory=list)
@@ -111,7 +114,7 @@ class Trajectory:
         if isinstance(observation, Exception):
             t.fail(observation)
         else:
-            t.observation = observation
+            t.observation, t.state = observation, groups.envs[row].state
         return t
 
     @property
@@ -140,14 +143,21 @@ class Trajectory:
         """Append the ids of reply number `turn` with the logprobs they were sampled with."""
         self.sequences[-1].add(ids, logprobs, True, turn)
 
-    def end_turn(self, text, reply, stop, outcome):
-        """Note what a reply did. outcome: what env.step returned, or an exception that it raised"""
+    @property
+    def void(self):
+        """Whether the environment found a turn without a valid answer."""
+        return self.metrics.get("valid", 1.0) < 1
+
+    def end_turn(self, text, reply, stop, outcome, state=""):
+        """Note what a reply did. outcome: what env.step returned, or an exception that it raised;
+        state: TextEnv.state after it"""
         if isinstance(outcome, Exception):
             self.fail(outcome)
             outcome = self.error, 0.0, False, False, {}
         observation, reward, terminated, truncated, info = outcome
-        self.turns.append(Turn(self.observation, text, reply, reward, stop))
+        self.turns.append(Turn(self.observation, text, reply, reward, stop, self.state))
         self.turn_rewards.append(reward)
+        self.state = state
         self.observation, self.success = observation, self.success or info.get("success", 0) > 0
         for name, value in info.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + value

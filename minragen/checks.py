@@ -33,9 +33,16 @@ CONTRADICTIONS = (
      != ("top_p", 1.0, "reward_std", False),
      "resample replaces groups of reward std 0: expected the filter that drops just those, filter "
      "top_p with filter_value 1 and filter_metric reward_std."),
-    (lambda c: c.ratio == "sequence" and estimator_kind(c) != "group",
-     "ratio sequence needs one advantage per row: got {advantages}, expected grpo, rloo or "
+    (lambda c: c.ratio == "sequence" and (estimator_kind(c) != "group" or c.advantages == "gigpo"),
+     "ratio sequence needs one advantage per row: got {advantages}, expected grpo, rloo, maxrl or "
      "reinforce_pp_baseline."),
+    (lambda c: c.advantages == "maxrl" and (c.reward, c.reward_norm, c.kl_reward_coef, c.overlong)
+     != ("success", "identity", 0.0, 0.0),
+     "maxrl compares success and failure: expected reward success, no reward_norm, no "
+     "kl_reward_coef and no overlong."),
+    (lambda c: c.echo_coef and c.context != "full",
+     "echo_coef needs the reply before an observation in the same row: got context {context}, "
+     "expected full."),
 )
 _CRITIC = (lambda c: estimator_kind(c) == "critic", "an estimator with a critic")
 _FILTER = (lambda c: c.filter != "none", "a filter")
@@ -44,7 +51,12 @@ NEEDS = {
     "decay_steps": (lambda c: c.lr_final != 1, "an lr_final that is not 1"),
     "soft_reweight": (lambda c: c.reward_norm != "mean_std" or c.reward_norm_over != "group",
                       "a reward_norm that leaves groups different reward stds"),
-    "norm_by_std": (lambda c: c.advantages == "grpo", "advantages grpo"),
+    "norm_by_std": (lambda c: c.advantages in ("grpo", "gigpo"), "advantages grpo or gigpo"),
+    "step_gamma": (lambda c: c.advantages == "gigpo", "advantages gigpo"),
+    "dual_clip": (lambda c: c.ratio != "detached", "a ratio that is not detached"),
+    "teacher": (lambda c: c.kl_coef > 0 or c.kl_reward_coef > 0, "a kl_coef or kl_reward_coef"),
+    "tis_cap": (lambda c: c.stale or c.model not in ("tiny", "tiny-vlm"),
+                "stale samples, or a sampler that rounds otherwise than the learner (bfloat16)"),
     "gamma": (lambda c: estimator_kind(c) == "reward" or c.advantages in ("gae", "bi_level_gae"),
               "advantages gae, bi_level_gae or a REINFORCE"),
     "gamma_turn": (lambda c: c.advantages in ("bi_level_gae", "turn_gae")

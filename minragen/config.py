@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from minragen.checks import check_together
 from minragen.envs import REGISTRY, Budget
 from minragen.formats import FORMATS, description_parts
-from minragen.options import data_table, nearest, parse_mixture
+from minragen.options import data_table, nearest, parse_mixture, unknown_option
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user
@@ -44,7 +44,6 @@ ALGOS, MODELS, ROOM = _TABLES["algo"], _TABLES["model"], _TABLES["room"]
 PRETRAINED, DESCRIPTION = MODELS["pretrained"], _TABLES["format"]["part"]
 PRESETS = {model: _TABLES[model] for model in ("tiny", "tiny-vlm")}
 TINY, TINY_VLM = map(PRESETS.get, ("tiny", "tiny-vlm"))
-CALLED_ELSEWHERE, NOT_HERE = map(data_table("elsewhere").get, ("options", "not_here"))
 
 
 def opt(default, text, choices=(), least=0, most=2**31):
@@ -86,6 +85,8 @@ class Config:
     max_actions_per_turn: int = opt(0, "actions executed from one reply; 0: the environment's own")
     max_actions: int = opt(0, "actions per episode; 0: the environment's own")
     response_format: str = opt("free_think", "parts of a reply", tuple(FORMATS))
+    reward: str = opt("environment", "what training pays: the environment's rewards, or 1 for "
+                                     "success and nothing else", ("environment", "success"))
     grounding_reward: float = opt(0.0, "weight of observation F1 in training (VAGEN: 0.5)")
     worldmodeling_reward: float = opt(0.0, "weight of prediction F1 in training (VAGEN: 0.5)")
     # -- rollout
@@ -107,6 +108,7 @@ class Config:
                                    "top_k_abs: number of groups; min_p: share of the best score")
     filter_select: str = opt("largest", "end of the scores that is kept", ("largest", "smallest"))
     filter_metric: str = opt("reward_std", "score of a group of episodes", tuple(FILTER_METRICS))
+    drop_void: bool = opt(False, "do not train on episodes with a turn without a valid answer")
     filter_include_zero: bool = opt(False, "whether groups of score 0 are candidates")
     resample: int = opt(0, "DAPO's dynamic sampling: extra rollouts per step, at most", most=100)
     # -- rewards
@@ -124,7 +126,8 @@ class Config:
     decay_steps: int = opt(0, "steps over which the learning rate decays; 0: all")
     critic_lr: float = opt(1e-3, "learning rate of the critic")
     advantages: str = opt("grpo", "estimator of the advantages", "ESTIMATORS")
-    norm_by_std: bool = opt(True, "grpo: divide by the group's standard deviation")
+    norm_by_std: bool = opt(True, "grpo, gigpo: divide by the group's standard deviation")
+    step_gamma: float = opt(1.0, "gigpo: discount per turn of what it compares", most=1)
     gamma: float = opt(1.0, "discount per sampled token", most=1)
     lam: float = opt(1.0, "lambda of GAE per time step", most=1)
     gamma_turn: float = opt(1.0, "discount per turn, for estimators and credit by turn", most=1)
@@ -133,7 +136,8 @@ class Config:
     length_weight: bool = opt(False, "advantages times mean length / length of the episode")
     loss_scaling: str = opt("none", "policy loss times share of groups kept", "LOSS_SCALINGS")
     zero_task: bool = opt(False, "advantages 0: only the regularisers train (an ablation)")
-    ratio: str = opt("token", "importance ratio per token, or per row: GSPO", ("token", "sequence"))
+    ratio: str = opt("token", "importance ratio per token, per row (GSPO), or a constant weight "
+                              "(CISPO)", ("token", "sequence", "detached"))
     clip_low: float = opt(0.2, "lower clip of the ratio: 1 - low")
     clip_high: float = opt(0.28, "upper clip of the ratio: 1 + high")
     dual_clip: float = opt(3.0, "bound on the loss of tokens of negative advantage; >1, or 0: none")
@@ -142,9 +146,14 @@ class Config:
     value_clip: float = opt(0.5, "how far one update may move a value")
     entropy_coef: float = opt(0.001, "weight of the entropy bonus")
     kl_coef: float = opt(0.0, "weight of the KL to the model before RL in the loss")
+    teacher: str = opt("", "a run or model that takes the place of the model before RL in the KL")
+    echo_coef: float = opt(0.0, "ECHO: weight of the cross-entropy of observations in the loss")
+    stale: int = opt(0, "step n plays with the weights of step n - stale", most=1000)
+    tis_cap: float = opt(0.0, "truncated importance sampling: largest weight of a token; 0: none")
     kl_estimator: str = opt("k2", "estimator of the KL in the loss", ("k2", "k3"))
     epochs: int = opt(1, "passes over a batch", least=1)
     mini_batch: int = opt(64, "rows (trajectories, or windowed turns) per optimizer step", least=1)
+    float32_logits: bool = opt(False, "output layer in float32 where weights are bfloat16")
     token_budget: int = opt(2400, "ids in one forward pass; speed and memory only", least=1)
     activation_checkpointing: bool = opt(False, "recompute activations in the backward pass")
     freeze_vision: bool = opt(False, "do not train the vision tower")
@@ -226,7 +235,8 @@ def parse(argv):
             f.metadata["help"] + (choices and f": {choices}") + f" [{f.default}]"))
     given, unknown = parser.parse_known_args(argv)
     if unknown:
-        raise ValueError(_unknown_option(unknown[0].partition("=")[0]))
+        raise ValueError(unknown_option(unknown[0].partition("=")[0], {
+            f.name: f.metadata["help"] for f in dataclasses.fields(Config)}))
     return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(given).items()}
 
 
@@ -284,22 +294,6 @@ def explain(config, given):
         else:
             lines.append(f"{line} base {f.default!r:14} through {through[-1]}")
     return "\n".join(lines + rest)
-
-
-def _unknown_option(name):
-    """The sentence for an unknown option: what it is here, or the nearest ones."""
-    helps = {f.name: f.metadata["help"] for f in dataclasses.fields(Config)}
-    helps["resume"] = "continue from its checkpoint"
-    bare = name.lstrip("-").rpartition(".")[2].replace("-", "_")  # verl: actor.optim.lr=1e-6
-    for said, theirs in NOT_HERE.items():
-        if bare in theirs.split():
-            return f"unknown option {name!r}: {said}."
-    for ours, theirs in CALLED_ELSEWHERE.items():
-        if bare in (ours, *theirs.split()):
-            options = [f"--{part.replace('_', '-')} ({helps[part]})" for part in ours.split()]
-            return f"unknown option {name!r}: here it is {' and '.join(options)}."
-    known = ["--" + part.replace("_", "-") for part in (*helps, "print_config")]
-    return nearest("option", name, known) + " See --help."
 
 
 def _usage_error(message):

@@ -129,6 +129,7 @@ class TextEnv(gymnasium.Env):
     backend = ""  # external program or server, named in a run's first line
     alias = ""  # what metrics call it, for an environment that `make` found at a server's address
     instruction = ""
+    state = ""  # what `render_text` returned for the last observation
 
     def __init__(self, split="train", budget=None, render_mode="ansi", **options):
         if split not in SPLITS:
@@ -299,7 +300,8 @@ class TextEnv(gymnasium.Env):
         if not valid:
             lines.append("No valid action was given, or not all were valid.")
         # Neither data nor replies can insert an image: theirs becomes "< image>".
-        image, state = self.image(), self.render_text().replace(IMAGE, "< image>")
+        image, self.state = self.image(), self.render_text()
+        state = self.state.replace(IMAGE, "< image>")
         if image is not None:
             lines.append(IMAGE)
         if state or image is None:  # beside an image the text may be empty

@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -83,7 +84,12 @@ def load_policy(source, name="", device="cpu", dtype=torch.float32):
 # ---- From tokens to logprobs ---------------------------------------------------------------------
 def output_layer(model, hidden):
     """Logits (..., V) of hidden states. Cohere and Granite scale them, Gemma has a soft cap."""
-    config, logits = model.config.get_text_config(), model.get_output_embeddings()(hidden)
+    config, layer = model.config.get_text_config(), model.get_output_embeddings()
+    if getattr(model, "float32_logits", False):  # bfloat16 would round logits to 3 digits
+        bias = None if layer.bias is None else layer.bias.float()
+        logits = linear(hidden.float(), layer.weight.float(), bias)
+    else:
+        logits = layer(hidden)
     scale = (getattr(config, "logit_scale", None) or 1) / getattr(config, "logits_scaling", 1)
     cap = getattr(config, "final_logit_softcapping", None)
     logits = logits * scale if scale != 1 else logits

@@ -16,7 +16,7 @@ def data_table(name):
     return tomllib.loads((Path(__file__).parent / "data" / f"{name}.toml").read_text("utf-8"))
 
 
-OPTIONS_ELSEWHERE = data_table("elsewhere")["environment_options"]
+ELSEWHERE = data_table("elsewhere")  # what other libraries have and call otherwise
 
 
 def nearest(kind, name, known, elsewhere=()):
@@ -34,13 +34,31 @@ def nearest(kind, name, known, elsewhere=()):
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(shown) or 'none'}{more}."
 
 
+def unknown_option(name, helps):
+    """The sentence for an unknown option: what it is here, or the nearest ones.
+
+    helps: {option: its help}
+    """
+    helps = helps | {"resume": "continue from its checkpoint"}
+    bare = name.lstrip("-").rpartition(".")[2].replace("-", "_")  # verl: actor.optim.lr=1e-6
+    for said, theirs in ELSEWHERE["not_here"].items():
+        if bare in theirs.split():
+            return f"unknown option {name!r}: {said}."
+    for ours, theirs in ELSEWHERE["options"].items():
+        if bare in (ours, *theirs.split()):
+            options = [f"--{part.replace('_', '-')} ({helps[part]})" for part in ours.split()]
+            return f"unknown option {name!r}: here it is {' and '.join(options)}."
+    known = ["--" + part.replace("_", "-") for part in (*helps, "print_config")]
+    return nearest("option", name, known) + " See --help."
+
+
 def check_options(owner, defaults, options):
     """The defaults, replaced by `options`. Raises ValueError for unknown names and wrong types."""
     checked = dict(defaults)
     for name, value in options.items():
         if name not in defaults:
             raise ValueError(nearest(f"option of {owner}", name, sorted(defaults),
-                                     OPTIONS_ELSEWHERE))
+                                     ELSEWHERE["environment_options"]))
         want = type(defaults[name])
         checked[name] = float(value) if want is float and type(value) is int else value
         if type(checked[name]) is not want or (want is float and not abs(checked[name]) < 1e9):

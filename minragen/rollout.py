@@ -261,7 +261,7 @@ class _Player:
             t = row.trajectory
             t.add_reply(row.ids, row.logprobs, len(t.turns))
             row.cached = len(t.tokens) - 1  # the last id has not been through the model
-            t.end_turn(text, reply, row.stop, outcome)
+            t.end_turn(text, reply, row.stop, outcome, self.groups.envs[t.row].state)
             if t.stop is None:
                 fits = self.frame.next(t, self.rules)  # appends the next prompt
                 t.stop = None if fits else StopReason.CONTEXT
@@ -311,6 +311,9 @@ class Batch:
     group_ids: Tensor  # (B,) int64
     episode_ids: Tensor  # (B,) int64
     episode_returns: Tensor  # (B,) float32, the sum of the environment's rewards in the episode
+    state_ids: Tensor  # (B, T) int64, the state before a turn, on its last sampled token; else -1
+    void: Tensor  # (B,) bool, whether a turn of the episode had no valid answer
+    predicted_mask: Tensor  # (B, T) bool, the tokens of observations that ECHO predicts
     # -- added by train.compute_targets; (B, T) unless said otherwise
     loss_mask: Tensor | None = None  # the tokens in the policy's loss
     step_mask: Tensor | None = None  # the tokens that are time steps of GAE
@@ -326,6 +329,7 @@ class Batch:
     loss_weights: Tensor | None = None
     mean_weights: Tensor | None = None  # weights of the mean over sampled tokens, for metrics
     value_weights: Tensor | None = None
+    predicted_weights: Tensor | None = None
 
     def __len__(self):
         return len(self.tokens)
@@ -336,7 +340,7 @@ class Batch:
 
     def take(self, index):
         """The rows `index`, cut to the longest of them."""
-        longest = int(self.lengths[index].max())
+        longest = int(self.lengths[index].max()) if len(index) else 0
         rows = {name: value[index] for name, value in vars(self).items() if value is not None}
         return Batch(**{name: v[:, :longest] if v.ndim == 2 else v for name, v in rows.items()})
 
@@ -356,12 +360,16 @@ def make_batch(trajectories):
         return pad_sequence([*map(torch.from_numpy, arrays)], batch_first=True, padding_value=fill)
 
     turn_ids = column("turn_ids", -1)
-    rewards = torch.zeros(turn_ids.shape)
+    rewards, predicted_mask = torch.zeros(turn_ids.shape), torch.zeros_like(turn_ids).bool()
+    state_ids, states = torch.full_like(turn_ids, -1), {}
     for b, (sequence, t, _) in enumerate(rows):
         # A later position of the same turn replaces an earlier one.
         last = {turn: position for position, turn in enumerate(sequence.turn_ids) if turn >= 0}
         for turn, position in last.items():
             rewards[b, position] = t.turn_rewards[turn]
+            state_ids[b, position] = states.setdefault((t.group_id, t.turns[turn].state),
+                                                       len(states))
+        predicted_mask[b, sequence.predicted] = True
     lengths = torch.tensor([len(sequence.tokens) for sequence, _, _ in rows])
     return Batch(
         tokens=column("tokens", 0),
@@ -370,4 +378,6 @@ def make_batch(trajectories):
         sample_logprobs=column("sample_logprobs", 0.0).float(), rewards=rewards,
         group_ids=torch.tensor([t.group_id for _, t, _ in rows]).unique(return_inverse=True)[1],
         episode_ids=torch.tensor([e for _, _, e in rows]),
-        episode_returns=torch.tensor([t.episode_return for _, t, _ in rows]))
+        episode_returns=torch.tensor([t.episode_return for _, t, _ in rows]),
+        state_ids=state_ids, void=torch.tensor([t.void for _, t, _ in rows]),
+        predicted_mask=predicted_mask)

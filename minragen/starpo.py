@@ -283,6 +283,11 @@ ESTIMATORS = {
         b.scores, b.group_ids, b.response_mask, c.norm_by_std, b.episode_ids)),
     "rloo": ("group", lambda b, c: rloo_advantages(
         b.scores, b.group_ids, b.response_mask, b.episode_ids)),
+    "maxrl": ("group", lambda b, c: maxrl_advantages(
+        b.scores, b.group_ids, b.response_mask, b.episode_ids)),
+    "gigpo": ("group", lambda b, c: gigpo_advantages(
+        b.scores, b.rewards, b.group_ids, b.turn_ids, b.state_ids, b.episode_ids, c.step_gamma,
+        c.norm_by_std)),
     "reinforce_pp_baseline": ("group", lambda b, c: whiten(group_advantages(
         b.scores, b.group_ids, b.response_mask, False, b.episode_ids), b.response_mask)),
     "reinforce": ("reward", lambda b, c: reinforce_advantages(
@@ -326,6 +331,50 @@ def rloo_advantages(episode_returns, group_ids, response_mask, episode_ids=None)
     _, _, size, distance = _moments(episode_returns, group_ids, episode_ids)
     factor = size / (size - 1).clamp(min=1)
     return (distance * factor[group_ids])[:, None] * response_mask
+
+
+def maxrl_advantages(successes, group_ids, response_mask, episode_ids=None):
+    """MaxRL (Tajwar et al. 2026): the gradient of log p, p the chance of success, and not of p.
+
+        A_i = (r_i - mean_g) / mean_g          0 for a group without a success
+    A group in which one of G members succeeds counts G times as much as with (r_i - mean_g).
+
+    successes: (B,) 1 or 0 an episode      returns: (B, T), exactly 0 where response_mask is False
+    raises: ValueError for other rewards
+
+    >>> one, mask = torch.tensor([1.0, 0, 0, 0]), torch.ones(4, 1, dtype=torch.bool)
+    >>> maxrl_advantages(one, torch.zeros(4, dtype=torch.long), mask)[:, 0].tolist()
+    [3.0, -1.0, -1.0, -1.0]
+    """
+    if not bool(((successes == 0) | (successes == 1)).all()):
+        raise ValueError("maxrl: got rewards other than 0 and 1. Use --reward success.")
+    mean, _, _, distance = _moments(successes, group_ids, episode_ids)
+    return (distance / mean.where(mean > 0, 1.0)[group_ids])[:, None] * response_mask
+
+
+def gigpo_advantages(episode_returns, rewards, group_ids, turn_ids, state_ids, episode_ids,
+                     gamma=1.0, by_std=True):
+    """GiGPO (Feng et al. 2025, eq. 3-8): GRPO's advantage plus one among the turns of a group that
+    began in the same state.
+
+        G_k = r_k + gamma * G_{k+1}                      over the turns of an episode
+        A   = A_episode + (G_k - mean_s) / (std_s + eps)  s: all turns in the state of turn k
+    The members of a group begin in one state and come back to others, at whatever turn: what they
+    did there is compared without a critic. A state that was met once adds 0, and gamma < 1 tells a
+    turn that came sooner to the reward from one that came later. Their code divides by 1 or by the
+    std at both levels, as `by_std`; the weight of the second term is 1, as in their runs.
+
+    rewards: (B, T), on the last sampled token of each turn
+    state_ids: (B, T) int64, there the number of the state before the turn, unique to the group
+    returns: (B, T), exactly 0 where not sampled
+    """
+    at = state_ids >= 0  # the turns' last tokens
+    row = at.nonzero()[:, 0]
+    returns = turn_returns(rewards[at], episode_ids[row], turn_ids[at], gamma)
+    steps = group_advantages(returns, state_ids[at], at[at][:, None], by_std)[:, 0]
+    of_turns = turn_sums(torch.zeros_like(rewards).masked_scatter(at, steps), turn_ids)
+    return of_turns + group_advantages(episode_returns, group_ids, turn_ids >= 0, by_std,
+                                       episode_ids)
 
 
 def reinforce_advantages(rewards, response_mask, gamma=1.0):
@@ -513,6 +562,31 @@ def policy_loss(logprobs, old_logprobs, advantages, clip_low=0.2, clip_high=0.28
         ceiling = -advantages * dual_clip
         loss = torch.where(advantages < 0, torch.minimum(loss, ceiling), loss)
     return loss, bounded > free
+
+
+def cispo_loss(logprobs, old_logprobs, advantages, clip_low=1.0, clip_high=4.0):
+    """CISPO (MiniMax-M1 2025, eq. 4): REINFORCE with a clipped importance weight as a constant.
+
+        L = -stop_gradient(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * logprobs
+    In `policy_loss` a token whose ratio has left the bounds loses its gradient, rare ones first.
+    Here only its weight is bounded. The paper has no lower bound, which is clip_low 1.
+
+    all inputs: (B, T) or (N,)      returns: loss, and clipped (bool: the weight was bounded)
+    """
+    log_ratio = (logprobs - old_logprobs).detach()
+    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return -weight * advantages * logprobs, weight != ratio
+
+
+def truncated_weights(old_logprobs, sample_logprobs, cap):
+    """Truncated importance sampling (Ionides 2008): how much more likely a token was before the
+    update than when it was sampled, at most `cap`. It corrects losses of samples that come from
+    older weights or another sampler; the bound trades their variance for a bias.
+
+    returns: (B, T), 1 where the two are equal
+    """
+    return (old_logprobs - sample_logprobs).clamp(max=LOG_RATIO_LIMIT).exp().clamp(max=cap)
 
 
 def value_loss(values, old_values, returns, value_clip=0.5):

@@ -116,6 +116,7 @@ class Learner:
     world: World = World()
     halved: bool = False  # whether an update ran out of memory, so that token_budget is halved
     gradients: Callable = field(default_factory=lambda: gradients)  # below, or run/memory.py's
+    playing: Callable = contextlib.nullcontext  # while it plays it may have older weights
 
     def optimizers(self):
         """[(metric of the gradient norm, optimizer), ...]"""
@@ -172,7 +173,10 @@ def train_step(learner, groups, config, log=QUIET):
                     learner.kl_reward_coef, found["kl_reward"], config.kl_target,
                     len(batch.episode_ids.unique()), config.kl_horizon)
             metrics |= found | log.diagnose_update(step, played, rows, batch)
-            metrics |= update(learner, batch, config, step, log)
+            if config.drop_void:  # SimpleTIR (Xue et al. 2025): compared with, not trained on
+                metrics["void"] = float(batch.void.float().mean())
+                batch = batch.take((~batch.void).nonzero()[:, 0])
+            metrics |= update(learner, batch, config, step, log) if len(batch) else {}
     if config.resample:
         metrics["rollouts"] = 1 + trajectories[-1].group_id // config.num_groups
     learner.step = step
@@ -218,7 +222,7 @@ def roll_out(learner, groups, config, log=QUIET):
     """
     trajectories = []
     learner.policy.begin_rollout()
-    with log.progress(f"step {learner.step + 1}: tokens sampled") as progress:
+    with learner.playing(), log.progress(f"step {learner.step + 1}: tokens sampled") as progress:
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
                           + (learner.rounds + attempt) * config.num_groups)
@@ -291,7 +295,7 @@ def compute_targets(learner, batch, config, scale=1.0):
             part.tokens, part.loss_mask, config.temperature)[0])
 
     exact = next(learner.policy.model.parameters()).dtype == torch.float32
-    recorded = exact and config.loss_mask == "response"  # else the loss has tokens not sampled
+    recorded = exact and config.loss_mask == "response" and not config.stale  # else not the same
     batch = replace(
         batch, old_logprobs=batch.sample_logprobs if recorded else logprobs_of(learner.policy),
         ref_logprobs=logprobs_of(learner.reference) if learner.reference else None)
@@ -301,6 +305,9 @@ def compute_targets(learner, batch, config, scale=1.0):
         batch = replace(batch, values=in_micro_batches(
             learner, batch, config, lambda part: learner.critic(part.tokens, part.step_mask)))
     batch = compute_advantages(batch, config, scale)
+    if config.tis_cap:  # a loss is proportional to its advantage
+        batch = replace(batch, advantages=batch.advantages * starpo.truncated_weights(
+            batch.old_logprobs, batch.sample_logprobs, config.tis_cap))
     if learner.critic:
         target = batch.returns[batch.value_mask]
         residual = target - batch.values[batch.value_mask]
@@ -413,7 +420,8 @@ def add_loss_weights(mini, config):
     return replace(
         mini, loss_weights=weights(mini.loss_mask),
         mean_weights=starpo.loss_weights(mini.response_mask),
-        value_weights=None if mini.value_mask is None else weights(mini.value_mask))
+        value_weights=None if mini.value_mask is None else weights(mini.value_mask),
+        predicted_weights=starpo.loss_weights(mini.predicted_mask))
 
 
 def gradients(learner, mini, config, progress=lambda rows: None):
@@ -437,10 +445,14 @@ def gradients(learner, mini, config, progress=lambda rows: None):
 
 def policy_losses(policy, part, config):
     """{term: loss} and {metric: value}, each this part's share of the mini-batch's mean."""
-    logprobs, entropy = policy.logprobs(part.tokens, part.loss_mask, config.temperature)
-    loss, clipped = starpo.policy_loss(
-        logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high,
-        config.dual_clip, part.loss_mask if config.ratio == "sequence" else None)
+    logprobs, entropy = policy.logprobs(part.tokens, part.loss_mask | part.predicted_mask,
+                                        config.temperature)
+    inputs = logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high
+    if config.ratio == "detached":
+        loss, clipped = starpo.cispo_loss(*inputs)
+    else:
+        loss, clipped = starpo.policy_loss(
+            *inputs, config.dual_clip, part.loss_mask if config.ratio == "sequence" else None)
     losses = {"task": starpo.aggregate(loss, part.loss_weights)}
     if config.entropy_coef:
         losses["entropy"] = -config.entropy_coef * starpo.aggregate(entropy, part.loss_weights)
@@ -450,6 +462,9 @@ def policy_losses(policy, part, config):
         kl = starpo.kl_estimate(logprobs, part.ref_logprobs, config.kl_estimator)
         losses["kl"] = config.kl_coef * starpo.aggregate(kl, part.loss_weights)
         shares["kl_ref"] = starpo.aggregate(kl, part.mean_weights)
+    if config.echo_coef:
+        shares["echo_loss"] = starpo.aggregate(-logprobs, part.predicted_weights)
+        losses["echo"] = config.echo_coef * shares["echo_loss"]
     with torch.no_grad():
         shares |= {"clip_fraction": starpo.aggregate(clipped.float(), part.mean_weights),
                    "approx_kl": starpo.aggregate(

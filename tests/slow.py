@@ -76,8 +76,10 @@ def collect(learner, frame, groups, first_seed, config):
 def play_episode(learner, frame, groups, i, observation, config):
     """Reply, step, observe, until the environment or the context ends the episode."""
     env, (group, member) = groups.envs[i], groups.places[i]
+    states = [env.state]
     source = (config.seed, f"{groups.split} {groups.names[group]}", groups.seeds[group], member)
-    episode = SimpleNamespace(group_id=group, sequences=[], turn_rewards=[], error="")
+    episode = SimpleNamespace(group_id=group, sequences=[], turn_rewards=[], error="", turns=[],
+                              void=False)
     prompt, turns, over = frame.open(frame.system_message(env), observation), [], False
     while not over:
         # Positions repeat in the windowed contexts, so each turn counts from a number of its own.
@@ -93,7 +95,9 @@ def play_episode(learner, frame, groups, i, observation, config):
         answer = frame.parse(learner.policy.tokenizer.decode(said[:-1] if ended else said)).answer
         turns.append((observation, answer, said))
         try:
-            observation, reward, terminated, truncated, _ = env.step(answer)
+            episode.turns.append(SimpleNamespace(state=env.state))
+            observation, reward, terminated, truncated, info = env.step(answer)
+            episode.void = episode.void or not info["valid"]
         except OSError as failure:
             episode.error = str(failure)
             break
@@ -254,6 +258,9 @@ def update(learner, episodes, config, step, scale):
     compute_advantages(episodes, rows, config, critic)
     for row in rows:
         row.advantages *= scale
+        if config.tis_cap:
+            weight = (row.old - row.sample_logprobs).exp()
+            row.advantages[row.sampled] *= weight[row.sampled].clamp(max=config.tis_cap)
     if critic:
         returns = [r for row in rows for r in row.returns[row.valued].tolist()]
         errors = [x for row in rows for x in (row.returns - row.values)[row.valued].tolist()]
@@ -261,6 +268,9 @@ def update(learner, episodes, config, step, scale):
     if config.kl_target:  # Ziegler et al. 2019
         error = min(max(metrics["kl_reward"] / config.kl_target - 1, -0.2), 0.2)
         learner.kl_reward_coef *= 1 + error * len(episodes) / config.kl_horizon
+    if config.drop_void:
+        metrics["void"] = fmean(row.episode.void for row in rows)
+        rows = [row for row in rows if not row.episode.void]
     last = config.decay_steps or config.steps
     rate = max(1 - (1 - config.lr_final) * (step - 1) / max(1, last - 1), config.lr_final)
     gradients, log = [], defaultdict(list)
@@ -292,6 +302,7 @@ def make_row(learner, episode, sequence, config):
     row.steps = row.valued = every if config.advantage_mask == "all" else row.sampled
     row.turns = [[t for t in row.sampled if sequence.turn_ids[t] == k]
                  for k in sorted({sequence.turn_ids[t] for t in row.sampled})]
+    row.observed = observed(learner.policy.tokenizer, row) if config.echo_coef else []
     row.sample_logprobs = torch.tensor(sequence.sample_logprobs)
     row.old = predict(learner.policy.model, row.tokens, config.temperature)[0]
     if learner.reference:
@@ -299,6 +310,22 @@ def make_row(learner, episode, sequence, config):
     if learner.critic:
         row.values = values_of(learner, row.tokens)
     return row
+
+
+def observed(tokenizer, row):
+    """Positions of the tokens of the states that replies led to: what the prompts between replies
+    say apart from the reward and the chat template."""
+    found, states = [], [turn.state for turn in row.episode.turns]
+    for k in range(1, 1 + max(row.turn_ids)):
+        replied = [t for t, turn in enumerate(row.turn_ids) if turn == k - 1][-1]
+        shown = range(replied + 1, row.turn_ids.index(k))
+        pieces = [tokenizer.decode(row.tokens[t]) for t in shown]
+        start = "".join(pieces).index(states[k])
+        for t, piece in zip(shown, pieces):
+            end = len("".join(pieces[:t - replied]))
+            if start <= end - len(piece) and end <= start + len(states[k]):
+                found.append(t)
+    return found
 
 
 def values_of(learner, tokens):
@@ -357,18 +384,30 @@ def compute_advantages(episodes, rows, config, critic):
     """Advantages of every row by the estimator of the config, and returns for the critic."""
     groups, kind = by_group(episodes), config.advantages
     for row in rows:
-        scores = [e.score for e in groups[row.episode.group_id]]
+        members = groups[row.episode.group_id]
+        scores = [e.score for e in members]
         row.advantages = torch.zeros(len(row.tokens))
         if critic:
             advantages_with_critic(row, config)
         elif kind in ("reinforce", "reinforce_pp"):  # GAE without values is the return
             row.advantages = gae(row.sampled, row.rewards, torch.zeros(len(row.tokens)), 1.0,
                                  lambda t: config.gamma)
+        elif kind == "maxrl":
+            if sum(scores):
+                row.advantages[row.sampled] = row.episode.score / mean(scores) - 1
         else:
             baseline = mean(scores) if kind != "rloo" else (
                 (sum(scores) - row.episode.score) / (len(scores) - 1))
-            divisor = std(scores) + 1e-6 if kind == "grpo" and config.norm_by_std else 1.0
+            normed = kind in ("grpo", "gigpo") and config.norm_by_std
+            divisor = std(scores) + 1e-6 if normed else 1.0
             row.advantages[row.sampled] = (row.episode.score - baseline) / divisor
+        for tokens in row.turns if kind == "gigpo" else ():  # against turns in the same state
+            k = row.turn_ids[tokens[0]]
+            state = row.episode.turns[k].state
+            others = [return_from(e, i, config.step_gamma) for e in members
+                      for i, turn in enumerate(e.turns) if turn.state == state]
+            own = return_from(row.episode, k, config.step_gamma) - mean(others)
+            row.advantages[tokens] += own / (std(others) + 1e-6 if config.norm_by_std else 1.0)
     if critic or kind.startswith("reinforce_pp"):  # whitening, over the tokens of the update
         measured = [a for row in rows for a in row.advantages[row.valued].tolist()]
         middle, deviation = fmean(measured), math.sqrt(std(measured)**2 + 1e-8)
@@ -383,6 +422,11 @@ def compute_advantages(episodes, rows, config, critic):
             row.advantages *= fmean(lengths.values()) / lengths[id(row.episode)]
         if config.zero_task:
             row.advantages *= 0
+
+
+def return_from(episode, k, gamma):
+    """The discounted rewards from turn k on."""
+    return sum(gamma**i * reward for i, reward in enumerate(episode.turn_rewards[k:]))
 
 
 def gae(positions, rewards, values, lam, discount):
@@ -429,8 +473,11 @@ def policy_loss(learner, mini, config, log):
             log_ratio = log_ratio[t].mean().expand(len(row.tokens))
         a, ratio = row.advantages, log_ratio.exp()
         free, bounded = -a * ratio, -a * ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-        token_loss = torch.maximum(free, bounded)
-        if config.dual_clip:
+        token_loss, clipped = torch.maximum(free, bounded), bounded > free
+        if config.ratio == "detached":  # CISPO
+            weight_of = ratio.clamp(1 - config.clip_low, 1 + config.clip_high).detach()
+            token_loss, clipped = -weight_of * a * logprobs, weight_of != ratio
+        elif config.dual_clip:
             token_loss = torch.where(a < 0, token_loss.minimum(-a * config.dual_clip), token_loss)
         d = (row.ref if config.kl_coef else logprobs) - logprobs
         kl = d**2 / 2 if config.kl_estimator == "k2" else d.exp() - d - 1
@@ -438,10 +485,17 @@ def policy_loss(learner, mini, config, log):
         task = task + share * token_loss[t].sum()
         loss = loss + share * (config.kl_coef * kl - config.entropy_coef * entropy)[t].sum()
         moved = logprobs - row.old
-        for name, x in (("entropy", entropy), ("kl_ref", kl), ("clip_fraction", bounded > free),
+        for name, x in (("entropy", entropy), ("kl_ref", kl), ("clip_fraction", clipped),
                         ("approx_kl", moved.exp() - moved - 1),
                         ("logprob_gap", (logprobs - row.sample_logprobs).abs())):
             measured[name] += x[row.sampled].tolist()
+    places = [(row, t) for row in mini for t in row.observed]
+    if config.echo_coef:
+        losses = [-predict(learner.policy.model, row.tokens, config.temperature)[0][t]
+                  for row, t in places]
+        echo = sum(losses, torch.zeros(())) / max(len(losses), 1)
+        log["echo_loss"].append(float(echo.detach()))
+        loss = loss + config.echo_coef * echo
     log["policy_loss"].append(float(task.detach()))
     for name, values in measured.items():
         log[name].append(fmean(values))

@@ -16,7 +16,7 @@ from minragen import eval as evaluation
 from minragen.__main__ import main as command
 from minragen.config import ALGOS, ROOM, TINY, Config, preset
 from minragen.envs import REGISTRY
-from minragen.options import OPTIONS_ELSEWHERE, nearest, parse_options
+from minragen.options import ELSEWHERE, nearest, parse_options
 from minragen.run.groups import check_environments
 from minragen.run.runs import read_config
 from minragen.train import World, choose_groups, main
@@ -240,13 +240,13 @@ class TestBadInput:
             (["--env", "sokoban", "--env-arg", "retriever=1"], "unknown option of Sokoban"))
 
     @pytest.mark.parametrize("table, known", [
-        (settings.CALLED_ELSEWHERE | settings.NOT_HERE,
+        (ELSEWHERE["options"] | ELSEWHERE["not_here"],
          {f.name for f in dataclasses.fields(Config)} | {"resume"}),
-        (OPTIONS_ELSEWHERE, {name for env in REGISTRY for name in envs.make(env).defaults})])
+        (ELSEWHERE["environment_options"], {name for env in REGISTRY for name in envs.make(env).defaults})])
     def test_no_name_of_another_library_is_there_twice_or_one_of_ours(self, table, known):
         theirs = [name for names in table.values() for name in names.split()]
         assert len({*theirs}) == len(theirs) and not {*theirs} & known
-        assert all({*ours.split()} <= known for ours in table if ours not in settings.NOT_HERE)
+        assert all({*ours.split()} <= known for ours in table if ours not in ELSEWHERE["not_here"])
 
     def test_a_value_outside_its_bounds_is_refused_with_them(self):
         self.check(

@@ -398,8 +398,8 @@ class TestAlarms:
 def gradient_batch(tokens, mask, group_ids):
     """Rows whose loss weights are those of a mean over the tokens in `mask`."""
     zeros, there = torch.zeros(mask.shape), mask | (torch.arange(mask.shape[1]) == 0)
-    return Batch(tokens, there, mask, zeros, zeros, zeros, group_ids, group_ids, zeros[:, 0],
-                 loss_mask=mask, loss_weights=mask / mask.sum())
+    return Batch(tokens, there, mask, zeros, zeros, zeros, group_ids, group_ids, zeros[:, 0], zeros,
+                 mask[:, 0], mask & False, loss_mask=mask, loss_weights=mask / mask.sum())
 
 
 def first_stop(metrics, untrained=()):

@@ -115,7 +115,7 @@ def float64(monkeypatch):
 def collect_once(policy, frame, groups, first_seed, rules, progress=None):
     """`collect`, remembered: at the first step all tests have the same policy."""
     key = (*groups.names, *groups.places[:2], len(groups), first_seed, str(groups.envs[0].options),
-           str(groups.envs[0].budget), frame.instruction, rules, str(groups.turn), frame.appends,
+           str(groups.envs[0].budget), frame.instruction, rules, str(groups.turn), type(frame),
            not frame.appends and (frame.context, frame.window))
     if key not in EPISODES:
         EPISODES[key] = collect(policy, frame, groups, first_seed, rules)
@@ -297,7 +297,8 @@ class TestAlgorithms:
     def test_every_algorithm_has_the_gradients_of_the_slow_step(self, real, algo):
         assert_equal(real, configured(algo=algo))
         assert_equal(real, configured(algo=algo, env="toys:Faulty"))
-        assert_equal(real, configured(algo=algo, kl_coef=0.1, kl_reward_coef=0.2))
+        in_reward = 0.2 * (algo != "maxrl")  # which refuses it
+        assert_equal(real, configured(algo=algo, kl_coef=0.1, kl_reward_coef=in_reward))
 
     def test_the_episodes_compared_are_ragged_cut_off_and_of_some_groups_without_std(self):
         EPISODES.clear()
@@ -340,7 +341,10 @@ FLIPS = {
     "reward_norm_over": [(ARPO | dict(reward_norm="mean_std"), "batch")], "overlong": [({}, 0.5)],
     "kl_reward_coef": [({}, 0.1), (PPO, 0.1)], "lr": [({}, 0.01)], "critic_lr": [(PPO, 0.02)],
     "advantages": [({}, "reinforce_pp_baseline"), ({}, "rloo"), ({}, "reinforce_pp")],
-    "norm_by_std": [({}, False)],
+    "norm_by_std": [({}, False), (dict(algo="gigpo"), False)],
+    "step_gamma": [(dict(algo="gigpo"), 0.5), (dict(algo="gigpo", context="limited"), 0.5)],
+    "reward": [({}, "success")], "drop_void": [({}, True), (PPO | dict(context="full"), True)],
+    "echo_coef": [({}, 0.3), (dict(token_budget=125), 0.3)],
     "gamma": [(PPO, 0.9), (ARPO, 0.9), (BI_LEVEL, 0.9), (dict(algo="reinforce-pp"), 0.9)],
     "lam": [(PPO, 0.5), (BI_LEVEL, 0.5), (TURNS, 0.5)],
     "gamma_turn": [(BI_LEVEL, 0.5), (TURNS, 0.5),
@@ -348,7 +352,8 @@ FLIPS = {
     "advantage_mask": [(PPO, "all"), (BI_LEVEL, "all")],
     "soft_reweight": [({}, True), (dict(overlong=0.5), True)], "length_weight": [({}, True)],
     "loss_scaling": [({}, "sqrt"), ({}, "linear")],
-    "zero_task": [({}, True)], "ratio": [({}, "sequence")], "clip_low": [({}, 0.9)],
+    "zero_task": [({}, True)],
+    "ratio": [({}, "sequence"), (dict(clip_high=0.01, epochs=2), "detached")], "clip_low": [({}, 0.9)],
     "clip_high": [(dict(epochs=2), 0.01)], "dual_clip": [({}, 1.1)],
     "aggregation": [({}, "seq-mean-token-sum"), ({}, "seq-mean-token-mean"),
                     ({}, "seq-mean-token-sum-norm"), (PPO, "seq-mean-token-mean")],
@@ -366,6 +371,8 @@ ELSEWHERE = {
     # are compared by other tests of this file,
     "algo", "max_rows", "token_budget", "steps", "lr_final", "decay_steps", "kl_target",
     "kl_horizon", "attention", "activation_checkpointing",
+    # by test_stale.py, test_distil.py and test_models.py,
+    "stale", "tis_cap", "teacher", "float32_logits",
     # or belong to other files: environments/test_relations.py, test_envs.py and test_vision.py.
     "freeze_vision", "grounding_reward", "worldmodeling_reward", "max_actions_per_turn",
     "max_actions"}
@@ -430,9 +437,18 @@ FACTORS = {
     "whole_rows": [dict(attention="sdpa")],
     "checkpointing": [dict(activation_checkpointing=True)], "processes": [dict(processes=2)],
     "lora": [dict(lora_rank=3)],
+    "gigpo": [dict(advantages="gigpo", step_gamma=0.9)],
+    "maxrl": [dict(advantages="maxrl", reward="success")], "cispo": [dict(ratio="detached")],
+    "echo": [dict(echo_coef=0.3)], "void": [dict(drop_void=True)],
+    "stale": [dict(stale=2, tis_cap=2.0)], "teacher": [dict(teacher="other", kl_coef=0.1)],
 }
 REFUSED = {("context", "critic"): "needs all turns in one row",
-           ("filter", "resample"): "expected the filter that drops just those"}
+           ("filter", "resample"): "expected the filter that drops just those",
+           ("context", "echo"): "needs the reply before an observation in the same row",
+           ("kl_in_reward", "maxrl"): "no kl_reward_coef", ("overlong", "maxrl"): "no overlong",
+           **{(one, other): "compares whole episodes"
+              for one in ("critic",) for other in ("gigpo", "maxrl")},
+           **{("loss_mask", other): "it has no effect here" for other in ("gigpo", "maxrl")}}
 
 
 class TestPairs:

@@ -109,8 +109,10 @@ class Lottery(TextEnv):
         reward = float(self.luck.choice([-0.1, 0.0, 0.3, self.options["prize"]]))
         terminated = bool(self.luck.random() < 0.3)
         truncated = not terminated and self.turns_left == 0
-        info = {"success": float(reward == 1.0), "valid": float(bool(answer)), "effective": 1.0}
-        return f"Drawn {self.luck.integers(9)}", reward, terminated, truncated, info
+        drawn = self.luck.integers(9)
+        info = {"success": float(reward == 1.0), "valid": float(drawn > 0), "effective": 1.0}
+        self.state = f"Drawn {drawn}"
+        return self.state, reward, terminated, truncated, info
 
     def random_answer(self, rng):
         return "word"

@@ -87,6 +87,11 @@ class OpenEnv(envs.TextEnv):
     def render(self):
         return "\n".join(text_of(self._result.observation.get(name)) for name in self._shown)
 
+    @property
+    def state(self):
+        """What the server shows, without the lines that our own one adds to a state."""
+        return re.sub(r"^(Reward|Turns left): .*\n?", "", self.render(), flags=re.MULTILINE)
+
     def reset(self, *, seed=0, options=None):
         """Ask for an episode. `seed` is the same for all members of a group and another for each
         split; it has 31 bits, since servers hand it to NumPy. Our own server also reads the other

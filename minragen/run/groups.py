@@ -10,6 +10,7 @@ import math
 import os
 import threading
 import time
+from functools import partial
 
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
@@ -26,7 +27,7 @@ def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slic
                paid=False):
     """The run's EnvGroups: one group an environment, or `num_groups` split evenly or by `spec`.
 
-    paid: whether descriptions of the state are paid for, as in training
+    paid: whether it pays as in training: for descriptions of the state, or for success alone
     """
     names = env_names(config)
     budgets = {n: getattr(config, n) for n in BUDGETS if getattr(config, n)}
@@ -35,7 +36,15 @@ def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slic
     if description_parts(config.response_format):
         weights = (config.grounding_reward, config.worldmodeling_reward) if paid else (0.0, 0.0)
         groups.turn = DescribedTurn(format_parts(config.response_format), *weights)
+    if paid and config.reward == "success":
+        groups.turn = partial(paid_for_success, groups.turn)
     return groups
+
+
+def paid_for_success(turn, env, reply):
+    """A turn of EnvGroups whose reward is 1 if it reached success and 0 otherwise."""
+    observation, _, terminated, truncated, info = turn(env, reply)
+    return observation, float(info.get("success", 0) > 0), terminated, truncated, info
 
 
 def check_environments(config):
@@ -48,6 +57,9 @@ def check_environments(config):
             and config.window not in (preset_of(config).window, type(config).window)):
         raise ValueError(f"window: got {config.window}, but it has no effect here. It needs to be "
                          f"no more than an episode's turns.")
+    if config.echo_coef and most_turns(groups) == 1:
+        raise ValueError(f"echo_coef: got {config.echo_coef}, but it has no effect here. Episodes "
+                         f"of one turn have no observation after a reply.")
     paid_for = {"grounding_reward": "observation", "worldmodeling_reward": "prediction"}
     for option, part in paid_for.items():
         if getattr(config, option) == 0:

@@ -137,7 +137,8 @@ def write_files(new, learner):
                                  "optimizer": learner.critic_optimizer.state_dict()}
     torch.save({**{name: getattr(learner, name) for name in COUNTERS},
                 "adapters": policy.base and lora.trained(policy.model),
-                "optimizer": learner.optimizer.state_dict(), "critic": critic},
+                "optimizer": learner.optimizer.state_dict(), "critic": critic,
+                "older_weights": getattr(learner.playing, "kept", None)},
                new / "trainer.pt")
     paths = sorted(new.iterdir())
     if (first := policy.base or learner.reference and learner.reference.model) is not None:
@@ -251,6 +252,8 @@ def load_trainer_state(checkpoint, learner):
         learner.critic_optimizer.load_state_dict(state["critic"]["optimizer"])
     if learner.policy.base:
         lora.load(learner.policy.model, state["adapters"])
+    if state.get("older_weights"):
+        learner.playing.kept = state["older_weights"]
     if (first := learner.policy.base or learner.reference and learner.reference.model) is not None:
         # Not by way of the GPU, which may have no room for a second model.
         first.load_state_dict(load(checkpoint.parent / "reference.pt", "cpu"))

@@ -24,6 +24,8 @@ from minragen.fast.policies import faster
 from minragen.look import report
 from minragen.models import AdamW, Critic
 from minragen.more import loggers, lora, vision
+from minragen.more.echo import EchoFrame
+from minragen.more.stale import OlderWeights
 from minragen.more.windows import WindowedFrame
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
@@ -87,12 +89,15 @@ def load(config, checkpoint="", say=print):
     policy = faster(load_policy(
         source, device, checkpoint or config.model in bundled.BUNDLED, config.model),
         config.attention)
+    policy.model.float32_logits = config.float32_logits
     return policy, frame_of(config, policy, policy.model.generation_config.eos_token_id)
 
 
 def frame_of(config, policy, end_ids=None):
     """How a Config's conversations are held. Proves that appending equals rendering."""
-    kind = ChatFrame if config.context == "full" else partial(
+    if config.echo_coef and vision.image_store_of(policy):
+        raise ValueError(f"echo_coef predicts text, and {policy.name!r} sees images.")
+    kind = EchoFrame if config.echo_coef else ChatFrame if config.context == "full" else partial(
         WindowedFrame, context=config.context, window=config.window)
     return kind(policy.tokenizer, config.response_format, end_ids, config.max_new_tokens,
                 vision.image_store_of(policy))
@@ -120,7 +125,9 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
         learner.critic = vision.with_tower(Critic(policy))
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
     if config.kl_coef > 0 or config.kl_reward_coef > 0:
-        learner.reference = policy.frozen()
+        learner.reference = teacher_of(config, policy) if config.teacher else policy.frozen()
+    if config.stale:
+        learner.playing = OlderWeights(policy, config.stale)
     if config.activation_checkpointing:
         memory.checkpoint_activations(policy.model)
         if learner.critic:
@@ -131,6 +138,18 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
         say(f"resumed   after step {learner.step}")
     say(memory.forecast(learner, config))
     return learner
+
+
+def teacher_of(config, policy):
+    """The frozen policy of the run or model `config.teacher`. Raises ValueError unless it reads the
+    same tokens as `policy`."""
+    found = (runs.find_checkpoint(runs.RUNS / config.teacher)
+             if (runs.RUNS / config.teacher).is_dir() else config.teacher)
+    teacher = faster(load_policy(found, policy.device, True, config.teacher), config.attention)
+    if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise ValueError(f"teacher {config.teacher!r}: its tokenizer is another one than that of "
+                         f"{policy.name!r}, so its logprobs are of other tokens.")
+    return teacher.frozen()
 
 
 def on_one_core(config):

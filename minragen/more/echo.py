@@ -1,0 +1,44 @@
+"""ECHO (Shrivastava et al. 2026, arXiv 2605.24517): learn to predict what the environment answers.
+
+    L = policy loss + echo_coef * mean over the tokens of states of -log p(token)
+
+These tokens stand in the rows that are trained on anyway, so no pass is added. They are those of
+the state (`TextEnv.state`) in every observation but the first, which no reply has caused; the chat
+template and the lines of reward and budget are left out. The paper takes the mean over each
+episode and trains on all of them. Here it is the mean over the mini-batch's tokens, and episodes
+whose group the filter dropped take no part.
+
+Tests: `python -m pytest tests/test_echo.py`.
+"""
+
+from bisect import bisect_left, bisect_right
+
+from minragen.chat import ChatFrame
+
+
+class EchoFrame(ChatFrame):
+    """A ChatFrame that notes where the tokens of states are."""
+
+    def next(self, trajectory, rules):
+        begin = len(trajectory.tokens)
+        if fits := super().next(trajectory, rules):
+            places = self.places(trajectory.tokens[begin:], trajectory.observation,
+                                 trajectory.state)
+            trajectory.sequences[-1].predicted += [begin + i for i in places]
+        return fits
+
+    def places(self, ids, observation, state):
+        """The range of those of a prompt's ids that are of the state and nothing else; empty if
+        the observation does not show it."""
+        observation, state = self.template.plain(observation), self.template.plain(state)
+        before = self.tokenizer.decode(ids).find(observation)
+        line = f"\n{observation}".find(f"\n{state}")  # it begins a line
+        if not state or before < 0 or line < 0:
+            return range(0)
+
+        def length(n):
+            return len(self.tokenizer.decode(ids[:n]))
+
+        counts, first = range(len(ids) + 1), before + line
+        return range(bisect_left(counts, first, key=length),
+                     bisect_right(counts, first + len(state), key=length) - 1)

@@ -1,0 +1,44 @@
+"""Samples of older weights, on purpose: what an asynchronous trainer trains on, in one process.
+
+Step n of `--stale k` plays with the weights of step n - k, as if they had taken k steps to arrive;
+steps up to k play with the first ones.
+
+    stale 2    step             1   2   3   4   5
+               plays with       w0  w0  w0  w1  w2
+               updates          w0  w1  w2  w3  w4
+
+The update computes the logprobs of its own weights first, from which PPO's ratio starts.
+`--tis-cap` weights each token by how much more likely it has become; without it the samples pass
+for fresh ones.
+
+Tests: `python -m pytest tests/test_stale.py`.
+"""
+
+from contextlib import contextmanager
+
+import torch
+
+from minragen.more import lora
+
+
+class OlderWeights:
+    """Within it a policy has the weights that it had `steps` rollouts ago."""
+
+    def __init__(self, policy, steps):
+        self.model, self.steps, self.kept = policy.model, steps, []  # oldest first
+
+    @contextmanager
+    def __call__(self):
+        now = {name: w.clone() for name, w in lora.trained(self.model).items()}
+        self.kept = [*self.kept, now][-self.steps - 1:]
+        self._set(self.kept[0])
+        try:
+            yield
+        finally:
+            self._set(now)
+
+    @torch.no_grad()
+    def _set(self, weights):
+        own = self.model.state_dict()
+        for name, weight in weights.items():
+            own[name].copy_(weight)
