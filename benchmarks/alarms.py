@@ -20,7 +20,7 @@ from minragen.look.diagnostics import VARIED, warnings_of
 
 RUNS = Path(__file__).resolve().parent.parent / "runs"
 LOSS, MIN_STEPS = 0.25, 20
-SIGNS = ("reward_std", "entropy", VARIED)  # a warning begins with its metric
+SIGNS = ("reward_std", "entropy", VARIED, "turns")  # a warning begins with its metric
 
 
 def stored_runs():
@@ -81,7 +81,7 @@ def table_row(half, sign, runs):
              if run["kind"] == "collapse" and sign in run["warned"]]
     in_time = sum(steps >= 0 for steps in ahead)
     cells = (half, sign, f"{in_time} of {len(of['collapse'])}", len(ahead) - in_time,
-             of["collapse"].count(None), round(median(ahead)),
+             of["collapse"].count(None), round(median(ahead)) if ahead else "",
              *(f"{len(of[kind]) - of[kind].count(None)} of {len(of[kind])}"
                for kind in ("other", "results")))
     return f"| {' | '.join(map(str, cells))} |"

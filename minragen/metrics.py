@@ -24,6 +24,10 @@ def describe(trajectories):
                   "turns": [len(t.turns) for t in chosen],
                   "response_tokens": [t.response_tokens for t in chosen],
                   "context_full": [t.stop is StopReason.CONTEXT for t in chosen]}
+        groups = {}
+        for t in chosen:
+            groups[t.group_id] = groups.get(t.group_id, False) or t.success
+        values["pass@G"] = list(groups.values())
         # What not all environments report is left out of the mixture's own metrics.
         reported = [set().union(*(t.metrics for t in chosen if t.env == env))
                     for env in {t.env for t in chosen}]

@@ -34,12 +34,14 @@ class TestOptions:
         "window": ["--context", "limited"], "reward_norm_over": ["--reward-norm", "mean"],
         "kl_estimator": ["--kl-coef", "0.1"], "kl_target": ["--kl-reward-coef", "0.1"],
         "kl_horizon": ["--kl-reward-coef", "0.1", "--kl-target", "0.1"],
-        "resample": ["--filter-value", "1"], "decay_steps": ["--lr-final", "0.5"]}
+        "resample": ["--filter-value", "1"], "decay_steps": ["--lr-final", "0.5"],
+        "step_gamma": ["--algo", "gigpo"], "teacher": ["--kl-coef", "0.1"],
+        "tis_cap": ["--stale", "1"], "echo_coef": ["--env", "frozenlake"]}
 
     def test_every_field_is_an_option_with_a_help_text(self, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin=name))
         special = {"env": "bandit", "window": "1", "model": "tiny", "device": "cpu", "run": "x",
-                   "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k3",
+                   "dual_clip": "1.5", "teacher": "smollm2", "ratio": "sequence", "env_arg": "high_prob=0.5", "kl_estimator": "k3",
                    "kl_target": "0.1", "kl_horizon": "2", "credit": "turn",
                    "max_actions_per_turn": "1", "log": "wandb"}
         for f in dataclasses.fields(Config):
@@ -220,11 +222,11 @@ class TestBadInput:
 
     def test_of_many_known_names_the_five_most_alike_are_shown(self):
         assert message("--step", "1") == (
-            "error: unknown option '--step': did you mean '--steps'? Known: --steps, --seed, "
-            f"--decay-steps, --top-p, --top-k and {len(dataclasses.fields(Config)) - 3} more. "
+            "error: unknown option '--step': did you mean '--steps'? Known: --steps, --stale, "
+            f"--step-gamma, --seed, --decay-steps and {len(dataclasses.fields(Config)) - 3} more. "
             "See --help.")
         assert message("--algo", "grop").endswith(
-            "Known: grpo, dr-grpo, rloo, gspo, brpo and 7 more.")
+            "Known: grpo, dr-grpo, rloo, gspo, brpo and 10 more.")
         assert nearest("dish", "x", []) == "unknown dish 'x'. Known: none."
 
     def test_names_of_other_libraries_are_known_as_what_they_are_here(self):

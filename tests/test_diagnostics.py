@@ -321,6 +321,17 @@ class TestWarnings:
                                    f"changed by -0.05: ")
         assert given(history(**{metric: {30: silent}})) == {}
 
+    def test_turns_that_fall_to_one_without_success_warn(self):
+        turns = {"turns": {1: 1, 30: 1.05 / 4}}
+        HEALTHY["turns"] = 4.0
+        try:
+            (step, (sentence,)), = given(history(**turns)).items()
+            assert step == 34 and "episodes end after their first turn" in sentence
+            assert given(history(turns={30: 1.2 / 4})) == {}
+            assert given(history(**turns, success={20: 1.3})) == {}  # it has learnt to be quick
+        finally:
+            del HEALTHY["turns"]
+
     def test_the_first_five_steps_count_however_slowly_a_change_came(self):
         for metric, factors, found in (("reward_std", (0.9, 0.8, 0.7, 0.5), 42),
                                        ("entropy", (1.2, 1.4, 1.6), 32),
@@ -370,6 +381,16 @@ class TestWarnings:
             del line["entropy"]
         run.insert(33, {"step": "val", "val/success": 0.2})  # behind the step that warns
         assert set(given([{"step": 0, "val/success": 0.1}, *run])) == {33}
+
+
+class TestVerdict:
+    @pytest.mark.parametrize("solved, std, words", [
+        (0.8, 0.4, "pass@G is 0.80: the share of instances with a success among the members, so "),
+        (0.0, 0.1, "RL can only reinforce what earns a part of the reward"),
+        (0.0, 0.0, "nothing can be learnt. Take easier instances or a higher temperature, or"),
+        (1.0, 0.0, "Take harder instances or a higher temperature.")])
+    def test_it_says_whether_rl_can_begin(self, solved, std, words):
+        assert words in diagnostics.verdict({"step": 1, "pass@G": solved, "reward_std": std})
 
 
 class TestAlarms:

@@ -71,6 +71,23 @@ class TestLogprobs:
         assert logprobs[mask].equal(exact.gather(-1, tokens[mask][:, None])[:, 0])
         assert {x.dtype for x in (entropy, Critic(policy)(tokens, mask))} == {torch.float32}
 
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_with_float32_logits_only_the_states_are_rounded(self, bias):
+        """They are those of the same states and weights in float32, and so is what is sampled."""
+        policy, (tokens, mask) = copy.deepcopy(tiny()[0]), ragged()
+        model, V = policy.model.bfloat16(), policy.model.config.vocab_size
+        layer = model.get_output_embeddings()
+        if bias:
+            layer.bias = torch.nn.Parameter(torch.linspace(-1, 1, V, dtype=torch.bfloat16))
+        hidden = states_before(model.base_model, tokens, mask)
+        exact = torch.nn.functional.linear(hidden.float(), layer.weight.float(),
+                                           layer.bias.float() if bias else None)
+        assert not models.output_layer(model, hidden).float().equal(exact)
+        model.float32_logits = True
+        assert models.output_layer(model, hidden).equal(exact)
+        exact.sum().backward()
+        assert layer.weight.grad is not None
+
 
 class TestCritic:
     def test_its_values_are_0_at_first_so_that_advantages_are_plain_returns(self):

@@ -222,6 +222,41 @@ OF_TOKENS = {
 }
 
 
+class TestGroupAdvantages:
+    # Two members of a group, three turns each, of one token. They begin in state 0. The first goes
+    # by 1 and 2 and fails; the second reaches 2 a turn sooner, and 1 after it, and earns 1.
+    STATES = torch.tensor([[0, 1, 2], [0, 2, 1]])
+    REWARDS = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+
+    def gigpo(self, **options):
+        turn_ids, rows = torch.arange(3).expand(2, 3), torch.arange(2)
+        return starpo.gigpo_advantages(self.REWARDS.sum(1), self.REWARDS, 0 * rows, turn_ids,
+                                       self.STATES, rows, **options)
+
+    def test_gigpo_compares_turns_in_the_same_state_at_whatever_turn(self):
+        """By hand, without stds, step_gamma .5. Episodes: -.5 and .5. Returns from each turn on:
+        0 0 0 and .25 .5 1. State 0: 0 against .25, so -+.125; state 1, met at turn 1 by the first
+        and at turn 2 by the second: 0 against 1, so -+.5; state 2: 0 against .5, so -+.25."""
+        steps = torch.tensor([[-0.125, -0.5, -0.25], [0.125, 0.25, 0.5]])
+        close(self.gigpo(gamma=0.5, by_std=False), steps.double() + row(-0.5, 0.5).T)
+
+    def test_gigpo_of_states_that_were_met_once_is_grpo(self):
+        self.STATES, met = torch.arange(6).reshape(2, 3), self.STATES
+        ids, mask = torch.zeros(2, dtype=torch.long), torch.ones(2, 3, dtype=torch.bool)
+        for by_std in (True, False):
+            close(self.gigpo(by_std=by_std),
+                  starpo.group_advantages(one(0, 1), ids, mask, by_std))
+        assert met is not self.STATES
+
+    def test_maxrl_weights_a_group_by_one_over_its_success_and_refuses_other_rewards(self):
+        """The mean over a group of A times the gradient of log p is that of log(success rate)."""
+        mask, ids = torch.ones(6, 1, dtype=torch.bool), torch.tensor([0, 0, 0, 1, 1, 1])
+        got = starpo.maxrl_advantages(one(1, 0, 0, 0, 0, 0), ids, mask)
+        close(got[:, 0], [2, -1, -1, 0, 0, 0])
+        with pytest.raises(ValueError, match="rewards other than 0 and 1. Use --reward success"):
+            starpo.maxrl_advantages(one(1, 0, 0.5, 0, 0, 0), ids, mask)
+
+
 class TestTokens:
     @pytest.mark.parametrize("name", OF_TOKENS)
     def test_each_gives_the_numbers_worked_out_by_hand_and_is_blind_outside_the_mask(self, name):
@@ -268,6 +303,20 @@ class TestLosses:
                                                advantages, dual_clip=dual_clip)
             close(loss, [-0.5, -2.5, -2.56, 0.8, 1.8, 2.0, bad, 0])
             assert clipped.nonzero()[:, 0].tolist() == [2, 3]
+
+    def test_cispo_bounds_the_weight_of_a_token_and_never_takes_its_gradient(self):
+        """By hand: the gradient is -A times the ratio, cut off at 1.28, times that of logprobs.
+        PPO's loss has none where a good token has become 2 times as likely."""
+        ratio, advantages = one(0.5, 2, 2, 0.9), one(1, 1, -1, -2)
+        logprobs = (ratio.log() - 1.5).requires_grad_()
+        given = logprobs, torch.full_like(ratio, -1.5), advantages, 1.0, 0.28
+        for function, expected in ((starpo.cispo_loss, [-0.5, -1.28, 1.28, 1.8]),
+                                   (starpo.policy_loss, [-0.5, 0, 2, 1.8])):
+            loss, clipped = function(*given)
+            close(torch.autograd.grad(loss.sum(), logprobs)[0], expected)
+        loss, clipped = starpo.cispo_loss(*given)
+        close(loss.detach(), one(0.5, 1.28, 1.28, 0.9) * -advantages * logprobs.detach())
+        assert clipped.nonzero()[:, 0].tolist() == [1, 2]
 
     def test_a_freak_token_has_a_finite_loss_and_gradient(self):
         advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])

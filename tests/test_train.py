@@ -59,8 +59,9 @@ def played(*argv):
 
 def episode(env="lake", rewards=(0.0, 1.0), tokens=(2, 3), stop=StopReason.TERMINATED, **metrics):
     """A trajectory written by hand: turns of so many sampled tokens after one of a prompt each."""
-    trajectory = Trajectory(env, 1, 0, 0, turn_rewards=rewards, turns=[None] * len(rewards),
-                            stop=stop, success=rewards[-1] == 1, metrics=metrics)
+    trajectory = Trajectory(env, 1, 0, 0, turn_rewards=rewards, stop=stop,
+                            turns=[SimpleNamespace(state="") for _ in rewards],
+                            success=rewards[-1] == 1, metrics=metrics)
     for k, count in enumerate(tokens):
         trajectory.add_prompt([9])
         trajectory.add_reply([1] * count, [-0.5] * count, k)
@@ -101,15 +102,16 @@ class TestDescribe:
     def test_means_are_over_episodes_and_a_mixture_also_gets_them_per_environment(self):
         lake = {"success": 0.5, "episode_return": pytest.approx(0.45), "turns": 1.5,
                 "response_tokens": 4.5, "context_full": 0.5, "env_errors": 0, "valid": 0.25,
-                "f1": 0.5}
+                "f1": 0.5, "pass@G": 1.0}
         shop = {"success": 0.0, "episode_return": 0.5, "turns": 1.0, "response_tokens": 1.0,
-                "context_full": 0.0, "env_errors": 0, "valid": 1.0}
+                "context_full": 0.0, "env_errors": 0, "valid": 1.0, "pass@G": 0.0}
         bought = dataclasses.replace(EPISODES[2], stop=StopReason.TRUNCATED, error="")
         assert describe(EPISODES[:2]) == lake
         assert describe([*EPISODES[:2], bought]) == {
             "success": pytest.approx(1 / 3), "episode_return": pytest.approx(1.4 / 3),
             "turns": pytest.approx(4 / 3), "response_tokens": pytest.approx(10 / 3),
             "context_full": pytest.approx(1 / 3), "env_errors": 0, "valid": 0.5,  # f1: not of all
+            "pass@G": 1.0,  # all three have the same group_id
             **{f"lake/{name}": value for name, value in lake.items()},
             **{f"shop/{name}": value for name, value in shop.items()}}
 
@@ -528,7 +530,7 @@ class TestMetrics:
 
     def test_the_documented_keys_are_the_logged_ones(self, runs):
         small = "--group-size 2 --val-size 2 --steps 1"
-        run(f"--env frozenlake --run c --num-groups 16 {small}")
+        run(f"--env frozenlake --run c --num-groups 16 --echo-coef 0.1 --drop-void true {small}")
         small += " --num-groups 2 --max-turns 1 --warmup-steps 0 --diagnose-every 0"
         run(f"--env frozenlake --run a {small} --algo ppo --kl-coef 0.1 --kl-reward-coef 0.1 "
             "--overlong 0.5 --gradients-every 1 --response-format grounding_worldmodeling "

@@ -65,6 +65,7 @@ WINDOW = 5  # steps averaged at the beginning of a run and now
 LESS_STD = 0.6  # reward_std below this share of its first value warns,
 MORE_ENTROPY, MORE_VARIED = 1.5, 3  # and so do entropy and H(Z|X) above these multiples ...
 RISEN, SOLVED = 0.1, 0.9  # ... unless success has risen so much, or is so high
+SEVERAL, ONE = 1.5, 1.1  # turns per episode: from more than the first to less than the second warns
 VARIED = "first_turn/conditional_entropy_per_token"
 REARM = 20  # steps that a condition must be false before it warns again
 
@@ -393,10 +394,28 @@ def regime(first, now):
     return "template collapse" if low_mi else "diverse"
 
 
+def verdict(first):
+    """Whether RL can begin, in a sentence, from the metrics of the first training step.
+
+    It reinforces what some members of a group do better than others: without a success, or where
+    all members earn the same, there is nothing to reinforce.
+    """
+    solved, apart = first.get("pass@G", 0.0), first.get("reward_std", 0.0) > 0
+    found = f"pass@G is {solved:.2f}: the share of instances with a success among the members"
+    if not apart:
+        return (f"{found}. All members of each group earn the same, so nothing can be learnt. "
+                f"Take {'harder' if solved else 'easier'} instances or a higher temperature"
+                f"{'.' if solved else ', or raise --warmup-steps.'}")
+    if not solved:
+        return (f"{found}. RL can only reinforce what earns a part of the reward. If success stays "
+                f"0, take easier instances or raise --warmup-steps.")
+    return f"{found}, so RL can begin."
+
+
 def warnings_of(history):
     """The warnings after the last step of a run: a list of sentences, mostly empty.
 
-    Three signs of a collapse, each compared with the first WINDOW steps. While a run learns they
+    Four signs of a collapse, each compared with the first WINDOW steps. While a run learns they
     mean nothing: a solved task has little reward_std, too. docs/metrics.md says how often they are
     right, and how early. A warning is given when its condition becomes true, and again only after
     REARM steps in which it was false.
@@ -417,7 +436,7 @@ def _true_conditions(steps):
     if len(steps) < 2 * WINDOW:
         return {}
     first, now = ({metric: fmean(_values(part, metric) or [math.nan])
-                   for metric in ("success", "reward_std", "entropy", VARIED)}
+                   for metric in ("success", "reward_std", "entropy", VARIED, "turns")}
                   for part in (steps[:WINDOW], steps[-WINDOW:]))
     gain = now["success"] - first["success"]
     # A rise from almost no entropy is no sign.
@@ -428,7 +447,9 @@ def _true_conditions(steps):
         "entropy": (rise["entropy"] > MORE_ENTROPY and gain < RISEN,
                     "replies are becoming incoherent"),
         VARIED: (rise[VARIED] > MORE_VARIED and gain < RISEN,
-                 "the reasoning varies more and helps no more")}
+                 "the reasoning varies more and helps no more"),
+        "turns": (first["turns"] > SEVERAL and now["turns"] < ONE and gain < RISEN,
+                  "episodes end after their first turn without success")}
     return {metric: f"{metric} is {now[metric]:.3g} over the last {WINDOW} steps, it began at "
                     f"{first[metric]:.3g}, and success has changed by {gain:+.2f}: {meaning}. "
                     f"Lower lr, or raise mini_batch."

@@ -41,12 +41,14 @@ def read(run):
 
 
 def first_difference(lines, again):
-    """Where a run's lines are not repeated, in words; "" if all are."""
+    """Where a run's lines are not repeated, in words; "" if all are. Metrics that the run's version
+    did not measure are passed over."""
+    known = {key for line in lines for key in line}
     for number, line in enumerate(lines, 1):
         if len(again) < number:
             return f"line {number} is missing in the new run"
         new = again[number - 1]
-        for key in {**line, **new}:
+        for key in known & (line.keys() | new.keys()):
             # A run that was given more steps has validated at its first end, too.
             if line.get(key) != new.get(key) and (key in new or not key.startswith("val/")):
                 return (f"line {number} (step {line['step']}) differs in {key}: "

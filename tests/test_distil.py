@@ -1,0 +1,23 @@
+"""A teacher in the place of the model before RL: on-policy distillation."""
+
+import pytest
+from conftest import message
+from training import BRIEF, metrics, run
+
+DISTIL = ["--zero-task", "true", "--kl-coef", "1", "--filter", "none", "--entropy-coef", "0"]
+
+
+class TestTeacher:
+    def test_the_kl_is_to_the_run_that_is_named_and_falls(self, runs):
+        run("--run teacher --steps 6 --lr 2e-3", *BRIEF)
+        run("--run taught --steps 12 --lr 1e-3 --teacher teacher", *BRIEF, *DISTIL)
+        gap = [line["kl_ref"] for line in metrics(runs / "taught") if "kl_ref" in line]
+        assert gap[0] > 1e-3 and sum(gap[-3:]) < 0.5 * sum(gap[:3])
+
+    def test_what_cannot_teach_is_refused_with_a_sentence(self, runs):
+        run("--env frozenlake --run lake --steps 1 --num-groups 2 --group-size 2 --val-size 2")
+        for options, said in (
+                (["--teacher", "lake", *DISTIL], "its tokenizer is another one than that of 'tiny'"),
+                (["--teacher", "nobody", *DISTIL], "cannot load model 'nobody'"),
+                (["--teacher", "lake"], "teacher: got lake, but it has no effect here. It needs a k")):
+            assert said in message("--run", "x", *BRIEF, *options), options

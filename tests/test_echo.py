@@ -1,0 +1,83 @@
+"""ECHO: which tokens of an observation are predicted, and that to predict them is learnt."""
+
+import pytest
+from conftest import message
+from test_chat import FAMILIES, family
+from toys import tiny
+from training import metrics, run
+
+from minragen.chat import Trajectory
+from minragen.config import preset
+from minragen.more.echo import EchoFrame
+from minragen.rollout import collect, make_batch
+from minragen.run.groups import env_groups
+from minragen.train import rules_of
+
+
+@pytest.fixture(scope="module")
+def played():
+    """Two groups of FrozenLake, played by the untrained model, and their frame."""
+    config = preset("frozenlake")
+    policy, _ = tiny()
+    frame = EchoFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens)
+    groups = env_groups(config, "train", 2, 2)
+    return collect(policy, frame, groups, 0, rules_of(config)), frame
+
+
+class TestPredicted:
+    def test_they_are_the_state_after_every_reply_and_nothing_of_reward_budget_or_template(
+            self, played):
+        trajectories, frame = played
+        for t in trajectories:
+            (row,) = t.sequences
+            shown = frame.tokenizer.decode([row.tokens[i] for i in row.predicted])
+            assert len(t.turns) > 2
+            assert shown == "".join(turn.state for turn in t.turns[1:])
+            for word in ("Reward", "Turns", "valid", "<think>"):
+                assert word not in shown and word in frame.tokenizer.decode(row.tokens)
+            assert not any(row.response_mask[i] for i in row.predicted)
+
+    def test_the_batch_marks_them(self, played):
+        trajectories, _ = played
+        marked = make_batch(trajectories).predicted_mask
+        for row, t in zip(marked, trajectories):
+            assert row.nonzero()[:, 0].tolist() == t.sequences[0].predicted
+
+    @pytest.mark.parametrize("name", FAMILIES)
+    def test_tokenizers_of_other_models_split_the_state_as_exactly_as_their_tokens_allow(
+            self, name):
+        """A token that begins before the state or ends behind it is left out."""
+        tokenizer, end = family(name)
+        frame = EchoFrame(tokenizer, end_ids=end)
+        t = Trajectory("x", 0, 0, 0)
+        state = "player: (0, 2)\ngoal: (3, 3)"
+        t.observation, t.state = f"Reward: 0\n{state}\nTurns left: 3", state
+        t.add_prompt(frame.open("rules", "begin"))
+        t.add_reply(frame.encode("</think><answer>Up</answer>"), [0.0] * 200, 0)
+        assert frame.next(t, rules_of(preset("frozenlake", model="x")))
+        ids = [t.tokens[i] for i in t.sequences[0].predicted]
+        assert tokenizer.decode(ids).strip() == state
+
+    @pytest.mark.parametrize("observation, state", [
+        ("Reward: 0\nTurns left: 3", "3"), ("Reward: 0\nA board", "Another board"),
+        ("Reward: 0\nNothing", "")])
+    def test_a_state_that_the_observation_does_not_show_is_not_predicted(
+            self, played, observation, state):
+        frame = played[1]
+        assert list(frame.places(frame.between(5, observation), observation, state)) == []
+
+
+class TestEcho:
+    def test_its_loss_falls_and_success_is_of_other_tokens(self, runs):
+        options = ("--env frozenlake --num-groups 4 --group-size 4 --steps 6 --val-size 4 --lr 2e-3 "
+                   "--zero-task true --kl-coef 0 --entropy-coef 0 --filter none --save-every 9")
+        run(f"{options} --run with --echo-coef 1")
+        loss = [line["echo_loss"] for line in metrics(runs / "with") if "echo_loss" in line]
+        assert loss[-1] < 0.7 * loss[0]
+
+    def test_where_there_is_nothing_to_predict_it_is_refused_with_a_sentence(self):
+        for options, said in (
+                ("--env bandit --echo-coef 1", "Episodes of one turn have no observation"),
+                ("--env frozenlake --context limited --echo-coef 1", "needs the reply before"),
+                ("--env frozenlake --model tiny-vlm --echo-coef 1", "predicts text, and")):
+            assert said in message(*options.split(), "--run", "x"), options

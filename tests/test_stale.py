@@ -1,0 +1,92 @@
+"""Samples of older weights and their correction: more/stale.py, `starpo.truncated_weights`."""
+
+import copy
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import slow
+import torch
+from test_step import (  # noqa: F401
+    configured,
+    differ,
+    env_groups,
+    float64,
+    real,
+    slow_learner,
+    start,
+)
+from training import assert_resumed_alike
+
+from minragen import starpo
+from minragen.more.stale import OlderWeights
+from minragen.rollout import collect
+
+
+class TestOlderWeights:
+    def test_step_n_plays_with_the_weights_of_step_n_minus_stale_and_trains_the_newest(self):
+        model = torch.nn.Linear(1, 1, bias=False)
+        playing, played = OlderWeights(SimpleNamespace(model=model), 2), []
+        for step in range(5):
+            model.weight.data.fill_(step)
+            with playing():
+                played.append(int(model.weight))
+            assert model.weight == step
+        assert played == [0, 0, 0, 1, 2]
+
+    def test_the_newest_weights_come_back_after_an_error(self):
+        model = torch.nn.Linear(1, 1, bias=False)
+        playing = OlderWeights(SimpleNamespace(model=model), 1)
+        with playing():
+            model.weight.data.fill_(7)  # lost: a rollout changes nothing
+        model.weight.data.fill_(5)
+        with pytest.raises(KeyError), playing():
+            raise KeyError
+        assert model.weight == 5
+
+    @pytest.mark.usefixtures("float64")
+    @pytest.mark.parametrize("options", [dict(), dict(tis_cap=1.1), dict(tis_cap=1.1, lora_rank=2)],
+                             ids=str)
+    def test_four_steps_of_training_are_those_of_the_slow_loop(self, real, options):  # noqa: F811
+        config = configured(steps=4, num_groups=3, stale=2, kl_coef=0.1, lr=0.02, **options)
+        gradients, _, _ = real(config, play=collect)
+        oracle, past = slow_learner(config), []
+        frame = start.frame_of(config, oracle.policy)
+        groups = env_groups(config, "train", 3, 3)
+
+        def play(learner, frame, groups, first_seed, config):
+            past.append(copy.deepcopy(learner.policy.model))
+            older = SimpleNamespace(policy=SimpleNamespace(
+                model=past[max(0, len(past) - 1 - config.stale)],
+                tokenizer=learner.policy.tokenizer))
+            return slow.collect(older, frame, groups, first_seed, config)
+
+        expected = [g for step in (1, 2, 3, 4) for g in slow.train_step(
+            oracle, frame, groups, config, step, play)[0]]
+        for one, other in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)  # float32 logprobs
+        fresh, _, _ = real(dataclasses.replace(config, stale=0, tis_cap=0.0), play=collect)
+        assert differ(gradients, fresh)
+
+    def test_a_resumed_run_plays_with_the_older_weights_that_it_had(self, runs, monkeypatch):
+        assert_resumed_alike(runs, monkeypatch, [
+            *"--env bandit --num-groups 2 --group-size 4 --val-size 4 --val-every 2 --save-every 1 "
+             "--mini-batch 4 --steps 4 --stale 2 --tis-cap 2 --kl-coef 0.1".split()])
+
+
+class TestTruncatedWeights:
+    def test_a_token_counts_as_much_as_it_has_become_likelier_up_to_the_cap(self):
+        """By hand: from a half to a quarter, to itself, to nine tenths; bounded by 1.5."""
+        old, sampled = torch.tensor([0.25, 0.5, 0.9]).log(), torch.tensor([0.5, 0.5, 0.5]).log()
+        weights = starpo.truncated_weights(old, sampled, 1.5)
+        assert weights.tolist() == pytest.approx([0.5, 1.0, 1.5])
+
+    def test_the_mean_over_older_samples_is_that_of_fresh_ones_where_no_weight_is_cut(self):
+        """E_old[p_new / p_old * f] = E_new[f], summed over a vocabulary of four."""
+        older, newer = (torch.tensor(logits).log_softmax(0) for logits in
+                        ([0.3, 0.1, -1.0, 0.4], [0.0, 0.9, 0.2, -0.5]))
+        f = torch.tensor([1.0, -2.0, 3.0, 0.5])
+        weights = starpo.truncated_weights(newer, older, 1e9)
+        torch.testing.assert_close((older.exp() * weights * f).sum(), (newer.exp() * f).sum())
+        cut = starpo.truncated_weights(newer, older, 1.0)
+        assert not torch.isclose((older.exp() * cut * f).sum(), (newer.exp() * f).sum())
