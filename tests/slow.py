@@ -76,7 +76,6 @@ def collect(learner, frame, groups, first_seed, config):
 def play_episode(learner, frame, groups, i, observation, config):
     """Reply, step, observe, until the environment or the context ends the episode."""
     env, (group, member) = groups.envs[i], groups.places[i]
-    states = [env.state]
     source = (config.seed, f"{groups.split} {groups.names[group]}", groups.seeds[group], member)
     episode = SimpleNamespace(group_id=group, sequences=[], turn_rewards=[], error="", turns=[],
                               void=False)
@@ -392,22 +391,15 @@ def compute_advantages(episodes, rows, config, critic):
         elif kind in ("reinforce", "reinforce_pp"):  # GAE without values is the return
             row.advantages = gae(row.sampled, row.rewards, torch.zeros(len(row.tokens)), 1.0,
                                  lambda t: config.gamma)
-        elif kind == "maxrl":
-            if sum(scores):
-                row.advantages[row.sampled] = row.episode.score / mean(scores) - 1
         else:
             baseline = mean(scores) if kind != "rloo" else (
                 (sum(scores) - row.episode.score) / (len(scores) - 1))
             normed = kind in ("grpo", "gigpo") and config.norm_by_std
-            divisor = std(scores) + 1e-6 if normed else 1.0
+            divisor = (mean(scores) or math.inf) if kind == "maxrl" else (
+                std(scores) + 1e-6 if normed else 1.0)
             row.advantages[row.sampled] = (row.episode.score - baseline) / divisor
-        for tokens in row.turns if kind == "gigpo" else ():  # against turns in the same state
-            k = row.turn_ids[tokens[0]]
-            state = row.episode.turns[k].state
-            others = [return_from(e, i, config.step_gamma) for e in members
-                      for i, turn in enumerate(e.turns) if turn.state == state]
-            own = return_from(row.episode, k, config.step_gamma) - mean(others)
-            row.advantages[tokens] += own / (std(others) + 1e-6 if config.norm_by_std else 1.0)
+        if kind == "gigpo":
+            compare_turns(row, members, config)
     if critic or kind.startswith("reinforce_pp"):  # whitening, over the tokens of the update
         measured = [a for row in rows for a in row.advantages[row.valued].tolist()]
         middle, deviation = fmean(measured), math.sqrt(std(measured)**2 + 1e-8)
@@ -422,6 +414,16 @@ def compute_advantages(episodes, rows, config, critic):
             row.advantages *= fmean(lengths.values()) / lengths[id(row.episode)]
         if config.zero_task:
             row.advantages *= 0
+
+
+def compare_turns(row, members, config):
+    """GiGPO: add each turn's return compared with those of all turns in the same state."""
+    for tokens in row.turns:
+        k = row.turn_ids[tokens[0]]
+        others = [return_from(e, i, config.step_gamma) for e in members
+                  for i, turn in enumerate(e.turns) if turn.state == row.episode.turns[k].state]
+        own = return_from(row.episode, k, config.step_gamma) - mean(others)
+        row.advantages[tokens] += own / (std(others) + 1e-6 if config.norm_by_std else 1.0)
 
 
 def return_from(episode, k, gamma):

@@ -41,7 +41,8 @@ class TestOptions:
     def test_every_field_is_an_option_with_a_help_text(self, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin=name))
         special = {"env": "bandit", "window": "1", "model": "tiny", "device": "cpu", "run": "x",
-                   "dual_clip": "1.5", "teacher": "smollm2", "ratio": "sequence", "env_arg": "high_prob=0.5", "kl_estimator": "k3",
+                   "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k3",
+                   "teacher": "smollm2", "ratio": "sequence",
                    "kl_target": "0.1", "kl_horizon": "2", "credit": "turn",
                    "max_actions_per_turn": "1", "log": "wandb"}
         for f in dataclasses.fields(Config):
@@ -244,7 +245,8 @@ class TestBadInput:
     @pytest.mark.parametrize("table, known", [
         (ELSEWHERE["options"] | ELSEWHERE["not_here"],
          {f.name for f in dataclasses.fields(Config)} | {"resume"}),
-        (ELSEWHERE["environment_options"], {name for env in REGISTRY for name in envs.make(env).defaults})])
+        (ELSEWHERE["environment_options"],
+         {name for env in REGISTRY for name in envs.make(env).defaults})])
     def test_no_name_of_another_library_is_there_twice_or_one_of_ours(self, table, known):
         theirs = [name for names in table.values() for name in names.split()]
         assert len({*theirs}) == len(theirs) and not {*theirs} & known

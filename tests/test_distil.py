@@ -1,6 +1,5 @@
 """A teacher in the place of the model before RL: on-policy distillation."""
 
-import pytest
 from conftest import message
 from training import BRIEF, metrics, run
 
@@ -16,8 +15,8 @@ class TestTeacher:
 
     def test_what_cannot_teach_is_refused_with_a_sentence(self, runs):
         run("--env frozenlake --run lake --steps 1 --num-groups 2 --group-size 2 --val-size 2")
-        for options, said in (
-                (["--teacher", "lake", *DISTIL], "its tokenizer is another one than that of 'tiny'"),
-                (["--teacher", "nobody", *DISTIL], "cannot load model 'nobody'"),
-                (["--teacher", "lake"], "teacher: got lake, but it has no effect here. It needs a k")):
-            assert said in message("--run", "x", *BRIEF, *options), options
+        for teacher, options, said in (
+                ("lake", DISTIL, "its tokenizer is another one than that of 'tiny'"),
+                ("nobody", DISTIL, "cannot load model 'nobody'"),
+                ("lake", [], "teacher: got lake, but it has no effect here. It needs a kl_coef")):
+            assert said in message("--run", "x", *BRIEF, "--teacher", teacher, *options), said

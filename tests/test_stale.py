@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from test_step import (  # noqa: F401
     slow_learner,
     start,
 )
-from training import assert_resumed_alike
+from training import BRIEF, assert_resumed_alike
 
 from minragen import starpo
 from minragen.more.stale import OlderWeights
@@ -69,9 +70,8 @@ class TestOlderWeights:
         assert differ(gradients, fresh)
 
     def test_a_resumed_run_plays_with_the_older_weights_that_it_had(self, runs, monkeypatch):
-        assert_resumed_alike(runs, monkeypatch, [
-            *"--env bandit --num-groups 2 --group-size 4 --val-size 4 --val-every 2 --save-every 1 "
-             "--mini-batch 4 --steps 4 --stale 2 --tis-cap 2 --kl-coef 0.1".split()])
+        options = shlex.split("--save-every 1 --steps 4 --stale 2 --tis-cap 2 --kl-coef 0.1")
+        assert_resumed_alike(runs, monkeypatch, [*BRIEF, *options])
 
 
 class TestTruncatedWeights:

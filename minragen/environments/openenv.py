@@ -9,6 +9,7 @@ Reading order: `OpenEnv` (the client), `described`, `Served` (the server; look/s
 import asyncio
 import functools
 import json
+import re
 import threading
 import weakref
 import zlib
