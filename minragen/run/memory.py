@@ -50,6 +50,8 @@ def phases(learner, config):
     return {"always": {"weights": sum(p.nbytes for p in parameters),
                        "masters": sum(4 * p.numel() for p in trained if p.itemsize < 4),
                        "Adam": sum(8 * p.numel() for p in trained),
+                       "older weights": config.stale and (config.stale + 1) * sum(
+                           p.nbytes for p in trained),
                        "images": n.rows * n.turns * n.pixels},
             "rollout": _rollout(n, config), "update": (update := _update(n, config, trained)),
             "diagnostics": _diagnostics(n, config, of_policy, update)}
@@ -69,7 +71,10 @@ def _sizes(policy, config, processes):
     share = 1 if config.loss_mask == "all" else replies * config.max_new_tokens / context
     inner = getattr(c, "intermediate_size", None)
     return SimpleNamespace(
-        width=model.dtype.itemsize, vocab=c.vocab_size, layers=c.num_hidden_layers,
+        width=model.dtype.itemsize,
+        head=4 * c.vocab_size * c.hidden_size * (
+            config.float32_logits and model.dtype.itemsize < 4),
+        vocab=c.vocab_size, layers=c.num_hidden_layers,
         hidden=c.hidden_size, queries=heads * head_dim,
         keys=2 * head_dim * (getattr(c, "num_key_value_heads", None) or heads),  # and values
         inner=inner if isinstance(inner, int) else 4 * c.hidden_size,  # GPT-2, OPT
@@ -106,7 +111,7 @@ def _rollout(n, config):
     slots = n.slots * room * n.layers * n.keys * n.width
     fed = _one_pass(n, min(config.token_budget, n.slots * n.context))
     return {"KV slots": slots, "one pass": max(fed, n.slots * n.image_pass,
-                                               n.slots * n.vocab * (20 + n.width),
+                                               n.slots * n.vocab * (20 + n.width) + n.head,
                                                slots / n.layers)}
 
 
@@ -123,7 +128,8 @@ def _update(n, config, trained):
     layer = 16 * n.hidden + n.width * (2 * n.hidden + 3 * n.queries + n.keys + 4 * n.inner)
     kept = (n.tokens * (n.layers - 1) + n.in_loss) * layer  # the last layer has few queries
     kept += n.images * n.image_layers * n.image_kept
-    logits = 20 * min(n.in_loss * n.vocab, LOGIT_BUDGET)  # five copies, for logprob and entropy
+    # Five copies, for logprob and entropy, and perhaps a float32 copy of the output layer.
+    logits = 20 * min(n.in_loss * n.vocab, LOGIT_BUDGET) + n.head
     if config.activation_checkpointing:  # a layer is computed again when the logits are gone
         again = max(n.tokens * (layer + 2 * n.inner * n.width), n.images * n.image_kept)
         kept = (n.tokens * n.layers * n.hidden * n.width + max(0, again - logits)
