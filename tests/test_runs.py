@@ -523,12 +523,13 @@ class TestReproduce:
 
     @pytest.mark.parametrize("line, new, said", [
         ({"a": 1}, {"a": 1}, ""), ({"a": 1}, {"a": 2}, "a: 1, now 2"),
-        ({"a": 1}, {}, "a: 1, now None"), ({}, {"a": 1}, "a: None, now 1"),
+        ({"a": 1}, {}, "a: 1, now None"), ({}, {"loss": 1}, "loss: None, now 1"),
+        ({}, {"a": 1}, ""),  # the run's version did not measure it
         ({"val/a": 1}, {"val/a": 2}, "val/a: 1, now 2"),
         ({"val/a": 1}, {}, "")])  # a run that was given more steps has validated at its first end
     def test_a_difference_is_one_of_any_metric(self, line, new, said):
-        first = [{"step": 0}, {"step": 4} | line]
-        again = [{"step": 0}, {"step": 4} | new]
+        first = [{"step": 0, "loss": 2}, {"step": 4} | line]
+        again = [{"step": 0, "loss": 2}, {"step": 4} | new]
         assert reproduce.first_difference(first, again) == (
             f"line 2 (step 4) differs in {said}" if said else "")
         assert reproduce.first_difference(first, again[:1]) == "line 2 is missing in the new run"
