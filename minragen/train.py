@@ -106,7 +106,7 @@ class Learner:
     optimizer: AdamW
     critic: Critic | None = None
     critic_optimizer: AdamW | None = None
-    reference: Policy | None = None  # before RL
+    reference: Policy | None = None  # before RL, or the teacher
     step: int = 0  # finished steps
     rounds: int = 0  # rollouts of fresh instances; more than steps if resampled
     kl_reward_coef: float = 0.0  # as adapted so far
