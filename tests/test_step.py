@@ -366,8 +366,9 @@ ELSEWHERE = {
     # are compared by other tests of this file,
     "algo", "max_rows", "token_budget", "steps", "lr_final", "decay_steps", "kl_target",
     "kl_horizon", "attention", "activation_checkpointing",
-    # or belong to other files: environments/test_relations.py, test_envs.py and test_vision.py.
-    "freeze_vision", "grounding_reward", "worldmodeling_reward", "max_actions_per_turn",
+    # or belong to other files: environments/test_layers.py and test_relations.py, test_envs.py and
+    # test_vision.py.
+    "layer", "freeze_vision", "grounding_reward", "worldmodeling_reward", "max_actions_per_turn",
     "max_actions"}
 
 
