@@ -81,6 +81,7 @@ class Config:
     warmup_steps: int = opt(400, "supervised steps on noisy demonstrations before RL; 0: none")
     # -- environment
     env_arg: tuple = opt((), "environment option, name=value or env.name=value; may be repeated")
+    layer: tuple = opt((), "layer around it, name,option=value or module:Class; may be repeated")
     max_turns: int = opt(0, "replies per episode; 0: the environment's own")
     max_actions_per_turn: int = opt(0, "actions executed from one reply; 0: the environment's own")
     max_actions: int = opt(0, "actions per episode; 0: the environment's own")
@@ -340,4 +341,4 @@ def env_names(config):
 def changed_environment(config):
     """The environment options and budgets that a Config sets, as texts."""
     budgets = [f"{n}={getattr(config, n)}" for n in BUDGETS if getattr(config, n)]
-    return [*config.env_arg, *budgets]
+    return [*config.env_arg, *budgets, *config.layer]

@@ -145,6 +145,7 @@ class TextEnv(gymnasium.Env):
         self.render_mode = render_mode
         self.observation_space, self.action_space = text_space(), text_space()
         self._live = False
+        self.outermost = self  # of the layers around it (environments/layers.py)
 
     # -- what an environment writes --------------------------------------------------------------
 
@@ -263,7 +264,7 @@ class TextEnv(gymnasium.Env):
         outcomes, valid = [], bool(pieces)
         for piece in pieces[:min(self.budget.max_actions_per_turn, self.actions_left)]:
             action = self._match(piece)
-            outcome = None if action is None else self._act(action)
+            outcome = None if action is None else self.outermost._act(action)
             if outcome is None:
                 valid = False
                 continue
@@ -300,7 +301,7 @@ class TextEnv(gymnasium.Env):
         if not valid:
             lines.append("No valid action was given, or not all were valid.")
         # Neither data nor replies can insert an image: theirs becomes "< image>".
-        image, self.state = self.image(), self.render_text()
+        image, self.state = self.outermost.image(), self.outermost.render_text()
         state = self.state.replace(IMAGE, "< image>")
         if image is not None:
             lines.append(IMAGE)
@@ -331,19 +332,22 @@ REGISTRY = {name.lower(): f"minragen.environments.{name.lower()}:{name}" for nam
     "Bandit", "FrozenLake", "Sokoban", "Sudoku", "Countdown", "MetaMathQA", "SearchQA", "WebShop",
     "DeepCoder", "Lean")}
 ELSEWHERE = "minragen.environments.elsewhere:find"  # for every other name
+LAYERS = "minragen.environments.layers:wrapped"
 
 
-def make(name, split="train", budget=None, **options):
+def make(name, split="train", budget=None, layers=(), **options):
     """Build an environment: a name from `REGISTRY`, `package.module:Class`, a Gymnasium id with
     Text spaces, `reasoning_gym:` and a data set, or `openenv:http://host:port`.
 
+    layers: what is put around it, the last outermost: `action_noise,probability=0.2`
     raises: ValueError with the nearest known name, ImportError naming the missing module or class
     """
     if name in REGISTRY:
         build = pkgutil.resolve_name(REGISTRY[name])
     else:
         build = pkgutil.resolve_name(ELSEWHERE)(name)
-    return build(split=split, budget=budget, **options)
+    env = build(split=split, budget=budget, **options)
+    return pkgutil.resolve_name(LAYERS)(env, layers) if layers else env
 
 
 class ServerGone(RuntimeError):
@@ -362,11 +366,13 @@ class EnvGroups:
     options: `name.option` addresses one environment of a mixture
     budgets: fields of Budget that replace each environment's own
     share: which of the rows this object holds, as one of several processes does
+    layers: as in `make`, around every environment of the mixture
     """
 
     def __init__(self, spec, num_groups, group_size, split="train", options=None, budgets=None,
-                 share=slice(None)):
+                 share=slice(None), layers=()):
         self.num_groups, self.group_size, self.split = num_groups, group_size, split
+        self.layers = layers
         self.places = [divmod(row, group_size) for row in range(num_groups * group_size)[share]]
         mixture = parse_mixture(spec, num_groups, REGISTRY)
         self.names = [name for name, count in mixture for _ in range(count)]
@@ -374,7 +380,8 @@ class EnvGroups:
         for name in dict.fromkeys(self.names):
             own = options_of(name, options or {}, dict(mixture))
             budget = replace(make(name, split, **own).budget, **(budgets or {}))
-            self._given[name] = dict(name=name, split=split, budget=budget, **own)
+            self._given[name] = dict(name=name, split=split, budget=budget, layers=layers,
+                                     **own)
         self.envs = [make(**self._given[self.names[group]]) for group, _ in self.places]
         self.seeds, self._broken = [None] * num_groups, set()
 

@@ -33,7 +33,8 @@ def main(argv=None):
                 raise ValueError(f"--{name}: got {getattr(args, name)}, expected {least} to "
                                  f"{most}.")
         if args.play is not None:
-            play(args.play, args.split, args.seed, parse_options(args.env_arg))
+            play(args.play, args.split, args.seed,
+                 parse_options(args.env_arg) | {"layers": args.layer})
         else:
             measure_all(args)
     except Exception as problem:
@@ -80,6 +81,8 @@ def arguments(argv):
                         help="--play, --show: the first instance [0]")
     parser.add_argument("--env-arg", action="append", default=[],
                         help="--env, --play: environment option, name=value; may be repeated")
+    parser.add_argument("--layer", action="append", default=[],
+                        help="--env, --play: layer around it, as in training; may be repeated")
     args = parser.parse_args(argv)
     if (args.run, args.env, args.play) == (None, None, None):
         parser.error("give --run NAME, --env ENV or --play ENV")
@@ -92,7 +95,7 @@ def arguments(argv):
     if args.show and len(args.run.split()) > 1:
         parser.error("--show takes one run")
     measured = ("set", "temperature", "device", "out", "size", "samples")
-    for mode, unused in (("run", ("env_arg",) if args.show else ("env_arg", "seed")),
+    for mode, unused in (("run", ("env_arg", "layer", *["seed"] * (not args.show))),
                          ("env", ("seed",)), ("show", measured[3:]), ("play", measured)):
         for name in unused if getattr(args, mode) not in (None, False) else ():
             if getattr(args, name) != parser.get_default(name):
@@ -146,7 +149,8 @@ def subjects(args):
     else:
         model = args.model or args.api_model or choose_model("", args.device)[0]
         found = [(args.api_model or model, from_options(dict(
-            env=env, model=model, env_arg=tuple(  # those of other environments are not its own
+            env=env, model=model, layer=tuple(args.layer),
+            env_arg=tuple(  # those of other environments are not its own
                 o for o in args.env_arg if o.partition("=")[0].rpartition(".")[0] in ("", env)))),
             "") for env in args.env.split(",")]
     found = [(name, dataclasses.replace(config, **changes), run) for name, config, run in found]

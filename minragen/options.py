@@ -67,13 +67,13 @@ def check_options(owner, defaults, options):
     return checked
 
 
-def parse_options(texts):
+def parse_options(texts, kind="env_arg"):
     """["size=8", "bandit.mixed=true"] -> {"size": 8, "bandit.mixed": True}. Raises ValueError."""
     options = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ValueError(f"bad env_arg {text!r}: expected name=value.")
+            raise ValueError(f"bad {kind} {text!r}: expected name=value.")
         try:
             options[name] = ast.literal_eval(
                 value.capitalize() if value in ("true", "false") else value)
@@ -116,7 +116,7 @@ def options_of(name, options, names):
         owner, dot, option = key.rpartition(".")
         if dot and owner not in names:
             raise ValueError(nearest("env in an option", owner, sorted(names)))
-        if option in ("self", "name", "split", "budget", "render_mode"):
+        if option in ("self", "name", "split", "budget", "render_mode", "layers"):
             raise ValueError(f"{option!r} is not an option of an environment.")
         if not dot or owner == name:
             mine[option] = value

@@ -133,6 +133,7 @@ def pytest_addoption(parser):
 
 
 def pytest_generate_tests(metafunc):
-    """A test that takes `env_name` runs once for each `--env`."""
+    """A test that takes `env_name` runs once for each `--env`, or each ENV_NAMES of its file."""
     if "env_name" in metafunc.fixturenames:
-        metafunc.parametrize("env_name", metafunc.config.getoption("env") or ALL)
+        metafunc.parametrize("env_name", getattr(metafunc.module, "ENV_NAMES", None)
+                             or metafunc.config.getoption("env") or ALL)

@@ -404,7 +404,7 @@ MUTANTS = {
          "gradients are not clipped as in the stored runs"),
         ("val_temperature: float = opt(0.5", "val_temperature: float = opt(1.0",
          "validation is not sampled as in the stored runs"),
-        ("return [*config.env_arg, *budgets]", "return [*config.env_arg]",
+        ("return [*config.env_arg, *budgets, *config.layer]", "return [*config.env_arg]",
          "runs of different budgets are compared"),
     ],
     "data/presets.toml": [

@@ -44,7 +44,7 @@ class TestOptions:
                    "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k3",
                    "teacher": "smollm2", "ratio": "sequence",
                    "kl_target": "0.1", "kl_horizon": "2", "credit": "turn",
-                   "max_actions_per_turn": "1", "log": "wandb"}
+                   "max_actions_per_turn": "1", "log": "wandb", "layer": "reminder"}
         for f in dataclasses.fields(Config):
             value = special.get(f.name) or (
                 settings.choices_of(f)[-1] if f.metadata["choices"] else
@@ -53,6 +53,7 @@ class TestOptions:
                             "--" + f.name.replace("_", "-"), value)
             assert getattr(config, f.name) == (
                 ("mixed=True", "high_prob=0.5") if f.name == "env_arg" else
+                (value,) if f.type is tuple else
                 value == "True" if f.type is bool else f.type(value)), f.name
             assert getattr(config, f.name) != f.default or f.name == "model"
             assert len(f.metadata["help"]) > 10

@@ -32,7 +32,7 @@ class TestHiddenAnswers:
 
     @pytest.fixture
     def game(self):
-        _, lines = code_blocks("add-an-environment.md", "python")
+        _, lines, _ = code_blocks("add-an-environment.md", "python")
         exec("\n".join(lines), names := {})
         return names["Secret"]
 

@@ -374,8 +374,9 @@ ELSEWHERE = {
     "kl_horizon", "attention", "activation_checkpointing",
     # by test_stale.py, test_distil.py and test_models.py,
     "stale", "tis_cap", "teacher", "float32_logits",
-    # or belong to other files: environments/test_relations.py, test_envs.py and test_vision.py.
-    "freeze_vision", "grounding_reward", "worldmodeling_reward", "max_actions_per_turn",
+    # or belong to other files: environments/test_layers.py and test_relations.py, test_envs.py and
+    # test_vision.py.
+    "layer", "freeze_vision", "grounding_reward", "worldmodeling_reward", "max_actions_per_turn",
     "max_actions"}
 
 

@@ -24,6 +24,7 @@ from training import BRIEF, metrics, read_lines, run
 
 from minragen import rollout
 from minragen import train as trainer
+from minragen.environments import layers
 from minragen.envs import REGISTRY, make
 from minragen.look import diagnostics
 from minragen.look.faults import fault_of
@@ -537,8 +538,9 @@ class TestMetrics:
             "--filter none")
         run(f"--env bandit,frozenlake --run b {small} --resample 1 --filter-value 1")
         logged = {key for name in "abc" for line in metrics(runs / name) for key in line} | TIMES
-        for name in REGISTRY:  # what single environments report
-            source = inspect.getsource(inspect.getmodule(type(make(name))))
+        # What single environments and the layers report.
+        for module in (layers, *(inspect.getmodule(type(make(name))) for name in REGISTRY)):
+            source = inspect.getsource(module)
             for found in re.findall(r"metrics=\{(.*?)\}", source, re.DOTALL):
                 logged |= set(re.findall(r'"(\w+)":', found))
         env, over = make("webshop"), False  # and what webshop reports of a purchase

@@ -39,18 +39,7 @@ def find(name):
 
 def in_module(name):
     """What `package.module:attribute` names, a TextEnv or a Gymnasium id of the module."""
-    module, _, attribute = name.rpartition(":")
-    if not module.strip(".") or module.startswith(".") or not attribute:
-        raise ValueError(f"bad env {name!r}: expected package.module:Class.")
-    if "" not in sys.path:  # unlike `-m`, a console entry point skips the current folder
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError as problem:
-        if not f"{module}.".startswith(f"{problem.name}."):
-            raise  # what the module itself imports
-        raise ImportError(f"env {name}: there is no module {problem.name!r} in the current "
-                          f"folder or among the installed packages.") from None
+    found, (module, _, attribute) = found_in_module("env", name), name.rpartition(":")
     if isinstance(found, type) and issubclass(found, TextEnv):
         unwritten = found._reset is TextEnv._reset and module.startswith("minragen.")
         if unwritten or found is GymnasiumText or name in ADAPTERS.values():
@@ -60,3 +49,22 @@ def in_module(name):
         raise ValueError(f"env {name!r}: {module} has no TextEnv class and registers no "
                          f"Gymnasium id called {attribute!r}.")
     return partial(GymnasiumText, attribute)
+
+
+def found_in_module(kind, name):
+    """What `package.module:attribute` names, None if the module lacks it.
+
+    kind: what it should be, for the messages of the errors
+    """
+    module, _, attribute = name.rpartition(":")
+    if not module.strip(".") or module.startswith(".") or not attribute:
+        raise ValueError(f"bad {kind} {name!r}: expected package.module:Class.")
+    if "" not in sys.path:  # unlike `-m`, a console entry point skips the current folder
+        sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as problem:
+        if not f"{module}.".startswith(f"{problem.name}."):
+            raise  # what the module itself imports
+        raise ImportError(f"{kind} {name}: there is no module {problem.name!r} in the current "
+                          f"folder or among the installed packages.") from None

@@ -20,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from minragen.environments.layers import Layer
 from minragen.envs import ServerGone, TextEnv
 from minragen.options import nearest
 
@@ -65,7 +66,7 @@ def fault_of(error):
     cause = error.__cause__ if refusal and error.__cause__ else error
     frames = [*traceback.walk_tb(cause.__traceback__)]  # (frame, line), the innermost last
     env = next((type(held) for frame, _ in reversed(frames) for name in ("self", "env")
-                if isinstance(held := frame.f_locals.get(name), TextEnv)), None)
+                if isinstance(held := frame.f_locals.get(name), (TextEnv, Layer))), None)
     theirs = [place for place in frames if is_users(place[0], env)]
     unread = isinstance(cause, SyntaxError) and os.path.exists(cause.filename or "")
     of_files = isinstance(cause, OSError) and not (theirs or unread)

@@ -80,7 +80,7 @@ def boards_of(env, t):
     from minragen.environments.board import Board
 
     boards = [""] * (1 + len(t.turns))
-    if isinstance(env, Board):
+    if isinstance(env.unwrapped, Board):
         env.reset(seed=t.seed, options={"member": t.member})
         for k in range(len(boards)):
             boards[k] = env.grid()

@@ -447,7 +447,7 @@ def boards_of(config):
     @cache
     def groups(split):
         return EnvGroups(",".join(names), len(names), 1, split, parse_options(config.env_arg),
-                         budgets)
+                         budgets, layers=config.layer)
 
     def boards(episode):
         env = groups(episode["split"]).envs[names.index(episode["env"])]

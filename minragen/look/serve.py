@@ -22,13 +22,15 @@ def main(argv):
     parser = Parser(prog="minragen serve", description="Serve an environment over OpenEnv.")
     parser.add_argument("--env", required=True, help="name, package.module:Class or Gymnasium id")
     parser.add_argument("--env-arg", action="append", default=[], help="name=value, as in training")
+    parser.add_argument("--layer", action="append", default=[], help="as in training")
     for field in fields(Budget):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, help="as in training")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1]")
     parser.add_argument("--port", type=int, default=8000, choices=range(2**16), metavar="PORT",
                         help="[8000]; 0: a free one")
     given = vars(parser.parse_args(argv))
-    build = partial(make, given["env"], **parse_options(given["env_arg"]))
+    build = partial(make, given["env"],
+                    **parse_options(given["env_arg"]) | {"layers": given["layer"]})
     build = partial(build, budget=replace(build().budget, **{
         f.name: given[f.name] for f in fields(Budget) if given[f.name] is not None}))
     if image_of(build().reset(seed=0)[0]) is not None:

@@ -294,7 +294,8 @@ def warmup_key(policy, frame, groups, steps):
                    *checksums(policy.model)])  # a folder's model may change
     things = (VERSION, policy.name, model, frame.prefix,
               sorted(policy.tokenizer.get_vocab().items()), first, steps,
-              distinct_steps(groups, steps), len(groups), LEARNING_RATE[kind], EXPERT, HABIT)
+              distinct_steps(groups, steps), len(groups), LEARNING_RATE[kind], EXPERT, HABIT,
+              *groups.layers)
     return hashlib.sha256("\0".join(map(str, things)).encode()).hexdigest()[:12]
 
 

@@ -20,6 +20,7 @@ import time
 from functools import partial
 
 from minragen import config as settings
+from minragen.environments.layers import layer_class
 from minragen.envs import ELSEWHERE, REGISTRY
 from minragen.look.faults import Parser, told
 
@@ -42,6 +43,8 @@ def train(argv):
         for name in settings.env_names(config):
             if ":" not in name and name not in REGISTRY:
                 pkgutil.resolve_name(ELSEWHERE)(name)
+        for text in config.layer:
+            layer_class(text)
         alone = resume or show or "init_from" in given and "model" not in given
         count = processes(asked.nproc, config, alone)
     except ValueError as problem:

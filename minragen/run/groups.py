@@ -32,7 +32,7 @@ def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slic
     names = env_names(config)
     budgets = {n: getattr(config, n) for n in BUDGETS if getattr(config, n)}
     groups = PatientGroups(spec or ",".join(names), num_groups or len(names), group_size, split,
-                           parse_options(config.env_arg), budgets, share)
+                           parse_options(config.env_arg), budgets, share, config.layer)
     if description_parts(config.response_format):
         weights = (config.grounding_reward, config.worldmodeling_reward) if paid else (0.0, 0.0)
         groups.turn = DescribedTurn(format_parts(config.response_format), *weights)

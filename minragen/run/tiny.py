@@ -154,9 +154,10 @@ class Recipe(NamedTuple):
 def _metamathqa_texts(env, seed):
     """Every template, with its distractor, and every number where they are limited."""
     if not env.records:
-        yield "".join(f" {n}" for n in range(env.options["largest"] + 1))
+        yield "".join(f" {n}" for n in range(env.unwrapped.options["largest"] + 1))
         template = env.templates[seed % len(env.templates)]
-        yield env.pose(template, np.random.default_rng(seed), env.options["distractors"]).question
+        distractors = env.unwrapped.options["distractors"]
+        yield env.pose(template, np.random.default_rng(seed), distractors).question
 
 
 def _webshop_texts(env, seed):
@@ -176,7 +177,7 @@ def _lean_texts(env, seed):
     for number in (seed, seed + TEXT_SEEDS):
         env._reset(np.random.default_rng(number))
         yield "\n ".join((env.theorem.statement, *env.theorem.proof))
-    step = env.options["step_cost"]
+    step = env.unwrapped.options["step_cost"]
     yield LEAN_WORDS.read_text(encoding="utf-8")
     yield f"-{step:.4g} {1 - step:.4g}\nTurns left: {seed % env.budget.max_turns + 1}"
 
@@ -205,5 +206,5 @@ RECIPES = {
 
 def recipe_of(env):
     """The Recipe of the bundled class that an environment has or derives from."""
-    return next((RECIPES[c.__name__] for c in type(env).__mro__ if c.__name__ in RECIPES
+    return next((RECIPES[c.__name__] for c in type(env.unwrapped).__mro__ if c.__name__ in RECIPES
                  and c.__module__.startswith("minragen.environments.")), PLAIN)

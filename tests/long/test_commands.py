@@ -38,9 +38,9 @@ def checkout(tmp_path_factory):
         ".git", ".venv", "runs", "__pycache__", ".*_cache"))
     (folder / ".venv").symlink_to(sys.prefix)
     estimator, small_env = code_blocks("CONTRIBUTING.md", "python")
-    reach, secret = code_blocks("add-an-environment.md", "python")
+    reach, secret, fog = code_blocks("add-an-environment.md", "python")
     for name, lines in (("minragen/starpo.py", ["", "", *estimator]), ("my_env.py", small_env),
-                        ("reach.py", reach), ("secret.py", secret)):
+                        ("reach.py", reach), ("secret.py", secret), ("fog.py", fog)):
         with open(folder / name, "a") as file:
             file.write("\n".join([*lines, ""]))
     return folder

@@ -1,0 +1,194 @@
+"""Layers around an environment: each changes one thing and passes everything else through.
+
+    make train ENV=sokoban ARGS="--layer action_noise,probability=0.2 --layer reminder"
+
+Reading order: `Layer` (what a layer may write), `ActionNoise`, `ObservationDropout`, `Reminder`,
+`wrapped` (from texts to layers). A layer of your own: docs/add-an-environment.md.
+
+Tests: `python -m pytest tests/environments/test_layers.py`.
+"""
+
+import re
+
+import gymnasium
+
+from minragen.environments.elsewhere import found_in_module
+from minragen.envs import Outcome, TextEnv
+from minragen.options import check_options, nearest, parse_options
+
+NOTHING_NEW = "You see nothing new."
+
+
+class Layer(gymnasium.Wrapper):
+    """Around `self.env`, an environment or another layer. A subclass writes what it changes:
+
+        rule              str or property: a line added to the system message
+        _act(action)      one action of an answer; self.env._act(action) -> Outcome or None
+        render_text()     the state as the model sees it; self.env.render_text()
+        image()           what a vision-language model sees; self.env.image()
+        reset, step       a whole turn, as Gymnasium's wrappers do
+        defaults          its options; self.options has their values
+
+    Whatever it does not write is the environment's. The instance, and so the split, never depends
+    on a layer. `self.luck` is its random stream: every member of a group and every layer has its
+    own, and the environment's `dynamics` draw the same numbers with it and without it.
+
+    raises: ValueError for unknown options, or for an environment that writes its own step()
+    """
+
+    env = None  # so that a name asked for too early is an AttributeError
+    rule = ""
+    defaults: dict = {}
+
+    def __init__(self, env, /, **options):
+        super().__init__(env)
+        if type(env.unwrapped).step is not TextEnv.step:
+            raise ValueError(f"no layer fits around {type(env.unwrapped).__name__}: it writes its "
+                             f"own step(). Around a server's environment: minragen serve --layer.")
+        self.options = check_options(type(self).__name__, self.defaults, options)
+        env.unwrapped.outermost = self
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+    @property
+    def system_prompt(self):
+        return "\n".join(filter(None, [self.env.system_prompt, self.rule]))
+
+    def reset(self, *, seed=None, options=None):
+        first = self.env.reset(seed=seed, options=options)
+        self.luck, = self.dynamics.spawn(1)  # draws nothing from it
+        return first
+
+
+class Chance(Layer):
+    """A layer that does something with a probability."""
+
+    defaults = {"probability": 0.1}
+
+    def __init__(self, env, /, **options):
+        super().__init__(env, **options)
+        if not 0 <= self.options["probability"] <= 1:
+            raise ValueError(f"bad options of {type(self).__name__}: {self.options}; expected "
+                             f"0 <= probability <= 1.")
+
+    def happens(self):
+        return bool(self.luck.random() < self.options["probability"])
+
+
+class ActionNoise(Chance):
+    """With `probability` an action is replaced by another one, each of the others as likely. Where
+    actions are not just names, as in search[query], it is lost: it counts, and nothing happens.
+
+    The metric `replaced` counts these actions. The solver plans as if there were no noise.
+    """
+
+    @property
+    def rule(self):
+        what = "replaced by another one" if self.names() else "lost"
+        return f"With probability {self.options['probability']:.3g} an action is {what}."
+
+    def names(self):
+        """The actions that can take another one's place."""
+        return [name for name in self.actions if self._match(name) == name]
+
+    def _act(self, action):
+        others, replaced = [name for name in self.names() if name != action], self.happens()
+        if replaced and others:
+            action = others[self.luck.integers(len(others))]
+        outcome = (Outcome(0.0, effective=False) if replaced and not others else
+                   self.env._act(action))
+        return outcome and outcome._replace(
+            metrics={"replaced": float(replaced), **(outcome.metrics or {})})
+
+
+class ObservationDropout(Chance):
+    """With `probability` a turn shows nothing new: no state and no image, only the reward and what
+    is left of the budget. The first observation of an episode is always shown."""
+
+    hidden = False
+
+    @property
+    def rule(self):
+        return (f"With probability {self.options['probability']:.3g} you see only this after a "
+                f"turn: {NOTHING_NEW}")
+
+    def reset(self, *, seed=None, options=None):
+        self.hidden = False
+        return super().reset(seed=seed, options=options)
+
+    def step(self, answer):
+        self.hidden = self._live and self.happens()
+        return self.env.step(answer)
+
+    def render_text(self):
+        return NOTHING_NEW if self.hidden else self.env.render_text()
+
+    def image(self):
+        return None if self.hidden else self.env.image()
+
+    def shallow_answer(self, texts):
+        while NOTHING_NEW in texts[-1]:  # back to what was seen last
+            texts = texts[:-2]
+        return self.env.shallow_answer(texts)
+
+
+class Reminder(Layer):
+    """Each observation begins with the last states that the model saw before, `states` of them, the
+    oldest first. What ObservationDropout inside of it hid is left out; so are images."""
+
+    defaults = {"states": 1}
+    rule = "Each turn begins with what you saw before."
+
+    def __init__(self, env, /, **options):
+        super().__init__(env, **options)
+        if not 1 <= self.options["states"] <= 100:
+            raise ValueError(f"bad options of Reminder: {self.options}; expected 1 <= states <= "
+                             f"100.")
+        self.earlier = []
+
+    def reset(self, *, seed=None, options=None):
+        self.earlier = []
+        return super().reset(seed=seed, options=options)
+
+    def step(self, answer):
+        state = self.env.render_text() if self._live else ""
+        if state not in ("", NOTHING_NEW):
+            self.earlier = [*self.earlier, state][-self.options["states"]:]
+        return self.env.step(answer)
+
+    def render_text(self):
+        return "\n".join([*(f"Before:\n{state}" for state in self.earlier),
+                          *(["Now:"] if self.earlier else []), self.env.render_text()])
+
+    def shallow_answer(self, texts):
+        now = re.sub(r"^Before:\n.*^Now:\n", "", texts[-1], flags=re.DOTALL | re.MULTILINE)
+        return self.env.shallow_answer([*texts[:-1], now])
+
+
+LAYERS = {"action_noise": ActionNoise, "observation_dropout": ObservationDropout,
+          "reminder": Reminder}
+
+
+def wrapped(env, layers):
+    """The environment inside of its layers, the last one outermost.
+
+    layers: texts such as `action_noise,probability=0.2` or `module:Class`
+    """
+    for text in layers:
+        _, *options = text.split(",")
+        env = layer_class(text)(env, **parse_options(options, "option of a layer"))
+    return env
+
+
+def layer_class(text):
+    """The class that such a text names. Raises ValueError with the nearest known name."""
+    name = text.partition(",")[0]
+    if name in LAYERS:
+        return LAYERS[name]
+    if ":" not in name:
+        raise ValueError(nearest("layer", name, [*LAYERS]) + " Or give package.module:Class.")
+    found = found_in_module("layer", name)
+    if not (isinstance(found, type) and issubclass(found, Layer)):
+        raise ValueError(f"layer {name!r}: there is no such subclass of Layer.")
+    return found

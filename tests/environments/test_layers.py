@@ -1,0 +1,280 @@
+"""Layers: the contract of the ten environments inside two of them, and what each layer does."""
+
+import itertools
+import re
+from collections import Counter
+
+import pytest
+from conftest import message
+from playing import begun
+from scipy.stats import binomtest, chi2_contingency, chisquare
+from test_env_contract import (  # noqa: F401  collected here, too
+    TestBudget,
+    TestGroups,
+    TestHostileAnswers,
+    TestLife,
+    TestRandomPolicy,
+    TestSeeds,
+    TestShallowPlayer,
+    TestSolver,
+    play,
+    random_player,
+)
+from test_readme import code_blocks
+from training import metrics, run
+
+from minragen import eval as evaluation
+from minragen.__main__ import main as command
+from minragen.environments.layers import NOTHING_NEW
+from minragen.envs import REGISTRY, Outcome, image_of, make
+from minragen.look import report
+from minragen.run import bundled
+from minragen.run.runs import read_config
+
+NOISE, DROPOUT = "action_noise,probability=0.3", "observation_dropout,probability=0.3"
+# What the contract is about; each layer alone is in tests/long/test_layers.py.
+ENV_NAMES = [f"{name} {NOISE} {DROPOUT}" for name in sorted(REGISTRY)]
+
+
+def executed(env, action, count):
+    """Ask for an action again and again. Returns what the environment executed, in its order."""
+    done, inner = [], env.unwrapped
+    inner._act = lambda action: done.append(action) or Outcome(0.0)
+    for seed in itertools.count():
+        env.reset(seed=seed)
+        for _ in range(env.budget.max_turns):
+            env.step(" || ".join([action] * env.budget.max_actions_per_turn))
+        if len(done) >= count:
+            return done
+
+
+def episode(env, seed=0, member=0, player=None):
+    """The turns of an episode, by default of the random policy: what `step` returned."""
+    player, over, turns = player or random_player(seed), False, []
+    env.reset(seed=seed, options={"member": member})
+    while not over:
+        turns.append(env.step(player(env)))
+        over = any(turns[-1][2:4])
+    return turns
+
+
+class TestLayer:
+    def test_an_instance_and_what_the_environment_draws_are_the_same_inside_layers(self):
+        """Only what is seen differs."""
+        for name, options in (("frozenlake", {"slip": 0.5}), ("bandit", {})):
+            for seed, member in itertools.product(range(20), range(2)):
+                plain, inside = (make(name, layers=layers, **options) for layers in (
+                    (), ("action_noise,probability=0", DROPOUT, "reminder")))
+                one, other = (episode(env, seed, member) for env in (plain, inside))
+                assert [turn[1:4] for turn in one] == [turn[1:4] for turn in other]
+                assert plain.instance() == inside.instance()
+
+    def test_each_member_and_each_layer_has_luck_of_its_own(self):
+        env = begun("sokoban", layers=(NOISE, NOISE))
+        drawn = set()
+        for member in range(3):
+            env.reset(seed=5, options={"member": member})
+            again = env.luck.random(), env.env.luck.random()
+            env.reset(seed=5, options={"member": member})
+            assert (env.luck.random(), env.env.luck.random()) == again
+            drawn |= {*again, env.dynamics.random()}
+        assert len(drawn) == 9
+
+    def test_what_it_does_not_write_is_the_environments(self):
+        plain, env = (begun("frozenlake", seed=3, view="image+text", layers=layers)
+                      for layers in ((), (NOISE, DROPOUT, "reminder")))
+        assert env.solve() == plain.solve() and env.note() == plain.note()
+        assert (env.budget, env.split, env.actions) == (plain.budget, "train", plain.actions)
+        assert env.score_description(env.describe()) == 1.0
+        assert (env.image() == plain.image()).all() and env.render() == plain.render()
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            _ = env.nothing
+
+    def test_the_system_message_tells_what_each_layer_does(self):
+        env = begun("sokoban", layers=(NOISE, DROPOUT, "reminder"))
+        assert env.system_prompt.splitlines()[-3:] == [
+            "With probability 0.3 an action is replaced by another one.",
+            f"With probability 0.3 you see only this after a turn: {NOTHING_NEW}",
+            "Each turn begins with what you saw before."]
+        assert begun("lean", layers=[NOISE]).system_prompt.endswith("0.3 an action is lost.")
+
+    @pytest.mark.parametrize("layer, said", [
+        ("action_nois", "unknown layer 'action_nois': did you mean 'action_noise'? Known: "),
+        ("action_noise,probabilty=1", "of ActionNoise 'probabilty': did you mean 'probability'"),
+        ("action_noise,env=1", "unknown option of ActionNoise 'env'"),
+        ("action_noise,0.2", "bad option of a layer '0.2': expected name=value"),
+        ("action_noise,probability=1.5", "expected 0 <= probability <= 1"),
+        ("observation_dropout,probability=-1", "expected 0 <= probability <= 1"),
+        ("reminder,states=0", "expected 1 <= states <= 100"),
+        (":x", "bad layer ':x': expected package.module:Class"),
+        ("no_such:x", "layer no_such:x: there is no module 'no_such'"),
+        ("minragen.envs:TextEnv", "there is no such subclass of Layer"),
+        ("minragen.envs:Nothing", "there is no such subclass of Layer")])
+    def test_one_that_cannot_be_is_refused(self, layer, said):
+        assert said in message("--layer", layer)
+
+    def test_none_fits_around_an_environment_that_writes_its_own_step(self):
+        assert "no layer fits around Lottery: it writes its own step()" in message(
+            "--env", "toys:Lottery", "--layer", "reminder")
+
+
+class TestActionNoise:
+    P = 0.2
+
+    def test_it_replaces_as_many_actions_in_sokoban_as_slip_does_in_frozenlake(self):
+        """And spreads them over the other three directions, slip over the two sides."""
+        noisy = Counter(executed(begun("sokoban", layers=[f"action_noise,probability={self.P}"]),
+                                 "Up", 4000))
+        slips, lake = Counter(), begun("frozenlake", slip=self.P, size=9, frozen=1.0)
+        while slips.total() < 4000:
+            lake.player, lake.goal = (4, 4), (8, 8)
+            lake._act("Up")
+            slips[lake.player] += 1
+        sides, n = [noisy["Down"], noisy["Left"], noisy["Right"]], noisy.total()
+        assert binomtest(n - noisy["Up"], n, self.P).pvalue > 0.01
+        assert binomtest(slips.total() - slips[3, 4], slips.total(), self.P).pvalue > 0.01
+        assert chisquare(sides).pvalue > 0.01 and sum(sides) == n - noisy["Up"]
+        assert chi2_contingency([[noisy["Up"], sum(sides)],
+                                 [slips[3, 4], slips[4, 3] + slips[4, 5]]]).pvalue > 0.01
+
+    def test_which_actions_are_replaced_is_independent_from_one_to_the_next(self):
+        done = executed(begun("sokoban", layers=["action_noise,probability=0.5"]), "Up", 4000)
+        kept = [action == "Up" for action in done]
+        pairs = Counter(zip(kept, kept[1:]))
+        assert chi2_contingency([[pairs[a, b] for b in (0, 1)] for a in (0, 1)]).pvalue > 0.01
+
+    def test_at_probability_1_no_action_is_the_one_that_was_asked_for(self):
+        env = begun("frozenlake", layers=["action_noise,probability=1"])
+        assert {*executed(env, "Up", 300)} == {"Down", "Left", "Right"}
+
+    @pytest.mark.parametrize("name", ["countdown", "searchqa"])
+    def test_where_actions_are_not_just_names_it_is_lost_and_counts(self, name):
+        env = begun(name, layers=["action_noise,probability=1"], **(
+            {"hops": 2} if name == "searchqa" else {}))
+        before, left = env.render(), env.actions_left
+        _, reward, _, _, info = env.step(env.solve()[0])
+        assert env.render() == before and env.actions_left == left - 1 and reward == 0
+        assert info == {"success": 0.0, "valid": 1.0, "effective": 0.0, "replaced": 1.0}
+
+    def test_the_metric_counts_what_was_replaced_and_no_text_that_is_not_an_action(self):
+        env = begun("sokoban", layers=["action_noise,probability=1"])
+        info = env.step("Up || Jump")[4]
+        assert (info["replaced"], info["valid"]) == (1.0, 0.0)
+        assert begun("sokoban", layers=["action_noise,probability=0"]).step("Up")[4]["replaced"] == 0
+
+
+class TestObservationDropout:
+    def test_that_share_of_the_turns_shows_nothing_new_but_reward_and_budget(self):
+        env, shown = begun("sokoban", view="image+text", layers=[DROPOUT]), []
+        for seed in range(300):
+            assert NOTHING_NEW not in env.reset(seed=seed)[0]
+            for turn in episode(env, seed, player=lambda env: "Up || Up"):
+                hidden = NOTHING_NEW in turn[0]
+                assert hidden == (image_of(turn[0]) is None) == ("Targets" not in turn[0])
+                assert turn[0].startswith("Reward: ") and (any(turn[2:4]) or "Turns left" in turn[0])
+                shown.append(not hidden)
+        assert binomtest(shown.count(False), len(shown), 0.3).pvalue > 0.01
+
+    def test_a_shallow_player_answers_what_it_saw_last(self):
+        env = begun("sudoku", layers=["observation_dropout,probability=1"])
+        texts = [env.system_prompt, env.reset(seed=0)[0]]
+        first = env.shallow_answer(texts)
+        assert first == env.shallow_answer([*texts, "?", env.step("?")[0]])
+
+
+class TestReminder:
+    def test_it_shows_the_last_states_seen_and_not_what_was_hidden(self):
+        env = make("frozenlake", view="coord", layers=[
+            "observation_dropout,probability=0.5", "reminder,states=2"])
+        hidden = 0
+        for seed in range(20):
+            seen, first = [], env.reset(seed=seed)[0]
+            state = re.sub(r"Turns left.*", "", first).strip()
+            for _ in range(3):
+                seen += [state] * (state != NOTHING_NEW)
+                observation = env.step("Left")[0]
+                earlier = "".join(f"Before:\n{text}\n" for text in seen[-2:])
+                assert f"\n{earlier}Now:\n" in observation
+                state = re.sub(r"\nTurns left.*", "", observation.partition("Now:\n")[2])
+                hidden += state == NOTHING_NEW
+                if env.turns_left and not env._live:
+                    break
+        assert 10 < hidden < 50
+
+    def test_a_shallow_player_reads_what_is_now(self):
+        plain, env = (begun("sudoku", layers=layers) for layers in ((), ("reminder",)))
+        texts, reminded = ([e.system_prompt, e.reset(seed=0)[0]] for e in (plain, env))
+        answer = plain.shallow_answer(texts)
+        assert env.shallow_answer([*reminded, answer, env.step(answer)[0]]) == (
+            plain.shallow_answer([*texts, answer, plain.step(answer)[0]]))
+
+
+class TestRuns:
+    """A run keeps its layers: the page's, of ten lines, and two of ours."""
+
+    SMALL = ("--env sokoban --num-groups 2 --group-size 2 --val-size 2 --val-every 1 --save-every 1 "
+             "--warmup-steps 2 --max-context 900")
+    LAYERS = ("--layer", "fog:Fog,every=3", "--layer", NOISE, "--layer", "reminder")
+
+    @pytest.fixture
+    def fog(self, runs, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend("")
+        *_, lines = code_blocks("add-an-environment.md", "python")
+        assert len([line for line in lines[2:] if line]) <= 10
+        (tmp_path / "fog.py").write_text("\n".join(lines))
+        return runs
+
+    def test_it_trains_and_resumes_as_if_it_had_not_stopped(self, fog, capsys):
+        run(f"--run a --steps 1 {self.SMALL}", *self.LAYERS)
+        assert "fog:Fog,every=3" in capsys.readouterr().out  # what differs from the preset
+        run("--run a --resume --steps 2")
+        run(f"--run b --steps 2 {self.SMALL}", *self.LAYERS)
+        one, other = ([line for line in metrics(fog / name) if "policy_loss" in line]
+                      for name in "ab")
+        assert len(one) == 2 and one == other and all(line["replaced"] > 0 for line in one)
+        assert read_config(fog / "a").layer == self.LAYERS[1::2]
+        assert "keeps the run's settings: layer was" in message(
+            "--run", "a", "--resume", "--layer", "reminder")
+
+    def test_evaluation_replay_and_report_play_inside_its_layers(self, fog, capsys):
+        run(f"--run a --steps 1 {self.SMALL}", *self.LAYERS)
+        evaluation.main(["--run", "a", "--size", "4"])
+        evaluation.main(["--run", "a", "--show"])
+        assert capsys.readouterr().out.count("Before:\n") > 4
+        loaded = report.Run(fog / "a")
+        boards = report.boards_of(loaded.config)
+        episodes = [e for e in map(dict, loaded.episodes) if len(e["messages"]) > 3]
+        assert episodes and all(len(boards(e)) == len(e["messages"]) // 2 + 1 for e in episodes)
+
+    def test_a_model_or_a_person_plays_inside_of_the_given_ones(self, capsys, monkeypatch):
+        evaluation.main(["--env", "bandit", "--model", "tiny", "--size", "2", "--layer", NOISE])
+        answers = iter(["Up"] * 3)
+        monkeypatch.setattr("minragen.eval.play.__defaults__", (lambda _: next(answers), print))
+        with pytest.raises(StopIteration):
+            command(["play", "sokoban", "--layer", "observation_dropout,probability=1"])
+        assert capsys.readouterr().out.count(NOTHING_NEW) == 1 + 3
+
+    def test_runs_inside_different_layers_are_not_compared(self, fog):
+        for name, layers in (("a", self.LAYERS), ("b", ())):
+            run(f"--run {name} --steps 1 {self.SMALL}", *layers)
+        with pytest.raises(SystemExit, match="cannot be compared: they play 'sokoban .*fog:Fog"):
+            evaluation.main(["--run", "a b", "--size", "2"])
+
+    def test_weights_that_were_warmed_up_without_layers_are_not_taken(self, runs, capsys):
+        """Also if nothing of the layer can be seen in the first demonstrations."""
+        small = self.SMALL.replace("--warmup-steps 2", "").replace("sokoban", "bandit")
+        run(f"--run a --steps 1 {small}")
+        assert "bundled weights" in capsys.readouterr().out
+        for name in "bc":
+            run(f"--run {name} --steps 1 {small} --warmup-steps 2", "--layer",
+                f"observation_dropout,probability=0.{name == 'c' or 9}")
+        said = capsys.readouterr().out
+        assert said.count("made now") == 2
+
+    def test_python_in_the_folder_of_a_run_is_not_imported(self, fog):
+        run(f"--run a --steps 1 {self.SMALL}", "--layer", "reminder")
+        path = fog / "a" / "config.json"
+        path.write_text(path.read_text().replace('"reminder"', '"runs.a.evil:Evil"'))
+        (fog / "a" / "evil.py").write_text("open('it ran', 'w')")
+        assert "names code in" in message("--run", "a", "--resume")

@@ -1,0 +1,19 @@
+"""The contract of the ten environments inside each layer, and inside two that need each other."""
+
+from test_env_contract import (  # noqa: F401  collected here, too
+    TestBudget,
+    TestGroups,
+    TestHostileAnswers,
+    TestLife,
+    TestRandomPolicy,
+    TestSeeds,
+    TestShallowPlayer,
+    TestSolver,
+)
+
+from minragen.envs import REGISTRY
+
+LAYERS = ("action_noise,probability=0.3", "observation_dropout,probability=0.3", "reminder,states=3",
+          "observation_dropout,probability=0.3 reminder")
+ENV_NAMES = [f"{name} {layers}" for name in (*sorted(REGISTRY), "boards:Lake", "boards:Room")
+             for layers in LAYERS]
