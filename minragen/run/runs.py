@@ -295,8 +295,9 @@ def load_config(run):
             raise ValueError(f"{path} is a symbolic link, so files could be written elsewhere. "
                              f"Replace it by what it points to.")
     config = dataclasses.replace(read_config(folder), run=run)
-    if re.search(rf"(^|,)\s*{RUNS.name}\.", config.env):  # package.module:Class
-        raise ValueError(f"{folder}/config.json names code in {RUNS}/: env {config.env!r}.")
+    for kind, name in (("env", config.env), ("algo", config.algo)):  # package.module:Class
+        if re.search(rf"(^|,)\s*{RUNS.name}\.", name):
+            raise ValueError(f"{folder}/config.json names code in {RUNS}/: {kind} {name!r}.")
     return config
 
 
