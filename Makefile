@@ -24,7 +24,7 @@ option  = $(if $($1),--$2 $($1))
 OPTIONS = --env $(ENV) $(call option,ALGO,algo) $(call option,STEPS,steps) $(call option,LR,lr) $(call option,MODEL,model) $(call option,RUN,run) $(call option,SEED,seed) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval report watch reproduce play envs check test test-all floor extras torture mutants fuzz audit smoke warmup smollm2 bench compare findings figure clean
+.PHONY: help train resume eval report watch reproduce play envs check test test-all floor extras torture mutants fuzz audit smoke warmup smollm2 bench leaderboard findings figure clean
 
 help:             ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
@@ -110,8 +110,8 @@ bench: .venv/ready       ## measure speed beside generate, and beside TRL's trai
 	@$(if $(TRL),$(PY) -m pip install --quiet --disable-pip-version-check trl==1.16.0)
 	@$(PY) -m benchmarks.speed $(if $(TRL),--trl) $(ARGS)
 
-compare: .venv/ready     ## short runs of all algorithms: the table of docs/algorithms.md (40 minutes)
-	@$(PY) -m benchmarks.compare --write $(ARGS)
+leaderboard: .venv/ready .venv/lean     ## rank all algorithms (hours), or add your own, or a model: [ALGO=my_algo:preset ENV=bandit MODEL=smollm2]
+	@$(PY) -m benchmarks.leaderboard $(call option,ALGO,algo) $(if $(filter ENV,$(GIVEN)),--env $(ENV)) $(call option,MODEL,model) $(ARGS)
 
 findings: .venv/ready    ## test the papers' findings and write docs/findings.md: [F=echo-trap ARGS=--quick]
 	@$(PY) -m findings $(F) $(ARGS)
@@ -147,7 +147,8 @@ takes_smoke     = ENV ARGS
 takes_fuzz      = SECONDS
 takes_bench     = TRL ARGS
 takes_findings  = F ARGS
-$(foreach target,envs test test-all extras torture mutants warmup compare,$(eval takes_$(target) = ARGS))
+takes_leaderboard = ALGO ENV MODEL ARGS
+$(foreach target,envs test test-all extras torture mutants warmup,$(eval takes_$(target) = ARGS))
 
 GOALS  = $(or $(MAKECMDGOALS),help)
 KNOWN  = $(sort PYTHON $(foreach goal,$(GOALS),$(takes_$(goal))))

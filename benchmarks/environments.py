@@ -78,6 +78,12 @@ def line(row):
             f"| {row['resets_per_second']:,.0f} | {row['turns_per_second']:,.0f} |")
 
 
+def table(names, rows):
+    """Markdown: a table of texts."""
+    head, *body = (f"| {' | '.join(cells)} |" for cells in (names, *rows))
+    return "\n".join([head, "|" + "---|" * len(names), *body])
+
+
 def with_interval(rate, n):
     low, high = wilson(rate * n, n)
     return f"{rate:.2f} [{low:.2f}, {high:.2f}]"

@@ -25,8 +25,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks import alarms, algorithm, environments
-from benchmarks.environments import with_interval
+from benchmarks import alarms, algorithm, environments, leaderboard
+from benchmarks.environments import table, with_interval
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
@@ -220,11 +220,6 @@ def vision_table():
                   "test split, images of others", "minutes"), rows)
 
 
-def table(names, rows):
-    head, *body = (f"| {' | '.join(cells)} |" for cells in (names, *rows))
-    return "\n".join([head, "|" + "---|" * len(names), *body])
-
-
 def named(env):
     """An environment with the options that its run had."""
     return ", ".join([read_config(ROOT / f"runs/readme-{env}-grpo-s0").env, *options_of(env)])
@@ -330,6 +325,8 @@ def mutants_result():
 # page -> {name of a block in it: function that makes its text}
 PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headline_table},
          "docs/environments.md": {"environments": environments_table},
+         "docs/leaderboard.md": {"algorithms": leaderboard.algorithms_table,
+                                 "models": leaderboard.models_table},
          "docs/metrics.md": {"warnings": alarms.table},
          "docs/models.md": {"lora": lora_table},
          "docs/vision.md": {"episode": partial(episode_of, "readme-frozenlake-image-grpo-s0"),
@@ -354,7 +351,7 @@ def notebook():
     """The text of docs/tutorial.ipynb: INSTALL, then docs/tutorial.md with its blocks as cells. A
     `text` block is the output of the cell above it. A picture is an output, too, because Colab
     shows neither attachments nor files beside a notebook."""
-    import jupytext  # of the tests' extra, without which findings and compare import this file
+    import jupytext  # of the tests' extra, without which findings and leaderboard import this file
     import nbformat
 
     page = re.sub(r"^!\[(.*)\]\((.*)\)$", r'```python\nImage("docs/\2", alt="\1")\n```',

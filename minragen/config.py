@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from minragen.checks import check_together
 from minragen.envs import REGISTRY, Budget
 from minragen.formats import FORMATS, description_parts
-from minragen.options import data_table, nearest, parse_mixture, unknown_option
+from minragen.options import algo_options, data_table, nearest, parse_mixture, unknown_option
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user
@@ -70,7 +70,7 @@ class Config:
                                  "reasoning_gym:DATASET or openenv:URL of a server")
     run: str = opt("", "folder under runs/; empty: named after env, algo, model and seed")
     seed: int = opt(0, "seed of everything random in the run", most=2**20 - 1)
-    algo: str = opt("grpo", "preset of the algorithm", tuple(ALGOS))
+    algo: str = opt("grpo", f"preset: {', '.join(ALGOS)}; or module:preset, your own dictionary")
     model: str = opt("", "tiny, tiny-vlm, smollm2, a folder or a Hugging Face id; empty: by "
                          "the device")
     device: str = opt("", "cpu, cuda or mps; empty: cuda if there is one")
@@ -192,9 +192,8 @@ def preset_of(config):
 
 def _layers(env, algo, model):
     """What a preset is made of: {where from: options}; the later ones win."""
-    if algo not in ALGOS:
-        raise ValueError(nearest("algo", algo, list(ALGOS)))
-    own, of_algo = f"env {env} and model {model}", {f"algo {algo}": ALGOS[algo]}
+    own = f"env {env} and model {model}"
+    of_algo = {f"algo {algo}": algo_options(algo, ALGOS, vars(Config()))}
     if model in PRESETS:
         return {own: _of_envs(PRESETS[model], env)} | of_algo
     of_model = {f"model {model}": MODELS.get(model, PRETRAINED)}
@@ -310,6 +309,7 @@ def _boolean(text):
 # ---- What cannot work ----------------------------------------------------------------------------
 def check(config):
     """Refuse what cannot work, before anything is built. Raises ValueError with one sentence."""
+    base = preset_of(config)  # a user's algorithm, which this imports, may add choices
     for f in dataclasses.fields(config):
         value, choices = getattr(config, f.name), choices_of(f)
         least, most = f.metadata["least"], f.metadata["most"]
@@ -327,7 +327,7 @@ def check(config):
         if not RUN_NAME.fullmatch(name):
             raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and "
                              f"-_.+= only.")
-    check_together(config, preset_of(config))
+    check_together(config, base)
     parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)
 
 

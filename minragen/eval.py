@@ -161,8 +161,11 @@ def subjects(args):
             for name, config, run in found]
 
 
-def measure(name, config, run, args):
-    """Evaluate one subject and print its tables. Returns (name, Config, tables, trajectories)."""
+def measure(name, config, run, args, greedy=True):
+    """Evaluate one subject and print its tables. Returns (name, Config, tables, trajectories).
+
+    greedy: whether a model that is here plays greedily, too, which takes twice as long
+    """
     from minragen.run.groups import env_groups
 
     if args.api:
@@ -176,7 +179,7 @@ def measure(name, config, run, args):
     else:
         play = checkpoint_player(config, run, only=args.checkpoint)
     tables, trajectories = evaluate.evaluate(
-        partial(env_groups, config), args.split, args.size, play, args.samples)
+        partial(env_groups, config), args.split, args.size, play, args.samples, greedy)
     evaluate.show(tables, f"{args.split}{' ' + args.set if args.set else ''}",
                   f"{'run' if run else 'model'} {name}", config.val_temperature)
     if args.api:

@@ -5,6 +5,8 @@ Tests: `python -m pytest tests/test_config.py tests/test_envs.py`.
 
 import ast
 import difflib
+import importlib
+import sys
 import tomllib
 from pathlib import Path
 
@@ -16,6 +18,7 @@ def data_table(name):
     return tomllib.loads((Path(__file__).parent / "data" / f"{name}.toml").read_text("utf-8"))
 
 
+NOT_OF_ALGO = {"env", "run", "seed", "algo", "model", "response_format"}
 ELSEWHERE = data_table("elsewhere")  # what other libraries have and call otherwise
 
 
@@ -65,6 +68,46 @@ def check_options(owner, defaults, options):
             raise ValueError(f"option {name} of {owner}: got {value!r}, expected {want.__name__} "
                              f"such as {defaults[name]!r}.")
     return checked
+
+
+def in_module(kind, name, what):
+    """The attribute that `package.module:attribute` names, in a module of the user; None if the
+    module has none of this name.
+
+    kind, what: for messages, such as "env" and "Class"
+    raises: ValueError for a bad name, ImportError naming the missing module
+    """
+    module, _, attribute = name.rpartition(":")
+    if not module.strip(".") or module.startswith(".") or not attribute:
+        raise ValueError(f"bad {kind} {name!r}: expected package.module:{what}.")
+    if "" not in sys.path:  # unlike `-m`, a console entry point skips the current folder
+        sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as problem:
+        if not f"{module}.".startswith(f"{problem.name}."):
+            raise  # what the module itself imports
+        raise ImportError(f"{kind} {name}: there is no module {problem.name!r} in the current "
+                          f"folder or among the installed packages.") from None
+
+
+def algo_options(algo, known, defaults):
+    """The options {name: value} of an algorithm: a preset among `known`, or `module:preset`, a
+    dictionary of the user. Its module may add to starpo.ESTIMATORS when it is imported.
+
+    defaults: {name: value} of all options; those of NOT_OF_ALGO are refused in a dictionary
+    raises: ValueError for an unknown name, and for unknown options or wrong types in it
+    """
+    if algo in known:
+        return known[algo]
+    if ":" not in algo:
+        raise ValueError(nearest("algo", algo, list(known)))
+    found = in_module("algo", algo, "preset")
+    if not isinstance(found, dict):
+        raise ValueError(f"algo {algo!r} names no dictionary of options.")
+    free = {name: value for name, value in defaults.items() if name not in NOT_OF_ALGO}
+    checked = check_options(f"algo {algo}", free, found)
+    return {name: checked[name] for name in found}
 
 
 def parse_options(texts, kind="env_arg"):

@@ -42,7 +42,7 @@ class TestOptions:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin=name))
         special = {"env": "bandit", "window": "1", "model": "tiny", "device": "cpu", "run": "x",
                    "dual_clip": "1.5", "env_arg": "high_prob=0.5", "kl_estimator": "k3",
-                   "teacher": "smollm2", "ratio": "sequence",
+                   "teacher": "smollm2", "ratio": "sequence", "algo": "ppo",
                    "kl_target": "0.1", "kl_horizon": "2", "credit": "turn",
                    "max_actions_per_turn": "1", "log": "wandb", "layer": "reminder"}
         for f in dataclasses.fields(Config):
@@ -351,12 +351,14 @@ class TestBadInput:
             command(["report", "a"])
         assert sorted(target.iterdir()) == before
 
-    @pytest.mark.parametrize("env", ["runs.a.evil:Evil", "bandit=8, runs.a.evil:Evil=8",
-                                     "runs.a.evil:Evil-v0"])
-    def test_python_in_the_folder_of_a_run_is_not_imported(self, runs, tmp_path, env, monkeypatch):
+    @pytest.mark.parametrize("option", [
+        {"env": "runs.a.evil:Evil"}, {"env": "bandit=8, runs.a.evil:Evil=8"},
+        {"env": "runs.a.evil:Evil-v0"}, {"algo": "runs.a.evil:preset"}])
+    def test_python_in_the_folder_of_a_run_is_not_imported(self, runs, tmp_path, option,
+                                                           monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend("")
-        store(runs / "a", env=env)
+        store(runs / "a", **option)
         (runs / "a" / "evil.py").write_text("open('it ran', 'w')")
         for main_of, word in ((command, "report"), (evaluation.main, "--run")):
             with pytest.raises(SystemExit, match="names code in"):

@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import itertools
 import json
 import re
 import shlex
@@ -10,7 +9,7 @@ import shlex
 import pytest
 from conftest import parsed
 
-from benchmarks import compare, figure
+from benchmarks import figure
 from benchmarks.figure import ROOT
 from minragen.config import ALGOS
 from minragen.envs import REGISTRY, TextEnv, make
@@ -130,17 +129,9 @@ class TestPages:
         assert re.findall(r"`([^`]+)`", listed) == [
             f"{name}={value}" for name, value in make(env).defaults.items()]
 
-    def test_the_table_of_algorithms_is_what_the_short_runs_say(self):
-        rows = json.loads(compare.STORED.read_text())
-        assert {(row["env"], row["algo"], row["seed"]) for row in rows} == set(
-            itertools.product(compare.STEPS, ALGOS, compare.SEEDS))
-        page = PAGES["algorithms.md"]
-        assert figure.written_into(page, {"compare": compare.table(rows)}) == page
-        assert not any(row["warnings"] for row in rows if row["env"] == "frozenlake")
-
     def test_each_algorithm_is_listed_with_all_that_it_changes(self):
         for algo, choices in ALGOS.items():
-            (line,) = re.findall(rf"^\| `{algo}` \|(?!.* to ).*$", PAGES["algorithms.md"],
+            (line,) = re.findall(rf"^\| `{algo}` \|.*$", PAGES["algorithms.md"],
                                  re.MULTILINE)
             assert set(re.findall(r"`(\w+=[^`]+)`", line)) == {
                 f"{name}={value}" for name, value in choices.items()}

@@ -12,9 +12,8 @@ import re
 
 import gymnasium
 
-from minragen.environments.elsewhere import found_in_module
 from minragen.envs import Outcome, TextEnv
-from minragen.options import check_options, nearest, parse_options
+from minragen.options import check_options, in_module, nearest, parse_options
 
 NOTHING_NEW = "You see nothing new."
 
@@ -188,7 +187,7 @@ def layer_class(text):
         return LAYERS[name]
     if ":" not in name:
         raise ValueError(nearest("layer", name, [*LAYERS]) + " Or give package.module:Class.")
-    found = found_in_module("layer", name)
+    found = in_module("layer", name, "Class")
     if not (isinstance(found, type) and issubclass(found, Layer)):
         raise ValueError(f"layer {name!r}: there is no such subclass of Layer.")
     return found

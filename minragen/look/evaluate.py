@@ -42,17 +42,17 @@ class Table(NamedTuple):
 
 
 # ---- Measuring -----------------------------------------------------------------------------------
-def evaluate(groups_of, split, size, play, samples=1):
+def evaluate(groups_of, split, size, play, samples=1, greedy=True):
     """Play `size` instances of `split` with a model and the scripted players.
 
     groups_of: (split, number of groups, group size) -> EnvGroups
     play: (EnvGroups, whether greedily too) -> {player: trajectories}, the model's
-    samples: episodes of each instance for pass@k
+    samples: episodes of each instance for pass@k      greedy: whether the model plays greedily, too
     returns: {environment: Table}, and the trajectories of the first player
     raises: RuntimeError if no instance is left
     """
     groups = groups_of(split, size)
-    played = play(groups, True)
+    played = play(groups, greedy)
     first, again = next(iter(played.values())), [[]] * size
     if samples > 1:
         more = next(iter(play(groups_of(split, size, samples), False).values()))

@@ -12,6 +12,7 @@ import sys
 
 import transformers
 
+from minragen.config import check
 from minragen.look.faults import Parser
 from minragen.run import runs, start
 
@@ -24,7 +25,9 @@ def main(argv):
     parser.add_argument("run", help="a folder under runs/")
     name = parser.parse_args(argv).run
     again = f"{name}-again"
-    if start.run(dataclasses.replace(runs.load_config(name), run=again, log="")) is None:
+    config = dataclasses.replace(runs.load_config(name), run=again, log="")
+    check(config)  # imports a user's algorithm
+    if start.run(config) is None:
         sys.exit(130)  # stopped; nothing to compare
     lines = read(name)
     difference = first_difference(lines, read(again))

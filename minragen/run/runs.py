@@ -298,7 +298,7 @@ def load_config(run):
             raise ValueError(f"{path} is a symbolic link, so files could be written elsewhere. "
                              f"Replace it by what it points to.")
     config = dataclasses.replace(read_config(folder), run=run)
-    for text in (config.env, *config.layer):  # package.module:Class
+    for text in (config.env, config.algo, *config.layer):  # package.module:Class
         if re.search(rf"(^|,)\s*{RUNS.name}\.", text):
             raise ValueError(f"{folder}/config.json names code in {RUNS}/: {text!r}.")
     return config

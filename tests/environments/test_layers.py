@@ -28,7 +28,6 @@ from minragen.__main__ import main as command
 from minragen.environments.layers import NOTHING_NEW
 from minragen.envs import REGISTRY, Outcome, image_of, make
 from minragen.look import report
-from minragen.run import bundled
 from minragen.run.runs import read_config
 
 NOISE, DROPOUT = "action_noise,probability=0.3", "observation_dropout,probability=0.3"

@@ -39,8 +39,10 @@ def checkout(tmp_path_factory):
     (folder / ".venv").symlink_to(sys.prefix)
     estimator, small_env = code_blocks("CONTRIBUTING.md", "python")
     reach, secret, fog = code_blocks("add-an-environment.md", "python")
+    (own,) = code_blocks("leaderboard.md", "python")
     for name, lines in (("minragen/starpo.py", ["", "", *estimator]), ("my_env.py", small_env),
-                        ("reach.py", reach), ("secret.py", secret), ("fog.py", fog)):
+                        ("my_algo.py", own), ("reach.py", reach), ("secret.py", secret),
+                        ("fog.py", fog)):
         with open(folder / name, "a") as file:
             file.write("\n".join([*lines, ""]))
     return folder
@@ -86,7 +88,7 @@ def shortened(command):
                         ["-q", "-x"] if "pytest" in words else [])
     target = next((w for w in words[1:] if "=" not in w), "help")
     extra = {"train": SHORT, "eval": "--size 2", "bench": SHORT_BENCH, "envs": "bandit --size 2",
-             "compare": "--algos grpo --seeds 0 --steps 1 --val-size 2",
+             "leaderboard": "--quick",
              "test": "--collect-only tests/test_env_contract.py"}.get(target, "")
     if "MODEL=smollm2" in words:
         extra += " --num-groups 1 --val-size 1"

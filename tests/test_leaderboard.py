@@ -1,0 +1,288 @@
+"""The leaderboard: its rule, its bootstrap, and an algorithm by the page alone."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import message
+from test_readme import ROOT, code_blocks
+from training import BRIEF, read_lines, run
+
+from benchmarks import figure, leaderboard
+from benchmarks.leaderboard import (
+    MINUTES,
+    RATES,
+    SEEDS,
+    TUNING_SEED,
+    algorithms_table,
+    candidates,
+    fill,
+    finished,
+    interval,
+    over_environments,
+    replicates,
+    stored,
+    verdicts,
+)
+from minragen import config as settings
+from minragen import starpo, train
+from minragen.envs import REGISTRY
+
+
+def row(env, algo, seed, test, rate="1", **more):
+    return {"env": env, "algo": algo, "seed": seed, "test": test, "rate": rate, "size": 256,
+            "valid": 1.0, "minutes": 2.0, "val": 0.5} | more
+
+
+def standings(**rates):
+    """What `finished` gives for algorithms of these rates in every environment."""
+    return {algo: {env: [row(env, algo, seed, rate) for seed in SEEDS] for env in MINUTES}
+            for algo, rate in rates.items()}
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The Configs that `measure` was asked for; a validation is 0.5, or what `val` holds of the
+    learning rate."""
+    asked, val = [], {}
+
+    def measure(config):
+        asked.append((config.seed, config.lr))
+        return row(config.env, config.algo, config.seed, 0.7, lr=config.lr,
+                   val=val.get(config.lr, 0.5))
+
+    monkeypatch.setattr(leaderboard, "measure", measure)
+    return SimpleNamespace(asked=asked, val=val)
+
+
+class TestRule:
+    BASE = settings.preset("bandit", "grpo").lr
+
+    def fill(self, folder, algo="grpo"):
+        fill(("bandit", algo), folder / "rows.json", {})
+        return stored(folder / "rows.json")
+
+    def test_three_rates_are_tried_on_one_seed_and_the_best_validation_trains_three(
+            self, trained, tmp_path):
+        trained.val[1e-4] = 0.6
+        self.fill(tmp_path)
+        assert trained.asked == [*((TUNING_SEED, lr) for lr in (3e-4, 1e-4, 9e-4)),
+                                 *((seed, 1e-4) for seed in SEEDS)]
+
+    def test_among_equals_it_takes_the_rate_of_the_preset(self, trained, tmp_path):
+        self.fill(tmp_path)
+        assert trained.asked[3:] == [(seed, self.BASE) for seed in SEEDS]
+
+    def test_a_run_has_all_steps_of_the_preset_and_only_its_rate_and_seed_differ(self):
+        base = settings.preset("webshop", "ppo")
+        for config in candidates("webshop", "ppo").values():
+            assert dataclasses.replace(
+                config, lr=base.lr, seed=0, device="", threads=0, val_every=base.val_every,
+                save_every=base.save_every) == base
+
+    def test_what_is_stored_is_not_repeated_and_what_was_killed_goes_on(
+            self, trained, tmp_path, monkeypatch):
+        measure = leaderboard.measure
+
+        def killed(config):
+            if config.seed == 1:
+                raise KeyboardInterrupt
+            return measure(config)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(leaderboard, "measure", killed)
+            self.fill(tmp_path)
+        assert len(trained.asked) == 4 and not finished(stored(tmp_path / "rows.json"))
+        assert len(self.fill(tmp_path)) == len(trained.asked) == 6
+        assert [seed for seed, _ in trained.asked[4:]] == [1, 2]
+
+    def test_a_changed_preset_is_seen_and_trained_again(self, trained, tmp_path, monkeypatch):
+        before = self.fill(tmp_path)
+        assert [*finished(before)["grpo"]] == ["bandit"]
+        monkeypatch.setitem(settings.ALGOS, "grpo", {"gamma_turn": 0.5})
+        assert not finished(before)
+        after = self.fill(tmp_path)
+        assert len(trained.asked) == 12 and not after.keys() & before.keys()
+
+    def test_it_says_how_long_it_takes_from_stored_minutes_and_else_from_a_table(
+            self, trained, tmp_path):
+        def said(*algos):
+            return leaderboard.forecast([("webshop", algo) for algo in algos], 2,
+                                        tmp_path / "rows.json", {})
+
+        assert said("grpo") == "6 of 6 runs to train, 2 at a time: about 9 minutes"
+        assert said("grpo", "ppo").endswith("about 22 minutes")  # a critic takes longer
+        fill(("webshop", "grpo"), tmp_path / "rows.json", {})
+        assert said("grpo").startswith("0 of 6 runs")
+
+    def test_a_policy_that_diverges_has_no_success(self, runs, monkeypatch):
+        def diverges(*_):
+            raise RuntimeError("logits are not finite: the policy has diverged. Is")
+
+        monkeypatch.setattr(train, "train", diverges)
+        _, config = next(iter(candidates("bandit", "grpo", **leaderboard.QUICK).items()))
+        assert {**leaderboard.measure(config), "minutes": 0} == {
+            "env": "bandit", "algo": "grpo", "rate": "1", "lr": 3e-4, "seed": TUNING_SEED,
+            "steps": 2, "size": 8, "val": 0.0, "test": 0.0, "valid": 0.0, "minutes": 0}
+
+    def test_each_rate_has_its_name(self, runs, monkeypatch):
+        monkeypatch.setattr(train, "train", lambda *_: (_ for _ in ()).throw(
+            RuntimeError("the policy has diverged")))
+        made = [*candidates("bandit", "grpo", **leaderboard.QUICK).values()][:3]
+        assert [leaderboard.measure(config)["rate"] for config in made] == [*RATES]
+
+
+class TestBootstrap:
+    def test_it_has_the_mean_of_the_seeds_and_the_variance_of_seeds_and_instances(self):
+        rates, size = np.array([[[0.5, 0.6, 0.9]]]), 50
+        drawn = replicates(rates, size)[:, 0, 0]
+        between, within = rates.var(), (rates * (1 - rates)).mean() / size
+        assert drawn.mean() == pytest.approx(rates.mean(), abs=0.01)
+        assert drawn.var() == pytest.approx((between + within) / 3, rel=0.1)
+
+    def test_a_replicate_draws_the_same_environments_for_all_algorithms(self):
+        drawn = np.tile([[0.1, 0.5, 0.9], [0.2, 0.6, 1.0]], (leaderboard.DRAWS, 1, 1))
+        means = over_environments(drawn)
+        assert np.allclose(means[:, 1] - means[:, 0], 0.1)
+        assert means[:, 0].std() == pytest.approx(np.std([0.1, 0.5, 0.9]) / 3**0.5, rel=0.1)
+
+    def test_an_interval_leaves_out_a_fortieth_at_each_end(self):
+        assert interval(np.arange(1001)) == pytest.approx([25, 975])
+
+    def test_far_apart_ranks_are_certain_and_equal_ones_are_not(self):
+        lines = algorithms_table(standings(grpo=0.2, ppo=0.9, rloo=0.5, gspo=0.5)).splitlines()[2:]
+        heads = [line.split(" | ")[:2] for line in lines]
+        assert heads[0] == ["| 1 [1, 1]", "`ppo`"] and heads[3] == ["| 4 [4, 4]", "`grpo`"]
+        assert {head[0][-6:] for head in heads[1:3]} == {"[2, 3]"}
+
+    def test_an_algorithm_is_above_or_below_another_only_beyond_the_noise(self):
+        done = standings(grpo=0.6, ppo=0.9, rloo=0.59, gspo=0.2)
+        done["gspo"].pop("webshop")
+        said = [line.split() for line in verdicts("grpo", done)[1:]]
+        assert [words[:-3] + words[-3:-2] for words in said] == [
+            ["below", "ppo", "-0.300"], ["within", "the", "noise", "of", "rloo", "+0.010"]]
+        assert verdicts("gspo", done)[0].startswith("gspo beside the others in bandit, countdown")
+        assert len(verdicts("gspo", done)) == 4
+
+
+class TestPage:
+    def test_only_complete_rows_are_ranked_and_the_others_show_what_they_have(self):
+        done = standings(grpo=0.5)
+        done["mine:preset"] = {"bandit": [row("bandit", "mine:preset", seed, 0.5, "1/3")
+                                          for seed in SEEDS]}
+        first, second = algorithms_table(done).splitlines()[2:]
+        assert first.startswith("| 1 [1, 1] | `grpo` | 0.500 [0.4")
+        assert first.endswith("| 1.00 | 10.0 | `make leaderboard ALGO=grpo ARGS=--again` |")
+        assert second.startswith("|  | `mine:preset` |  | 0.50 [") and "] lr x 1/3 |  |" in second
+
+    def test_empty_files_are_said_to_be_empty(self, tmp_path, monkeypatch):
+        for name in ("STORED", "MODELS"):
+            monkeypatch.setattr(leaderboard, name, tmp_path / "rows.json")
+        assert algorithms_table() == "No run is stored yet."
+        assert leaderboard.models_table() == "No model is stored yet."
+
+
+@pytest.fixture
+def here(runs, tmp_path, monkeypatch):
+    """The current folder, with the page's my_algo.py; what importing it did is undone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(starpo, "ESTIMATORS", {**starpo.ESTIMATORS})
+    monkeypatch.delitem(sys.modules, "my_algo", raising=False)
+    (own,) = code_blocks("leaderboard.md", "python")
+    assert len([line for line in own if line]) <= 10
+    (tmp_path / "my_algo.py").write_text("\n".join(own))
+    yield tmp_path
+    sys.modules.pop("my_algo", None)
+
+
+class TestOwnAlgorithm:
+    def test_the_ten_lines_of_the_page_train_and_resume(self, here, runs):
+        run("--algo my_algo:preset --steps 1 --run a", *BRIEF)
+        del sys.modules["my_algo"], starpo.ESTIMATORS["median"]  # a new process has neither
+        run("--run a --resume --steps 2")
+        assert [line["step"] for line in read_lines(runs / "a" / "metrics.jsonl")][-1] == 2
+        assert json.loads((runs / "a" / "config.json").read_text())["advantages"] == "median"
+
+    def test_the_command_of_the_page_gives_it_a_row(self, here):
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.leaderboard", "--algo", "my_algo:preset", "--env",
+             "bandit", "--quick"], env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, check=True)
+        first, *lines = done.stdout.splitlines()
+        assert first == "6 of 6 runs to train, 1 at a time: seconds each"
+        assert sum(line.startswith("bandit ") for line in lines) == 6
+        assert lines[-2].startswith("|  | `my_algo:preset` |  | 0.")
+        assert lines[-1].startswith("my_algo:preset beside the others in bandit")
+
+    def test_a_change_of_its_file_is_seen(self, here):
+        before = candidates("bandit", "my_algo:preset")
+        (here / "my_algo.py").write_text((here / "my_algo.py").read_text() + "\n# another\n")
+        assert not before.keys() & candidates("bandit", "my_algo:preset").keys()
+
+    def test_what_is_no_preset_is_refused(self, here):
+        with open(here / "my_algo.py", "a") as file:
+            file.write('\nwrong = {"advantags": "median"}\nelsewhere = {"env": "bandit"}\n'
+                       'typed = {"lr": "fast"}\n')
+        for algo, said in (
+                ("my_algo:wrong", "unknown option of algo my_algo:wrong 'advantags': did you mean"),
+                ("my_algo:elsewhere", "unknown option of algo my_algo:elsewhere 'env'"),
+                ("my_algo:typed", "option lr of algo my_algo:typed: got 'fast', expected float"),
+                ("my_algo:nothing", "algo 'my_algo:nothing' names no dictionary of options"),
+                ("my_alg:preset", "algo my_alg:preset: there is no module 'my_alg' in the current"),
+                (":preset", "bad algo ':preset': expected package.module:preset")):
+            assert said in message("--env", "bandit", "--algo", algo)
+
+    def test_words_that_mean_nothing_are_refused(self, capsys):
+        for words, said in ((["--env", "bandi"], "unknown env 'bandi': did you mean 'bandit'"),
+                            (["--workrs", "2"], "unknown option '--workrs': did you mean '--workers'"),
+                            (["--model", "a", "--quick"], "a model takes neither --algo nor"),
+                            (["--model", "tiny"], "tiny plays easier versions of the"),
+                            (["--algo", "grop"], "unknown algo 'grop': did you mean 'grpo'")):
+            with pytest.raises(SystemExit) as stop:
+                leaderboard.main(words)
+            assert said in f"{stop.value}{(read := capsys.readouterr()).err}"
+            assert "Traceback" not in read.err
+
+
+class TestModels:
+    @pytest.fixture
+    def stored_at(self, tmp_path, monkeypatch):
+        """The file of models, in a temporary folder, and no page."""
+        monkeypatch.setattr(leaderboard, "MODELS", tmp_path / "models.json")
+        monkeypatch.setattr(leaderboard, "write_page", lambda: None)
+        return tmp_path / "models.json"
+
+    def test_a_folder_plays_beside_the_players_and_is_not_asked_twice(
+            self, begun, stored_at, capsys, monkeypatch):
+        words = ["--model", str(begun / "checkpoint"), "--env", "bandit", "--size", "2"]
+        leaderboard.main(words)
+        (found,) = stored(stored_at).values()
+        assert (found["env"], found["model"], found["size"]) == ("bandit", "checkpoint", 2)
+        assert [*found["players"]] == ["model", "random policy", "shallow player",
+                                       "nearest demonstration", "solver"]
+        assert found["players"]["solver"] == {"episodes": 2, "success": 1.0, "valid": 1.0}
+        assert "bandit, split test: 2 episodes" in capsys.readouterr().out
+        monkeypatch.setattr(leaderboard.evaluation, "measure", None)
+        leaderboard.main(words)
+
+    def test_the_table_has_a_row_for_each_model_and_player_and_one_for_tiny(self, stored_at):
+        assert leaderboard.models_table() == "No model is stored yet."
+        for env in REGISTRY:
+            for model in ("one", "two")[:1 + (env != "lean")]:
+                leaderboard.store(stored_at, {
+                    "env": env, "model": model, "size": 64, "key": env + model, "minutes": 2.0,
+                    "players": {player: {"episodes": 64, "success": 0.25, "valid": 0.5}
+                                for player in ("model", "random policy", "solver")}})
+        first, second, third, last = leaderboard.models_table().splitlines()[2:]
+        assert first.startswith("| `one` | 0.250 | 0.25 [0.16, 0.37] |")
+        assert first.endswith("| 0.50 | 20 |") and third.startswith("| random policy | 0.250 |")
+        assert second.startswith("| `two` |  | 0.25") and last.startswith("| `tiny` after GRPO")
+        rates = last.split(" | ")[2:2 + len(REGISTRY)]
+        assert rates == [f"{np.mean([lines[-1]['test/success'] for lines in runs]):.2f}"
+                         for env in REGISTRY for runs, *_ in [figure.runs_of(env)]]
