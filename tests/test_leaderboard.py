@@ -32,6 +32,7 @@ from benchmarks.leaderboard import (
 from minragen import config as settings
 from minragen import starpo, train
 from minragen.envs import REGISTRY
+from minragen.run import reproduce
 
 
 def row(env, algo, seed, test, rate="1", **more):
@@ -202,12 +203,22 @@ def here(runs, tmp_path, monkeypatch):
 
 
 class TestOwnAlgorithm:
-    def test_the_ten_lines_of_the_page_train_and_resume(self, here, runs):
+    @staticmethod
+    def forget():
+        """As a new process begins."""
+        del sys.modules["my_algo"], starpo.ESTIMATORS["median"]
+
+    def test_the_ten_lines_of_the_page_train_resume_and_are_reproduced(self, here, runs):
         run("--algo my_algo:preset --steps 1 --run a", *BRIEF)
-        del sys.modules["my_algo"], starpo.ESTIMATORS["median"]  # a new process has neither
+        self.forget()
         run("--run a --resume --steps 2")
-        assert [line["step"] for line in read_lines(runs / "a" / "metrics.jsonl")][-1] == 2
-        assert json.loads((runs / "a" / "config.json").read_text())["advantages"] == "median"
+        self.forget()
+        with pytest.raises(SystemExit) as stop:
+            reproduce.main(["a"])
+        assert stop.value.code == 0
+        for name in ("a", "a-again"):
+            assert read_lines(runs / name / "metrics.jsonl")[-1]["step"] == 2
+            assert json.loads((runs / name / "config.json").read_text())["advantages"] == "median"
 
     def test_the_command_of_the_page_gives_it_a_row(self, here):
         done = subprocess.run(
@@ -240,7 +251,7 @@ class TestOwnAlgorithm:
 
     def test_words_that_mean_nothing_are_refused(self, capsys):
         for words, said in ((["--env", "bandi"], "unknown env 'bandi': did you mean 'bandit'"),
-                            (["--workrs", "2"], "unknown option '--workrs': did you mean '--workers'"),
+                            (["--workrs", "2"], "did you mean '--workers'"),
                             (["--model", "a", "--quick"], "a model takes neither --algo nor"),
                             (["--model", "tiny"], "tiny plays easier versions of the"),
                             (["--algo", "grop"], "unknown algo 'grop': did you mean 'grpo'")):
