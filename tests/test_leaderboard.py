@@ -118,6 +118,7 @@ class TestRule:
 
         assert said("grpo") == "6 of 6 runs to train, 2 at a time: about 9 minutes"
         assert said("grpo", "ppo").endswith("about 22 minutes")  # a critic takes longer
+        assert said(*["ppo"] * 10).endswith("about 2.2 hours")
         fill(("webshop", "grpo"), tmp_path / "rows.json", {})
         assert said("grpo").startswith("0 of 6 runs")
 
@@ -253,6 +254,7 @@ class TestOwnAlgorithm:
         for words, said in ((["--env", "bandi"], "unknown env 'bandi': did you mean 'bandit'"),
                             (["--workrs", "2"], "did you mean '--workers'"),
                             (["--model", "a", "--quick"], "a model takes neither --algo nor"),
+                            (["--warmup-steps", "2"], "--warmup-steps needs --model"),
                             (["--model", "tiny"], "tiny plays easier versions of the"),
                             (["--algo", "grop"], "unknown algo 'grop': did you mean 'grpo'")):
             with pytest.raises(SystemExit) as stop:
@@ -281,6 +283,16 @@ class TestModels:
         assert "bandit, split test: 2 episodes" in capsys.readouterr().out
         monkeypatch.setattr(leaderboard.evaluation, "measure", None)
         leaderboard.main(words)
+
+    def test_supervised_steps_are_none_unless_asked_for_and_then_the_row_says_so(
+            self, begun, stored_at, monkeypatch):
+        monkeypatch.setattr(leaderboard.evaluation, "measure", lambda name, config, *_, **__:
+                            sys.exit(f"{name}: {config.warmup_steps}"))
+        words = ["--model", str(begun / "checkpoint"), "--env", "bandit"]
+        for more, said in (([], "checkpoint: 0"), (["--warmup-steps", "3"],
+                                                   "checkpoint, 3 supervised steps: 3")):
+            with pytest.raises(SystemExit, match=f"^{said}$"):
+                leaderboard.main([*words, *more])
 
     def test_the_table_has_a_row_for_each_model_and_player_and_one_for_tiny(self, stored_at):
         assert leaderboard.models_table() == "No model is stored yet."
