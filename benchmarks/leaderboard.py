@@ -145,11 +145,14 @@ def candidates(env, algo, **changes):
 
 def key_of(config, *more):
     """A hash of what a row depends on: the options that are not their defaults, so that a new
-    option changes no key; `more`; the module of a user's algorithm."""
+    option changes no key; `more`; the module of a user's algorithm.
+
+    NOTE: a change of a default in config.py or of the code is not seen. `--again` trains anew.
+    """
     module = sys.modules.get(config.algo.rpartition(":")[0])
     text = json.dumps([more, module and Path(module.__file__).read_text(), {
         f.name: value for f in dataclasses.fields(config)
-        if (value := getattr(config, f.name)) != f.default}])
+        if (value := getattr(config, f.name)) != f.default}], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
