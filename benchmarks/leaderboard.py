@@ -72,6 +72,8 @@ def main(argv=None):
     parser.add_argument("--model", default="", help="smollm2, a folder or a Hugging Face id")
     parser.add_argument("--api", default="", help="address of a server that has the model")
     parser.add_argument("--api-model", default="", help="the model's name there")
+    parser.add_argument("--warmup-steps", type=int, default=0,
+                        help="--model: supervised steps on demonstrations in each environment [0]")
     args, more = parser.parse_known_args(argv)
     of_model = [word for name in ("model", "api", "api_model") if (value := getattr(args, name))
                 for word in (f"--{name.replace('_', '-')}", value)]
@@ -79,6 +81,8 @@ def main(argv=None):
     transformers.logging.disable_progress_bar()
     if of_model and (args.algo or args.quick):
         parser.error("a model takes neither --algo nor --quick")
+    if args.warmup_steps and not args.model:
+        parser.error("--warmup-steps needs --model")
     if args.model in settings.PRESETS:
         parser.error(f"{args.model} plays easier versions of the environments; it has a row")
     if not of_model:
@@ -90,7 +94,7 @@ def main(argv=None):
             parser.error(nearest("env", env, known))
     try:
         if of_model:
-            evaluate_models([*of_model, *more], envs, args.again)
+            evaluate_models([*of_model, *more], envs, args.warmup_steps, args.again)
         else:
             train_algorithms(args, envs)
     except Exception as problem:
@@ -119,6 +123,8 @@ def train_algorithms(args, envs):
         with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
             for _ in pool.imap_unordered(work, pairs):
                 pass
+            pool.close()
+            pool.join()
         done = finished(stored(path), changes)
         print(algorithms_table(done))
         for algo in algos if args.algo else ():
@@ -139,11 +145,14 @@ def candidates(env, algo, **changes):
 
 def key_of(config, *more):
     """A hash of what a row depends on: the options that are not their defaults, so that a new
-    option changes no key; `more`; the module of a user's algorithm."""
+    option changes no key; `more`; the module of a user's algorithm.
+
+    NOTE: a change of a default in config.py or of the code is not seen. `--again` trains anew.
+    """
     module = sys.modules.get(config.algo.rpartition(":")[0])
     text = json.dumps([more, module and Path(module.__file__).read_text(), {
         f.name: value for f in dataclasses.fields(config)
-        if (value := getattr(config, f.name)) != f.default}])
+        if (value := getattr(config, f.name)) != f.default}], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -156,8 +165,10 @@ def forecast(pairs, workers, path, changes):
         critic = estimator_kind(next(iter(configs.values()))) == "critic"
         usual = np.mean(mine) if mine else MINUTES[env] * (CRITIC if critic else 1)
         missing, minutes = missing + each - len(mine), minutes + (each - len(mine)) * usual
-    return (f"{missing} of {len(pairs) * each} runs to train, {workers} at a time: " + (
-        "seconds each" if changes else f"about {minutes / workers:.0f} minutes"))
+    minutes /= workers
+    took = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+    return (f"{missing} of {len(pairs) * each} runs to train, {workers} at a time: "
+            f"{'seconds each' if changes else f'about {took}'}")
 
 
 def fill(pair, path, changes):
@@ -334,15 +345,16 @@ def verdicts(mine, done):
 
 
 # ---- Models --------------------------------------------------------------------------------------
-def evaluate_models(argv, envs, again=False):
+def evaluate_models(argv, envs, warmup_steps=0, again=False):
     """Let a model play SIZE test instances of each environment as it is by default, beside the
-    scripted players. argv: options of minragen.eval without --env; no supervised steps"""
+    scripted players. argv: options of minragen.eval without --env"""
     size = [] if "--size" in argv else ["--size", f"{SIZE}"]
     for env in envs:
         args = evaluation.arguments(["--env", env, *argv, *size])
         (name, config, _), = evaluation.subjects(args)
-        config = dataclasses.replace(config, warmup_steps=0)
+        config = dataclasses.replace(config, warmup_steps=warmup_steps)
         key, name = key_of(config, args.size), Path(name).name
+        name += f", {warmup_steps} supervised steps" * bool(warmup_steps)
         if key in stored(MODELS) and not again:
             continue
         minutes = [row["minutes"] for row in stored(MODELS).values() if row["env"] == env]
@@ -350,7 +362,8 @@ def evaluate_models(argv, envs, again=False):
             f"; models before took {min(minutes):.0f} to {max(minutes):.0f} minutes"
             if minutes else ""), flush=True)
         began = time.monotonic()
-        played = evaluation.measure(name, config, "", args, greedy=False)[2][env].players
+        asked = args.api_model or name  # a server is asked by the name that measure gets
+        played = evaluation.measure(asked, config, "", args, greedy=False)[2][env].players
         row = {"env": env, "model": name, "size": args.size, "key": key,
                "minutes": round((time.monotonic() - began) / 60, 1), "players": {
                    player if place else "model": {"episodes": len(episodes), **{

@@ -444,6 +444,8 @@ MUTANTS = {
     ],
     "run/reproduce.py": [
         (', run=again, log="")', ", run=again)", "a reproduced run writes to W&B once more"),
+        ("    check(config)  # imports a user's algorithm\n", "",
+         "a run with an algorithm of a user is not reproduced"),
         (' and (key in new or not key.startswith("val/"))', "",
          "a run that was given more steps is not reproduced"),
         ('(key in new or not key.startswith("val/"))', 'not key.startswith("val/")',
@@ -523,6 +525,8 @@ MUTANTS = {
         ('max_context", "steps"', 'steps",', "resume may shrink the context"),
         ('", "steps"):', '",):', "resume may take steps back"),
         ("RUN_NAME.fullmatch(run) and ", "", "a page is written outside of runs/"),
+        ('(("env", config.env), ("algo", config.algo))', '(("env", config.env),)',
+         "an algorithm of a stored run may be code in runs/"),
         ("path.is_symlink()", "False", "a link in a run leads a figure elsewhere"),
         (r'rf"(^|,)\s*', 'rf"^', "the second environment of a stored mixture may be code in runs/"),
         ("dataclasses.replace(read_config(folder), run=run", "read_config(folder",
@@ -1195,6 +1199,8 @@ MUTANTS = {
     "options.py": [
         ("float(value) if want is float and type(value) is int else value", "value",
          "a whole number is refused where a fraction may stand"),
+        ("items() if name not in NOT_OF_ALGO", "items()",
+         "an algorithm of a user may choose the environment"),
     ],
     "formats.py": [
         ("if max_new_tokens else []", "if False else []", "the prompt tells no limit"),

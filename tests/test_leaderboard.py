@@ -32,6 +32,7 @@ from benchmarks.leaderboard import (
 from minragen import config as settings
 from minragen import starpo, train
 from minragen.envs import REGISTRY
+from minragen.run import reproduce
 
 
 def row(env, algo, seed, test, rate="1", **more):
@@ -117,6 +118,7 @@ class TestRule:
 
         assert said("grpo") == "6 of 6 runs to train, 2 at a time: about 9 minutes"
         assert said("grpo", "ppo").endswith("about 22 minutes")  # a critic takes longer
+        assert said(*["ppo"] * 10).endswith("about 2.2 hours")
         fill(("webshop", "grpo"), tmp_path / "rows.json", {})
         assert said("grpo").startswith("0 of 6 runs")
 
@@ -202,12 +204,22 @@ def here(runs, tmp_path, monkeypatch):
 
 
 class TestOwnAlgorithm:
-    def test_the_ten_lines_of_the_page_train_and_resume(self, here, runs):
+    @staticmethod
+    def forget():
+        """As a new process begins."""
+        del sys.modules["my_algo"], starpo.ESTIMATORS["median"]
+
+    def test_the_ten_lines_of_the_page_train_resume_and_are_reproduced(self, here, runs):
         run("--algo my_algo:preset --steps 1 --run a", *BRIEF)
-        del sys.modules["my_algo"], starpo.ESTIMATORS["median"]  # a new process has neither
+        self.forget()
         run("--run a --resume --steps 2")
-        assert [line["step"] for line in read_lines(runs / "a" / "metrics.jsonl")][-1] == 2
-        assert json.loads((runs / "a" / "config.json").read_text())["advantages"] == "median"
+        self.forget()
+        with pytest.raises(SystemExit) as stop:
+            reproduce.main(["a"])
+        assert stop.value.code == 0
+        for name in ("a", "a-again"):
+            assert read_lines(runs / name / "metrics.jsonl")[-1]["step"] == 2
+            assert json.loads((runs / name / "config.json").read_text())["advantages"] == "median"
 
     def test_the_command_of_the_page_gives_it_a_row(self, here):
         done = subprocess.run(
@@ -240,8 +252,9 @@ class TestOwnAlgorithm:
 
     def test_words_that_mean_nothing_are_refused(self, capsys):
         for words, said in ((["--env", "bandi"], "unknown env 'bandi': did you mean 'bandit'"),
-                            (["--workrs", "2"], "unknown option '--workrs': did you mean '--workers'"),
+                            (["--workrs", "2"], "did you mean '--workers'"),
                             (["--model", "a", "--quick"], "a model takes neither --algo nor"),
+                            (["--warmup-steps", "2"], "--warmup-steps needs --model"),
                             (["--model", "tiny"], "tiny plays easier versions of the"),
                             (["--algo", "grop"], "unknown algo 'grop': did you mean 'grpo'")):
             with pytest.raises(SystemExit) as stop:
@@ -270,6 +283,16 @@ class TestModels:
         assert "bandit, split test: 2 episodes" in capsys.readouterr().out
         monkeypatch.setattr(leaderboard.evaluation, "measure", None)
         leaderboard.main(words)
+
+    def test_supervised_steps_are_none_unless_asked_for_and_then_the_row_says_so(
+            self, begun, stored_at, monkeypatch):
+        monkeypatch.setattr(leaderboard.evaluation, "measure", lambda name, config, *_, **__:
+                            sys.exit(f"{name}: {config.warmup_steps}"))
+        words = ["--model", str(begun / "checkpoint"), "--env", "bandit"]
+        for more, said in (([], "checkpoint: 0"), (["--warmup-steps", "3"],
+                                                   "checkpoint, 3 supervised steps: 3")):
+            with pytest.raises(SystemExit, match=f"^{said}$"):
+                leaderboard.main([*words, *more])
 
     def test_the_table_has_a_row_for_each_model_and_player_and_one_for_tiny(self, stored_at):
         assert leaderboard.models_table() == "No model is stored yet."
