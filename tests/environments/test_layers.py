@@ -114,11 +114,11 @@ class TestLayer:
         ("minragen.envs:TextEnv", "there is no such subclass of Layer"),
         ("minragen.envs:Nothing", "there is no such subclass of Layer")])
     def test_one_that_cannot_be_is_refused(self, layer, said):
-        assert said in message("--layer", layer)
+        assert said in message("--print-config", "--layer", layer)
 
     def test_none_fits_around_an_environment_that_writes_its_own_step(self):
         assert "no layer fits around Lottery: it writes its own step()" in message(
-            "--env", "toys:Lottery", "--layer", "reminder")
+            "--print-config", "--env", "toys:Lottery", "--layer", "reminder")
 
 
 class TestActionNoise:
