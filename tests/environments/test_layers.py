@@ -5,7 +5,7 @@ import re
 from collections import Counter
 
 import pytest
-from conftest import message
+from conftest import message, parsed
 from playing import begun
 from scipy.stats import binomtest, chi2_contingency, chisquare
 from test_env_contract import (  # noqa: F401  collected here, too
@@ -21,13 +21,18 @@ from test_env_contract import (  # noqa: F401  collected here, too
     random_player,
 )
 from test_readme import code_blocks
+from toys import tiny
 from training import metrics, run
 
 from minragen import eval as evaluation
 from minragen.__main__ import main as command
+from minragen.chat import Reply, Trajectory, Turn
 from minragen.environments.layers import NOTHING_NEW
-from minragen.envs import REGISTRY, Outcome, image_of, make
+from minragen.envs import REGISTRY, EnvGroups, Outcome, image_of, make
+from minragen.look import play as on_screen
 from minragen.look import report
+from minragen.run import bundled
+from minragen.run.groups import env_groups
 from minragen.run.runs import read_config
 
 NOISE, DROPOUT = "action_noise,probability=0.3", "observation_dropout,probability=0.3"
@@ -37,14 +42,13 @@ ENV_NAMES = [f"{name} {NOISE} {DROPOUT}" for name in sorted(REGISTRY)]
 
 def executed(env, action, count):
     """Ask for an action again and again. Returns what the environment executed, in its order."""
-    done, inner = [], env.unwrapped
-    inner._act = lambda action: done.append(action) or Outcome(0.0)
-    for seed in itertools.count():
+    done, turns = [], env.budget.max_turns
+    env.unwrapped._act = lambda action: done.append(action) or Outcome(0.0)
+    for seed in range(count // turns):
         env.reset(seed=seed)
-        for _ in range(env.budget.max_turns):
-            env.step(" || ".join([action] * env.budget.max_actions_per_turn))
-        if len(done) >= count:
-            return done
+        for _ in range(turns):
+            env.step(action)
+    return done
 
 
 def episode(env, seed=0, member=0, player=None):
@@ -110,11 +114,11 @@ class TestLayer:
         ("minragen.envs:TextEnv", "there is no such subclass of Layer"),
         ("minragen.envs:Nothing", "there is no such subclass of Layer")])
     def test_one_that_cannot_be_is_refused(self, layer, said):
-        assert said in message("--layer", layer)
+        assert said in message("--print-config", "--layer", layer)
 
     def test_none_fits_around_an_environment_that_writes_its_own_step(self):
         assert "no layer fits around Lottery: it writes its own step()" in message(
-            "--env", "toys:Lottery", "--layer", "reminder")
+            "--print-config", "--env", "toys:Lottery", "--layer", "reminder")
 
 
 class TestActionNoise:
@@ -159,7 +163,8 @@ class TestActionNoise:
         env = begun("sokoban", layers=["action_noise,probability=1"])
         info = env.step("Up || Jump")[4]
         assert (info["replaced"], info["valid"]) == (1.0, 0.0)
-        assert begun("sokoban", layers=["action_noise,probability=0"]).step("Up")[4]["replaced"] == 0
+        env = begun("sokoban", layers=["action_noise,probability=0"])
+        assert env.step("Up")[4]["replaced"] == 0.0
 
 
 class TestObservationDropout:
@@ -170,7 +175,8 @@ class TestObservationDropout:
             for turn in episode(env, seed, player=lambda env: "Up || Up"):
                 hidden = NOTHING_NEW in turn[0]
                 assert hidden == (image_of(turn[0]) is None) == ("Targets" not in turn[0])
-                assert turn[0].startswith("Reward: ") and (any(turn[2:4]) or "Turns left" in turn[0])
+                assert turn[0].startswith("Reward: ")
+                assert any(turn[2:4]) or "Turns left" in turn[0]
                 shown.append(not hidden)
         assert binomtest(shown.count(False), len(shown), 0.3).pvalue > 0.01
 
@@ -211,8 +217,8 @@ class TestReminder:
 class TestRuns:
     """A run keeps its layers: the page's, of ten lines, and two of ours."""
 
-    SMALL = ("--env sokoban --num-groups 2 --group-size 2 --val-size 2 --val-every 1 --save-every 1 "
-             "--warmup-steps 2 --max-context 900")
+    SMALL = ("--num-groups 2 --group-size 2 --val-size 2 --val-every 1 --save-every 1 "
+             "--warmup-steps 2 --max-turns 2 --filter none")
     LAYERS = ("--layer", "fog:Fog,every=3", "--layer", NOISE, "--layer", "reminder")
 
     @pytest.fixture
@@ -224,55 +230,88 @@ class TestRuns:
         (tmp_path / "fog.py").write_text("\n".join(lines))
         return runs
 
-    def test_it_trains_and_resumes_as_if_it_had_not_stopped(self, fog, capsys):
+    def test_it_trains_resumes_and_is_measured_inside_its_layers(self, fog, capsys):
         run(f"--run a --steps 1 {self.SMALL}", *self.LAYERS)
         assert "fog:Fog,every=3" in capsys.readouterr().out  # what differs from the preset
         run("--run a --resume --steps 2")
         run(f"--run b --steps 2 {self.SMALL}", *self.LAYERS)
         one, other = ([line for line in metrics(fog / name) if "policy_loss" in line]
                       for name in "ab")
-        assert len(one) == 2 and one == other and all(line["replaced"] > 0 for line in one)
+        assert len(one) == 2 and one == other and one[0]["grad_norm"] > 0
         assert read_config(fog / "a").layer == self.LAYERS[1::2]
         assert "keeps the run's settings: layer was" in message(
             "--run", "a", "--resume", "--layer", "reminder")
-
-    def test_evaluation_replay_and_report_play_inside_its_layers(self, fog, capsys):
-        run(f"--run a --steps 1 {self.SMALL}", *self.LAYERS)
-        evaluation.main(["--run", "a", "--size", "4"])
+        capsys.readouterr()
         evaluation.main(["--run", "a", "--show"])
-        assert capsys.readouterr().out.count("Before:\n") > 4
-        loaded = report.Run(fog / "a")
-        boards = report.boards_of(loaded.config)
-        episodes = [e for e in map(dict, loaded.episodes) if len(e["messages"]) > 3]
-        assert episodes and all(len(boards(e)) == len(e["messages"]) // 2 + 1 for e in episodes)
+        assert capsys.readouterr().out.count("Before:\n") >= 3  # the second turn of each episode
 
-    def test_a_model_or_a_person_plays_inside_of_the_given_ones(self, capsys, monkeypatch):
-        evaluation.main(["--env", "bandit", "--model", "tiny", "--size", "2", "--layer", NOISE])
+    def test_an_episode_is_played_again_inside_the_layers_for_its_boards(self, fog):
+        """On the page and in the terminal: the same actions are replaced."""
+        config = parsed("--layer", NOISE, "--layer", "fog:Fog", "--env-arg", "frozen=1.0")
+        env, turns, boards, cells = env_groups(config, "val").envs[0], [], [], []
+        observation, _ = env.reset(seed=3, options={"member": 1})
+        messages, over = [{"role": "system", "content": env.system_prompt}], False
+        while not over:
+            boards, cells, answer = [*boards, env.grid()], [*cells, env.cells()], "Up || Down"
+            messages += [{"role": "user", "content": observation},
+                         {"role": "assistant", "content": f"</think><answer>{answer}</answer>"}]
+            turns.append(Turn(observation, answer, Reply(answer=answer), 0.0, None))
+            observation, _, *ends, _ = env.step(answer)
+            over = any(ends)
+        assert len({*boards}) > 2  # without noise there are two
+        assert report.boards_of(config)({
+            "split": "val", "env": "frozenlake", "seed": 3, "member": 1, "messages": messages}
+            ) == [*cells, env.cells()]
+        t = Trajectory("frozenlake", 3, 0, 1, turns=turns)
+        assert on_screen.boards_of(env, t) == [*boards, env.grid()]
+
+    def test_a_model_or_a_person_plays_inside_of_the_given_ones(self, capsys):
+        (_, config, _), = evaluation.subjects(evaluation.arguments(
+            ["--env", "bandit", "--model", "tiny", "--layer", NOISE, "--layer", DROPOUT]))
+        assert config.layer == (NOISE, DROPOUT)
         answers = iter(["Up"] * 3)
-        monkeypatch.setattr("minragen.eval.play.__defaults__", (lambda _: next(answers), print))
-        with pytest.raises(StopIteration):
-            command(["play", "sokoban", "--layer", "observation_dropout,probability=1"])
-        assert capsys.readouterr().out.count(NOTHING_NEW) == 1 + 3
+
+        def ask(_):
+            try:
+                return next(answers)
+            except StopIteration:
+                raise EOFError from None
+
+        on_screen.play("sokoban", "train", 0, {"layers": ["observation_dropout,probability=1.0"]},
+                       ask)
+        assert capsys.readouterr().out.count(NOTHING_NEW) == 1 + 3  # the prompt tells it, too
+        with pytest.raises(SystemExit, match="unknown layer 'x'"):
+            command(["play", "sokoban", "--layer", "x"])
+        with pytest.raises(SystemExit, match="2"):
+            evaluation.main(["--run", "a", "--layer", NOISE])
+        assert "--layer has no effect with --run" in capsys.readouterr().err
 
     def test_runs_inside_different_layers_are_not_compared(self, fog):
         for name, layers in (("a", self.LAYERS), ("b", ())):
             run(f"--run {name} --steps 1 {self.SMALL}", *layers)
-        with pytest.raises(SystemExit, match="cannot be compared: they play 'sokoban .*fog:Fog"):
+        with pytest.raises(SystemExit, match="cannot be compared: they play 'frozenlake .*fog:Fog"):
             evaluation.main(["--run", "a b", "--size", "2"])
 
-    def test_weights_that_were_warmed_up_without_layers_are_not_taken(self, runs, capsys):
-        """Also if nothing of the layer can be seen in the first demonstrations."""
-        small = self.SMALL.replace("--warmup-steps 2", "").replace("sokoban", "bandit")
-        run(f"--run a --steps 1 {small}")
-        assert "bundled weights" in capsys.readouterr().out
-        for name in "bc":
-            run(f"--run {name} --steps 1 {small} --warmup-steps 2", "--layer",
-                f"observation_dropout,probability=0.{name == 'c' or 9}")
-        said = capsys.readouterr().out
-        assert said.count("made now") == 2
+    def test_weights_that_were_warmed_up_without_layers_are_not_taken(self, fog):
+        """Also if the first demonstrations do not show the layers, as in bandit's only turn."""
+        (fog.parent / "silent.py").write_text("from minragen.environments.layers import Layer\n"
+                                              "class Silent(Layer):\n    pass\n")
+        keys = set()
+        for layers in ((), ("silent:Silent",), ("silent:Silent",) * 2):
+            groups = EnvGroups("bandit", 4, 1, layers=layers)
+            keys.add(bundled.warmup_key(*tiny("bandit"), groups, 1))
+        assert len(keys) == 3
+
+    def test_a_fault_of_a_layer_has_its_line_and_its_name(self, fog):
+        (fog.parent / "broken.py").write_text(
+            "from minragen.environments.layers import Layer\n\n\nclass Broken(Layer):\n"
+            "    def render_text(self):\n        return {}['state']\n")
+        groups = env_groups(parsed("--layer", "broken:Broken"), "val")
+        assert str(groups.reset(0)[0].fault) == (
+            "broken:Broken raised KeyError: 'state' (broken.py:6 in render_text).")
 
     def test_python_in_the_folder_of_a_run_is_not_imported(self, fog):
-        run(f"--run a --steps 1 {self.SMALL}", "--layer", "reminder")
+        run(f"--run a --steps 1 {self.SMALL}", *self.LAYERS)
         path = fog / "a" / "config.json"
         path.write_text(path.read_text().replace('"reminder"', '"runs.a.evil:Evil"'))
         (fog / "a" / "evil.py").write_text("open('it ran', 'w')")

@@ -13,7 +13,7 @@ from test_env_contract import (  # noqa: F401  collected here, too
 
 from minragen.envs import REGISTRY
 
-LAYERS = ("action_noise,probability=0.3", "observation_dropout,probability=0.3", "reminder,states=3",
-          "observation_dropout,probability=0.3 reminder")
+LAYERS = ("action_noise,probability=0.3", "observation_dropout,probability=0.3",
+          "reminder,states=3", "observation_dropout,probability=0.3 reminder")
 ENV_NAMES = [f"{name} {layers}" for name in (*sorted(REGISTRY), "boards:Lake", "boards:Room")
              for layers in LAYERS]
