@@ -525,7 +525,7 @@ MUTANTS = {
         ('max_context", "steps"', 'steps",', "resume may shrink the context"),
         ('", "steps"):', '",):', "resume may take steps back"),
         ("RUN_NAME.fullmatch(run) and ", "", "a page is written outside of runs/"),
-        ('(("env", config.env), ("algo", config.algo))', '(("env", config.env),)',
+        ("(config.env, config.algo, *config.layer)", "(config.env, *config.layer)",
          "an algorithm of a stored run may be code in runs/"),
         ("path.is_symlink()", "False", "a link in a run leads a figure elsewhere"),
         (r'rf"(^|,)\s*', 'rf"^', "the second environment of a stored mixture may be code in runs/"),
