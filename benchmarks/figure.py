@@ -220,21 +220,6 @@ def vision_table():
                   "test split, images of others", "minutes"), rows)
 
 
-def tokens_table():
-    """How often a clipped update was that of a few tokens: runs/readme-tokens.json, seeds summed."""
-    lines, rows = json.loads((ROOT / "runs" / "readme-tokens.json").read_text()), []
-    for env, kl in dict.fromkeys((line["env"], line["kl"]) for line in lines):
-        runs = [line for line in lines if (line["env"], line["kl"]) == (env, kl)]
-        updates, clipped, of_few = (
-            sum(run[name] for run in runs) for name in ("updates", "clipped", "of_few"))
-        rows.append([env, kl or "none", f"{clipped / updates:.1%}", f"{of_few:,} of {clipped:,}",
-                     f"{max(run['largest_norm'] for run in runs):,.1f}",
-                     *(f"{np.mean([run[name] for run in runs]):.3f}" for name in (
-                         "val/success", "val/success_greedy", "test/success"))])
-    return table(("environment", "KL in the loss", "clipped updates", "due to 4 tokens",
-                  "largest norm", "validation", "greedy", "test"), rows)
-
-
 def table(names, rows):
     head, *body = (f"| {' | '.join(cells)} |" for cells in (names, *rows))
     return "\n".join([head, "|" + "---|" * len(names), *body])
@@ -345,7 +330,6 @@ def mutants_result():
 # page -> {name of a block in it: function that makes its text}
 PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headline_table},
          "docs/environments.md": {"environments": environments_table},
-         "docs/algorithms.md": {"tokens": tokens_table},
          "docs/metrics.md": {"warnings": alarms.table},
          "docs/models.md": {"lora": lora_table},
          "docs/vision.md": {"episode": partial(episode_of, "readme-frozenlake-image-grpo-s0"),
