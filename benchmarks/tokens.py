@@ -104,7 +104,8 @@ def measure(task):
             last = train.train(learner, groups, config, log)
         last |= [line for line in log.history if "val/success" in line][-1]
     return {"env": env, "kl": kl, "seed": seed, **counts} | {
-        name: last[name] for name in ("val/success", "val/success_greedy", "test/success")}
+        name: last[name] for name in ("val/success", "val/success_greedy", "test/success",
+                                      "elapsed")}
 
 
 def tasks():

@@ -410,7 +410,7 @@ MUTANTS = {
     "data/presets.toml": [
         ("filter_value = 0.25", "filter_value = 0.75",
          "StarPO-S keeps three quarters of the groups"),
-        ("steps = 80\nwarmup_steps = 1600", "steps = 80\nwarmup_steps = 800",
+        ("steps = 110\nwarmup_steps = 1600", "steps = 110\nwarmup_steps = 800",
          "the preset has half of the demonstrations of the stored runs"),
         ("lr_final = 0.1", "lr_final = 1.0", "the presets' learning rates do not decay"),
     ],

@@ -287,7 +287,7 @@ class TestPage:
         assert "val_size=64" in told.pop("settings")
         assert told == {
             "run": "frozenlake with grpo, model tiny, seed 0", "best validation": "0.562 at step 4",
-            "regime": "compressed", "time": "8 of 80 steps in 0.3 minutes", "commit": "1a2b3c4",
+            "regime": "compressed", "time": "8 of 110 steps in 0.3 minutes", "commit": "1a2b3c4",
             "to repeat it": "make reproduce RUN=a"} | {
                 name: f"success {n / 64:.3f}, {INTERVAL.format(*wilson(n, 64))}, 64 episodes"
                 for name, n in (("validation, step 0", 32), ("validation, step 8", 33),
