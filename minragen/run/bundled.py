@@ -40,7 +40,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from minragen.cache import micro_batches
-from minragen.chat import ChatFrame, Reply, Trajectory
+from minragen.chat import ChatFrame, Reply, StopReason, Trajectory
 from minragen.environments.data import cache_folder
 from minragen.envs import SEPARATOR, SPLITS
 from minragen.fast.policies import faster
@@ -259,16 +259,15 @@ def demonstrate(frame, groups, step):
             t, outcome = trajectories[row], outcomes.get(row, ("", 0.0, True, False, {}))
             if isinstance(outcome, Exception):
                 raise outcome
-            observation, reward, terminated, truncated, _ = outcome
             if frame.describes:  # knows the future, slips included
                 parts[row]["prediction"] = f" {groups.envs[row].describe()}"
             ids = frame.encode(frame.write(parts[row]))
-            t.add_reply(ids, [0.0] * len(ids), turn=len(t.turn_rewards))
-            t.turn_rewards.append(reward)
-            if terminated or truncated:
+            t.add_reply(ids, [0.0] * len(ids), turn=len(t.turns))
+            t.end_turn("", Reply(), StopReason.ANSWER, outcome)
+            if t.stop:
                 live = [r for r in live if r != row]
             else:
-                t.add_prompt(frame.between(ids[-1], observation))
+                t.add_prompt(frame.between(ids[-1], t.observation))
     return trajectories
 
 
