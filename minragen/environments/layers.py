@@ -161,8 +161,8 @@ class Reminder(Layer):
                           *(["Now:"] if self.earlier else []), self.env.render_text()])
 
     def shallow_answer(self, texts):
-        now = re.sub(r"^Before:\n.*^Now:\n", "", texts[-1], flags=re.DOTALL | re.MULTILINE)
-        return self.env.shallow_answer([*texts[:-1], now])
+        return self.env.shallow_answer([re.sub(
+            r"^Before:\n.*^Now:\n", "", text, flags=re.DOTALL | re.MULTILINE) for text in texts])
 
 
 LAYERS = {"action_noise": ActionNoise, "observation_dropout": ObservationDropout,
