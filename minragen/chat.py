@@ -130,6 +130,11 @@ class Trajectory:
     def response_tokens(self):
         return sum(sum(sequence.response_mask) for sequence in self.sequences)
 
+    @property
+    def void(self):
+        """Whether the environment found a turn without a valid answer."""
+        return self.metrics.get("valid", 1.0) < 1
+
     def fail(self, exception):
         """End the episode because its environment raised."""
         self.stop, self.error = StopReason.ENV_ERROR, f"{type(exception).__name__}: {exception}"
@@ -142,11 +147,6 @@ class Trajectory:
     def add_reply(self, ids, logprobs, turn):
         """Append the ids of reply number `turn` with the logprobs they were sampled with."""
         self.sequences[-1].add(ids, logprobs, True, turn)
-
-    @property
-    def void(self):
-        """Whether the environment found a turn without a valid answer."""
-        return self.metrics.get("valid", 1.0) < 1
 
     def end_turn(self, text, reply, stop, outcome, state=""):
         """Note what a reply did. outcome: what env.step returned, or an exception that it raised;

@@ -367,8 +367,8 @@ def make_batch(trajectories):
         last = {turn: position for position, turn in enumerate(sequence.turn_ids) if turn >= 0}
         for turn, position in last.items():
             rewards[b, position] = t.turn_rewards[turn]
-            state = t.turns[turn].state if t.turns else turn  # written by hand, without turns
-            state_ids[b, position] = states.setdefault((t.group_id, state), len(states))
+            state_ids[b, position] = states.setdefault((t.group_id, t.turns[turn].state),
+                                                       len(states))
         predicted_mask[b, sequence.predicted] = True
     lengths = torch.tensor([len(sequence.tokens) for sequence, _, _ in rows])
     return Batch(

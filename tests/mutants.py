@@ -183,7 +183,7 @@ MUTANTS = {
          "metrics are one process's share of the mini-batch"),
     ],
     "rollout.py": [
-        ("setdefault((t.group_id, state)", "setdefault(state",
+        ("setdefault((t.group_id, t.turns[turn].state)", "setdefault(t.turns[turn].state",
          "GiGPO compares turns of different groups"),
         ("len(self.ids) == self.cap", "len(self.ids) > self.cap",
          "a reply is a token longer than allowed"),

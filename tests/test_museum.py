@@ -4,6 +4,7 @@ result, and asserts that minRAGEN does not give it. Its docstring names where th
 import copy
 import itertools
 import zlib
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -28,7 +29,8 @@ def written(*rows):
     """A batch of one-turn trajectories (group, return, tokens of the reply) after equal prompts."""
     trajectories = []
     for member, (group, episode_return, length) in enumerate(rows):
-        t = rollout.Trajectory("frozenlake", group, group, member, turn_rewards=[episode_return])
+        t = rollout.Trajectory("frozenlake", group, group, member, turn_rewards=[episode_return],
+                               turns=[SimpleNamespace(state="")])
         t.add_prompt([3, 4, 5])
         t.add_reply([*range(10, 10 + length)], [0.0] * length, 0)
         trajectories.append(t)

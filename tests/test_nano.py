@@ -3,6 +3,7 @@
 import ast
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import check
 import pytest
@@ -46,7 +47,8 @@ def test_the_gradients_of_each_optimizer_step_are_those_of_train(played, monkeyp
     rows = [Sequence(e.tokens, e.response_mask, [mask - 1 for mask in e.response_mask],
                      e.sample_logprobs) for e in episodes]
     batch = make_batch([Trajectory("", 0, i // 4, i % 4, turn_rewards=[e.episode_return],
-                                   sequences=[rows[i]]) for i, e in enumerate(episodes)])
+                                   turns=[SimpleNamespace(state="")], sequences=[rows[i]])
+                        for i, e in enumerate(episodes)])
     batch, _ = trainer.compute_targets(learner, batch, config)
     metrics = trainer.update(learner, batch, config, step=1)
     assert len({len(e.tokens) for e in episodes}) > 1 and 0.1 < metrics["clip_fraction"] < 0.9

@@ -20,6 +20,7 @@ class EchoFrame(ChatFrame):
     """A ChatFrame that notes where the tokens of states are."""
 
     def next(self, trajectory, rules):
+        """As ChatFrame's; also notes the positions of the state in what it appends."""
         begin = len(trajectory.tokens)
         if fits := super().next(trajectory, rules):
             places = self.places(trajectory.tokens[begin:], trajectory.observation,
