@@ -14,7 +14,8 @@ class TestTeacher:
         assert gap[0] > 1e-3 and sum(gap[-3:]) < 0.5 * sum(gap[:3])
 
     def test_what_cannot_teach_is_refused_with_a_sentence(self, runs):
-        run("--env frozenlake --run lake --steps 1 --num-groups 2 --group-size 2 --val-size 2")
+        run("--env frozenlake --run lake --steps 1 --num-groups 2 --group-size 2 --val-size 2 "
+            "--warmup-steps 0")
         for teacher, options, said in (
                 ("lake", DISTIL, "its tokenizer is another one than that of 'tiny'"),
                 ("nobody", DISTIL, "cannot load model 'nobody'"),

@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import message
-from test_readme import ROOT, code_blocks
+from test_readme import code_blocks
 from training import BRIEF, read_lines, run
 
 from benchmarks import figure, leaderboard
@@ -220,17 +218,6 @@ class TestOwnAlgorithm:
         for name in ("a", "a-again"):
             assert read_lines(runs / name / "metrics.jsonl")[-1]["step"] == 2
             assert json.loads((runs / name / "config.json").read_text())["advantages"] == "median"
-
-    def test_the_command_of_the_page_gives_it_a_row(self, here):
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.leaderboard", "--algo", "my_algo:preset", "--env",
-             "bandit", "--quick"], env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, check=True)
-        first, *lines = done.stdout.splitlines()
-        assert first == "6 of 6 runs to train, 1 at a time: seconds each"
-        assert sum(line.startswith("bandit ") for line in lines) == 6
-        assert lines[-2].startswith("|  | `my_algo:preset` |  | 0.")
-        assert lines[-1].startswith("my_algo:preset beside the others in bandit")
 
     def test_a_change_of_its_file_is_seen(self, here):
         before = candidates("bandit", "my_algo:preset")

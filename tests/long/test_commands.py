@@ -21,6 +21,7 @@ from benchmarks.figure import ROOT
 fork = test_project.fork
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "
          "--warmup-steps 0 --save-every 1")
+OWN = "make leaderboard ALGO=my_algo:preset"  # has a test of its own
 SHORT_BENCH = "--trajectories 4 --turns 1 --new-tokens 2 --repeats 1 --group-size 2"
 
 
@@ -91,9 +92,10 @@ def shortened(command):
              "leaderboard": "--quick",
              "test": "--collect-only tests/test_env_contract.py"}.get(target, "")
     if "MODEL=smollm2" in words:
-        extra += " --num-groups 1 --val-size 1"
+        extra = ("--env bandit --size 2" if target == "leaderboard" else
+                 f"{extra} --num-groups 1 --val-size 1")
     given = "".join(w.removeprefix("ARGS=") for w in words if w.startswith("ARGS="))
-    given = re.sub(r"--(steps|samples) \d+", r"--\1 2", given)
+    given = re.sub(r"--(steps|samples|warmup-steps) \d+", r"--\1 2", given)
     return ["make", "-o", ".venv/ready", "-o", ".venv/lean",
             *(re.sub("^STEPS=.*", "STEPS=2", w) for w in words[1:] if not w.startswith("ARGS=")),
             *[f"ARGS={given} {extra}"] * bool(given or extra)]
@@ -104,7 +106,8 @@ class TestCommands:
         assert commands("README.md") == ["make train ENV=frozenlake", "make test"]
 
     @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
-    @pytest.mark.parametrize("command", dict.fromkeys(itertools.chain(*map(commands, PAGES))))
+    @pytest.mark.parametrize("command", dict.fromkeys(
+        command for command in itertools.chain(*map(commands, PAGES)) if OWN not in command))
     def test_it_runs_as_written(self, checkout, command, monkeypatch, capfd):
         if "smollm2" in command and not os.environ.get("MINRAGEN_TEST_SMOLLM2"):
             pytest.skip("downloads 93 MB: set MINRAGEN_TEST_SMOLLM2=1 to run it")
@@ -153,6 +156,13 @@ class TestCommands:
         (shown,) = (block for block in code_blocks("running.md", "text") if "solver" in block[-1])
         assert printed[-4:] == shown[-4:] and printed[-7] == shown[1]
 
+    def test_an_algorithm_of_the_page_gets_a_row_of_the_leaderboard(self, checkout):
+        first, *lines = run(shortened(f"{OWN} ENV=bandit"), checkout).splitlines()
+        assert first == "6 of 6 runs to train, 1 at a time: seconds each"
+        assert sum(line.startswith("bandit ") for line in lines) == 6
+        assert lines[-2].startswith("|  | `my_algo:preset` |  | 0.")
+        assert lines[-1].startswith("my_algo:preset beside the others in bandit")
+
     def test_a_new_estimator_is_fifteen_lines_in_one_place(self):
         estimator, _ = code_blocks("CONTRIBUTING.md", "python")
         assert len(estimator) <= 15
@@ -161,7 +171,8 @@ class TestCommands:
         makefile = (checkout / "Makefile").read_text()
         targets = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
         assert {line.split()[1] for line in run(["make"], checkout).splitlines()} == targets
-        named = set(re.findall(r"`make (\w+)", "".join(PAGES.values())))
+        named = set(re.findall(r"`make (\w+)", "".join(
+            text for page, text in PAGES.items() if page != "history.md")))  # it names old ones
         assert {"check", "test", "mutants", "figure"} <= named <= targets
 
 
