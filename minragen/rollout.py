@@ -23,16 +23,18 @@ Tests: `python -m pytest tests/test_rollout.py`.
 """
 
 import math
+import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from minragen.cache import KVSlots
-from minragen.chat import StopReason, Trajectory
+from minragen.cache import KVSlots, joined
+from minragen.chat import Reply, StopReason, Trajectory
 from minragen.noise import noise_keys, uniforms
 
 MASS = 2**38  # probabilities are whole multiples of 1 / MASS; less likely tokens are never drawn
@@ -47,7 +49,8 @@ class Rules:
     top_p: float = 1.0
     max_new_tokens: int = 64  # of a reply
     max_context: int = 1024  # tokens of a conversation
-    max_rows: int = 256  # conversations in one batch
+    max_rows: int = 256  # conversations at a time
+    feed_share: float = 1.0  # of the rows: so many ready ones are fed while others still sample
     token_budget: int = 8192  # padded ids in one forward pass of prompts or observations
     seed: int = 0  # of the noise
 
@@ -62,10 +65,7 @@ def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: No
     """
     trajectories = [first_prompt(frame, groups, row, observation, rules)
                     for row, observation in enumerate(groups.reset(first_seed))]
-    begun = [t for t in trajectories if not t.error]
-    for start in range(0, len(begun), rules.max_rows):
-        _Player(policy, frame, groups, begun[start:start + rules.max_rows], rules,
-                progress).play()
+    _Player(policy, frame, groups, [t for t in trajectories if not t.error], rules, progress).play()
     return trajectories
 
 
@@ -100,19 +100,24 @@ class _Row:
     """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    cached: int = 0  # how many of its ids are in its slot when a turn has ended
+    cached: int = 0  # how many of its ids are in its slot between replies; 0: none
+    ready: bool = True  # to be fed the ids that its slot lacks
+    times: tuple = ()  # when it was fed and when its reply was handed over, in seconds
     # -- of the reply
     cap: int = 0  # most tokens that it may have
     limit: StopReason | None = None  # its stop reason if it reaches the cap
     ids: list = field(default_factory=list)
     logprobs: list = field(default_factory=list)
     stop: StopReason | None = None
+    text: str = ""
+    reply: Reply | None = None
 
     def begin_reply(self, rules):
         room = rules.max_context - len(self.trajectory.tokens)
         self.cap, self.ids, self.logprobs, self.stop = min(room, rules.max_new_tokens), [], [], None
         self.limit = (StopReason.CONTEXT if room <= rules.max_new_tokens else
                       StopReason.MAX_NEW_TOKENS)
+        self.ready, self.times = False, (time.monotonic(),)
 
     def add(self, token, logprob, frame):
         """Add a token to the reply and note whether it ends it.
@@ -133,85 +138,142 @@ class _Row:
 
 
 class _Player:
-    """A batch of conversations from first prompt to last reply.
+    """Conversations that move on by themselves. A row is fed a prompt, samples a reply, and is away
+    until its environment has answered. Time goes to the right:
 
-    While replies are sampled, slot i holds the keys and values of `rows[i]`: of all its ids but the
-    last one that was sampled, which goes through the model with the next observation.
+        a   f s s s s s s - - . f s s s ...       f   it is fed: a prompt, or an observation
+        b   f s s s s - - - - . f s s s ...       s   its next token is sampled
+        c   f s s s - - - - - - - - - - . ...     -   away: its environment has the reply
+        d   f s s s s - - |                       .   ready: it waits for others to be fed with
+        e                       f s s s ...       |   its episode is over: e takes its slot
+
+    `_time_to_feed` is the one rule. Where environments answer at once, replies are handed over
+    together when the last one has ended, so all rows are in the same turn.
+
+    Slot i holds the keys and values of `rows[i]`: of all its ids but the last one that was sampled,
+    which goes through the model with the next observation. The first `sampling` rows sample.
     """
 
     def __init__(self, policy, frame, groups, trajectories, rules, progress):
         self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
-        self.rows, self.progress = [_Row(t) for t in trajectories], progress
+        self.share, self.progress = rules.feed_share if groups.waits else 1.0, progress
+        self.queue = [_Row(t) for t in trajectories]  # that have not begun
+        self.rows, self.away, self.sampling = [], {}, 0  # away: {row of the EnvGroups: _Row}
+        # Of the rows that sample: what they sample from, (n, V), and noise, (tokens to come, n).
+        self.slots, self.logits, self.noise = None, None, None
 
     def play(self):
-        """Turn after turn until no conversation is left."""
-        logits = self._prefill_prompts()
-        while True:
-            self._sample_replies(logits)
-            self._step_environments()
-            live = [i for i, row in enumerate(self.rows) if row.trajectory.stop is None]
-            if not live:
-                return
-            self.slots.bounds = torch.tensor([row.cached for row in self.rows])
-            self.rows = [self.rows[i] for i in live]
-            logits = (self._append_observations(live) if self.frame.appends else
-                      self._prefill_prompts())
+        """Play until no conversation is left."""
+        while self.queue or any(row.trajectory.stop is None for row in self.rows):
+            self._feed()
+            while not self._time_to_feed():
+                if self.sampling:
+                    self._sample_token()
+                if self.away:
+                    self._take_answers(wait=not self.sampling)
 
-    def _prefill_prompts(self):
-        """Prefill each distinct prompt once and copy its slot to the rows that begin with it."""
-        prompts = [tuple(row.trajectory.tokens) for row in self.rows]
-        distinct = {p: i for i, p in enumerate(dict.fromkeys(prompts))}
-        longest = max(map(len, distinct))
-        self.slots = KVSlots(self.policy.model, len(distinct), longest)
-        logits = self._forward(list(distinct))
-        index = [distinct[p] for p in prompts]
-        self.slots.gather(index, longest + self.rules.max_new_tokens)
-        return logits[*self._upload(torch.tensor(index))]
+    def _time_to_feed(self):
+        """Whether `feed_share` of the rows are ready, or any of them if nothing can be sampled. A
+        share of 1 waits for all."""
+        live = [row for row in self.rows if row.trajectory.stop is None]
+        begin = min(len(self.queue), self.rules.max_rows - len(live))
+        ready, total = begin + sum(row.ready for row in live), begin + len(live)
+        at_once = not self.sampling and self.share < 1
+        return ready >= (min(1, total) if at_once else self.share * total)
 
-    def _append_observations(self, live):
-        """Feed each row the ids that its slot lacks: the last sampled one and the observation.
+    def _feed(self):
+        """Feed the rows that are ready, so that they sample, too.
 
-        live: the slots that the rows had in the last turn
+        The new order of rows and slots: those that sample, that go on, that begin, that are away.
         """
-        fresh = [row.trajectory.tokens[row.cached:] for row in self.rows]
-        longest = max(len(row.trajectory.tokens) for row in self.rows)
+        slot_of = {id(row): i for i, row in enumerate(self.rows)}
+        live = [row for row in self.rows if row.trajectory.stop is None]
+        joining = self.queue[:self.rules.max_rows - len(live)]
+        del self.queue[:len(joining)]
+        sample, rest = live[:self.sampling], live[self.sampling:]
+        go_on = [row for row in rest if row.ready and row.cached]
+        begin = [row for row in rest if row.ready and not row.cached] + joining
+        away = [row for row in rest if not row.ready]
+        self.rows = sample + go_on + begin + away
+        fresh = [row.trajectory.tokens[row.cached:] for row in go_on]
+        first, index, first_logits = self._prefill(begin)
         # The padding of shorter rows is written, too, and needs room.
-        padded = max(row.cached for row in self.rows) + max(map(len, fresh))
-        self.slots.gather(live, max(longest + self.rules.max_new_tokens, padded))
-        return self._forward(fresh)
+        padded = max((row.cached for row in go_on), default=0) + max(map(len, fresh), default=0)
+        longest = max(len(row.trajectory.tokens) for row in self.rows)
+        self.slots = joined([(self.slots, [slot_of[id(row)] for row in sample + go_on]),
+                             (first, index), (self.slots, [slot_of[id(row)] for row in away])],
+                            max(longest + self.rules.max_new_tokens, padded))
+        self.logits = torch.cat([*([self.logits] if sample else []),
+                                 *self._forward(self.slots, fresh, len(sample)), *first_logits])
+        self.noise = self._begin_replies(go_on + begin)
 
-    def _forward(self, fresh):
-        """Feed row i the ids fresh[i], `token_budget` ids at a time. Returns the logits (n, V)
-        after each row's last one."""
-        bounds, logits = self.slots.bounds + torch.tensor([len(ids) for ids in fresh]), []
-        rows = max(1, self.rules.token_budget // max(map(len, fresh)))
+    def _prefill(self, rows):
+        """Prefill each distinct prompt once. Returns the slots, the index of the slot that each row
+        begins with, and its logits."""
+        prompts = [tuple(row.trajectory.tokens) for row in rows]
+        distinct = {p: i for i, p in enumerate(dict.fromkeys(prompts))}
+        if not rows:
+            return None, [], []
+        slots = KVSlots(self.policy.model, len(distinct), max(map(len, distinct)))
+        logits = torch.cat(self._forward(slots, list(distinct)))
+        index = [distinct[p] for p in prompts]
+        return slots, index, [logits[*self._upload(torch.tensor(index))]]
+
+    def _forward(self, slots, fresh, first=0):
+        """Feed slot first + i the ids fresh[i], `token_budget` ids at a time. Returns the logits
+        (n, V) after each one's last id, in parts."""
+        bounds, logits = slots.bounds.clone(), []
+        rows = max(1, self.rules.token_budget // max(map(len, fresh), default=1))
         for start in range(0, len(fresh), rows):
             part = [torch.tensor(ids) for ids in fresh[start:start + rows]]
-            counts, tokens = self._upload(torch.tensor([len(ids) for ids in part]),
-                                          pad_sequence(part, batch_first=True))
-            logits.append(self.policy.extend(self.slots, tokens, counts, start))
-        self.slots.bounds = bounds  # the lengths, on the CPU; `extend` also counted padding
-        return torch.cat(logits)
+            counts = torch.tensor([len(ids) for ids in part])
+            bounds[first + start:][:len(part)] += counts
+            counts, tokens = self._upload(counts, pad_sequence(part, batch_first=True))
+            logits.append(self.policy.extend(slots, tokens, counts, first + start))
+        slots.bounds = bounds  # the lengths, on the CPU; `extend` also counted padding
+        return logits
 
-    def _sample_replies(self, logits):
-        """Sample the next token of all rows, again and again, until every reply has stopped.
+    def _begin_replies(self, rows):
+        """Begin an empty reply in each row. Returns the noise of these rows' tokens behind what is
+        left of that of the rows that sample, (max_new_tokens, n)."""
+        for row in rows:
+            row.begin_reply(self.rules)
+        trajectories = [row.trajectory for row in rows]
+        positions = torch.tensor([len(t.tokens) for t in trajectories])
+        # Noise depends on the position. Where each turn begins a new row of tokens, turns must not
+        # share positions, or else equal prompts would get equal replies.
+        if not self.frame.appends:
+            positions += torch.tensor([len(t.turns) for t in trajectories]) * self.rules.max_context
+        keys = noise_keys(self.rules.seed, self.groups.split, trajectories)
+        fresh = uniforms(*self._upload(
+            keys, positions + torch.arange(self.rules.max_new_tokens)[:, None]))
+        if self.sampling:
+            left = pad(self.noise, (0, 0, 0, len(fresh) - len(self.noise)))
+            fresh = torch.cat([left, fresh], dim=1)
+        self.sampling += len(rows)
+        return fresh
 
-        Only the first n rows go through the model, those whose replies have not stopped. A row that
-        stops changes places with one of the last of them, with its slot and its noise:
+    def _sample_token(self):
+        """Sample the next token of the rows that sample, and feed it to those that go on.
 
-            n = 5    rows a b c d e    b and d stop    rows a e c d b    n = 3
+        A row that stops changes places with one of the last of them, with its slot and its noise:
+
+            sampling 5    rows a b c d e    b and d stop    rows a e c d b    sampling 3
         """
-        noise = self._begin_replies()
-        for k in range(self.rules.max_new_tokens):
-            tokens, logprobs = sample_tokens(logits, noise[k], self.rules)
-            self._add(tokens, logprobs)
-            live = [i for i in range(len(tokens)) if self.rows[i].stop is None]
-            if not live:
-                return
-            if len(live) < len(tokens):
-                index, = self._upload(torch.tensor(self._move_to_front(live)))
-                noise, tokens = noise[:, index], tokens[index]
-            logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
+        tokens, logprobs = sample_tokens(self.logits, self.noise[0], self.rules)
+        self.noise = self.noise[1:]
+        self._add(tokens, logprobs)
+        live = [i for i in range(len(tokens)) if self.rows[i].stop is None]
+        self.sampling = len(live)
+        if 0 < len(live) < len(tokens):
+            index, = self._upload(torch.tensor(self._move_to_front(live)))
+            self.noise, tokens = self.noise[:, index], tokens[index]
+        if self.groups.waits:
+            self._hand_over(self.rows[len(live):len(self.logits)])
+        elif not live:
+            self._hand_over(self.rows)
+        if live:
+            self.logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
 
     def _move_to_front(self, live):
         """Exchange rows so that those numbered `live` come first. Returns where each was: for live
@@ -223,20 +285,6 @@ class _Player:
         if gaps:
             self.slots.swap(gaps, [order[i] for i in gaps])
         return order
-
-    def _begin_replies(self):
-        """Begin an empty reply in each row. Returns their tokens' noise, (max_new_tokens, B)."""
-        for row in self.rows:
-            row.begin_reply(self.rules)
-        trajectories = [row.trajectory for row in self.rows]
-        positions = torch.tensor([len(t.tokens) for t in trajectories])
-        # Noise depends on the position. Where each turn begins a new row of tokens, turns must not
-        # share positions, or else equal prompts would get equal replies.
-        if not self.frame.appends:
-            positions += len(trajectories[0].turns) * self.rules.max_context
-        keys = noise_keys(self.rules.seed, self.groups.split, trajectories)
-        return uniforms(*self._upload(
-            keys, positions + torch.arange(self.rules.max_new_tokens)[:, None]))
 
     def _add(self, tokens, logprobs):
         """Add a token (n,) to the reply of each of the first n rows, which are unfinished."""
@@ -251,20 +299,29 @@ class _Player:
         """To the policy's device, without waiting for it."""
         return [x.to(self.policy.device, non_blocking=True) for x in tensors]
 
-    def _step_environments(self):
-        """Add the replies, act on them, and give each live row the prompt of its next turn."""
+    def _hand_over(self, rows):
+        """Add the replies of rows to their conversations and give them to the environments."""
         texts = self.frame.tokenizer.batch_decode(
-            [row.ids[:-1] if row.stop is StopReason.END_OF_TURN else row.ids for row in self.rows])
-        replies = [self.frame.parse(text) for text in texts]
-        outcomes = self.groups.step([row.trajectory.row for row in self.rows], replies)
-        for row, text, reply, outcome in zip(self.rows, texts, replies, outcomes):
-            t = row.trajectory
+            [row.ids[:-1] if row.stop is StopReason.END_OF_TURN else row.ids for row in rows])
+        for row, text in zip(rows, texts):
+            t, row.text, row.reply = row.trajectory, text, self.frame.parse(text)
+            row.times += (time.monotonic(),)
             t.add_reply(row.ids, row.logprobs, len(t.turns))
             row.cached = len(t.tokens) - 1  # the last id has not been through the model
-            t.end_turn(text, reply, row.stop, outcome, self.groups.envs[t.row].state)
+            self.away[t.row] = row
+        self.groups.send([row.trajectory.row for row in rows], [row.reply for row in rows])
+
+    def _take_answers(self, wait):
+        """End the turn of each row whose environment has answered, and give it its next prompt."""
+        for number, outcome in self.groups.receive(wait).items():
+            row = self.away.pop(number)
+            t, row.times = row.trajectory, (*row.times, time.monotonic())
+            t.end_turn(row.text, row.reply, row.stop, outcome, self.groups.envs[number].state,
+                       row.times)
             if t.stop is None:
-                fits = self.frame.next(t, self.rules)  # appends the next prompt
-                t.stop = None if fits else StopReason.CONTEXT
+                row.ready = self.frame.next(t, self.rules)  # appends the next prompt
+                t.stop = None if row.ready else StopReason.CONTEXT
+                row.cached *= self.frame.appends
             if t.stop is not None:
                 t.end()
 
