@@ -67,30 +67,28 @@ class KVSlots:
 
 
 def joined(parts, capacity):
-    """Copy slots, one part after the other, to new buffers of `capacity` tokens a row.
+    """Copy slots, one part after the other, to new buffers of `capacity` tokens a row. The old
+    buffers are let go, layer by layer.
 
-    parts: [(KVSlots, list of int)]: a slot may be in the list several times or not at all. Their
-        buffers are let go, layer by layer
+    parts: [(KVSlots, [slot, ...])]; a slot may be in it several times or not at all
     """
     parts = [(slots, torch.tensor(index)) for slots, index in parts if index]
-    made, total = copy.copy(parts[0][0]), sum(len(index) for _, index in parts)
+    made = copy.copy(parts[0][0])
     made.capacity, made.layers = capacity, {}
     made.bounds = torch.cat([slots.bounds[index] for slots, index in parts])
-    placed = [(slots, slots.bounds[index].max(), index.to(made.device, non_blocking=True))
-              for slots, index in parts]
-    made.lengths = torch.cat([slots.lengths[index] for slots, _, index in placed])
+    parts = [(slots, index.to(made.device, non_blocking=True), int(slots.bounds[index].max()))
+             for slots, index in parts]
+    made.lengths = torch.cat([slots.lengths[index] for slots, index, _ in parts])
     for layer in [*parts[0][0].layers]:
-        made.layers[layer] = []
-        for i in (0, 1):
-            whole, end = None, 0
-            for slots, longest, index in placed:
-                filled, old = min(int(longest), capacity, slots.capacity), slots.layers[layer][i]
-                if whole is None:
-                    whole = old.new_zeros(total, old.shape[1], capacity, old.shape[3])
-                whole[end:end + len(index), :, :filled] = old[:, :, :filled].index_select(0, index)
-                end += len(index)
-            made.layers[layer].append(whole)
-        for slots, _ in parts:
+        news = made.layers[layer] = [
+            x.new_zeros(len(made.lengths), x.shape[1], capacity, x.shape[3])
+            for x in parts[0][0].layers[layer]]
+        end = 0
+        for slots, index, filled in parts:
+            for new, old in zip(news, slots.layers[layer]):
+                new[end:end + len(index), :, :filled] = old[:, :, :filled].index_select(0, index)
+            end += len(index)
+        for slots, *_ in parts:
             slots.layers.pop(layer, None)
     return made
 

@@ -156,8 +156,7 @@ class Trajectory:
             self.fail(outcome)
             outcome = self.error, 0.0, False, False, {}
         observation, reward, terminated, truncated, info = outcome
-        self.turns.append(Turn(self.observation, text, reply, reward, stop, self.state,
-                               times))
+        self.turns.append(Turn(self.observation, text, reply, reward, stop, self.state, times))
         self.turn_rewards.append(reward)
         self.state = state
         self.observation, self.success = observation, self.success or info.get("success", 0) > 0

@@ -410,11 +410,6 @@ class EnvGroups:
         reply_of = dict(zip(rows, replies))
         return self._each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
 
-    @property
-    def waits(self):
-        """Whether some environment does not answer at once."""
-        return any(env.parallel for env in self.envs)
-
     def send(self, rows, replies):
         """Begin to step the given rows. `receive` gives their results."""
         self._answers |= zip(rows, self.step(rows, replies))

@@ -34,8 +34,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from minragen.cache import KVSlots, joined
-from minragen.chat import Reply, StopReason, Trajectory
-from minragen.noise import noise_keys, uniforms
+from minragen.chat import StopReason, Trajectory
+from minragen.noise import reply_noise
 
 MASS = 2**38  # probabilities are whole multiples of 1 / MASS; less likely tokens are never drawn
 
@@ -100,24 +100,22 @@ class _Row:
     """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    cached: int = 0  # how many of its ids are in its slot between replies; 0: none
-    ready: bool = True  # to be fed the ids that its slot lacks
-    times: tuple = ()  # when it was fed and when its reply was handed over, in seconds
+    slot: int = 0  # unless it samples
+    cached: int = 0  # how many of its ids are in the slot between replies; 0: none
+    times: tuple = ()  # seconds: when it was fed, and when its reply was handed over
     # -- of the reply
     cap: int = 0  # most tokens that it may have
     limit: StopReason | None = None  # its stop reason if it reaches the cap
     ids: list = field(default_factory=list)
     logprobs: list = field(default_factory=list)
     stop: StopReason | None = None
-    text: str = ""
-    reply: Reply | None = None
 
     def begin_reply(self, rules):
         room = rules.max_context - len(self.trajectory.tokens)
         self.cap, self.ids, self.logprobs, self.stop = min(room, rules.max_new_tokens), [], [], None
         self.limit = (StopReason.CONTEXT if room <= rules.max_new_tokens else
                       StopReason.MAX_NEW_TOKENS)
-        self.ready, self.times = False, (time.monotonic(),)
+        self.times = (time.monotonic(),)
 
     def add(self, token, logprob, frame):
         """Add a token to the reply and note whether it ends it.
@@ -150,70 +148,72 @@ class _Player:
     `_time_to_feed` is the one rule. Where environments answer at once, replies are handed over
     together when the last one has ended, so all rows are in the same turn.
 
-    Slot i holds the keys and values of `rows[i]`: of all its ids but the last one that was sampled,
-    which goes through the model with the next observation. The first `sampling` rows sample.
+    A slot holds the keys and values of all of a row's ids but the last one that was sampled, which
+    goes through the model with the next observation. Slot i is that of `sampling[i]`.
     """
 
     def __init__(self, policy, frame, groups, trajectories, rules, progress):
         self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
-        self.share, self.progress = rules.feed_share if groups.waits else 1.0, progress
-        self.queue = [_Row(t) for t in trajectories]  # that have not begun
-        self.rows, self.away, self.sampling = [], {}, 0  # away: {row of the EnvGroups: _Row}
-        # Of the rows that sample: what they sample from, (n, V), and noise, (tokens to come, n).
+        self.waits = any(env.parallel for env in groups.envs)  # does not answer at once
+        self.waits |= len(trajectories) > rules.max_rows
+        self.share, self.progress = rules.feed_share if self.waits else 1.0, progress
+        self.queue = [_Row(t) for t in trajectories]  # those that have not begun
+        self.sampling, self.replied, self.ready = [], [], []
+        self.away = {}  # row of the EnvGroups -> (_Row, the reply's text, Reply)
+        # What the rows of `sampling` sample from, (n, V), and their noise, (tokens to come, n).
         self.slots, self.logits, self.noise = None, None, None
 
     def play(self):
         """Play until no conversation is left."""
-        while self.queue or any(row.trajectory.stop is None for row in self.rows):
+        while self.queue or self.ready:
             self._feed()
             while not self._time_to_feed():
+                wait = not self.sampling
                 if self.sampling:
                     self._sample_token()
                 if self.away:
-                    self._take_answers(wait=not self.sampling)
+                    self._take_answers(wait)
+
+    def _free(self):
+        """How many rows may begin."""
+        live = len(self.sampling) + len(self.replied) + len(self.away) + len(self.ready)
+        return min(len(self.queue), self.rules.max_rows - live)
 
     def _time_to_feed(self):
-        """Whether `feed_share` of the rows are ready, or any of them if nothing can be sampled. A
-        share of 1 waits for all."""
-        live = [row for row in self.rows if row.trajectory.stop is None]
-        begin = min(len(self.queue), self.rules.max_rows - len(live))
-        ready, total = begin + sum(row.ready for row in live), begin + len(live)
+        """Whether `feed_share` of the rows are ready, or any if none samples. 1 waits for all."""
+        ready = len(self.ready) + self._free()
+        total = len(self.sampling) + len(self.replied) + len(self.away) + ready
         at_once = not self.sampling and self.share < 1
         return ready >= (min(1, total) if at_once else self.share * total)
 
     def _feed(self):
-        """Feed the rows that are ready, so that they sample, too.
-
-        The new order of rows and slots: those that sample, that go on, that begin, that are away.
-        """
-        slot_of = {id(row): i for i, row in enumerate(self.rows)}
-        live = [row for row in self.rows if row.trajectory.stop is None]
-        joining = self.queue[:self.rules.max_rows - len(live)]
+        """Feed the rows that are ready; they sample from then on. Slots are copied to a new order:
+        rows that sample, that go on, that begin, that are away."""
+        joining, n = self.queue[:self._free()], len(self.sampling)
         del self.queue[:len(joining)]
-        sample, rest = live[:self.sampling], live[self.sampling:]
-        go_on = [row for row in rest if row.ready and row.cached]
-        begin = [row for row in rest if row.ready and not row.cached] + joining
-        away = [row for row in rest if not row.ready]
-        self.rows = sample + go_on + begin + away
+        self.ready.sort(key=lambda row: row.slot)  # not in the order of their answers
+        go_on = [row for row in self.ready if row.cached]
+        begin = [row for row in self.ready if not row.cached] + joining
+        away = [row for row, *_ in self.away.values()]
         fresh = [row.trajectory.tokens[row.cached:] for row in go_on]
-        first, index, first_logits = self._prefill(begin)
+        first, index, first_logits = self._prefill(begin) if begin else (None, [], [])
+        longest = max(len(row.trajectory.tokens) for row in self.sampling + go_on + begin + away)
         # The padding of shorter rows is written, too, and needs room.
         padded = max((row.cached for row in go_on), default=0) + max(map(len, fresh), default=0)
-        longest = max(len(row.trajectory.tokens) for row in self.rows)
-        self.slots = joined([(self.slots, [slot_of[id(row)] for row in sample + go_on]),
-                             (first, index), (self.slots, [slot_of[id(row)] for row in away])],
+        self.slots = joined([(self.slots, [*range(n), *(row.slot for row in go_on)]),
+                             (first, index), (self.slots, [row.slot for row in away])],
                             max(longest + self.rules.max_new_tokens, padded))
-        self.logits = torch.cat([*([self.logits] if sample else []),
-                                 *self._forward(self.slots, fresh, len(sample)), *first_logits])
+        self.logits = torch.cat([*[self.logits][:n], *self._forward(self.slots, fresh, n),
+                                 *first_logits])
         self.noise = self._begin_replies(go_on + begin)
+        for slot, row in enumerate(self.sampling + away):
+            row.slot = slot
 
     def _prefill(self, rows):
         """Prefill each distinct prompt once. Returns the slots, the index of the slot that each row
-        begins with, and its logits."""
+        begins with, and its logits, (n, V), in a list."""
         prompts = [tuple(row.trajectory.tokens) for row in rows]
         distinct = {p: i for i, p in enumerate(dict.fromkeys(prompts))}
-        if not rows:
-            return None, [], []
         slots = KVSlots(self.policy.model, len(distinct), max(map(len, distinct)))
         logits = torch.cat(self._forward(slots, list(distinct)))
         index = [distinct[p] for p in prompts]
@@ -221,7 +221,7 @@ class _Player:
 
     def _forward(self, slots, fresh, first=0):
         """Feed slot first + i the ids fresh[i], `token_budget` ids at a time. Returns the logits
-        (n, V) after each one's last id, in parts."""
+        (n, V) after each one's last id, in a list of parts."""
         bounds, logits = slots.bounds.clone(), []
         rows = max(1, self.rules.token_budget // max(map(len, fresh), default=1))
         for start in range(0, len(fresh), rows):
@@ -234,64 +234,56 @@ class _Player:
         return logits
 
     def _begin_replies(self, rows):
-        """Begin an empty reply in each row. Returns the noise of these rows' tokens behind what is
-        left of that of the rows that sample, (max_new_tokens, n)."""
+        """Begin an empty reply in each row. Returns the noise of all rows that sample."""
         for row in rows:
             row.begin_reply(self.rules)
-        trajectories = [row.trajectory for row in rows]
-        positions = torch.tensor([len(t.tokens) for t in trajectories])
-        # Noise depends on the position. Where each turn begins a new row of tokens, turns must not
-        # share positions, or else equal prompts would get equal replies.
-        if not self.frame.appends:
-            positions += torch.tensor([len(t.turns) for t in trajectories]) * self.rules.max_context
-        keys = noise_keys(self.rules.seed, self.groups.split, trajectories)
-        fresh = uniforms(*self._upload(
-            keys, positions + torch.arange(self.rules.max_new_tokens)[:, None]))
+        noise, = self._upload(reply_noise(self.rules, self.groups.split,
+                                          [row.trajectory for row in rows], self.frame.appends))
         if self.sampling:
-            left = pad(self.noise, (0, 0, 0, len(fresh) - len(self.noise)))
-            fresh = torch.cat([left, fresh], dim=1)
-        self.sampling += len(rows)
-        return fresh
+            earlier = pad(self.noise, (0, 0, 0, len(noise) - len(self.noise)))
+            noise = torch.cat([earlier, noise], dim=1)
+        self.sampling, self.ready = self.sampling + rows, []
+        return noise
 
     def _sample_token(self):
         """Sample the next token of the rows that sample, and feed it to those that go on.
 
         A row that stops changes places with one of the last of them, with its slot and its noise:
 
-            sampling 5    rows a b c d e    b and d stop    rows a e c d b    sampling 3
+            sampling a b c d e    b and d stop    sampling a e c    replied d b (slots 3 and 4)
         """
         tokens, logprobs = sample_tokens(self.logits, self.noise[0], self.rules)
         self.noise = self.noise[1:]
         self._add(tokens, logprobs)
-        live = [i for i in range(len(tokens)) if self.rows[i].stop is None]
-        self.sampling = len(live)
-        if 0 < len(live) < len(tokens):
-            index, = self._upload(torch.tensor(self._move_to_front(live)))
+        live = [i for i, row in enumerate(self.sampling) if row.stop is None]
+        if len(live) < len(tokens):
+            index, = self._upload(torch.tensor(self._move_to_front(live), dtype=torch.int64))
             self.noise, tokens = self.noise[:, index], tokens[index]
-        if self.groups.waits:
-            self._hand_over(self.rows[len(live):len(self.logits)])
-        elif not live:
-            self._hand_over(self.rows)
+            if self.waits or not live:
+                self._hand_over()
         if live:
             self.logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
 
     def _move_to_front(self, live):
-        """Exchange rows so that those numbered `live` come first. Returns where each was: for live
-        0 2 4, gap 1 is filled from behind, by 4: 0 4 2."""
-        order = list(range(len(live)))
+        """Exchange rows so that those numbered `live` come first; the others have replied. Returns
+        where each was: for live 0 2 4, gap 1 is filled from behind, by 4: 0 4 2."""
+        order, rows = list(range(len(live))), self.sampling
         gaps = sorted({*order} - {*live})
         for i, j in zip(gaps, live[len(live) - len(gaps):]):
-            self.rows[i], self.rows[j], order[i] = self.rows[j], self.rows[i], j
+            rows[i], rows[j], order[i] = rows[j], rows[i], j
         if gaps:
             self.slots.swap(gaps, [order[i] for i in gaps])
+        for slot, row in enumerate(rows[len(live):], len(live)):
+            row.slot = slot
+        self.sampling, self.replied = rows[:len(live)], self.replied + rows[len(live):]
         return order
 
     def _add(self, tokens, logprobs):
-        """Add a token (n,) to the reply of each of the first n rows, which are unfinished."""
+        """Add a token (n,) to the reply of each row that samples."""
         # Here the host waits for an accelerator: pack both tensors, to wait only once.
         both = torch.stack([tokens.int(), logprobs.view(torch.int32)]).cpu()
         self.progress(len(tokens))
-        for row, token, logprob in zip(self.rows, both[0].tolist(),
+        for row, token, logprob in zip(self.sampling, both[0].tolist(),
                                        both[1].view(torch.float32).tolist()):
             row.add(token, logprob, self.frame)
 
@@ -299,31 +291,31 @@ class _Player:
         """To the policy's device, without waiting for it."""
         return [x.to(self.policy.device, non_blocking=True) for x in tensors]
 
-    def _hand_over(self, rows):
-        """Add the replies of rows to their conversations and give them to the environments."""
+    def _hand_over(self):
+        """Add the replies to their conversations and give them to the environments."""
+        rows, self.replied = self.replied, []
         texts = self.frame.tokenizer.batch_decode(
             [row.ids[:-1] if row.stop is StopReason.END_OF_TURN else row.ids for row in rows])
-        for row, text in zip(rows, texts):
-            t, row.text, row.reply = row.trajectory, text, self.frame.parse(text)
-            row.times += (time.monotonic(),)
+        replies = [self.frame.parse(text) for text in texts]
+        for row, text, reply in zip(rows, texts, replies):
+            t, row.times = row.trajectory, (*row.times, time.monotonic())
             t.add_reply(row.ids, row.logprobs, len(t.turns))
-            row.cached = len(t.tokens) - 1  # the last id has not been through the model
-            self.away[t.row] = row
-        self.groups.send([row.trajectory.row for row in rows], [row.reply for row in rows])
+            # The last id has not been through the model.
+            row.cached = len(t.tokens) - 1 if self.frame.appends else 0
+            self.away[t.row] = row, text, reply
+        self.groups.send([row.trajectory.row for row in rows], replies)
 
     def _take_answers(self, wait):
         """End the turn of each row whose environment has answered, and give it its next prompt."""
         for number, outcome in self.groups.receive(wait).items():
-            row = self.away.pop(number)
-            t, row.times = row.trajectory, (*row.times, time.monotonic())
-            t.end_turn(row.text, row.reply, row.stop, outcome, self.groups.envs[number].state,
-                       row.times)
-            if t.stop is None:
-                row.ready = self.frame.next(t, self.rules)  # appends the next prompt
-                t.stop = None if row.ready else StopReason.CONTEXT
-                row.cached *= self.frame.appends
-            if t.stop is not None:
-                t.end()
+            row, text, reply = self.away.pop(number)
+            t, times = row.trajectory, (*row.times, time.monotonic())
+            t.end_turn(text, reply, row.stop, outcome, self.groups.envs[number].state, times)
+            if t.stop is None and self.frame.next(t, self.rules):  # appends the next prompt
+                self.ready.append(row)
+                continue
+            t.stop = t.stop or StopReason.CONTEXT
+            t.end()
 
 
 # ---- Sampling ------------------------------------------------------------------------------------

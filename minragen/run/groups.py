@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from queue import Empty, SimpleQueue
-from threading import TIMEOUT_MAX
 
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
@@ -96,13 +96,12 @@ class _Call:
 
     row: int
     function: Callable
-    begun: float
-    together: int = 0  # the most calls that ran in threads at the same time
+    begun: float = math.inf
+    limit: float = 0.0  # seconds that it may take
 
     @property
-    def limit(self):
-        """Seconds that it may take."""
-        return limits.STEP_TIME_LIMIT * math.ceil(self.together / (os.cpu_count() or 1))
+    def deadline(self):
+        return self.begun + self.limit
 
 
 class PatientGroups(EnvGroups):
@@ -153,14 +152,15 @@ class PatientGroups(EnvGroups):
         """Call function(row) for each row, in a thread where its environment is parallel."""
         in_threads = [row for row in rows if self.envs[row].parallel]
         self._calls |= {row: _Call(row, function, time.monotonic()) for row in in_threads}
+        limit = limits.STEP_TIME_LIMIT * math.ceil(len(self._calls) / (os.cpu_count() or 1))
         for call in self._calls.values():
-            call.together = max(call.together, len(self._calls))
+            call.limit = max(call.limit, limit)
         for row in in_threads:  # daemons: else Python's exit waits for those that hang
             threading.Thread(target=self._end, args=(self._calls[row], function, row),
                              daemon=True).start()
         for row in rows:
             if not self.envs[row].parallel:
-                self._calls[row] = _Call(row, function, math.inf)
+                self._calls[row] = _Call(row, function)
                 self._end(self._calls[row], limits.within_time_limit, function, row)
 
     def _end(self, call, function, *arguments):
@@ -170,15 +170,12 @@ class PatientGroups(EnvGroups):
         """{row: result} of calls that have ended; it waits for so many. A call past its limit ends
         with TimeoutError, though its thread may go on."""
         results = {}
-        while self._calls:
-            first = min(self._calls.values(), key=lambda call: call.begun + call.limit)
-            left = max(0.0, first.begun + first.limit - time.monotonic())
-            wait = len(results) < least
+        while self._calls and (len(results) < least or not self._ended.empty()):
+            first = self._ended.empty() and min(self._calls.values(), key=attrgetter("deadline"))
             try:
-                call, result = self._ended.get(wait, min(left, TIMEOUT_MAX))
+                call, result = self._ended.get(
+                    timeout=max(0.0, first.deadline - time.monotonic()) if first else None)
             except Empty:
-                if left and not wait:
-                    break
                 call, result = first, TimeoutError(f"a step took over {first.limit:g} seconds.")
                 self._broken.add(call.row)
             if self._calls.get(call.row) is call:  # else its time was over before
