@@ -1,9 +1,8 @@
 """Batched multi-turn generation: many conversations at once, each token computed once.
 
 Reading order: `Rules` (how a conversation is held), `collect` (RAGEN's agent proxy; what comes out,
-the `Trajectory`, is in chat.py), `_Player.play` (the loop over turns), `_sample_replies` (the loop
-over tokens), `sample_tokens`, `Batch` (what the learner takes). The keys and values are in
-cache.py, the random numbers in noise.py.
+the `Trajectory`, is in chat.py), `_Player` (rows that move on by themselves), `sample_tokens`,
+`Batch` (what the learner takes). Keys and values are in cache.py, the random numbers in noise.py.
 
 Axes: B rows, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of each.
 
@@ -19,7 +18,7 @@ Differences from RAGEN's agent proxy on vLLM:
   2. A trajectory does not depend on what else is in the batch (noise.py).
   3. A reply stops at `</answer>`: the environment ignores everything after it.
 
-Tests: `python -m pytest tests/test_rollout.py`.
+Tests: `python -m pytest tests/test_rollout.py tests/test_rows.py`.
 """
 
 import math
@@ -145,8 +144,7 @@ class _Player:
         d   f s s s s - - |                       .   ready: it waits for others to be fed with
         e                       f s s s ...       |   its episode is over: e takes its slot
 
-    `_time_to_feed` is the one rule. Where environments answer at once, replies are handed over
-    together when the last one has ended, so all rows are in the same turn.
+    `_time_to_feed` is the one rule.
 
     A slot holds the keys and values of all of a row's ids but the last one that was sampled, which
     goes through the model with the next observation. Slot i is that of `sampling[i]`.
@@ -154,18 +152,20 @@ class _Player:
 
     def __init__(self, policy, frame, groups, trajectories, rules, progress):
         self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
-        self.waits = any(env.parallel for env in groups.envs)  # does not answer at once
-        self.waits |= len(trajectories) > rules.max_rows
-        self.share, self.progress = rules.feed_share if self.waits else 1.0, progress
-        self.queue = [_Row(t) for t in trajectories]  # those that have not begun
-        self.sampling, self.replied, self.ready = [], [], []
-        self.away = {}  # row of the EnvGroups -> (_Row, the reply's text, Reply)
+        # Where all environments answer at once and all rows fit, all are in the same turn.
+        self.together = len(trajectories) <= rules.max_rows and not any(
+            env.parallel for env in groups.envs)
+        self.share, self.progress = 1.0 if self.together else rules.feed_share, progress
+        rows = [_Row(t) for t in trajectories]
+        self.ready, self.queue = rows[:rules.max_rows], rows[rules.max_rows:]
+        # away: row of the EnvGroups -> (_Row, the reply's text, Reply)
+        self.sampling, self.replied, self.away = [], [], {}
         # What the rows of `sampling` sample from, (n, V), and their noise, (tokens to come, n).
         self.slots, self.logits, self.noise = None, None, None
 
     def play(self):
         """Play until no conversation is left."""
-        while self.queue or self.ready:
+        while self.ready:
             self._feed()
             while not self._time_to_feed():
                 wait = not self.sampling
@@ -174,26 +174,18 @@ class _Player:
                 if self.away:
                     self._take_answers(wait)
 
-    def _free(self):
-        """How many rows may begin."""
-        live = len(self.sampling) + len(self.replied) + len(self.away) + len(self.ready)
-        return min(len(self.queue), self.rules.max_rows - live)
-
     def _time_to_feed(self):
         """Whether `feed_share` of the rows are ready, or any if none samples. 1 waits for all."""
-        ready = len(self.ready) + self._free()
-        total = len(self.sampling) + len(self.replied) + len(self.away) + ready
+        rows = len(self.sampling) + len(self.replied) + len(self.away) + len(self.ready)
         at_once = not self.sampling and self.share < 1
-        return ready >= (min(1, total) if at_once else self.share * total)
+        return len(self.ready) >= (min(1, rows) if at_once else self.share * rows)
 
     def _feed(self):
         """Feed the rows that are ready; they sample from then on. Slots are copied to a new order:
         rows that sample, that go on, that begin, that are away."""
-        joining, n = self.queue[:self._free()], len(self.sampling)
-        del self.queue[:len(joining)]
         self.ready.sort(key=lambda row: row.slot)  # not in the order of their answers
-        go_on = [row for row in self.ready if row.cached]
-        begin = [row for row in self.ready if not row.cached] + joining
+        n, go_on = len(self.sampling), [row for row in self.ready if row.cached]
+        begin = [row for row in self.ready if not row.cached]
         away = [row for row, *_ in self.away.values()]
         fresh = [row.trajectory.tokens[row.cached:] for row in go_on]
         first, index, first_logits = self._prefill(begin) if begin else (None, [], [])
@@ -259,7 +251,7 @@ class _Player:
         if len(live) < len(tokens):
             index, = self._upload(torch.tensor(self._move_to_front(live), dtype=torch.int64))
             self.noise, tokens = self.noise[:, index], tokens[index]
-            if self.waits or not live:
+            if not (self.together and live):
                 self._hand_over()
         if live:
             self.logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
@@ -316,6 +308,8 @@ class _Player:
                 continue
             t.stop = t.stop or StopReason.CONTEXT
             t.end()
+            self.ready += self.queue[:1]  # takes its place
+            del self.queue[:1]
 
 
 # ---- Sampling ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import random
 import threading
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -21,8 +22,6 @@ from minragen.run import groups as run_groups
 from minragen.run.groups import PatientGroups
 
 WORD = Reply(answer="word")
-pytestmark = pytest.mark.usefixtures("float64")
-
 
 class Slow(Lottery):
     """A lottery that does not answer at once."""
@@ -85,6 +84,7 @@ def policy_and_frame(context="full"):
     return policy, frame
 
 
+@pytest.mark.usefixtures("float64")
 class TestTrajectories:
     @settings(max_examples=40, deadline=None)
     @given(seed=st.integers(0, 9), longest=st.integers(0, 40), share=st.floats(0.01, 1),
@@ -112,6 +112,18 @@ class TestTrajectories:
             assert_equal(real, configured(env="test_rows:Sleepy", feed_share=0.3, **options))
 
 
+def test_with_a_share_of_1_not_even_rounding_depends_on_the_delays():
+    """So runs repeat to the last digit, and one that was killed goes on bit for bit."""
+    policy, frame = policy_and_frame()
+    policy.model.float()
+    first, *others = (collect(policy, frame, Delayed("test_rows:Slow", 5, 3, delays=iter(
+        partial(random.Random(seed).randint, 0, 30), None)), 0, Rules(max_new_tokens=14))
+        for seed in range(3))
+    for other in others:
+        assert said(other) == said(first) and logprobs(other) == logprobs(first)
+
+
+@pytest.mark.usefixtures("float64")
 class TestFeeding:
     def fed(self, monkeypatch, groups, **rules):
         """(rows, tokens of each) of every forward pass, and the trajectories."""
@@ -143,6 +155,15 @@ class TestFeeding:
         groups = Delayed("test_rows:Slow", 4, 3)
         self.fed(monkeypatch, groups, feed_share=1.0)
         assert len(groups.sent) > 3 and groups.sent[0] != [*range(12)]
+
+    def test_a_small_share_of_all_is_fed_while_others_sample(self, monkeypatch):
+        fed = {}
+        for share in (0.1, 0.99):
+            passes, played = self.fed(monkeypatch, Delayed("test_rows:Slow", 12, 1),
+                                      feed_share=share)
+            fed[share] = self.turns_at_once(passes)
+        turns = max(len(t.turns) for t in played)
+        assert fed[0.1] > 2 * turns and fed[0.99] < fed[0.1]
 
     def test_enough_are_a_share_of_all_and_one_is_enough_if_nothing_can_be_sampled(
             self, monkeypatch):
