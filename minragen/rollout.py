@@ -144,18 +144,17 @@ class _Player:
         d   f s s s s - - |                       .   ready: it waits for others to be fed with
         e                       f s s s ...       |   its episode is over: e takes its slot
 
-    `_time_to_feed` is the one rule.
-
     A slot holds the keys and values of all of a row's ids but the last one that was sampled, which
     goes through the model with the next observation. Slot i is that of `sampling[i]`.
     """
 
     def __init__(self, policy, frame, groups, trajectories, rules, progress):
         self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
-        # Where all environments answer at once and all rows fit, all are in the same turn.
+        # Where all environments answer at once and all rows fit, all rows are in the same turn:
+        # replies are handed over when the last one has ended.
         self.together = len(trajectories) <= rules.max_rows and not any(
             env.parallel for env in groups.envs)
-        self.share, self.progress = 1.0 if self.together else rules.feed_share, progress
+        self.share, self.progress = rules.feed_share, progress
         rows = [_Row(t) for t in trajectories]
         self.ready, self.queue = rows[:rules.max_rows], rows[rules.max_rows:]
         # away: row of the EnvGroups -> (_Row, the reply's text, Reply)
@@ -188,8 +187,9 @@ class _Player:
         begin = [row for row in self.ready if not row.cached]
         away = [row for row, *_ in self.away.values()]
         fresh = [row.trajectory.tokens[row.cached:] for row in go_on]
+        self.noise = self._begin_replies(go_on + begin)
         first, index, first_logits = self._prefill(begin) if begin else (None, [], [])
-        longest = max(len(row.trajectory.tokens) for row in self.sampling + go_on + begin + away)
+        longest = max(len(row.trajectory.tokens) for row in self.sampling + away)
         # The padding of shorter rows is written, too, and needs room.
         padded = max((row.cached for row in go_on), default=0) + max(map(len, fresh), default=0)
         self.slots = joined([(self.slots, [*range(n), *(row.slot for row in go_on)]),
@@ -197,7 +197,6 @@ class _Player:
                             max(longest + self.rules.max_new_tokens, padded))
         self.logits = torch.cat([*[self.logits][:n], *self._forward(self.slots, fresh, n),
                                  *first_logits])
-        self.noise = self._begin_replies(go_on + begin)
         for slot, row in enumerate(self.sampling + away):
             row.slot = slot
 

@@ -235,8 +235,6 @@ MUTANTS = {
          "a row that is ready is kept waiting by those that are away"),
         ("self.ready.sort(key=lambda row: row.slot)", "pass",
          "the order of answers changes the digits of a run"),
-        ("1.0 if self.together else rules.feed_share", "rules.feed_share",
-         "rows part though their environments answer at once"),
         ("if not (self.together and live):", "if not live:",
          "environments that wait get a reply when the last one has ended"),
         ("self.slots.swap(gaps, [order[i] for i in gaps])", "pass",
