@@ -25,7 +25,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks import alarms, algorithm, environments, leaderboard, waiting
+from benchmarks import alarms, algorithm, environments, leaderboard, tokens, waiting
 from benchmarks.environments import table, with_interval
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
@@ -114,7 +114,8 @@ def draw_waiting(path):
                 for (begin, end), colour in zip(pairwise(edges), kinds.values()):
                     axis.barh(row, end - begin, left=begin, color=colour, height=0.8)
         axis.set_title(f"feed_share {share}", fontsize=9, loc="left")
-        axis.set_ylabel("row")
+        axis.set_ylabel("rows")
+        axis.set_yticks([])
         axis.invert_yaxis()
     axes[-1].set_xlabel("seconds")
     figure.legend([plt.Rectangle((0, 0), 1, 1, color=colour) for colour in kinds.values()], kinds,
@@ -348,6 +349,7 @@ def mutants_result():
 
 # page -> {name of a block in it: function that makes its text}
 PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headline_table},
+         "docs/algorithms.md": {"tokens": tokens.figures},
          "docs/environments.md": {"environments": environments_table},
          "docs/leaderboard.md": {"algorithms": leaderboard.algorithms_table,
                                  "models": leaderboard.models_table},

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
+import os
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.environments import table
 from minragen import starpo, train
 from minragen.config import TINY, preset
 from minragen.run import runs, start
@@ -103,7 +105,8 @@ def measure(task):
         with log:
             last = train.train(learner, groups, config, log)
         last |= [line for line in log.history if "val/success" in line][-1]
-    return {"env": env, "kl": kl, "seed": seed, **counts} | {
+    # Each run has a process of its own. Its processor time does not depend on what else runs.
+    return {"env": env, "kl": kl, "seed": seed, **counts, "cpu_seconds": sum(os.times()[:4])} | {
         name: last[name] for name in ("val/success", "val/success_greedy", "test/success",
                                       "elapsed")}
 
@@ -119,12 +122,31 @@ def stored():
     return json.loads(STORED.read_text()) if STORED.exists() else []
 
 
+def figures():
+    """A row for each environment and KL whose three runs are stored, for docs/algorithms.md."""
+    rows = []
+    for env, kl in dict.fromkeys((env, kl) for env, kl, _ in tasks()):
+        of = [row for row in stored() if (row["env"], row["kl"]) == (env, kl)]
+        if len(of) == len(SEEDS):
+            clipped, few = (sum(row[name] for row in of) for name in ("clipped", "of_few"))
+            updates = sum(row["updates"] for row in of)
+            rows.append([
+                env, kl or "none", f"{100 * clipped / updates:.0f} %",
+                f"{100 * few / clipped:.0f} %" if clipped else "",
+                f"{max(row['largest_norm'] for row in of):.3g}",
+                *(f"{sum(row[name] for row in of) / len(of):.3f}"
+                  for name in ("val/success", "test/success"))])
+    return table(("environment", "KL in the loss", "clipped updates", "of these due to 4 tokens",
+                  "largest norm", "validation", "test"), rows)
+
+
 def main():
     parser = argparse.ArgumentParser(prog="benchmarks.tokens", description=__doc__.split("\n")[0])
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     done = {(row["env"], row["kl"], row["seed"]) for row in stored()}
     missing = [task for task in tasks() if task not in done]
-    with multiprocessing.get_context("spawn").Pool(parser.parse_args().workers) as pool:
+    with multiprocessing.get_context("spawn").Pool(
+            parser.parse_args().workers, maxtasksperchild=1) as pool:
         for row in pool.imap_unordered(measure, missing):
             rows = sorted([*stored(), row], key=lambda row: (row["env"], row["kl"], row["seed"]))
             STORED.write_text("[" + ",\n ".join(map(json.dumps, rows)) + "]\n")
