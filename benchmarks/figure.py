@@ -25,7 +25,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks import alarms, algorithm, environments, leaderboard
+from benchmarks import alarms, algorithm, environments, leaderboard, tokens, waiting
 from benchmarks.environments import table, with_interval
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
@@ -95,6 +95,32 @@ def draw(path):
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="lower center", ncol=5, fontsize=8)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def draw_waiting(path):
+    """The first rows of benchmarks/waiting.py against time, with each share: a row is fed and
+    samples, waits for its environment, or is ready and waits for others."""
+    timelines = waiting.stored()["timeline"]
+    figure, axes = plt.subplots(len(timelines), 1, figsize=(9, 5), sharex=True,
+                                layout="constrained")
+    kinds = {"fed, sampling": "#2a6fbb", "waits for its environment": "#e0a030",
+             "ready": "#d0d0d0"}
+    for axis, (share, rows) in zip(axes, timelines.items()):
+        for row, turns in enumerate(rows):
+            following = [fed for fed, *_ in turns[1:]] + [turns[-1][2]]
+            for (fed, replied, answered), fed_again in zip(turns, following):
+                edges = fed, replied, answered, fed_again
+                for (begin, end), colour in zip(pairwise(edges), kinds.values()):
+                    axis.barh(row, end - begin, left=begin, color=colour, height=0.8)
+        axis.set_title(f"feed_share {share}", fontsize=9, loc="left")
+        axis.set_ylabel("rows")
+        axis.set_yticks([])
+        axis.invert_yaxis()
+    axes[-1].set_xlabel("seconds")
+    figure.legend([plt.Rectangle((0, 0), 1, 1, color=colour) for colour in kinds.values()], kinds,
+                  loc="outside upper right", ncol=3, fontsize=8)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
@@ -323,6 +349,7 @@ def mutants_result():
 
 # page -> {name of a block in it: function that makes its text}
 PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headline_table},
+         "docs/algorithms.md": {"tokens": tokens.figures},
          "docs/environments.md": {"environments": environments_table},
          "docs/leaderboard.md": {"algorithms": leaderboard.algorithms_table,
                                  "models": leaderboard.models_table},
@@ -330,6 +357,7 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
          "docs/models.md": {"lora": lora_table},
          "docs/vision.md": {"episode": partial(episode_of, "readme-frozenlake-image-grpo-s0"),
                             "vision": vision_table},
+         "docs/performance.md": {"waiting": waiting.figures},
          "docs/running.md": {"log": log_lines},
          "docs/specification.md": {"mutants": mutants_result},
          "docs/results.md": {"results": results_table, "smollm2": smollm2_table},
@@ -377,6 +405,7 @@ def notebook():
 
 if __name__ == "__main__":
     draw(ROOT / "docs" / "learning.png")
+    draw_waiting(ROOT / "docs" / "waiting.png")
     draw_boards(ROOT / "docs" / "environments" / "boards.png")
     draw_seen(ROOT / "docs" / "environments" / "seen.png", "readme-frozenlake-image-grpo-s0")
     algorithm.draw(ROOT / "docs", FIRST)

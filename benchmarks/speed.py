@@ -57,11 +57,13 @@ from minragen.run.tiny import tiny_policy
 PARTS = ("rollout", "turns", "step", "frozenlake")
 SPEC = "benchmarks.speed:FixedLengths"
 FIRST_SEED = 0
-PHASES = {  # what a phase is called -> the function that it is spent in
-    "prefill prompts": (rollout._Player, "_prefill_prompts"),
-    "sample replies": (rollout._Player, "_sample_replies"),
-    "parse, step environments": (rollout._Player, "_step_environments"),
-    "append observations": (rollout._Player, "_append_observations"),
+# What a phase is called -> the function that it is spent in, without other phases inside it.
+PHASES = {
+    "prefill prompts": (rollout._Player, "_prefill"),
+    "append observations": (rollout._Player, "_feed"),
+    "sample replies": (rollout._Player, "_sample_token"),
+    "parse, step environments": (rollout._Player, "_hand_over"),
+    "next prompts": (rollout._Player, "_take_answers"),
     "compute targets": (train, "compute_targets"),
     "forward and backward": (train, "gradients"),
     "optimizer steps": (AdamW, "step"),
@@ -321,9 +323,9 @@ def frozenlake_sides(args):
 
 def timed(function, seconds, phase):
     def wrapper(*args, **kwargs):
-        start = time.perf_counter()
+        start, inside = time.perf_counter(), seconds.total()
         result = function(*args, **kwargs)
-        seconds[phase] += time.perf_counter() - start
+        seconds[phase] += time.perf_counter() - start - (seconds.total() - inside)
         return result
 
     return wrapper

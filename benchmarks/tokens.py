@@ -20,6 +20,7 @@ from unittest import mock
 
 import torch
 
+from benchmarks.environments import table
 from minragen import starpo, train
 from minragen.config import TINY, preset
 from minragen.run import runs, start
@@ -119,6 +120,24 @@ def tasks():
 
 def stored():
     return json.loads(STORED.read_text()) if STORED.exists() else []
+
+
+def figures():
+    """A row for each environment and KL whose three runs are stored, for docs/algorithms.md."""
+    rows = []
+    for env, kl in dict.fromkeys((env, kl) for env, kl, _ in tasks()):
+        of = [row for row in stored() if (row["env"], row["kl"]) == (env, kl)]
+        if len(of) == len(SEEDS):
+            clipped, few = (sum(row[name] for row in of) for name in ("clipped", "of_few"))
+            updates = sum(row["updates"] for row in of)
+            rows.append([
+                env, kl or "none", f"{100 * clipped / updates:.0f} %",
+                f"{100 * few / clipped:.0f} %" if clipped else "",
+                f"{max(row['largest_norm'] for row in of):.3g}",
+                *(f"{sum(row[name] for row in of) / len(of):.3f}"
+                  for name in ("val/success", "test/success"))])
+    return table(("environment", "KL in the loss", "clipped updates", "of these due to 4 tokens",
+                  "largest norm", "validation", "test"), rows)
 
 
 def main():

@@ -12,8 +12,9 @@ Axes: n rows in a forward pass, q new tokens of each, k keys, D hidden size, B r
 Tests: `python -m pytest tests/test_attention.py tests/test_rollout.py`.
 """
 
+import copy
+
 import torch
-from torch.nn.functional import pad
 
 
 # ---- Sampling ------------------------------------------------------------------------------------
@@ -57,28 +58,39 @@ class KVSlots:
     def get_seq_length(self, layer_idx=0):
         return self._filled
 
-    def gather(self, index, capacity=None):
-        """Copy slots to new buffers: slot i becomes what slot index[i] was.
-
-        index: list of int; an old slot may be in it several times or not at all
-        capacity: tokens of a row. Callers ask for one more turn's, so memory grows with turns
-        """
-        capacity, self.bounds = capacity or self.capacity, self.bounds[index]
-        filled = min(int(self.bounds.max()), capacity, self.capacity)
-        self.capacity = capacity
-        index = torch.tensor(index).to(self.device, non_blocking=True)
-        self.lengths = self.lengths[index]
-        for slots in self.layers.values():
-            for i, old in enumerate(slots):
-                slots[i] = pad(old[:, :, :filled].index_select(0, index),
-                               (0, 0, 0, self.capacity - filled))
-
     def swap(self, a, b):
         """Exchange slots a[i] and b[i]. a, b: lists of int without a common one"""
         to, of = torch.tensor([a + b, b + a]).to(self.device, non_blocking=True)
         filled, self.bounds[a + b] = int(self.bounds.max()), self.bounds[b + a]
         for x in (self.lengths, *(x[:, :, :filled] for both in self.layers.values() for x in both)):
             x[to] = x[of]
+
+
+def joined(parts, capacity):
+    """Copy slots, one part after the other, to new buffers of `capacity` tokens a row. The old
+    buffers are let go, layer by layer.
+
+    parts: [(KVSlots, [slot, ...])]; a slot may be in it several times or not at all
+    """
+    parts = [(slots, torch.tensor(index)) for slots, index in parts if index]
+    made = copy.copy(parts[0][0])
+    made.capacity, made.layers = capacity, {}
+    made.bounds = torch.cat([slots.bounds[index] for slots, index in parts])
+    parts = [(slots, index.to(made.device, non_blocking=True), int(slots.bounds[index].max()))
+             for slots, index in parts]
+    made.lengths = torch.cat([slots.lengths[index] for slots, index, _ in parts])
+    for layer in [*parts[0][0].layers]:
+        news = made.layers[layer] = [
+            x.new_zeros(len(made.lengths), x.shape[1], capacity, x.shape[3])
+            for x in parts[0][0].layers[layer]]
+        end = 0
+        for slots, index, filled in parts:
+            for new, old in zip(news, slots.layers[layer]):
+                new[end:end + len(index), :, :filled] = old[:, :, :filled].index_select(0, index)
+            end += len(index)
+        for slots, *_ in parts:
+            slots.layers.pop(layer, None)
+    return made
 
 
 def place(model, slots, tokens, counts, first_row=0):

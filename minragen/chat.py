@@ -62,6 +62,7 @@ class Turn:
     reward: float
     stop: StopReason
     state: str = ""  # of the environment before it (TextEnv.state)
+    times: tuple = ()  # seconds: its prompt was fed, its reply was handed over, it was answered
 
 
 @dataclass
@@ -148,14 +149,14 @@ class Trajectory:
         """Append the ids of reply number `turn` with the logprobs they were sampled with."""
         self.sequences[-1].add(ids, logprobs, True, turn)
 
-    def end_turn(self, text, reply, stop, outcome, state=""):
+    def end_turn(self, text, reply, stop, outcome, state="", times=()):
         """Note what a reply did. outcome: what env.step returned, or an exception that it raised;
         state: TextEnv.state after it"""
         if isinstance(outcome, Exception):
             self.fail(outcome)
             outcome = self.error, 0.0, False, False, {}
         observation, reward, terminated, truncated, info = outcome
-        self.turns.append(Turn(self.observation, text, reply, reward, stop, self.state))
+        self.turns.append(Turn(self.observation, text, reply, reward, stop, self.state, times))
         self.turn_rewards.append(reward)
         self.state = state
         self.observation, self.success = observation, self.success or info.get("success", 0) > 0

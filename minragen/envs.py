@@ -383,7 +383,7 @@ class EnvGroups:
             self._given[name] = dict(name=name, split=split, budget=budget, layers=layers,
                                      **own)
         self.envs = [make(**self._given[self.names[group]]) for group, _ in self.places]
-        self.seeds, self._broken = [None] * num_groups, set()
+        self.seeds, self._broken, self._answers = [None] * num_groups, set(), {}
 
     def __len__(self):
         return len(self.envs)
@@ -409,6 +409,16 @@ class EnvGroups:
         that it raised: a fault of the environment, not of the reply (`StopReason.ENV_ERROR`)."""
         reply_of = dict(zip(rows, replies))
         return self._each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
+
+    def send(self, rows, replies):
+        """Begin to step the given rows. `receive` gives their results."""
+        self._answers |= zip(rows, self.step(rows, replies))
+
+    def receive(self, wait=True):
+        """{row: result of `step`} of the rows that have been stepped since the last call. wait:
+        for one at least. Here each has been stepped already."""
+        answers, self._answers = self._answers, {}
+        return answers
 
     @staticmethod  # run/groups.py may put another one in its place
     def turn(env, reply):

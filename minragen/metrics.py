@@ -41,6 +41,26 @@ def describe(trajectories):
     return metrics
 
 
+def waiting(trajectories):
+    """What a rollout waited for: `idle`, the share of the time from its first prompt to its last
+    answer in which no row was fed or sampled; `waited`, seconds from the end of a reply to its
+    answer, in the mean, of a mixture also for each environment; {} if nothing was sampled."""
+    turns = {}  # environment -> the times of its turns
+    for t in trajectories:
+        turns.setdefault(t.env, []).extend(turn.times for turn in t.turns)
+    times = sorted(sum(turns.values(), []))
+    if not times:
+        return {}
+    busy, until = 0.0, times[0][0]
+    for fed, replied, _ in times:
+        busy, until = busy + max(0.0, replied - max(fed, until)), max(until, replied)
+    whole = max(answered for *_, answered in times) - times[0][0]
+    every = {"": times} | {f"{env}/": own for env, own in turns.items() if own and len(turns) > 1}
+    return {"idle": 1 - busy / whole} | {
+        f"{prefix}waited": sum(answered - replied for _, replied, answered in own) / len(own)
+        for prefix, own in every.items()}
+
+
 def held_out_metrics(split, played):
     """`val/success`, `val/success_greedy`, ... of `played`; of a mixture also `val/ENV/success`."""
     return {f"{split}/{name}{suffix}": value for suffix, trajectories in played.items()

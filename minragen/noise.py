@@ -11,6 +11,18 @@ import zlib
 import torch
 
 
+def reply_noise(rules, split, trajectories, appends):
+    """The uniforms of the replies that come next, (max_new_tokens, B).
+
+    Noise depends on the position. Where each turn begins a new row of tokens (not `appends`), turns
+    must not share positions, or else equal prompts would get equal replies.
+    """
+    positions = torch.tensor([
+        len(t.tokens) + (0 if appends else len(t.turns) * rules.max_context) for t in trajectories])
+    return uniforms(noise_keys(rules.seed, split, trajectories),
+                    positions + torch.arange(rules.max_new_tokens)[:, None])
+
+
 def noise_keys(run_seed, split, trajectories):
     """(B,) 63-bit keys of everything that a trajectory's noise may depend on."""
     keys = torch.tensor([zlib.crc32(f"{split} {t.env}".encode()) for t in trajectories])

@@ -1,9 +1,8 @@
 """Batched multi-turn generation: many conversations at once, each token computed once.
 
 Reading order: `Rules` (how a conversation is held), `collect` (RAGEN's agent proxy; what comes out,
-the `Trajectory`, is in chat.py), `_Player.play` (the loop over turns), `_sample_replies` (the loop
-over tokens), `sample_tokens`, `Batch` (what the learner takes). The keys and values are in
-cache.py, the random numbers in noise.py.
+the `Trajectory`, is in chat.py), `_Player` (rows that move on by themselves), `sample_tokens`,
+`Batch` (what the learner takes). Keys and values are in cache.py, the random numbers in noise.py.
 
 Axes: B rows, T tokens, V vocabulary, K turns, n rows in a forward pass, q new tokens of each.
 
@@ -19,21 +18,23 @@ Differences from RAGEN's agent proxy on vLLM:
   2. A trajectory does not depend on what else is in the batch (noise.py).
   3. A reply stops at `</answer>`: the environment ignores everything after it.
 
-Tests: `python -m pytest tests/test_rollout.py`.
+Tests: `python -m pytest tests/test_rollout.py tests/test_rows.py`.
 """
 
 import math
+import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from minragen.cache import KVSlots
+from minragen.cache import KVSlots, joined
 from minragen.chat import StopReason, Trajectory
-from minragen.noise import noise_keys, uniforms
+from minragen.noise import reply_noise
 
 MASS = 2**38  # probabilities are whole multiples of 1 / MASS; less likely tokens are never drawn
 
@@ -47,7 +48,8 @@ class Rules:
     top_p: float = 1.0
     max_new_tokens: int = 64  # of a reply
     max_context: int = 1024  # tokens of a conversation
-    max_rows: int = 256  # conversations in one batch
+    max_rows: int = 256  # conversations at a time
+    feed_share: float = 1.0  # of the rows: so many ready ones are fed while others still sample
     token_budget: int = 8192  # padded ids in one forward pass of prompts or observations
     seed: int = 0  # of the noise
 
@@ -62,10 +64,7 @@ def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: No
     """
     trajectories = [first_prompt(frame, groups, row, observation, rules)
                     for row, observation in enumerate(groups.reset(first_seed))]
-    begun = [t for t in trajectories if not t.error]
-    for start in range(0, len(begun), rules.max_rows):
-        _Player(policy, frame, groups, begun[start:start + rules.max_rows], rules,
-                progress).play()
+    _Player(policy, frame, groups, [t for t in trajectories if not t.error], rules, progress).play()
     return trajectories
 
 
@@ -100,7 +99,9 @@ class _Row:
     """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    cached: int = 0  # how many of its ids are in its slot when a turn has ended
+    slot: int = 0  # unless it samples
+    cached: int = 0  # how many of its ids are in the slot between replies; 0: none
+    times: tuple = ()  # seconds: when it was fed, and when its reply was handed over
     # -- of the reply
     cap: int = 0  # most tokens that it may have
     limit: StopReason | None = None  # its stop reason if it reaches the cap
@@ -113,6 +114,7 @@ class _Row:
         self.cap, self.ids, self.logprobs, self.stop = min(room, rules.max_new_tokens), [], [], None
         self.limit = (StopReason.CONTEXT if room <= rules.max_new_tokens else
                       StopReason.MAX_NEW_TOKENS)
+        self.times = (time.monotonic(),)
 
     def add(self, token, logprob, frame):
         """Add a token to the reply and note whether it ends it.
@@ -133,117 +135,146 @@ class _Row:
 
 
 class _Player:
-    """A batch of conversations from first prompt to last reply.
+    """Conversations that move on by themselves. A row is fed a prompt, samples a reply, and is away
+    until its environment has answered. Time goes to the right:
 
-    While replies are sampled, slot i holds the keys and values of `rows[i]`: of all its ids but the
-    last one that was sampled, which goes through the model with the next observation.
+        a   f s s s s s s - - . f s s s ...       f   it is fed: a prompt, or an observation
+        b   f s s s s - - - - . f s s s ...       s   its next token is sampled
+        c   f s s s - - - - - - - - - - . ...     -   away: its environment has the reply
+        d   f s s s s - - |                       .   ready: it waits for others to be fed with
+        e                       f s s s ...       |   its episode is over: e takes its slot
+
+    A slot holds the keys and values of all of a row's ids but the last one that was sampled, which
+    goes through the model with the next observation. Slot i is that of `sampling[i]`.
     """
 
     def __init__(self, policy, frame, groups, trajectories, rules, progress):
         self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
-        self.rows, self.progress = [_Row(t) for t in trajectories], progress
+        # Where all environments answer at once and all rows fit, all rows are in the same turn:
+        # replies are handed over when the last one has ended.
+        self.together = len(trajectories) <= rules.max_rows and not any(
+            env.parallel for env in groups.envs)
+        self.share, self.progress = rules.feed_share, progress
+        rows = [_Row(t) for t in trajectories]
+        self.ready, self.queue = rows[:rules.max_rows], rows[rules.max_rows:]
+        # away: row of the EnvGroups -> (_Row, the reply's text, Reply)
+        self.sampling, self.replied, self.away = [], [], {}
+        # What the rows of `sampling` sample from, (n, V), and their noise, (tokens to come, n).
+        self.slots, self.logits, self.noise = None, None, None
 
     def play(self):
-        """Turn after turn until no conversation is left."""
-        logits = self._prefill_prompts()
-        while True:
-            self._sample_replies(logits)
-            self._step_environments()
-            live = [i for i, row in enumerate(self.rows) if row.trajectory.stop is None]
-            if not live:
-                return
-            self.slots.bounds = torch.tensor([row.cached for row in self.rows])
-            self.rows = [self.rows[i] for i in live]
-            logits = (self._append_observations(live) if self.frame.appends else
-                      self._prefill_prompts())
+        """Play until no conversation is left."""
+        while self.ready:
+            self._feed()
+            while not self._time_to_feed():
+                wait = not self.sampling
+                if self.sampling:
+                    self._sample_token()
+                if self.away:
+                    self._take_answers(wait)
 
-    def _prefill_prompts(self):
-        """Prefill each distinct prompt once and copy its slot to the rows that begin with it."""
-        prompts = [tuple(row.trajectory.tokens) for row in self.rows]
-        distinct = {p: i for i, p in enumerate(dict.fromkeys(prompts))}
-        longest = max(map(len, distinct))
-        self.slots = KVSlots(self.policy.model, len(distinct), longest)
-        logits = self._forward(list(distinct))
-        index = [distinct[p] for p in prompts]
-        self.slots.gather(index, longest + self.rules.max_new_tokens)
-        return logits[*self._upload(torch.tensor(index))]
+    def _time_to_feed(self):
+        """Whether `feed_share` of the rows are ready, or any if none samples. 1 waits for all."""
+        rows = len(self.sampling) + len(self.replied) + len(self.away) + len(self.ready)
+        at_once = not self.sampling and self.share < 1
+        return len(self.ready) >= (min(1, rows) if at_once else self.share * rows)
 
-    def _append_observations(self, live):
-        """Feed each row the ids that its slot lacks: the last sampled one and the observation.
-
-        live: the slots that the rows had in the last turn
-        """
-        fresh = [row.trajectory.tokens[row.cached:] for row in self.rows]
-        longest = max(len(row.trajectory.tokens) for row in self.rows)
+    def _feed(self):
+        """Feed the rows that are ready; they sample from then on. Slots are copied to a new order:
+        rows that sample, that go on, that begin, that are away."""
+        self.ready.sort(key=lambda row: row.slot)  # not in the order of their answers
+        n, go_on = len(self.sampling), [row for row in self.ready if row.cached]
+        begin = [row for row in self.ready if not row.cached]
+        away = [row for row, *_ in self.away.values()]
+        fresh = [row.trajectory.tokens[row.cached:] for row in go_on]
+        self.noise = self._begin_replies(go_on + begin)
+        first, index, first_logits = self._prefill(begin) if begin else (None, [], [])
+        longest = max(len(row.trajectory.tokens) for row in self.sampling + away)
         # The padding of shorter rows is written, too, and needs room.
-        padded = max(row.cached for row in self.rows) + max(map(len, fresh))
-        self.slots.gather(live, max(longest + self.rules.max_new_tokens, padded))
-        return self._forward(fresh)
+        padded = max((row.cached for row in go_on), default=0) + max(map(len, fresh), default=0)
+        self.slots = joined([(self.slots, [*range(n), *(row.slot for row in go_on)]),
+                             (first, index), (self.slots, [row.slot for row in away])],
+                            max(longest + self.rules.max_new_tokens, padded))
+        self.logits = torch.cat([*[self.logits][:n], *self._forward(self.slots, fresh, n),
+                                 *first_logits])
+        for slot, row in enumerate(self.sampling + away):
+            row.slot = slot
 
-    def _forward(self, fresh):
-        """Feed row i the ids fresh[i], `token_budget` ids at a time. Returns the logits (n, V)
-        after each row's last one."""
-        bounds, logits = self.slots.bounds + torch.tensor([len(ids) for ids in fresh]), []
-        rows = max(1, self.rules.token_budget // max(map(len, fresh)))
+    def _prefill(self, rows):
+        """Prefill each distinct prompt once. Returns the slots, the index of the slot that each row
+        begins with, and its logits, (n, V), in a list."""
+        prompts = [tuple(row.trajectory.tokens) for row in rows]
+        distinct = {p: i for i, p in enumerate(dict.fromkeys(prompts))}
+        slots = KVSlots(self.policy.model, len(distinct), max(map(len, distinct)))
+        logits = torch.cat(self._forward(slots, list(distinct)))
+        index = [distinct[p] for p in prompts]
+        return slots, index, [logits[*self._upload(torch.tensor(index))]]
+
+    def _forward(self, slots, fresh, first=0):
+        """Feed slot first + i the ids fresh[i], `token_budget` ids at a time. Returns the logits
+        (n, V) after each one's last id, in a list of parts."""
+        bounds, logits = slots.bounds.clone(), []
+        rows = max(1, self.rules.token_budget // max(map(len, fresh), default=1))
         for start in range(0, len(fresh), rows):
             part = [torch.tensor(ids) for ids in fresh[start:start + rows]]
-            counts, tokens = self._upload(torch.tensor([len(ids) for ids in part]),
-                                          pad_sequence(part, batch_first=True))
-            logits.append(self.policy.extend(self.slots, tokens, counts, start))
-        self.slots.bounds = bounds  # the lengths, on the CPU; `extend` also counted padding
-        return torch.cat(logits)
+            counts = torch.tensor([len(ids) for ids in part])
+            bounds[first + start:][:len(part)] += counts
+            counts, tokens = self._upload(counts, pad_sequence(part, batch_first=True))
+            logits.append(self.policy.extend(slots, tokens, counts, first + start))
+        slots.bounds = bounds  # the lengths, on the CPU; `extend` also counted padding
+        return logits
 
-    def _sample_replies(self, logits):
-        """Sample the next token of all rows, again and again, until every reply has stopped.
+    def _begin_replies(self, rows):
+        """Begin an empty reply in each row. Returns the noise of all rows that sample."""
+        for row in rows:
+            row.begin_reply(self.rules)
+        noise, = self._upload(reply_noise(self.rules, self.groups.split,
+                                          [row.trajectory for row in rows], self.frame.appends))
+        if self.sampling:
+            earlier = pad(self.noise, (0, 0, 0, len(noise) - len(self.noise)))
+            noise = torch.cat([earlier, noise], dim=1)
+        self.sampling, self.ready = self.sampling + rows, []
+        return noise
 
-        Only the first n rows go through the model, those whose replies have not stopped. A row that
-        stops changes places with one of the last of them, with its slot and its noise:
+    def _sample_token(self):
+        """Sample the next token of the rows that sample, and feed it to those that go on.
 
-            n = 5    rows a b c d e    b and d stop    rows a e c d b    n = 3
+        A row that stops changes places with one of the last of them, with its slot and its noise:
+
+            sampling a b c d e    b and d stop    sampling a e c    replied d b (slots 3 and 4)
         """
-        noise = self._begin_replies()
-        for k in range(self.rules.max_new_tokens):
-            tokens, logprobs = sample_tokens(logits, noise[k], self.rules)
-            self._add(tokens, logprobs)
-            live = [i for i in range(len(tokens)) if self.rows[i].stop is None]
-            if not live:
-                return
-            if len(live) < len(tokens):
-                index, = self._upload(torch.tensor(self._move_to_front(live)))
-                noise, tokens = noise[:, index], tokens[index]
-            logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
+        tokens, logprobs = sample_tokens(self.logits, self.noise[0], self.rules)
+        self.noise = self.noise[1:]
+        self._add(tokens, logprobs)
+        live = [i for i, row in enumerate(self.sampling) if row.stop is None]
+        if len(live) < len(tokens):
+            index, = self._upload(torch.tensor(self._move_to_front(live), dtype=torch.int64))
+            self.noise, tokens = self.noise[:, index], tokens[index]
+            if not (self.together and live):
+                self._hand_over()
+        if live:
+            self.logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
 
     def _move_to_front(self, live):
-        """Exchange rows so that those numbered `live` come first. Returns where each was: for live
-        0 2 4, gap 1 is filled from behind, by 4: 0 4 2."""
-        order = list(range(len(live)))
+        """Exchange rows so that those numbered `live` come first; the others have replied. Returns
+        where each was: for live 0 2 4, gap 1 is filled from behind, by 4: 0 4 2."""
+        order, rows = list(range(len(live))), self.sampling
         gaps = sorted({*order} - {*live})
         for i, j in zip(gaps, live[len(live) - len(gaps):]):
-            self.rows[i], self.rows[j], order[i] = self.rows[j], self.rows[i], j
+            rows[i], rows[j], order[i] = rows[j], rows[i], j
         if gaps:
             self.slots.swap(gaps, [order[i] for i in gaps])
+        for slot, row in enumerate(rows[len(live):], len(live)):
+            row.slot = slot
+        self.sampling, self.replied = rows[:len(live)], self.replied + rows[len(live):]
         return order
 
-    def _begin_replies(self):
-        """Begin an empty reply in each row. Returns their tokens' noise, (max_new_tokens, B)."""
-        for row in self.rows:
-            row.begin_reply(self.rules)
-        trajectories = [row.trajectory for row in self.rows]
-        positions = torch.tensor([len(t.tokens) for t in trajectories])
-        # Noise depends on the position. Where each turn begins a new row of tokens, turns must not
-        # share positions, or else equal prompts would get equal replies.
-        if not self.frame.appends:
-            positions += len(trajectories[0].turns) * self.rules.max_context
-        keys = noise_keys(self.rules.seed, self.groups.split, trajectories)
-        return uniforms(*self._upload(
-            keys, positions + torch.arange(self.rules.max_new_tokens)[:, None]))
-
     def _add(self, tokens, logprobs):
-        """Add a token (n,) to the reply of each of the first n rows, which are unfinished."""
+        """Add a token (n,) to the reply of each row that samples."""
         # Here the host waits for an accelerator: pack both tensors, to wait only once.
         both = torch.stack([tokens.int(), logprobs.view(torch.int32)]).cpu()
         self.progress(len(tokens))
-        for row, token, logprob in zip(self.rows, both[0].tolist(),
+        for row, token, logprob in zip(self.sampling, both[0].tolist(),
                                        both[1].view(torch.float32).tolist()):
             row.add(token, logprob, self.frame)
 
@@ -251,22 +282,33 @@ class _Player:
         """To the policy's device, without waiting for it."""
         return [x.to(self.policy.device, non_blocking=True) for x in tensors]
 
-    def _step_environments(self):
-        """Add the replies, act on them, and give each live row the prompt of its next turn."""
+    def _hand_over(self):
+        """Add the replies to their conversations and give them to the environments."""
+        rows, self.replied = self.replied, []
         texts = self.frame.tokenizer.batch_decode(
-            [row.ids[:-1] if row.stop is StopReason.END_OF_TURN else row.ids for row in self.rows])
+            [row.ids[:-1] if row.stop is StopReason.END_OF_TURN else row.ids for row in rows])
         replies = [self.frame.parse(text) for text in texts]
-        outcomes = self.groups.step([row.trajectory.row for row in self.rows], replies)
-        for row, text, reply, outcome in zip(self.rows, texts, replies, outcomes):
-            t = row.trajectory
+        for row, text, reply in zip(rows, texts, replies):
+            t, row.times = row.trajectory, (*row.times, time.monotonic())
             t.add_reply(row.ids, row.logprobs, len(t.turns))
-            row.cached = len(t.tokens) - 1  # the last id has not been through the model
-            t.end_turn(text, reply, row.stop, outcome, self.groups.envs[t.row].state)
-            if t.stop is None:
-                fits = self.frame.next(t, self.rules)  # appends the next prompt
-                t.stop = None if fits else StopReason.CONTEXT
-            if t.stop is not None:
-                t.end()
+            # The last id has not been through the model.
+            row.cached = len(t.tokens) - 1 if self.frame.appends else 0
+            self.away[t.row] = row, text, reply
+        self.groups.send([row.trajectory.row for row in rows], replies)
+
+    def _take_answers(self, wait):
+        """End the turn of each row whose environment has answered, and give it its next prompt."""
+        for number, outcome in self.groups.receive(wait).items():
+            row, text, reply = self.away.pop(number)
+            t, times = row.trajectory, (*row.times, time.monotonic())
+            t.end_turn(text, reply, row.stop, outcome, self.groups.envs[number].state, times)
+            if t.stop is None and self.frame.next(t, self.rules):  # appends the next prompt
+                self.ready.append(row)
+                continue
+            t.stop = t.stop or StopReason.CONTEXT
+            t.end()
+            self.ready += self.queue[:1]  # takes its place
+            del self.queue[:1]
 
 
 # ---- Sampling ------------------------------------------------------------------------------------

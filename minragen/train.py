@@ -32,7 +32,7 @@ import torch
 from minragen import config as settings
 from minragen import starpo
 from minragen.chat import ChatFrame
-from minragen.metrics import describe, held_out_metrics
+from minragen.metrics import describe, held_out_metrics, waiting
 from minragen.models import AdamW, Critic, Policy
 from minragen.rollout import Rules, collect, make_batch, play_held_out
 
@@ -157,7 +157,7 @@ def train_step(learner, groups, config, log=QUIET):
     trajectories = roll_out(learner, groups, config, log)  # play P*G episodes
     rollout_seconds = time.time() - began
     played = [t for t in trajectories if not t.error]  # by environments that did not fail
-    metrics = {"step": step, **describe(trajectories)}
+    metrics = {"step": step, **describe(trajectories), **waiting(trajectories)}
     learner.empty_steps += 1
     if played:
         batch = make_batch(played).to(learner.policy.device)  # ragged lists -> (B, T)

@@ -238,14 +238,16 @@ class TestEpisodes:
         policy, frame = tiny("deepcoder")
         groups = EnvGroups("deepcoder", 1, 4, options={"seconds": 1, "family": "formulas"})
 
-        def replies(player, logits):
+        def replies(player):
             right = groups.envs[0].solve()[0]
             texts = [frame.write({"reasoning": " go", "answer": answer}) for answer in
                      (right, right, "def f(a, b):\n while True: pass", "x = 1")]
-            for row, ids in zip(player.rows, map(frame.encode, texts)):
+            player.replied, player.sampling = player.sampling, []
+            for row, ids in zip(player.replied, map(frame.encode, texts)):
                 row.ids, row.logprobs, row.stop = ids, [-1.0] * len(ids), StopReason.ANSWER
+            player._hand_over()
 
-        monkeypatch.setattr(rollout._Player, "_sample_replies", replies)
+        monkeypatch.setattr(rollout._Player, "_sample_token", replies)
         played = collect(policy, frame, groups, 0, Rules(max_context=1000))
         assert [t.stop for t in played] == [StopReason.TERMINATED] * 4
         assert [t.episode_return for t in played] == [1.0, 1.0, 0.0, -0.1]  # the last has no f()
@@ -339,7 +341,7 @@ class TestCaching:
         slots = rollout.KVSlots(model, 2, 12)
         cache.append(model, slots, tokens[:1, :9], torch.tensor([9]))
         cache.append(model, slots, tokens[1:, :4], torch.tensor([4]), 1)
-        slots.gather([1, 0], 16)
+        slots = cache.joined([(slots, [1]), (slots, [0])], 16)
         states = cache.append(model, slots, tokens[:, 9:], torch.tensor([1, 1]))
         assert states.isfinite().all()
 

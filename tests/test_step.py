@@ -372,8 +372,8 @@ ELSEWHERE = {
     # are compared by other tests of this file,
     "algo", "max_rows", "token_budget", "steps", "lr_final", "decay_steps", "kl_target",
     "kl_horizon", "attention", "activation_checkpointing",
-    # by test_stale.py, test_distil.py and test_models.py,
-    "stale", "tis_cap", "teacher", "float32_logits",
+    # by test_rows.py, test_stale.py, test_distil.py and test_models.py,
+    "feed_share", "stale", "tis_cap", "teacher", "float32_logits",
     # or belong to other files: environments/test_layers.py and test_relations.py, test_envs.py and
     # test_vision.py.
     "layer", "freeze_vision", "grounding_reward", "worldmodeling_reward", "max_actions_per_turn",

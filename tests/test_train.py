@@ -159,7 +159,7 @@ class TestValidation:
         log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: None)
         trainer.validate(trainer.Learner(*tiny(), None), groups, config, log)
         assert [call["rules"] for call in calls] == [
-            Rules(t, 0, 1.0, 9, 300, 7, 99) for t in (0.3, 0.0)]
+            Rules(t, 0, 1.0, 9, 300, 7, 1.0, 99) for t in (0.3, 0.0)]
         assert all(call["groups"] is groups and call["first_seed"] == 0 for call in calls)
 
 
@@ -170,7 +170,7 @@ class TestRollOut:
         frame = start.frame_of(config, tiny()[0])
         trainer.roll_out(trainer.Learner(tiny()[0], frame, None), groups, config)
         assert calls[0]["groups"] is groups and groups.turn == DescribedTurn(frame.parts, 0.5, 0.25)
-        assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, 99, 5)
+        assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, 1.0, 99, 5)
         assert (frame.context, frame.window) == ("limited", 2)
 
     def test_dynamic_sampling_asks_for_more_groups_until_enough_have_std(self, monkeypatch):
@@ -537,7 +537,8 @@ class TestMetrics:
             "--overlong 0.5 --gradients-every 1 --response-format grounding_worldmodeling "
             "--filter none")
         run(f"--env bandit,frozenlake --run b {small} --resample 1 --filter-value 1")
-        logged = {key for name in "abc" for line in metrics(runs / name) for key in line} | TIMES
+        logged = {key for name in "abc" for line in metrics(runs / name) for key in line}
+        logged |= TIMES | {"first_turn/seconds", "trajectory/seconds"}
         # What single environments and the layers report.
         for module in (layers, *(inspect.getmodule(type(make(name))) for name in REGISTRY)):
             source = inspect.getsource(module)

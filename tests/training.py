@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minragen import train
-from minragen.run.runs import TIMES
+from minragen.run.runs import without_times
 from minragen.run.start import main
 
 # Episodes of one turn, where it does not matter what is played.
@@ -33,8 +33,7 @@ def read_lines(path):
 
 
 def metrics(folder):
-    return [{k: v for k, v in line.items() if k not in TIMES}
-            for line in read_lines(folder / "metrics.jsonl")]
+    return [*map(without_times, read_lines(folder / "metrics.jsonl"))]
 
 
 def trainer_state(folder):

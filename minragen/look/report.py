@@ -71,6 +71,8 @@ CURVES = {
         "A step samples episodes (the rollout), then learns from them. Long replies cost both.",
         {"seconds of a step": ("seconds", "rollout_seconds"),
          "tokens per second": ("tokens_per_second",),
+         "share of the rollout that waits for environments": ("idle",),
+         "seconds a reply waits for its environment": ("waited",),
          "reply tokens per episode": ("response_tokens",)})}
 REASONS = {"terminated": "the environment ended the episode without success",
            "truncated": "turns or actions ran out", "context": "the context was full"}

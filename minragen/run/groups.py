@@ -10,7 +10,11 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
+from queue import Empty, SimpleQueue
 
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
@@ -86,48 +90,95 @@ def backends(groups):
                    for name, env in zip(groups.names, groups.envs) if env.backend)
 
 
+@dataclass
+class _Call:
+    """A reset or a step that has begun."""
+
+    row: int
+    function: Callable
+    begun: float = math.inf
+    limit: float = 0.0  # seconds that it may take
+
+    @property
+    def deadline(self):
+        return self.begun + self.limit
+
+
 class PatientGroups(EnvGroups):
     """EnvGroups of which those that declare `parallel` run in threads.
 
     A reset or step that hangs raises TimeoutError after STEP_TIME_LIMIT. Threads have one limit
     together: STEP_TIME_LIMIT times the threads per core, rounded up. If a tool's server is gone,
-    the rows that need it try again after growing pauses. What an environment raises has its Fault
-    as attribute `fault`.
+    the rows that need it try again after growing pauses, and all wait. What an environment raises
+    has its Fault as attribute `fault`.
 
-    raises: ServerGone, from `reset` and `step`, if a tool's server did not come back
+    raises: ServerGone, from `reset`, `step` and `receive`, if a tool's server did not come back
     """
 
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self._calls, self._ended = {}, SimpleQueue()  # {row: _Call}; (_Call, result)
+
+    def send(self, rows, replies):
+        reply_of = dict(zip(rows, replies))
+        self._begin(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
+
+    def receive(self, wait=True):
+        sent = {row: call.function for row, call in self._calls.items()}
+        results = self._take(1 if wait else 0)
+        if any(isinstance(result, ServerGone) for result in results.values()):
+            results = self._patiently(sent, results)
+        return results
+
     def _each(self, rows, function):
-        results, pauses = dict(zip(rows, self._together(rows, function))), iter(SERVER_PAUSES)
-        while gone := [r for r in rows if isinstance(results[r], ServerGone)]:
-            pause = next(pauses, None)
-            if pause is None:
+        self._begin(rows, function)
+        results = self._patiently(dict.fromkeys(rows, function), {})
+        return [results[row] for row in rows]
+
+    def _patiently(self, sent, results):
+        """The results of all that was sent, {row: function}: the given ones, and those to come."""
+        pauses, results = iter(SERVER_PAUSES), results | self._take(len(self._calls))
+        while gone := [row for row in sent if isinstance(results[row], ServerGone)]:
+            if (pause := next(pauses, None)) is None:
                 raise results[gone[0]]
             print(f"waiting   {pause} s, then trying again: {results[gone[0]]}", flush=True)
             time.sleep(pause)
-            results |= zip(gone, self._together(gone, function))
-        return [results[r] for r in rows]
+            for row in gone:
+                self._begin([row], sent[row])
+            results |= self._take(len(gone))
+        return results
 
-    def _together(self, rows, function):
-        """What function(row) returned for each row, or the exception that it raised."""
-        results = {}
-
-        def run(row):
-            results[row] = self._attempt(row, function, row)
-
-        # Daemons: else Python's exit waits for those that hang.
-        threads = [threading.Thread(target=run, args=(row,), daemon=True)
-                   for row in rows if self.envs[row].parallel]
-        for thread in threads:
-            thread.start()
+    def _begin(self, rows, function):
+        """Call function(row) for each row, in a thread where its environment is parallel."""
+        in_threads = [row for row in rows if self.envs[row].parallel]
+        self._calls |= {row: _Call(row, function, time.monotonic()) for row in in_threads}
+        limit = limits.STEP_TIME_LIMIT * math.ceil(len(self._calls) / (os.cpu_count() or 1))
+        for call in self._calls.values():
+            call.limit = max(call.limit, limit)
+        for row in in_threads:  # daemons: else Python's exit waits for those that hang
+            threading.Thread(target=self._end, args=(self._calls[row], function, row),
+                             daemon=True).start()
         for row in rows:
             if not self.envs[row].parallel:
-                results[row] = self._attempt(row, limits.within_time_limit, function, row)
-        limit = limits.STEP_TIME_LIMIT * math.ceil(len(threads) / (os.cpu_count() or 1))
-        deadline = time.monotonic() + limit
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        finished, late = dict(results), TimeoutError(f"a step took over {limit:g} seconds.")
-        self._broken |= {*rows} - finished.keys()  # they may still be running
-        results = [finished.get(r, late) for r in rows]
-        return [with_fault(x) if isinstance(x, Exception) else x for x in results]
+                self._calls[row] = _Call(row, function)
+                self._end(self._calls[row], limits.within_time_limit, function, row)
+
+    def _end(self, call, function, *arguments):
+        self._ended.put((call, self._attempt(call.row, function, *arguments)))
+
+    def _take(self, least):
+        """{row: result} of calls that have ended; it waits for so many. A call past its limit ends
+        with TimeoutError, though its thread may go on."""
+        results = {}
+        while self._calls and (len(results) < least or not self._ended.empty()):
+            first = self._ended.empty() and min(self._calls.values(), key=attrgetter("deadline"))
+            try:
+                call, result = self._ended.get(
+                    timeout=max(0.0, first.deadline - time.monotonic()) if first else None)
+            except Empty:
+                call, result = first, TimeoutError(f"a step took over {first.limit:g} seconds.")
+                self._broken.add(call.row)
+            if self._calls.get(call.row) is call:  # else its time was over before
+                del self._calls[call.row]
+                results[call.row] = with_fault(result) if isinstance(result, Exception) else result
+        return results

@@ -40,7 +40,7 @@ def read(run):
     """The lines of a run's metrics.jsonl, without times; none if it has not written any."""
     path = runs.RUNS / run / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [{k: v for k, v in json.loads(line).items() if k not in runs.TIMES} for line in lines]
+    return [runs.without_times(json.loads(line)) for line in lines]
 
 
 def first_difference(lines, again):

@@ -40,12 +40,16 @@ from minragen.options import nearest
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
 COUNTERS = ("step", "empty_steps", "skipped", "halved", "rounds", "kl_reward_coef", "ema")
-FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows", "token_budget",
-                  "activation_checkpointing", "log")
+FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows", "feed_share",
+                  "token_budget", "activation_checkpointing", "log")
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
-# Metrics that differ between equal runs.
-TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "elapsed", "first_turn/seconds",
-         "trajectory/seconds"}
+# Metrics that differ between equal runs, also as ENV/waited or first_turn/seconds.
+TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "idle", "waited", "elapsed"}
+
+
+def without_times(metrics):
+    """A line of metrics.jsonl as equal runs write it."""
+    return {key: value for key, value in metrics.items() if key.rpartition("/")[2] not in TIMES}
 
 
 def run_folder(config, resume):

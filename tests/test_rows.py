@@ -1,0 +1,261 @@
+"""Rows that move on by themselves: the same trajectories whatever their environments' delays."""
+
+import copy
+import dataclasses
+import itertools
+import random
+import threading
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_rollout import windowed
+from test_step import assert_equal, configured, float64, real  # noqa: F401  fixtures
+from toys import Faulty, Lottery, tiny
+
+from minragen.chat import Reply, StopReason
+from minragen.envs import EnvGroups, ServerGone
+from minragen.models import Policy
+from minragen.rollout import Rules, collect
+from minragen.run import groups as run_groups
+from minragen.run.groups import PatientGroups
+
+WORD = Reply(answer="word")
+
+class Slow(Lottery):
+    """A lottery that does not answer at once."""
+
+    parallel = True
+
+
+class SlowAndFaulty(Faulty):
+    parallel = True
+
+
+class Sleepy(Faulty):
+    """Threads of their own, and real delays."""
+
+    parallel = True
+
+    def step(self, answer):
+        threading.Event().wait(random.random() / 50)
+        return super().step(answer)
+
+
+class Delayed(EnvGroups):
+    """Each step takes as many calls of `receive` as `delays` says next; one that waits skips time.
+    """
+
+    def __init__(self, *given, delays=None, **named):
+        super().__init__(*given, **named)
+        self.delays, self.later, self.sent = delays or itertools.repeat(0), {}, []
+
+    def send(self, rows, replies):
+        self.sent.append([*rows])
+        self.later |= {row: [next(self.delays), result]
+                       for row, result in zip(rows, self.step(rows, replies))}
+
+    def receive(self, wait=True):
+        passed = max(1, min(delay for delay, _ in self.later.values())) if wait else 1
+        for late in self.later.values():
+            late[0] -= passed
+        answered = [row for row, (delay, _) in self.later.items() if delay <= 0]
+        random.Random(len(answered)).shuffle(answered)
+        return {row: self.later.pop(row)[1] for row in answered}
+
+
+def said(trajectories):
+    """Everything but when it happened, and logprobs, which may differ by rounding."""
+    return [dataclasses.replace(t, fault=None, turns=[
+        dataclasses.replace(turn, times=()) for turn in t.turns], sequences=[
+        dataclasses.replace(s, sample_logprobs=[]) for s in t.sequences]) for t in trajectories]
+
+
+def logprobs(trajectories):
+    return [x for t in trajectories for s in t.sequences for x in s.sample_logprobs]
+
+
+def policy_and_frame(context="full"):
+    """Replies of many lengths."""
+    policy, frame = copy.copy(tiny()[0]), copy.copy(windowed(tiny()[1], context, 2))
+    policy.model = copy.deepcopy(policy.model).double()
+    frame.end_ids = set(range(0, len(frame.tokenizer), 9))
+    return policy, frame
+
+
+@pytest.mark.usefixtures("float64")
+class TestTrajectories:
+    @settings(max_examples=40, deadline=None)
+    @given(seed=st.integers(0, 9), longest=st.integers(0, 40), share=st.floats(0.01, 1),
+           max_rows=st.integers(1, 14), context=st.sampled_from(["full", "limited", "single_turn"]),
+           env=st.sampled_from(["Slow", "SlowAndFaulty", "Lottery"]),
+           max_new_tokens=st.integers(1, 14), room=st.integers(1, 120))
+    def test_they_are_the_same_whatever_delays_shares_and_limits(
+            self, seed, longest, share, max_rows, context, env, max_new_tokens, room):
+        """Lengths, stops, failures and contexts that fill up are drawn, too."""
+        policy, frame = policy_and_frame(context)
+        groups = EnvGroups(f"test_rows:{env}", 4, 3)
+        first = len(frame.open(frame.system_message(groups.envs[0]), groups.reset(seed)[0]))
+        rules = Rules(max_new_tokens=max_new_tokens, max_context=first + 4 + room)
+        draw = random.Random(seed)
+        delayed = Delayed(f"test_rows:{env}", 4, 3, delays=iter(
+            lambda: draw.randint(0, longest), None))
+        expected = collect(policy, frame, EnvGroups(f"test_rows:{env}", 4, 3), seed, rules)
+        played = collect(policy, frame, delayed, seed, dataclasses.replace(
+            rules, feed_share=share, max_rows=max_rows))
+        assert said(played) == said(expected)
+        assert logprobs(played) == pytest.approx(logprobs(expected), abs=1e-7)
+
+    def test_gradients_are_those_of_the_slow_step_with_threads_and_real_delays(self, real):  # noqa: F811
+        for options in ({}, dict(context="limited", window=2), dict(algo="ppo", max_rows=3)):
+            assert_equal(real, configured(env="test_rows:Sleepy", feed_share=0.3, **options))
+
+
+def test_with_a_share_of_1_not_even_rounding_depends_on_the_delays(monkeypatch):
+    """So runs repeat to the last digit, and one that was killed goes on bit for bit: every forward
+    pass has the same rows in the same order."""
+    policy, frame = policy_and_frame()
+    policy.model.float()
+    passes, extend = [], Policy.extend
+    monkeypatch.setattr(Policy, "extend", lambda self, slots, tokens, *rest: (
+        passes.append(tokens.tolist()), extend(self, slots, tokens, *rest))[1])
+    seen = []
+    for seed in range(3):
+        passes.clear()
+        played = collect(policy, frame, Delayed("test_rows:Slow", 5, 3, delays=iter(
+            partial(random.Random(seed).randint, 0, 30), None)), 0, Rules(max_new_tokens=14))
+        seen.append((said(played), logprobs(played), list(passes)))
+    assert seen[0] == seen[1] == seen[2]
+
+
+@pytest.mark.usefixtures("float64")
+class TestFeeding:
+    def fed(self, monkeypatch, groups, **rules):
+        """(rows, tokens of each) of every forward pass, and the trajectories."""
+        passes, extend = [], Policy.extend
+        monkeypatch.setattr(Policy, "extend", lambda self, slots, tokens, *rest: (
+            passes.append(tuple(tokens.shape)), extend(self, slots, tokens, *rest))[1])
+        policy, frame = policy_and_frame()
+        rules = Rules(max_new_tokens=9, max_context=500, **rules)
+        played = collect(policy, frame, groups, 3, rules)
+        return passes, played
+
+    def turns_at_once(self, passes):
+        """How often something was fed after the first prompts."""
+        return sum(q > 1 for _, q in passes) - 1
+
+    @pytest.mark.parametrize("env", ["Lottery", "Slow"])
+    def test_with_a_share_of_1_all_are_fed_together(self, monkeypatch, env):
+        groups = Delayed(f"test_rows:{env}", 4, 3, delays=itertools.cycle(range(30)))
+        passes, played = self.fed(monkeypatch, groups, feed_share=1.0)
+        assert self.turns_at_once(passes) == max(len(t.turns) for t in played) - 1
+
+    def test_environments_that_answer_at_once_get_all_replies_of_a_turn_together(self, monkeypatch):
+        groups = Delayed("test_rows:Lottery", 4, 3)
+        passes, played = self.fed(monkeypatch, groups, feed_share=0.1)
+        turns = max(len(t.turns) for t in played)
+        assert len(groups.sent) == turns and self.turns_at_once(passes) == turns - 1
+
+    def test_the_others_get_a_reply_when_it_has_stopped(self, monkeypatch):
+        groups = Delayed("test_rows:Slow", 4, 3)
+        self.fed(monkeypatch, groups, feed_share=1.0)
+        assert len(groups.sent) > 3 and groups.sent[0] != [*range(12)]
+
+    def test_a_small_share_of_all_is_fed_while_others_sample(self, monkeypatch):
+        fed = {}
+        for share in (0.1, 0.99):
+            passes, played = self.fed(monkeypatch, Delayed("test_rows:Slow", 12, 1),
+                                      feed_share=share)
+            fed[share] = self.turns_at_once(passes)
+        turns = max(len(t.turns) for t in played)
+        assert fed[0.1] > 2 * turns and fed[0.99] < fed[0.1]
+
+    def test_enough_are_a_share_of_all_and_one_is_enough_if_nothing_can_be_sampled(
+            self, monkeypatch):
+        """Eleven of twelve environments take very long."""
+        groups = Delayed("test_rows:Slow", 12, 1, delays=itertools.chain(
+            [0], [10_000] * 11, itertools.repeat(0)))
+        passes, played = self.fed(monkeypatch, groups, feed_share=0.5)
+        quick = played.pop(groups.sent[0][0])
+        assert len(quick.turns) > 1 and passes.count((1, 1)) > 1  # it went on alone
+        assert quick.turns[-1].times[2] < min(t.turns[0].times[2] for t in played)
+
+    def test_no_more_than_max_rows_are_played_and_those_that_end_make_room(self, monkeypatch):
+        passes, played = self.fed(monkeypatch, EnvGroups("test_rows:Lottery", 40, 1), max_rows=8)
+        assert max(n for n, _ in passes) == 8
+        batches = sum(max(len(t.turns) for t in played[i:i + 8]) for i in range(0, 40, 8))
+        assert sum(q == 1 for _, q in passes) < 0.8 * 9 * batches
+        begun = [t.turns[0].times[0] for t in played]
+        assert begun == sorted(begun) and len({*begun}) > 8  # in their order, not in batches
+
+    def test_a_turn_knows_when_it_was_fed_handed_over_and_answered(self):
+        policy, frame = policy_and_frame()
+        for t in collect(policy, frame, EnvGroups("test_rows:Lottery", 3, 2), 0,
+                         Rules(max_new_tokens=5)):
+            times = [when for turn in t.turns for when in turn.times]
+            assert times == sorted(times) and len(times) == 3 * len(t.turns)
+
+
+class TestThreads:
+    """PatientGroups: what `receive` gives, and when."""
+
+    @pytest.fixture
+    def gates(self, monkeypatch):
+        """An event for each row; its step waits for it."""
+        gates = [threading.Event() for _ in range(3)]
+        groups = PatientGroups("test_rows:Slow", 3, 1)
+        groups.reset(0)
+        for env, gate in zip(groups.envs, gates):
+            env._match = env.step
+            monkeypatch.setattr(env, "step", lambda answer, env=env, gate=gate: (
+                gate.wait(10), env._match(answer))[1])
+        yield groups, gates
+        for gate in gates:
+            gate.set()
+
+    def test_each_row_answers_when_it_can(self, gates):
+        groups, (first, second, third) = gates
+        groups.send([0, 1, 2], [WORD] * 3)
+        assert groups.receive(wait=False) == {}
+        second.set()
+        assert [*groups.receive()] == [1]
+        groups.send([1], [WORD])  # its gate is open
+        assert [*groups.receive()] == [1]
+        first.set()
+        third.set()
+        results = {}
+        while len(results) < 2:
+            results |= groups.receive()
+        assert {*results} == {0, 2} and groups.receive() == {}
+
+    def test_one_that_hangs_ends_at_its_limit_and_the_others_go_on(self, gates, monkeypatch):
+        groups, (first, *_) = gates
+        monkeypatch.setattr(run_groups.limits, "STEP_TIME_LIMIT", 0.3)
+        first.set()
+        groups.send([0, 1], [WORD] * 2)
+        assert [*groups.receive()] == [0]
+        (late,) = groups.receive().values()
+        assert "TimeoutError('a step took over" in repr(late)
+        groups.send([0], [WORD])
+        assert [*groups.receive()] == [0]
+
+    def test_a_server_that_dies_in_a_turn_is_asked_again_by_the_rows_that_need_it(
+            self, monkeypatch, capsys):
+        pauses = []
+        monkeypatch.setattr(run_groups.time, "sleep", pauses.append)
+        step = Slow.step
+
+        def unlucky(env, answer):
+            if len(pauses) < 2 and env.number % 2:
+                raise ServerGone("no answer")
+            return step(env, answer)
+
+        monkeypatch.setattr(Slow, "step", unlucky)
+        policy, frame = policy_and_frame()
+        played, expected = (
+            collect(policy, frame, groups, 0, Rules(max_new_tokens=4, feed_share=0.2))
+            for groups in (PatientGroups("test_rows:Slow", 6, 2), EnvGroups("toys:Lottery", 6, 2)))
+        assert pauses == [5, 10] and capsys.readouterr().out.count("trying again: no answer") == 2
+        assert not any(t.stop is StopReason.ENV_ERROR for t in played)
+        assert [t.turn_rewards for t in played] == [t.turn_rewards for t in expected]
