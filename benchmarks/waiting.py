@@ -81,8 +81,8 @@ def stored():
 
 def figures():
     """Medians over the seeds, for docs/performance.md."""
-    columns = {"seconds": "seconds", "longest_wait": "of these the slowest environment",
-               "idle": "`idle`"}
+    columns = {"seconds": "seconds", "longest_wait": "environment of the slowest row",
+               "rollout_idle": "`rollout_idle`"}
     return table(("`feed_share`", *columns.values()), [
         [f"{share:g}", *(f"{np.median([r[c] for r in stored()['runs'] if r['share'] == share]):.2f}"
                          for c in columns)] for share in SHARES])

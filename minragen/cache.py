@@ -5,7 +5,7 @@ transformers takes the slots as its `past_key_values`, with `position_ids` and a
 Learning runs whole rows through the decoder. For Llama's family fast/ computes the same with less
 work.
 
-Reading order: `KVSlots`, `append`, `states_before`, `micro_batches`, `attention_masks`.
+Reading order: `KVSlots`, `joined`, `append`, `states_before`, `micro_batches`, `attention_masks`.
 
 Axes: n rows in a forward pass, q new tokens of each, k keys, D hidden size, B rows, T tokens.
 
@@ -67,10 +67,10 @@ class KVSlots:
 
 
 def joined(parts, capacity):
-    """Copy slots, one part after the other, to new buffers of `capacity` tokens a row. The old
-    buffers are let go, layer by layer.
+    """Copy slots, one part after the other, to new buffers of `capacity` tokens a row. The given
+    KVSlots cannot be used afterwards: their buffers are freed layer by layer.
 
-    parts: [(KVSlots, [slot, ...])]; a slot may be in it several times or not at all
+    parts: [(KVSlots, [slot, ...])]; a list may be empty, or have a slot several times
     """
     parts = [(slots, torch.tensor(index)) for slots, index in parts if index]
     made = copy.copy(parts[0][0])

@@ -62,7 +62,7 @@ class Turn:
     reward: float
     stop: StopReason
     state: str = ""  # of the environment before it (TextEnv.state)
-    times: tuple = ()  # seconds: its prompt was fed, its reply was handed over, it was answered
+    times: tuple = ()  # seconds of time.time(): prompt fed, reply sent, result received
 
 
 @dataclass

@@ -100,7 +100,7 @@ class Config:
                               least=1, most=2**16)
     max_context: int = opt(512, "tokens per conversation", least=2, most=2**24)
     max_rows: int = opt(256, "conversations that are generated at a time", least=1)
-    feed_share: float = opt(1.0, "feed rows once this share is ready; 1: all", least=0.01, most=1)
+    feed_share: float = opt(1.0, "feed rows once this share of all is ready", least=0.01, most=1)
     context: str = opt("full", "history that a turn sees (docs/formats.md)",
                        ("full", "limited", "single_turn"))
     window: int = opt(3, "limited and single_turn: turns shown, this one included", least=1)

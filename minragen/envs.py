@@ -383,7 +383,7 @@ class EnvGroups:
             self._given[name] = dict(name=name, split=split, budget=budget, layers=layers,
                                      **own)
         self.envs = [make(**self._given[self.names[group]]) for group, _ in self.places]
-        self.seeds, self._broken, self._answers = [None] * num_groups, set(), {}
+        self.seeds, self._broken, self._results = [None] * num_groups, set(), {}
 
     def __len__(self):
         return len(self.envs)
@@ -391,7 +391,7 @@ class EnvGroups:
     def reset(self, first_seed):
         """Draw new instances: group g gets seed `first_seed + g`. Returns each row's observation,
         or the exception that its environment raised."""
-        self.seeds = [first_seed + g for g in range(self.num_groups)]
+        self.seeds, self._results = [first_seed + g for g in range(self.num_groups)], {}
         return self._each(range(len(self)), self._reset_row)
 
     def _reset_row(self, row):
@@ -411,14 +411,14 @@ class EnvGroups:
         return self._each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
 
     def send(self, rows, replies):
-        """Begin to step the given rows. `receive` gives their results."""
-        self._answers |= zip(rows, self.step(rows, replies))
+        """Begin to step rows, for `receive`; until then neither `step` nor `reset` is allowed."""
+        self._results |= zip(rows, self.step(rows, replies))
 
     def receive(self, wait=True):
-        """{row: result of `step`} of the rows that have been stepped since the last call. wait:
-        for one at least. Here each has been stepped already."""
-        answers, self._answers = self._answers, {}
-        return answers
+        """{row: result of `step`} of the rows whose steps have ended since the last call. wait:
+        until there is one, if any is in flight. Here `send` has stepped them all."""
+        results, self._results = self._results, {}
+        return results
 
     @staticmethod  # run/groups.py may put another one in its place
     def turn(env, reply):

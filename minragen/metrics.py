@@ -42,9 +42,12 @@ def describe(trajectories):
 
 
 def waiting(trajectories):
-    """What a rollout waited for: `idle`, the share of the time from its first prompt to its last
-    answer in which no row was fed or sampled; `waited`, seconds from the end of a reply to its
-    answer, in the mean, of a mixture also for each environment; {} if nothing was sampled."""
+    """What a rollout waited for; {} if nothing was sampled.
+
+    rollout_idle: the share of the time from the first prompt to the last result in which no row was
+        fed or sampled, in any process
+    waited: mean seconds from sending a reply to its result; of a mixture also for each environment
+    """
     turns = {}  # environment -> the times of its turns
     for t in trajectories:
         turns.setdefault(t.env, []).extend(turn.times for turn in t.turns)
@@ -52,12 +55,12 @@ def waiting(trajectories):
     if not times:
         return {}
     busy, until = 0.0, times[0][0]
-    for fed, replied, _ in times:
-        busy, until = busy + max(0.0, replied - max(fed, until)), max(until, replied)
-    whole = max(answered for *_, answered in times) - times[0][0]
+    for fed, sent, _ in times:
+        busy, until = busy + max(0.0, sent - max(fed, until)), max(until, sent)
+    whole = max(returned for *_, returned in times) - times[0][0]
     every = {"": times} | {f"{env}/": own for env, own in turns.items() if own and len(turns) > 1}
-    return {"idle": 1 - busy / whole} | {
-        f"{prefix}waited": sum(answered - replied for _, replied, answered in own) / len(own)
+    return {"rollout_idle": 1 - busy / whole} | {
+        f"{prefix}waited": sum(returned - sent for _, sent, returned in own) / len(own)
         for prefix, own in every.items()}
 
 

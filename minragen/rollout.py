@@ -49,7 +49,7 @@ class Rules:
     max_new_tokens: int = 64  # of a reply
     max_context: int = 1024  # tokens of a conversation
     max_rows: int = 256  # conversations at a time
-    feed_share: float = 1.0  # of the rows: so many ready ones are fed while others still sample
+    feed_share: float = 1.0  # ready rows are fed once they are this share of all; 1: wait for all
     token_budget: int = 8192  # padded ids in one forward pass of prompts or observations
     seed: int = 0  # of the noise
 
@@ -99,9 +99,9 @@ class _Row:
     """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    slot: int = 0  # unless it samples
+    slot: int = -1  # of its keys and values; a row that samples has its index in `sampling`
     cached: int = 0  # how many of its ids are in the slot between replies; 0: none
-    times: tuple = ()  # seconds: when it was fed, and when its reply was handed over
+    times: tuple = ()  # seconds of time.time(): when it was fed, and when its reply was sent
     # -- of the reply
     cap: int = 0  # most tokens that it may have
     limit: StopReason | None = None  # its stop reason if it reaches the cap
@@ -114,7 +114,7 @@ class _Row:
         self.cap, self.ids, self.logprobs, self.stop = min(room, rules.max_new_tokens), [], [], None
         self.limit = (StopReason.CONTEXT if room <= rules.max_new_tokens else
                       StopReason.MAX_NEW_TOKENS)
-        self.times = (time.monotonic(),)
+        self.times = (time.time(),)
 
     def add(self, token, logprob, frame):
         """Add a token to the reply and note whether it ends it.
@@ -135,12 +135,12 @@ class _Row:
 
 
 class _Player:
-    """Conversations that move on by themselves. A row is fed a prompt, samples a reply, and is away
-    until its environment has answered. Time goes to the right:
+    """Conversations that move on by themselves. A row is fed a prompt, samples a reply, and is in
+    flight until its environment has returned. Time goes to the right:
 
         a   f s s s s s s - - . f s s s ...       f   it is fed: a prompt, or an observation
         b   f s s s s - - - - . f s s s ...       s   its next token is sampled
-        c   f s s s - - - - - - - - - - . ...     -   away: its environment has the reply
+        c   f s s s - - - - - - - - - - . ...     -   in flight: its environment has the reply
         d   f s s s s - - |                       .   ready: it waits for others to be fed with
         e                       f s s s ...       |   its episode is over: e takes its slot
 
@@ -151,14 +151,14 @@ class _Player:
     def __init__(self, policy, frame, groups, trajectories, rules, progress):
         self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
         # Where all environments answer at once and all rows fit, all rows are in the same turn:
-        # replies are handed over when the last one has ended.
+        # replies are sent when the last one has stopped.
         self.together = len(trajectories) <= rules.max_rows and not any(
             env.parallel for env in groups.envs)
-        self.share, self.progress = rules.feed_share, progress
+        self.progress = progress
         rows = [_Row(t) for t in trajectories]
         self.ready, self.queue = rows[:rules.max_rows], rows[rules.max_rows:]
-        # away: row of the EnvGroups -> (_Row, the reply's text, Reply)
-        self.sampling, self.replied, self.away = [], [], {}
+        # in_flight: row of the EnvGroups -> (_Row, the reply's text, Reply)
+        self.sampling, self.stopped, self.in_flight = [], [], {}
         # What the rows of `sampling` sample from, (n, V), and their noise, (tokens to come, n).
         self.slots, self.logits, self.noise = None, None, None
 
@@ -170,23 +170,24 @@ class _Player:
                 wait = not self.sampling
                 if self.sampling:
                     self._sample_token()
-                if self.away:
-                    self._take_answers(wait)
+                self._take_results(wait)
 
     def _time_to_feed(self):
-        """Whether `feed_share` of the rows are ready, or any if none samples. 1 waits for all."""
-        rows = len(self.sampling) + len(self.replied) + len(self.away) + len(self.ready)
-        at_once = not self.sampling and self.share < 1
-        return len(self.ready) >= (min(1, rows) if at_once else self.share * rows)
+        """Whether `feed_share` of all rows are ready, or (below 1) one while no other samples."""
+        rows = len(self.sampling) + len(self.stopped) + len(self.in_flight) + len(self.ready)
+        alone = not self.sampling and self.rules.feed_share < 1
+        return len(self.ready) >= min(rows, 1 if alone else max(1, self.rules.feed_share * rows))
 
     def _feed(self):
-        """Feed the rows that are ready; they sample from then on. Slots are copied to a new order:
-        rows that sample, that go on, that begin, that are away."""
-        self.ready.sort(key=lambda row: row.slot)  # not in the order of their answers
+        """Feed the ready rows, which then sample. Slots are copied to a new order: rows in the
+        middle of a reply, rows that go on, rows that begin, rows in flight."""
+        self.ready.sort(key=lambda row: row.slot)  # and not by when their environments returned
         n, go_on = len(self.sampling), [row for row in self.ready if row.cached]
         begin = [row for row in self.ready if not row.cached]
-        away = [row for row, *_ in self.away.values()]
+        away = [row for row, *_ in self.in_flight.values() if row.cached]
         fresh = [row.trajectory.tokens[row.cached:] for row in go_on]
+        if not (n or go_on or away):
+            self.slots = None  # frees them before others are made
         self.noise = self._begin_replies(go_on + begin)
         first, index, first_logits = self._prefill(begin) if begin else (None, [], [])
         longest = max(len(row.trajectory.tokens) for row in self.sampling + away)
@@ -195,8 +196,8 @@ class _Player:
         self.slots = joined([(self.slots, [*range(n), *(row.slot for row in go_on)]),
                              (first, index), (self.slots, [row.slot for row in away])],
                             max(longest + self.rules.max_new_tokens, padded))
-        self.logits = torch.cat([*[self.logits][:n], *self._forward(self.slots, fresh, n),
-                                 *first_logits])
+        self.logits = torch.cat([*([self.logits] if n else []),
+                                 *self._forward(self.slots, fresh, n), *first_logits])
         for slot, row in enumerate(self.sampling + away):
             row.slot = slot
 
@@ -241,7 +242,7 @@ class _Player:
 
         A row that stops changes places with one of the last of them, with its slot and its noise:
 
-            sampling a b c d e    b and d stop    sampling a e c    replied d b (slots 3 and 4)
+            sampling a b c d e    b and d stop    sampling a e c    stopped d b (slots 3 and 4)
         """
         tokens, logprobs = sample_tokens(self.logits, self.noise[0], self.rules)
         self.noise = self.noise[1:]
@@ -251,12 +252,12 @@ class _Player:
             index, = self._upload(torch.tensor(self._move_to_front(live), dtype=torch.int64))
             self.noise, tokens = self.noise[:, index], tokens[index]
             if not (self.together and live):
-                self._hand_over()
+                self._send_replies()
         if live:
             self.logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
 
     def _move_to_front(self, live):
-        """Exchange rows so that those numbered `live` come first; the others have replied. Returns
+        """Exchange rows so that those numbered `live` come first; the others have stopped. Returns
         where each was: for live 0 2 4, gap 1 is filled from behind, by 4: 0 4 2."""
         order, rows = list(range(len(live))), self.sampling
         gaps = sorted({*order} - {*live})
@@ -266,7 +267,7 @@ class _Player:
             self.slots.swap(gaps, [order[i] for i in gaps])
         for slot, row in enumerate(rows[len(live):], len(live)):
             row.slot = slot
-        self.sampling, self.replied = rows[:len(live)], self.replied + rows[len(live):]
+        self.sampling, self.stopped = rows[:len(live)], self.stopped + rows[len(live):]
         return order
 
     def _add(self, tokens, logprobs):
@@ -282,25 +283,25 @@ class _Player:
         """To the policy's device, without waiting for it."""
         return [x.to(self.policy.device, non_blocking=True) for x in tensors]
 
-    def _hand_over(self):
+    def _send_replies(self):
         """Add the replies to their conversations and give them to the environments."""
-        rows, self.replied = self.replied, []
+        rows, self.stopped = self.stopped, []
         texts = self.frame.tokenizer.batch_decode(
             [row.ids[:-1] if row.stop is StopReason.END_OF_TURN else row.ids for row in rows])
         replies = [self.frame.parse(text) for text in texts]
         for row, text, reply in zip(rows, texts, replies):
-            t, row.times = row.trajectory, (*row.times, time.monotonic())
+            t, row.times = row.trajectory, (*row.times, time.time())
             t.add_reply(row.ids, row.logprobs, len(t.turns))
             # The last id has not been through the model.
             row.cached = len(t.tokens) - 1 if self.frame.appends else 0
-            self.away[t.row] = row, text, reply
+            self.in_flight[t.row] = row, text, reply
         self.groups.send([row.trajectory.row for row in rows], replies)
 
-    def _take_answers(self, wait):
-        """End the turn of each row whose environment has answered, and give it its next prompt."""
+    def _take_results(self, wait):
+        """End the turn of each row whose environment has returned; give it its next prompt."""
         for number, outcome in self.groups.receive(wait).items():
-            row, text, reply = self.away.pop(number)
-            t, times = row.trajectory, (*row.times, time.monotonic())
+            row, text, reply = self.in_flight.pop(number)
+            t, times = row.trajectory, (*row.times, time.time())
             t.end_turn(text, reply, row.stop, outcome, self.groups.envs[number].state, times)
             if t.stop is None and self.frame.next(t, self.rules):  # appends the next prompt
                 self.ready.append(row)

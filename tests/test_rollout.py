@@ -242,10 +242,10 @@ class TestEpisodes:
             right = groups.envs[0].solve()[0]
             texts = [frame.write({"reasoning": " go", "answer": answer}) for answer in
                      (right, right, "def f(a, b):\n while True: pass", "x = 1")]
-            player.replied, player.sampling = player.sampling, []
-            for row, ids in zip(player.replied, map(frame.encode, texts)):
+            player.stopped, player.sampling = player.sampling, []
+            for row, ids in zip(player.stopped, map(frame.encode, texts)):
                 row.ids, row.logprobs, row.stop = ids, [-1.0] * len(ids), StopReason.ANSWER
-            player._hand_over()
+            player._send_replies()
 
         monkeypatch.setattr(rollout._Player, "_sample_token", replies)
         played = collect(policy, frame, groups, 0, Rules(max_context=1000))

@@ -34,7 +34,7 @@ class SlowAndFaulty(Faulty):
 
 
 class Sleepy(Faulty):
-    """Threads of their own, and real delays."""
+    """Its threads return in random order."""
 
     parallel = True
 
@@ -112,10 +112,11 @@ class TestTrajectories:
             assert_equal(real, configured(env="test_rows:Sleepy", feed_share=0.3, **options))
 
 
-def test_with_a_share_of_1_not_even_rounding_depends_on_the_delays(monkeypatch):
+@pytest.mark.parametrize("context, max_rows", [("full", 256), ("full", 4), ("limited", 4)])
+def test_with_a_share_of_1_not_even_rounding_depends_on_the_delays(monkeypatch, context, max_rows):
     """So runs repeat to the last digit, and one that was killed goes on bit for bit: every forward
     pass has the same rows in the same order."""
-    policy, frame = policy_and_frame()
+    policy, frame = policy_and_frame(context)
     policy.model.float()
     passes, extend = [], Policy.extend
     monkeypatch.setattr(Policy, "extend", lambda self, slots, tokens, *rest: (
@@ -124,7 +125,8 @@ def test_with_a_share_of_1_not_even_rounding_depends_on_the_delays(monkeypatch):
     for seed in range(3):
         passes.clear()
         played = collect(policy, frame, Delayed("test_rows:Slow", 5, 3, delays=iter(
-            partial(random.Random(seed).randint, 0, 30), None)), 0, Rules(max_new_tokens=14))
+            partial(random.Random(seed).randint, 0, 30), None)), 0,
+            Rules(max_new_tokens=14, max_rows=max_rows))
         seen.append((said(played), logprobs(played), list(passes)))
     assert seen[0] == seen[1] == seen[2]
 
@@ -170,6 +172,11 @@ class TestFeeding:
             fed[share] = self.turns_at_once(passes)
         turns = max(len(t.turns) for t in played)
         assert fed[0.1] > 2 * turns and fed[0.99] < fed[0.1]
+
+    @pytest.mark.parametrize("share", [0, 5])
+    def test_a_share_out_of_its_range_plays_as_its_nearest_bound(self, monkeypatch, share):
+        played = self.fed(monkeypatch, Delayed("test_rows:Slow", 4, 1), feed_share=share)[1]
+        assert all(t.stop for t in played)
 
     def test_enough_are_a_share_of_all_and_one_is_enough_if_nothing_can_be_sampled(
             self, monkeypatch):
@@ -228,6 +235,21 @@ class TestThreads:
         while len(results) < 2:
             results |= groups.receive()
         assert {*results} == {0, 2} and groups.receive() == {}
+
+    def test_after_an_interrupted_rollout_nothing_of_it_is_left(self, gates):
+        groups, (first, *_) = gates
+        groups.send([0, 1], [WORD] * 2)
+        old = groups.envs[0]
+        groups.reset(5)
+        first.set()
+        assert groups.receive(wait=False) == {} and groups.envs[0] is not old
+        groups.send([0], [WORD])
+        assert [*groups.receive()] == [0]
+        plain = EnvGroups("test_rows:Lottery", 3, 1)
+        plain.reset(0)
+        plain.send([0, 1], [WORD] * 2)
+        plain.reset(5)
+        assert plain.receive() == {}
 
     def test_one_that_hangs_ends_at_its_limit_and_the_others_go_on(self, gates, monkeypatch):
         groups, (first, *_) = gates

@@ -71,7 +71,7 @@ CURVES = {
         "A step samples episodes (the rollout), then learns from them. Long replies cost both.",
         {"seconds of a step": ("seconds", "rollout_seconds"),
          "tokens per second": ("tokens_per_second",),
-         "share of the rollout that waits for environments": ("idle",),
+         "share of the rollout that waits for environments": ("rollout_idle",),
          "seconds a reply waits for its environment": ("waited",),
          "reply tokens per episode": ("response_tokens",)})}
 REASONS = {"terminated": "the environment ended the episode without success",

@@ -119,6 +119,11 @@ class PatientGroups(EnvGroups):
         super().__init__(*given, **named)
         self._calls, self._ended = {}, SimpleQueue()  # {row: _Call}; (_Call, result)
 
+    def reset(self, first_seed):
+        self._broken |= self._calls.keys()  # of a rollout that was interrupted
+        self._calls.clear()
+        return super().reset(first_seed)
+
     def send(self, rows, replies):
         reply_of = dict(zip(rows, replies))
         self._begin(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
@@ -167,14 +172,18 @@ class PatientGroups(EnvGroups):
         self._ended.put((call, self._attempt(call.row, function, *arguments)))
 
     def _take(self, least):
-        """{row: result} of calls that have ended; it waits for so many. A call past its limit ends
-        with TimeoutError, though its thread may go on."""
+        """{row: result} of calls that have ended, once there are `least`. A call past its limit
+        ends with TimeoutError, though its thread may go on."""
         results = {}
-        while self._calls and (len(results) < least or not self._ended.empty()):
-            first = self._ended.empty() and min(self._calls.values(), key=attrgetter("deadline"))
+        while self._calls:
+            left = None  # seconds to wait; None: a result is there
+            if self._ended.empty():
+                first = min(self._calls.values(), key=attrgetter("deadline"))
+                left = max(0.0, first.deadline - time.monotonic())
+                if left and len(results) >= least:
+                    break
             try:
-                call, result = self._ended.get(
-                    timeout=max(0.0, first.deadline - time.monotonic()) if first else None)
+                call, result = self._ended.get(timeout=left)
             except Empty:
                 call, result = first, TimeoutError(f"a step took over {first.limit:g} seconds.")
                 self._broken.add(call.row)

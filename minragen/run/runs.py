@@ -44,7 +44,7 @@ FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows"
                   "token_budget", "activation_checkpointing", "log")
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 # Metrics that differ between equal runs, also as ENV/waited or first_turn/seconds.
-TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "idle", "waited", "elapsed"}
+TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "rollout_idle", "waited", "elapsed"}
 
 
 def without_times(metrics):
