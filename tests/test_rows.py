@@ -23,6 +23,7 @@ from minragen.run.groups import PatientGroups
 
 WORD = Reply(answer="word")
 
+
 class Slow(Lottery):
     """A lottery that does not answer at once."""
 
@@ -196,7 +197,7 @@ class TestFeeding:
         begun = [t.turns[0].times[0] for t in played]
         assert begun == sorted(begun) and len({*begun}) > 8  # in their order, not in batches
 
-    def test_a_turn_knows_when_it_was_fed_handed_over_and_answered(self):
+    def test_a_turn_knows_when_it_was_fed_sent_and_answered(self):
         policy, frame = policy_and_frame()
         for t in collect(policy, frame, EnvGroups("test_rows:Lottery", 3, 2), 0,
                          Rules(max_new_tokens=5)):

@@ -129,10 +129,9 @@ class PatientGroups(EnvGroups):
         self._begin(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
 
     def receive(self, wait=True):
-        sent = {row: call.function for row, call in self._calls.items()}
-        results = self._take(1 if wait else 0)
+        calls, results = dict(self._calls), self._take(1 if wait else 0)
         if any(isinstance(result, ServerGone) for result in results.values()):
-            results = self._patiently(sent, results)
+            return self._patiently({row: calls[row].function for row in calls}, results)
         return results
 
     def _each(self, rows, function):
