@@ -117,6 +117,7 @@ def draw_waiting(path):
         axis.set_ylabel("rows")
         axis.set_yticks([])
         axis.invert_yaxis()
+        axis.set_xlim(left=0)
     axes[-1].set_xlabel("seconds")
     figure.legend([plt.Rectangle((0, 0), 1, 1, color=colour) for colour in kinds.values()], kinds,
                   loc="outside upper right", ncol=3, fontsize=8)

@@ -7,10 +7,10 @@
 
 An algorithm trains `tiny` with each of RATES times its preset's learning rate and seed TUNING_SEED,
 takes the rate of the best validation (the preset's among equals), and trains SEEDS with it. Every
-run has all steps of the preset. A row of runs/readme-leaderboard.json is a run, one of
-runs/readme-leaderboard-models.json a model in an environment. What is stored is not repeated; a run
-whose preset, or whose module, has changed counts as missing. docs/leaderboard.md is made of both
-files.
+run has all steps of the preset, unless no group teaches anything any more. A row of
+runs/readme-leaderboard.json is a run, one of runs/readme-leaderboard-models.json a model in an
+environment. What is stored is not repeated; a run whose preset, or whose module, has changed counts
+as missing. docs/leaderboard.md is made of both files.
 
 Reading order: `main`; `train_algorithms`, `fill`, `measure`; `replicates` (the bootstrap),
 `algorithms_table`, `verdicts`; `evaluate_models`, `models_table`.
@@ -201,18 +201,15 @@ def measure(config):
           contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)):
         learner, groups, log = start.start(dataclasses.replace(config, run="x"),
                                            say=lambda line: None)
-        try:
+        with contextlib.suppress(FloatingPointError):  # it has diverged
             with log:
                 if not (final := train.train(learner, groups, config, log)):
                     sys.exit(130)  # SIGTERM or Ctrl-C
             last = [line for line in log.history if "val/success" in line][-1] | final
-        except RuntimeError as problem:
-            if "the policy has diverged" not in str(problem):
-                raise
     base = settings.preset(config.env, config.algo).lr
     rate = min(RATES, key=lambda name: abs(RATES[name] * base - config.lr))
     return {"env": config.env, "algo": config.algo, "rate": rate, "lr": config.lr,
-            "seed": config.seed, "steps": config.steps, "size": config.val_size,
+            "seed": config.seed, "steps": learner.step, "size": config.val_size,
             **{name: round(last.get(metric, 0.0), 4) for name, metric in (
                 ("val", "val/success"), ("test", "test/success"), ("valid", "test/valid"))},
             "minutes": round((time.monotonic() - began) / 60, 2)}
@@ -308,8 +305,9 @@ def algorithms_table(done=None):
     rows = []
     for algo in [*complete, *(algo for algo in done if algo not in complete)]:
         of_all = [row for mine in done[algo].values() for row in mine]
+        rank, mean = head.get(algo, ("", ""))
         rows.append([
-            *head.get(algo, ["", ""])[:1], f"`{algo}`", *head.get(algo, ["", ""])[1:],
+            rank, f"`{algo}`", mean,
             *(cell(done[algo].get(env)) for env in MINUTES),
             f"{np.mean([row['valid'] for row in of_all]):.2f}",
             f"{sum(row['minutes'] for row in of_all) / len(SEEDS):.1f}",

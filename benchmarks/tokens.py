@@ -1,4 +1,4 @@
-"""How often a clipped update is that of a few tokens, and what other estimators of the KL do.
+"""How often a few tokens dominate a clipped update, and whether another KL estimator prevents it.
 
     python -m benchmarks.tokens --workers 2      (hours; a stored run is not trained again)
 

@@ -1,6 +1,6 @@
-"""What a rollout costs whose environments do not answer at once, and a picture of it.
+"""What a rollout costs when environments answer late, with a picture.
 
-    python -m benchmarks.waiting      (three minutes; best with nothing else running)
+    python -m benchmarks.waiting      (two minutes; best with nothing else running)
 
 128 rows play five turns. A step takes 20 ms, and 2 s once in twenty times. The untrained `tiny`
 replies with up to 32 tokens. runs/readme-waiting.json has the seconds of each seed with each share,
@@ -24,7 +24,7 @@ from minragen.run.tiny import tiny_policy
 
 STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-waiting.json"
 SHARES, SEEDS, ROWS = (1.0, 0.25), (0, 1, 2, 3, 4), 12
-USUAL, STALL, OFTEN = 0.02, 2.0, 0.05  # seconds, seconds, how often it takes so long
+USUAL, STALL, STALL_PROBABILITY = 0.02, 2.0, 0.05  # seconds, seconds, in a step
 
 
 class Stalling(TextEnv):
@@ -38,7 +38,7 @@ class Stalling(TextEnv):
         self.number, self.slept = int(rng.integers(1000)), 0.0
 
     def step(self, answer):
-        seconds = STALL if self.dynamics.random() < OFTEN else USUAL
+        seconds = STALL if self.dynamics.random() < STALL_PROBABILITY else USUAL
         if self.waits:
             time.sleep(seconds)
             self.slept += seconds
@@ -59,7 +59,7 @@ def main():
     policy, made.waits = tiny_policy(groups.envs), True
     frame = ChatFrame(policy.tokenizer)
     frame.end_ids |= set(range(0, len(policy.tokenizer), 16))  # replies of many lengths
-    rows, lines = [], []
+    rows, timeline = [], {}
     for seed in SEEDS:
         for share in SHARES:
             began = time.time()  # the clock of Turn.times
@@ -69,10 +69,10 @@ def main():
                          "longest_wait": max(env.slept for env in groups.envs),
                          **waiting(played)})
             print(json.dumps(rows[-1]), flush=True)
-            lines.append([[[when - began for when in turn.times] for turn in t.turns]
-                          for t in played[:ROWS]])
-    STORED.write_text(json.dumps({"runs": rows, "timeline": dict(zip(
-        map(str, SHARES), lines[-len(SHARES):]))}).replace("}, {", "},\n {") + "\n")
+            timeline[str(share)] = [[[when - began for when in turn.times] for turn in t.turns]
+                                    for t in played[:ROWS]]
+    text = json.dumps({"runs": rows, "timeline": timeline})
+    STORED.write_text(text.replace("}, {", "},\n {") + "\n")
 
 
 def stored():
@@ -81,7 +81,7 @@ def stored():
 
 def figures():
     """Medians over the seeds, for docs/performance.md."""
-    columns = {"seconds": "seconds", "longest_wait": "environment of the slowest row",
+    columns = {"seconds": "seconds", "longest_wait": "seconds of the slowest row's environment",
                "rollout_idle": "`rollout_idle`"}
     return table(("`feed_share`", *columns.values()), [
         [f"{share:g}", *(f"{np.median([r[c] for r in stored()['runs'] if r['share'] == share]):.2f}"

@@ -5,7 +5,7 @@ transformers takes the slots as its `past_key_values`, with `position_ids` and a
 Learning runs whole rows through the decoder. For Llama's family fast/ computes the same with less
 work.
 
-Reading order: `KVSlots`, `joined`, `append`, `states_before`, `micro_batches`, `attention_masks`.
+Reading order: `KVSlots`, `joined`, `append`, `place`; `states_before`, `micro_batches`; masks.
 
 Axes: n rows in a forward pass, q new tokens of each, k keys, D hidden size, B rows, T tokens.
 
@@ -93,6 +93,15 @@ def joined(parts, capacity):
     return made
 
 
+@torch.no_grad()
+def append(model, slots, tokens, counts, first_row=0):
+    """Append ids to slots, as `place` draws it. Returns each row's last hidden state, (n, D)."""
+    positions, masks, ends = place(model, slots, tokens, counts, first_row)
+    hidden = model.base_model(input_ids=tokens, attention_mask=masks, position_ids=positions,
+                              past_key_values=slots, use_cache=True).last_hidden_state
+    return hidden.flatten(0, 1)[ends]
+
+
 def place(model, slots, tokens, counts, first_row=0):
     """Reserve counts[i] positions of slot first_row + i and set where `slots.update` writes.
 
@@ -121,15 +130,6 @@ def place(model, slots, tokens, counts, first_row=0):
     # position of the row's last token instead.
     positions = positions.minimum(slots.lengths[rows, None] - 1)
     return positions, masks, counts - 1 + q * torch.arange(n, device=slots.device)
-
-
-@torch.no_grad()
-def append(model, slots, tokens, counts, first_row=0):
-    """Append ids to slots, as `place` draws it. Returns each row's last hidden state, (n, D)."""
-    positions, masks, ends = place(model, slots, tokens, counts, first_row)
-    hidden = model.base_model(input_ids=tokens, attention_mask=masks, position_ids=positions,
-                              past_key_values=slots, use_cache=True).last_hidden_state
-    return hidden.flatten(0, 1)[ends]
 
 
 # ---- Learning ------------------------------------------------------------------------------------

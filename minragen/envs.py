@@ -145,7 +145,7 @@ class TextEnv(gymnasium.Env):
         self.render_mode = render_mode
         self.observation_space, self.action_space = text_space(), text_space()
         self._live = False
-        self.outermost = self  # of the layers around it (environments/layers.py)
+        self.outermost = self  # or the outermost layer around it (environments/layers.py)
 
     # -- what an environment writes --------------------------------------------------------------
 
@@ -411,7 +411,7 @@ class EnvGroups:
         return self._each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
 
     def send(self, rows, replies):
-        """Begin to step rows, for `receive`; until then neither `step` nor `reset` is allowed."""
+        """Begin to step rows; `receive` returns the results. `reset` drops those in flight."""
         self._results |= zip(rows, self.step(rows, replies))
 
     def receive(self, wait=True):

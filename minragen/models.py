@@ -96,19 +96,18 @@ def output_layer(model, hidden):
     return torch.tanh(logits / cap) * cap if cap else logits
 
 
-def token_logprobs(model, tokens, response_mask, temperature=1.0,
-                   states_before=cache.states_before):
-    """The logprob of every response token, and the entropy over the vocabulary at its position.
+def token_logprobs(model, tokens, mask, temperature=1.0, states_before=cache.states_before):
+    """The logprob of every masked token, and the entropy over the vocabulary at its position.
 
     Token t is predicted at position t-1. Only such positions go through the output layer, in chunks
     that are recomputed in the backward pass, so a (B, T, V) tensor never exists.
 
-    tokens: (B, T) int64      response_mask: (B, T) bool, False in column 0
+    tokens: (B, T) int64      mask: (B, T) bool, False in column 0
     states_before: of cache.py or fast/, runs the decoder
-    returns: logprobs, entropy, both (B, T) float32 in nats, exactly 0 where response_mask is False
+    returns: logprobs, entropy, both (B, T) float32 in nats, exactly 0 where mask is False
     """
-    predicts = states_before(model.base_model, tokens, response_mask)  # (N, D)
-    targets = tokens[response_mask]  # (N,)
+    predicts = states_before(model.base_model, tokens, mask)  # (N, D)
+    targets = tokens[mask]  # (N,)
     rows = max(1, LOGIT_BUDGET // model.config.get_text_config().vocab_size)
 
     def chunk(hidden, target):
@@ -121,7 +120,7 @@ def token_logprobs(model, tokens, response_mask, temperature=1.0,
         chunk = partial(checkpoint, chunk, use_reentrant=False)
     pieces = [chunk(h, t) for h, t in pieces]
     empty = torch.zeros(tokens.shape, device=tokens.device)
-    return tuple(empty.masked_scatter(response_mask, torch.cat(column)) for column in zip(*pieces))
+    return tuple(empty.masked_scatter(mask, torch.cat(column)) for column in zip(*pieces))
 
 
 class Critic(nn.Module):

@@ -1,7 +1,7 @@
 """Random numbers that belong to a trajectory and a position, whatever else is in the batch.
 
 A counter-based generator: each uniform is a function of (run seed, split, environment, its seed,
-member, position). So a trajectory is the same in any batch and on any number of processes.
+member, position). So a trajectory draws the same numbers in any batch, on any number of processes.
 
 Tests: `python -m pytest tests/test_rollout.py -k Noise`.
 """

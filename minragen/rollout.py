@@ -15,7 +15,7 @@ Three invariants, each a test:
 Differences from RAGEN's agent proxy on vLLM:
   1. A turn's observation is appended to the cache; RAGEN sends the whole conversation again every
      turn.
-  2. A trajectory does not depend on what else is in the batch (noise.py).
+  2. A trajectory does not depend on what else is in the batch, up to rounding (noise.py).
   3. A reply stops at `</answer>`: the environment ignores everything after it.
 
 Tests: `python -m pytest tests/test_rollout.py tests/test_rows.py`.
@@ -99,7 +99,7 @@ class _Row:
     """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    slot: int = -1  # of its keys and values; a row that samples has its index in `sampling`
+    slot: int = -1  # of its keys and values; while it samples, its index in `sampling` counts
     cached: int = 0  # how many of its ids are in the slot between replies; 0: none
     times: tuple = ()  # seconds of time.time(): when it was fed, and when its reply was sent
     # -- of the reply
@@ -119,11 +119,11 @@ class _Row:
     def add(self, token, logprob, frame):
         """Add a token to the reply and note whether it ends it.
 
-        raises: RuntimeError if the logprob is not finite
+        raises: FloatingPointError if the logprob is not finite
         """
         if not math.isfinite(logprob):
-            raise RuntimeError("the policy's logits are not finite: the policy has diverged. Is "
-                               "the learning rate too large?")
+            raise FloatingPointError("the policy's logits are not finite: the policy has diverged. "
+                                     "Is the learning rate too large?")
         self.ids.append(token)
         self.logprobs.append(logprob)
         if frame.completes(self.ids):
@@ -135,8 +135,8 @@ class _Row:
 
 
 class _Player:
-    """Conversations that move on by themselves. A row is fed a prompt, samples a reply, and is in
-    flight until its environment has returned. Time goes to the right:
+    """Each conversation moves on by itself: the model reads its prompt, samples a reply, and waits
+    until the environment has answered. Time goes to the right:
 
         a   f s s s s s s - - . f s s s ...       f   it is fed: a prompt, or an observation
         b   f s s s s - - - - . f s s s ...       s   its next token is sampled
@@ -150,8 +150,8 @@ class _Player:
 
     def __init__(self, policy, frame, groups, trajectories, rules, progress):
         self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
-        # Where all environments answer at once and all rows fit, all rows are in the same turn:
-        # replies are sent when the last one has stopped.
+        # If every environment answers at once and all rows fit, rows stay in the same turn, and
+        # their replies are parsed in one batch, when the last one has stopped.
         self.together = len(trajectories) <= rules.max_rows and not any(
             env.parallel for env in groups.envs)
         self.progress = progress
@@ -167,13 +167,13 @@ class _Player:
         while self.ready:
             self._feed()
             while not self._time_to_feed():
-                wait = not self.sampling
+                wait = not self.sampling  # NOTE: as it was before the last of them stops
                 if self.sampling:
                     self._sample_token()
                 self._take_results(wait)
 
     def _time_to_feed(self):
-        """Whether `feed_share` of all rows are ready, or (below 1) one while no other samples."""
+        """Whether `feed_share` of the rows are ready, or (below 1) one while none samples."""
         rows = len(self.sampling) + len(self.stopped) + len(self.in_flight) + len(self.ready)
         alone = not self.sampling and self.rules.feed_share < 1
         return len(self.ready) >= min(rows, 1 if alone else max(1, self.rules.feed_share * rows))
@@ -188,28 +188,28 @@ class _Player:
         fresh = [row.trajectory.tokens[row.cached:] for row in go_on]
         if not (n or go_on or away):
             self.slots = None  # frees them before others are made
-        self.noise = self._begin_replies(go_on + begin)
-        first, index, first_logits = self._prefill(begin) if begin else (None, [], [])
+        self._begin_replies(go_on + begin)
+        first, index, first_logits = self._prefill(begin) if begin else (None, [], None)
         longest = max(len(row.trajectory.tokens) for row in self.sampling + away)
         # The padding of shorter rows is written, too, and needs room.
         padded = max((row.cached for row in go_on), default=0) + max(map(len, fresh), default=0)
         self.slots = joined([(self.slots, [*range(n), *(row.slot for row in go_on)]),
                              (first, index), (self.slots, [row.slot for row in away])],
                             max(longest + self.rules.max_new_tokens, padded))
-        self.logits = torch.cat([*([self.logits] if n else []),
-                                 *self._forward(self.slots, fresh, n), *first_logits])
-        for slot, row in enumerate(self.sampling + away):
+        self.logits = torch.cat([*[self.logits] * bool(n), *self._forward(self.slots, fresh, n),
+                                 *[first_logits] * bool(begin)])
+        for slot, row in enumerate(away, len(self.sampling)):
             row.slot = slot
 
     def _prefill(self, rows):
         """Prefill each distinct prompt once. Returns the slots, the index of the slot that each row
-        begins with, and its logits, (n, V), in a list."""
+        begins with, and its logits, (n, V)."""
         prompts = [tuple(row.trajectory.tokens) for row in rows]
         distinct = {p: i for i, p in enumerate(dict.fromkeys(prompts))}
         slots = KVSlots(self.policy.model, len(distinct), max(map(len, distinct)))
         logits = torch.cat(self._forward(slots, list(distinct)))
         index = [distinct[p] for p in prompts]
-        return slots, index, [logits[*self._upload(torch.tensor(index))]]
+        return slots, index, logits[self._upload(torch.tensor(index))]
 
     def _forward(self, slots, fresh, first=0):
         """Feed slot first + i the ids fresh[i], `token_budget` ids at a time. Returns the logits
@@ -220,27 +220,26 @@ class _Player:
             part = [torch.tensor(ids) for ids in fresh[start:start + rows]]
             counts = torch.tensor([len(ids) for ids in part])
             bounds[first + start:][:len(part)] += counts
-            counts, tokens = self._upload(counts, pad_sequence(part, batch_first=True))
-            logits.append(self.policy.extend(slots, tokens, counts, first + start))
+            tokens = self._upload(pad_sequence(part, batch_first=True))
+            logits.append(self.policy.extend(slots, tokens, self._upload(counts), first + start))
         slots.bounds = bounds  # the lengths, on the CPU; `extend` also counted padding
         return logits
 
     def _begin_replies(self, rows):
-        """Begin an empty reply in each row. Returns the noise of all rows that sample."""
+        """Begin an empty reply in each row. They sample from now on."""
         for row in rows:
             row.begin_reply(self.rules)
-        noise, = self._upload(reply_noise(self.rules, self.groups.split,
-                                          [row.trajectory for row in rows], self.frame.appends))
+        noise = self._upload(reply_noise(self.rules, self.groups.split,
+                                         [row.trajectory for row in rows], self.frame.appends))
         if self.sampling:
             earlier = pad(self.noise, (0, 0, 0, len(noise) - len(self.noise)))
             noise = torch.cat([earlier, noise], dim=1)
-        self.sampling, self.ready = self.sampling + rows, []
-        return noise
+        self.noise, self.sampling, self.ready = noise, self.sampling + rows, []
 
     def _sample_token(self):
         """Sample the next token of the rows that sample, and feed it to those that go on.
 
-        A row that stops changes places with one of the last of them, with its slot and its noise:
+        A row that stops swaps places with one of the last rows, slot and noise included:
 
             sampling a b c d e    b and d stop    sampling a e c    stopped d b (slots 3 and 4)
         """
@@ -249,7 +248,7 @@ class _Player:
         self._add(tokens, logprobs)
         live = [i for i, row in enumerate(self.sampling) if row.stop is None]
         if len(live) < len(tokens):
-            index, = self._upload(torch.tensor(self._move_to_front(live), dtype=torch.int64))
+            index = self._upload(torch.tensor(self._move_to_front(live), dtype=torch.int64))
             self.noise, tokens = self.noise[:, index], tokens[index]
             if not (self.together and live):
                 self._send_replies()
@@ -258,7 +257,7 @@ class _Player:
 
     def _move_to_front(self, live):
         """Exchange rows so that those numbered `live` come first; the others have stopped. Returns
-        where each was: for live 0 2 4, gap 1 is filled from behind, by 4: 0 4 2."""
+        the old index of each live row: for live 0 2 4, row 4 fills the gap at 1: 0 4 2."""
         order, rows = list(range(len(live))), self.sampling
         gaps = sorted({*order} - {*live})
         for i, j in zip(gaps, live[len(live) - len(gaps):]):
@@ -279,9 +278,9 @@ class _Player:
                                        both[1].view(torch.float32).tolist()):
             row.add(token, logprob, self.frame)
 
-    def _upload(self, *tensors):
+    def _upload(self, x):
         """To the policy's device, without waiting for it."""
-        return [x.to(self.policy.device, non_blocking=True) for x in tensors]
+        return x.to(self.policy.device, non_blocking=True)
 
     def _send_replies(self):
         """Add the replies to their conversations and give them to the environments."""

@@ -334,7 +334,7 @@ def rloo_advantages(episode_returns, group_ids, response_mask, episode_ids=None)
 
 
 def maxrl_advantages(successes, group_ids, response_mask, episode_ids=None):
-    """MaxRL (Tajwar et al. 2026): the gradient of log p, p the chance of success, and not of p.
+    """MaxRL (Tajwar et al. 2026): maximise log p in place of p, the chance of success.
 
         A_i = (r_i - mean_g) / mean_g          0 for a group without a success
     A group in which one of G members succeeds counts G times as much as with (r_i - mean_g).
@@ -359,10 +359,10 @@ def gigpo_advantages(episode_returns, rewards, group_ids, turn_ids, state_ids, e
 
         G_k = r_k + gamma * G_{k+1}                      over the turns of an episode
         A   = A_episode + (G_k - mean_s) / (std_s + eps)  s: all turns in the state of turn k
-    The members of a group begin in one state and come back to others, at whatever turn: what they
-    did there is compared without a critic. A state that was met once adds 0, and gamma < 1 tells a
-    turn that came sooner to the reward from one that came later. Their code divides by 1 or by the
-    std at both levels, as `by_std`; the weight of the second term is 1, as in their runs.
+    Members of a group share the first state and may meet in later ones, at any turn; what they
+    earned from there is compared, without a critic. A state met once adds 0. With gamma < 1 a turn
+    closer to the reward is worth more. As in the authors' code, `by_std` divides both levels by
+    the std, or neither; the weight of the second term is 1, as in their runs.
 
     rewards: (B, T), on the last sampled token of each turn
     state_ids: (B, T) int64, there the number of the state before the turn, unique to the group
@@ -371,7 +371,8 @@ def gigpo_advantages(episode_returns, rewards, group_ids, turn_ids, state_ids, e
     at = state_ids >= 0  # the turns' last tokens
     row = at.nonzero()[:, 0]
     returns = turn_returns(rewards[at], episode_ids[row], turn_ids[at], gamma)
-    steps = group_advantages(returns, state_ids[at], at[at][:, None], by_std)[:, 0]
+    turns = at[at][:, None]  # (N, 1): each turn is a row of one token
+    steps = group_advantages(returns, state_ids[at], turns, by_std)[:, 0]
     of_turns = turn_sums(torch.zeros_like(rewards).masked_scatter(at, steps), turn_ids)
     return of_turns + group_advantages(episode_returns, group_ids, turn_ids >= 0, by_std,
                                        episode_ids)
@@ -579,14 +580,14 @@ def cispo_loss(logprobs, old_logprobs, advantages, clip_low=1.0, clip_high=4.0):
     return -weight * advantages * logprobs, weight != ratio
 
 
-def truncated_weights(old_logprobs, sample_logprobs, cap):
-    """Truncated importance sampling (Ionides 2008): how much more likely a token was before the
-    update than when it was sampled, at most `cap`. It corrects losses of samples that come from
-    older weights or another sampler; the bound trades their variance for a bias.
+def truncated_weights(old_logprobs, sample_logprobs, cap, response_mask):
+    """Truncated importance weights (Ionides 2008): min(cap, exp(old_logprobs - sample_logprobs)).
 
-    returns: (B, T), 1 where the two are equal
+    They correct for samples of older weights or another sampler; the cap trades variance for bias.
+    They are 1 where response_mask is False.
     """
-    return (old_logprobs - sample_logprobs).clamp(max=LOG_RATIO_LIMIT).exp().clamp(max=cap)
+    log_ratio = (old_logprobs - sample_logprobs).clamp(max=LOG_RATIO_LIMIT)
+    return log_ratio.exp().clamp(max=cap).where(response_mask, 1.0)
 
 
 def value_loss(values, old_values, returns, value_clip=0.5):

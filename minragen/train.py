@@ -13,9 +13,9 @@ Axes: B rows, T tokens, P groups, G members.
 Differences from RAGEN V2's trainer:
   1. Every optimizer step is normalised over its own tokens, whatever the micro-batch size.
   2. Mini-batches are random draws, not neighbours in length, and are never padded with duplicates.
-  3. In float32 old_logprobs are those that were recorded while sampling: the learner would compute
-     the same up to rounding, as `logprob_gap` shows every step. In bfloat16 the rounding of cached
-     passes matters, so old_logprobs are computed again before the update.
+  3. In float32 old_logprobs are those that were recorded while sampling, which the learner would
+     compute again up to rounding (`logprob_gap`). They are computed before the update in bfloat16,
+     where rounding matters, with `--stale` (other weights) and `--loss-mask all` (other tokens).
   4. The reference model and the critic exist only where they are used.
 """
 
@@ -75,8 +75,8 @@ class Log:
         return {}
 
     def diagnose_update(self, step, played, rows, batch):
-        """More metrics of `batch`, which is trained on. It was taken from the batch of all episodes
-        in `played`, where its rows had the numbers `rows`."""
+        """More metrics of the training batch, whose rows are the rows `rows` of
+        make_batch(played)."""
         return {}
 
     def over(self, learner, metrics):
@@ -116,7 +116,7 @@ class Learner:
     world: World = World()
     halved: bool = False  # whether an update ran out of memory, so that token_budget is halved
     gradients: Callable = field(default_factory=lambda: gradients)  # below, or run/memory.py's
-    playing: Callable = contextlib.nullcontext  # while it plays it may have older weights
+    playing: Callable = contextlib.nullcontext  # of a rollout; more/stale.py: with older weights
 
     def optimizers(self):
         """[(metric of the gradient norm, optimizer), ...]"""
@@ -173,7 +173,7 @@ def train_step(learner, groups, config, log=QUIET):
                     learner.kl_reward_coef, found["kl_reward"], config.kl_target,
                     len(batch.episode_ids.unique()), config.kl_horizon)
             metrics |= found | log.diagnose_update(step, played, rows, batch)
-            if config.drop_void:  # SimpleTIR (Xue et al. 2025): compared with, not trained on
+            if config.drop_void:  # SimpleTIR (Xue et al. 2025): count in the group, not trained on
                 metrics["void"] = float(batch.void.float().mean())
                 batch = batch.take((~batch.void).nonzero()[:, 0])
             metrics |= update(learner, batch, config, step, log) if len(batch) else {}
@@ -295,7 +295,7 @@ def compute_targets(learner, batch, config, scale=1.0):
             part.tokens, part.loss_mask, config.temperature)[0])
 
     exact = next(learner.policy.model.parameters()).dtype == torch.float32
-    recorded = exact and config.loss_mask == "response" and not config.stale  # else not the same
+    recorded = exact and config.loss_mask == "response" and not config.stale
     batch = replace(
         batch, old_logprobs=batch.sample_logprobs if recorded else logprobs_of(learner.policy),
         ref_logprobs=logprobs_of(learner.reference) if learner.reference else None)
@@ -307,7 +307,7 @@ def compute_targets(learner, batch, config, scale=1.0):
     batch = compute_advantages(batch, config, scale)
     if config.tis_cap:  # a loss is proportional to its advantage
         batch = replace(batch, advantages=batch.advantages * starpo.truncated_weights(
-            batch.old_logprobs, batch.sample_logprobs, config.tis_cap))
+            batch.old_logprobs, batch.sample_logprobs, config.tis_cap, batch.response_mask))
     if learner.critic:
         target = batch.returns[batch.value_mask]
         residual = target - batch.values[batch.value_mask]

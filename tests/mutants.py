@@ -108,7 +108,7 @@ MUTANTS = {
         ("(~batch.void).nonzero()", "batch.void.nonzero()", "only void episodes are trained on"),
         ("batch.advantages * starpo.truncated", "starpo.truncated",
          "stale samples lose their advantages"),
-        (' and not config.stale  #', "  #", "PPO's ratio of stale samples starts at older weights"),
+        (' and not config.stale\n', "\n", "PPO's ratio of stale samples starts at older weights"),
         ("    with learner.playing(), log.progress(", "    with log.progress(",
          "stale runs play with the newest weights"),
         ('part.loss_mask if config.ratio == "sequence" else None', "None",
@@ -206,8 +206,8 @@ MUTANTS = {
          "a group whose episodes all failed is still a group"),
         ("[tokens.int(), logprobs.view(torch.int32)]).cpu()",
          "[tokens.int().cpu(), logprobs.view(torch.int32).cpu()])", "the host waits twice a token"),
-        ("return [x.to(self.policy.device, non_blocking=True) for x in tensors]",
-         "return [x.to(self.policy.device) for x in tensors]", "the host waits for its uploads"),
+        ("x.to(self.policy.device, non_blocking=True)", "x.to(self.policy.device)",
+         "the host waits for its uploads"),
         ("        if rules.top_k > 0:\n"
          "            kept = TopKLogitsWarper(rules.top_k)(None, kept)\n"
          "        if rules.top_p < 1:\n"
@@ -248,14 +248,15 @@ MUTANTS = {
     ],
     "starpo.py": [
         ("distance / mean.where(mean > 0, 1.0)[group_ids]", "distance", "MaxRL is Dr. GRPO"),
-        ("state_ids[at], at[at]", "turn_ids[at], at[at]", "GiGPO compares turns of equal number"),
+        ("state_ids[at], turns,", "turn_ids[at], turns,", "GiGPO compares turns of equal number"),
         ("turn_ids[at], gamma)", "turn_ids[at], 1.0)", "step_gamma is never applied"),
         ("turn_ids >= 0, by_std,\n", "turn_ids >= 0, True,\n",
          "GiGPO divides whole episodes by their std in any case"),
         ("(logprobs - old_logprobs).detach()", "logprobs - old_logprobs",
          "CISPO's weight has a gradient"),
         (".exp().clamp(max=cap)", ".exp()", "importance weights are not truncated"),
-        ("(old_logprobs - sample_logprobs)", "(sample_logprobs - old_logprobs)",
+        (".where(response_mask, 1.0)\n", "\n", "tokens that were not sampled have weights"),
+        ("= (old_logprobs - sample_logprobs)", "= (sample_logprobs - old_logprobs)",
          "tokens that have become likelier count less"),
         ("response_mask, c.norm_by_std", "response_mask, True", "norm_by_std is never applied"),
         ("gamma, c.lam, c.gamma_turn),", "gamma, c.lam, 1.0),", "gamma_turn is never applied"),
@@ -438,7 +439,7 @@ MUTANTS = {
     ],
     "more/stale.py": [
         ("[-self.steps - 1:]", "[-self.steps:]", "samples are a step too fresh"),
-        ("        finally:\n            self._set(now)", "        finally:\n            pass",
+        ("            self.model.load_state_dict(now, strict=False)", "            pass",
          "older weights are trained"),
     ],
     "more/echo.py": [
@@ -1095,7 +1096,8 @@ MUTANTS = {
         ("float(info.get(\"success\", 0) > 0), terminated", "1.0, terminated",
          "every turn is paid as a success"),
         ("share, config.layer)", "share)", "a run plays without its layers"),
-        ("self._broken.add(call.row)", "pass",
+        ("calls = _Calls(self)", "calls = self._sent", "threads take each other's results"),
+        ("self.groups._broken.add(call.row)", "pass",
          "a step that comes back late changes the next episode"),
         ("return max(env.budget", "return min(env.budget",
          "the shortest episode of a mixture bounds its window"),

@@ -1,7 +1,9 @@
 """A teacher in the place of the model before RL: on-policy distillation."""
 
-from conftest import message
+from conftest import message, parsed
 from training import BRIEF, metrics, run
+
+from minragen.run import start
 
 DISTIL = ["--zero-task", "true", "--kl-coef", "1", "--filter", "none", "--entropy-coef", "0"]
 
@@ -13,11 +15,19 @@ class TestTeacher:
         gap = [line["kl_ref"] for line in metrics(runs / "taught") if "kl_ref" in line]
         assert gap[0] > 1e-3 and sum(gap[-3:]) < 0.5 * sum(gap[:3])
 
+    def test_it_rounds_its_logits_as_the_run_does_and_has_no_gradients(self, runs):
+        run("--run teacher --steps 1", *BRIEF)
+        config = parsed(*BRIEF, *DISTIL, "--teacher", "teacher", "--float32-logits", "true")
+        teacher = start.teacher_of(config, start.load(config)[0])
+        assert teacher.model.float32_logits
+        assert not any(p.requires_grad for p in teacher.model.parameters())
+
     def test_what_cannot_teach_is_refused_with_a_sentence(self, runs):
         run("--env frozenlake --run lake --steps 1 --num-groups 2 --group-size 2 --val-size 2 "
             "--warmup-steps 0")
         for teacher, options, said in (
                 ("lake", DISTIL, "its tokenizer is another one than that of 'tiny'"),
-                ("nobody", DISTIL, "cannot load model 'nobody'"),
+                ("nobody", DISTIL, "unknown run 'nobody'"),
+                ("./nobody", DISTIL, "cannot load model './nobody'"),
                 ("lake", [], "teacher: got lake, but it has no effect here. It needs a kl_coef")):
             assert said in message("--run", "x", *BRIEF, "--teacher", teacher, *options), said

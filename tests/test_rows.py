@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -236,6 +237,17 @@ class TestThreads:
         while len(results) < 2:
             results |= groups.receive()
         assert {*results} == {0, 2} and groups.receive() == {}
+
+    def test_several_threads_may_step_rows_of_their_own(self, gates):
+        """As conversations with a server do (more/api.py)."""
+        groups, gates = gates
+        expected = EnvGroups("test_rows:Slow", 3, 1)
+        expected.reset(0)
+        with ThreadPoolExecutor(3) as pool:
+            stepped = [pool.submit(groups.step, [row], [WORD]) for row in range(3)]
+            for row in (2, 0, 1):
+                gates[row].set()
+                assert stepped[row].result(5) == expected.step([row], [WORD])
 
     def test_after_an_interrupted_rollout_nothing_of_it_is_left(self, gates):
         groups, (first, *_) = gates

@@ -9,6 +9,7 @@ import pytest
 import slow
 import torch
 from test_step import (  # noqa: F401
+    PPO,
     configured,
     differ,
     env_groups,
@@ -46,8 +47,9 @@ class TestOlderWeights:
         assert model.weight == 5
 
     @pytest.mark.usefixtures("float64")
-    @pytest.mark.parametrize("options", [dict(), dict(tis_cap=1.1), dict(tis_cap=1.1, lora_rank=2)],
-                             ids=str)
+    @pytest.mark.parametrize("options", [
+        dict(), dict(tis_cap=1.1), dict(tis_cap=1.1, lora_rank=2),
+        PPO | dict(tis_cap=1.1, loss_mask="all", advantage_mask="all")], ids=str)
     def test_four_steps_of_training_are_those_of_the_slow_loop(self, real, options):  # noqa: F811
         config = configured(steps=4, num_groups=3, stale=2, kl_coef=0.1, lr=0.02, **options)
         gradients, _, _ = real(config, play=collect)
@@ -78,15 +80,17 @@ class TestTruncatedWeights:
     def test_a_token_counts_as_much_as_it_has_become_likelier_up_to_the_cap(self):
         """By hand: from a half to a quarter, to itself, to nine tenths; bounded by 1.5."""
         old, sampled = torch.tensor([0.25, 0.5, 0.9]).log(), torch.tensor([0.5, 0.5, 0.5]).log()
-        weights = starpo.truncated_weights(old, sampled, 1.5)
+        sampling = torch.tensor([True, True, True])
+        weights = starpo.truncated_weights(old, sampled, 1.5, sampling)
         assert weights.tolist() == pytest.approx([0.5, 1.0, 1.5])
+        assert starpo.truncated_weights(old, sampled, 1.5, ~sampling).tolist() == [1.0] * 3
 
     def test_the_mean_over_older_samples_is_that_of_fresh_ones_where_no_weight_is_cut(self):
         """E_old[p_new / p_old * f] = E_new[f], summed over a vocabulary of four."""
         older, newer = (torch.tensor(logits).log_softmax(0) for logits in
                         ([0.3, 0.1, -1.0, 0.4], [0.0, 0.9, 0.2, -0.5]))
         f = torch.tensor([1.0, -2.0, 3.0, 0.5])
-        weights = starpo.truncated_weights(newer, older, 1e9)
+        weights = starpo.truncated_weights(newer, older, 1e9, torch.ones(4, dtype=torch.bool))
         torch.testing.assert_close((older.exp() * weights * f).sum(), (newer.exp() * f).sum())
-        cut = starpo.truncated_weights(newer, older, 1.0)
+        cut = starpo.truncated_weights(newer, older, 1.0, torch.ones(4, dtype=torch.bool))
         assert not torch.isclose((older.exp() * cut * f).sum(), (newer.exp() * f).sum())

@@ -146,7 +146,7 @@ def real(monkeypatch, tmp_path):
                 (start, "build_learner", build), (trainer, "collect", play),
                 (start, "load_policy", lambda *_, **__: small_policy(config)),
                 (trainer, "validate", lambda *_: {}), (trainer.AdamW, "step", optimizer_step),
-                (bundled, "resolve", lambda *_: None),
+                (bundled, "resolve", lambda *_: None), (bundled, "source_of", lambda name: None),
                 (runs, "RUNS", tmp_path / str(len(list(tmp_path.iterdir())))),
                 (runs, "save_checkpoint", lambda *_: None), (start.report, "write", id),
                 (log.Log, "write", lambda _, line: lines.append(line))):
@@ -442,7 +442,7 @@ FACTORS = {
     "gigpo": [dict(advantages="gigpo", step_gamma=0.9)],
     "maxrl": [dict(advantages="maxrl", reward="success")], "cispo": [dict(ratio="detached")],
     "echo": [dict(echo_coef=0.3)], "void": [dict(drop_void=True)],
-    "stale": [dict(stale=2, tis_cap=2.0)], "teacher": [dict(teacher="other", kl_coef=0.1)],
+    "stale": [dict(stale=2, tis_cap=2.0)], "teacher": [dict(teacher="./other", kl_coef=0.1)],
 }
 REFUSED = {("context", "critic"): "needs all turns in one row",
            ("filter", "resample"): "expected the filter that drops just those",

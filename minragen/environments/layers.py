@@ -35,7 +35,7 @@ class Layer(gymnasium.Wrapper):
     raises: ValueError for unknown options, or for an environment that writes its own step()
     """
 
-    env = None  # so that a name asked for too early is an AttributeError
+    env = None  # NOTE: without it, a name looked up before __init__ recurses for ever
     rule = ""
     defaults: dict = {}
 
@@ -77,7 +77,8 @@ class Chance(Layer):
 
 class ActionNoise(Chance):
     """With `probability` an action is replaced by another one, each of the others as likely. Where
-    actions are not just names, as in search[query], it is lost: it counts, and nothing happens.
+    actions are not just names, as in search[query], it is lost: nothing happens, and it counts as
+    a valid action, whatever it was.
 
     The metric `replaced` counts these actions. The solver plans as if there were no noise.
     """

@@ -2,9 +2,9 @@
 
     L = policy loss + echo_coef * mean over the tokens of states of -log p(token)
 
-These tokens stand in the rows that are trained on anyway, so no pass is added. They are those of
-the state (`TextEnv.state`) in every observation but the first, which no reply has caused; the chat
-template and the lines of reward and budget are left out. The paper takes the mean over each
+No pass is added: these tokens are in rows that are trained anyway. They are the state
+(`TextEnv.state`) in every observation but the first, which no reply caused. Chat template, reward
+and budget are left out. The paper takes the mean over each
 episode and trains on all of them. Here it is the mean over the mini-batch's tokens, and episodes
 whose group the filter dropped take no part.
 
@@ -29,8 +29,8 @@ class EchoFrame(ChatFrame):
         return fits
 
     def places(self, ids, observation, state):
-        """The range of those of a prompt's ids that are of the state and nothing else; empty if
-        the observation does not show it."""
+        """The positions in `ids` of tokens that belong wholly to the state; empty if the
+        observation does not show it."""
         observation, state = self.template.plain(observation), self.template.plain(state)
         before = self.tokenizer.decode(ids).find(observation)
         line = f"\n{observation}".find(f"\n{state}")  # it begins a line

@@ -8,15 +8,13 @@ steps up to k play with the first ones.
                updates          w0  w1  w2  w3  w4
 
 The update computes the logprobs of its own weights first, from which PPO's ratio starts.
-`--tis-cap` weights each token by how much more likely it has become; without it the samples pass
-for fresh ones.
+`--tis-cap` weights each token by p(token) now over p(token) when it was sampled; without it old
+samples are treated as fresh ones.
 
 Tests: `python -m pytest tests/test_stale.py`.
 """
 
 from contextlib import contextmanager
-
-import torch
 
 from minragen.more import lora
 
@@ -31,14 +29,9 @@ class OlderWeights:
     def __call__(self):
         now = {name: w.clone() for name, w in lora.trained(self.model).items()}
         self.kept = [*self.kept, now][-self.steps - 1:]
-        self._set(self.kept[0])
+        self.model.load_state_dict(self.kept[0], strict=False)
         try:
             yield
         finally:
-            self._set(now)
+            self.model.load_state_dict(now, strict=False)
 
-    @torch.no_grad()
-    def _set(self, weights):
-        own = self.model.state_dict()
-        for name, weight in weights.items():
-            own[name].copy_(weight)

@@ -96,14 +96,14 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
     raises: ValueError for an unknown name, or for an environment that cannot be imitated
     """
     if name not in TINY_MODELS and steps == 0:
-        return _source(name)
+        return source_of(name)
     groups_of = functools.cache(groups_of)
     try:
         if name in TINY_MODELS:
             envs = [env for split in SPLITS for env in groups_of(split, None).envs]
             policy = faster(UNTRAINED[name](envs, response_format))
         else:
-            policy = faster(load_policy(_source(name), device, name in BUNDLED, name))
+            policy = faster(load_policy(source_of(name), device, name in BUNDLED, name))
         frame = ChatFrame(policy.tokenizer, response_format, max_new_tokens=max_new_tokens,
                           image_store=image_store_of(policy))
         groups = demonstration_groups(policy, groups_of)
@@ -151,7 +151,7 @@ def round_weights(model):
         p.data = p.data.half().float()
 
 
-def _source(name):
+def source_of(name):
     """The folder or id of a pretrained model.
 
     Before an id the hub is asked once. If it does not answer, only the local cache is used:

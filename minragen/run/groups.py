@@ -90,6 +90,44 @@ def backends(groups):
                    for name, env in zip(groups.names, groups.envs) if env.backend)
 
 
+class PatientGroups(EnvGroups):
+    """EnvGroups that steps `parallel` environments in threads.
+
+    A reset or step that hangs raises TimeoutError after STEP_TIME_LIMIT. All threads share one
+    limit: STEP_TIME_LIMIT times the threads per core, rounded up. If a tool's server is gone, the
+    rows that need it try again after growing pauses, and all wait. What an environment raises has
+    its Fault as attribute `fault`.
+
+    raises: ServerGone, from `reset`, `step` and `receive`, if a tool's server did not come back
+    """
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self._sent = _Calls(self)
+
+    def reset(self, first_seed):
+        self._broken |= self._sent.running.keys()  # of a rollout that was interrupted
+        self._sent = _Calls(self)
+        return super().reset(first_seed)
+
+    def send(self, rows, replies):
+        reply_of = dict(zip(rows, replies))
+        self._sent.begin(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
+
+    def receive(self, wait=True):
+        calls = dict(self._sent.running)
+        results = self._sent.take(1 if wait else 0)
+        if any(isinstance(result, ServerGone) for result in results.values()):
+            return self._sent.patiently({row: calls[row].function for row in calls}, results)
+        return results
+
+    def _each(self, rows, function):
+        calls = _Calls(self)  # its own: several threads may step rows of theirs (more/api.py)
+        calls.begin(rows, function)
+        results = calls.patiently(dict.fromkeys(rows, function), {})
+        return [results[row] for row in rows]
+
+
 @dataclass
 class _Call:
     """A reset or a step that has begun."""
@@ -104,89 +142,61 @@ class _Call:
         return self.begun + self.limit
 
 
-class PatientGroups(EnvGroups):
-    """EnvGroups of which those that declare `parallel` run in threads.
+class _Calls:
+    """Resets or steps of an EnvGroups that have begun and whose results were not taken yet."""
 
-    A reset or step that hangs raises TimeoutError after STEP_TIME_LIMIT. Threads have one limit
-    together: STEP_TIME_LIMIT times the threads per core, rounded up. If a tool's server is gone,
-    the rows that need it try again after growing pauses, and all wait. What an environment raises
-    has its Fault as attribute `fault`.
+    def __init__(self, groups):
+        self.groups, self.running, self.ended = groups, {}, SimpleQueue()  # {row: _Call}
 
-    raises: ServerGone, from `reset`, `step` and `receive`, if a tool's server did not come back
-    """
+    def begin(self, rows, function):
+        """Call function(row) for each row, in a thread where its environment is parallel."""
+        envs = self.groups.envs
+        in_threads = [row for row in rows if envs[row].parallel]
+        self.running |= {row: _Call(row, function, time.monotonic()) for row in in_threads}
+        limit = limits.STEP_TIME_LIMIT * math.ceil(len(self.running) / (os.cpu_count() or 1))
+        for call in self.running.values():
+            call.limit = max(call.limit, limit)
+        for row in in_threads:  # daemons: else Python's exit waits for those that hang
+            threading.Thread(target=self._run, args=(self.running[row], function, row),
+                             daemon=True).start()
+        for row in rows:
+            if not envs[row].parallel:
+                self.running[row] = _Call(row, function)
+                self._run(self.running[row], limits.within_time_limit, function, row)
 
-    def __init__(self, *given, **named):
-        super().__init__(*given, **named)
-        self._calls, self._ended = {}, SimpleQueue()  # {row: _Call}; (_Call, result)
+    def _run(self, call, function, *arguments):
+        self.ended.put((call, self.groups._attempt(call.row, function, *arguments)))
 
-    def reset(self, first_seed):
-        self._broken |= self._calls.keys()  # of a rollout that was interrupted
-        self._calls.clear()
-        return super().reset(first_seed)
-
-    def send(self, rows, replies):
-        reply_of = dict(zip(rows, replies))
-        self._begin(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
-
-    def receive(self, wait=True):
-        calls, results = dict(self._calls), self._take(1 if wait else 0)
-        if any(isinstance(result, ServerGone) for result in results.values()):
-            return self._patiently({row: calls[row].function for row in calls}, results)
+    def take(self, least):
+        """{row: result} of calls that have ended, once there are `least`. A call past its limit
+        ends with TimeoutError, though its thread may go on."""
+        results = {}
+        while self.running:
+            left = None  # seconds to wait; None: a result is there
+            if self.ended.empty():
+                first = min(self.running.values(), key=attrgetter("deadline"))
+                left = max(0.0, first.deadline - time.monotonic())
+                if left and len(results) >= least:
+                    break
+            try:
+                call, result = self.ended.get(timeout=left)
+            except Empty:
+                call, result = first, TimeoutError(f"a step took over {first.limit:g} seconds.")
+                self.groups._broken.add(call.row)
+            if self.running.get(call.row) is call:  # else its time was over before
+                del self.running[call.row]
+                results[call.row] = with_fault(result) if isinstance(result, Exception) else result
         return results
 
-    def _each(self, rows, function):
-        self._begin(rows, function)
-        results = self._patiently(dict.fromkeys(rows, function), {})
-        return [results[row] for row in rows]
-
-    def _patiently(self, sent, results):
+    def patiently(self, sent, results):
         """The results of all that was sent, {row: function}: the given ones, and those to come."""
-        pauses, results = iter(SERVER_PAUSES), results | self._take(len(self._calls))
+        pauses, results = iter(SERVER_PAUSES), results | self.take(len(self.running))
         while gone := [row for row in sent if isinstance(results[row], ServerGone)]:
             if (pause := next(pauses, None)) is None:
                 raise results[gone[0]]
             print(f"waiting   {pause} s, then trying again: {results[gone[0]]}", flush=True)
             time.sleep(pause)
             for row in gone:
-                self._begin([row], sent[row])
-            results |= self._take(len(gone))
-        return results
-
-    def _begin(self, rows, function):
-        """Call function(row) for each row, in a thread where its environment is parallel."""
-        in_threads = [row for row in rows if self.envs[row].parallel]
-        self._calls |= {row: _Call(row, function, time.monotonic()) for row in in_threads}
-        limit = limits.STEP_TIME_LIMIT * math.ceil(len(self._calls) / (os.cpu_count() or 1))
-        for call in self._calls.values():
-            call.limit = max(call.limit, limit)
-        for row in in_threads:  # daemons: else Python's exit waits for those that hang
-            threading.Thread(target=self._end, args=(self._calls[row], function, row),
-                             daemon=True).start()
-        for row in rows:
-            if not self.envs[row].parallel:
-                self._calls[row] = _Call(row, function)
-                self._end(self._calls[row], limits.within_time_limit, function, row)
-
-    def _end(self, call, function, *arguments):
-        self._ended.put((call, self._attempt(call.row, function, *arguments)))
-
-    def _take(self, least):
-        """{row: result} of calls that have ended, once there are `least`. A call past its limit
-        ends with TimeoutError, though its thread may go on."""
-        results = {}
-        while self._calls:
-            left = None  # seconds to wait; None: a result is there
-            if self._ended.empty():
-                first = min(self._calls.values(), key=attrgetter("deadline"))
-                left = max(0.0, first.deadline - time.monotonic())
-                if left and len(results) >= least:
-                    break
-            try:
-                call, result = self._ended.get(timeout=left)
-            except Empty:
-                call, result = first, TimeoutError(f"a step took over {first.limit:g} seconds.")
-                self._broken.add(call.row)
-            if self._calls.get(call.row) is call:  # else its time was over before
-                del self._calls[call.row]
-                results[call.row] = with_fault(result) if isinstance(result, Exception) else result
+                self.begin([row], sent[row])
+            results |= self.take(len(gone))
         return results

@@ -101,9 +101,10 @@ class Log(train.Log, contextlib.AbstractContextManager):
         self.pending, reason = metrics, ""
         if learner.skipped >= MOST_SKIPPED:
             self.write(metrics)
-            raise RuntimeError(f"{learner.skipped} updates in a row had a gradient that is not "
-                               f"finite: the policy has diverged. Is the learning rate too large? "
-                               f"See the last lines of metrics.jsonl.")
+            raise FloatingPointError(
+                f"{learner.skipped} updates in a row had a gradient that is not finite: the policy "
+                f"has diverged. Is the learning rate too large? See the last lines of "
+                f"metrics.jsonl.")
         if learner.empty_steps >= EMPTY_STEPS:
             reason = (f"in {EMPTY_STEPS} steps in a row the filter ({self.config.filter} of "
                       f"{self.config.filter_metric}) kept no group, or every environment failed, "

@@ -12,6 +12,7 @@ Tests: `python -m pytest tests/test_train.py tests/test_runs.py`.
 import gc
 import sys
 from functools import partial
+from pathlib import Path
 
 import torch
 import transformers
@@ -86,11 +87,16 @@ def load(config, checkpoint="", say=print):
     source = checkpoint or bundled.resolve(
         config.model, lambda *size: env_groups(config, *size), config.response_format,
         config.max_new_tokens, config.warmup_steps, device, say)
-    policy = faster(load_policy(
-        source, device, checkpoint or config.model in bundled.BUNDLED, config.model),
-        config.attention)
-    policy.model.float32_logits = config.float32_logits
+    stored_dtype = checkpoint or config.model in bundled.BUNDLED
+    policy = policy_of(config, source, device, stored_dtype, config.model)
     return policy, frame_of(config, policy, policy.model.generation_config.eos_token_id)
+
+
+def policy_of(config, *given):
+    """`load_policy`, with the attention and the output layer of a Config."""
+    policy = faster(load_policy(*given), config.attention)
+    policy.model.float32_logits = config.float32_logits
+    return policy
 
 
 def frame_of(config, policy, end_ids=None):
@@ -141,15 +147,18 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
 
 
 def teacher_of(config, policy):
-    """The frozen policy of the run or model `config.teacher`. Raises ValueError unless it reads the
-    same tokens as `policy`."""
-    found = (runs.find_checkpoint(runs.RUNS / config.teacher)
-             if (runs.RUNS / config.teacher).is_dir() else config.teacher)
-    teacher = faster(load_policy(found, policy.device, True, config.teacher), config.attention)
+    """The policy of the run or model `config.teacher`, without gradients. Raises ValueError unless
+    it reads the same tokens as `policy`."""
+    name, run = config.teacher, runs.RUNS / config.teacher
+    is_model = name == "smollm2" or "/" in name or Path(name).is_dir()
+    found = (bundled.source_of(name) if is_model and not run.is_dir() else
+             runs.find_checkpoint(run))
+    teacher = policy_of(config, found, policy.device, True, name)
     if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise ValueError(f"teacher {config.teacher!r}: its tokenizer is another one than that of "
+        raise ValueError(f"teacher {name!r}: its tokenizer is another one than that of "
                          f"{policy.name!r}, so its logprobs are of other tokens.")
-    return teacher.frozen()
+    teacher.model.requires_grad_(False)
+    return teacher
 
 
 def on_one_core(config):

@@ -15,5 +15,4 @@ from minragen.envs import REGISTRY
 
 LAYERS = ("action_noise,probability=0.3", "observation_dropout,probability=0.3",
           "reminder,states=3", "observation_dropout,probability=0.3 reminder")
-ENV_NAMES = [f"{name} {layers}" for name in (*sorted(REGISTRY), "boards:Lake", "boards:Room")
-             for layers in LAYERS]
+ENV_NAMES = [f"{name} {layers}" for name in sorted(REGISTRY) for layers in LAYERS]
