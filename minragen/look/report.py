@@ -312,9 +312,11 @@ def figures_of(loaded):
                               f"{' and '.join(metrics)}: {meaning}."}
     figures["success"] |= {
         "players": players(loaded), "limits": [0, 1], "caption":
-        "Higher is better. A band is a 95 % interval, of several seeds lowest to highest. Dashed, "
-        "if stored: players without a model. Move the pointer over a curve to read it, over a name "
-        "to see what it means; drag to zoom in, click to zoom out."}
+        "Success at each step; higher is better. "
+        f"A band is a 95 % interval{', or the range of several seeds' * (len(loaded) > 1)}. Dots "
+        "are training batches, their line is a running median. Dashed: players without a model. "
+        "Move the pointer over a curve to read it, over a name to see what it means; drag to zoom "
+        "in, click to zoom out."}
     figures["regimes"] = {"question": "Does it still explore?", "lines": regime_map(loaded),
                           "caption": "Right: reasoning varies under one prompt (H(Z|X)). "
                           "Up: it depends on the prompt (I(X;Z)). 1 is the limit between."}
