@@ -157,7 +157,7 @@ class Trajectory:
             outcome = self.error, 0.0, False, False, {}
         observation, reward, terminated, truncated, info = outcome
         self.turns.append(Turn(self.observation, text, reply, reward, stop, self.state, times))
-        self.turn_rewards.append(reward)
+        self.turn_rewards.append(float(reward))
         self.state = state
         self.observation, self.success = observation, self.success or info.get("success", 0) > 0
         for name, value in info.items():

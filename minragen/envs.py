@@ -436,6 +436,6 @@ class EnvGroups:
     def _attempt(self, row, function, *arguments):
         try:
             return function(*arguments)
-        except Exception as error:  # a broken environment ends its episode, not the run
+        except (Exception, SystemExit) as error:  # it ends its episode, not the run
             self._broken.add(row)
-            return error
+            return error if isinstance(error, Exception) else RuntimeError(f"sys.exit({error})")

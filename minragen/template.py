@@ -44,7 +44,8 @@ class Template(NamedTuple):
 
     def plain(self, text):
         """The text with a blank inside each control token, so that data can neither end nor begin a
-        turn."""
+        turn, and ? in place of lone surrogates, which JSON may hold and tokenizers refuse."""
+        text = text.encode(errors="replace").decode()
         while self.control.search(text):  # again, since the new text may hold another one
             text = self.control.sub(lambda m: re.sub(r"\S", r"\g<0> ", m[0], count=1), text)
         return text

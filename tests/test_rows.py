@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import itertools
 import random
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -274,6 +275,14 @@ class TestThreads:
         assert "TimeoutError('a step took over" in repr(late)
         groups.send([0], [WORD])
         assert [*groups.receive()] == [0]
+
+    def test_one_that_leaves_python_ends_its_episode_at_once(self, gates, monkeypatch):
+        groups, _ = gates
+        plain = EnvGroups("toys:Lottery", 1, 1)
+        plain.reset(0)
+        for some in (groups, plain):
+            monkeypatch.setattr(some.envs[0], "step", lambda answer: sys.exit("bye"))
+            assert [repr(x) for x in some.step([0], [WORD])] == ["RuntimeError('sys.exit(bye)')"]
 
     def test_a_server_that_dies_in_a_turn_is_asked_again_by_the_rows_that_need_it(
             self, monkeypatch, capsys):

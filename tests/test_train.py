@@ -286,6 +286,12 @@ class TestRuns:
                               env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)})
         assert done.stderr.strip() == "" and done.returncode == 0
 
+    def test_numbers_of_numpy_and_half_a_character_of_json_are_taken(self, runs):
+        run("--run a --steps 1 --env toys:Foreign --warmup-steps 0", *BRIEF[2:])
+        played = read_lines(runs / "a" / "trajectories.jsonl")
+        assert all(isinstance(x, float) for t in played for x in t["turn_rewards"])
+        assert "\\ud83c" in str(played) and not any(t["error"] for t in played)
+
     def test_a_run_leaves_config_metrics_trajectories_a_checkpoint_and_a_report(
             self, drawn, runs):
         run("--run a --steps 2", *BRIEF)

@@ -162,7 +162,8 @@ class Log(train.Log, contextlib.AbstractContextManager):
     def append(self, name, rows):
         """Append JSON lines to a file, with those that a full disk refused before."""
         path = self.folder / name
-        self.unwritten[name] += "".join(json.dumps(row) + "\n" for row in rows)
+        self.unwritten[name] += "".join(
+            json.dumps(row, default=float) + "\n" for row in rows)  # a user's numpy numbers, too
         with runs.writing(path, go_on=True):
             size = path.stat().st_size
             try:

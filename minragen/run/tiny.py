@@ -98,7 +98,8 @@ def tiny_tokenizer(envs, response_format="free_think"):
     tag = rf"</?(?:{'|'.join(tagged)})>"
     pattern = (rf"{tag}| ?\(\d+, \d+(?:, \d+)?\)| ?[A-Za-z]+| ?\d+"
                rf"| ?(?:(?!{tag})[^\sA-Za-z\d])+|\n| |\s")
-    texts = _training_texts(envs, response_format)
+    texts = [text.encode(errors="replace").decode()  # as Template.plain
+             for text in _training_texts(envs, response_format)]
     pieces = sorted(set().union(*(re.findall(pattern, text) for text in texts)) - set(tags))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
