@@ -59,7 +59,6 @@ class Turn:
     observation: str
     text: str
     reply: Reply
-    reward: float
     stop: StopReason
     state: str = ""  # of the environment before it (TextEnv.state)
     times: tuple = ()  # seconds of time.time(): prompt fed, reply sent, result received
@@ -156,7 +155,7 @@ class Trajectory:
             self.fail(outcome)
             outcome = self.error, 0.0, False, False, {}
         observation, reward, terminated, truncated, info = outcome
-        self.turns.append(Turn(self.observation, text, reply, reward, stop, self.state, times))
+        self.turns.append(Turn(self.observation, text, reply, stop, self.state, times))
         self.turn_rewards.append(float(reward))
         self.state = state
         self.observation, self.success = observation, self.success or info.get("success", 0) > 0

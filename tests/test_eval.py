@@ -524,8 +524,8 @@ class TestShow:
 
     def test_replies_cannot_speak_to_the_terminal_and_a_failure_has_its_line(self):
         t = Trajectory("bandit", 0, 0, 0, observation="gone", turn_rewards=[0.0, -0.1], turns=[
-            Turn("board", "\x1b]0;title\x07 Up", None, 0.0, None),
-            Turn("board 2", "Down", None, -0.1, None)])
+            Turn("board", "\x1b]0;title\x07 Up", None, None),
+            Turn("board 2", "Down", None, None)])
         try:
             EnvGroups("nosuch", 1, 1)
         except ValueError as error:
@@ -543,7 +543,7 @@ class TestShow:
         env.reset(seed=3)
         t, boards = Trajectory("frozenlake", 3, 0, 0), []
         for answer in env.solve():
-            t.turns.append(Turn(env.render_text(), answer, Reply(answer=answer), 0.0, None))
+            t.turns.append(Turn(env.render_text(), answer, Reply(answer=answer), None))
             boards.append(env.grid())
             t.observation = env.step(answer)[0]
         boards.append(env.grid())
