@@ -26,6 +26,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -41,7 +42,7 @@ from minragen import train
 from minragen.checks import estimator_kind
 from minragen.envs import REGISTRY
 from minragen.look.evaluate import numbers_of
-from minragen.look.faults import Parser, told
+from minragen.look.faults import Parser, fault_of, told
 from minragen.options import nearest
 from minragen.run import runs, start
 
@@ -56,13 +57,16 @@ RATES = {"1": 1.0, "1/3": 1 / 3, "3": 3.0}  # times the learning rate of the pre
 TUNING_SEED, SEEDS = 100, (0, 1, 2)
 SIZE = 64  # test instances that a model plays
 DRAWS = 4000  # replicates of the bootstrap
+# What no algorithm may change: the task, and how much of it is played.
+TASK = ("env_arg", "layer", "max_turns", "max_actions_per_turn", "max_actions", "max_new_tokens",
+        "max_context", "warmup_steps", "steps", "num_groups", "group_size", "val_size",
+        "val_temperature")
 QUICK = dict(steps=2, num_groups=2, group_size=4, val_size=8, val_every=2)
 
 
 def main(argv=None):
     """The command. Ends with one sentence on an error."""
-    parser = Parser(prog="benchmarks.leaderboard", description=__doc__.split("\n")[0],
-                    epilog="With a model also the options of minragen.eval.")
+    parser = Parser(prog="benchmarks.leaderboard", description=__doc__.split("\n")[0])
     parser.add_argument("--algo", help="presets, or module:preset; with commas [all]")
     parser.add_argument("--env", help="environments, with commas [the leaderboard's]")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time [1]")
@@ -74,19 +78,24 @@ def main(argv=None):
     parser.add_argument("--api-model", default="", help="the model's name there")
     parser.add_argument("--warmup-steps", type=int, default=0,
                         help="--model: supervised steps on demonstrations in each environment [0]")
-    args, more = parser.parse_known_args(argv)
-    of_model = [word for name in ("model", "api", "api_model") if (value := getattr(args, name))
-                for word in (f"--{name.replace('_', '-')}", value)]
+    parser.add_argument("--size", type=int, default=SIZE, help=f"--model: instances [{SIZE}]")
+    parser.add_argument("--device", default="", help="--model: as of minragen.eval")
+    args = parser.parse_args(argv)
+    of_model = [f"--{name.replace('_', '-')}={value}"
+                for name in ("model", "api", "api_model", "device", "size")
+                if (value := getattr(args, name)) != parser.get_default(name)]
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if of_model and (args.algo or args.quick):
         parser.error("a model takes neither --algo nor --quick")
     if args.warmup_steps and not args.model:
         parser.error("--warmup-steps needs --model")
+    if of_model and not (args.model or args.api):
+        parser.error(f"{of_model[0]} needs --model or --api")
     if args.model in settings.PRESETS:
         parser.error(f"{args.model} plays easier versions of the environments; it has a row")
-    if not of_model:
-        parser.parse_args(argv)  # refuses what is in `more`
+    if args.workers < 1:
+        parser.error(f"--workers: got {args.workers}, expected at least 1")
     known = [*(REGISTRY if of_model else MINUTES)]
     envs = args.env.split(",") if args.env else known
     for env in envs:
@@ -94,7 +103,7 @@ def main(argv=None):
             parser.error(nearest("env", env, known))
     try:
         if of_model:
-            evaluate_models([*of_model, *more], envs, args.warmup_steps, args.again)
+            evaluate_models(of_model, envs, args.warmup_steps, args.again)
         else:
             train_algorithms(args, envs)
     except Exception as problem:
@@ -114,17 +123,25 @@ def train_algorithms(args, envs):
             changes = QUICK
             algos, envs = algos if args.algo else ["grpo"], envs if args.env else ["bandit"]
         pairs = [(env, algo) for env in envs for algo in algos]
-        for pair in pairs:  # refuse before anything is trained
-            settings.check(next(iter(candidates(*pair, **changes).values())))
+        for env, algo in pairs:  # refuse before anything is trained
+            config = next(iter(candidates(env, algo, **changes).values()))
+            settings.check(config)
+            usual = dataclasses.replace(settings.preset(env), **changes)
+            for name in TASK:
+                if getattr(config, name) != getattr(usual, name):
+                    raise ValueError(f"algo {algo}: all algorithms have the same {name} in {env}, "
+                                     f"{getattr(usual, name)!r}.")
         if args.again:
             store(path, drop=lambda row: (row["env"], row["algo"]) in pairs)
         print(forecast(pairs, args.workers, path, changes), flush=True)
         work = partial(fill, path=path, changes=changes)
-        with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
-            for _ in pool.imap_unordered(work, pairs):
-                pass
-            pool.close()
-            pool.join()
+        with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn")) as pool:
+            try:
+                for pair in as_completed([pool.submit(work, pair) for pair in pairs]):
+                    if problem := pair.result():
+                        raise RuntimeError(problem)
+            finally:
+                pool.shutdown(cancel_futures=True)
         done = finished(stored(path), changes)
         print(algorithms_table(done))
         for algo in algos if args.algo else ():
@@ -172,13 +189,23 @@ def forecast(pairs, workers, path, changes):
 
 
 def fill(pair, path, changes):
-    """Train what is missing of an algorithm in an environment, run by run."""
-    env, algo = pair
+    """Train what is missing of an algorithm in an environment, run by run. Returns the sentence of
+    a failure, if there is one: not every exception can be sent to another process."""
+    try:
+        fill_rows(*pair, path, changes)
+    except Exception as problem:
+        return f"{fault_of(problem)}"
+
+
+def fill_rows(env, algo, path, changes):
     configs = candidates(env, algo, **changes)
-    store(path, drop=lambda row: (row["env"], row["algo"]) == pair and row["key"] not in configs)
+    store(path, drop=lambda row: (row["env"], row["algo"]) == (env, algo)
+          and row["key"] not in configs)
 
     def done(key):
         if key not in stored(path):
+            if (parent := multiprocessing.parent_process()) and not parent.is_alive():
+                sys.exit()  # the command was killed
             row = measure(configs[key])
             store(path, {**row, "key": key})
             print(f"{env:11} {algo:13} lr {row['lr']:<8g} seed {row['seed']:<3}  validation "
@@ -343,15 +370,14 @@ def verdicts(mine, done):
 
 
 # ---- Models --------------------------------------------------------------------------------------
-def evaluate_models(argv, envs, warmup_steps=0, again=False):
+def evaluate_models(of_model, envs, warmup_steps=0, again=False):
     """Let a model play SIZE test instances of each environment as it is by default, beside the
-    scripted players. argv: options of minragen.eval without --env"""
-    size = [] if "--size" in argv else ["--size", f"{SIZE}"]
+    scripted players. of_model: options of minragen.eval"""
     for env in envs:
-        args = evaluation.arguments(["--env", env, *argv, *size])
+        args = evaluation.arguments(["--env", env, "--size", f"{SIZE}", *of_model])
         (name, config, _), = evaluation.subjects(args)
         config = dataclasses.replace(config, warmup_steps=warmup_steps)
-        key, name = key_of(config, args.size), Path(name).name
+        key = key_of(config, args.size)
         name += f", {warmup_steps} supervised steps" * bool(warmup_steps)
         if key in stored(MODELS) and not again:
             continue

@@ -40,6 +40,9 @@ CONTRADICTIONS = (
      != ("success", "identity", 0.0, 0.0),
      "maxrl compares success and failure: expected reward success, no reward_norm, no "
      "kl_reward_coef and no overlong."),
+    (lambda c: c.reward == "success" and (c.grounding_reward or c.worldmodeling_reward),
+     "reward success pays for nothing else: expected no grounding_reward and no "
+     "worldmodeling_reward."),
     (lambda c: c.echo_coef and c.context != "full",
      "echo_coef needs the reply before an observation in the same row: got context {context}, "
      "expected full."),

@@ -347,7 +347,7 @@ def maxrl_advantages(successes, group_ids, response_mask, episode_ids=None):
     [3.0, -1.0, -1.0, -1.0]
     """
     if not bool(((successes == 0) | (successes == 1)).all()):
-        raise ValueError("maxrl: got rewards other than 0 and 1. Use --reward success.")
+        raise ValueError("maxrl: got returns other than 0 and 1. End an episode at its success.")
     mean, _, _, distance = _moments(successes, group_ids, episode_ids)
     return (distance / mean.where(mean > 0, 1.0)[group_ids])[:, None] * response_mask
 

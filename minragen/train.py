@@ -164,7 +164,6 @@ def train_step(learner, groups, config, log=QUIET):
         kept, filtered = choose_groups(learner, batch, config)  # which groups teach something
         metrics |= filtered | log.diagnose(step, played)
         if kept.any():
-            learner.empty_steps = 0
             rows = kept[batch.group_ids].nonzero()[:, 0]
             batch, found = compute_targets(learner, batch.take(rows), config,
                                            starpo.loss_scale(kept, config.loss_scaling))
@@ -176,7 +175,9 @@ def train_step(learner, groups, config, log=QUIET):
             if config.drop_void:  # SimpleTIR (Xue et al. 2025): count in the group, not trained on
                 metrics["void"] = float(batch.void.float().mean())
                 batch = batch.take((~batch.void).nonzero()[:, 0])
-            metrics |= update(learner, batch, config, step, log) if len(batch) else {}
+            if len(batch):
+                learner.empty_steps = 0
+                metrics |= update(learner, batch, config, step, log)
     if config.resample:
         metrics["rollouts"] = 1 + trajectories[-1].group_id // config.num_groups
     learner.step = step

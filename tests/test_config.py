@@ -308,6 +308,8 @@ class TestBadInput:
             (["--resample", "2"], "top_p with filter_value 1"),
             (["--algo", "ppo", "--ratio", "sequence"], "one advantage per row"),
             (["--kl-coef", "1", "--kl-estimator", "k1"], "unknown kl_estimator 'k1'"),
+            (["--reward", "success", "--response-format", "grounding", "--grounding-reward", "1"],
+             "reward success pays for nothing else"),
             (["--grounding-reward", "1"], "Use --response-format grounding or grounding_world"),
             (["--response-format", "grounding", "--worldmodeling-reward", "1"],
              "Use --response-format worldmodeling or grounding_worldmodeling."),

@@ -1,5 +1,8 @@
 """A teacher in the place of the model before RL: on-policy distillation."""
 
+import shlex
+
+import pytest
 from conftest import message, parsed
 from training import BRIEF, metrics, run
 
@@ -14,6 +17,19 @@ class TestTeacher:
         run("--run taught --steps 12 --lr 1e-3 --teacher teacher", *BRIEF, *DISTIL)
         gap = [line["kl_ref"] for line in metrics(runs / "taught") if "kl_ref" in line]
         assert gap[0] > 1e-3 and sum(gap[-3:]) < 0.5 * sum(gap[:3])
+
+    def test_a_resumed_run_keeps_the_teacher_as_it_was(self, runs, monkeypatch):
+        """Also beside adapters, whose base is the model before RL."""
+        pytest.importorskip("peft")
+        run("--run teacher --steps 1", *BRIEF)
+        options = [*BRIEF, *DISTIL,
+                   *shlex.split("--teacher teacher --lora-rank 2 --lr-final 1 --save-every 1")]
+        run("--run whole --steps 3", *options)
+        run("--run half --steps 2", *options)
+        run("--run teacher --resume --steps 4")
+        run("--run half --resume --steps 3")
+        one, other = (metrics(runs / name)[3]["kl_ref"] for name in ("whole", "half"))
+        assert one == other
 
     def test_it_rounds_its_logits_as_the_run_does_and_has_no_gradients(self, runs):
         run("--run teacher --steps 1", *BRIEF)

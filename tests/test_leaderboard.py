@@ -237,12 +237,25 @@ class TestOwnAlgorithm:
                 (":preset", "bad algo ':preset': expected package.module:preset")):
             assert said in message("--env", "bandit", "--algo", algo)
 
+    def test_what_changes_the_task_or_fails_gets_no_row_and_a_sentence(self, here, capsys):
+        with open(here / "my_algo.py", "a") as file:
+            file.write('\nlonger = {"steps": 99}\nbroken = {"advantages": "broken"}\n'
+                       'starpo.ESTIMATORS["broken"] = ("group", lambda batch, config: 1 / 0)\n')
+        with pytest.raises(SystemExit, match="algorithms have the same steps in bandit, 30"):
+            leaderboard.main(["--algo", "my_algo:longer", "--env", "bandit"])
+        said = fill(("bandit", "my_algo:broken"), here / "rows.json", leaderboard.QUICK)
+        assert said.startswith("my_algo raised ZeroDivisionError: division by zero (my_algo.py:")
+        assert not stored(here / "rows.json")
+
     def test_words_that_mean_nothing_are_refused(self, capsys):
         for words, said in ((["--env", "bandi"], "unknown env 'bandi': did you mean 'bandit'"),
                             (["--workrs", "2"], "did you mean '--workers'"),
                             (["--model", "a", "--quick"], "a model takes neither --algo nor"),
                             (["--warmup-steps", "2"], "--warmup-steps needs --model"),
                             (["--model", "tiny"], "tiny plays easier versions of the"),
+                            (["--model", "a", "--split=val"], "unknown option '--split'"),
+                            (["--size", "9"], "--size=9 needs --model or --api"),
+                            (["--workers", "0"], "--workers: got 0, expected at least 1"),
                             (["--algo", "grop"], "unknown algo 'grop': did you mean 'grpo'")):
             with pytest.raises(SystemExit) as stop:
                 leaderboard.main(words)
@@ -263,7 +276,7 @@ class TestModels:
         words = ["--model", str(begun / "checkpoint"), "--env", "bandit", "--size", "2"]
         leaderboard.main(words)
         (found,) = stored(stored_at).values()
-        assert (found["env"], found["model"], found["size"]) == ("bandit", "checkpoint", 2)
+        assert (found["env"], found["model"], found["size"]) == ("bandit", words[1], 2)
         assert [*found["players"]] == ["model", "random policy", "shallow player",
                                        "nearest demonstration", "solver"]
         assert found["players"]["solver"] == {"episodes": 2, "success": 1.0, "valid": 1.0}
@@ -276,9 +289,8 @@ class TestModels:
         monkeypatch.setattr(leaderboard.evaluation, "measure", lambda name, config, *_, **__:
                             sys.exit(f"{name}: {config.warmup_steps}"))
         words = ["--model", str(begun / "checkpoint"), "--env", "bandit"]
-        for more, said in (([], "checkpoint: 0"), (["--warmup-steps", "3"],
-                                                   "checkpoint, 3 supervised steps: 3")):
-            with pytest.raises(SystemExit, match=f"^{said}$"):
+        for more, said in (([], ": 0"), (["--warmup-steps", "3"], ", 3 supervised steps: 3")):
+            with pytest.raises(SystemExit, match=f"^{words[1]}{said}$"):
                 leaderboard.main([*words, *more])
 
     def test_the_table_has_a_row_for_each_model_and_player_and_one_for_tiny(self, stored_at):

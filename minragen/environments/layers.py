@@ -98,8 +98,11 @@ class ActionNoise(Chance):
             action = others[self.luck.integers(len(others))]
         outcome = (Outcome(0.0, effective=False) if replaced and not others else
                    self.env._act(action))
-        return outcome and outcome._replace(
-            metrics={"replaced": float(replaced), **(outcome.metrics or {})})
+        if outcome:
+            found = outcome.metrics or {}  # of another layer of this kind, too
+            outcome = outcome._replace(
+                metrics={**found, "replaced": found.get("replaced", 0.0) + replaced})
+        return outcome
 
 
 class ObservationDropout(Chance):
@@ -177,7 +180,11 @@ def wrapped(env, layers):
     """
     for text in layers:
         _, *options = text.split(",")
-        env = layer_class(text)(env, **parse_options(options, "option of a layer"))
+        layer = layer_class(text)(env, **parse_options(options, "option of a layer"))
+        if layer.env is not env:
+            raise ValueError(f"layer {text!r}: its __init__ does not call super().__init__(env, "
+                             f"**options).")
+        env = layer
     return env
 
 

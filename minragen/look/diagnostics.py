@@ -400,7 +400,7 @@ def verdict(first):
     It reinforces what some members of a group do better than others: without a success, or where
     all members earn the same, there is nothing to reinforce.
     """
-    solved, apart = first.get("pass@G", 0.0), first.get("reward_std", 0.0) > 0
+    solved, apart = first["pass@G"], first.get("reward_std", 0.0) > 0
     found = f"pass@G is {solved:.2f}: the share of instances with a success among the members"
     if not apart:
         return (f"{found}. All members of each group earn the same, so nothing can be learnt. "

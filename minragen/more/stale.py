@@ -28,10 +28,11 @@ class OlderWeights:
     @contextmanager
     def __call__(self):
         now = {name: w.clone() for name, w in lora.trained(self.model).items()}
-        self.kept = [*self.kept, now][-self.steps - 1:]
-        self.model.load_state_dict(self.kept[0], strict=False)
+        kept = [*self.kept, now][-self.steps - 1:]
+        self.model.load_state_dict(kept[0], strict=False)
         try:
             yield
+            self.kept = kept  # not after an error: the rollout is played again
         finally:
             self.model.load_state_dict(now, strict=False)
 

@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
-from minragen.envs import EnvGroups, ServerGone
+from minragen.envs import EnvGroups, ServerGone, image_of
 from minragen.formats import FORMATS, description_parts, format_parts
 from minragen.look.faults import with_fault
 from minragen.more.described import DescribedTurn
@@ -64,6 +64,14 @@ def check_environments(config):
     if config.echo_coef and most_turns(groups) == 1:
         raise ValueError(f"echo_coef: got {config.echo_coef}, but it has no effect here. Episodes "
                          f"of one turn have no observation after a reply.")
+    if config.echo_coef or config.advantages == "gigpo":
+        option = "echo_coef" if config.echo_coef else "advantages gigpo"
+        for name, env, shown in zip(groups.names, groups.envs, groups.reset(0)):
+            if config.echo_coef and image_of(shown) is not None:
+                raise ValueError(f"echo_coef predicts text, and {name} shows images.")
+            if not env.state:
+                raise ValueError(f"{option}: {name} shows no state as text. Choose a view with "
+                                 f"text; its own reset() and step() must set self.state.")
     paid_for = {"grounding_reward": "observation", "worldmodeling_reward": "prediction"}
     for option, part in paid_for.items():
         if getattr(config, option) == 0:

@@ -133,8 +133,9 @@ class Log(train.Log, contextlib.AbstractContextManager):
     def save(self, learner, last):
         """Print warnings, then save if that is due, if the last validation was the best so far, or
         if somebody asks the run to stop, which all processes do after the same step."""
-        if learner.step == 1 and self.history:
-            self.say(f"verdict   {diagnostics.verdict(self.history[-1])}")
+        first = self.history[-1] if learner.step == 1 and self.history else {}
+        if "pass@G" in first and not self.config.zero_task:
+            self.say(f"verdict   {diagnostics.verdict(first)}")
         for warning in diagnostics.warnings_of(self.history):
             self.say(f"warning   {warning}")
         asked = any(learner.world.gather(bool(self.requests)))

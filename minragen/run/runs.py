@@ -5,7 +5,8 @@
               trajectories.jsonl   a few episodes of every step: chat messages, sampled tokens
               checkpoint/          a plain Hugging Face folder plus trainer state
               checkpoint.old/      the one before; checkpoint.best/: the best in validation
-              reference.pt         the model before RL, if LoRA or a KL needs it
+              reference.pt         the model before RL, if LoRA or a KL needs it, or the teacher
+              teacher.pt           the teacher, if LoRA needs reference.pt
               report.html          all of this on one page (look/report.py)
               errors.txt           tracebacks, if an environment or the run failed
 
@@ -133,7 +134,7 @@ def save_checkpoint(folder, learner, best=False):
 def write_files(new, learner):
     """The files of a checkpoint, last of them the manifest: step, versions, sizes and checksums.
 
-    The model before RL never changes, so it stands once, beside the checkpoints.
+    The model before RL and a teacher never change, so they stand once, beside the checkpoints.
     """
     policy = learner.policy
     save_policy(policy, new)
@@ -145,13 +146,12 @@ def write_files(new, learner):
                 "older_weights": getattr(learner.playing, "kept", None)},
                new / "trainer.pt")
     paths = sorted(new.iterdir())
-    if (first := policy.base or learner.reference and learner.reference.model) is not None:
-        reference = new.parent / "reference.pt"
-        if not reference.exists():
-            torch.save(first.state_dict(), new / "reference.part")
-            flush(new / "reference.part")
-            (new / "reference.part").rename(reference)
-        paths.append(new / ".." / reference.name)
+    for name, model in frozen(learner).items():
+        if not (new.parent / name).exists():
+            torch.save(model.state_dict(), new / "frozen.part")
+            flush(new / "frozen.part")
+            (new / "frozen.part").rename(new.parent / name)
+        paths.append(new / ".." / name)
     for path in paths:
         flush(path)
     write_whole(new / "manifest.json", json.dumps(
@@ -241,6 +241,15 @@ def damage(checkpoint):
     return ""
 
 
+def frozen(learner):
+    """{file: model} of what training needs and never changes."""
+    base, reference = learner.policy.base, learner.reference and learner.reference.model
+    if base is None:
+        return {"reference.pt": reference} if reference is not None else {}
+    return {"reference.pt": base} | ({"teacher.pt": reference} if learner.reference
+                                     and reference is not base else {})
+
+
 def load_trainer_state(checkpoint, learner):
     """Fill in all of a Learner but the policy's weights, which are already loaded. Returns what
     differs between the packages that wrote the checkpoint and these, or ""."""
@@ -258,9 +267,9 @@ def load_trainer_state(checkpoint, learner):
         lora.load(learner.policy.model, state["adapters"])
     if state.get("older_weights"):
         learner.playing.kept = state["older_weights"]
-    if (first := learner.policy.base or learner.reference and learner.reference.model) is not None:
+    for name, model in frozen(learner).items():
         # Not by way of the GPU, which may have no room for a second model.
-        first.load_state_dict(load(checkpoint.parent / "reference.pt", "cpu"))
+        model.load_state_dict(load(checkpoint.parent / name, "cpu"))
     then = json.loads((checkpoint / "manifest.json").read_text()).get("versions", {})
     return ", ".join(f"{name} was {then.get(name, 'unknown')}, is {now}"
                      for name, now in VERSIONS.items() if then.get(name) != now)

@@ -101,8 +101,6 @@ def policy_of(config, *given):
 
 def frame_of(config, policy, end_ids=None):
     """How a Config's conversations are held. Proves that appending equals rendering."""
-    if config.echo_coef and vision.image_store_of(policy):
-        raise ValueError(f"echo_coef predicts text, and {policy.name!r} sees images.")
     kind = EchoFrame if config.echo_coef else ChatFrame if config.context == "full" else partial(
         WindowedFrame, context=config.context, window=config.window)
     return kind(policy.tokenizer, config.response_format, end_ids, config.max_new_tokens,
@@ -150,9 +148,11 @@ def teacher_of(config, policy):
     """The policy of the run or model `config.teacher`, without gradients. Raises ValueError unless
     it reads the same tokens as `policy`."""
     name, run = config.teacher, runs.RUNS / config.teacher
+    if vision.image_store_of(policy):
+        raise ValueError(f"teacher: {policy.name!r} sees images, which a teacher does not.")
+    is_run = runs.RUN_NAME.fullmatch(name) and run.is_dir()
     is_model = name == "smollm2" or "/" in name or Path(name).is_dir()
-    found = (bundled.source_of(name) if is_model and not run.is_dir() else
-             runs.find_checkpoint(run))
+    found = bundled.source_of(name) if is_model and not is_run else runs.find_checkpoint(run)
     teacher = policy_of(config, found, policy.device, True, name)
     if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise ValueError(f"teacher {name!r}: its tokenizer is another one than that of "

@@ -27,7 +27,7 @@ from training import metrics, run
 from minragen import eval as evaluation
 from minragen.__main__ import main as command
 from minragen.chat import Reply, Trajectory, Turn
-from minragen.environments.layers import NOTHING_NEW
+from minragen.environments.layers import NOTHING_NEW, Layer
 from minragen.envs import REGISTRY, EnvGroups, Outcome, image_of, make
 from minragen.look import play as on_screen
 from minragen.look import report
@@ -59,6 +59,11 @@ def episode(env, seed=0, member=0, player=None):
         turns.append(env.step(player(env)))
         over = any(turns[-1][2:4])
     return turns
+
+
+class Forgetful(Layer):
+    def __init__(self, env, /, **options):
+        pass
 
 
 class TestLayer:
@@ -111,6 +116,7 @@ class TestLayer:
         ("reminder,states=0", "expected 1 <= states <= 100"),
         (":x", "bad layer ':x': expected package.module:Class"),
         ("no_such:x", "layer no_such:x: there is no module 'no_such'"),
+        ("test_layers:Forgetful", "its __init__ does not call super().__init__(env, **options)"),
         ("minragen.envs:TextEnv", "there is no such subclass of Layer"),
         ("minragen.envs:Nothing", "there is no such subclass of Layer")])
     def test_one_that_cannot_be_is_refused(self, layer, said):
@@ -165,6 +171,8 @@ class TestActionNoise:
         assert (info["replaced"], info["valid"]) == (1.0, 0.0)
         env = begun("sokoban", layers=["action_noise,probability=0"])
         assert env.step("Up")[4]["replaced"] == 0.0
+        layers = [f"action_noise,probability={p}" for p in (1, 0, 1)]
+        assert begun("sokoban", layers=layers).step("Up")[4]["replaced"] == 2.0
 
 
 class TestObservationDropout:
