@@ -680,6 +680,8 @@ MUTANTS = {
          "a change of the second of two files is not noticed"),
     ],
     "environments/deepcoder.py": [
+        ("        with sandbox.PARSING:", "        if True:",
+         "two threads parse at the same time, which CPython 3.11 cannot"),
         ("max(0.0, passed / total - self.best)", "passed / total - self.best",
          "a worse try costs, and a better one after it is paid again"),
         ("all(passed[n] < tests // 2 for n in right)", "True",

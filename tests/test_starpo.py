@@ -253,7 +253,7 @@ class TestGroupAdvantages:
         mask, ids = torch.ones(6, 1, dtype=torch.bool), torch.tensor([0, 0, 0, 1, 1, 1])
         got = starpo.maxrl_advantages(one(1, 0, 0, 0, 0, 0), ids, mask)
         close(got[:, 0], [2, -1, -1, 0, 0, 0])
-        with pytest.raises(ValueError, match="rewards other than 0 and 1. Use --reward success"):
+        with pytest.raises(ValueError, match="returns other than 0 and 1. End an"):
             starpo.maxrl_advantages(one(1, 0, 0.5, 0, 0, 0), ids, mask)
 
 

@@ -218,7 +218,8 @@ def bound_names(code):
     """Return the functions and variables that `code` binds, and "()" if it calls anything; None if
     it is not Python. The code is only parsed, to a bounded depth."""
     try:
-        nodes = list(ast.walk(ast.parse(code, "<answer>")))
+        with sandbox.PARSING:
+            nodes = list(ast.walk(ast.parse(code, "<answer>")))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     names = {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}

@@ -21,6 +21,7 @@ import socket
 import string
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager, suppress
 from decimal import Decimal
@@ -39,6 +40,9 @@ TOTAL_SECONDS = 40.0  # of the clock for all tests of a submission; a step may t
 CHECK_SECONDS = 10.0  # of a data set's own test code, without the submission's
 WORKER_SECONDS = 15.0  # until a worker must answer
 TOLERANCE = 1e-6  # relative, where a float is expected
+# CPython 3.11 counts the recursion of `ast.parse` for all threads together and raises SystemError
+# when two of them parse at a time.
+PARSING = threading.Lock()
 NUMERAL = re.compile(r"[-+]?(?:[0-9]{1,99}\.?[0-9]{0,99}|\.[0-9]{1,99})(?:[eE][-+]?[0-9]{1,3})?")
 
 
@@ -99,7 +103,8 @@ def judge_check(code, name, check, cpu=2, pool=None):
     def held(value):
         truths.setdefault(len(words), value)  # one without a new call does not count
 
-    counted = ast.unparse(CountAssertions().visit(ast.parse(check)))
+    with PARSING:
+        counted = ast.unparse(CountAssertions().visit(ast.parse(check)))
     with (pool or SUBMISSIONS).lend(code, name, cpu) as run, \
             monty.Monty(max_processes=1) as referee, \
             monty_session(referee, CHECK_SECONDS) as session:

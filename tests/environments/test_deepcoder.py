@@ -2,13 +2,16 @@
 
 import base64
 import functools
+import gc
 import itertools
 import json
 import os
 import pickle
 import re
+import sys
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import version
@@ -230,6 +233,30 @@ class TestAnswers:
                 "f(a, b) that\nf(1, 4) == -3\nf(5, 2) == 3": "def f(a, b): return a - b",
                 "g(s). Return\ng('ab') == 'x'\ng('') == 'y'": "def g(s): return 'x'"}.items():
             assert deepcoder.DeepCoder.shallow_answer(["Answer.", f"Write {task}"]) == line
+
+    def test_threads_read_answers_at_the_same_time(self):
+        """CPython 3.11 counts the recursion of `ast.parse` for all threads together; collecting
+        garbage lets another one go on in the middle."""
+        class Garbage:
+            def __del__(self):
+                for _ in range(200):  # so that another thread's turn comes
+                    pass
+
+        def names(_):
+            garbage = Garbage()
+            garbage.itself = garbage
+            return deepcoder.bound_names("\n".join(f"x{i} = [(i, (i, i))]" for i in range(30)))
+
+        before = sys.getswitchinterval(), gc.get_threshold()
+        sys.setswitchinterval(1e-6)
+        gc.set_threshold(50)
+        try:
+            with ThreadPoolExecutor(4) as threads:
+                found = [*threads.map(names, range(400))]
+        finally:
+            sys.setswitchinterval(before[0])
+            gc.set_threshold(*before[1])
+        assert all(names == {f"x{i}" for i in range(30)} for names in found)
 
     def test_python_that_defines_the_function_is_a_program(self):
         for text in ["def f(a, b): return 1", "```python\ndef f(a, b): return 1\n```",
