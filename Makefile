@@ -57,7 +57,7 @@ check: .venv/ready       ## style, imports, dead links, options that nothing rea
 	@.venv/bin/ruff check .
 	@$(PY) tests/check.py
 
-test: .venv/ready .venv/lean        ## run the specification: what minRAGEN promises (three minutes)
+test: .venv/ready .venv/lean        ## run the specification: what minRAGEN promises (six minutes)
 	@$(PYTEST) $(if $(findstring tests/,$(ARGS)),,--ignore=tests/long) $(ARGS)
 
 test-all: test           ## and then what takes long by nature: kills, servers, commands of the pages

@@ -23,6 +23,7 @@ import hashlib
 import io
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -129,8 +130,8 @@ def train_algorithms(args, envs):
             usual = dataclasses.replace(settings.preset(env), **changes)
             for name in TASK:
                 if getattr(config, name) != getattr(usual, name):
-                    raise ValueError(f"algo {algo}: all algorithms have the same {name} in {env}, "
-                                     f"{getattr(usual, name)!r}.")
+                    sys.exit(f"error: algo {algo}: all algorithms have the same {name} in {env}, "
+                             f"{getattr(usual, name)!r}.")
         if args.again:
             store(path, drop=lambda row: (row["env"], row["algo"]) in pairs)
         print(forecast(pairs, args.workers, path, changes), flush=True)
@@ -139,9 +140,11 @@ def train_algorithms(args, envs):
             try:
                 for pair in as_completed([pool.submit(work, pair) for pair in pairs]):
                     if problem := pair.result():
-                        raise RuntimeError(problem)
-            finally:
-                pool.shutdown(cancel_futures=True)
+                        sys.exit(f"error: {problem}")
+            except BaseException:  # else it would wait for the runs of the others
+                for worker in multiprocessing.active_children():
+                    worker.kill()
+                raise
         done = finished(stored(path), changes)
         print(algorithms_table(done))
         for algo in algos if args.algo else ():
@@ -205,7 +208,7 @@ def fill_rows(env, algo, path, changes):
     def done(key):
         if key not in stored(path):
             if (parent := multiprocessing.parent_process()) and not parent.is_alive():
-                sys.exit()  # the command was killed
+                os._exit(1)  # the command was killed; an executor would survive sys.exit()
             row = measure(configs[key])
             store(path, {**row, "key": key})
             print(f"{env:11} {algo:13} lr {row['lr']:<8g} seed {row['seed']:<3}  validation "

@@ -241,7 +241,8 @@ class TestOwnAlgorithm:
         with open(here / "my_algo.py", "a") as file:
             file.write('\nlonger = {"steps": 99}\nbroken = {"advantages": "broken"}\n'
                        'starpo.ESTIMATORS["broken"] = ("group", lambda batch, config: 1 / 0)\n')
-        with pytest.raises(SystemExit, match="algorithms have the same steps in bandit, 30"):
+        with pytest.raises(SystemExit, match="^error: algo my_algo:longer: all algorithms have "
+                           "the same steps in bandit, 30"):
             leaderboard.main(["--algo", "my_algo:longer", "--env", "bandit"])
         said = fill(("bandit", "my_algo:broken"), here / "rows.json", leaderboard.QUICK)
         assert said.startswith("my_algo raised ZeroDivisionError: division by zero (my_algo.py:")
