@@ -265,6 +265,16 @@ class TestThreads:
         plain.reset(5)
         assert plain.receive() == {}
 
+    def test_nor_after_an_interrupted_step(self, gates, monkeypatch):
+        groups, _ = gates
+        old = [*groups.envs]
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(run_groups._Calls, "take", lambda *_: (_ for _ in ()).throw(
+                KeyboardInterrupt))
+            groups.step([1], [WORD])
+        groups.reset(5)
+        assert [env is before for env, before in zip(groups.envs, old)] == [True, False, True]
+
     def test_one_that_hangs_ends_at_its_limit_and_the_others_go_on(self, gates, monkeypatch):
         groups, (first, *_) = gates
         monkeypatch.setattr(run_groups.limits, "STEP_TIME_LIMIT", 0.3)

@@ -132,7 +132,10 @@ class PatientGroups(EnvGroups):
     def _each(self, rows, function):
         calls = _Calls(self)  # its own: several threads may step rows of theirs (more/api.py)
         calls.begin(rows, function)
-        results = calls.patiently(dict.fromkeys(rows, function), {})
+        try:
+            results = calls.patiently(dict.fromkeys(rows, function), {})
+        finally:  # what an interrupt leaves running
+            self._broken |= calls.running.keys()
         return [results[row] for row in rows]
 
 
