@@ -4,9 +4,9 @@
 
 No pass is added: these tokens are in rows that are trained anyway. They are the state
 (`TextEnv.state`) in every observation but the first, which no reply caused. Chat template, reward
-and budget are left out. The paper takes the mean over each
-episode and trains on all of them. Here it is the mean over the mini-batch's tokens, and episodes
-whose group the filter dropped take no part.
+and budget are left out. The paper takes the mean over each episode and trains on all of them. Here
+it is the mean over the mini-batch's tokens, and episodes whose group the filter dropped take no
+part.
 
 Tests: `python -m pytest tests/test_echo.py`.
 """

@@ -244,10 +244,8 @@ def damage(checkpoint):
 def frozen(learner):
     """{file: model} of what training needs and never changes."""
     base, reference = learner.policy.base, learner.reference and learner.reference.model
-    if base is None:
-        return {"reference.pt": reference} if reference is not None else {}
-    return {"reference.pt": base} | ({"teacher.pt": reference} if learner.reference
-                                     and reference is not base else {})
+    models = dict.fromkeys(model for model in (base, reference) if model is not None)  # distinct
+    return dict(zip(("reference.pt", "teacher.pt"), models))
 
 
 def load_trainer_state(checkpoint, learner):
