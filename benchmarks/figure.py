@@ -25,7 +25,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks import alarms, algorithm, environments, leaderboard, tokens, waiting
+from benchmarks import alarms, algorithm, environments, gpu, leaderboard, tokens, waiting
 from benchmarks.environments import table, with_interval
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
@@ -358,7 +358,7 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
          "docs/models.md": {"lora": lora_table},
          "docs/vision.md": {"episode": partial(episode_of, "readme-frozenlake-image-grpo-s0"),
                             "vision": vision_table},
-         "docs/performance.md": {"waiting": waiting.figures},
+         "docs/performance.md": {"gpu": gpu.tables, "waiting": waiting.figures},
          "docs/running.md": {"log": log_lines},
          "docs/specification.md": {"mutants": mutants_result},
          "docs/results.md": {"results": results_table, "smollm2": smollm2_table},

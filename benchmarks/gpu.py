@@ -3,12 +3,14 @@
     python -m benchmarks.gpu                              (Qwen2.5-0.5B-Instruct on FrozenLake)
     python -m benchmarks.gpu --model tiny --device cpu    (a trial without a GPU)
 
-NOTE: nobody has run it on a GPU yet; on a CPU it runs in tests/long/test_accelerator.py.
+runs/readme-gpu.json holds what it printed on an H200, beside other measurements of that day; the
+tables of docs/performance.md are made of it.
 
 It takes the options of training and measures them as given, with activation checkpointing, and with
 --attention flash_attention_2 where flash-attn is installed. Each variant plays a batch of episodes
 twice and learns from it twice; the second time counts. Random returns replace the real ones, so
-that every group has a gradient. The last line is all numbers as JSON.
+that every group has a gradient. Before them, decode steps alone: of 1 to 512 rows that have 512
+tokens each, with and without CUDA graphs. The last line is all numbers as JSON.
 """
 
 import gc
@@ -18,19 +20,26 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
+from benchmarks.environments import table
 from minragen import config as settings
 from minragen import rollout, train
+from minragen.cache import KVSlots
+from minragen.fast import llama
 from minragen.run import bundled, memory, start
 from minragen.run.proof import in_float32
 
 WORK = dict(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda", num_groups=8, group_size=16,
             val_size=1)
+STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-gpu.json"
 SIDE = {"cuda": 8192, "cpu": 512}  # rows and columns of the products that measure the rate
 COPIED = {"cuda": 2**31, "cpu": 2**26}  # bytes
 REPEATS = 10
+ROWS = (1, 16, 64, 256, 512)  # of decode steps,
+BEFORE, STEPS = 512, 32  # with so many tokens before them; how many steps
 
 
 def main(arguments=None):
@@ -47,15 +56,36 @@ def main(arguments=None):
                 "activation checkpointing": replace(config, activation_checkpointing=True)}
     if device.type == "cuda" and importlib.util.find_spec("flash_attn"):
         variants["flash_attention_2"] = replace(config, attention="flash_attention_2")
-    results = {}
-    for name, variant in variants.items():
+    results, measures = {}, {"decode steps": partial(decode_steps, config)} | {
+        name: partial(measure, variant) for name, variant in variants.items()}
+    for name, measured in measures.items():
         print(f"\n{name}")
-        results[name] = measure(variant)
+        results[name] = measured()
         for what, number in results[name].items():
             print(f"  {what:48}{number:14.5g}")
         gc.collect()  # a learner holds itself through the hooks of its optimizer
     print("\n" + json.dumps({"torch": torch.__version__, "where": where, **results}))
     return results
+
+
+def decode_steps(config):
+    """{name: number} of steps that append a token to each row."""
+    policy, found = start.build_learner(config, start.build_groups(config)).policy, {}
+    for rows in ROWS:
+        for name, each in {"eager": replace(policy, append=llama.append), "graph": policy}.items():
+            slots = KVSlots(policy.model, rows, BEFORE + 2 * STEPS)
+            ids = torch.randint(9, (rows, BEFORE), device=policy.device)
+            counts = torch.ones_like(ids[:, 0])
+            for first in range(0, rows, 16):
+                each.extend(slots, ids[first:first + 16], BEFORE * counts[first:first + 16], first)
+
+            def steps(extend=each.extend, slots=slots, ids=ids[:, :1], counts=counts):
+                for _ in range(STEPS):
+                    extend(slots, ids, counts)
+
+            steps()
+            found[f"{rows} rows, {name}, ms"] = 1000 * timed(policy.device, steps) / STEPS
+    return found
 
 
 def measure(config):
@@ -173,6 +203,22 @@ def against_float32(learner, batch, config):
     cosine = (ours**2 + theirs**2 - error**2) / (2 * ours * theirs)
     return {"sampler and float32 differ by, nats": gap, "gradient, cosine with float32": cosine,
             "gradient, relative error": error / theirs}
+
+
+# ---- docs/performance.md -------------------------------------------------------------------------
+def tables():
+    """What was measured on a GPU: two tables."""
+    found = json.loads(STORED.read_text())["benchmarks.gpu"]
+    small, large = found["smollm2"], found["untrained"]
+    steps = table(("rows", "SmolLM2-135M, ms", "rows/s", "0.40B, ms", "rows/s"), [
+        [f"{rows}", *(cell for model in (small, large)
+                      for ms in (model["decode steps"][f"{rows} rows, graph, ms"],)
+                      for cell in (f"{ms:.1f}", f"{1000 * rows / ms:,.0f}"))] for rows in ROWS])
+    columns = [model[variant] for model in (small, large)
+               for variant in ("as given", "activation checkpointing")]
+    measured = table(("", "SmolLM2-135M", "checkpointing", "0.40B", "checkpointing"), [
+        [name, *(f"{column[name]:.4g}" for column in columns)] for name in columns[0]])
+    return f"{steps}\n\n{measured}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Speed on CPU cores, side by side in one run: rollouts, a whole GRPO step, FrozenLake's step.
+"""Speed, side by side in one run: rollouts, a whole GRPO step, FrozenLake's step.
 
     python -m benchmarks.speed                    (or: make bench)
     python -m benchmarks.speed --trl              (or: make bench TRL=1; adds TRL's GRPOTrainer)
     python -m benchmarks.speed --model smollm2    (rollouts in bfloat16, 16 rows)
+    python -m benchmarks.speed --model smollm2 --device cuda
 
 All sides play the same number of conversations with the same model, prompts, sampling and lengths:
 every turn is exactly `new_tokens` sampled tokens, then exactly `observation_tokens` given ones.
@@ -46,6 +47,7 @@ from minragen import config as settings
 from minragen import rollout, train
 from minragen.chat import ChatFrame
 from minragen.envs import Budget, EnvGroups, Outcome, TextEnv
+from minragen.fast import llama
 from minragen.fast.policies import faster
 from minragen.models import AdamW, Policy
 from minragen.rollout import Rules, collect
@@ -77,8 +79,9 @@ def main(arguments=None):
     transformers.logging.disable_progress_bar()
     work, longer = Work(args), copy.copy(args)
     longer.turns *= 2
-    print(f"model     {args.model}, {work.policy.model.num_parameters() / 1e6:.2f}M parameters, "
-          f"{work.policy.model.dtype}")
+    where = args.device if args.device == "cpu" else torch.cuda.get_device_name()
+    print(f"model     {args.model} on {where}, {work.policy.model.num_parameters() / 1e6:.2f}M "
+          f"parameters, {work.policy.model.dtype}")
     print(f"work      {args.trajectories} trajectories in groups of {args.group_size}; prompt of "
           f"{args.prompt_tokens} tokens, each turn {args.new_tokens} sampled and "
           f"{args.observation_tokens} observed; one core a process, median of {args.repeats}\n")
@@ -92,7 +95,8 @@ def main(arguments=None):
     table = {title: measure(title, sides(), args.repeats)
              for title, sides in (sections[part] for part in args.parts)}
     print("\n" + json.dumps({"table": table, "torch": torch.__version__,
-                             "transformers": transformers.__version__, **vars(args)}))
+                             "transformers": transformers.__version__, "where": where,
+                             **vars(args)}))
 
 
 class FixedLengths(TextEnv):
@@ -147,6 +151,7 @@ class Work:
             self.policy = Policy(args.model, AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.bfloat16, **NO_CODE).eval(), AutoTokenizer.from_pretrained(
                     folder, **NO_CODE))
+        self.policy.model.to(args.device)
         self.policy = faster(self.policy)
         self.frame = frame = ChatFrame(self.policy.tokenizer)
         never_stop(self.policy, frame)
@@ -162,8 +167,8 @@ class Work:
         if any(filling.values()):
             raise ValueError(f"prompt and observation need {len(prompts[0])} and {len(observation)}"
                              f" tokens: raise --prompt-tokens or --observation-tokens.")
-        self.prompts = torch.tensor(prompts)
-        self.observation = torch.tensor([observation] * len(prompts))
+        self.prompts = torch.tensor(prompts, device=args.device)
+        self.observation = torch.tensor([observation] * len(prompts), device=args.device)
         assert len(self.prompts.unique(dim=0)) == self.groups.num_groups
 
     def check(self, trajectories):
@@ -186,9 +191,15 @@ def rollout_sides(work):
     """{name: side}. A side is a function without arguments; see `measure`."""
     collected = Rollout(work, partial(ours, work))
     generate = partial(by_generate, work.policy.model, work)
-    sides = {"collect": collected, "its products with weights alone": collected.replay,
-             "generate, prompt shared, cache kept": Rollout(work, partial(generate, True))}
-    if work.args.model == "tiny":  # minutes for a pretrained model
+    sides = {"collect": collected}
+    if work.args.device == "cpu":  # on a GPU `collect` replays graphs, in which nothing is seen
+        sides["its products with weights alone"] = collected.replay
+    else:
+        eager = copy.copy(work)
+        eager.policy = replace(work.policy, append=llama.append)
+        sides = {"collect": partial(ours, work), "collect without graphs": partial(ours, eager)}
+    sides["generate, prompt shared, cache kept"] = Rollout(work, partial(generate, True))
+    if work.args.device == "cpu" and work.args.model == "tiny":  # else minutes, or one GPU
         sides["generate, whole history"] = Rollout(work, partial(generate, False))
         if work.groups.num_groups % 2 == 0:
             sides["collect, two processes"] = two_processes(work.args)
@@ -343,7 +354,10 @@ def measure(title, sides, repeats):
     for _ in range(1 + repeats):
         for name, side in sides.items():
             start = time.perf_counter()
-            for part, taken in (side() or {"": time.perf_counter() - start}).items():
+            parts = side()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            for part, taken in (parts or {"": time.perf_counter() - start}).items():
                 seconds[f"{name}: {part}" if part else name].append(taken)
     print(title)
     first = next(iter(seconds.values()))[1:]
@@ -361,6 +375,7 @@ def measure(title, sides, repeats):
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", allow_abbrev=False)
     parser.add_argument("--model", default="tiny", help="tiny, smollm2 or a local folder")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="[cpu]")
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="tiny: all; others: rollout")
     parser.add_argument("--trl", action="store_true", help="also TRL's step (needs trl)")
     parser.add_argument("--trajectories", type=int, help="tiny: 128; others: 16")

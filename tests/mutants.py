@@ -934,6 +934,12 @@ MUTANTS = {
         (" or not self._perfect(self.item)", "",
          "the note says that an item without a wanted attribute looks right"),
     ],
+    "fast/graphs.py": [
+        ("counts[n:] = tokens, counts, 0", "counts[n:] = tokens, counts, 1",
+         "a decode step lengthens the slots of rows that do not sample"),
+        ("        slots.bounds[:n] += 1\n", "",
+         "after a graph the bounds of lengths are too small"),
+    ],
     "fast/llama.py": [
         ("torch.cat([-other, one]", "torch.cat([other, -one]", "positions rotate backwards"),
         ("_norm(norm, states) if norm else states", "states",
@@ -1120,7 +1126,7 @@ MUTANTS = {
         ("config._attn_implementation, usual",
          "config._attn_implementation, config._attn_implementation",
          "the sampler gets the learner's attention"),
-        ("llama.append if ours else append", "llama.append if ours else cache.append",
+        ("graphs.append if ours else append", "graphs.append if ours else cache.append",
          "the sampler of models unlike Llama gets the learner's attention"),
     ],
     "run/load.py": [

@@ -12,7 +12,7 @@ from test_families import family
 from test_train import played
 
 from minragen import train as trainer
-from minragen.fast import llama, prefix_tree
+from minragen.fast import graphs, prefix_tree
 from minragen.fast.llama import attend_to
 from minragen.fast.prefix_tree import PrefixTree, states_before
 from minragen.models import Critic
@@ -72,7 +72,7 @@ class TestPrefixTree:
     def test_logprobs_values_and_gradients_are_those_of_a_plain_full_pass(
             self, name, float64, monkeypatch):
         policy = family(name)
-        assert (policy.append, policy.states_before) == (llama.append, states_before)
+        assert (policy.append, policy.states_before) == (graphs.append, states_before)
         for p in policy.model.double().parameters():
             if p.dim() == 1:  # norms, and the biases that are 0 at first
                 p.data.normal_(1.0, 0.5)

@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from toys import Faulty, Lottery, tiny
 
 from minragen.chat import Reply, StopReason
 from minragen.envs import EnvGroups, ServerGone
+from minragen.fast import graphs, llama
 from minragen.models import Policy
 from minragen.rollout import Rules, collect
 from minragen.run import groups as run_groups
@@ -87,15 +89,22 @@ def policy_and_frame(context="full"):
     return policy, frame
 
 
+def replayed(*given):
+    """`graphs.append` on a CPU, where a captured function is called again instead."""
+    with mock.patch.multiple(graphs, DEVICES={"cpu"}, captured=lambda function: function):
+        return graphs.append(*given)
+
+
 @pytest.mark.usefixtures("float64")
 class TestTrajectories:
     @settings(max_examples=40, deadline=None)
     @given(seed=st.integers(0, 9), longest=st.integers(0, 40), share=st.floats(0.01, 1),
            max_rows=st.integers(1, 14), context=st.sampled_from(["full", "limited", "single_turn"]),
            env=st.sampled_from(["Slow", "SlowAndFaulty", "Lottery"]),
-           max_new_tokens=st.integers(1, 14), room=st.integers(1, 120))
+           max_new_tokens=st.integers(1, 14), room=st.integers(1, 120), append=st.sampled_from([
+               llama.append, replayed]))
     def test_they_are_the_same_whatever_delays_shares_and_limits(
-            self, seed, longest, share, max_rows, context, env, max_new_tokens, room):
+            self, seed, longest, share, max_rows, context, env, max_new_tokens, room, append):
         """Lengths, stops, failures and contexts that fill up are drawn, too."""
         policy, frame = policy_and_frame(context)
         groups = EnvGroups(f"test_rows:{env}", 4, 3)
@@ -105,8 +114,8 @@ class TestTrajectories:
         delayed = Delayed(f"test_rows:{env}", 4, 3, delays=iter(
             lambda: draw.randint(0, longest), None))
         expected = collect(policy, frame, EnvGroups(f"test_rows:{env}", 4, 3), seed, rules)
-        played = collect(policy, frame, delayed, seed, dataclasses.replace(
-            rules, feed_share=share, max_rows=max_rows))
+        played = collect(dataclasses.replace(policy, append=append), frame, delayed, seed,
+                         dataclasses.replace(rules, feed_share=share, max_rows=max_rows))
         assert said(played) == said(expected)
         assert logprobs(played) == pytest.approx(logprobs(expected), abs=1e-7)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from minragen import cache
-from minragen.fast import llama, prefix_tree
+from minragen.fast import graphs, llama, prefix_tree
 
 
 def faster(policy, attention=""):
@@ -21,10 +21,10 @@ def faster(policy, attention=""):
     ours = llama.supports(policy.model.base_model)
     if attention:
         set_attention(policy, attention)
-        return replace(policy, append=llama.append if ours else append,
+        return replace(policy, append=graphs.append if ours else append,
                        states_before=cache.states_before, micro_batches=cache.micro_batches)
     if ours:
-        return replace(policy, append=llama.append, states_before=prefix_tree.states_before,
+        return replace(policy, append=graphs.append, states_before=prefix_tree.states_before,
                        micro_batches=prefix_tree.micro_batches)
     return policy
 

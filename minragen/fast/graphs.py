@@ -1,0 +1,104 @@
+"""Decode steps as CUDA graphs, for Llama's family.
+
+A decode step of a small model is hundreds of kernels of some microseconds each, and to launch them
+one by one from Python takes longer than they run. A captured graph launches them all at once. It
+repeats the same kernels on the same addresses, so it belongs to one KVSlots, has a fixed number of
+rows, and attends to all positions of the slots, most of them masked:
+
+    sampling   a b c d e f g h    captured for eight rows
+               a b c              the same graph: three rows, and five of padding
+               a b                captured again, for two rows: a quarter
+
+A row of padding has count 0, which leaves its slot's length as it is: what it writes lies behind
+the row's end, where no query sees it. run/proof.py compares graphs, too, with a full pass.
+
+Tests: `python -m pytest tests/test_attention.py`; on a GPU tests/long/test_accelerator.py.
+"""
+
+from functools import cache
+from weakref import WeakKeyDictionary
+
+import torch
+
+from minragen.fast import llama
+
+DEVICES = {"cuda"}
+STEPS = WeakKeyDictionary()  # KVSlots -> its Step; None after one step that was not captured
+
+
+@torch.no_grad()
+def append(model, slots, tokens, counts, first_row=0):
+    """As `llama.append`. From the second step of one id a row on it is a graph."""
+    n, q = tokens.shape
+    # These rotary frequencies depend on the largest position, which a graph cannot ask for.
+    varying = model.base_model.rotary_emb.rope_type in ("dynamic", "longrope")
+    if q > 1 or first_row or varying or slots.device.type not in DEVICES:
+        return llama.append(model, slots, tokens, counts, first_row)
+    if slots not in STEPS:
+        STEPS[slots] = None  # what runs for the first time, such as cuBLAS, may not be captured
+        return llama.append(model, slots, tokens, counts)
+    step = STEPS[slots]
+    if step is None or not step.rows / 4 < n <= step.rows:
+        step = STEPS[slots] = Step(model, slots, n)
+    return step.run(slots, tokens, counts)
+
+
+class Step:
+    """A captured decode step of the first `rows` slots."""
+
+    def __init__(self, model, slots, rows):
+        self.rows = rows
+        self.tokens = torch.zeros(rows, 1, dtype=torch.int64, device=slots.device)
+        self.counts = torch.zeros_like(self.tokens[:, 0])
+        self.replay = captured(lambda: self._kernels(model, slots))
+
+    def _kernels(self, model, slots):
+        """What is captured: all positions of the slots are attended to."""
+        bounds, slots.bounds = slots.bounds, torch.full_like(slots.bounds, slots.capacity)
+        hidden = llama.append(model, slots, self.tokens, self.counts)
+        slots.bounds = bounds
+        return hidden
+
+    def run(self, slots, tokens, counts):
+        """Append counts[i] ids, 0 or 1, to slot i. Returns the last hidden states (n, D)."""
+        n = len(tokens)
+        self.tokens[:n], self.counts[:n], self.counts[n:] = tokens, counts, 0
+        slots.bounds[:n] += 1
+        return self.replay()[:n]
+
+
+class Graph:
+    """The kernels of function(), recorded. A call runs them again; its result is overwritten by the
+    next one."""
+
+    def __init__(self, function, pool=None):
+        self.graph, stream = torch.cuda.CUDAGraph(), capture_stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # Not `torch.cuda.graph`, which first empties the allocator's cache.
+            self.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                self.result = function()
+            finally:
+                self.graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def __call__(self):
+        self.graph.replay()
+        return self.result
+
+
+def captured(function):
+    """A Graph in the memory of the first one: only the latest is ever replayed."""
+    return Graph(function, first_graph().graph.pool())
+
+
+@cache
+def first_graph():
+    """It stays, and so does the memory that graphs share."""
+    return Graph(lambda: torch.zeros(1, device="cuda"))
+
+
+@cache
+def capture_stream():
+    return torch.cuda.Stream()
