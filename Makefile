@@ -110,7 +110,7 @@ bench: .venv/ready       ## measure speed beside generate, and beside TRL's trai
 	@$(if $(TRL),$(PY) -m pip install --quiet --disable-pip-version-check trl==1.16.0)
 	@$(PY) -m benchmarks.speed $(if $(TRL),--trl) $(ARGS)
 
-leaderboard: .venv/ready .venv/lean     ## rank all algorithms (hours), or add your own, or a model: [ALGO=my_algo:preset ENV=bandit MODEL=smollm2]
+leaderboard: .venv/ready $(if $(MODEL)$(findstring --api,$(ARGS)),.venv/lean)     ## rank all algorithms (hours), or add your own, or a model: [ALGO=my_algo:preset ENV=bandit MODEL=smollm2]
 	@$(PY) -m benchmarks.leaderboard $(call option,ALGO,algo) $(if $(filter ENV,$(GIVEN)),--env $(ENV)) $(call option,MODEL,model) $(ARGS)
 
 findings: .venv/ready    ## test the papers' findings and write docs/findings.md: [F=echo-trap ARGS=--quick]

@@ -145,12 +145,14 @@ def train_algorithms(args, envs):
                 for worker in multiprocessing.active_children():
                     worker.kill()
                 raise
-        done = finished(stored(path), changes)
+        if args.quick:
+            print("It runs. Two steps say nothing about success, and nothing is stored.")
+            return
+        done = finished(stored(path))
         print(algorithms_table(done))
         for algo in algos if args.algo else ():
             print("\n".join(verdicts(algo, done)))
-    if not args.quick:
-        write_page()
+    write_page()
 
 
 def candidates(env, algo, **changes):
@@ -186,7 +188,8 @@ def forecast(pairs, workers, path, changes):
         usual = np.mean(mine) if mine else MINUTES[env] * (CRITIC if critic else 1)
         missing, minutes = missing + each - len(mine), minutes + (each - len(mine)) * usual
     minutes /= workers
-    took = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+    took = ("a minute" if minutes < 1.5 else f"{minutes:.0f} minutes" if minutes < 120 else
+            f"{minutes / 60:.1f} hours")
     return (f"{missing} of {len(pairs) * each} runs to train, {workers} at a time: "
             f"{'seconds each' if changes else f'about {took}'}")
 
@@ -269,7 +272,7 @@ def write_page():
 
 
 # ---- Where the algorithms stand ------------------------------------------------------------------
-def finished(rows, changes=None):
+def finished(rows):
     """{algo: {env: its rows, one for each of SEEDS}} where all of today's presets are stored; an
     algorithm of a user's module counts as it was stored."""
     done = {}
@@ -278,7 +281,7 @@ def finished(rows, changes=None):
             mine = [row for row in rows.values() if (row["env"], row["algo"]) == (env, algo)
                     and row["seed"] in SEEDS]
             if algo in settings.ALGOS:
-                known = candidates(env, algo, **(changes or {}))
+                known = candidates(env, algo)
                 mine = [row for row in mine if row["key"] in known]
             if len(mine) == len(SEEDS):
                 done.setdefault(algo, {})[env] = mine
@@ -336,12 +339,13 @@ def algorithms_table(done=None):
     for algo in [*complete, *(algo for algo in done if algo not in complete)]:
         of_all = [row for mine in done[algo].values() for row in mine]
         rank, mean = head.get(algo, ("", ""))
+        envs = "" if algo in head else f"ENV={','.join(done[algo])} "
         rows.append([
             rank, f"`{algo}`", mean,
             *(cell(done[algo].get(env)) for env in MINUTES),
             f"{np.mean([row['valid'] for row in of_all]):.2f}",
             f"{sum(row['minutes'] for row in of_all) / len(SEEDS):.1f}",
-            f"`make leaderboard ALGO={algo} ARGS=--again`"])
+            f"`make leaderboard ALGO={algo} {envs}ARGS=--again`"])
     return table(("rank", "`ALGO`", "mean", *MINUTES, "valid", "minutes", "command"), rows)
 
 
@@ -360,7 +364,8 @@ def verdicts(mine, done):
     """A line for each other algorithm that has the environments of `mine`: is it above or below by
     more than the noise?"""
     envs = [*done[mine]]
-    lines = [f"{mine} beside the others in {', '.join(envs)}: difference of mean test success"]
+    lines = [f"{mine} in {', '.join(envs)}: its mean test success less that of the others, with "
+             f"the 95 % interval"]
     for other in done:
         if other != mine and {*envs} <= {*done[other]}:
             rates = rates_of(done, [mine, other], envs)

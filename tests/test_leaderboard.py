@@ -166,7 +166,7 @@ class TestBootstrap:
         said = [line.split() for line in verdicts("grpo", done)[1:]]
         assert [words[:-3] + words[-3:-2] for words in said] == [
             ["below", "ppo", "-0.300"], ["within", "the", "noise", "of", "rloo", "+0.010"]]
-        assert verdicts("gspo", done)[0].startswith("gspo beside the others in bandit, countdown")
+        assert verdicts("gspo", done)[0].startswith("gspo in bandit, countdown")
         assert len(verdicts("gspo", done)) == 4
 
 
