@@ -209,17 +209,23 @@ def warm_up(policy, frame, groups, steps, stop_after=None):
         for step in range(stop_after or steps):
             optimizer.set_lr(peak * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
             policy.begin_rollout()
-            batch = make_batch(demonstrate(frame, groups, step % distinct)).to(policy.device)
-            total, losses = int(batch.response_mask.sum()), [*losses, 0.0]
-            for rows in micro_batches(batch.tokens, batch.lengths, WARMUP_TOKENS):
-                part = batch.take(rows)
-                logprobs, _ = policy.logprobs(part.tokens, part.response_mask)
-                loss = -logprobs.sum() / total
-                loss.backward()
-                losses[-1] += float(loss.detach())
+            losses.append(imitate(policy, demonstrate(frame, groups, step % distinct)))
             optimizer.step(max_grad_norm=1.0)
             progress()
     return losses
+
+
+def imitate(policy, trajectories):
+    """Backpropagate the loss of the replies. Returns it, in nats per reply token."""
+    batch, loss = make_batch(trajectories).to(policy.device), 0.0
+    total = int(batch.response_mask.sum())
+    for rows in micro_batches(batch.tokens, batch.lengths, WARMUP_TOKENS):
+        part = batch.take(rows)
+        logprobs, _ = policy.logprobs(part.tokens, part.response_mask)
+        share = -logprobs.sum() / total
+        share.backward()
+        loss += float(share.detach())
+    return loss
 
 
 def demonstration_groups(policy, groups_of):
