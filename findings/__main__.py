@@ -55,7 +55,8 @@ def main(argv=None):
     print(forecast(tasks, len(runs_of_all), args.workers), flush=True)
     if args.plan:
         return
-    train_all(tasks, args.workers)
+    for taught in (False, True):  # teachers first
+        train_all([task for task in tasks if ("teacher" in ARMS[task[0]]) == taught], args.workers)
     rows = {arm: [row_of(arm, seed, steps) for seed in seeds[arm]] for arm in seeds}
     for name in chosen:
         print(page.judged(FINDINGS[name], rows))
@@ -70,7 +71,9 @@ def options_of(arm, seed, steps=None):
     """The options {name: value} of an arm's run, as the command line gives them. `steps`: of a
     shorter run than the arm's, which has another name."""
     shorter = {"steps": steps, "run": f"findings-{arm}-s{seed}-steps{steps}"} if steps else {}
-    return {"model": "tiny", "device": "cpu", "threads": 1, **ARMS[arm], "seed": seed,
+    own = {name: value.format(seed=seed) if name == "teacher" else value
+           for name, value in ARMS[arm].items()}
+    return {"model": "tiny", "device": "cpu", "threads": 1, **own, "seed": seed,
             "run": f"findings-{arm}-s{seed}", **shorter}
 
 

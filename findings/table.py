@@ -23,7 +23,8 @@ SEEDS = (0, 1, 2, 3, 4)
 # What is kept of metrics.jsonl.
 METRICS = re.compile(
     r"success|valid|reward_std|grad_norm|entropy|distinct_3|valid_thinking|response_tokens|turns"
-    r"|grounding|worldmodeling|first_turn/(mi|retrieval|conditional_entropy_per_token)"
+    r"|grounding|worldmodeling|echo_loss|kl_ref"
+    r"|first_turn/(mi|retrieval|conditional_entropy_per_token)"
     r"|val/success|gradient/bucket_\d/(task|entropy|kl|reward_std)")
 
 
@@ -122,6 +123,23 @@ ARMS |= {"seeing-no-think": SEEING | dict(response_format="no_think"),
 GRADIENTS = dict(env="frozenlake", filter="none", num_groups=48, gradients_every=5, kl_coef=0.01,
                  steps=10, val_every=10, val_size=64, diagnose_every=0, **EARLIER)
 ARMS |= {"gradients": GRADIENTS, "gradients-no-std": GRADIENTS | dict(norm_by_std=False)}
+# What the field found since, against the presets, in two environments with several turns.
+SHORT = dict(steps=60, val_every=60, diagnose_every=0)
+DISTILLED = SHORT | dict(zero_task=True, kl_coef=1.0, entropy_coef=0.0, filter="none", steps=30,
+                         val_every=30)
+for task in ("frozenlake", "sokoban"):
+    ARMS[f"{task}-by-episode"] = SHORT | dict(env=task)
+    ARMS[f"{task}-gigpo"] = SHORT | dict(env=task, algo="gigpo")
+    # The teacher is the run above with the same seed.
+    ARMS[f"{task}-distilled"] = DISTILLED | dict(
+        env=task, teacher=f"findings-{task}-by-episode-s{{seed}}")
+ARMS["frozenlake-echo"] = SHORT | dict(env="frozenlake", echo_coef=0.03)
+STALE = {"bandit": dict(steps=60, val_every=60), "metamathqa": dict(steps=80, val_every=80)}
+LATE = {"fresh": {}} | {f"stale-{k}{end}": dict(stale=k, **cap) for k in (1, 4, 16)
+                        for end, cap in (("", {}), ("-tis", dict(tis_cap=2.0)))}
+for task, sizes in STALE.items():
+    for name, options in LATE.items():
+        ARMS[f"{task}-{name}"] = dict(env=task, diagnose_every=0, **sizes, **options)
 
 
 # ---- What is computed from a run -----------------------------------------------------------------
@@ -225,6 +243,30 @@ def over_tasks(rule, other):
                       difference)
 
 
+def learns_faster(arm, other):
+    """The prediction that an arm has more success than another in the mean over all steps."""
+    return Prediction(f"`{arm}` over `{other}`: more success in the mean over all steps", 0.02,
+                      (arm, other), lambda a, b: float(a["success"][1:].mean()
+                                                       - b["success"][1:].mean()))
+
+
+def distils(task):
+    """The predictions that a fresh policy with a teacher is soon ahead of RL, and nearly as good as
+    its teacher."""
+    arms = f"{task}-distilled", f"{task}-by-episode"
+    return (Prediction("`{}` over `{}`: more success in steps 21 to 30".format(*arms), 0.05, arms,
+                       lambda d, rl: last(d["success"]) - windows(rl["success"])[20]),
+            Prediction("`{}` ends at most 0.05 below its teacher `{}`".format(*arms), 0.0, arms,
+                       lambda d, rl: last(d["success"]) - last(rl["success"]) + 0.05))
+
+
+def costs(task, stale, less):
+    """The prediction that older samples end with less success."""
+    return Prediction(f"`{task}-{stale}` below `{task}-{less}`: less success at the end", 0.03,
+                      (f"{task}-{stale}", f"{task}-{less}"),
+                      lambda a, b: last(b["success"]) - last(a["success"]))
+
+
 # ---- Findings ------------------------------------------------------------------------------------
 HEALTH = ("success", "valid", "reward_std", "grad_norm")
 LONG = ("bandit-free-think", "bandit-reversed-free-think", "frozenlake-ppo", "frozenlake-grpo")
@@ -324,5 +366,38 @@ _findings = (
              Prediction("the same, less that of H(Z|X) without its sign", 0.1, HARD,
                         lambda *rows: correlation(MI, *rows) - abs(correlation(H, *rows)))),
             partial(figures.scatter, (MI, H))),
+    Finding("step-credit", "Credit per step without a critic",
+            "GiGPO (Feng et al. 2025), tables 1 and 2",
+            "Comparing the turns of a group that began in the same state, besides whole episodes, "
+            "is learnt from faster and ends with more success.",
+            tuple(f"{task}-{rule}" for task in ("frozenlake", "sokoban")
+                  for rule in ("by-episode", "gigpo")),
+            tuple(rule(f"{task}-gigpo", f"{task}-by-episode") for task in ("frozenlake", "sokoban")
+                  for rule in (beats, learns_faster)),
+            partial(figures.curves, ("success", "reward_std", "entropy"))),
+    Finding("echo", "Predicting what the environment answers",
+            "ECHO (Shrivastava et al. 2026), figure 1",
+            "The cross-entropy of observations as a second loss speeds learning and raises "
+            "success, at no cost in samples.",
+            ("frozenlake-by-episode", "frozenlake-echo"),
+            (beats("frozenlake-echo", "frozenlake-by-episode"),
+             learns_faster("frozenlake-echo", "frozenlake-by-episode")),
+            partial(figures.curves, ("success", "echo_loss", "entropy"))),
+    Finding("distillation", "A teacher in place of a reward",
+            "GKD (Agarwal et al. 2024); on-policy distillation",
+            "A fresh policy that moves towards a trained one on its own samples needs fewer steps "
+            "than RL did, and gets nearly as good.",
+            tuple(f"{task}-{rule}" for task in ("frozenlake", "sokoban")
+                  for rule in ("by-episode", "distilled")),
+            (*distils("frozenlake"), *distils("sokoban")),
+            partial(figures.curves, ("success", "kl_ref", "entropy"))),
+    Finding("stale", "Samples of older weights", "asynchronous trainers; ScaleRL, figure 4",
+            "Samples that are a few steps old cost success, more the older they are, and truncated "
+            "importance sampling gets it back.",
+            tuple(f"{task}-{name}" for task in STALE for name in LATE),
+            tuple(p for task in STALE for p in (
+                costs(task, "stale-4", "fresh"), costs(task, "stale-16", "stale-4"),
+                *(beats(f"{task}-stale-{k}-tis", f"{task}-stale-{k}") for k in (4, 16)))),
+            figures.final_success, seeds=SEEDS[:3]),
 )
 FINDINGS = {finding.name: finding for finding in _findings}
