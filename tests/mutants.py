@@ -939,6 +939,9 @@ MUTANTS = {
          "a decode step lengthens the slots of rows that do not sample"),
         ("        slots.bounds[:n] += 1\n", "",
          "after a graph the bounds of lengths are too small"),
+        ('hasattr(model, "image_store") or ', "",
+         "a step that looks for images is captured, which fails on a GPU"),
+        ('"dynamic", "longrope"', '"longrope",', "rotary frequencies of dynamic rope are captured"),
     ],
     "fast/llama.py": [
         ("torch.cat([-other, one]", "torch.cat([other, -one]", "positions rotate backwards"),

@@ -181,3 +181,14 @@ class TestMicroBatches:
         shares = [sum(int(lengths[part].sum()) - 40 * len(part) for part in policy.micro_batches(
             tokens, lengths, 900, rank, 4)) for rank in range(4)]
         assert max(shares) < 1.06 * min(shares)
+
+
+class TestGraphs:
+    @pytest.mark.parametrize("name, asks", [
+        ("Llama", False), ("Qwen3", False), ("Llama, dynamic rope", True)])
+    def test_a_step_is_captured_unless_it_asks_the_gpu_for_a_value(self, name, asks):
+        model = family(name).model
+        assert graphs.asks_for_values(model) == asks
+        model.image_store = None  # as a vision-language model has one
+        assert graphs.asks_for_values(model)
+        del model.image_store

@@ -91,7 +91,7 @@ def policy_and_frame(context="full"):
 
 def replayed(*given):
     """`graphs.append` on a CPU, where a captured function is called again instead."""
-    with mock.patch.multiple(graphs, DEVICES={"cpu"}, captured=lambda function: function):
+    with mock.patch.multiple(graphs, DEVICES={"cpu"}, captured=lambda function, device: function):
         return graphs.append(*given)
 
 

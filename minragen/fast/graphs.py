@@ -12,7 +12,7 @@ rows, and attends to all positions of the slots, most of them masked:
 A row of padding has count 0, which leaves its slot's length as it is: what it writes lies behind
 the row's end, where no query sees it. run/proof.py compares graphs, too, with a full pass.
 
-Tests: `python -m pytest tests/test_attention.py`; on a GPU tests/long/test_accelerator.py.
+Tests: `python -m pytest tests/test_rows.py`, and on a GPU tests/long/test_accelerator.py.
 """
 
 from functools import cache
@@ -30,9 +30,7 @@ STEPS = WeakKeyDictionary()  # KVSlots -> its Step; None after one step that was
 def append(model, slots, tokens, counts, first_row=0):
     """As `llama.append`. From the second step of one id a row on it is a graph."""
     n, q = tokens.shape
-    # These rotary frequencies depend on the largest position, which a graph cannot ask for.
-    varying = model.base_model.rotary_emb.rope_type in ("dynamic", "longrope")
-    if q > 1 or first_row or varying or slots.device.type not in DEVICES:
+    if q > 1 or first_row or slots.device.type not in DEVICES or asks_for_values(model):
         return llama.append(model, slots, tokens, counts, first_row)
     if slots not in STEPS:
         STEPS[slots] = None  # what runs for the first time, such as cuBLAS, may not be captured
@@ -43,6 +41,13 @@ def append(model, slots, tokens, counts, first_row=0):
     return step.run(slots, tokens, counts)
 
 
+def asks_for_values(model):
+    """Whether a step waits for numbers from the GPU, which a graph cannot: whether an id is an
+    image's, or how large the largest position is, on which some rotary frequencies depend."""
+    return hasattr(model, "image_store") or model.base_model.rotary_emb.rope_type in (
+        "dynamic", "longrope")
+
+
 class Step:
     """A captured decode step of the first `rows` slots."""
 
@@ -50,7 +55,7 @@ class Step:
         self.rows = rows
         self.tokens = torch.zeros(rows, 1, dtype=torch.int64, device=slots.device)
         self.counts = torch.zeros_like(self.tokens[:, 0])
-        self.replay = captured(lambda: self._kernels(model, slots))
+        self.replay = captured(lambda: self._kernels(model, slots), slots.device)
 
     def _kernels(self, model, slots):
         """What is captured: all positions of the slots are attended to."""
@@ -71,9 +76,9 @@ class Graph:
     """The kernels of function(), recorded. A call runs them again; its result is overwritten by the
     next one."""
 
-    def __init__(self, function, pool=None):
-        self.graph, stream = torch.cuda.CUDAGraph(), capture_stream()
-        stream.wait_stream(torch.cuda.current_stream())
+    def __init__(self, function, device, pool=None):
+        self.graph, stream = torch.cuda.CUDAGraph(), capture_stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             # Not `torch.cuda.graph`, which first empties the allocator's cache.
             self.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -81,24 +86,24 @@ class Graph:
                 self.result = function()
             finally:
                 self.graph.capture_end()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream(device).wait_stream(stream)
 
     def __call__(self):
         self.graph.replay()
         return self.result
 
 
-def captured(function):
+def captured(function, device):
     """A Graph in the memory of the first one: only the latest is ever replayed."""
-    return Graph(function, first_graph().graph.pool())
+    return Graph(function, device, first_graph(device).graph.pool())
 
 
 @cache
-def first_graph():
+def first_graph(device):
     """It stays, and so does the memory that graphs share."""
-    return Graph(lambda: torch.zeros(1, device="cuda"))
+    return Graph(lambda: torch.zeros(1, device=device), device)
 
 
 @cache
-def capture_stream():
-    return torch.cuda.Stream()
+def capture_stream(device):
+    return torch.cuda.Stream(device)
