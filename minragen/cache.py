@@ -111,7 +111,7 @@ def place(model, slots, tokens, counts, first_row=0):
         a a a a     4 5         a a a a a a
         b b         2 .         b b b .
 
-    tokens: (n, q) int64, right-padded      counts: (n,) int64, from 1 to q
+    tokens: (n, q) int64, right-padded      counts: (n,) int64, from 0 to q
     returns: positions (n, q), masks (of `attention_masks`) and ends (n,), the index of each row's
         last real token among all n * q (here 1 and 2)
     """
