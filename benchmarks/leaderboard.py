@@ -145,11 +145,11 @@ def train_algorithms(args, envs):
                 for worker in multiprocessing.active_children():
                     worker.kill()
                 raise
+        done = finished(stored(path), changes)
+        print(algorithms_table(done))
         if args.quick:
             print("It runs. Two steps say nothing about success, and nothing is stored.")
             return
-        done = finished(stored(path))
-        print(algorithms_table(done))
         for algo in algos if args.algo else ():
             print("\n".join(verdicts(algo, done)))
     write_page()
@@ -272,7 +272,7 @@ def write_page():
 
 
 # ---- Where the algorithms stand ------------------------------------------------------------------
-def finished(rows):
+def finished(rows, changes=None):
     """{algo: {env: its rows, one for each of SEEDS}} where all of today's presets are stored; an
     algorithm of a user's module counts as it was stored."""
     done = {}
@@ -281,7 +281,7 @@ def finished(rows):
             mine = [row for row in rows.values() if (row["env"], row["algo"]) == (env, algo)
                     and row["seed"] in SEEDS]
             if algo in settings.ALGOS:
-                known = candidates(env, algo)
+                known = candidates(env, algo, **(changes or {}))
                 mine = [row for row in mine if row["key"] in known]
             if len(mine) == len(SEEDS):
                 done.setdefault(algo, {})[env] = mine

@@ -3,7 +3,7 @@
     python -m benchmarks.speed                    (or: make bench)
     python -m benchmarks.speed --trl              (or: make bench TRL=1; adds TRL's GRPOTrainer)
     python -m benchmarks.speed --model smollm2    (rollouts in bfloat16, 16 rows)
-    python -m benchmarks.speed --model smollm2 --device cuda
+    python -m benchmarks.speed --model smollm2 --device cuda    (one GPU; rollouts alone)
 
 All sides play the same number of conversations with the same model, prompts, sampling and lengths:
 every turn is exactly `new_tokens` sampled tokens, then exactly `observation_tokens` given ones.
@@ -57,6 +57,7 @@ from minragen.run.load import NO_CODE
 from minragen.run.tiny import tiny_policy
 
 PARTS = ("rollout", "turns", "step", "frozenlake")
+ON_GPU = ("rollout", "turns")
 SPEC = "benchmarks.speed:FixedLengths"
 FIRST_SEED = 0
 # What a phase is called -> the function that it is spent in, without other phases inside it.
@@ -191,15 +192,15 @@ def rollout_sides(work):
     """{name: side}. A side is a function without arguments; see `measure`."""
     collected = Rollout(work, partial(ours, work))
     generate = partial(by_generate, work.policy.model, work)
-    sides = {"collect": collected}
-    if work.args.device == "cpu":  # on a GPU `collect` replays graphs, in which nothing is seen
-        sides["its products with weights alone"] = collected.replay
-    else:
+    kept = {"generate, prompt shared, cache kept": Rollout(work, partial(generate, True))}
+    if work.args.device != "cpu":  # a graph is replayed without showing its operations
         eager = copy.copy(work)
         eager.policy = replace(work.policy, append=llama.append)
-        sides = {"collect": partial(ours, work), "collect without graphs": partial(ours, eager)}
-    sides["generate, prompt shared, cache kept"] = Rollout(work, partial(generate, True))
-    if work.args.device == "cpu" and work.args.model == "tiny":  # else minutes, or one GPU
+        return {"collect": partial(ours, work),
+                "collect without graphs": partial(ours, eager), **kept}
+    sides = {"collect": collected, "its products with weights alone": collected.replay,
+             **kept}
+    if work.args.model == "tiny":  # minutes for a pretrained model
         sides["generate, whole history"] = Rollout(work, partial(generate, False))
         if work.groups.num_groups % 2 == 0:
             sides["collect, two processes"] = two_processes(work.args)
@@ -385,7 +386,11 @@ def parse(arguments):
     args = parser.parse_args(arguments)
     tiny = args.model == "tiny"
     args.trajectories = args.trajectories or (128 if tiny else 16)
-    args.parts = args.parts or (PARTS if tiny else PARTS[:1])
+    parts = PARTS if tiny else PARTS[:1]
+    args.parts = args.parts or [p for p in parts if args.device == "cpu" or p in ON_GPU]
+    for part in args.parts:
+        if args.device != "cpu" and part not in ON_GPU:
+            raise ValueError(f"--parts: {part} is measured on a CPU alone.")
     if args.trajectories % args.group_size:
         raise ValueError(f"--trajectories: got {args.trajectories}, expected a multiple of "
                          f"--group-size {args.group_size}.")

@@ -184,11 +184,11 @@ class TestMicroBatches:
 
 
 class TestGraphs:
-    @pytest.mark.parametrize("name, asks", [
+    @pytest.mark.parametrize("name, waits", [
         ("Llama", False), ("Qwen3", False), ("Llama, dynamic rope", True)])
-    def test_a_step_is_captured_unless_it_asks_the_gpu_for_a_value(self, name, asks):
+    def test_a_step_is_captured_unless_it_waits_for_a_value_from_the_gpu(self, name, waits):
         model = family(name).model
-        assert graphs.asks_for_values(model) == asks
+        assert graphs.synchronizes(model) == waits
         model.image_store = None  # as a vision-language model has one
-        assert graphs.asks_for_values(model)
+        assert graphs.synchronizes(model)
         del model.image_store

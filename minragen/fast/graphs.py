@@ -2,8 +2,8 @@
 
 A decode step of a small model is hundreds of kernels of some microseconds each, and to launch them
 one by one from Python takes longer than they run. A captured graph launches them all at once. It
-repeats the same kernels on the same addresses, so it belongs to one KVSlots, has a fixed number of
-rows, and attends to all positions of the slots, most of them masked:
+repeats the same kernels on the same addresses, so it belongs to one KVSlots and one model, has a
+fixed number of rows, and attends to all positions of the slots, masked behind a row's end:
 
     sampling   a b c d e f g h    captured for eight rows
                a b c              the same graph: three rows, and five of padding
@@ -15,6 +15,7 @@ the row's end, where no query sees it. run/proof.py compares graphs, too, with a
 Tests: `python -m pytest tests/test_rows.py`, and on a GPU tests/long/test_accelerator.py.
 """
 
+from contextlib import suppress
 from functools import cache
 from weakref import WeakKeyDictionary
 
@@ -23,14 +24,17 @@ import torch
 from minragen.fast import llama
 
 DEVICES = {"cuda"}
-STEPS = WeakKeyDictionary()  # KVSlots -> its Step; None after one step that was not captured
+# KVSlots -> its Step; None after one step that was not captured. NOTE: a Step that held its slots
+# would keep them forever.
+STEPS = WeakKeyDictionary()
 
 
 @torch.no_grad()
 def append(model, slots, tokens, counts, first_row=0):
-    """As `llama.append`. From the second step of one id a row on it is a graph."""
+    """`llama.append`; from the second step of one id a row on, as a graph. Then the result is
+    overwritten by the next step."""
     n, q = tokens.shape
-    if q > 1 or first_row or slots.device.type not in DEVICES or asks_for_values(model):
+    if q > 1 or first_row or slots.device.type not in DEVICES or synchronizes(model):
         return llama.append(model, slots, tokens, counts, first_row)
     if slots not in STEPS:
         STEPS[slots] = None  # what runs for the first time, such as cuBLAS, may not be captured
@@ -41,9 +45,9 @@ def append(model, slots, tokens, counts, first_row=0):
     return step.run(slots, tokens, counts)
 
 
-def asks_for_values(model):
-    """Whether a step waits for numbers from the GPU, which a graph cannot: whether an id is an
-    image's, or how large the largest position is, on which some rotary frequencies depend."""
+def synchronizes(model):
+    """Whether a step waits for a value from the GPU, which a graph cannot: whether an id is an
+    image's, or the largest position, on which some rotary frequencies depend."""
     return hasattr(model, "image_store") or model.base_model.rotary_emb.rope_type in (
         "dynamic", "longrope")
 
@@ -60,9 +64,10 @@ class Step:
     def _kernels(self, model, slots):
         """What is captured: all positions of the slots are attended to."""
         bounds, slots.bounds = slots.bounds, torch.full_like(slots.bounds, slots.capacity)
-        hidden = llama.append(model, slots, self.tokens, self.counts)
-        slots.bounds = bounds
-        return hidden
+        try:
+            return llama.append(model, slots, self.tokens, self.counts)
+        finally:
+            slots.bounds = bounds
 
     def run(self, slots, tokens, counts):
         """Append counts[i] ids, 0 or 1, to slot i. Returns the last hidden states (n, D)."""
@@ -84,8 +89,11 @@ class Graph:
             self.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 self.result = function()
-            finally:
-                self.graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # it only says that the capture failed
+                    self.graph.capture_end()
+                raise
+            self.graph.capture_end()
         torch.cuda.current_stream(device).wait_stream(stream)
 
     def __call__(self):
@@ -94,7 +102,8 @@ class Graph:
 
 
 def captured(function, device):
-    """A Graph in the memory of the first one: only the latest is ever replayed."""
+    """A Graph in the memory of the first one: a replay may overwrite the results of others, of
+    which none is needed any more."""
     return Graph(function, device, first_graph(device).graph.pool())
 
 

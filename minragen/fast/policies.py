@@ -11,8 +11,8 @@ from minragen.fast import graphs, llama, prefix_tree
 
 
 def faster(policy, attention=""):
-    """The policy with the quickest way to run its model: in Llama's family without padding, and
-    with beginnings that rows share computed once.
+    """The policy with the quickest way to run its model: in Llama's family without padding, with
+    beginnings that rows share computed once, and on a GPU with decode steps as graphs.
 
     attention: transformers' implementation for the learner's passes, such as flash_attention_2;
         empty: ours where it applies

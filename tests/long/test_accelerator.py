@@ -1,6 +1,5 @@
-"""Training on an accelerator: the CPU's numbers, no tensor left behind, and few waits. It is shown
-on `pretend:0`, of which accelerator.py says what it cannot show, and where there is a GPU also on
-that."""
+"""Training on an accelerator: the CPU's numbers, no tensor left behind, and few waits. Shown on
+`pretend:0` (accelerator.py lists what that cannot show) and, where there is one, on a GPU."""
 
 import contextlib
 import copy
@@ -24,6 +23,7 @@ from minragen import models, starpo
 from minragen import train as trainer
 from minragen.config import preset
 from minragen.envs import EnvGroups
+from minragen.fast import graphs
 from minragen.look import diagnostics
 from minragen.more.windows import WindowedFrame
 from minragen.rollout import Rules, collect
@@ -223,6 +223,15 @@ class TestNumbers:
 
 
 class TestWaits:
+    @staticmethod
+    def steps_of(played):
+        """Decode steps in which each turn's longest reply is sampled."""
+        replies = [[sum(s.turn_ids.count(turn) for s in t.sequences)
+                    for turn in range(len(t.turns))] for t in played]
+        longest = [max(n) for n in itertools.zip_longest(*replies, fillvalue=0)]
+        assert sum(longest) > 60, "most replies are cut off"
+        return sum(longest)
+
     @pytest.mark.parametrize("context", ["full", "limited"])
     def test_a_rollout_waits_once_for_a_token_of_all_rows(self, context):
         policy, frame = small()
@@ -234,18 +243,17 @@ class TestWaits:
             policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model).to("pretend:0"))
             device.waits.clear()
             played = collect(policy, frame, groups, 0, rules)
-        replies = [[sum(s.turn_ids.count(turn) for s in t.sequences)
-                    for turn in range(len(t.turns))] for t in played]
-        longest = [max(n) for n in itertools.zip_longest(*replies, fillvalue=0)]
-        assert sum(longest) > 60, "most replies are cut off"
-        assert device.waits.total() <= sum(longest)
+        assert device.waits.total() <= self.steps_of(played)
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-    def test_on_a_gpu_it_waits_as_often(self):
+    def test_on_a_gpu_too_and_it_replays_graphs(self, monkeypatch):
         policy, frame = small()
         policy = dataclasses.replace(policy, model=copy.deepcopy(policy.model).to("cuda"))
         groups = EnvGroups("toys:Lottery", 2, 2, budgets=dict(max_turns=3))
         rules = Rules(max_new_tokens=48, max_context=600)
+        replays = []
+        monkeypatch.setattr(graphs.Graph, "__call__", lambda graph: (
+            replays.append(graph), graph.graph.replay(), graph.result)[-1])
         torch.cuda.set_sync_debug_mode("warn")
         try:
             with warnings.catch_warnings(record=True) as waits:
@@ -253,10 +261,8 @@ class TestWaits:
                 played = collect(policy, frame, groups, 0, rules)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        most = sum(max(n) for n in itertools.zip_longest(*[
-            [sum(s.turn_ids.count(turn) for s in t.sequences) for turn in range(len(t.turns))]
-            for t in played], fillvalue=0))
-        assert 0 < len([w for w in waits if "synchronizing" in str(w.message)]) <= most
+        waited = [w for w in waits if "synchronizing" in str(w.message)]
+        assert 0 < len(waited) <= self.steps_of(played) and replays
 
     def test_no_copy_grows_with_the_vocabulary(self, monkeypatch):
         """The larger vocabulary has ids that are never sampled, so the episodes are the same."""

@@ -164,10 +164,11 @@ class TestCommands:
         (shown,) = (block for block in code_blocks("running.md", "text") if "solver" in block[-1])
         assert printed[-4:] == shown[-4:] and printed[-7] == shown[1]
 
-    def test_the_algorithm_of_the_leaderboards_page_trains(self, checkout):
+    def test_an_algorithm_of_the_page_gets_a_row_of_the_leaderboard(self, checkout):
         first, *lines = run(shortened(f"{OWN} ENV=bandit"), checkout).splitlines()
         assert first == "6 of 6 runs to train, 1 at a time: seconds each"
         assert sum(line.startswith("bandit ") for line in lines) == 6
+        assert lines[-2].startswith("|  | `my_algo:preset` |  | 0.")
         assert lines[-1].startswith("It runs.")
 
     def test_every_make_target_is_in_the_help_and_the_help_names_no_other(self, checkout):

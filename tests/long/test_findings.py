@@ -254,8 +254,9 @@ class TestPages:
         for finding in table.FINDINGS.values():
             text = (page.FOLDER / f"{finding.name}.md").read_text()
             assert text.startswith(f"# {finding.title}\n") and len(page.meaning_of(text)) > 100
-            assert all(f"`{arm}`" in text or finding.name in ("filters", "stale")
-                       for arm in finding.arms)
+            for task, _, rule in (arm.partition("-") for arm in finding.arms):
+                assert f"`{task}{rule and '-'}{rule}`" in text or (
+                    f"`{task}-...`" in text and f"`...-{rule}`" in text)
 
     def test_what_is_written_by_hand_stays_and_a_new_page_has_room_for_it(
             self, tmp_path, monkeypatch):
