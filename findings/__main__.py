@@ -23,8 +23,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import numpy as np
 
-from findings import page
-from findings.table import ARMS, FINDINGS, METRICS
+from findings import page, policies
+from findings.arms import ARMS
+from findings.table import CONTROLS, FINDINGS, METRICS
 from minragen import config as settings
 from minragen.options import nearest
 from minragen.run import runs
@@ -50,13 +51,19 @@ def main(argv=None):
         chosen, most, steps = chosen[:QUICK[0]], *QUICK[1:]
     seeds = {arm: (args.seeds or FINDINGS[name].seeds)[:most]
              for name in chosen for arm in FINDINGS[name].arms}
+    if not args.quick:
+        seeds |= {arm: FINDINGS[control.findings[0]].seeds for control in CONTROLS
+                  if {*control.findings} & {*chosen} for arm in control.prediction.arms}
     runs_of_all = [(arm, seed, steps) for arm in seeds for seed in seeds[arm]]
     tasks = [run for run in runs_of_all if not ended(*run)]
     print(forecast(tasks, len(runs_of_all), args.workers), flush=True)
     if args.plan:
         return
-    for taught in (False, True):  # teachers first
-        train_all([task for task in tasks if ("teacher" in ARMS[task[0]]) == taught], args.workers)
+    policies.make({ARMS[arm].get("init_from") for arm, *_ in tasks} & {*policies.MAKERS},
+                  args.workers)
+    for second in (False, True):  # runs that need another run with their seed
+        train_all([task for task in tasks if ("{seed}" in f"{ARMS[task[0]]}") == second],
+                  args.workers)
     rows = {arm: [row_of(arm, seed, steps) for seed in seeds[arm]] for arm in seeds}
     for name in chosen:
         print(page.judged(FINDINGS[name], rows))
@@ -71,7 +78,7 @@ def options_of(arm, seed, steps=None):
     """The options {name: value} of an arm's run, as the command line gives them. `steps`: of a
     shorter run than the arm's, which has another name."""
     shorter = {"steps": steps, "run": f"findings-{arm}-s{seed}-steps{steps}"} if steps else {}
-    own = {name: value.format(seed=seed) if name == "teacher" else value
+    own = {name: value.format(seed=seed) if isinstance(value, str) else value
            for name, value in ARMS[arm].items()}
     return {"model": "tiny", "device": "cpu", "threads": 1, **own, "seed": seed,
             "run": f"findings-{arm}-s{seed}", **shorter}

@@ -2,10 +2,13 @@
 matplotlib Figure; what a finding chooses beforehand comes first and is bound with `partial`.
 """
 
+from functools import partial
+from operator import itemgetter
+
 import numpy as np
 from matplotlib.figure import Figure
 
-from findings.statistics import WINDOW, bootstrap, last, windows
+from findings.statistics import WINDOW, bootstrap, fall, last, windows
 
 FEW = 4  # arms whose bands can be told apart
 
@@ -35,19 +38,51 @@ def curves(metrics, rows):
     return figure
 
 
-def final_success(rows):
-    """Success at the end of each arm: a dot a seed, and the mean with its interval."""
+def ends(label, value, rows):
+    """A number of each run, such as its success at the end: a dot a seed, and the mean of each arm
+    with its interval.
+
+    value: row -> the number, None if the run has none
+    """
     figure = Figure(figsize=(7, 0.8 + 0.25 * len(rows)), layout="constrained")
     axis = figure.subplots()
     for height, members in enumerate(rows.values()):
-        values = [last(row["success"]) for row in members]
+        values = [number for row in members if (number := value(row)) is not None]
         low, high = bootstrap(values)
         axis.plot(values, [height] * len(values), "o", color="tab:blue", alpha=0.4, ms=4)
         axis.plot([low, high], [height] * 2, color="black", lw=1)
         axis.plot(np.mean(values), height, "|", color="black", ms=10)
     axis.set_yticks(range(len(rows)), rows)
     axis.invert_yaxis()
-    labelled(axis, "", "success in the last steps")
+    labelled(axis, "", label)
+    return figure
+
+
+final_success = partial(ends, "success in the last steps", lambda row: last(row["success"]))
+test_success = partial(ends, "success in the test", itemgetter("test/success"))
+minutes = partial(ends, "minutes", itemgetter("minutes"))
+
+
+def breadth(metrics, breadths, rows):
+    """How far metrics fall from their best steps to the last ones, against what the policy knew
+    before RL: an axis a metric, a line an arm of the narrowest policy, a dot a run.
+
+    breadths: {prefix of an arm's name: breadth}, the narrowest first, which has no prefix
+    """
+    narrowest, *wider = breadths
+    figure = Figure(figsize=(3.2 * len(metrics), 2.8), layout="constrained")
+    for axis, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics):
+        for number, arm in enumerate(a for a in rows if not a.startswith(tuple(wider))):
+            falls = {breadths[name]: [fall(row[metric]) for row in rows[
+                arm if name == narrowest else f"{name}-{arm}"]] for name in breadths}
+            color = f"C{number}"
+            axis.plot([*falls], [np.mean(values) for values in falls.values()], lw=1, label=arm,
+                      color=color)
+            for width, values in falls.items():
+                axis.plot([width] * len(values), values, "o", ms=3, alpha=0.4, color=color)
+        axis.set_xscale("log")
+        labelled(axis, f"fall of {metric}", "environments x formats before RL")
+    figure.axes[0].legend(fontsize=7)
     return figure
 
 

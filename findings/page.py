@@ -1,7 +1,7 @@
 """Write docs/findings.md, a page and a figure for each finding, all from runs/findings-*.json.
 
-    docs/findings.md         the table of verdicts, between `<!-- begin summary -->` and its end;
-                             the rest is written by hand
+    docs/findings.md         the tables of claims and of controls, between `<!-- begin claims -->`
+                             and its end, and so on; the rest is written by hand
     docs/findings/NAME.md    claim, arms, predictions, verdict, figure and command; what stands
                              between the heading "What it means" and the command is written by hand
     docs/findings/NAME.png   the figure
@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figure import table, written_into
+from findings.arms import ARMS
 from findings.statistics import bootstrap, overall, verdict
-from findings.table import FINDINGS
+from findings.table import CONTROLS, FINDINGS
 from minragen.config import preset
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,24 +90,113 @@ def judged(finding, rows):
 # ---- The pages -----------------------------------------------------------------------------------
 def pages():
     """{path: the text that the page should have}, of the overview and of each finding."""
-    texts, summary = {}, []
+    results = {name: rows and judge(finding, rows) for name, finding in FINDINGS.items()
+               for rows in [rows_of_all(finding)]}
+    texts = {PAGE: written_into(PAGE.read_text(), {"claims": claims_table(results),
+                                                   "controls": controls_table()})}
     for finding in FINDINGS.values():
-        path, rows = FOLDER / f"{finding.name}.md", rows_of_all(finding)
-        link = f"[{finding.title}](findings/{finding.name}.md)"
-        if rows is None:
-            summary.append([link, finding.source, "not run yet", "", ""])
-            result = claim(finding) + "\n\nNot run yet."
-        else:
-            results, whole = judge(finding, rows)
-            minutes = sum(row["minutes"] for arm in rows.values() for row in arm)
-            held = sum(v == "reproduced" for *_, v in results)
-            summary.append([link, finding.source, f"**{whole}**", f"{held} of {len(results)}",
-                            f"{minutes:.0f}"])
-            result = result_of(finding, results, whole)
-        texts[path] = PARTS.format(title=finding.title, result=result, command=command_of(finding),
-                                   meaning=meaning_of(path.read_text() if path.exists() else ""))
-    head = ("finding", "source", "verdict", "predictions that hold", "core minutes")
-    return {PAGE: written_into(PAGE.read_text(), {"summary": table(head, summary)})} | texts
+        path, found = FOLDER / f"{finding.name}.md", results[finding.name]
+        texts[path] = PARTS.format(
+            title=finding.title, command=command_of(finding),
+            result=result_of(finding, *(found or unknown(finding))),
+            meaning=meaning_of(path.read_text() if path.exists() else ""))
+    return texts
+
+
+def claims_table(results):
+    """A row a claim, the surest first: the verdicts of each model and the first prediction.
+
+    results: {finding: what `judge` returns, None if it was not run}
+    """
+    models = list(dict.fromkeys(finding.model for finding in FINDINGS.values()))
+    lines = []
+    for finding in FINDINGS.values():
+        if finding.row:
+            continue
+        same = {finding.model: finding} | {other.model: other for other in FINDINGS.values()
+                                           if other.row == finding.name}
+        verdicts = [linked(same[model], results) if model in same else "" for model in models]
+        lines.append((sureness(finding, results[finding.name]), [
+            f"[{finding.title}](findings/{finding.name}.md). {finding.claim}", finding.source,
+            *verdicts, headline(results[finding.name]), found_by_controls(finding.name)]))
+    head = ("claim", "source", *models, "first prediction", "control")
+    return table(head, [line for _, line in sorted(lines, key=lambda pair: pair[0])])
+
+
+VERDICTS = ("reproduced", "not reproduced", "inconclusive", "not testable", "not run yet")
+
+
+def linked(finding, results):
+    """The verdict of a finding, with its share of predictions; of another model's, linked."""
+    found = results[finding.name]
+    word = told_verdict(finding, found)
+    if not found:
+        return word
+    held = sum(v == "reproduced" for *_, v in found[0])
+    text = f"**{word}**, {held} of {len(found[0])}"
+    return f"[{text}](findings/{finding.name}.md)" if finding.row else text
+
+
+def told_verdict(finding, found):
+    """The verdict; "not testable" in place of "not reproduced" if a control was not found."""
+    if not found:
+        return "not run yet"
+    hidden = any(not enough(values) for control in CONTROLS if finding.name in control.findings
+                 if (values := values_of(control)))
+    return "not testable" if hidden and found[1] == "not reproduced" else found[1]
+
+
+def sureness(finding, found):
+    """A key that sorts the surest first: by verdict, then by the share of predictions that are
+    decided."""
+    decided = found and np.mean([v != "inconclusive" for *_, v in found[0]])
+    return VERDICTS.index(told_verdict(finding, found)), -(decided or 0)
+
+
+def headline(found):
+    """The difference of the first prediction, its interval and margin."""
+    if not found:
+        return ""
+    p, _, (mean, low, high), _ = found[0][0]
+    return f"{p.text}: {mean:.2f} [{low:.2f}, {high:.2f}], margin {p.margin:g}".replace("|", r"\|")
+
+
+# ---- Controls ------------------------------------------------------------------------------------
+def values_of(control):
+    """[(difference, whether it is the planted effect), ...] by seed; None if it was not run."""
+    files = [stored(arm) for arm in control.prediction.arms]
+    if None in files:
+        return None
+    rows = [[curves_of(row) for row in file["seeds"]] for file in files]
+    return [(value, value >= control.least) for each in zip(*rows)
+            for value in [control.prediction.difference(*each)]]
+
+
+def enough(values):
+    """Whether four of five seeds found what was planted."""
+    return sum(found for _, found in values) >= 0.8 * len(values)
+
+
+def found_by_controls(name):
+    """In how many seeds the controls of a finding found the planted effect."""
+    own = [values_of(control) for control in CONTROLS if name in control.findings]
+    return "; ".join(f"{sum(found for _, found in values)} of {len(values)}" if values else
+                     "not run yet" for values in own)
+
+
+def controls_table():
+    """A row a control."""
+    lines = []
+    for control in CONTROLS:
+        values = values_of(control)
+        lines.append([
+            control.planted, control.prediction.text, f"{control.least:g}",
+            ", ".join(f"{value:.2f}" for value, _ in values) if values else "not run yet",
+            f"{sum(found for _, found in values)} of {len(values)}" if values else "",
+            ", ".join(f"[{FINDINGS[name].title}](findings/{name}.md)" for name in control.findings)
+        ])
+    head = ("planted", "difference", "at least", "by seed", "found", "for")
+    return table(head, lines)
 
 
 def meaning_of(page):
@@ -118,17 +208,22 @@ def claim(finding):
     return f"**Claim** ({finding.source}): {finding.claim}"
 
 
+def unknown(finding):
+    """What `judge` would return of a finding that was not run."""
+    return [(p, [], (math.nan,) * 3, "") for p in finding.predictions], "not run yet"
+
+
 def result_of(finding, results, whole):
     """Claim, arms, predictions with the difference of each seed, verdict, figure."""
     head = ("prediction", "margin", f"seeds {finding.seeds[0]} to {finding.seeds[-1]}",
             "mean, 95 % interval", "verdict")
     rows = [[text, f"{p.margin:g}", ", ".join(f"{d:.2f}" for d in found),
-             f"{mean:.2f} [{low:.2f}, {high:.2f}]", v]
+             f"{mean:.2f} [{low:.2f}, {high:.2f}]" if found else "", v]
             for text, (p, found, (mean, low, high), v) in grouped(results)]
-    return "\n\n".join([
+    figure = f"![{finding.name}]({finding.name}.png)" if results[0][1] else ""
+    return "\n\n".join(filter(None, [
         claim(finding), arms_list(finding), table(head, rows),
-        f"[Verdict](../findings.md#how-verdicts-are-made): **{whole}**.",
-        f"![{finding.name}]({finding.name}.png)"])
+        f"[Verdict](../findings.md#how-verdicts-are-made): **{whole}**.", figure]))
 
 
 def arms_list(finding):
@@ -141,7 +236,7 @@ def arms_list(finding):
             f"- [{FINDINGS[name].title}]({name}.md): " + ", ".join(
                 f"`{arm}`" for arm in finding.arms if first[arm].name == name)
             for name in described)])
-    changed = {arm: differences(stored(arm)["options"]) for arm in finding.arms}
+    changed = {arm: differences(ARMS[arm]) for arm in finding.arms}
     common = shared(changed.values())
     own = {arm: [x for x in changed[arm] if x not in common] for arm in finding.arms}
     return "\n".join(["Arms (changes to the preset):\n", f"- all: {', '.join(common)}", *(

@@ -1,4 +1,4 @@
-"""What is tested: the arms (configurations), and the findings with their claims and predictions.
+"""What is tested: the findings, with their claims, arms, predictions and figures.
 
 Predictions were written down before their reported seeds were run (exceptions: docs/history.md,
 "the papers' findings"), each with a margin: the smallest effect that would matter. Settings were
@@ -13,11 +13,34 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-import scipy
-
-from findings import figures
-from findings.statistics import WINDOW, fall, last, onset, windows, worst_spike
+from findings import arms, figures
+from findings.predictions import (
+    MI,
+    H,
+    Prediction,
+    beats,
+    collapses,
+    correlation,
+    costs,
+    deeper,
+    distils,
+    early,
+    entropy_stays,
+    growth,
+    learns_faster,
+    mi_falls,
+    onsets,
+    over_tasks,
+    saves_time,
+    shortens,
+    stays_collapsed,
+    tested_better,
+    trapped,
+    turns,
+    unlucky,
+    unlucky_tasks,
+)
+from findings.statistics import fall, last
 
 SEEDS = (0, 1, 2, 3, 4)
 # What is kept of metrics.jsonl.
@@ -26,15 +49,6 @@ METRICS = re.compile(
     r"|grounding|worldmodeling|echo_loss|kl_ref"
     r"|first_turn/(mi|retrieval|conditional_entropy_per_token)"
     r"|val/success|gradient/bucket_\d/(task|entropy|kl|reward_std)")
-
-
-class Prediction(NamedTuple):
-    """What a claim says about numbers: the difference is positive, and larger than the margin."""
-
-    text: str
-    margin: float
-    arms: tuple
-    difference: Callable  # (row of each arm, of one seed) -> float; nan if it cannot be said
 
 
 @dataclass(frozen=True)
@@ -49,239 +63,29 @@ class Finding:
     predictions: tuple
     draw: Callable  # {arm: [row with arrays, ...]} -> matplotlib Figure
     seeds: tuple = SEEDS
+    model: str = "tiny"
+    row: str = ""  # the finding whose claim this one tests with another model
 
 
-def beats(arm, other):
-    """The prediction that an arm ends with more success than another."""
-    return Prediction(f"`{arm}` over `{other}`: more success at the end", 0.05, (arm, other),
-                      lambda a, b: last(a["success"]) - last(b["success"]))
+class Control(NamedTuple):
+    """An effect that was planted in the runs of some findings. A seed finds it if its difference is
+    at least `least`; what is not found in four fifths of the seeds cannot be tested there."""
 
-
-# ---- Arms ----------------------------------------------------------------------------------------
-# V1's vanilla setting: 8 x 16 episodes, no filter, clip 0.2 on both sides, KL and entropy 0.001,
-# GAE(1, 1). The learning rate is three times that of tiny's presets, at which nothing collapses;
-# MetaMathQA is where most goes wrong, and cheap.
-NO_KL = dict(kl_coef=0.0, kl_estimator="k2")  # the estimator is the preset's: it has no effect
-VANILLA = dict(env="metamathqa", filter="none", num_groups=8, group_size=16, mini_batch=32,
-               clip_high=0.2, kl_coef=0.001, kl_estimator="k3", entropy_coef=0.001, lr=1.5e-3,
-               lr_final=1.0, steps=100, val_every=50, val_size=128, diagnose_every=5)
-AS_PPO = dict(algo="ppo", lam=1.0, credit="episode")
-PPO = VANILLA | AS_PPO
-
-
-def keep(share):
-    """Train on this share of the groups. With V1's mini-batch of fixed size it is also this share
-    of the optimizer steps: an arm of fewer, larger ones shows what that does alone."""
-    return dict(filter="top_k", filter_value=share, filter_include_zero=True)
-
-
-ARMS = {
-    "grpo": VANILLA,
-    "ppo": PPO,
-    "ppo-keep-75": PPO | keep(0.75),
-    "ppo-keep-50": PPO | keep(0.5),
-    "ppo-keep-25": PPO | keep(0.25),
-    "ppo-fewer-updates": PPO | dict(mini_batch=128),
-    "grpo-keep-25": VANILLA | keep(0.25),
-    "grpo-clip-higher": VANILLA | dict(clip_high=0.28),
-    "grpo-no-kl": VANILLA | NO_KL,
-    "starpo-s": PPO | keep(0.25) | dict(clip_high=0.28) | NO_KL,
-}
-HARD = tuple(ARMS)
-ARMS["frozenlake-grpo"] = VANILLA | dict(env="frozenlake", steps=80, val_every=40)
-ARMS["frozenlake-ppo"] = ARMS["frozenlake-grpo"] | AS_PPO
-BANDIT = dict(env="bandit", steps=30, val_every=30, val_size=128)
-for reversed_arms in (False, True):
-    for style in ("free_think", "no_think"):
-        ARMS["bandit-" + ("reversed-" if reversed_arms else "") + style.replace("_", "-")] = (
-            BANDIT | dict(response_format=style,
-                          env_arg=("mixed=False", f"reversed={reversed_arms}")))
-# The stored runs have what the presets were then: FrozenLake in groups of 16, and k3.
-EARLIER = dict(group_size=16, kl_estimator="k3")
-FIVE = {"bandit": dict(steps=15), "metamathqa": dict(steps=40),
-        "countdown": dict(steps=25, num_groups=8, kl_estimator="k3"),
-        "frozenlake": dict(steps=30, num_groups=8, **EARLIER),
-        "deepcoder": dict(steps=25, num_groups=8)}
-FILTERS = {"top-p": dict(filter="top_p", filter_value=0.9),
-           "top-k": dict(filter="top_k", filter_value=0.25),
-           "min-p": dict(filter="min_p", filter_value=0.5), "none": dict(filter="none")}
-for task, sizes in FIVE.items():
-    for rule, options in FILTERS.items():
-        ARMS[f"{task}-{rule}"] = dict(env=task, val_every=100, val_size=64, diagnose_every=0,
-                                      **sizes, **options)
-# VAGEN's ablation in small: FrozenLake as a picture.
-SEEING = dict(env="frozenlake", model="tiny-vlm", num_groups=8, steps=100, val_every=50,
-              diagnose_every=0, **EARLIER)
-TOLD = SEEING | dict(response_format="grounding_worldmodeling")
-# At VAGEN's weights five described turns pay up to 5 and the goal 1; at these up to 0.3.
-PAID_LESS = TOLD | dict(grounding_reward=0.03, worldmodeling_reward=0.03)
-ARMS |= {"seeing-no-think": SEEING | dict(response_format="no_think"),
-         "seeing-free-think": SEEING, "seeing-told": TOLD,
-         "seeing-paid": TOLD | dict(grounding_reward=0.5, worldmodeling_reward=0.5),
-         "seeing-paid-less": PAID_LESS, "seeing-gae": PAID_LESS | dict(algo="ppo"),
-         "seeing-bi-level": PAID_LESS | dict(algo="bi-level")}
-GRADIENTS = dict(env="frozenlake", filter="none", num_groups=48, gradients_every=5, kl_coef=0.01,
-                 steps=10, val_every=10, val_size=64, diagnose_every=0, **EARLIER)
-ARMS |= {"gradients": GRADIENTS, "gradients-no-std": GRADIENTS | dict(norm_by_std=False)}
-# What the field found since, against the presets, in two environments with several turns.
-SHORT = dict(steps=60, val_every=60, diagnose_every=0)
-DISTILLED = SHORT | dict(zero_task=True, kl_coef=1.0, entropy_coef=0.0, filter="none", steps=30,
-                         val_every=30)
-for task in ("frozenlake", "sokoban"):
-    ARMS[f"{task}-by-episode"] = SHORT | dict(env=task)
-    ARMS[f"{task}-gigpo"] = SHORT | dict(env=task, algo="gigpo")
-    # The teacher is the run above with the same seed.
-    ARMS[f"{task}-distilled"] = DISTILLED | dict(
-        env=task, teacher=f"findings-{task}-by-episode-s{{seed}}")
-ARMS["frozenlake-echo"] = SHORT | dict(env="frozenlake", echo_coef=0.03)
-STALE = {"bandit": dict(steps=60, val_every=60), "metamathqa": dict(steps=80, val_every=80)}
-LATE = {"fresh": {}} | {f"stale-{k}{end}": dict(stale=k, **cap) for k in (1, 4, 16)
-                        for end, cap in (("", {}), ("-tis", dict(tis_cap=2.0)))}
-for task, sizes in STALE.items():
-    for name, options in LATE.items():
-        ARMS[f"{task}-{name}"] = dict(env=task, diagnose_every=0, **sizes, **options)
-
-
-# ---- What is computed from a run -----------------------------------------------------------------
-MI, H = "first_turn/mi", "first_turn/conditional_entropy_per_token"  # of reasoning Z, prompt X
-# Which way each indicator turns in a collapse.
-WORSE = {"reward_std": -1, "entropy": 1, "grad_norm": 1, "first_turn/mi": -1, "distinct_3": -1,
-         "valid": -1}
-
-
-def best_window(row):
-    """The index k of the window in which success is best: steps k+1 to k+WINDOW. Rounded, so that
-    of equal windows it is the first: sums in another order may differ in their last bit."""
-    return int(np.nanargmax(windows(row["success"]).round(9)))
-
-
-def falls_with_success(arm, metric, margin):
-    """The prediction that a metric is lower in the last steps than where success was best."""
-    def difference(row):
-        means = windows(row[metric])
-        return means[best_window(row)] - means[-1]
-
-    return Prediction(f"`{arm}`: {metric} falls from where success was best to the last steps",
-                      margin, (arm,), difference)
-
-
-def onsets(row):
-    """{indicator: step at which it turned for the worse, not before the best window of success},
-    the step after the last if it did not; all nan if success never fell by 0.1."""
-    if fall(row["success"]) < 0.1:
-        return dict.fromkeys(("success", *WORSE), np.nan)
-    first = 1 + best_window(row)
-    return {name: onset(row[name], sign, first) for name, sign in {"success": -1, **WORSE}.items()}
-
-
-def turns(arm, name, other):
-    """The prediction that an indicator turns before another one; one that never turns counts as
-    the step after the last, and where neither does, or success never fell, it is nan."""
-    def difference(row):
-        found = onsets(row)
-        never = len(row["success"])
-        return np.nan if found[name] == found[other] == never else found[other] - found[name]
-
-    return Prediction(f"`{arm}`: {name} turns before {other}, in steps", 3, (arm,), difference)
-
-
-def growth(row, term):
-    """log2 of the task's gradient in the bucket of the highest reward std over that in the lowest
-    one above 0, less the same of another term; mean over the steps that measured it."""
-    names = sorted({key.split("/")[1] for key in row if key.startswith("gradient/")})
-    stds, task, other = (np.array([row[f"gradient/{name}/{what}"] for name in names])
-                         for what in ("reward_std", "task", term))
-    found = []
-    for step in np.flatnonzero((stds > 1e-6).sum(axis=0) > 1):
-        low = int(np.argmax(stds[:, step] > 1e-6))  # buckets are in ascending order
-        found.append(np.log2(task[-1, step] / task[low, step] * other[low, step]
-                             / other[-1, step]))
-    return float(np.mean(found)) if found else np.nan
-
-
-def early(curve):
-    """The mean of the first three measurements."""
-    return curve[~np.isnan(curve)][:3].mean()
-
-
-def mi_falls(row):
-    """nan where half of the replies have no reasoning any more: then it is another collapse."""
-    if last(row["valid_thinking"]) < 0.5:
-        return np.nan
-    return early(row["first_turn/mi"]) - last(row["first_turn/mi"])
-
-
-def entropy_stays(row):
-    """How far H(Z|X) ends above 0.1 nats per token less than at first."""
-    entropy = row[H]
-    return last(entropy) - early(entropy) + 0.1
-
-
-def shortening(row):
-    """log2 of the sampled tokens per turn in the first steps over those in the last ones."""
-    length = row["response_tokens"] / row["turns"]
-    return np.log2(early(length) / last(length))
-
-
-def correlation(metric, *rows):
-    """Spearman's rank correlation of a metric with success, over all steps of several runs that
-    measured it."""
-    known = [~np.isnan(row[metric]) & ~np.isnan(row["success"]) for row in rows]
-    return float(scipy.stats.spearmanr(*(
-        np.concatenate([row[name][k] for row, k in zip(rows, known)])
-        for name in (metric, "success"))).statistic)
-
-
-def over_tasks(rule, other):
-    """The prediction that a filter beats another in the mean over FIVE environments."""
-    def difference(*rows):
-        ends = [last(row["success"]) for row in rows]
-        return float(np.mean(ends[:len(FIVE)]) - np.mean(ends[len(FIVE):]))
-
-    return Prediction(f"`{rule}` over `{other}`: more success at the end, mean of 5 environments",
-                      0.02, tuple(f"{task}-{name}" for name in (rule, other) for task in FIVE),
-                      difference)
-
-
-def learns_faster(arm, other):
-    """The prediction that an arm has more success than another in the mean over all steps."""
-    return Prediction(f"`{arm}` over `{other}`: more success in the mean over all steps", 0.02,
-                      (arm, other), lambda a, b: float(a["success"][1:].mean()
-                                                       - b["success"][1:].mean()))
-
-
-def distils(task):
-    """The predictions that a fresh policy with a teacher is soon ahead of RL, and nearly as good as
-    its teacher."""
-    arms = f"{task}-distilled", f"{task}-by-episode"
-    return (Prediction("`{}` over `{}`: more success in steps 21 to 30".format(*arms), 0.05, arms,
-                       lambda d, rl: last(d["success"]) - windows(rl["success"])[20]),
-            Prediction("`{}` ends at most 0.05 below its teacher `{}`".format(*arms), 0.0, arms,
-                       lambda d, rl: last(d["success"]) - last(rl["success"]) + 0.05))
-
-
-def costs(task, stale, less):
-    """The prediction that older samples end with less success."""
-    return Prediction(f"`{task}-{stale}` below `{task}-{less}`: less success at the end", 0.03,
-                      (f"{task}-{stale}", f"{task}-{less}"),
-                      lambda a, b: last(b["success"]) - last(a["success"]))
+    planted: str
+    prediction: Prediction
+    least: float
+    findings: tuple  # their names
 
 
 # ---- Findings ------------------------------------------------------------------------------------
 HEALTH = ("success", "valid", "reward_std", "grad_norm")
 LONG = ("bandit-free-think", "bandit-reversed-free-think", "frozenlake-ppo", "frozenlake-grpo")
-VANILLAS = ("ppo", "grpo", "frozenlake-ppo", "frozenlake-grpo")
 _findings = (
     Finding("echo-trap", "The Echo Trap", "V1, section 4.1, figure 5",
             "Vanilla PPO and GRPO first learn, then collapse: success, valid replies and reward "
             "std fall together, and the gradient norm spikes.",
-            VANILLAS,
-            tuple(p for arm in VANILLAS for p in (
-                Prediction(f"`{arm}`: success falls from its best {WINDOW} steps to the last", 0.1,
-                           (arm,), lambda row: fall(row["success"])),
-                falls_with_success(arm, "valid", 0.1), falls_with_success(arm, "reward_std", 0.1),
-                Prediction(f"`{arm}`: the gradient norm spikes over the median before, log2", 3.0,
-                           (arm,), lambda row: worst_spike(row["grad_norm"])))),
+            arms.VANILLAS,
+            tuple(p for arm in arms.VANILLAS for p in collapses(arm)),
             partial(figures.curves, HEALTH)),
     Finding("indicators", "Which indicator moves first", "V1, section 4.1",
             "In a collapse reward std falls and entropy rises before success falls; the gradient "
@@ -310,7 +114,7 @@ _findings = (
     Finding("thinking", "Thinking or not", "V1, section 4.4",
             "With a thought before its answer an agent learns Bandit better, also with reversed "
             "arms.",
-            tuple(name for name in ARMS if name.startswith("bandit-") and "think" in name),
+            arms.THOUGHTS,
             (beats("bandit-free-think", "bandit-no-think"),
              beats("bandit-reversed-free-think", "bandit-reversed-no-think")),
             partial(figures.curves, ("success", "valid", "response_tokens"))),
@@ -326,7 +130,7 @@ _findings = (
             partial(figures.curves, (MI, "first_turn/retrieval", H, "success"))),
     Finding("filters", "Top-p against top-k, min-p and none", "V2, figure of the filters",
             "Top-p on reward std beats top-k, which is unstable late, and no filter.",
-            tuple(f"{task}-{rule}" for task in FIVE for rule in FILTERS),
+            tuple(f"{task}-{rule}" for task in arms.FIVE for rule in arms.FILTERS),
             tuple(over_tasks("top-p", other) for other in ("top-k", "min-p", "none")),
             figures.final_success),
     Finding("gradients", "The gradient's signal grows with reward std", "V2, gradient analysis",
@@ -343,16 +147,15 @@ _findings = (
             "Under a reward for outcomes alone, replies get shorter and the reasoning says less "
             "about the state.",
             LONG,
-            (*(Prediction(f"`{arm}`: tokens per turn fall, log2", 0.15, (arm,), shortening)
-               for arm in LONG),
+            (*(shortens(arm) for arm in LONG),
              *(Prediction(f"`{arm}`: the reasoning tells less often which prompt it is of", 0.1,
                           (arm,), lambda row: early(row["first_turn/retrieval"])
-                          - last(row["first_turn/retrieval"])) for arm in VANILLAS[2:])),
+                          - last(row["first_turn/retrieval"])) for arm in arms.VANILLAS[2:])),
             partial(figures.curves, ("response_tokens", "turns", "success"))),
     Finding("seeing", "Saying what is seen", "VAGEN, tables on formats and on bi-level GAE",
             "An agent that sees learns more with a thought than without, more with descriptions of "
             "what it sees and expects, more if these are paid, and more with bi-level GAE.",
-            tuple(name for name in ARMS if name.startswith("seeing-")),
+            arms.SEEN,
             (beats("seeing-free-think", "seeing-no-think"),
              beats("seeing-told", "seeing-free-think"), beats("seeing-paid", "seeing-told"),
              beats("seeing-paid-less", "seeing-told"), beats("seeing-bi-level", "seeing-gae")),
@@ -360,10 +163,11 @@ _findings = (
             seeds=SEEDS[:3]),
     Finding("correlation", "Mutual information and entropy against success",
             "V2, docs on collapse detection",
-            "Mutual information is correlated with success, and more so than entropy is.", HARD,
-            (Prediction("Spearman's correlation of mutual information with success", 0.2, HARD,
+            "Mutual information is correlated with success, and more so than entropy is.",
+            arms.HARD,
+            (Prediction("Spearman's correlation of mutual information with success", 0.2, arms.HARD,
                         partial(correlation, MI)),
-             Prediction("the same, less that of H(Z|X) without its sign", 0.1, HARD,
+             Prediction("the same, less that of H(Z|X) without its sign", 0.1, arms.HARD,
                         lambda *rows: correlation(MI, *rows) - abs(correlation(H, *rows)))),
             partial(figures.scatter, (MI, H))),
     Finding("step-credit", "Credit per step without a critic",
@@ -394,10 +198,91 @@ _findings = (
     Finding("stale", "Samples of older weights", "asynchronous trainers; ScaleRL, figure 4",
             "Samples that are a few steps old cost success, more the older they are, and truncated "
             "importance sampling gets it back.",
-            tuple(f"{task}-{name}" for task in STALE for name in LATE),
-            tuple(p for task in STALE for p in (
+            tuple(f"{task}-{name}" for task in arms.STALE for name in arms.LATE),
+            tuple(p for task in arms.STALE for p in (
                 costs(task, "stale-4", "fresh"), costs(task, "stale-16", "stale-4"),
                 *(beats(f"{task}-stale-{k}-tis", f"{task}-stale-{k}") for k in (4, 16)))),
             figures.final_success, seeds=SEEDS[:3]),
+    Finding("members", "Members per prompt", "V1, section 4.3, table on task diversity",
+            "Of batches of equally many trajectories those with four members per prompt, and so "
+            "with the most different prompts, teach best.",
+            tuple(f"{task}-members-{size}" for task in ("frozenlake", "metamathqa")
+                  for size in arms.MEMBERS),
+            tuple(beats(f"{task}-members-4", f"{task}-members-{size}")
+                  for task in ("frozenlake", "metamathqa") for size in arms.MEMBERS[1:]),
+            figures.final_success),
+    Finding("actions", "Actions per turn", "V1, section 4.3, table on the action budget",
+            "Agents that may do five or six actions in a turn learn more than those that may do "
+            "one or two, and than those that may do more.",
+            tuple(f"sokoban-cap-{cap}" for cap in arms.CAPS),
+            tuple(beats("sokoban-cap-5", f"sokoban-cap-{cap}") for cap in arms.CAPS if cap != 5),
+            partial(figures.curves, ("success", "turns", "response_tokens"))),
+    Finding("fresh", "Fresh rollouts against reused ones", "V1, section 4.3, figure 10",
+            "A policy that samples new trajectories for every update ends with more success than "
+            "one that trains on a batch five or ten times.",
+            tuple(f"{task}-{rule}" for task in ("frozenlake", "sokoban")
+                  for rule in ("by-episode", "reused-5", "reused-10", "reused-5-long")),
+            tuple(tested_better(f"{task}-by-episode", f"{task}-{rule}")
+                  for task in ("frozenlake", "sokoban")
+                  for rule in ("reused-5", "reused-10", "reused-5-long")),
+            figures.test_success),
+    Finding("time", "The time that filters save", "V1, figure 7; V2, docs on filtering",
+            "Training on the groups that have a signal takes less time per step, by a quarter to "
+            "two fifths (V2) or more (V1).",
+            tuple(f"{task}-timed-{rule}" for task in arms.TIMED for rule in arms.RULES),
+            tuple(saves_time(f"{task}-timed-{rule}", f"{task}-timed-none")
+                  for task in arms.TIMED for rule in arms.RULES[1:]),
+            figures.minutes),
+    Finding("slippery", "A critic on slippery ice", "V1, section 4.1",
+            "Where the ice is slippery, values are hard to estimate: GRPO, which has no critic, "
+            "does better than PPO there.",
+            ("slippery-grpo", "slippery-ppo", "firm-grpo", "firm-ppo"),
+            (beats("slippery-grpo", "slippery-ppo"),
+             Prediction("the lead of `grpo` over `ppo` is larger on slippery than on firm ice",
+                        0.05, ("slippery-grpo", "slippery-ppo", "firm-grpo", "firm-ppo"),
+                        lambda a, b, c, d: last(a["success"]) - last(b["success"])
+                        - last(c["success"]) + last(d["success"]))),
+            partial(figures.curves, ("success", "reward_std", "entropy"))),
+    Finding("repair", "Out of the trap again", "V1, section 4.1",
+            "A collapse is irreversible: a run that goes on does not get back what it lost, also "
+            "with a lower learning rate, a filter, or fewer updates.",
+            ("grpo", *(f"repair-{name}" for name in arms.REPAIRS)),
+            tuple(stays_collapsed("grpo", f"repair-{name}") for name in arms.REPAIRS),
+            partial(figures.curves, HEALTH)),
+    Finding("size", "Larger models", "V2, main table",
+            "A larger model ends with more success, and a filter helps at every size.",
+            tuple(f"{size}-{rule}" for size in arms.SIZES for rule in ("none", "top-p")),
+            (beats("5m-none", "0.2m-none"),
+             *(beats(f"{size}-top-p", f"{size}-none") for size in arms.SIZES)),
+            partial(figures.curves, ("success", "valid", "reward_std"))),
+    Finding("breadth", "Something to lose", "V1, section 4.1, figure 5",
+            "A model that knows more than one task and one format loses more of it: the collapse "
+            "of vanilla PPO and GRPO is deeper, and includes the replies' form.",
+            tuple(f"{breadth}-{arm}".removeprefix("tiny-")
+                  for arm in arms.VANILLAS for breadth in arms.BREADTHS),
+            (*(p for arm in arms.VANILLAS for p in collapses(f"broad-{arm}")),
+             *(deeper(metric, f"broad-{arm}", arm) for metric in ("success", "valid")
+               for arm in arms.VANILLAS)),
+            partial(figures.breadth, ("success", "valid", "reward_std"), arms.BREADTHS),
+            model="broad tiny", row="echo-trap"),
 )
 FINDINGS = {finding.name: finding for finding in _findings}
+
+
+# ---- Controls ------------------------------------------------------------------------------------
+LUCK = "a share of the successes counts as none"
+PENALTY = "long replies are penalised (`overlong=0.9`)"
+CONTROLS = (
+    Control("samples sixteen steps old, ratios that are not clipped", trapped("bandit-trapped"),
+            1.0, ("echo-trap",)),
+    *(Control(PENALTY, shortens(f"{arm}-brief"), 0.15, ("shorter-reasoning",))
+      for arm in ("bandit-free-think", "frozenlake-grpo")),
+    *(Control(LUCK, unlucky(arm), 0.025, findings) for arm, findings in (
+        ("ppo", ("filtering",)), ("grpo", ("starpo-s",)),
+        ("bandit-free-think", ("thinking",)), ("seeing-free-think", ("seeing",)),
+        ("0.2m-none", ("size", "members")),
+        ("frozenlake-by-episode", ("step-credit", "echo", "distillation", "members", "fresh",
+                                   "slippery")),
+        ("sokoban-by-episode", ("step-credit", "distillation", "actions", "fresh")))),
+    Control(LUCK, unlucky_tasks(), 0.01, ("filters",)),
+)

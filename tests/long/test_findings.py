@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import findings.__main__ as runner
-from findings import page, statistics, table
-from findings.table import Finding, Prediction, beats
+from findings import arms, page, predictions, statistics, table
+from findings.predictions import Prediction, beats
+from findings.table import Control, Finding
+from minragen.environments.layers import wrapped
+from minragen.envs import make
 
 NUMBERS = st.lists(st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=4, max_size=30)
 
@@ -93,7 +96,7 @@ class TestPredictions:
         row = {f"gradient/bucket_{k}/{name}": np.array([np.nan, value]) for k, values in
                ((1, (0.0, 0.0, 5.0)), (2, (0.1, 1.0, 2.0)), (3, (0.4, 8.0, 4.0)))
                for name, value in zip(("reward_std", "task", "kl"), values)}
-        assert table.growth(row, "kl") == pytest.approx(3 - 1)  # 8 times, 2 times
+        assert predictions.growth(row, "kl") == pytest.approx(3 - 1)  # 8 times, 2 times
 
     def test_indicators_are_looked_at_from_where_success_was_best(self):
         steps = np.arange(61)
@@ -102,11 +105,11 @@ class TestPredictions:
         row["success"][1:11] = 0.5  # learnt first
         rising = {name: np.where(steps < 50, 0.0, 1.0) for name in ("entropy", "grad_norm")}
         flat = {name: np.ones(61) for name in ("first_turn/mi", "distinct_3")}
-        found = table.onsets(row | rising | flat)
+        found = predictions.onsets(row | rising | flat)
         assert (found["reward_std"], found["success"], found["entropy"]) == (41, 46, 51)
         assert found["valid"] == found["distinct_3"] == 61
         row["success"] = np.ones(61)
-        assert np.isnan(table.onsets(row | rising | flat)["reward_std"])
+        assert np.isnan(predictions.onsets(row | rising | flat)["reward_std"])
 
     @settings(deadline=None)
     @given(st.lists(st.integers(-5, 5), min_size=3, max_size=20), st.randoms())
@@ -116,7 +119,7 @@ class TestPredictions:
         mean_ranks = [np.mean([k for k, y in enumerate(order) if y == x]) for x in a]
         if len(set(a)) > 1:
             row = {"x": np.array(a, float), "success": np.array(b, float)}
-            assert table.correlation("x", row) == pytest.approx(
+            assert predictions.correlation("x", row) == pytest.approx(
                 np.corrcoef(mean_ranks, ranks)[0, 1])
 
     def test_of_equal_windows_the_first_is_the_best(self):
@@ -124,39 +127,41 @@ class TestPredictions:
         for usual, other in itertools.product((0.1, 0.2, 0.3, 0.7), (0.4, 0.6, 0.8)):
             ten = [usual] * 9 + [other]
             success = np.array([np.nan, *ten, *[0.0] * 10, *reversed(ten)])
-            assert table.best_window({"success": success}) == 0
+            assert predictions.best_window({"success": success}) == 0
 
     def test_template_collapse_needs_reasoning(self):
         mi = np.array([np.nan, *[2.0] * 10, *[1.0] * 10])
-        assert table.mi_falls({"valid_thinking": np.ones(21), "first_turn/mi": mi}) == 1
-        assert np.isnan(table.mi_falls({"valid_thinking": np.zeros(21), "first_turn/mi": mi}))
+        assert predictions.mi_falls({"valid_thinking": np.ones(21), "first_turn/mi": mi}) == 1
+        assert np.isnan(predictions.mi_falls({"valid_thinking": np.zeros(21), "first_turn/mi": mi}))
 
 
     def test_a_correlation_is_over_the_steps_that_measured_both(self):
         rows = [{"x": np.array([np.nan, 1.0, np.nan, 3.0]), "success": np.array([np.nan, 2, 9, 6])},
                 {"x": np.array([5.0, 2.0, 4.0, np.nan]), "success": np.array([np.nan, 4, 8, 0])}]
-        assert table.correlation("x", *rows) == pytest.approx(1)
+        assert predictions.correlation("x", *rows) == pytest.approx(1)
         rows[0]["success"][3] = 1
-        assert table.correlation("x", *rows) == pytest.approx(0.4)
+        assert predictions.correlation("x", *rows) == pytest.approx(0.4)
 
     def test_shortening_is_of_tokens_per_turn(self):
         row = {"response_tokens": np.array([np.nan, *[40.0] * 10, *[10.0] * 10]),
                "turns": np.array([np.nan, *[2.0] * 10, *[1.0] * 10])}
-        assert table.shortening(row) == pytest.approx(1)
+        assert predictions.shortening(row) == pytest.approx(1)
 
 
 class TestTable:
     def test_every_arm_is_a_config_that_can_be_run_and_belongs_to_a_finding(self):
         used = {arm for finding in table.FINDINGS.values() for arm in finding.arms}
-        assert used == set(table.ARMS)
-        for arm, options in table.ARMS.items():
+        controls = {arm for control in table.CONTROLS for arm in control.prediction.arms}
+        assert used | controls == set(arms.ARMS)
+        for arm, options in arms.ARMS.items():
             config = parsed(*runner.command_of(runner.options_of(arm, 0)))
             assert vars(config).items() >= {
-                k: v.format(seed=0) if k == "teacher" else v for k, v in options.items()
+                k: v.format(seed=0) if isinstance(v, str) else v for k, v in options.items()
                 if k != "env_arg"}.items()
 
     def test_predictions_compare_arms_of_their_finding(self):
-        unjudged = {f"{task}-stale-1{end}" for task in table.STALE for end in ("", "-tis")}
+        unjudged = {f"{task}-stale-1{end}" for task in arms.STALE for end in ("", "-tis")}
+        unjudged |= {f"pair-{arm}" for arm in arms.VANILLAS}
         for finding in table.FINDINGS.values():
             assert {arm for p in finding.predictions for arm in p.arms} == set(
                 finding.arms) - unjudged
@@ -169,16 +174,20 @@ class TestRunner:
     def mini(self, tmp_path, monkeypatch):
         sizes = dict(env="bandit", warmup_steps=0, steps=12, num_groups=2, group_size=2, val_size=2,
                      diagnose_every=0, filter="none")
-        monkeypatch.setattr(table, "ARMS", {"slow": sizes | {"lr": 1e-5}, "fast": sizes})
-        monkeypatch.setattr(runner, "ARMS", table.ARMS)
+        mini_arms = {"slow": sizes | {"lr": 1e-5}, "fast": sizes}
+        for module in (arms, page, runner):
+            monkeypatch.setattr(module, "ARMS", mini_arms)
         finding = Finding("mini", "Mini", "nobody", "Fast is better.", ("slow", "fast"),
                           (beats("fast", "slow"),), table.FINDINGS["echo-trap"].draw, (0, 1))
         for module in (runner, page):
             monkeypatch.setattr(module, "FINDINGS", {"mini": finding})
+            monkeypatch.setattr(module, "CONTROLS", (
+                Control("nothing", beats("slow", "fast"), 9.0, ("mini",)),))
         for name in ("STORED", "FOLDER"):
             monkeypatch.setattr(page, name, tmp_path)
         monkeypatch.setattr(page, "PAGE", tmp_path / "findings.md")
-        (tmp_path / "findings.md").write_text("<!-- begin summary -->\n<!-- end summary -->\n")
+        (tmp_path / "findings.md").write_text("".join(
+            f"<!-- begin {part} -->\n<!-- end {part} -->\n" for part in ("claims", "controls")))
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("minragen.run.runs.RUNS", Path("runs"))
         monkeypatch.setenv("PYTHONPATH", str(Path(page.__file__).parent.parent))
@@ -193,7 +202,8 @@ class TestRunner:
         assert [row["seed"] for row in stored["seeds"]] == [0, 1]
         assert len(stored["seeds"][0]["success"]) == 13
         assert (mini / "mini.png").stat().st_size > 5000
-        assert "[Mini](findings/mini.md)" in (mini / "findings.md").read_text()
+        overview = (mini / "findings.md").read_text()
+        assert "[Mini](findings/mini.md)" in overview and "| 0 of 2 |" in overview
         assert "Fast is better." in (mini / "mini.md").read_text()
         runner.main(["mini"])
         assert "0 of 4 runs to train" in capsys.readouterr().out
@@ -206,16 +216,48 @@ class TestRunner:
         assert not runner.ended("fast", 0)
         runner.train_one("fast", 0)
         assert runner.ended("fast", 0) and runner.lines_of(path.name)[:-1] == lines[:-1]
-        monkeypatch.setitem(table.ARMS, "fast", table.ARMS["slow"])
+        monkeypatch.setitem(arms.ARMS, "fast", arms.ARMS["slow"])
         assert not runner.ended("fast", 0)
         runner.train_one("fast", 0)
         assert runner.ended("fast", 0)
 
     def test_a_run_that_fails_says_why_and_the_others_are_not_begun(self, mini, monkeypatch):
-        monkeypatch.setitem(table.ARMS, "fast", table.ARMS["fast"] | {"max_context": 40})
+        monkeypatch.setitem(arms.ARMS, "fast", arms.ARMS["fast"] | {"max_context": 40})
         with pytest.raises(RuntimeError, match="max_context"):
             runner.train_all([("fast", seed) for seed in range(3)], 1)
         assert not list((mini / "runs").glob("findings-fast-s2"))
+
+
+class TestControls:
+    @pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
+    def test_bad_luck_takes_a_share_of_the_successes_and_what_they_pay(self, probability):
+        env = wrapped(make("frozenlake"), [f"findings.plant:BadLuck,probability={probability}"])
+        taken = []
+        for seed in range(200):
+            env.reset(seed=seed)
+            outcomes = [env.step(answer) for answer in env.solve()]
+            *_, info = outcomes[-1]
+            assert sum(reward for _, reward, *_ in outcomes) == info["success"]
+            taken.append(1 - info["success"])
+        assert np.mean(taken) == pytest.approx(probability, abs=0.12 * (0 < probability < 1))
+
+    def test_the_trap_needs_all_four_signs(self):
+        flat = {name: np.array([np.nan, *[0.8] * 20, *[0.1] * 20]) for name in
+                ("success", "valid", "reward_std")}
+        spike = np.array([np.nan, *[1.0] * 20, *[64.0] * 20])
+        trapped = predictions.trapped("x")
+        assert trapped.difference(flat | {"grad_norm": spike}) == pytest.approx(2)
+        assert trapped.difference(flat | {"grad_norm": np.ones(41)}) == pytest.approx(0)
+
+    @pytest.mark.parametrize(("found", "word"), [(4, "not reproduced"), (3, "not testable")])
+    def test_a_control_that_is_not_found_makes_a_claim_untestable(self, found, word, monkeypatch):
+        finding = Finding("x", "x", "x", "x", ("a",), (), None)
+        control = Control("", Prediction("", 1, ("a",), lambda row: row["x"]), 1.0, ("x",))
+        monkeypatch.setattr(page, "CONTROLS", (control,))
+        monkeypatch.setattr(page, "stored", lambda arm: {
+            "seeds": [{"x": 1.0}] * found + [{"x": 0.0}] * (5 - found)})
+        assert page.told_verdict(finding, ([], "not reproduced")) == word
+        assert page.told_verdict(finding, ([], "reproduced")) == "reproduced"
 
 
 class TestVerdict:
@@ -238,7 +280,7 @@ class TestVerdict:
 
 def test_the_stored_results_are_of_the_arms_as_they_are():
     seeds = {arm: finding.seeds for finding in table.FINDINGS.values() for arm in finding.arms}
-    for arm, options in table.ARMS.items():
+    for arm, options in arms.ARMS.items():
         if stored := page.stored(arm):
             assert stored["options"] == json.loads(json.dumps(options))
             assert [row["seed"] for row in stored["seeds"]] == list(seeds[arm])
@@ -253,7 +295,8 @@ class TestPages:
         assert {path.stem for path in page.FOLDER.glob("*.md")} == set(table.FINDINGS)
         for finding in table.FINDINGS.values():
             text = (page.FOLDER / f"{finding.name}.md").read_text()
-            assert text.startswith(f"# {finding.title}\n") and len(page.meaning_of(text)) > 100
+            assert text.startswith(f"# {finding.title}\n")
+            assert len(page.meaning_of(text)) > 100 or not page.rows_of_all(finding)
             for task, _, rule in (arm.partition("-") for arm in finding.arms):
                 assert f"`{task}{rule and '-'}{rule}`" in text or (
                     f"`{task}-...`" in text and f"`...-{rule}`" in text)
@@ -269,13 +312,13 @@ class TestPages:
         assert again.replace("A word by hand.", "") == made
 
     def test_arms_are_listed_with_their_options_once_and_linked_from_later_pages(self):
-        listed, options = {}, {arm: {*page.differences(o)} for arm, o in table.ARMS.items()}
+        listed, options = {}, {arm: {*page.differences(o)} for arm, o in arms.ARMS.items()}
         for finding in table.FINDINGS.values():
             head, _, *lines = page.arms_list(finding).splitlines()
             if "elsewhere" in head:
                 for line in lines:
-                    name, arms = line.split("](")[1].split(".md): ")
-                    assert {*arms.strip("`").split("`, `")} <= {*table.FINDINGS[name].arms}
+                    name, own = line.split("](")[1].split(".md): ")
+                    assert {*own.strip("`").split("`, `")} <= {*table.FINDINGS[name].arms}
                 continue
             found = {}
             for line in lines:
@@ -286,7 +329,7 @@ class TestPages:
                 parts = (arm, "all", f"{task}-...", f"...-{rule}")
                 assert options[arm] == set().union(*(found.get(part, {}) for part in parts))
                 listed[arm] = True
-        assert {*listed} == {*table.ARMS}
+        assert {*listed} == {arm for finding in table.FINDINGS.values() for arm in finding.arms}
 
     def test_options_that_are_no_product_are_listed_arm_by_arm(self):
         own = {f"{a}-{b}": [a, b] for a in "xy" for b in "uv"}
