@@ -6,16 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import parsed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 import findings.__main__ as runner
-from findings import arms, page, predictions, statistics, table
+from findings import arms, page, policies, predictions, statistics, table
 from findings.predictions import Prediction, beats
 from findings.table import Control, Finding
+from minragen import config as config_of
 from minragen.environments.layers import wrapped
 from minragen.envs import make
+from minragen.run import bundled, start, tiny
 
 NUMBERS = st.lists(st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=4, max_size=30)
 
@@ -226,6 +230,49 @@ class TestRunner:
         with pytest.raises(RuntimeError, match="max_context"):
             runner.train_all([("fast", seed) for seed in range(3)], 1)
         assert not list((mini / "runs").glob("findings-fast-s2"))
+
+
+class TestPolicies:
+    def test_a_broad_warm_up_resumes_and_is_what_an_arm_begins_with(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("minragen.run.runs.RUNS", tmp_path)
+        monkeypatch.setattr(policies, "STEPS", 4)
+        monkeypatch.setattr(policies, "SAVE_EVERY", 2)
+        save, envs = policies.save, ("bandit", "metamathqa")
+
+        def stop(*given):
+            save(*given)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(policies, "save", stop)
+            policies.broad(envs, tmp_path / "halved")
+        for name in ("whole", "halved"):
+            policies.broad(envs, tmp_path / name)
+        whole, halved = (load_file(tmp_path / name / "checkpoint/model.safetensors")
+                         for name in ("whole", "halved"))
+        assert whole.keys() == halved.keys()
+        assert all(torch.equal(whole[name], halved[name]) for name in whole)
+        config = config_of.from_options({
+            "env": "metamathqa", "model": "tiny", "init_from": "whole", "run": "after", "steps": 1,
+            "num_groups": 2, "group_size": 2, "val_size": 2})
+        assert start.run(config, say=lambda line: None)["test/success"] == 0.0
+
+    def test_texts_are_those_of_episodes_without_a_frame(self):
+        envs = [make("frozenlake"), make("bandit")]
+        tokenizer = tiny.tiny_tokenizer(envs)
+        first, second = policies.texts(tokenizer, envs, 0)
+        assert "goal" in tokenizer.decode(first.tokens) and "arm" in tokenizer.decode(second.tokens)
+        assert len(first.tokens) <= policies.LONGEST
+        assert "<|im_start|>" not in tokenizer.decode(first.tokens + second.tokens)
+        assert first.response_tokens == len(first.tokens) - 1
+
+    def test_a_wider_decoder_has_the_size_in_its_name(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("minragen.run.runs.RUNS", tmp_path)
+        monkeypatch.setattr(bundled, "warm_up", lambda *given: [0.0])
+        for name, millions in (("findings-1m", 1.0), ("findings-5m", 4.9)):
+            policies.MAKERS[name](tmp_path / name)
+            state = load_file(tmp_path / name / "checkpoint/model.safetensors")
+            assert sum(x.numel() for x in state.values()) / 1e6 == pytest.approx(millions, abs=0.05)
 
 
 class TestControls:
