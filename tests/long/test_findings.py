@@ -178,7 +178,8 @@ class TestRunner:
     def mini(self, tmp_path, monkeypatch):
         sizes = dict(env="bandit", warmup_steps=0, steps=12, num_groups=2, group_size=2, val_size=2,
                      diagnose_every=0, filter="none")
-        mini_arms = {"slow": sizes | {"lr": 1e-5}, "fast": sizes}
+        mini_arms = {"slow": sizes | {"lr": 1e-5},
+                     "fast": sizes | {"init_from": "findings-slow-s{seed}"}}
         for module in (arms, page, runner):
             monkeypatch.setattr(module, "ARMS", mini_arms)
         finding = Finding("mini", "Mini", "nobody", "Fast is better.", ("slow", "fast"),
@@ -198,7 +199,7 @@ class TestRunner:
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path / "cache"))
         return tmp_path
 
-    def test_it_trains_judges_and_writes_and_repeats_nothing(self, mini, capsys):
+    def test_it_trains_judges_and_writes_and_repeats_nothing(self, mini, capsys, monkeypatch):
         runner.main(["mini", "--workers", "2"])
         printed = capsys.readouterr().out
         assert "4 of 4 runs to train, 2 at a time" in printed and "mini: " in printed
@@ -211,25 +212,22 @@ class TestRunner:
         assert "Fast is better." in (mini / "mini.md").read_text()
         runner.main(["mini"])
         assert "0 of 4 runs to train" in capsys.readouterr().out
-
-    def test_an_interrupted_run_goes_on_and_one_with_other_settings_begins_again(
-            self, mini, monkeypatch):
-        runner.train_one("fast", 0)
-        lines, path = runner.lines_of("findings-fast-s0"), mini / "runs" / "findings-fast-s0"
+        # A run that was interrupted goes on; one with other settings begins again.
+        lines, path = runner.lines_of("findings-slow-s0"), mini / "runs" / "findings-slow-s0"
         (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
-        assert not runner.ended("fast", 0)
-        runner.train_one("fast", 0)
-        assert runner.ended("fast", 0) and runner.lines_of(path.name)[:-1] == lines[:-1]
-        monkeypatch.setitem(arms.ARMS, "fast", arms.ARMS["slow"])
-        assert not runner.ended("fast", 0)
-        runner.train_one("fast", 0)
-        assert runner.ended("fast", 0)
+        assert not runner.ended("slow", 0)
+        runner.train_one("slow", 0)
+        assert runner.ended("slow", 0) and runner.lines_of(path.name)[:-1] == lines[:-1]
+        monkeypatch.setitem(arms.ARMS, "slow", arms.ARMS["slow"] | {"lr": 1e-4})
+        assert not runner.ended("slow", 0)
+        runner.train_one("slow", 0)
+        assert runner.ended("slow", 0)
 
     def test_a_run_that_fails_says_why_and_the_others_are_not_begun(self, mini, monkeypatch):
-        monkeypatch.setitem(arms.ARMS, "fast", arms.ARMS["fast"] | {"max_context": 40})
+        monkeypatch.setitem(arms.ARMS, "slow", arms.ARMS["slow"] | {"max_context": 40})
         with pytest.raises(RuntimeError, match="max_context"):
-            runner.train_all([("fast", seed) for seed in range(3)], 1)
-        assert not list((mini / "runs").glob("findings-fast-s2"))
+            runner.train_all([("slow", seed) for seed in range(3)], 1)
+        assert not list((mini / "runs").glob("findings-slow-s2"))
 
 
 class TestPolicies:
