@@ -123,7 +123,7 @@ for size in SIZES:
     own = {} if size == "0.2m" else dict(init_from=f"findings-{size}")
     for rule in ("none", "top-p"):
         ARMS[f"{size}-{rule}"] = FILTERS[rule] | own | dict(
-            env="metamathqa", steps=80, val_every=80, diagnose_every=0)
+            env="countdown", steps=60, val_every=60, diagnose_every=0)
 BREADTHS = {"tiny": 1, "pair": 10, "broad": 50}  # environments x formats of the warm-up
 for breadth in ("pair", "broad"):
     for arm in VANILLAS:
@@ -131,7 +131,8 @@ for breadth in ("pair", "broad"):
 # Controls: effects planted on purpose. With bad luck a share of the successes counts as none: it
 # costs as much as the margin, at the success that the arm was known to end with.
 UNLUCKY = {"frozenlake-by-episode": 0.06, "sokoban-by-episode": 0.063, "grpo": 0.24, "ppo": 0.2,
-           "bandit-free-think": 0.052, "seeing-free-think": 0.068, "0.2m-none": 0.053,
+           "bandit-free-think": 0.052, "seeing-free-think": 0.068, "0.2m-none": 0.1,
+           "metamathqa-none": 0.053,
            # of these the mean is judged, by a smaller margin
            "bandit-top-p": 0.024, "metamathqa-top-p": 0.022, "countdown-top-p": 0.036,
            "frozenlake-top-p": 0.026, "deepcoder-top-p": 0.055}

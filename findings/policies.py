@@ -5,7 +5,7 @@
 The warm-up of a preset shows one environment and one format. That of `pair` and `broad` shows two
 environments or all ten, in the five formats in turn; half of the episodes are the careless ones of
 bundled.py, half are without a fault; and it shows texts of episodes without the frame of a
-conversation. Each environment has the same share of a step in both. `1m` and `5m` have MetaMathQA's
+conversation. A step has as many episodes of an environment in both. `1m` and `5m` have Countdown's
 own warm-up and wider decoders.
 
 Each policy is the checkpoint of a run, runs/NAME, for --init-from.
@@ -103,10 +103,10 @@ def texts(tokenizer, envs, step):
 
 
 def wide(width, folder):
-    """MetaMathQA's warm-up of a decoder of this width."""
+    """Countdown's warm-up of a decoder of this width."""
     if (folder / "checkpoint").exists():
         return
-    config = preset("metamathqa")
+    config = preset("countdown")
     groups = env_groups(config, "train", bundled.BATCH["tiny"])
     tokenizer = tiny.tiny_tokenizer([env_groups(config, split).envs[0] for split in SPLITS])
     shape = tiny.tiny_config(tokenizer)

@@ -280,7 +280,7 @@ CONTROLS = (
     *(Control(LUCK, unlucky(arm), 0.025, findings) for arm, findings in (
         ("ppo", ("filtering",)), ("grpo", ("starpo-s",)),
         ("bandit-free-think", ("thinking",)), ("seeing-free-think", ("seeing",)),
-        ("0.2m-none", ("size", "members")),
+        ("0.2m-none", ("size",)), ("metamathqa-none", ("members",)),
         ("frozenlake-by-episode", ("step-credit", "echo", "distillation", "members", "fresh",
                                    "slippery")),
         ("sokoban-by-episode", ("step-credit", "distillation", "actions", "fresh")))),
