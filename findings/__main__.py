@@ -5,8 +5,9 @@
     python -m findings --quick               the first four, two seeds of 30 steps; not written
 
 An arm is a configuration; findings share arms. Its runs are ordinary runs, runs/findings-ARM-sSEED:
-one that has ended is not repeated, one that was interrupted goes on. In the end the curves of an
-arm are in runs/findings-ARM.json, and the pages are made from these files alone.
+one that was interrupted goes on. In the end the curves of an arm are in runs/findings-ARM.json, and
+the pages are made from these files alone. What is stored there, or has ended, is not repeated
+unless --again is given; a change of the code does not count, one of the arm's options does.
 
 Reading order: `main`, `train_all`, `row_of`; what is tested is in table.py, how it is judged in
 statistics.py, the pages in page.py.
@@ -40,6 +41,7 @@ def main(argv=None):
                         help="the first four findings, two short runs of each arm")
     parser.add_argument("--seeds", nargs="+", type=int,
                         help="instead of the finding's; judged but not written")
+    parser.add_argument("--again", action="store_true", help="forget the stored runs of these")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--plan", action="store_true", help="say how long it takes, and stop")
     args = parser.parse_args(argv)
@@ -51,26 +53,27 @@ def main(argv=None):
         chosen, most, steps = chosen[:QUICK[0]], *QUICK[1:]
     seeds = {arm: (args.seeds or FINDINGS[name].seeds)[:most]
              for name in chosen for arm in FINDINGS[name].arms}
-    if not args.quick:
-        seeds |= {arm: FINDINGS[control.findings[0]].seeds for control in CONTROLS
-                  if {*control.findings} & {*chosen} for arm in control.prediction.arms}
-    runs_of_all = [(arm, seed, steps) for arm in seeds for seed in seeds[arm]]
-    tasks = [run for run in runs_of_all if not ended(*run)]
-    print(forecast(tasks, len(runs_of_all), args.workers), flush=True)
+    if not args.quick and not args.seeds:
+        seeds |= {arm: FINDINGS[next(iter(control.covers))].seeds for control in CONTROLS
+                  if {*control.covers} & {*chosen} for arm in control.prediction.arms}
+    asked = [(arm, seed, steps) for arm in seeds for seed in seeds[arm]]
+    rows = {} if args.again else {task: row for task in asked if (row := stored_row(*task))}
+    if args.again and not args.plan:
+        for task in asked:
+            shutil.rmtree(runs.RUNS / options_of(*task)["run"], ignore_errors=True)
+    tasks = missing([task for task in asked if task not in rows])
+    print(forecast(tasks, len(asked), args.workers), flush=True)
     if args.plan:
         return
-    policies.make({ARMS[arm].get("init_from") for arm, *_ in tasks} & {*policies.MAKERS},
-                  args.workers)
-    for second in (False, True):  # runs that need another run with their seed
-        train_all([task for task in tasks if ("{seed}" in f"{ARMS[task[0]]}") == second],
-                  args.workers)
-    rows = {arm: [row_of(arm, seed, steps) for seed in seeds[arm]] for arm in seeds}
-    for name in chosen:
-        print(page.judged(FINDINGS[name], rows))
+    train_all(tasks, args.workers)
+    by_arm = {arm: [rows.get((arm, seed, steps)) or row_of(arm, seed, steps)
+                    for seed in seeds[arm]] for arm in seeds}
     if not args.seeds and not steps:
         for arm in seeds:
-            store(arm, rows[arm])
+            store(arm, by_arm[arm])
         page.write()
+    for name in chosen:
+        print(page.judged(FINDINGS[name], by_arm))
 
 
 # ---- Runs ----------------------------------------------------------------------------------------
@@ -116,9 +119,32 @@ def forecast(tasks, total, workers):
             f"minutes" + (f", and {unknown} runs that were never measured" if unknown else ""))
 
 
+def missing(tasks):
+    """Those of the tasks that have not ended, behind the runs that they begin with or learn from:
+    of these only numbers are stored."""
+    sources = [source for task in tasks if not ended(*task) for source in [source_of(*task)]
+               if source and not ended(*source)]
+    return [*dict.fromkeys([*sources, *(task for task in tasks if not ended(*task))])]
+
+
+def source_of(arm, seed, steps=None):
+    """The task whose run an arm's run begins with or learns from; None if there is none."""
+    given = ARMS[arm].get("init_from") or ARMS[arm].get("teacher") or ""
+    name, end = given.removeprefix("findings-"), "-s{seed}"
+    return (name.removesuffix(end), seed, None) if name.endswith(end) else None
+
+
 def train_all(tasks, workers):
-    """Train (arm, seed, steps) tasks, `workers` processes at a time. Ctrl-C ends them after their
-    step, with a checkpoint."""
+    """Train (arm, seed, steps) tasks, `workers` processes at a time, seed by seed, so that all arms
+    share a busy hour. Ctrl-C ends them after their step, with a checkpoint."""
+    policies.make({ARMS[arm].get("init_from") for arm, *_ in tasks} & {*policies.MAKERS}, workers)
+    sources = {source_of(*task) for task in tasks}
+    for first in (True, False):
+        train_each(sorted([task for task in tasks if (task in sources) == first],
+                          key=lambda task: task[1]), workers)
+
+
+def train_each(tasks, workers):
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(train_one, *task) for task in tasks]
         try:
@@ -153,6 +179,14 @@ def train_one(arm, seed, steps=None):
 
 
 # ---- Results -------------------------------------------------------------------------------------
+def stored_row(arm, seed, steps=None):
+    """The row of a run in runs/findings-ARM.json, if its options are those of today; or None."""
+    file = None if steps else page.stored(arm)
+    if not file or file["options"] != json.loads(json.dumps(ARMS[arm])):
+        return None
+    return next((row for row in file["seeds"] if row["seed"] == seed), None)
+
+
 def row_of(arm, seed, steps=None):
     """{"seed", "minutes", "steps", "test/success", metric: list over steps 0 to the Config's last}.
 

@@ -48,7 +48,7 @@ def ends(label, value, rows):
     axis = figure.subplots()
     for height, members in enumerate(rows.values()):
         values = [number for row in members if (number := value(row)) is not None]
-        low, high = bootstrap(values)
+        low, high = bootstrap(values) if values else (np.nan, np.nan)
         axis.plot(values, [height] * len(values), "o", color="tab:blue", alpha=0.4, ms=4)
         axis.plot([low, high], [height] * 2, color="black", lw=1)
         axis.plot(np.mean(values), height, "|", color="black", ms=10)
@@ -60,21 +60,22 @@ def ends(label, value, rows):
 
 final_success = partial(ends, "success in the last steps", lambda row: last(row["success"]))
 test_success = partial(ends, "success in the test", itemgetter("test/success"))
-minutes = partial(ends, "minutes", itemgetter("minutes"))
+step_seconds = partial(ends, "seconds of the median step",
+                       lambda row: float(np.nanmedian(row["seconds"])))
 
 
 def breadth(metrics, breadths, rows):
     """How far metrics fall from their best steps to the last ones, against what the policy knew
-    before RL: an axis a metric, a line an arm of the narrowest policy, a dot a run.
+    before RL: an axis a metric, a line an algorithm in an environment, a dot a run.
 
-    breadths: {prefix of an arm's name: breadth}, the narrowest first, which has no prefix
+    breadths: {prefix of an arm's name: breadth}
     """
-    narrowest, *wider = breadths
     figure = Figure(figsize=(3.2 * len(metrics), 2.8), layout="constrained")
+    arms = list(dict.fromkeys(arm.split("-", 1)[1] for arm in rows))
     for axis, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics):
-        for number, arm in enumerate(a for a in rows if not a.startswith(tuple(wider))):
-            falls = {breadths[name]: [fall(row[metric]) for row in rows[
-                arm if name == narrowest else f"{name}-{arm}"]] for name in breadths}
+        for number, arm in enumerate(arms):
+            falls = {width: [fall(row[metric]) for row in rows[f"{name}-{arm}"]]
+                     for name, width in breadths.items() if f"{name}-{arm}" in rows}
             color = f"C{number}"
             axis.plot([*falls], [np.mean(values) for values in falls.values()], lw=1, label=arm,
                       color=color)

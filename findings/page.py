@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "runs"
 PAGE = ROOT / "docs" / "findings.md"
 FOLDER = ROOT / "docs" / "findings"  # one page and one figure for each finding
+VERDICTS = ("reproduced", "not reproduced", "inconclusive", "not testable", "not run yet")
 PARTS = """\
 # {title}
 
@@ -62,7 +63,7 @@ def rows_of_all(finding):
 # ---- Judging -------------------------------------------------------------------------------------
 def judge(finding, rows):
     """[(prediction, its differences by seed, (mean, low, high), verdict), ...] and the overall
-    verdict.
+    verdict. What would not be reproduced is "not testable" if a control does not find its effect.
 
     rows: {arm: [row, ...]}, the same seeds in the same order for each arm
     """
@@ -74,8 +75,10 @@ def judge(finding, rows):
         known = [d for d in found if not math.isnan(d)]
         interval = (np.mean(known), *bootstrap(known)) if known else (math.nan,) * 3
         enough = len(known) >= 0.8 * len(found)  # one of five seeds may say nothing
-        results.append((prediction, found, interval,
-                        verdict(known if enough else [], prediction.margin)))
+        word = verdict(known if enough else [], prediction.margin)
+        if word == "not reproduced" and is_hidden(finding, prediction):
+            word = "not testable"
+        results.append((prediction, found, interval, word))
     return results, overall([v for *_, v in results])
 
 
@@ -115,42 +118,30 @@ def claims_table(results):
             continue
         same = {finding.model: finding} | {other.model: other for other in FINDINGS.values()
                                            if other.row == finding.name}
-        verdicts = [linked(same[model], results) if model in same else "" for model in models]
-        lines.append((sureness(finding, results[finding.name]), [
+        verdicts = [verdict_cell(same[model], results[same[model].name]) if model in same else ""
+                    for model in models]
+        controls = [counts(control) for control in CONTROLS if finding.name in control.covers]
+        lines.append((sureness(results[finding.name]), [
             f"[{finding.title}](findings/{finding.name}.md). {finding.claim}", finding.source,
-            *verdicts, headline(results[finding.name]), found_by_controls(finding.name)]))
+            *verdicts, headline(results[finding.name]), "; ".join(controls)]))
     head = ("claim", "source", *models, "first prediction", "control")
     return table(head, [line for _, line in sorted(lines, key=lambda pair: pair[0])])
 
 
-VERDICTS = ("reproduced", "not reproduced", "inconclusive", "not testable", "not run yet")
-
-
-def linked(finding, results):
-    """The verdict of a finding, with its share of predictions; of another model's, linked."""
-    found = results[finding.name]
-    word = told_verdict(finding, found)
+def verdict_cell(finding, found):
+    """The verdict with its share of predictions; that of another model links to its page."""
     if not found:
-        return word
+        return "not run yet"
     held = sum(v == "reproduced" for *_, v in found[0])
-    text = f"**{word}**, {held} of {len(found[0])}"
+    text = f"**{found[1]}**, {held} of {len(found[0])}"
     return f"[{text}](findings/{finding.name}.md)" if finding.row else text
 
 
-def told_verdict(finding, found):
-    """The verdict; "not testable" in place of "not reproduced" if a control was not found."""
-    if not found:
-        return "not run yet"
-    hidden = any(not enough(values) for control in CONTROLS if finding.name in control.findings
-                 if (values := values_of(control)))
-    return "not testable" if hidden and found[1] == "not reproduced" else found[1]
-
-
-def sureness(finding, found):
+def sureness(found):
     """A key that sorts the surest first: by verdict, then by the share of predictions that are
     decided."""
-    decided = found and np.mean([v != "inconclusive" for *_, v in found[0]])
-    return VERDICTS.index(told_verdict(finding, found)), -(decided or 0)
+    decided = found and np.mean([v not in ("inconclusive", "not testable") for *_, v in found[0]])
+    return VERDICTS.index(found[1] if found else "not run yet"), -(decided or 0)
 
 
 def headline(found):
@@ -162,40 +153,40 @@ def headline(found):
 
 
 # ---- Controls ------------------------------------------------------------------------------------
-def values_of(control):
+def found_by(control):
     """[(difference, whether it is the planted effect), ...] by seed; None if it was not run."""
     files = [stored(arm) for arm in control.prediction.arms]
     if None in files:
         return None
     rows = [[curves_of(row) for row in file["seeds"]] for file in files]
-    return [(value, value >= control.least) for each in zip(*rows)
+    return [(value, bool(value >= control.least)) for each in zip(*rows)
             for value in [control.prediction.difference(*each)]]
 
 
-def enough(values):
-    """Whether four of five seeds found what was planted."""
-    return sum(found for _, found in values) >= 0.8 * len(values)
+def is_hidden(finding, prediction):
+    """Whether a control of this prediction finds its planted effect in fewer than four fifths of
+    the seeds."""
+    return any(sum(found for _, found in seeds) < 0.8 * len(seeds)
+               for control in CONTROLS if finding.name in control.covers
+               and prediction.arms[0].startswith(control.covers[finding.name])
+               for seeds in [found_by(control)] if seeds)
 
 
-def found_by_controls(name):
-    """In how many seeds the controls of a finding found the planted effect."""
-    own = [values_of(control) for control in CONTROLS if name in control.findings]
-    return "; ".join(f"{sum(found for _, found in values)} of {len(values)}" if values else
-                     "not run yet" for values in own)
+def counts(control):
+    """In how many seeds a control found its effect."""
+    seeds = found_by(control)
+    return f"{sum(found for _, found in seeds)} of {len(seeds)}" if seeds else "not run yet"
 
 
 def controls_table():
     """A row a control."""
     lines = []
     for control in CONTROLS:
-        values = values_of(control)
-        lines.append([
-            control.planted, control.prediction.text, f"{control.least:g}",
-            ", ".join(f"{value:.2f}" for value, _ in values) if values else "not run yet",
-            f"{sum(found for _, found in values)} of {len(values)}" if values else "",
-            ", ".join(f"[{FINDINGS[name].title}](findings/{name}.md)" for name in control.findings)
-        ])
-    head = ("planted", "difference", "at least", "by seed", "found", "for")
+        titles = (f"[{FINDINGS[name].title}](findings/{name}.md)" for name in control.covers)
+        differences = ", ".join(f"{value:.2f}" for value, _ in found_by(control) or ())
+        lines.append([control.planted, control.prediction.text, f"{control.least:g}", differences,
+                      counts(control), ", ".join(titles)])
+    head = ("planted", "measured", "found from", "difference by seed", "found in", "for")
     return table(head, lines)
 
 
@@ -236,7 +227,7 @@ def arms_list(finding):
             f"- [{FINDINGS[name].title}]({name}.md): " + ", ".join(
                 f"`{arm}`" for arm in finding.arms if first[arm].name == name)
             for name in described)])
-    changed = {arm: differences(ARMS[arm]) for arm in finding.arms}
+    changed = differences(finding.arms)
     common = shared(changed.values())
     own = {arm: [x for x in changed[arm] if x not in common] for arm in finding.arms}
     return "\n".join(["Arms (changes to the preset):\n", f"- all: {', '.join(common)}", *(
@@ -278,18 +269,29 @@ def grouped(results):
 
 def command_of(finding):
     """How to repeat the finding."""
-    return f"`make findings F={finding.name}` ({len(finding.arms) * len(finding.seeds)} runs)"
+    return (f"`make findings F={finding.name} ARGS=--again` "
+            f"({len(finding.arms) * len(finding.seeds)} runs)")
 
 
-def differences(options):
-    """What an arm changes in its preset, as `name=value`; an environment's own options in full."""
-    base = preset(*(options.get(name, usual) for name, usual in (
+def differences(arms):
+    """{arm: what it changes in its preset, as `name=value`}: environment options in full, and what
+    other arms of the finding have otherwise, even if it is the preset's."""
+    presets = {arm: preset(*(ARMS[arm].get(name, usual) for name, usual in (
         ("env", "frozenlake"), ("algo", "grpo"), ("model", "tiny"),
-        ("response_format", "free_think"))))
-    changed = {k: v for k, v in options.items()
-               if k in ("env", "algo", "model", "response_format") or getattr(base, k) != v}
-    return [f"`{text}`" for k, v in changed.items()
-            for text in (v if k == "env_arg" else [f"{k}={v}"])]
+        ("response_format", "free_think")))) for arm in arms}
+
+    def value(arm, name):
+        return ARMS[arm].get(name, getattr(presets[arm], name))
+
+    def shown(arm, name):
+        return (name in ("env", "algo", "model", "response_format")
+                or getattr(presets[arm], name) != ARMS[arm][name]
+                or any(ARMS[other].get("env") == ARMS[arm].get("env") and value(other, name)
+                       != value(arm, name) for other in arms))
+
+    return {arm: [f"`{text}`" for name, given in ARMS[arm].items() if shown(arm, name)
+                  for text in (given if name == "env_arg" else [f"{name}={given}"])]
+            for arm in arms}
 
 
 def write():

@@ -1,12 +1,16 @@
-"""What tiny is before RL, for arms that ask about it: broader warm-ups, and larger decoders.
+"""The policies that some arms begin with: broader warm-ups of tiny, and larger decoders.
 
     python -m findings.policies findings-broad      (a warm-up of one and a half hours; it resumes)
 
-The warm-up of a preset shows one environment and one format. That of `pair` and `broad` shows two
-environments or all ten, in the five formats in turn; half of the episodes are the careless ones of
-bundled.py, half are without a fault; and it shows texts of episodes without the frame of a
-conversation. A step has as many episodes of an environment in both. `1m` and `5m` have Countdown's
-own warm-up and wider decoders.
+    narrow   one environment, one format, careless demonstrations: what a preset's warm-up shows
+    pair     MetaMathQA and FrozenLake in the five formats; half of the demonstrations are the
+             solver's; and texts of episodes without the frame of a conversation
+    broad    the same of all ten environments
+
+These three have the words of all environments, so the same size (0.29M), and see as many episodes
+of each of their environments. In pair and broad every other episode has the format of the arms.
+
+    1m, 5m   Countdown's own warm-up, of wider decoders
 
 Each policy is the checkpoint of a run, runs/NAME, for --init-from.
 """
@@ -16,10 +20,8 @@ import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
-from unittest import mock
 
 import torch
 import transformers
@@ -48,11 +50,12 @@ def make(names, workers):
             [sys.executable, "-m", "findings.policies", name], check=True), sorted(names)))
 
 
-def broad(envs, folder):
+def broad(envs, folder, narrow=False):
     """Warm up on `envs`, from the last checkpoint if there is one."""
     groups = {env: env_groups(preset(env), "train", ROWS) for env in envs}
     ones = [one.envs[0] for one in groups.values()]
-    policy = tiny.tiny_policy(ones, "grounding_worldmodeling")  # with the tags of all formats
+    policy = tiny.tiny_policy([env_groups(preset(env), "train").envs[0] for env in REGISTRY],
+                              "grounding_worldmodeling")  # with the tags of all formats
     if begun := (folder / "checkpoint").exists():
         policy = load_policy(runs.find_checkpoint(folder), stored_dtype=True, name="tiny")
     learner = learner_of(policy)
@@ -62,9 +65,9 @@ def broad(envs, folder):
         while learner.step < STEPS:
             step, peak = learner.step, bundled.LEARNING_RATE["tiny"]
             learner.optimizer.set_lr(peak * min((step + 1) / (STEPS / 10), 1 - step / STEPS))
-            trajectories = texts(policy.tokenizer, ones, step)
-            for number, (env, own) in enumerate(groups.items(), step):
-                trajectories += demonstrations(policy.tokenizer, env, own, number)
+            trajectories = [] if narrow else texts(policy.tokenizer, ones, step)
+            for number, (env, own) in enumerate(groups.items()):
+                trajectories += demonstrations(policy.tokenizer, env, own, step, number, narrow)
             learner.policy.begin_rollout()
             loss = bundled.imitate(learner.policy, trajectories)
             learner.optimizer.step(max_grad_norm=1.0)
@@ -75,14 +78,21 @@ def broad(envs, folder):
                 save(folder, learner, preset(envs[0]))
 
 
-def demonstrations(tokenizer, env, groups, number):
-    """Episodes of one environment, in the format and the style that `number` says."""
-    form = list(FORMATS)[number % len(FORMATS)]
+def shown(number):
+    """The format of the demonstrations with this number, and whether the solver plays them."""
+    others = [name for name in FORMATS if name != "free_think"]
+    round_, place = divmod(number, 2 * len(others))
+    return others[place // 2] if place % 2 else "free_think", bool(round_ % 2)
+
+
+def demonstrations(tokenizer, env, groups, step, number, narrow):
+    """Episodes of one environment, the `number`-th, in a step."""
+    distinct = bundled.distinct_steps(groups, STEPS)  # the rest repeats them, in other formats
+    form, solved = ("free_think", False) if narrow else shown(step + step // distinct + number)
     frame = ChatFrame(tokenizer, form, max_new_tokens=preset(
         env, response_format=form).max_new_tokens)
-    careful = mock.patch.object(bundled, "noisy_answer", lambda env, rng: env.solve()[0])
-    with careful if number // len(FORMATS) % 2 else nullcontext():
-        return bundled.demonstrate(frame, groups, number % bundled.distinct_steps(groups, STEPS))
+    return bundled.demonstrate(frame, groups, step % distinct,
+                               (lambda env, rng: env.solve()[0]) if solved else None)
 
 
 def texts(tokenizer, envs, step):
@@ -136,7 +146,9 @@ def save(folder, learner, config):
     runs.save_checkpoint(folder, learner)
 
 
-MAKERS = {"findings-pair": partial(broad, ("metamathqa", "frozenlake")),
+PAIR = ("metamathqa", "frozenlake")
+MAKERS = {**{f"findings-narrow-{env}": partial(broad, (env,), narrow=True) for env in PAIR},
+          "findings-pair": partial(broad, PAIR),
           "findings-broad": partial(broad, tuple(REGISTRY)),
           "findings-1m": partial(wide, 144), "findings-5m": partial(wide, 320)}
 

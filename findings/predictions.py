@@ -4,6 +4,7 @@ A row is what page.curves_of returns: {metric: array over steps 0 to N}, and sin
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,15 +29,16 @@ def beats(arm, other):
                       lambda a, b: last(a["success"]) - last(b["success"]))
 
 
-def tested_better(arm, other):
+def tested_better(arm, other, margin=0.05):
     """The prediction that an arm has more success in the test after training: for arms that differ
-    in their number of steps."""
-    return Prediction(f"`{arm}` over `{other}`: more success in the test", 0.05, (arm, other),
-                      lambda a, b: number(a["test/success"]) - number(b["test/success"]))
+    in their number of steps or of training prompts."""
+    return Prediction(f"`{arm}` over `{other}`: more success in the test", margin, (arm, other),
+                      lambda a, b: tested(a) - tested(b))
 
 
-def number(value):
-    return np.nan if value is None else value
+def tested(row):
+    """Success in the test, nan for a run that diverged."""
+    return np.nan if row["test/success"] is None else row["test/success"]
 
 
 MI, H = "first_turn/mi", "first_turn/conditional_entropy_per_token"  # of reasoning Z, prompt X
@@ -78,21 +80,35 @@ def deeper(metric, arm, other):
 
 
 def stays_collapsed(before, arm):
-    """The prediction that a run which goes on from a collapsed one gets back less than half of what
-    that lost; nan if it lost less than 0.1."""
+    """The prediction that a run which begins with a collapsed policy gets back less than half of
+    the success that was lost; nan if that was less than 0.1."""
     def difference(collapsed, later):
         lost = fall(collapsed["success"])
         gained = last(later["success"]) - last(collapsed["success"])
-        return 0.5 - gained / lost if lost >= 0.1 else np.nan
+        return lost / 2 - gained if lost >= 0.1 else np.nan
 
-    return Prediction(f"`{arm}` after `{before}`: 0.5 less the share of its fall that comes back",
+    return Prediction(f"`{arm}` gets back less than half of the success that `{before}` lost",
                       0.0, (before, arm), difference)
 
 
-def saves_time(arm, other):
-    """The prediction that an arm takes less time. The margin is the least that V2 reports."""
-    return Prediction(f"`{arm}` against `{other}`: share of the time that is saved", 0.26,
-                      (arm, other), lambda a, b: 1 - a["minutes"] / b["minutes"])
+def saves_time(arm, other, share):
+    """The prediction that the median step of an arm takes less time, by `share`."""
+    return Prediction(f"`{arm}` against `{other}`: share of a step's time that is saved", share,
+                      (arm, other),
+                      lambda a, b: 1 - np.nanmedian(a["seconds"]) / np.nanmedian(b["seconds"]))
+
+
+def relative_lead(rows):
+    """How far the first of two rows ends above the second, over the mean of both."""
+    a, b = (last(row["success"]) for row in rows)
+    return 2 * (a - b) / (a + b)
+
+
+def leads_by_more(pair, other):
+    """The prediction that the first of two arms leads by more than the first of two others does."""
+    return Prediction("`{}` leads `{}` by more than `{}` leads `{}`, over their means".format(
+        *pair, *other), 0.1, (*pair, *other),
+        lambda *rows: relative_lead(rows[:2]) - relative_lead(rows[2:]))
 
 
 def onsets(row):
@@ -127,6 +143,12 @@ def growth(row, term):
         found.append(np.log2(task[-1, step] / task[low, step] * other[low, step]
                              / other[-1, step]))
     return float(np.mean(found)) if found else np.nan
+
+
+def grows(arm, term):
+    """The prediction that the task's gradient grows with reward std, and that of a term less so."""
+    return Prediction(f"`{arm}`: the task's gradient grows more than {term}'s from the lowest "
+                      f"bucket to the highest, log2", 1.0, (arm,), partial(growth, term=term))
 
 
 def early(curve):
@@ -198,13 +220,8 @@ def costs(task, stale, less):
 
 
 # ---- Controls ------------------------------------------------------------------------------------
-def unlucky(arm):
-    """The planted effect of bad luck on an arm's success."""
-    return beats(arm, f"{arm}-unlucky")
-
-
 def unlucky_tasks():
-    """The same in the mean over FIVE environments, as `over_tasks`."""
+    """What bad luck costs in the mean over FIVE environments."""
     arms = tuple(f"{task}-top-p{end}" for end in ("", "-unlucky") for task in FIVE)
     return over_tasks("top-p", "top-p-unlucky")._replace(arms=arms)
 

@@ -41,9 +41,8 @@ def verdict(differences, margin):
 def overall(verdicts):
     """The verdict of a claim that makes several predictions: reproduced if all are, not reproduced
     if one is not."""
-    if "not reproduced" in verdicts:
-        return "not reproduced"
-    return "inconclusive" if "inconclusive" in verdicts else "reproduced"
+    worst = ("not reproduced", "not testable", "inconclusive", "reproduced")
+    return min(verdicts, key=worst.index)
 
 
 def windows(curve, width=WINDOW):

@@ -26,7 +26,8 @@ from findings.predictions import (
     distils,
     early,
     entropy_stays,
-    growth,
+    grows,
+    leads_by_more,
     learns_faster,
     mi_falls,
     onsets,
@@ -37,7 +38,6 @@ from findings.predictions import (
     tested_better,
     trapped,
     turns,
-    unlucky,
     unlucky_tasks,
 )
 from findings.statistics import fall, last
@@ -46,7 +46,7 @@ SEEDS = (0, 1, 2, 3, 4)
 # What is kept of metrics.jsonl.
 METRICS = re.compile(
     r"success|valid|reward_std|grad_norm|entropy|distinct_3|valid_thinking|response_tokens|turns"
-    r"|grounding|worldmodeling|echo_loss|kl_ref"
+    r"|grounding|worldmodeling|echo_loss|kl_ref|seconds"
     r"|first_turn/(mi|retrieval|conditional_entropy_per_token)"
     r"|val/success|gradient/bucket_\d/(task|entropy|kl|reward_std)")
 
@@ -68,13 +68,17 @@ class Finding:
 
 
 class Control(NamedTuple):
-    """An effect that was planted in the runs of some findings. A seed finds it if its difference is
-    at least `least`; what is not found in four fifths of the seeds cannot be tested there."""
+    """A planted effect. What is not found in four of five seeds makes the predictions that it
+    covers untestable.
+
+    least: the difference from which a seed counts as one that finds it
+    covers: {finding: prefix of the arms whose predictions it covers; "" covers all}
+    """
 
     planted: str
     prediction: Prediction
     least: float
-    findings: tuple  # their names
+    covers: dict
 
 
 # ---- Findings ------------------------------------------------------------------------------------
@@ -137,10 +141,8 @@ _findings = (
             "The task's gradient grows with the reward std of a group, that of the regularisers "
             "does not.",
             ("gradients", "gradients-no-std"),
-            tuple(Prediction(f"`{arm}`: the task's gradient grows more than {term}'s from the "
-                             f"lowest bucket to the highest, log2", 1.0, (arm,),
-                             partial(growth, term=term))
-                  for arm in ("gradients", "gradients-no-std") for term in ("entropy", "kl")),
+            tuple(grows(arm, term) for arm in ("gradients", "gradients-no-std")
+                  for term in ("entropy", "kl")),
             figures.buckets),
     Finding("shorter-reasoning", "Reasoning gets shorter and less grounded",
             "V1, section 4.4, figure 11",
@@ -205,12 +207,12 @@ _findings = (
             figures.final_success, seeds=SEEDS[:3]),
     Finding("members", "Members per prompt", "V1, section 4.3, table on task diversity",
             "Of batches of equally many trajectories those with four members per prompt, and so "
-            "with the most different prompts, teach best.",
+            "with the most different prompts, generalise best.",
             tuple(f"{task}-members-{size}" for task in ("frozenlake", "metamathqa")
                   for size in arms.MEMBERS),
-            tuple(beats(f"{task}-members-4", f"{task}-members-{size}")
+            tuple(tested_better(f"{task}-members-4", f"{task}-members-{size}", 0.04)
                   for task in ("frozenlake", "metamathqa") for size in arms.MEMBERS[1:]),
-            figures.final_success),
+            figures.test_success),
     Finding("actions", "Actions per turn", "V1, section 4.3, table on the action budget",
             "Agents that may do five or six actions in a turn learn more than those that may do "
             "one or two, and than those that may do more.",
@@ -226,22 +228,19 @@ _findings = (
                   for task in ("frozenlake", "sokoban")
                   for rule in ("reused-5", "reused-10", "reused-5-long")),
             figures.test_success),
-    Finding("time", "The time that filters save", "V1, figure 7; V2, docs on filtering",
-            "Training on the groups that have a signal takes less time per step, by a quarter to "
-            "two fifths (V2) or more (V1).",
-            tuple(f"{task}-timed-{rule}" for task in arms.TIMED for rule in arms.RULES),
-            tuple(saves_time(f"{task}-timed-{rule}", f"{task}-timed-none")
-                  for task in arms.TIMED for rule in arms.RULES[1:]),
-            figures.minutes),
+    Finding("time", "The time that filters save", "V1, figure 7; summaries of V2",
+            "With a quarter of the groups a step takes less than half of the time (V1); top-p "
+            "saves a quarter to two fifths of it (V2).",
+            tuple(f"{task}-timed-{rule}" for task in arms.TIMED for rule in arms.TIMED_FILTERS),
+            tuple(saves_time(f"{task}-timed-{rule}", f"{task}-timed-none", share)
+                  for task in arms.TIMED for rule, share in (("top-k", 0.5), ("top-p", 0.26))),
+            figures.step_seconds),
     Finding("slippery", "A critic on slippery ice", "V1, section 4.1",
             "Where the ice is slippery, values are hard to estimate: GRPO, which has no critic, "
             "does better than PPO there.",
-            ("slippery-grpo", "slippery-ppo", "firm-grpo", "firm-ppo"),
-            (beats("slippery-grpo", "slippery-ppo"),
-             Prediction("the lead of `grpo` over `ppo` is larger on slippery than on firm ice",
-                        0.05, ("slippery-grpo", "slippery-ppo", "firm-grpo", "firm-ppo"),
-                        lambda a, b, c, d: last(a["success"]) - last(b["success"])
-                        - last(c["success"]) + last(d["success"]))),
+            (*(slip := ("slippery-by-episode", "slippery-critic")),
+             *(firm := ("frozenlake-by-episode", "frozenlake-critic"))),
+            (beats(*slip), leads_by_more(slip, firm)),
             partial(figures.curves, ("success", "reward_std", "entropy"))),
     Finding("repair", "Out of the trap again", "V1, section 4.1",
             "A collapse is irreversible: a run that goes on does not get back what it lost, also "
@@ -255,34 +254,52 @@ _findings = (
             (beats("5m-none", "0.2m-none"),
              *(beats(f"{size}-top-p", f"{size}-none") for size in arms.SIZES)),
             partial(figures.curves, ("success", "valid", "reward_std"))),
-    Finding("breadth", "Something to lose", "V1, section 4.1, figure 5",
-            "A model that knows more than one task and one format loses more of it: the collapse "
-            "of vanilla PPO and GRPO is deeper, and includes the replies' form.",
-            tuple(f"{breadth}-{arm}".removeprefix("tiny-")
-                  for arm in arms.VANILLAS for breadth in arms.BREADTHS),
-            (*(p for arm in arms.VANILLAS for p in collapses(f"broad-{arm}")),
-             *(deeper(metric, f"broad-{arm}", arm) for metric in ("success", "valid")
-               for arm in arms.VANILLAS)),
-            partial(figures.breadth, ("success", "valid", "reward_std"), arms.BREADTHS),
-            model="broad tiny", row="echo-trap"),
+    Finding("echo-trap-broad", "The Echo Trap of a broad policy", "V1, section 4.1, figure 5",
+            "The same of a policy that knows ten environments and five formats before RL.",
+            tuple(f"broad-{arm}" for arm in arms.VANILLAS),
+            tuple(p for arm in arms.VANILLAS for p in collapses(f"broad-{arm}")),
+            partial(figures.curves, HEALTH), model="broad tiny", row="echo-trap"),
+    Finding("breadth", "Something to lose", "a question to V1, section 4.1",
+            "A policy that knows more tasks and formats before RL has more to lose: its collapse "
+            "is deeper, and includes the form of its replies.",
+            tuple(arm for vanilla in arms.VANILLAS for breadth in arms.BREADTHS
+                  if (arm := f"{breadth}-{vanilla}") in arms.ARMS),
+            tuple(deeper(metric, f"broad-{arm}", f"narrow-{arm}") for metric in
+                  ("success", "valid") for arm in arms.VANILLAS),
+            partial(figures.breadth, ("success", "valid", "reward_std"), arms.BREADTHS)),
 )
 FINDINGS = {finding.name: finding for finding in _findings}
 
 
 # ---- Controls ------------------------------------------------------------------------------------
-LUCK = "a share of the successes counts as none"
+LUCK = "a share of the successes is turned into failures"
 PENALTY = "long replies are penalised (`overlong=0.9`)"
+
+
+def unlucky(arm, covers, predicts=beats):
+    """The control that bad luck costs an arm half of the margin or more."""
+    prediction = predicts(arm, f"{arm}-unlucky")
+    return Control(LUCK, prediction, prediction.margin / 2, covers)
+
+
 CONTROLS = (
     Control("samples sixteen steps old, ratios that are not clipped", trapped("bandit-trapped"),
-            1.0, ("echo-trap",)),
-    *(Control(PENALTY, shortens(f"{arm}-brief"), 0.15, ("shorter-reasoning",))
-      for arm in ("bandit-free-think", "frozenlake-grpo")),
-    *(Control(LUCK, unlucky(arm), 0.025, findings) for arm, findings in (
-        ("ppo", ("filtering",)), ("grpo", ("starpo-s",)),
-        ("bandit-free-think", ("thinking",)), ("seeing-free-think", ("seeing",)),
-        ("0.2m-none", ("size",)), ("metamathqa-none", ("members",)),
-        ("frozenlake-by-episode", ("step-credit", "echo", "distillation", "members", "fresh",
-                                   "slippery")),
-        ("sokoban-by-episode", ("step-credit", "distillation", "actions", "fresh")))),
-    Control(LUCK, unlucky_tasks(), 0.01, ("filters",)),
+            1.0, {"echo-trap": "", "echo-trap-broad": ""}),
+    *(Control(PENALTY, shortens(arm), 0.15, {"shorter-reasoning": task}) for arm, task in (
+        ("bandit-free-think-brief", "bandit"), ("frozenlake-grpo-brief", "frozenlake"))),
+    Control("advantages are not divided by the std", grows("gradients-no-std", "kl"), 1.0,
+            {"gradients": ""}),
+    unlucky("ppo", {"filtering": ""}), unlucky("grpo", {"starpo-s": ""}),
+    unlucky("bandit-free-think", {"thinking": ""}),
+    unlucky("seeing-free-think", {"seeing": ""}),
+    Control(LUCK, unlucky_tasks(), 0.01, {"filters": ""}),
+    *(unlucky(f"{task}-by-episode", {"step-credit": task, "distillation": task} | more)
+      for task, more in (("frozenlake", {"echo": ""}), ("sokoban", {}))),
+    unlucky("frozenlake-by-episode", {"step-credit": "", "echo": ""}, learns_faster),
+    *(unlucky(f"{task}-by-episode", {"fresh": task}, tested_better)
+      for task in ("frozenlake", "sokoban")),
+    *(unlucky(f"{task}-members-16", {"members": task}, partial(tested_better, margin=0.04))
+      for task in ("frozenlake", "metamathqa")),
+    unlucky("sokoban-cap-5", {"actions": ""}), unlucky("0.2m-none", {"size": ""}),
+    unlucky("slippery-by-episode", {"slippery": ""}),
 )

@@ -240,8 +240,12 @@ def distinct_steps(groups, steps):
     return min([steps, *(recipe_of(env).distinct or steps for env in groups.envs)])
 
 
-def demonstrate(frame, groups, step):
-    """Trajectories of the noisy demonstrator, one per row of `groups`, with logprobs of 0."""
+def demonstrate(frame, groups, step, answer_of=None):
+    """Trajectories of a demonstrator, one per row of `groups`, with logprobs of 0.
+
+    answer_of: (environment, rng) -> the answer of a turn; None: the noisy demonstrator's
+    """
+    answer_of = answer_of or noisy_answer
     rng = np.random.default_rng([VERSION, step])
     trajectories, live = [], list(range(len(groups)))
     for row, observation in enumerate(groups.reset(DEMONSTRATION_SEED + step * len(groups))):
@@ -254,7 +258,7 @@ def demonstrate(frame, groups, step):
         parts = {}  # row -> the parts of its reply
         for row in live:
             env = groups.envs[row]
-            parts[row] = {"answer": f" {noisy_answer(env, rng)}", "reasoning": f" {env.note()}"}
+            parts[row] = {"answer": f" {answer_of(env, rng)}", "reasoning": f" {env.note()}"}
             if frame.describes:
                 parts[row]["observation"] = f" {env.describe()}"
         # The last answer is executed only where its outcome has to be predicted.

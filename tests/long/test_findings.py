@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,7 @@ class TestStatistics:
         assert statistics.overall([yes, yes]) == yes
         assert statistics.overall([yes, unknown, no]) == no
         assert statistics.overall([yes, unknown]) == unknown
+        assert statistics.overall([unknown, "not testable", yes]) == "not testable"
 
     @settings(deadline=None)
     @given(NUMBERS, st.integers(1, 4))
@@ -138,13 +140,30 @@ class TestPredictions:
         assert predictions.mi_falls({"valid_thinking": np.ones(21), "first_turn/mi": mi}) == 1
         assert np.isnan(predictions.mi_falls({"valid_thinking": np.zeros(21), "first_turn/mi": mi}))
 
-
     def test_a_correlation_is_over_the_steps_that_measured_both(self):
         rows = [{"x": np.array([np.nan, 1.0, np.nan, 3.0]), "success": np.array([np.nan, 2, 9, 6])},
                 {"x": np.array([5.0, 2.0, 4.0, np.nan]), "success": np.array([np.nan, 4, 8, 0])}]
         assert predictions.correlation("x", *rows) == pytest.approx(1)
         rows[0]["success"][3] = 1
         assert predictions.correlation("x", *rows) == pytest.approx(0.4)
+
+    def test_a_collapse_is_deeper_or_comes_back_or_saves_time(self):
+        def row(*success, **more):
+            return {"success": np.array([np.nan, *np.repeat(success, 10)]), **more}
+
+        fallen, flat = row(0.3, 0.9, 0.1), row(0.5, 0.5, 0.5)
+        assert predictions.deeper("success", "a", "b").difference(fallen, flat) == pytest.approx(
+            0.8)
+        stays = predictions.stays_collapsed("a", "b")
+        assert stays.difference(fallen, row(0.1, 0.3)) == pytest.approx(0.4 - 0.2)
+        assert np.isnan(stays.difference(flat, fallen))
+        quick, slow = ({"seconds": np.array([np.nan, 9, s, s, s])} for s in (1.0, 4.0))
+        assert predictions.saves_time("a", "b", 0.5).difference(quick, slow) == 0.75
+        assert predictions.leads_by_more("ab", "cd").difference(
+            row(0.3), row(0.1), row(0.9), row(0.9)) == pytest.approx(1)
+        tested = predictions.tested_better("a", "b")
+        assert tested.difference({"test/success": 0.7}, {"test/success": 0.5}) == pytest.approx(0.2)
+        assert np.isnan(tested.difference({"test/success": None}, {"test/success": 0.5}))
 
     def test_shortening_is_of_tokens_per_turn(self):
         row = {"response_tokens": np.array([np.nan, *[40.0] * 10, *[10.0] * 10]),
@@ -165,7 +184,7 @@ class TestTable:
 
     def test_predictions_compare_arms_of_their_finding(self):
         unjudged = {f"{task}-stale-1{end}" for task in arms.STALE for end in ("", "-tis")}
-        unjudged |= {f"pair-{arm}" for arm in arms.VANILLAS}
+        unjudged |= {"pair-ppo", "pair-grpo"}
         for finding in table.FINDINGS.values():
             assert {arm for p in finding.predictions for arm in p.arms} == set(
                 finding.arms) - unjudged
@@ -187,7 +206,7 @@ class TestRunner:
         for module in (runner, page):
             monkeypatch.setattr(module, "FINDINGS", {"mini": finding})
             monkeypatch.setattr(module, "CONTROLS", (
-                Control("nothing", beats("slow", "fast"), 9.0, ("mini",)),))
+                Control("nothing", beats("slow", "fast"), 9.0, {"mini": ""}),))
         for name in ("STORED", "FOLDER"):
             monkeypatch.setattr(page, name, tmp_path)
         monkeypatch.setattr(page, "PAGE", tmp_path / "findings.md")
@@ -212,6 +231,13 @@ class TestRunner:
         assert "Fast is better." in (mini / "mini.md").read_text()
         runner.main(["mini"])
         assert "0 of 4 runs to train" in capsys.readouterr().out
+        shutil.rmtree(mini / "runs")  # the stored numbers are enough, but not to begin with a run
+        runner.main(["mini", "--plan"])
+        assert "0 of 4 runs to train" in capsys.readouterr().out
+        assert runner.missing([("fast", 7, None)]) == [("slow", 7, None), ("fast", 7, None)]
+        runner.main(["mini", "--plan", "--again"])
+        assert "4 of 4 runs to train" in capsys.readouterr().out
+        runner.train_one("slow", 0)
         # A run that was interrupted goes on; one with other settings begins again.
         lines, path = runner.lines_of("findings-slow-s0"), mini / "runs" / "findings-slow-s0"
         (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
@@ -294,15 +320,17 @@ class TestControls:
         assert trapped.difference(flat | {"grad_norm": spike}) == pytest.approx(2)
         assert trapped.difference(flat | {"grad_norm": np.ones(41)}) == pytest.approx(0)
 
-    @pytest.mark.parametrize(("found", "word"), [(4, "not reproduced"), (3, "not testable")])
-    def test_a_control_that_is_not_found_makes_a_claim_untestable(self, found, word, monkeypatch):
-        finding = Finding("x", "x", "x", "x", ("a",), (), None)
-        control = Control("", Prediction("", 1, ("a",), lambda row: row["x"]), 1.0, ("x",))
+    @pytest.mark.parametrize(("seeds", "covered", "word"), [
+        (4, "a", "not reproduced"), (3, "a", "not testable"), (3, "b", "not reproduced")])
+    def test_what_a_control_does_not_find_cannot_be_tested(self, seeds, covered, word, monkeypatch):
+        values = Prediction("", 1, ("a-x",), lambda row: row["x"])
+        finding = Finding("f", "", "", "", ("a-x",), (values,), None)
+        control = Control("", values, 1.0, {"f": covered})
         monkeypatch.setattr(page, "CONTROLS", (control,))
         monkeypatch.setattr(page, "stored", lambda arm: {
-            "seeds": [{"x": 1.0}] * found + [{"x": 0.0}] * (5 - found)})
-        assert page.told_verdict(finding, ([], "not reproduced")) == word
-        assert page.told_verdict(finding, ([], "reproduced")) == "reproduced"
+            "seeds": [{"x": 1.0}] * seeds + [{"x": 0.0}] * (5 - seeds)})
+        assert page.judge(finding, {"a-x": [{"x": 0.1}] * 5})[1] == word
+        assert page.judge(finding, {"a-x": [{"x": 2.0}] * 5})[1] == "reproduced"
 
 
 class TestVerdict:
@@ -324,7 +352,9 @@ class TestVerdict:
 
 
 def test_the_stored_results_are_of_the_arms_as_they_are():
-    seeds = {arm: finding.seeds for finding in table.FINDINGS.values() for arm in finding.arms}
+    seeds = {arm: table.FINDINGS[next(iter(control.covers))].seeds
+             for control in table.CONTROLS for arm in control.prediction.arms}
+    seeds |= {arm: finding.seeds for finding in table.FINDINGS.values() for arm in finding.arms}
     for arm, options in arms.ARMS.items():
         if stored := page.stored(arm):
             assert stored["options"] == json.loads(json.dumps(options))
@@ -357,7 +387,7 @@ class TestPages:
         assert again.replace("A word by hand.", "") == made
 
     def test_arms_are_listed_with_their_options_once_and_linked_from_later_pages(self):
-        listed, options = {}, {arm: {*page.differences(o)} for arm, o in arms.ARMS.items()}
+        listed = set()
         for finding in table.FINDINGS.values():
             head, _, *lines = page.arms_list(finding).splitlines()
             if "elsewhere" in head:
@@ -365,16 +395,21 @@ class TestPages:
                     name, own = line.split("](")[1].split(".md): ")
                     assert {*own.strip("`").split("`, `")} <= {*table.FINDINGS[name].arms}
                 continue
-            found = {}
+            found, options = {}, page.differences(finding.arms)
             for line in lines:
                 arm, own = line.removeprefix("- ").split(": ", 1)
                 found[arm.strip("`")] = {*own.split(", ")} - {"nothing more"}
             for arm in finding.arms:
                 task, _, rule = arm.partition("-")
                 parts = (arm, "all", f"{task}-...", f"...-{rule}")
-                assert options[arm] == set().union(*(found.get(part, {}) for part in parts))
-                listed[arm] = True
-        assert {*listed} == {arm for finding in table.FINDINGS.values() for arm in finding.arms}
+                assert {*options[arm]} == set().union(*(found.get(part, {}) for part in parts))
+                listed.add(arm)
+        assert listed == {arm for finding in table.FINDINGS.values() for arm in finding.arms}
+
+    def test_an_arm_shows_what_others_have_otherwise_even_if_it_is_the_presets(self):
+        shown = page.differences(("repair-none", "repair-rate"))
+        assert "`lr=0.0015`" in shown["repair-none"] and "`lr=0.0005`" in shown["repair-rate"]
+        assert "`lr=0.0005`" not in page.differences(("repair-rate",))["repair-rate"]
 
     def test_options_that_are_no_product_are_listed_arm_by_arm(self):
         own = {f"{a}-{b}": [a, b] for a in "xy" for b in "uv"}
