@@ -150,7 +150,9 @@ UNLUCKY = {"frozenlake-by-episode": 0.06, "sokoban-by-episode": 0.063, "grpo": 0
            "bandit-top-p": 0.024, "metamathqa-top-p": 0.022, "countdown-top-p": 0.036,
            "frozenlake-top-p": 0.026, "deepcoder-top-p": 0.055}
 for arm, share in UNLUCKY.items():
+    # A layer would have a warm-up of its own; the control begins with the arm's.
     ARMS[f"{arm}-unlucky"] = ARMS[arm] | dict(
+        init_from=f"findings-start-{arm}",
         layer=(f"findings.plant:BadLuck,probability={share}",))
 ARMS["bandit-trapped"] = SHORT | dict(env="bandit", stale=16, clip_low=1.0, clip_high=10.0,
                                       dual_clip=0.0)

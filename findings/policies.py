@@ -11,6 +11,7 @@ These three have the words of all environments, so the same size (0.29M), and se
 of each of their environments. In pair and broad every other episode has the format of the arms.
 
     1m, 5m   Countdown's own warm-up, of wider decoders
+    start    what an arm begins with after its own warm-up, for its control
 
 Each policy is the checkpoint of a run, runs/NAME, for --init-from.
 """
@@ -26,6 +27,8 @@ from functools import partial
 import torch
 import transformers
 
+from findings.arms import ARMS, UNLUCKY
+from minragen import config as settings
 from minragen.chat import ChatFrame, Reply, StopReason, Trajectory
 from minragen.config import preset
 from minragen.envs import REGISTRY, SPLITS
@@ -131,6 +134,16 @@ def wide(width, folder):
     save(folder, learner, config)
 
 
+def start(arm, folder):
+    """The policy after an arm's own warm-up."""
+    if (folder / "checkpoint").exists():
+        return
+    config = settings.from_options({"model": "tiny", **ARMS[arm], "run": folder.name})
+    source = bundled.resolve(config.model, lambda *size: env_groups(config, *size),
+                             config.response_format, config.max_new_tokens, config.warmup_steps)
+    save(folder, learner_of(load_policy(source, stored_dtype=True, name=config.model)), config)
+
+
 def learner_of(policy):
     """A Learner that imitates."""
     policy = faster(policy)
@@ -150,7 +163,8 @@ PAIR = ("metamathqa", "frozenlake")
 MAKERS = {**{f"findings-narrow-{env}": partial(broad, (env,), narrow=True) for env in PAIR},
           "findings-pair": partial(broad, PAIR),
           "findings-broad": partial(broad, tuple(REGISTRY)),
-          "findings-1m": partial(wide, 144), "findings-5m": partial(wide, 320)}
+          "findings-1m": partial(wide, 144), "findings-5m": partial(wide, 320),
+          **{f"findings-start-{arm}": partial(start, arm) for arm in UNLUCKY}}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -281,6 +281,16 @@ class TestPolicies:
             "num_groups": 2, "group_size": 2, "val_size": 2})
         assert start.run(config, say=lambda line: None)["test/success"] == 0.0
 
+    def test_a_control_begins_with_the_weights_of_its_arm(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("minragen.run.runs.RUNS", tmp_path)
+        name = arms.ARMS["metamathqa-top-p-unlucky"]["init_from"]
+        policies.MAKERS[name](tmp_path / name)
+        config = config_of.from_options(runner.options_of("metamathqa-top-p", 0))
+        policy, _ = start.load(config)
+        (mine,) = (load_file(path) for path in (tmp_path / name).glob("checkpoint/*.safetensors"))
+        assert all(torch.equal(mine[name], weights.cpu())
+                   for name, weights in policy.model.state_dict().items() if name in mine)
+
     def test_texts_are_those_of_episodes_without_a_frame(self):
         envs = [make("frozenlake"), make("bandit")]
         tokenizer = tiny.tiny_tokenizer(envs)
