@@ -139,13 +139,27 @@ for arm in VANILLAS:
     ARMS[f"broad-{arm}"] = ARMS[arm] | dict(init_from="findings-broad")
     if task == "metamathqa":
         ARMS[f"pair-{arm}"] = ARMS[arm] | dict(init_from="findings-pair")
+# ---- A pretrained model --------------------------------------------------------------------------
+# SmolLM2-135M, all weights, after a few supervised steps that show it the format. No KL.
+SMOLLM2 = dict(model="smollm2", filter="none", group_size=8, mini_batch=32, clip_high=0.2, lr=1e-5,
+               warmup_steps=8, steps=100, val_every=50, val_size=64, diagnose_every=0)
+SMOLLM2_BANDIT = SMOLLM2 | dict(env="bandit", num_groups=8, max_new_tokens=32, max_context=512)
+SMOLLM2_LAKE = SMOLLM2 | dict(
+    env="frozenlake", env_arg=("view=grid", "size=3"), response_format="no_think", num_groups=4,
+    max_turns=3, max_actions=6, max_new_tokens=16, max_context=640)
+ARMS |= {"smollm2-bandit-grpo": SMOLLM2_BANDIT,
+         "smollm2-bandit-ppo": SMOLLM2_BANDIT | AS_PPO,
+         "smollm2-bandit-starpo-s": SMOLLM2_BANDIT | AS_PPO | keep(0.25) | dict(clip_high=0.28),
+         "smollm2-bandit-top-p": SMOLLM2_BANDIT | FILTERS["top-p"],
+         "smollm2-lake-grpo": SMOLLM2_LAKE,
+         "smollm2-lake-top-p": SMOLLM2_LAKE | FILTERS["top-p"]}
 # ---- Controls: effects planted on purpose --------------------------------------------------------
 # The share of successes that bad luck turns into failures is the margin over the success at the end
 # of the stored runs; of arms that had not run before, over the success that we expected.
 UNLUCKY = {"frozenlake-by-episode": 0.06, "sokoban-by-episode": 0.063, "grpo": 0.24, "ppo": 0.2,
            "bandit-free-think": 0.052, "seeing-free-think": 0.068, "sokoban-cap-5": 0.067,
            "slippery-by-episode": 0.125, "frozenlake-members-16": 0.05,
-           "metamathqa-members-16": 0.05, "0.2m-none": 0.1,
+           "metamathqa-members-16": 0.05, "0.2m-none": 0.1, "smollm2-bandit-grpo": 0.33,
            # The margin of a mean over FIVE is smaller.
            "bandit-top-p": 0.024, "metamathqa-top-p": 0.022, "countdown-top-p": 0.036,
            "frozenlake-top-p": 0.026, "deepcoder-top-p": 0.055}

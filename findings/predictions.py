@@ -23,9 +23,9 @@ class Prediction(NamedTuple):
     difference: Callable  # (row of each arm, of one seed) -> float; nan if it cannot be said
 
 
-def beats(arm, other):
+def beats(arm, other, margin=0.05):
     """The prediction that an arm ends with more success than another."""
-    return Prediction(f"`{arm}` over `{other}`: more success at the end", 0.05, (arm, other),
+    return Prediction(f"`{arm}` over `{other}`: more success at the end", margin, (arm, other),
                       lambda a, b: last(a["success"]) - last(b["success"]))
 
 

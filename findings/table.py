@@ -259,6 +259,22 @@ _findings = (
             tuple(f"broad-{arm}" for arm in arms.VANILLAS),
             tuple(p for arm in arms.VANILLAS for p in collapses(f"broad-{arm}")),
             partial(figures.curves, HEALTH), model="broad tiny", row="echo-trap"),
+    Finding("echo-trap-smollm2", "The Echo Trap of a pretrained model", "V1, section 4.1, figure 5",
+            "The same of SmolLM2-135M.",
+            ("smollm2-bandit-ppo", "smollm2-bandit-grpo", "smollm2-lake-grpo"),
+            tuple(p for arm in ("smollm2-bandit-ppo", "smollm2-bandit-grpo", "smollm2-lake-grpo")
+                  for p in collapses(arm)),
+            partial(figures.curves, HEALTH), SEEDS[:3], "SmolLM2", "echo-trap"),
+    Finding("filters-smollm2", "Filters and StarPO-S with a pretrained model",
+            "V1, section 4.2, figures 7 to 9; V2",
+            "SmolLM2-135M ends with more success with a filter than without, and with StarPO-S "
+            "than with vanilla GRPO or PPO.",
+            tuple(f"smollm2-{arm}" for arm in ("bandit-grpo", "bandit-ppo", "bandit-top-p",
+                                               "bandit-starpo-s", "lake-grpo", "lake-top-p")),
+            tuple(beats(f"smollm2-{arm}", f"smollm2-{other}", 0.1) for arm, other in (
+                ("bandit-starpo-s", "bandit-grpo"), ("bandit-starpo-s", "bandit-ppo"),
+                ("bandit-top-p", "bandit-grpo"), ("lake-top-p", "lake-grpo"))),
+            partial(figures.curves, HEALTH), SEEDS[:3], "SmolLM2", "starpo-s"),
     Finding("breadth", "Something to lose", "a question to V1, section 4.1",
             "A policy that knows more tasks and formats before RL has more to lose: its collapse "
             "is deeper, and includes the form of its replies.",
@@ -302,4 +318,6 @@ CONTROLS = (
       for task in ("frozenlake", "metamathqa")),
     unlucky("sokoban-cap-5", {"actions": ""}), unlucky("0.2m-none", {"size": ""}),
     unlucky("slippery-by-episode", {"slippery": ""}),
+    unlucky("smollm2-bandit-grpo", {"filters-smollm2": "smollm2-bandit"},
+            partial(beats, margin=0.1)),
 )
