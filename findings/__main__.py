@@ -26,7 +26,7 @@ import numpy as np
 
 from findings import page, policies
 from findings.arms import ARMS
-from findings.table import CONTROLS, FINDINGS, METRICS
+from findings.table import FINDINGS, METRICS, seeds_of
 from minragen import config as settings
 from minragen.options import nearest
 from minragen.run import runs
@@ -51,11 +51,10 @@ def main(argv=None):
     chosen, steps, most = args.finding or list(FINDINGS), None, None
     if args.quick:
         chosen, most, steps = chosen[:QUICK[0]], *QUICK[1:]
-    seeds = {arm: (args.seeds or FINDINGS[name].seeds)[:most]
-             for name in chosen for arm in FINDINGS[name].arms}
-    if not args.quick and not args.seeds:
-        seeds |= {arm: FINDINGS[next(iter(control.covers))].seeds for control in CONTROLS
-                  if {*control.covers} & {*chosen} for arm in control.prediction.arms}
+    seeds = seeds_of(chosen)
+    if args.quick or args.seeds:  # without the controls
+        seeds = {arm: (args.seeds or seeds[arm])[:most]
+                 for name in chosen for arm in FINDINGS[name].arms}
     asked = [(arm, seed, steps) for arm in seeds for seed in seeds[arm]]
     rows = {} if args.again else {task: row for task in asked if (row := stored_row(*task))}
     if args.again and not args.plan:
@@ -122,9 +121,9 @@ def forecast(tasks, total, workers):
 def missing(tasks):
     """Those of the tasks that have not ended, behind the runs that they begin with or learn from:
     of these only numbers are stored."""
-    sources = [source for task in tasks if not ended(*task) for source in [source_of(*task)]
-               if source and not ended(*source)]
-    return [*dict.fromkeys([*sources, *(task for task in tasks if not ended(*task))])]
+    left = [task for task in tasks if not ended(*task)]
+    sources = dict.fromkeys(source for task in left if (source := source_of(*task)))
+    return [*dict.fromkeys([*(s for s in sources if not ended(*s)), *left])]
 
 
 def source_of(arm, seed, steps=None):

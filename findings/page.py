@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.figure import table, written_into
 from findings.arms import ARMS
 from findings.statistics import bootstrap, overall, verdict
-from findings.table import CONTROLS, FINDINGS
+from findings.table import CONTROLS, FINDINGS, seeds_of
 from minragen.config import preset
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,7 +102,8 @@ def pages():
         texts[path] = PARTS.format(
             title=finding.title, command=command_of(finding),
             result=result_of(finding, *(found or unknown(finding))),
-            meaning=meaning_of(path.read_text() if path.exists() else ""))
+            meaning=(meaning_of(path.read_text() if path.exists() else "")
+                     or ("" if found else "Not run yet.")))
     return texts
 
 
@@ -269,8 +270,8 @@ def grouped(results):
 
 def command_of(finding):
     """How to repeat the finding."""
-    return (f"`make findings F={finding.name} ARGS=--again` "
-            f"({len(finding.arms) * len(finding.seeds)} runs)")
+    count = sum(map(len, seeds_of([finding.name]).values()))
+    return f"`make findings F={finding.name} ARGS=--again` ({count} runs, controls included)"
 
 
 def differences(arms):

@@ -57,10 +57,11 @@ def broad(envs, folder, narrow=False):
     """Warm up on `envs`, from the last checkpoint if there is one."""
     groups = {env: env_groups(preset(env), "train", ROWS) for env in envs}
     ones = [one.envs[0] for one in groups.values()]
-    policy = tiny.tiny_policy([env_groups(preset(env), "train").envs[0] for env in REGISTRY],
-                              "grounding_worldmodeling")  # with the tags of all formats
     if begun := (folder / "checkpoint").exists():
         policy = load_policy(runs.find_checkpoint(folder), stored_dtype=True, name="tiny")
+    else:  # the words of all environments, and the tags of all formats
+        policy = tiny.tiny_policy([env_groups(preset(env), "train").envs[0] for env in REGISTRY],
+                                  "grounding_worldmodeling")
     learner = learner_of(policy)
     if begun:
         runs.load_trainer_state(runs.find_checkpoint(folder), learner)

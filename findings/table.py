@@ -288,14 +288,14 @@ FINDINGS = {finding.name: finding for finding in _findings}
 
 
 # ---- Controls ------------------------------------------------------------------------------------
-LUCK = "a share of the successes is turned into failures"
+LUCK = "of the successes are turned into failures"
 PENALTY = "long replies are penalised (`overlong=0.9`)"
 
 
 def unlucky(arm, covers, predicts=beats):
     """The control that bad luck costs an arm half of the margin or more."""
-    prediction = predicts(arm, f"{arm}-unlucky")
-    return Control(LUCK, prediction, prediction.margin / 2, covers)
+    prediction, share = predicts(arm, f"{arm}-unlucky"), 100 * arms.UNLUCKY[arm]
+    return Control(f"{share:.3g} % {LUCK}", prediction, prediction.margin / 2, covers)
 
 
 CONTROLS = (
@@ -308,7 +308,7 @@ CONTROLS = (
     unlucky("ppo", {"filtering": ""}), unlucky("grpo", {"starpo-s": ""}),
     unlucky("bandit-free-think", {"thinking": ""}),
     unlucky("seeing-free-think", {"seeing": ""}),
-    Control(LUCK, unlucky_tasks(), 0.01, {"filters": ""}),
+    Control(f"2 to 6 % {LUCK}", unlucky_tasks(), 0.01, {"filters": ""}),
     *(unlucky(f"{task}-by-episode", {"step-credit": task, "distillation": task} | more)
       for task, more in (("frozenlake", {"echo": ""}), ("sokoban", {}))),
     unlucky("frozenlake-by-episode", {"step-credit": "", "echo": ""}, learns_faster),
@@ -321,3 +321,11 @@ CONTROLS = (
     unlucky("smollm2-bandit-grpo", {"filters-smollm2": "smollm2-bandit"},
             partial(beats, margin=0.1)),
 )
+
+
+def seeds_of(names):
+    """{arm: seeds} of the findings with these names and of their controls."""
+    controls = [control for control in CONTROLS if {*control.covers} & {*names}]
+    return ({arm: FINDINGS[next(iter(control.covers))].seeds for control in controls
+             for arm in control.prediction.arms}
+            | {arm: FINDINGS[name].seeds for name in names for arm in FINDINGS[name].arms})

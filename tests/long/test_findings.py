@@ -203,10 +203,11 @@ class TestRunner:
             monkeypatch.setattr(module, "ARMS", mini_arms)
         finding = Finding("mini", "Mini", "nobody", "Fast is better.", ("slow", "fast"),
                           (beats("fast", "slow"),), table.FINDINGS["echo-trap"].draw, (0, 1))
-        for module in (runner, page):
+        controls = (Control("nothing", beats("slow", "fast"), 9.0, {"mini": ""}),)
+        for module in (runner, page, table):
             monkeypatch.setattr(module, "FINDINGS", {"mini": finding})
-            monkeypatch.setattr(module, "CONTROLS", (
-                Control("nothing", beats("slow", "fast"), 9.0, {"mini": ""}),))
+        for module in (page, table):
+            monkeypatch.setattr(module, "CONTROLS", controls)
         for name in ("STORED", "FOLDER"):
             monkeypatch.setattr(page, name, tmp_path)
         monkeypatch.setattr(page, "PAGE", tmp_path / "findings.md")
@@ -362,9 +363,7 @@ class TestVerdict:
 
 
 def test_the_stored_results_are_of_the_arms_as_they_are():
-    seeds = {arm: table.FINDINGS[next(iter(control.covers))].seeds
-             for control in table.CONTROLS for arm in control.prediction.arms}
-    seeds |= {arm: finding.seeds for finding in table.FINDINGS.values() for arm in finding.arms}
+    seeds = table.seeds_of(table.FINDINGS)
     for arm, options in arms.ARMS.items():
         if stored := page.stored(arm):
             assert stored["options"] == json.loads(json.dumps(options))
