@@ -140,9 +140,11 @@ for arm in VANILLAS:
     if task == "metamathqa":
         ARMS[f"pair-{arm}"] = ARMS[arm] | dict(init_from="findings-pair")
 # ---- A pretrained model --------------------------------------------------------------------------
-# SmolLM2-135M, all weights, after a few supervised steps that show it the format. No KL.
-SMOLLM2 = dict(model="smollm2", filter="none", group_size=8, mini_batch=32, clip_high=0.2, lr=1e-5,
-               warmup_steps=8, steps=100, val_every=50, val_size=64, diagnose_every=0)
+# SmolLM2-135M, all weights, after a few supervised steps that show it the format. No KL. Where
+# there is a GPU it trains there: the stored runs did.
+SMOLLM2 = dict(model="smollm2", device="", filter="none", group_size=8, mini_batch=32, clip_high=0.2,
+               lr=1e-5, warmup_steps=8, steps=100, val_every=50, val_size=64, diagnose_every=0,
+               token_budget=8192)
 SMOLLM2_BANDIT = SMOLLM2 | dict(env="bandit", num_groups=8, max_new_tokens=32, max_context=512)
 SMOLLM2_LAKE = SMOLLM2 | dict(
     env="frozenlake", env_arg=("view=grid", "size=3"), response_format="no_think", num_groups=4,
@@ -170,5 +172,7 @@ for arm, share in UNLUCKY.items():
         layer=(f"findings.plant:BadLuck,probability={share}",))
 ARMS["bandit-trapped"] = SHORT | dict(env="bandit", stale=16, clip_low=1.0, clip_high=10.0,
                                       dual_clip=0.0)
+ARMS["smollm2-bandit-trapped"] = SMOLLM2_BANDIT | {
+    name: ARMS["bandit-trapped"][name] for name in ("stale", "clip_low", "clip_high", "dual_clip")}
 for arm in ("bandit-free-think", "frozenlake-grpo"):
     ARMS[f"{arm}-brief"] = ARMS[arm] | dict(overlong=0.9)  # long replies are penalised

@@ -139,10 +139,14 @@ def start(arm, folder):
     """The policy after an arm's own warm-up."""
     if (folder / "checkpoint").exists():
         return
-    config = settings.from_options({"model": "tiny", **ARMS[arm], "run": folder.name})
+    config = settings.from_options({"model": "tiny", "device": "cpu", **ARMS[arm],
+                                    "run": folder.name})
+    _, device, _ = bundled.choose_model(config.model, config.device)
     source = bundled.resolve(config.model, lambda *size: env_groups(config, *size),
-                             config.response_format, config.max_new_tokens, config.warmup_steps)
-    save(folder, learner_of(load_policy(source, stored_dtype=True, name=config.model)), config)
+                             config.response_format, config.max_new_tokens, config.warmup_steps,
+                             device)
+    save(folder, learner_of(load_policy(source, device, stored_dtype=True, name=config.model)),
+         config)
 
 
 def learner_of(policy):

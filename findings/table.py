@@ -264,7 +264,7 @@ _findings = (
             ("smollm2-bandit-ppo", "smollm2-bandit-grpo", "smollm2-lake-grpo"),
             tuple(p for arm in ("smollm2-bandit-ppo", "smollm2-bandit-grpo", "smollm2-lake-grpo")
                   for p in collapses(arm)),
-            partial(figures.curves, HEALTH), SEEDS[:3], "SmolLM2", "echo-trap"),
+            partial(figures.curves, HEALTH), model="SmolLM2", row="echo-trap"),
     Finding("filters-smollm2", "Filters and StarPO-S with a pretrained model",
             "V1, section 4.2, figures 7 to 9; V2",
             "SmolLM2-135M ends with more success with a filter than without, and with StarPO-S "
@@ -274,7 +274,7 @@ _findings = (
             tuple(beats(f"smollm2-{arm}", f"smollm2-{other}", 0.1) for arm, other in (
                 ("bandit-starpo-s", "bandit-grpo"), ("bandit-starpo-s", "bandit-ppo"),
                 ("bandit-top-p", "bandit-grpo"), ("lake-top-p", "lake-grpo"))),
-            partial(figures.curves, HEALTH), SEEDS[:3], "SmolLM2", "starpo-s"),
+            partial(figures.curves, HEALTH), model="SmolLM2", row="starpo-s"),
     Finding("breadth", "Something to lose", "a question to V1, section 4.1",
             "A policy that knows more tasks and formats before RL has more to lose: its collapse "
             "is deeper, and includes the form of its replies.",
@@ -299,8 +299,9 @@ def unlucky(arm, covers, predicts=beats):
 
 
 CONTROLS = (
-    Control("samples sixteen steps old, ratios that are not clipped", trapped("bandit-trapped"),
-            1.0, {"echo-trap": "", "echo-trap-broad": ""}),
+    *(Control("samples sixteen steps old, ratios that are not clipped", trapped(arm), 1.0, covers)
+      for arm, covers in (("bandit-trapped", {"echo-trap": "", "echo-trap-broad": ""}),
+                          ("smollm2-bandit-trapped", {"echo-trap-smollm2": ""}))),
     *(Control(PENALTY, shortens(arm), 0.15, {"shorter-reasoning": task}) for arm, task in (
         ("bandit-free-think-brief", "bandit"), ("frozenlake-grpo-brief", "frozenlake"))),
     Control("advantages are not divided by the std", grows("gradients-no-std", "kl"), 1.0,
