@@ -131,6 +131,12 @@ for size in SIZES:
     for rule in ("none", "top-p"):
         ARMS[f"{size}-{rule}"] = FILTERS[rule] | own | dict(
             env="countdown", steps=60, val_every=60, diagnose_every=0)
+# Whether the std divides where the better arm pays seldom, as it does, and where both pay for sure.
+UNFILTERED = dict(env="bandit", val_every=100, val_size=64, diagnose_every=0, **FIVE["bandit"],
+                  **FILTERS["none"])
+SURE = UNFILTERED | dict(env_arg=("mixed=True", "high_prob=1.0", "high_reward=0.25"))
+NO_STD = dict(norm_by_std=False)
+ARMS |= {"bandit-no-std": UNFILTERED | NO_STD, "sure-none": SURE, "sure-no-std": SURE | NO_STD}
 # What the warm-up showed (policies.py): environments x formats.
 BREADTHS = {"narrow": 1, "pair": 10, "broad": 50}
 for arm in VANILLAS:
@@ -142,14 +148,15 @@ for arm in VANILLAS:
 # ---- A pretrained model --------------------------------------------------------------------------
 # SmolLM2-135M, all weights, after a few supervised steps that show it the format. No KL. Where
 # there is a GPU it trains there: the stored runs did.
-SMOLLM2 = dict(model="smollm2", device="", filter="none", group_size=8, mini_batch=32, clip_high=0.2,
-               lr=1e-5, warmup_steps=8, steps=100, val_every=50, val_size=64, diagnose_every=0,
-               token_budget=8192)
+SMOLLM2 = dict(model="smollm2", device="", filter="none", group_size=8, mini_batch=32,
+               token_budget=8192, clip_high=0.2, lr=1e-5, warmup_steps=8, steps=100, val_every=50,
+               val_size=64, diagnose_every=0)
 SMOLLM2_BANDIT = SMOLLM2 | dict(env="bandit", num_groups=8, max_new_tokens=32, max_context=512)
 SMOLLM2_LAKE = SMOLLM2 | dict(
     env="frozenlake", env_arg=("view=grid", "size=3"), response_format="no_think", num_groups=4,
     max_turns=3, max_actions=6, max_new_tokens=16, max_context=640)
 ARMS |= {"smollm2-bandit-grpo": SMOLLM2_BANDIT,
+         "smollm2-bandit-no-std": SMOLLM2_BANDIT | NO_STD,
          "smollm2-bandit-ppo": SMOLLM2_BANDIT | AS_PPO,
          "smollm2-bandit-starpo-s": SMOLLM2_BANDIT | AS_PPO | keep(0.25) | dict(clip_high=0.28),
          "smollm2-bandit-top-p": SMOLLM2_BANDIT | FILTERS["top-p"],

@@ -202,14 +202,19 @@ def learns_faster(arm, other):
                                                        - b["success"][1:].mean()))
 
 
+def at_most_below(arm, other, what=""):
+    """The prediction that an arm ends with at most 0.05 less success than another."""
+    return Prediction(f"`{arm}` ends at most 0.05 below {what}`{other}`", 0.0, (arm, other),
+                      lambda a, b: last(a["success"]) - last(b["success"]) + 0.05)
+
+
 def distils(task):
     """The predictions that a fresh policy with a teacher is soon ahead of RL, and nearly as good as
     its teacher."""
     arms = f"{task}-distilled", f"{task}-by-episode"
     return (Prediction("`{}` over `{}`: more success in steps 21 to 30".format(*arms), 0.05, arms,
                        lambda d, rl: last(d["success"]) - windows(rl["success"])[20]),
-            Prediction("`{}` ends at most 0.05 below its teacher `{}`".format(*arms), 0.0, arms,
-                       lambda d, rl: last(d["success"]) - last(rl["success"]) + 0.05))
+            at_most_below(*arms, "its teacher "))
 
 
 def costs(task, stale, less):

@@ -18,6 +18,7 @@ from findings.predictions import (
     MI,
     H,
     Prediction,
+    at_most_below,
     beats,
     collapses,
     correlation,
@@ -248,6 +249,12 @@ _findings = (
             ("grpo", *(f"repair-{name}" for name in arms.REPAIRS)),
             tuple(stays_collapsed("grpo", f"repair-{name}") for name in arms.REPAIRS),
             partial(figures.curves, HEALTH)),
+    Finding("std", "Dividing by the std", "Dr. GRPO (Liu et al. 2025), section 3",
+            "GRPO's division by the std of a group is a bias: without it a policy learns more "
+            "where the better choice pays seldom, and as much where it pays for sure.",
+            ("bandit-none", "bandit-no-std", "bandit-top-p", "sure-none", "sure-no-std"),
+            (beats("bandit-no-std", "bandit-none"), at_most_below("sure-no-std", "sure-none")),
+            partial(figures.curves, ("success", "reward_std", "entropy"))),
     Finding("size", "Larger models", "V2, main table",
             "A larger model ends with more success, and a filter helps at every size.",
             tuple(f"{size}-{rule}" for size in arms.SIZES for rule in ("none", "top-p")),
@@ -275,6 +282,12 @@ _findings = (
                 ("bandit-starpo-s", "bandit-grpo"), ("bandit-starpo-s", "bandit-ppo"),
                 ("bandit-top-p", "bandit-grpo"), ("lake-top-p", "lake-grpo"))),
             partial(figures.curves, HEALTH), model="SmolLM2", row="starpo-s"),
+    Finding("std-smollm2", "Dividing by the std, with a pretrained model",
+            "Dr. GRPO (Liu et al. 2025), section 3",
+            "GRPO's division by the std of a group is why SmolLM2 does not learn Bandit.",
+            tuple(f"smollm2-bandit-{arm}" for arm in ("grpo", "no-std", "top-p", "ppo")),
+            (beats("smollm2-bandit-no-std", "smollm2-bandit-grpo", 0.1),),
+            partial(figures.curves, HEALTH), model="SmolLM2", row="std"),
     Finding("breadth", "Something to lose", "a question to V1, section 4.1",
             "A policy that knows more tasks and formats before RL has more to lose: its collapse "
             "is deeper, and includes the form of its replies.",
@@ -307,7 +320,7 @@ CONTROLS = (
     Control("advantages are not divided by the std", grows("gradients-no-std", "kl"), 1.0,
             {"gradients": ""}),
     unlucky("ppo", {"filtering": ""}), unlucky("grpo", {"starpo-s": ""}),
-    unlucky("bandit-free-think", {"thinking": ""}),
+    unlucky("bandit-free-think", {"thinking": "", "std": ""}),
     unlucky("seeing-free-think", {"seeing": ""}),
     Control(f"2 to 6 % {LUCK}", unlucky_tasks(), 0.01, {"filters": ""}),
     *(unlucky(f"{task}-by-episode", {"step-credit": task, "distillation": task} | more)
@@ -319,7 +332,7 @@ CONTROLS = (
       for task in ("frozenlake", "metamathqa")),
     unlucky("sokoban-cap-5", {"actions": ""}), unlucky("0.2m-none", {"size": ""}),
     unlucky("slippery-by-episode", {"slippery": ""}),
-    unlucky("smollm2-bandit-grpo", {"filters-smollm2": "smollm2-bandit"},
+    unlucky("smollm2-bandit-grpo", {"filters-smollm2": "smollm2-bandit", "std-smollm2": ""},
             partial(beats, margin=0.1)),
 )
 
