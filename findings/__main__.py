@@ -5,9 +5,10 @@
     python -m findings --quick               the first four, two seeds of 30 steps; not written
 
 An arm is a configuration; findings share arms. Its runs are ordinary runs, runs/findings-ARM-sSEED:
-one that was interrupted goes on. In the end the curves of an arm are in runs/findings-ARM.json, and
-the pages are made from these files alone. What is stored there, or has ended, is not repeated
-unless --again is given; a change of the code does not count, one of the arm's options does.
+one that was interrupted goes on. A GPU is used if there is one; twenty runs of `tiny` can share it.
+In the end the curves of an arm are in runs/findings-ARM.json, and the pages are made from these
+files alone. What is stored there, or has ended, is not repeated unless --again is given; a change
+of the code does not count, one of the arm's options does.
 
 Reading order: `main`, `train_all`, `row_of`; what is tested is in table.py, how it is judged in
 statistics.py, the pages in page.py.
@@ -82,8 +83,8 @@ def options_of(arm, seed, steps=None):
     shorter = {"steps": steps, "run": f"findings-{arm}-s{seed}-steps{steps}"} if steps else {}
     own = {name: value.format(seed=seed) if isinstance(value, str) else value
            for name, value in ARMS[arm].items()}
-    return {"model": "tiny", "device": "cpu", "threads": 1, **own, "seed": seed,
-            "run": f"findings-{arm}-s{seed}", **shorter}
+    return {"model": "tiny", "threads": 1, **own, "seed": seed, "run": f"findings-{arm}-s{seed}",
+            **shorter}
 
 
 def command_of(options):

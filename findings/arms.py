@@ -146,9 +146,8 @@ for arm in VANILLAS:
     if task == "metamathqa":
         ARMS[f"pair-{arm}"] = ARMS[arm] | dict(init_from="findings-pair")
 # ---- A pretrained model --------------------------------------------------------------------------
-# SmolLM2-135M, all weights, after a few supervised steps that show it the format. No KL. Where
-# there is a GPU it trains there: the stored runs did.
-SMOLLM2 = dict(model="smollm2", device="", filter="none", group_size=8, mini_batch=32,
+# SmolLM2-135M, all weights, after a few supervised steps that show it the format. No KL.
+SMOLLM2 = dict(model="smollm2", filter="none", group_size=8, mini_batch=32,
                token_budget=8192, clip_high=0.2, lr=1e-5, warmup_steps=8, steps=100, val_every=50,
                val_size=64, diagnose_every=0)
 SMOLLM2_BANDIT = SMOLLM2 | dict(env="bandit", num_groups=8, max_new_tokens=32, max_context=512)

@@ -139,8 +139,7 @@ def start(arm, folder):
     """The policy after an arm's own warm-up."""
     if (folder / "checkpoint").exists():
         return
-    config = settings.from_options({"model": "tiny", "device": "cpu", **ARMS[arm],
-                                    "run": folder.name})
+    config = settings.from_options({"model": "tiny", **ARMS[arm], "run": folder.name})
     _, device, _ = bundled.choose_model(config.model, config.device)
     source = bundled.resolve(config.model, lambda *size: env_groups(config, *size),
                              config.response_format, config.max_new_tokens, config.warmup_steps,
