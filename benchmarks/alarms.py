@@ -31,8 +31,10 @@ def stored_runs():
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         seed = json.loads((path.parent / "config.json").read_text())["seed"]
         yield path.parent.name, seed, [line for line in lines if "reward_std" in line]
-    for path in sorted({*RUNS.glob("findings-*.json")} - {*RUNS.glob("findings-smollm2-*.json")}):
+    for path in sorted(RUNS.glob("findings-*.json")):
         arm = json.loads(path.read_text())
+        if arm["arm"].startswith("smollm2-"):
+            continue
         for row in arm["seeds"]:
             yield f"{row.get('arm', arm['arm'])}-s{row['seed']}", row["seed"], [
                 {"step": step} | {key: values[step] for key, values in row.items()

@@ -132,11 +132,10 @@ for size in SIZES:
         ARMS[f"{size}-{rule}"] = FILTERS[rule] | own | dict(
             env="countdown", steps=60, val_every=60, diagnose_every=0)
 # Whether the std divides where the better arm pays seldom, as it does, and where both pay for sure.
-UNFILTERED = dict(env="bandit", val_every=100, val_size=64, diagnose_every=0, **FIVE["bandit"],
-                  **FILTERS["none"])
-SURE = UNFILTERED | dict(env_arg=("mixed=True", "high_prob=1.0", "high_reward=0.25"))
+SURE = ARMS["bandit-none"] | dict(env_arg=("mixed=True", "high_prob=1.0", "high_reward=0.25"))
 NO_STD = dict(norm_by_std=False)
-ARMS |= {"bandit-no-std": UNFILTERED | NO_STD, "sure-none": SURE, "sure-no-std": SURE | NO_STD}
+ARMS |= {"bandit-no-std": ARMS["bandit-none"] | NO_STD, "sure-none": SURE,
+         "sure-no-std": SURE | NO_STD}
 # What the warm-up showed (policies.py): environments x formats.
 BREADTHS = {"narrow": 1, "pair": 10, "broad": 50}
 for arm in VANILLAS:
