@@ -61,8 +61,8 @@ test: .venv/ready .venv/lean        ## run the specification: what minRAGEN prom
 	@$(PYTEST) $(if $(findstring tests/,$(ARGS)),,--ignore=tests/long) $(ARGS)
 
 test-all: test           ## and then what takes long by nature: kills, servers, commands of the pages
-	@$(PYTEST) tests/long $(ARGS)
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/long/test_accelerator.py
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/long/test_accelerator.py & \
+	 $(PYTEST) tests/long $(ARGS) && wait $$!
 
 floor: .venv/lean        ## run all tests on the oldest PyTorch and transformers that are allowed (3 GB to download)
 	@$(PYTHON) -m venv .venv/floor

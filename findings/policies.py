@@ -140,7 +140,7 @@ def start(arm, folder):
     if (folder / "checkpoint").exists():
         return
     config = settings.from_options({"model": "tiny", **ARMS[arm], "run": folder.name})
-    _, device, _ = bundled.choose_model(config.model, config.device)
+    device = bundled.choose_model(config.model)[1]
     source = bundled.resolve(config.model, lambda *size: env_groups(config, *size),
                              config.response_format, config.max_new_tokens, config.warmup_steps,
                              device)
@@ -149,7 +149,8 @@ def start(arm, folder):
 
 
 def learner_of(policy):
-    """A Learner that imitates."""
+    """A Learner that imitates, on a GPU if there is one."""
+    policy.model.to(bundled.choose_model("tiny")[1])
     policy = faster(policy)
     return Learner(policy, ChatFrame(policy.tokenizer),
                    AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0))
