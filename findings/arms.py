@@ -118,8 +118,10 @@ WITH_CRITIC = SHORT | AS_PPO | dict(env="frozenlake", lr=5e-4)
 ARMS |= {"frozenlake-critic": WITH_CRITIC,
          "slippery-critic": WITH_CRITIC | dict(env_arg=("slip=0.667",)),
          "slippery-by-episode": SHORT | dict(env="frozenlake", env_arg=("slip=0.667",))}
-# They begin with the weights of a run that has collapsed: Adam and the KL's reference are new.
-REPAIR = VANILLA | dict(init_from="findings-grpo-s{seed}", steps=50)
+# They begin with the weights of a run that has collapsed: Adam and the KL's reference are new. Of
+# the stored runs of `grpo` only numbers are left.
+ARMS["collapsed"] = VANILLA
+REPAIR = VANILLA | dict(init_from="findings-collapsed-s{seed}", steps=50)
 REPAIRS = {"none": {}, "rate": dict(lr=5e-4), "filter": FILTERS["top-p"],
            "fewer-updates": dict(mini_batch=128)}
 for name, options in REPAIRS.items():

@@ -246,8 +246,8 @@ _findings = (
     Finding("repair", "Out of the trap again", "V1, section 4.1",
             "A collapse is irreversible: a run that goes on does not get back what it lost, also "
             "with a lower learning rate, a filter, or fewer updates.",
-            ("grpo", *(f"repair-{name}" for name in arms.REPAIRS)),
-            tuple(stays_collapsed("grpo", f"repair-{name}") for name in arms.REPAIRS),
+            ("collapsed", *(f"repair-{name}" for name in arms.REPAIRS)),
+            tuple(stays_collapsed("collapsed", f"repair-{name}") for name in arms.REPAIRS),
             partial(figures.curves, HEALTH)),
     Finding("std", "Dividing by the std", "derived from Dr. GRPO (Liu et al. 2025)",
             "GRPO's division by the std of a group is a bias: without it a policy learns more "
