@@ -65,16 +65,21 @@ step_seconds = partial(ends, "seconds of the median step",
 
 
 def breadth(metrics, breadths, rows):
-    """How far metrics fall from their best steps to the last ones, against what the policy knew
-    before RL: an axis a metric, a line an algorithm in an environment, a dot a run.
+    """How far metrics fall from their best steps to the last ones, and those of validation from
+    before RL to its end, against what the policy knew before RL: an axis a metric, a line an
+    algorithm in an environment, a dot a run.
 
     breadths: {prefix of an arm's name: breadth}
     """
+    def depth(row, metric):
+        measured = [value for value in row[metric] if value is not None]
+        return measured[0] - measured[-1] if metric.startswith("val/") else fall(row[metric])
+
     figure = Figure(figsize=(3.2 * len(metrics), 2.8), layout="constrained")
     arms = list(dict.fromkeys(arm.split("-", 1)[1] for arm in rows))
     for axis, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics):
         for number, arm in enumerate(arms):
-            falls = {width: [fall(row[metric]) for row in rows[f"{name}-{arm}"]]
+            falls = {width: [depth(row, metric) for row in rows[f"{name}-{arm}"]]
                      for name, width in breadths.items() if f"{name}-{arm}" in rows}
             color = f"C{number}"
             axis.plot([*falls], [np.mean(values) for values in falls.values()], lw=1, label=arm,

@@ -295,7 +295,8 @@ _findings = (
                   if (arm := f"{breadth}-{vanilla}") in arms.ARMS),
             tuple(deeper(metric, f"broad-{arm}", f"narrow-{arm}") for metric in
                   ("success", "valid") for arm in arms.VANILLAS),
-            partial(figures.breadth, ("success", "valid", "reward_std"), arms.BREADTHS)),
+            partial(figures.breadth, ("val/success", "success", "valid", "reward_std"),
+                    arms.BREADTHS)),
 )
 FINDINGS = {finding.name: finding for finding in _findings}
 
