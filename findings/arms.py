@@ -126,6 +126,7 @@ REPAIRS = {"none": {}, "rate": dict(lr=5e-4), "filter": FILTERS["top-p"],
            "fewer-updates": dict(mini_batch=128)}
 for name, options in REPAIRS.items():
     ARMS[f"repair-{name}"] = REPAIR | options
+ARMS["repair-frozen"] = REPAIR | dict(lr=0.0)  # what the collapsed policy does on these prompts
 # Wider decoders (policies.py).
 SIZES = ("0.2m", "1m", "5m")
 for size in SIZES:
@@ -177,8 +178,8 @@ for arm, share in UNLUCKY.items():
     ARMS[f"{arm}-unlucky"] = ARMS[arm] | dict(
         init_from=f"findings-start-{arm}",
         layer=(f"findings.plant:BadLuck,probability={share}",))
-ARMS["bandit-trapped"] = SHORT | dict(env="bandit", stale=16, clip_low=1.0, clip_high=10.0,
-                                      dual_clip=0.0)
+ARMS["bandit-trapped"] = SHORT | dict(env="bandit", filter="none", stale=16, clip_low=1.0,
+                                      clip_high=10.0, dual_clip=0.0)
 ARMS["smollm2-bandit-trapped"] = SMOLLM2_BANDIT | {
     name: ARMS["bandit-trapped"][name] for name in ("stale", "clip_low", "clip_high", "dual_clip")}
 for arm in ("bandit-free-think", "frozenlake-grpo"):

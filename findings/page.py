@@ -169,7 +169,7 @@ def is_hidden(finding, prediction):
     the seeds."""
     return any(sum(found for _, found in seeds) < 0.8 * len(seeds)
                for control in CONTROLS if finding.name in control.covers
-               and prediction.arms[0].startswith(control.covers[finding.name])
+               and control.covers[finding.name] in prediction.text
                for seeds in [found_by(control)] if seeds)
 
 

@@ -79,16 +79,17 @@ def deeper(metric, arm, other):
                       lambda a, b: fall(a[metric]) - fall(b[metric]))
 
 
-def stays_collapsed(before, arm):
+def stays_collapsed(before, frozen, arm):
     """The prediction that a run which begins with a collapsed policy gets back less than half of
-    the success that was lost; nan if that was less than 0.1."""
-    def difference(collapsed, later):
+    the success that was lost; nan if that was less than 0.1. frozen: an arm that does not learn, on
+    the same prompts"""
+    def difference(collapsed, still, later):
         lost = fall(collapsed["success"])
-        gained = last(later["success"]) - last(collapsed["success"])
+        gained = last(later["success"]) - last(still["success"])
         return lost / 2 - gained if lost >= 0.1 else np.nan
 
     return Prediction(f"`{arm}` gets back less than half of the success that `{before}` lost",
-                      0.0, (before, arm), difference)
+                      0.0, (before, frozen, arm), difference)
 
 
 def saves_time(arm, other, share):
@@ -231,11 +232,10 @@ def unlucky_tasks():
     return over_tasks("top-p", "top-p-unlucky")._replace(arms=arms)
 
 
-def trapped(arm):
-    """All four signs of the Echo Trap at once: the least of them, in margins."""
-    signs = collapses(arm)
-    return Prediction(f"`{arm}`: success, valid and reward std fall and the gradient norm spikes; "
-                      f"the least of these, in margins", 1.0, (arm,),
+def trapped(arm, sign, said):
+    """The signs of the Echo Trap whose text has `sign`: the least of them, in margins."""
+    signs = [p for p in collapses(arm) if sign in p.text]
+    return Prediction(f"`{arm}`: {said}, in margins", 1.0, (arm,),
                       lambda row: min(sign.difference(row) / sign.margin for sign in signs))
 
 

@@ -91,7 +91,8 @@ def worst_spike(values, width=3):
     """log2 of the largest median of `width` steps over the median of all steps before them.
 
     So two of three steps have to be large: single ones occur in healthy runs, too. A value that was
-    not finite counts as the largest that was. The first WINDOW steps only count as what was before.
+    not finite counts as the largest that was (without a filter every step has a value). The first
+    WINDOW steps only count as what was before.
     """
     values = np.where(np.isnan(values[1:]), np.nanmax(values[1:]), values[1:])
     return max(np.log2(np.median(values[k:k + width]) / np.median(values[:k]))

@@ -73,7 +73,7 @@ class Control(NamedTuple):
     covers untestable.
 
     least: the difference from which a seed counts as one that finds it
-    covers: {finding: prefix of the arms whose predictions it covers; "" covers all}
+    covers: {finding: what the text of the predictions has that it covers; "" covers all}
     """
 
     planted: str
@@ -246,8 +246,9 @@ _findings = (
     Finding("repair", "Out of the trap again", "V1, section 4.1",
             "A collapse is irreversible: a run that goes on does not get back what it lost, also "
             "with a lower learning rate, a filter, or fewer updates.",
-            ("collapsed", *(f"repair-{name}" for name in arms.REPAIRS)),
-            tuple(stays_collapsed("collapsed", f"repair-{name}") for name in arms.REPAIRS),
+            ("collapsed", "repair-frozen", *(f"repair-{name}" for name in arms.REPAIRS)),
+            tuple(stays_collapsed("collapsed", "repair-frozen", f"repair-{name}")
+                  for name in arms.REPAIRS),
             partial(figures.curves, HEALTH)),
     Finding("std", "Dividing by the std", "derived from Dr. GRPO (Liu et al. 2025)",
             "GRPO's division by the std of a group is a bias: without it a policy learns more "
@@ -313,9 +314,12 @@ def unlucky(arm, covers, predicts=beats):
 
 
 CONTROLS = (
-    *(Control("samples sixteen steps old, ratios that are not clipped", trapped(arm), 1.0, covers)
-      for arm, covers in (("bandit-trapped", {"echo-trap": "", "echo-trap-broad": ""}),
-                          ("smollm2-bandit-trapped", {"echo-trap-smollm2": ""}))),
+    *(Control("samples sixteen steps old, ratios that are not clipped", trapped(arm, sign, said),
+              1.0, dict.fromkeys(names, sign))
+      for arm, names in (("bandit-trapped", ("echo-trap", "echo-trap-broad")),
+                         ("smollm2-bandit-trapped", ("echo-trap-smollm2",)))
+      for sign, said in (("falls from", "the least fall of success, valid and reward std"),
+                         ("spikes over", "the gradient norm spikes"))),
     *(Control(PENALTY, shortens(arm), 0.15, {"shorter-reasoning": task}) for arm, task in (
         ("bandit-free-think-brief", "bandit"), ("frozenlake-grpo-brief", "frozenlake"))),
     Control("advantages are not divided by the std", grows("gradients-no-std", "kl"), 1.0,

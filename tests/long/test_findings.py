@@ -154,9 +154,9 @@ class TestPredictions:
         fallen, flat = row(0.3, 0.9, 0.1), row(0.5, 0.5, 0.5)
         assert predictions.deeper("success", "a", "b").difference(fallen, flat) == pytest.approx(
             0.8)
-        stays = predictions.stays_collapsed("a", "b")
-        assert stays.difference(fallen, row(0.1, 0.3)) == pytest.approx(0.4 - 0.2)
-        assert np.isnan(stays.difference(flat, fallen))
+        stays = predictions.stays_collapsed("a", "b", "c")
+        assert stays.difference(fallen, row(0.5, 0.2), row(0.1, 0.3)) == pytest.approx(0.4 - 0.1)
+        assert np.isnan(stays.difference(flat, flat, fallen))
         quick, slow = ({"seconds": np.array([np.nan, 9, s, s, s])} for s in (1.0, 4.0))
         assert predictions.saves_time("a", "b", 0.5).difference(quick, slow) == 0.75
         assert predictions.leads_by_more("ab", "cd").difference(
@@ -323,18 +323,20 @@ class TestControls:
             taken.append(1 - info["success"])
         assert np.mean(taken) == pytest.approx(probability, abs=0.12 * (0 < probability < 1))
 
-    def test_the_trap_needs_all_four_signs(self):
+    def test_the_trap_is_planted_if_all_falls_are_found_and_the_spike(self):
         flat = {name: np.array([np.nan, *[0.8] * 20, *[0.1] * 20]) for name in
                 ("success", "valid", "reward_std")}
         spike = np.array([np.nan, *[1.0] * 20, *[64.0] * 20])
-        trapped = predictions.trapped("x")
-        assert trapped.difference(flat | {"grad_norm": spike}) == pytest.approx(2)
-        assert trapped.difference(flat | {"grad_norm": np.ones(41)}) == pytest.approx(0)
+        falls = predictions.trapped("x", "falls from", "")
+        assert falls.difference(flat) == pytest.approx(7)
+        assert falls.difference(flat | {"valid": np.ones(41)}) == pytest.approx(0)
+        spikes = predictions.trapped("x", "spikes over", "")
+        assert spikes.difference({"grad_norm": spike}) == pytest.approx(2)
 
     @pytest.mark.parametrize(("seeds", "covered", "word"), [
-        (4, "a", "not reproduced"), (3, "a", "not testable"), (3, "b", "not reproduced")])
+        (4, "a-", "not reproduced"), (3, "a-", "not testable"), (3, "b", "not reproduced")])
     def test_what_a_control_does_not_find_cannot_be_tested(self, seeds, covered, word, monkeypatch):
-        values = Prediction("", 1, ("a-x",), lambda row: row["x"])
+        values = Prediction("`a-x`", 1, ("a-x",), lambda row: row["x"])
         finding = Finding("f", "", "", "", ("a-x",), (values,), None)
         control = Control("", values, 1.0, {"f": covered})
         monkeypatch.setattr(page, "CONTROLS", (control,))
