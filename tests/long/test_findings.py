@@ -332,6 +332,7 @@ class TestControls:
         assert falls.difference(flat | {"valid": np.ones(41)}) == pytest.approx(0)
         spikes = predictions.trapped("x", "spikes over", "")
         assert spikes.difference({"grad_norm": spike}) == pytest.approx(2)
+        assert spikes.difference({"grad_norm": np.ones(41)}) == pytest.approx(0)
 
     @pytest.mark.parametrize(("seeds", "covered", "word"), [
         (4, "a-", "not reproduced"), (3, "a-", "not testable"), (3, "b", "not reproduced")])
