@@ -47,7 +47,7 @@ SEEDS = (0, 1, 2, 3, 4)
 # What is kept of metrics.jsonl.
 METRICS = re.compile(
     r"success|valid|reward_std|grad_norm|entropy|distinct_3|valid_thinking|response_tokens|turns"
-    r"|grounding|worldmodeling|echo_loss|kl_ref|(rollout_)?seconds"
+    r"|grounding|worldmodeling|echo_loss|kl_ref|explained_variance|(rollout_)?seconds"
     r"|first_turn/(mi|retrieval|conditional_entropy_per_token)"
     r"|val/success|gradient/bucket_\d/(task|entropy|kl|reward_std)")
 

@@ -248,13 +248,14 @@ class TestGroupAdvantages:
                   starpo.group_advantages(one(0, 1), ids, mask, by_std))
         assert met is not self.STATES
 
-    @pytest.mark.parametrize(("method", "members", "least_std", "expected"), [
-        ("mean", 8, 0.0, 0.0328), ("mean_std", 8, 0.0, -0.0454), ("mean_std", 8, 0.1, 0.1017),
-        ("mean_std", 16, 0.0, 0.0505)])
+    @pytest.mark.parametrize(("method", "members", "least_std", "share", "expected"), [
+        ("mean", 8, 0.0, 0.5, 0.0328), ("mean_std", 8, 0.0, 0.5, -0.0454),
+        ("mean_std", 8, 0.1, 0.5, 0.1017), ("mean_std", 16, 0.0, 0.5, 0.0505),
+        ("mean_std", 16, 0.0, 0.3, -0.0005), ("mean_std", 16, 0.0, 0.2, -0.0417)])
     def test_in_small_groups_division_by_the_std_favours_the_arm_that_mostly_pays(
-            self, method, members, least_std, expected):
+            self, method, members, least_std, share, expected):
         """The mean, over all groups, of what GRPO adds to the logit of the better arm: it pays 1 in
-        a quarter of the cases, the other arm always 0.1; each is chosen half the time. With a
+        a quarter of the cases, the other arm always 0.1; `share` of the members choose it. With a
         filter the groups that it drops add 0."""
         def chance(k, n, p):
             return math.comb(n, k) * p**k * (1 - p) ** (n - k)
@@ -266,7 +267,7 @@ class TestGroupAdvantages:
                 returns = torch.where(member < paid, 1.0, 0.1 * (1 - chosen))
                 advantages = starpo.normalise_rewards(returns, 0 * member, method)
                 if returns.std() >= least_std:
-                    total += (chance(better, members, 0.5) * chance(paid, better, 0.25)
+                    total += (chance(better, members, share) * chance(paid, better, 0.25)
                               * float((advantages * (chosen - 0.5)).mean()))
         assert total == pytest.approx(expected, abs=1e-4)
 
