@@ -165,7 +165,7 @@ ARMS |= {"smollm2-bandit-grpo": SMOLLM2_BANDIT,
          "smollm2-lake-top-p": SMOLLM2_LAKE | FILTERS["top-p"]}
 # ---- Controls: effects planted on purpose --------------------------------------------------------
 # The share of successes that bad luck turns into failures is the margin over the success at the end
-# of the stored runs; of arms that had not run before, "0.2m-none" and SmolLM2's, over what we expected.
+# of the stored runs; where none had run before (0.2M, SmolLM2), over what we expected.
 UNLUCKY = {"frozenlake-by-episode": 0.06, "sokoban-by-episode": 0.063, "grpo": 0.24, "ppo": 0.2,
            "bandit-free-think": 0.052, "seeing-free-think": 0.068, "sokoban-cap-5": 0.12,
            "slippery-by-episode": 0.15, "frozenlake-members-16": 0.05,

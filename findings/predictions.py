@@ -134,12 +134,13 @@ def turns(arm, name, other):
 
 def growth(row, term):
     """log2 of the task's gradient in the bucket of the highest reward std over that in the lowest
-    one above 0, less the same of another term; mean over the steps that measured it."""
+    one above 0, less the same of another term; mean over the steps that measured it. At step 1 the
+    policy is its own reference and the KL's gradient is rounding, so for "kl" it begins later."""
     names = sorted({key.split("/")[1] for key in row if key.startswith("gradient/")})
     stds, task, other = (np.array([row[f"gradient/{name}/{what}"] for name in names])
                          for what in ("reward_std", "task", term))
-    found = []
-    for step in np.flatnonzero((stds > 1e-6).sum(axis=0) > 1):
+    found, measured = [], np.flatnonzero((stds > 1e-6).sum(axis=0) > 1)
+    for step in measured[measured > 1] if term == "kl" else measured:
         low = int(np.argmax(stds[:, step] > 1e-6))  # buckets are in ascending order
         found.append(np.log2(task[-1, step] / task[low, step] * other[low, step]
                              / other[-1, step]))

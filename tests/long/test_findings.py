@@ -99,10 +99,14 @@ class TestStatistics:
 
 class TestPredictions:
     def test_growth_compares_the_buckets_that_have_a_signal(self):
-        row = {f"gradient/bucket_{k}/{name}": np.array([np.nan, value]) for k, values in
-               ((1, (0.0, 0.0, 5.0)), (2, (0.1, 1.0, 2.0)), (3, (0.4, 8.0, 4.0)))
-               for name, value in zip(("reward_std", "task", "kl"), values)}
+        row = {f"gradient/bucket_{k}/{name}": np.array([np.nan, value * first, value])
+               for k, values, first in (
+                   (1, (0.0, 0.0, 5.0, 5.0), 1), (2, (0.1, 1.0, 2.0, 2.0), 1),
+                   (3, (0.4, 8.0, 4.0, 4.0), 0.5))
+               for name, value in zip(("reward_std", "task", "kl", "entropy"), values)}
         assert predictions.growth(row, "kl") == pytest.approx(3 - 1)  # 8 times, 2 times
+        row["gradient/bucket_3/entropy"][1] = 8.0  # at step 1: 4 and 4 times
+        assert predictions.growth(row, "entropy") == pytest.approx((0 + 3 - 1) / 2)
 
     def test_indicators_are_looked_at_from_where_success_was_best(self):
         steps = np.arange(61)
