@@ -63,7 +63,8 @@ def rows_of_all(finding):
 # ---- Judging -------------------------------------------------------------------------------------
 def judge(finding, rows):
     """[(prediction, its differences by seed, (mean, low, high), verdict), ...] and the overall
-    verdict. What would not be reproduced is "not testable" if a control does not find its effect.
+    verdict. What would not be reproduced is "not testable" if a control does not find its effect,
+    but for the opposite of the claim by more than the margin, which no noise hides.
 
     rows: {arm: [row, ...]}, the same seeds in the same order for each arm
     """
@@ -76,7 +77,8 @@ def judge(finding, rows):
         interval = (np.mean(known), *bootstrap(known)) if known else (math.nan,) * 3
         enough = len(known) >= 0.8 * len(found)  # one of five seeds may say nothing
         word = verdict(known if enough else [], prediction.margin)
-        if word == "not reproduced" and is_hidden(finding, prediction):
+        if (word == "not reproduced" and interval[2] > -prediction.margin
+                and is_hidden(finding, prediction)):
             word = "not testable"
         results.append((prediction, found, interval, word))
     return results, overall([v for *_, v in results])

@@ -349,6 +349,8 @@ class TestControls:
             "seeds": [{"x": 1.0}] * seeds + [{"x": 0.0}] * (5 - seeds)})
         assert page.judge(finding, {"a-x": [{"x": 0.1}] * 5})[1] == word
         assert page.judge(finding, {"a-x": [{"x": 2.0}] * 5})[1] == "reproduced"
+        assert page.judge(finding, {"a-x": [{"x": -1.1}] * 5})[1] == "not reproduced"
+        assert page.judge(finding, {"a-x": [{"x": -0.9}] * 5})[1] == word
 
 
 class TestVerdict:
