@@ -249,7 +249,7 @@ _findings = (
             ("collapsed", "repair-frozen", *(f"repair-{name}" for name in arms.REPAIRS)),
             tuple(stays_collapsed("collapsed", "repair-frozen", f"repair-{name}")
                   for name in arms.REPAIRS),
-            partial(figures.curves, HEALTH)),
+            partial(figures.curves, HEALTH), seeds=tuple(range(10))),
     Finding("std", "Dividing by the std", "derived from Dr. GRPO (Liu et al. 2025)",
             "GRPO's division by the std of a group is a bias: without it a policy learns more "
             "where the better choice pays seldom, and as much where it pays for sure.",
