@@ -8,7 +8,7 @@ of ten steps. A warning is in time if it comes before a third of that is lost. T
 look/diagnostics.py were chosen on even seeds and are reported on odd ones. Eight arms were then
 trained with seed 5, which nobody had seen: runs/findings-fresh.json has the curves that this needs.
 SmolLM2's runs of the findings are left out: with four or eight prompts a step they lose LOSS by
-chance.
+chance. So does repair-frozen, which does not learn.
 """
 
 import json
@@ -33,7 +33,7 @@ def stored_runs():
         yield path.parent.name, seed, [line for line in lines if "reward_std" in line]
     for path in sorted(RUNS.glob("findings-*.json")):
         arm = json.loads(path.read_text())
-        if arm["arm"].startswith("smollm2-"):
+        if arm["arm"].startswith(("smollm2-", "repair-frozen")):
             continue
         for row in arm["seeds"]:
             yield f"{row.get('arm', arm['arm'])}-s{row['seed']}", row["seed"], [
