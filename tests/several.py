@@ -6,10 +6,12 @@ import pickle
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from minragen.run import distributed
 
@@ -42,6 +44,8 @@ def several(number, function):
 
 
 def _work(rank, number, port, function, pipe):
+    # tqdm's own lock is shared with the parent, and stays locked if this process dies as it prints.
+    tqdm.set_lock(threading.RLock())
     os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank),
                    "WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": str(number),
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

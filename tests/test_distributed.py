@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from several import several
 from test_step import KEEP_ALL, assert_equal, configured, rules_of, small_policy, small_tokenizer
 from torch.nn.utils import get_total_norm
+from tqdm import tqdm
 from training import metrics
 from transformers import AutoModelForCausalLM
 
@@ -264,6 +265,16 @@ class TestEnd:
         first, other = ((tmp_path / f"out-{rank}").read_text() for rank in range(2))
         assert first.startswith("as an environment may\nminragen  toys:Lottery")
         assert other == "as an environment may\n"
+
+    def test_a_process_that_dies_as_it_prints_does_not_lock_the_parent(self):
+        def die():
+            tqdm.get_lock().acquire()
+            os._exit(1)
+
+        shared, _ = tqdm.get_lock().locks
+        assert several(1, die) == [None]
+        assert shared.acquire(block=False)
+        shared.release()
 
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_a_killed_process_ends_those_that_are_busy(self, rank):
