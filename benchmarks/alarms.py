@@ -7,8 +7,9 @@ runs/findings-*.json. A run of the findings collapses if it loses LOSS of its be
 of ten steps. A warning is in time if it comes before a third of that is lost. The thresholds in
 look/diagnostics.py were chosen on even seeds and are reported on odd ones. Later ones nobody had
 seen: eight arms were trained with seed 5 (runs/findings-fresh.json has the curves that this needs),
-and repair has seeds 5 to 9. SmolLM2's runs of the findings are left out: with four or eight prompts
-a step they lose LOSS by chance. So does repair-frozen, which does not learn.
+and the arm `collapsed` has seeds 5 to 9. Two kinds of runs of the findings are left out, because
+they lose LOSS by chance: SmolLM2's, with four or eight prompts a step, and those of repair, which
+begin collapsed (seven of the ten that do not learn at all lose as much).
 """
 
 import json
@@ -33,7 +34,7 @@ def stored_runs():
         yield path.parent.name, seed, [line for line in lines if "reward_std" in line]
     for path in sorted(RUNS.glob("findings-*.json")):
         arm = json.loads(path.read_text())
-        if arm["arm"].startswith(("smollm2-", "repair-frozen")):
+        if arm["arm"].startswith(("smollm2-", "repair-")):
             continue
         for row in arm["seeds"]:
             yield f"{row.get('arm', arm['arm'])}-s{row['seed']}", row["seed"], [
@@ -45,7 +46,7 @@ def stored_runs():
 def deepest_fall(success):
     """The largest share of an earlier best that success loses, and the step at which a third of it
     is lost, in means of ten steps."""
-    means = windows(np.array([np.nan, *success], dtype=float))
+    means = windows(np.array([np.nan, *success], dtype=float)).round(9)
     best = np.maximum.accumulate(means)
     loss = 1 - means / np.maximum(best, 1e-9)
     low = int(loss.argmax())
