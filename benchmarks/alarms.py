@@ -4,12 +4,12 @@
 
 All runs of at least MIN_STEPS steps are replayed: runs/readme-*/metrics.jsonl, and the curves in
 runs/findings-*.json. A run of the findings collapses if it loses LOSS of its best success, in means
-of ten steps. A warning is in time if it comes before a third of that is lost. The thresholds in
-look/diagnostics.py were chosen on even seeds and are reported on odd ones. Later ones nobody had
-seen: eight arms were trained with seed 5 (runs/findings-fresh.json has the curves that this needs),
-and the arm `collapsed` has seeds 5 to 9. Two kinds of runs of the findings are left out, because
-they lose LOSS by chance: SmolLM2's, with four or eight prompts a step, and those of repair, which
-begin collapsed (seven of the ten that do not learn at all lose as much).
+of ten steps. A warning is in time if it comes by the step at which a third of that is lost. The
+thresholds in look/diagnostics.py were chosen on even seeds and are reported on odd ones. Later ones
+nobody had seen: eight arms were trained with seed 5 (runs/findings-fresh.json has the curves that
+this needs), and the arm `collapsed` has seeds 5 to 9. Two kinds of runs of the findings are left
+out, in which chance is larger: SmolLM2's, with 32 or 64 episodes a step, and those of repair that
+begin collapsed (seven of the ten that do not learn at all lose LOSS).
 """
 
 import json
