@@ -23,6 +23,7 @@ from minragen.look.diagnostics import VARIED, warnings_of
 
 RUNS = Path(__file__).resolve().parent.parent / "runs"
 LOSS, MIN_STEPS = 0.25, 20
+DRAWS = 200  # flat curves for each collapse
 SIGNS = ("reward_std", "entropy", VARIED, "turns")  # a warning begins with its metric
 
 
@@ -55,6 +56,15 @@ def deepest_fall(success):
     return float(loss[low]), top + int((means[top:] <= third).argmax()) + WINDOW
 
 
+def fall_by_chance(success):
+    """The fall that 95 % of flat curves do not exceed: normal noise around the mean of a run, as
+    large as its own (the standard deviation of the differences of successive steps, over the root
+    of 2)."""
+    noise = np.diff(success).std() / 2 ** 0.5
+    curves = np.random.default_rng(0).normal(np.mean(success), noise, (DRAWS, len(success)))
+    return float(np.quantile([deepest_fall(curve)[0] for curve in curves], 0.95))
+
+
 def first_warnings(lines):
     """{sign: step of its first warning} of a run; "any": of whichever came first."""
     found = {}
@@ -71,11 +81,12 @@ def replayed():
     runs = []
     for name, seed, lines in stored_runs():
         if len(lines) >= MIN_STEPS:
-            loss, third = deepest_fall([line["success"] for line in lines])
+            success = [line["success"] for line in lines]
+            loss, third = deepest_fall(success)
             kind = ("results" if name.startswith("readme-") else
                     "collapse" if loss >= LOSS else "other")
             runs.append({"name": name, "seed": seed, "loss": loss, "third": third,
-                         "warned": first_warnings(lines), "kind": kind})
+                         "warned": first_warnings(lines), "kind": kind, "success": success})
     return runs
 
 
@@ -93,7 +104,8 @@ def table_row(half, sign, runs):
 
 
 def table():
-    """The table as markdown, and the runs in which the warnings are wrong."""
+    """The table as markdown, how many collapses are larger than chance, and the runs in which the
+    warnings are wrong."""
     runs = replayed()
     head = ("seeds", "warning", "collapses warned in time", "later", "never", "steps ahead",
             "other runs of findings warned", "runs of other pages warned")
@@ -101,9 +113,13 @@ def table():
     for half, seeds in (("even", (0, 2, 4)), ("odd", (1, 3)), ("5 to 9", range(5, 10))):
         lines += [table_row(half, sign, [run for run in runs if run["seed"] in seeds])
                   for sign in (*SIGNS, "any")]
+    collapses = [run for run in runs if run["kind"] == "collapse"]
+    beyond = sum(run["loss"] > fall_by_chance(run["success"]) for run in collapses)
+    lines += ["", f"Of the {len(collapses)} collapses {beyond} lose more than 95 % of flat curves "
+                  "with the noise of the same run."]
     for title, wrong in (
             ("No warning, and the share of success that was lost",
-             [run for run in runs if run["kind"] == "collapse" and not run["warned"]]),
+             [run for run in collapses if not run["warned"]]),
             ("A warning, but no collapse",
              [run for run in runs if run["kind"] != "collapse" and run["warned"]])):
         told = (f"`{run['name']}` ({run['loss']:.2f})" for run in wrong)

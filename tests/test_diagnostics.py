@@ -401,6 +401,13 @@ class TestAlarms:
             assert alarms.deepest_fall(success) == (pytest.approx(loss), 24)
         assert alarms.deepest_fall([0.1] * 20)[0] == 0
 
+    def test_a_fall_that_a_flat_curve_with_the_same_noise_would_show_is_chance(self):
+        flat = np.random.default_rng(1).normal(0.5, 0.1, 100)
+        trend = np.linspace(0.3, -0.3, 100)
+        assert alarms.fall_by_chance([0.5] * 100) == pytest.approx(0)
+        assert 0.1 < alarms.deepest_fall(flat)[0] < alarms.fall_by_chance(flat) < 0.3
+        assert alarms.deepest_fall(flat + trend)[0] > 2 * alarms.fall_by_chance(flat + trend)
+
     def test_no_run_of_the_results_warns_and_most_collapses_do_in_time(self):
         """On the seeds on which the thresholds were not chosen. The table is in docs/metrics.md."""
         runs, of = alarms.replayed(), {}
