@@ -339,7 +339,8 @@ def algorithms_table(done=None):
         means = interval(drawn.mean(axis=2))
         for place, algo in enumerate(complete):
             rate = rates_of(done, [algo], MINUTES).mean()
-            head[algo] = [f"{place + 1} [{ranks[0, place]:.0f}, {ranks[1, place]:.0f}]",
+            low, high = np.floor(ranks[0, place]), np.ceil(ranks[1, place])
+            head[algo] = [f"{place + 1} [{low:.0f}, {high:.0f}]",
                           f"{rate:.3f} [{means[0, place]:.3f}, {means[1, place]:.3f}]"]
     rows = []
     for algo in [*complete, *(algo for algo in done if algo not in complete)]:
@@ -372,13 +373,15 @@ def verdicts(mine, done):
     envs = [*done[mine]]
     lines = [f"{mine} in {', '.join(envs)}: its mean test success less that of the others, with "
              f"the 95 % interval"]
-    for other in done:
-        if other != mine and {*envs} <= {*done[other]}:
-            rates = rates_of(done, [mine, other], envs)
-            drawn = over_environments(replicates(rates, done[mine][envs[0]][0]["size"]))
-            low, high = interval(drawn[:, 0] - drawn[:, 1])
+    names = sorted(algo for algo in done if {*envs} <= {*done[algo]})  # whoever asks
+    rates = rates_of(done, names, envs)
+    drawn = over_environments(replicates(rates, done[mine][envs[0]][0]["size"]))
+    drawn, means = dict(zip(names, drawn.T)), dict(zip(names, rates.mean(axis=(1, 2))))
+    for other in names:
+        if other != mine:
+            low, high = interval(drawn[mine] - drawn[other])
             word = "above" if low > 0 else "below" if high < 0 else "within the noise of"
-            lines.append(f"  {word:19} {other:13} {rates[0].mean() - rates[1].mean():+.3f} "
+            lines.append(f"  {word:19} {other:13} {means[mine] - means[other]:+.3f} "
                          f"[{low:+.3f}, {high:+.3f}]")
     return lines
 

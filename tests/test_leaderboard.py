@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -168,6 +169,14 @@ class TestBootstrap:
             ["below", "ppo", "-0.300"], ["within", "the", "noise", "of", "rloo", "+0.010"]]
         assert verdicts("gspo", done)[0].startswith("gspo in bandit, countdown")
         assert len(verdicts("gspo", done)) == 4
+
+    def test_two_algorithms_differ_alike_from_either_side(self):
+        done = standings(grpo=0.60, ppo=0.62, rloo=0.59)
+        for mine, other in (("grpo", "ppo"), ("ppo", "rloo"), ("rloo", "grpo")):
+            (one,), (two,) = ([[float(number) for number in re.findall(r"[+-]\d\.\d+", line)]
+                               for line in verdicts(asked, done) if f" {named} " in line]
+                              for asked, named in ((mine, other), (other, mine)))
+            assert one == [-two[0], -two[2], -two[1]]
 
 
 class TestPage:
