@@ -373,7 +373,8 @@ def verdicts(mine, done):
     envs = [*done[mine]]
     lines = [f"{mine} in {', '.join(envs)}: its mean test success less that of the others, with "
              f"the 95 % interval"]
-    names = sorted(algo for algo in done if {*envs} <= {*done[algo]})  # whoever asks
+    # In one order, and drawn together, so that two algorithms differ alike from either side.
+    names = sorted(algo for algo in done if {*envs} <= {*done[algo]})
     rates = rates_of(done, names, envs)
     drawn = over_environments(replicates(rates, done[mine][envs[0]][0]["size"]))
     drawn, means = dict(zip(names, drawn.T)), dict(zip(names, rates.mean(axis=(1, 2))))
