@@ -42,6 +42,8 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 LOSS_SCALINGS = ("none", "linear", "sqrt")
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
 ZERO = 1e-10  # a |score| that is no larger counts as 0
+# Sums of the same rewards in another order differ by rounding, and so do stds of equal spread.
+ROUNDING = 1e-6  # numbers count as equal that differ by this share of the largest
 ASYMMETRIC = (-1.0, 3.0)  # bounds of `asym_clip`: a bad episode counts less than a good one
 
 
@@ -61,7 +63,7 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
         min_p          all with score >= value * largest; from the smallest up: all with
                        score <= smallest / value
     At value 1 the first two keep all candidates; `none` keeps every group, candidate or not. Ties
-    are broken by group index.
+    are broken by group index: scores are rounded to a millionth of the largest.
 
     scores: (P,) float, e.g. the reward's standard deviation within each group (`group_scores`)
     returns: (P,) bool; all False if there are no candidates
@@ -75,6 +77,8 @@ def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include
     if strategy == "none":
         return torch.ones_like(scores, dtype=torch.bool)
     candidate = (scores.abs() > ZERO) | include_zero
+    unit = ROUNDING * scores.abs().max().clamp(min=ZERO)
+    scores = (scores / unit).round() * unit
     key = scores if select == "largest" else -scores
     # Candidates first, best first.
     ranked, order = key.masked_fill(~candidate, -torch.inf).sort(descending=True, stable=True)
@@ -131,6 +135,7 @@ def _moments(x, group_ids, episode_ids=None):
 
     An episode counts once, however many rows it has. The smallest x of a group is subtracted
     first, so that equal ones have a std of exactly 0: the float32 mean of sixteen 0.9s is not 0.9.
+    A std of at most ROUNDING times the largest |x| is 0, too, and so are the distances.
     """
     P, once = int(group_ids.max()) + 1, first_rows(x, episode_ids)
 
@@ -143,6 +148,8 @@ def _moments(x, group_ids, episode_ids=None):
     mean = total(above) / size.clamp(min=1)
     distance = above - mean[group_ids]
     std = (total(distance**2) / (size - 1).clamp(min=1)).sqrt()
+    equal = std <= ROUNDING * torch.zeros_like(size).scatter_reduce(0, group_ids, x.abs(), "amax")
+    std, distance = std.masked_fill(equal, 0.0), distance.masked_fill(equal[group_ids], 0.0)
     return torch.where(size > 0, base + mean, 0.0), std, size, distance
 
 
@@ -362,7 +369,8 @@ def gigpo_advantages(episode_returns, rewards, group_ids, turn_ids, state_ids, e
     Members of a group share the first state and may meet in later ones, at any turn; what they
     earned from there is compared, without a critic. A state met once adds 0. With gamma < 1 a turn
     closer to the reward is worth more. As in the authors' code, `by_std` divides both levels by
-    the std, or neither; the weight of the second term is 1, as in their runs.
+    the std, or neither; the weight of the second term is 1, as in their runs. An episode counts
+    once in its group's mean and std, as in eq. 3; in their code once for each of its turns.
 
     rewards: (B, T), on the last sampled token of each turn
     state_ids: (B, T) int64, there the number of the state before the turn, unique to the group

@@ -467,6 +467,7 @@ def policy_losses(policy, part, config):
         shares["echo_loss"] = starpo.aggregate(-logprobs, part.predicted_weights)
         losses["echo"] = config.echo_coef * shares["echo_loss"]
     with torch.no_grad():
+        clipped &= part.advantages.abs() > starpo.ROUNDING  # without one there is nothing to clip
         shares |= {"clip_fraction": starpo.aggregate(clipped.float(), part.mean_weights),
                    "approx_kl": starpo.aggregate(
                        starpo.kl_estimate(part.old_logprobs, logprobs), part.mean_weights),
