@@ -26,10 +26,12 @@ class KVSlots:
     sees it: masks hide it until new keys overwrite it.
 
     FOOTGUN: `new_zeros`, never `new_empty`: a masked key still adds 0 * value, and 0 * nan is nan.
+
+    capacity: tokens a row, rounded up to 64: a GPU's kernels copy masks of an odd width
     """
 
     def __init__(self, model, rows, capacity):
-        self.device, self.capacity = next(model.parameters()).device, capacity
+        self.device, self.capacity = next(model.parameters()).device, rounded_up(capacity, 64)
         self.layers = {}  # layer -> [keys, values], each (rows, heads, capacity, width)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=self.device)
         # Upper bounds of the lengths, kept on the CPU: reading a length from a GPU waits for it.
@@ -67,21 +69,21 @@ class KVSlots:
 
 
 def joined(parts, capacity):
-    """Copy slots, one part after the other, to new buffers of `capacity` tokens a row. The given
-    KVSlots cannot be used afterwards: their buffers are freed layer by layer.
+    """Copy slots, one part after the other, to new buffers of `capacity` tokens a row (rounded up).
+    The given KVSlots cannot be used afterwards: their buffers are freed layer by layer.
 
     parts: [(KVSlots, [slot, ...])]; a list may be empty, or have a slot several times
     """
     parts = [(slots, torch.tensor(index)) for slots, index in parts if index]
     made = copy.copy(parts[0][0])
-    made.capacity, made.layers = capacity, {}
+    made.capacity, made.layers = rounded_up(capacity, 64), {}
     made.bounds = torch.cat([slots.bounds[index] for slots, index in parts])
     parts = [(slots, index.to(made.device, non_blocking=True), int(slots.bounds[index].max()))
              for slots, index in parts]
     made.lengths = torch.cat([slots.lengths[index] for slots, index, _ in parts])
     for layer in [*parts[0][0].layers]:
         news = made.layers[layer] = [
-            x.new_zeros(len(made.lengths), x.shape[1], capacity, x.shape[3])
+            x.new_zeros(len(made.lengths), x.shape[1], made.capacity, x.shape[3])
             for x in parts[0][0].layers[layer]]
         end = 0
         for slots, index, filled in parts:
@@ -91,6 +93,11 @@ def joined(parts, capacity):
         for slots, *_ in parts:
             slots.layers.pop(layer, None)
     return made
+
+
+def rounded_up(n, unit):
+    """The smallest multiple of `unit` that is no less than n."""
+    return -(-n // unit) * unit
 
 
 @torch.no_grad()
@@ -167,6 +174,8 @@ def attention_masks(model, visible, queries, keys):
 
     visible: (n, 1, q, k) bool, what full attention sees
     queries, keys: their positions, (n, q) and (n or 1, k)
+    returns: (n, 1, q, k), whose rows begin at multiples of 16 numbers in memory: memory-efficient
+        attention on CUDA copies other masks, in each layer
     """
     config, dtype = model.config.get_text_config(), next(model.parameters()).dtype
     window = getattr(config, "sliding_window", None)
@@ -175,6 +184,7 @@ def attention_masks(model, visible, queries, keys):
     for kind in {*(getattr(config, "layer_types", None) or [usual])}:
         seen = visible if kind == "full_attention" else visible & (
             keys[:, None, None] > queries[:, None, :, None] - window)
-        masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
-            ~seen, -torch.inf)
+        *rows, k = seen.shape
+        wide = torch.zeros(*rows, rounded_up(k, 16), dtype=dtype, device=seen.device)
+        masks[kind] = wide[..., :k].masked_fill_(~seen, -torch.inf)
     return masks if len(masks) > 1 else masks[kind]

@@ -40,6 +40,8 @@ CONTRADICTIONS = (
      != ("success", "identity", 0.0, 0.0),
      "maxrl compares success and failure: expected reward success, no reward_norm, no "
      "kl_reward_coef and no overlong."),
+    (lambda c: c.tis_cap and (c.top_k or c.top_p < 1),
+     "tis_cap weights by probabilities before truncation: expected no top_k and no top_p."),
     (lambda c: c.reward == "success" and (c.grounding_reward or c.worldmodeling_reward),
      "reward success pays for nothing else: expected no grounding_reward and no "
      "worldmodeling_reward."),

@@ -175,8 +175,8 @@ class AdamW:
         if torch.isfinite(norm):
             self.inner.step()
             with torch.no_grad():
-                for parameter, master in self.copies:
-                    parameter.copy_(master)
+                if self.copies:
+                    torch._foreach_copy_(*zip(*self.copies))  # one launch for many of them
         self.clear()
         return norm
 

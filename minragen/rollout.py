@@ -150,9 +150,9 @@ class _Player:
 
     def __init__(self, policy, frame, groups, trajectories, rules, progress):
         self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
-        # If every environment answers at once and all rows fit, rows stay in the same turn, and
-        # their replies are parsed in one batch, when the last one has stopped.
-        self.together = len(trajectories) <= rules.max_rows and not any(
+        # If every environment answers at once, all rows fit, and all are fed together, rows stay in
+        # the same turn, and their replies are parsed in one batch, when the last one has stopped.
+        self.together = rules.feed_share >= 1 and len(trajectories) <= rules.max_rows and not any(
             env.parallel for env in groups.envs)
         self.progress = progress
         rows = [_Row(t) for t in trajectories]

@@ -210,7 +210,9 @@ def group_scores(learner, episodes, config):
 def kept_groups(score, config):
     """The groups that the SNR filter of RAGEN V2 keeps."""
     value, sign = config.filter_value, 1 if config.filter_select == "largest" else -1
-    best_first = sorted((g for g in score if abs(score[g]) > ZERO or config.filter_include_zero),
+    real, unit = score, 1e-6 * max([ZERO, *map(abs, score.values())])
+    score = {g: round(s / unit) * unit for g, s in score.items()}  # equal up to rounding: equal
+    best_first = sorted((g for g in score if abs(real[g]) > ZERO or config.filter_include_zero),
                         key=lambda g: -sign * score[g])
     if config.filter == "none":
         return list(score)
@@ -481,6 +483,7 @@ def policy_loss(learner, mini, config, log):
             token_loss, clipped = -weight_of * a * logprobs, weight_of != ratio
         elif config.dual_clip:
             token_loss = torch.where(a < 0, token_loss.minimum(-a * config.dual_clip), token_loss)
+        clipped = clipped & (a.abs() > 1e-6)
         d = (row.ref if config.kl_coef else logprobs) - logprobs
         kl = d**2 / 2 if config.kl_estimator == "k2" else d.exp() - d - 1
         share = weight(mini, row, "learned", config)

@@ -11,9 +11,11 @@ import torch
 from test_families import family
 from test_train import played
 
+from minragen import cache
 from minragen import train as trainer
 from minragen.fast import graphs, prefix_tree
 from minragen.fast.llama import attend_to
+from minragen.fast.policies import faster
 from minragen.fast.prefix_tree import PrefixTree, states_before
 from minragen.models import Critic
 
@@ -181,6 +183,35 @@ class TestMicroBatches:
         shares = [sum(int(lengths[part].sum()) - 40 * len(part) for part in policy.micro_batches(
             tokens, lengths, 900, rank, 4)) for rank in range(4)]
         assert max(shares) < 1.06 * min(shares)
+
+
+class TestForCUDA:
+    """What kernels of CUDA ask for. A CPU shows that it changes no number."""
+
+    def test_rows_of_masks_and_slots_begin_where_kernels_need_no_copy(self):
+        for name in ("Llama", "Gemma 2"):
+            model, widths = family(name).model, range(1, 40)
+            for k in widths:
+                keys = torch.arange(k)[None]
+                visible = keys[:, None, None] <= keys[:, None, :, None]
+                masks = cache.attention_masks(model, visible, keys, keys)
+                for mask in masks.values() if isinstance(masks, dict) else [masks]:
+                    assert mask.shape == visible.shape
+                    assert all(s % 16 == 0 for s in mask.stride()[:-1]) and mask.stride(-1) == 1
+                    assert mask[~visible].eq(-torch.inf).all()
+            slots = cache.KVSlots(model, 2, 65)
+            assert slots.capacity == 128
+            assert cache.joined([(slots, [0, 1, 1])], 129).capacity == 192
+
+    def test_cudnn_does_not_plan_attention_for_each_new_shape(self, monkeypatch):
+        used = []
+        monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", used.append)
+        policy = family("Llama")
+        faster(policy)
+        assert not used
+        monkeypatch.setattr(type(policy), "device", torch.device("cuda"))
+        faster(policy)
+        assert used == [False]
 
 
 class TestGraphs:

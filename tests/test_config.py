@@ -295,6 +295,8 @@ class TestBadInput:
     def test_choices_that_contradict_each_other_are_refused(self):
         self.check(
             (["--group-size", "1"], "grpo compares the members of a group"),
+            (["--stale", "1", "--tis-cap", "2", "--top-k", "5"], "tis_cap weights by probabil"),
+            (["--stale", "1", "--tis-cap", "2", "--top-p", "0.9"], "no top_k and no top_p"),
             (["--advantages", "rloo", "--group-size", "1"], "rloo compares the members"),
             (["--algo", "ppo", "--group-size", "1"], "group_size 1 has no reward std"),
             (["--algo", "arpo", "--filter", "none", "--group-size", "1", "--soft-reweight", "true"],

@@ -165,15 +165,17 @@ class TestFeeding:
         passes, played = self.fed(monkeypatch, groups, feed_share=1.0)
         assert self.turns_at_once(passes) == max(len(t.turns) for t in played) - 1
 
-    def test_environments_that_answer_at_once_get_all_replies_of_a_turn_together(self, monkeypatch):
+    def test_with_share_1_environments_that_answer_at_once_get_all_replies_of_a_turn_together(
+            self, monkeypatch):
         groups = Delayed("test_rows:Lottery", 4, 3)
-        passes, played = self.fed(monkeypatch, groups, feed_share=0.1)
+        passes, played = self.fed(monkeypatch, groups, feed_share=1.0)
         turns = max(len(t.turns) for t in played)
         assert len(groups.sent) == turns and self.turns_at_once(passes) == turns - 1
 
-    def test_the_others_get_a_reply_when_it_has_stopped(self, monkeypatch):
-        groups = Delayed("test_rows:Slow", 4, 3)
-        self.fed(monkeypatch, groups, feed_share=1.0)
+    @pytest.mark.parametrize("env, share", [("Slow", 1.0), ("Lottery", 0.1)])
+    def test_the_others_get_a_reply_when_it_has_stopped(self, monkeypatch, env, share):
+        groups = Delayed(f"test_rows:{env}", 4, 3)
+        self.fed(monkeypatch, groups, feed_share=share)
         assert len(groups.sent) > 3 and groups.sent[0] != [*range(12)]
 
     def test_a_small_share_of_all_is_fed_while_others_sample(self, monkeypatch):

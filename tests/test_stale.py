@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import slow
 import torch
+from conftest import parsed
 from test_step import (  # noqa: F401
     PPO,
     configured,
@@ -18,11 +19,13 @@ from test_step import (  # noqa: F401
     slow_learner,
     start,
 )
+from toys import tiny
 from training import BRIEF, assert_resumed_alike
 
 from minragen import starpo
 from minragen.more.stale import OlderWeights
 from minragen.rollout import collect
+from minragen.run import bundled
 
 
 class TestOlderWeights:
@@ -80,6 +83,12 @@ class TestOlderWeights:
 
 
 class TestTruncatedWeights:
+    def test_in_float32_they_are_refused_without_stale_samples(self, monkeypatch, tmp_path):
+        bundled.save_folder(tiny()[0], tmp_path)
+        config = parsed("--env", "bandit", "--model", str(tmp_path), "--tis-cap", "2")
+        with pytest.raises(ValueError, match="tis_cap: it has no effect here. In float32"):
+            start.build_learner(config, start.build_groups(config))
+
     def test_a_token_counts_as_much_as_it_has_become_likelier_up_to_the_cap(self):
         """By hand: from a half to a quarter, to itself, to nine tenths; bounded by 1.5."""
         old, sampled = torch.tensor([0.25, 0.5, 0.9]).log(), torch.tensor([0.5, 0.5, 0.5]).log()

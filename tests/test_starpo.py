@@ -73,6 +73,16 @@ class TestFilter:
             kept = starpo.filter_groups(torch.ones(200), 0.29, "top_k", select)
             assert kept.tolist() == [True] * 58 + [False] * 142
 
+    def test_equal_spreads_tie_whatever_their_last_bit(self):
+        """Stds of (-.1, 0, 0, 0) and (.9, 1, 1, 1); the first group comes first either way."""
+        x, ids = torch.tensor([-0.1, 0, 0, 0, 0.9, 1, 1, 1]), torch.tensor([0] * 4 + [1] * 4)
+        for returns in (x, x.flip(0)):
+            scores = starpo.group_scores(returns, ids)
+            assert scores[0] != scores[1]
+            for select in ("largest", "smallest"):
+                kept = starpo.filter_groups(scores, 0.5, "top_k", select)
+                assert kept.tolist() == [True, False]
+
     def test_eps_keeps_rounding_from_taking_one_group_too_many(self):
         """One of three equal groups holds a third, but in float32 three times .1 is too large."""
         scores = torch.full((3,), 0.1)
@@ -160,6 +170,16 @@ class TestGroups:
             for name in of_distances:
                 assert not OF_EPISODES[name][0](x, ids, None).any(), (name, value)
             assert not starpo.whiten(x[:, None], mask).any(), value
+
+    def test_returns_that_differ_by_the_order_of_a_sum_are_equal(self):
+        """One turn of a state differs by its last bit; divided by its std it had counted fully."""
+        x, mask = torch.tensor([1.0, 1.0 + 2**-23, 1.0, 1.0]), torch.ones(4, 1, dtype=torch.bool)
+        for returns, ids in ((x, mask.long()[:, 0] - 1), (-1e4 * x, mask.long()[:, 0])):
+            assert not starpo.group_advantages(returns, ids, mask).any()
+            assert not starpo.rloo_advantages(returns, ids, mask).any()
+            assert not starpo.group_scores(returns, ids).any()
+            assert not starpo.gigpo_advantages(returns, returns[:, None], ids, mask.long() - 1,
+                                               mask.long(), torch.arange(4)).any()
 
     def test_an_overlong_penalty_stands_on_the_last_token_of_a_turn(self):
         """Turns of 5, 2 and 3 tokens, of which 2 of 4 are free, then none, then all."""

@@ -99,6 +99,20 @@ class TestStep:
         assert not any(t.sequences[0].advantages for t in trajectories if t.error)
 
 
+class TestPolicyLosses:
+    @pytest.mark.parametrize("ratio", ["token", "detached"])
+    def test_a_token_whose_advantage_is_0_up_to_rounding_is_not_clipped(self, ratio):
+        config = parsed("--env", "bandit", "--ratio", ratio)
+        new = torch.tensor([[0.0, 2.0, 2.0, 2.0]])
+        mask, weights = torch.ones(1, 4, dtype=torch.bool), torch.full((1, 4), 0.25)
+        part = SimpleNamespace(
+            tokens=new.long(), loss_mask=mask, predicted_mask=~mask, loss_weights=weights,
+            mean_weights=weights, old_logprobs=0 * new, sample_logprobs=0 * new,
+            ref_logprobs=0 * new, advantages=torch.tensor([[1.0, 1.0, 5e-8, 0.0]]))
+        policy = SimpleNamespace(logprobs=lambda *_: (new, 0 * new))
+        assert trainer.policy_losses(policy, part, config)[1]["clip_fraction"] == 0.25
+
+
 class TestDescribe:
     def test_means_are_over_episodes_and_a_mixture_also_gets_them_per_environment(self):
         lake = {"success": 0.5, "episode_return": pytest.approx(0.45), "turns": 1.5,

@@ -6,6 +6,8 @@ Tests: `python -m pytest tests/test_attention.py tests/test_models.py`.
 from contextlib import contextmanager
 from dataclasses import replace
 
+import torch
+
 from minragen import cache
 from minragen.fast import graphs, llama, prefix_tree
 
@@ -18,6 +20,8 @@ def faster(policy, attention=""):
         empty: ours where it applies
     raises: ValueError if the model cannot use it
     """
+    if policy.device.type == "cuda":  # cuDNN plans each new shape for 50 ms; hardly any repeats
+        torch.backends.cuda.enable_cudnn_sdp(False)
     ours = llama.supports(policy.model.base_model)
     if attention:
         set_attention(policy, attention)

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from minragen import train
+from minragen.cache import rounded_up
 from minragen.look import diagnostics
 from minragen.models import LOGIT_BUDGET
 from minragen.more.vision import image_store_of
@@ -107,7 +108,8 @@ def _rollout(n, config):
     """Slots; and beside them the pass over prompts or observations, that of the vision tower, the
     logits with their cumulative sums (20 bytes each), or the copies of a layer's slots when rows
     are gathered."""
-    room = n.context + config.max_new_tokens  # of a turn, before its length is known
+    # A turn has room for all its tokens before its length is known.
+    room = rounded_up(n.context + config.max_new_tokens, 64)
     slots = n.slots * room * n.layers * n.keys * n.width
     fed = _one_pass(n, min(config.token_budget, n.slots * n.context))
     return {"KV slots": slots, "one pass": max(fed, n.slots * n.image_pass,

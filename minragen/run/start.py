@@ -114,6 +114,9 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     checkpoint = begun and runs.find_checkpoint(begun, say)
     with distributed.main_process_first():  # the warm-up fills the cache
         policy, frame = load(config, checkpoint, say)
+    if config.tis_cap and not config.stale and policy.model.dtype == torch.float32:
+        raise ValueError("tis_cap: it has no effect here. In float32 a sampler without --stale "
+                         "samples as the learner computes, so all weights are 1.")
     if config.freeze_vision:
         vision.freeze_tower(policy)
     if config.lora_rank:
