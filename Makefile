@@ -1,4 +1,4 @@
-# minRAGEN. `make` alone lists the targets. Each works as the first command in a fresh clone.
+# minRAGEN. `make` alone lists the targets. The first one that needs Python installs packages.
 ENV    = frozenlake
 ALGO   =
 STEPS  =

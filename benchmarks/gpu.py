@@ -8,9 +8,11 @@ tables of docs/performance.md are made of it.
 
 It takes the options of training and measures them as given, with activation checkpointing, and with
 --attention flash_attention_2 where flash-attn is installed. Each variant plays a batch of episodes
-twice and learns from it twice; the second time counts. Random returns replace the real ones, so
-that every group has a gradient. Before them, decode steps alone: of 1 to 512 rows that have 512
-tokens each, with and without CUDA graphs. The last line is all numbers as JSON.
+and learns from it, and does the same again with fresh episodes. The second time counts: as in
+training, its shapes are new, and a kernel that plans anew for each shape shows. Random returns
+replace the real ones, so that every group has a gradient. Before them, decode steps alone: of 1 to
+512 rows that have 512 tokens each, with and without CUDA graphs. The last line is all numbers as
+JSON.
 """
 
 import gc
@@ -102,21 +104,24 @@ def measure(config):
     learner = start.build_learner(config, groups)
     device, model = learner.policy.device, learner.policy.model
 
-    play = partial(rollout.collect, learner.policy, learner.frame, groups["train"], 0,
-                   train.rules_of(config))
-    read, played = bytes_read(learner.policy, config, play)
-    batch = rollout.make_batch([t for t in played if not t.error])
-    returns = torch.rand(len(played), generator=torch.Generator().manual_seed(0))
-    batch = replace(batch, episode_returns=returns[batch.episode_ids]).to(device)
-    needed = products(learner, batch, config)
+    def play(first_seed):
+        return rollout.collect(learner.policy, learner.frame, groups["train"], first_seed,
+                               train.rules_of(config))
+
+    def learn(batch):
+        train.update(learner, train.compute_targets(learner, batch, config)[0], config, step=2)
+
+    batch = with_random_returns(play(0)).to(device)
     compared = against_float32(learner, batch, config)
+    learn(batch)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    play_seconds = timed(device, play)
-    for _ in range(2):
-        update_seconds = timed(device, lambda: train.update(
-            learner, train.compute_targets(learner, batch, config)[0], config, step=2))
+    read, played, play_seconds = bytes_read(learner.policy, config,
+                                            partial(play, config.num_groups))
+    batch = with_random_returns(played).to(device)
+    update_seconds = timed(device, partial(learn, batch))
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else float("nan")
+    needed = products(learner, batch, config)
     always, *phases = (sum(sizes.values()) for sizes in memory.phases(learner, config).values())
     side, half = SIDE[device.type], torch.zeros(COPIED[device.type] // 8, device=device)
     square, target = torch.randn(side, side, device=device).to(model.dtype), half.clone()
@@ -131,6 +136,13 @@ def measure(config):
         "update, share of that rate": needed / update_seconds / product_rate,
         "memory forecast, GiB": (always + max(phases)) / 2**30,
         "memory peak / forecast": peak / (always + max(phases))}
+
+
+def with_random_returns(played):
+    """The batch of episodes, with returns that differ within every group."""
+    batch = rollout.make_batch([t for t in played if not t.error])
+    returns = torch.rand(len(played), generator=torch.Generator().manual_seed(0))
+    return replace(batch, episode_returns=returns[batch.episode_ids])
 
 
 def timed(device, function):
@@ -150,14 +162,14 @@ def rate(device, amount, function):
 
 
 def bytes_read(policy, config, play):
-    """What the decode steps of play() must read, and its result. A step reads all weights but an
-    input embedding of its own, and the keys and values up to the longest row."""
+    """What the decode steps of play() must read, its result, and its seconds. A step reads all
+    weights but an input embedding of its own, and the keys and values up to the longest row."""
     model = policy.model
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     own = 0 if embedding.weight is output.weight else embedding.weight.nbytes
     weights = sum(p.nbytes for p in model.parameters()) - own
     sizes = memory._sizes(policy, config, 1)
-    usual, read = policy.extend, []
+    usual, read, played = policy.extend, [], []
 
     def counted(slots, tokens, *rest):
         if tokens.shape[1] == 1:
@@ -167,10 +179,10 @@ def bytes_read(policy, config, play):
 
     policy.extend = counted
     try:
-        played = play()
+        seconds = timed(policy.device, lambda: played.extend(play()))
     finally:
         del policy.extend
-    return sum(read), played
+    return sum(read), played, seconds
 
 
 def products(learner, batch, config):
