@@ -5,12 +5,19 @@ Difference from RAGEN: environments read local files. RAGEN's download named dat
 
 import functools
 import gzip
+import io
 import json
 import os
+import sys
+import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 DATA = Path(__file__).parent.parent / "data"  # what the package brings along
+PLAYED = 200  # reference solutions that are played when a file is read
+PATIENCE = 5  # seconds of reading or playing until a line says how far it is
 
 
 def load_table(name, **how):
@@ -49,41 +56,76 @@ def fitted(text, most, space):
     return "".join(c if c in space.character_set else "?" for c in text)
 
 
-def read_each(path, build, refusal):
-    """build(record) of each record of a file. Raises ValueError for one that it cannot use: the
+def read_each(path, build, refusal, useless="of no use"):
+    """build(record) of each record of a file, without those that are None. How many are left out
+    is printed, and that they are `useless`. Raises ValueError for a record that it cannot read: the
     text `refusal`, which may name {path}, {number} and {problem}."""
-    built = []
-    for number, record in enumerate(read_records(path), 1):
+    built, number = [], 0
+    for number, record in enumerate(watched(read_records(path), f"reading {path}"), 1):
         try:
-            built.append(build(record))
+            made = build(record)
         except (LookupError, TypeError, ValueError, AttributeError, zlib.error) as problem:
             raise ValueError(refusal.format(path=path, number=number, problem=problem)) from None
+        built += [] if made is None else [made]
+    if len(built) < number:
+        tell(f"{path}: {number - len(built):,} of {number:,} records are {useless}: left out.")
     return tuple(built)
 
 
+def playable(path, problems, plays):
+    """The problems of a file without those whose reference solution fails; how many is printed.
+
+    At most PLAYED are played, evenly spread: the same ones in every process, so that all have the
+    same data. For that reason `plays` may not depend on how busy the machine is.
+    plays: problem -> whether its reference solution earns everything; None if there is none, or if
+        that cannot be told. It runs in threads.
+    raises: ValueError if all of them fail
+    """
+    step = max(1, -(-len(problems) // PLAYED))
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        played = [*watched(threads.map(plays, problems[::step]),
+                           f"playing the reference solutions of {path}")]
+    failed = {step * i for i, right in enumerate(played) if right is False}
+    count = sum(right is not None for right in played)
+    if count:
+        tell(f"{path}: {len(failed):,} of {count:,} reference solutions fail"
+             f"{', their records are left out' * bool(failed)}.")
+    if 0 < len(problems) == len(failed):
+        raise ValueError(f"the reference solutions of all {len(failed):,} records of {path} fail: "
+                         f"expected some that are right.")
+    return tuple(problem for i, problem in enumerate(problems) if i not in failed)
+
+
+def watched(things, doing):
+    """Yield the things. After PATIENCE seconds, and at times ever further apart, say how many."""
+    began, pause = time.monotonic(), PATIENCE
+    for number, thing in enumerate(things, 1):
+        if time.monotonic() - began > pause:
+            tell(f"{doing}: {number:,} after {pause} s ...")
+            pause *= 2
+        yield thing
+
+
+def tell(line):
+    """Print a line on stderr, if anybody is there to read it."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
 def read_records(path):
-    """The records of a JSONL file (.gz or not), a JSON file (one list) or a parquet file.
+    """Yield the records of a JSONL file (.gz or not), a JSON file (one list) or a parquet file. Of
+    JSONL, one line at a time is in memory.
 
     raises: ValueError if the file is missing, broken or empty, or needs pyarrow
     """
-    file, number = Path(path), 0
+    file, number, found = Path(path), 0, False
     if not file.is_file():
         raise ValueError(f"no file {path!r}: expected a JSONL, JSON or parquet file.")
     try:
-        if file.suffix == ".parquet":
-            from pyarrow import parquet
-            records = parquet.read_table(file).to_pylist()
-        else:
-            data = file.read_bytes()
-            text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
-            if text.lstrip().startswith("["):
-                records = json.loads(text)
-            else:
-                records = []
-                # Not splitlines(): JSON strings may hold other line separators such as U+2028.
-                for number, line in enumerate(text.split("\n"), 1):  # noqa: B007 (in the error)
-                    if line.strip():
-                        records.append(json.loads(line))
+        for number, records in read_parquet(file) if file.suffix == ".parquet" else read_json(file):
+            for record in map(json.loads, records) if number else records:
+                found = True
+                yield record
     except ImportError:
         raise ValueError(f"{path} needs pyarrow: run `pip install pyarrow`, or convert the file to "
                          f"JSONL.") from None
@@ -93,6 +135,25 @@ def read_records(path):
         place = f"line {number} of {path}" if number else path
         reason = str(error).partition("\n")[0]
         raise ValueError(f"cannot read {place} as JSONL, JSON or parquet: {reason}.") from None
-    if not records:
+    if not found:
         raise ValueError(f"no records in {path!r}: expected at least one.")
-    return records
+
+
+def read_parquet(file):
+    """Yield (0, some of the records)."""
+    from pyarrow import parquet
+    for batch in parquet.ParquetFile(file).iter_batches():
+        yield 0, batch.to_pylist()
+
+
+def read_json(file):
+    """Yield (the number of a line, [the line]) of JSONL; (0, the records) if the file is a list."""
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as data:
+        # Only \n ends a line: JSON strings may hold other separators, such as U+2028.
+        lines, begun = io.TextIOWrapper(data, "utf-8-sig", newline="\n"), False
+        for number, line in enumerate(lines, 1):
+            if not begun and line.lstrip().startswith("["):
+                yield 0, json.loads(line + lines.read())
+            elif line.strip():
+                yield number, [line]
+            begun = begun or line.strip()

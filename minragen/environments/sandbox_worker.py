@@ -165,17 +165,26 @@ def answer_call(function, call):
 
 
 def encode(value):
-    """Return a plain value as JSON has it: a tuple, set or dict becomes {type: its parts}. Raises
-    TypeError for any other."""
+    """Return a plain value as JSON has it: a tuple, set or dict becomes {type: its parts}, those of
+    a set in the order of `place`. Raises TypeError for any other."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
         return [encode(v) for v in value]
-    for kind in (tuple, set, dict):
+    for kind in (tuple, set, frozenset, dict):
         if isinstance(value, kind):
-            parts = value.items() if isinstance(value, dict) else value
+            parts = value.items() if kind is dict else value
+            if kind is set or kind is frozenset:
+                parts = sorted(value, key=place)
             return {kind.__name__: [encode(p) for p in parts]}
     raise TypeError("not a plain value")
+
+
+def place(value):
+    """Return the key that sorts the elements of a set, which have another order in each process:
+    numbers by value, then the others by their text."""
+    number = isinstance(value, (int, float))
+    return (0, value, "") if number else (1, 0, json.dumps(encode(value)))
 
 
 def decode(coded):
@@ -187,7 +196,8 @@ def decode(coded):
     [(kind, parts)] = coded.items()
     if len(parts) > 512 and kind != "tuple":  # hostile ones would collide and occupy the judge
         raise ValueError("too many keys")
-    return {"tuple": tuple, "set": set, "dict": dict}[kind]([decode(p) for p in parts])
+    kinds = {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
+    return kinds[kind]([decode(p) for p in parts])
 
 
 # ---- Layers --------------------------------------------------------------------------------------

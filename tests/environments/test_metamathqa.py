@@ -239,16 +239,19 @@ class TestRecords:
                            ("c.jsonl", "\r\n".join(lines)), ("d.parquet", "PAR1")):
             (tmp_path / name).write_bytes(data.encode())
         (tmp_path / "e.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-        pyarrow = Mock(**{"parquet.read_table.return_value.to_pylist.return_value": rows})
+        marked = "\ufeff" + "\n".join(lines)  # as Notepad and PowerShell write UTF-8
+        (tmp_path / "f.jsonl").write_text(marked, "utf-8")
+        pyarrow, batches = Mock(), [Mock(to_pylist=lambda row=row: [row]) for row in rows]
+        pyarrow.parquet.ParquetFile.return_value.iter_batches.return_value = batches
         monkeypatch.setitem(sys.modules, "pyarrow", pyarrow)
-        assert [read_records(path) for path in tmp_path.iterdir()] == [rows] * 5
+        assert [[*read_records(path)] for path in tmp_path.iterdir()] == [rows] * 6
         for broken in (NotImplementedError("7 bits"), OverflowError("date"), MemoryError()):
-            pyarrow.parquet.read_table.side_effect = broken  # pyarrow's, for damaged files
+            pyarrow.parquet.ParquetFile.side_effect = broken  # pyarrow's, for damaged files
             with pytest.raises(ValueError, match=r"cannot read .*d\.parquet as JSONL"):
-                read_records(tmp_path / "d.parquet")
+                [*read_records(tmp_path / "d.parquet")]
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         with pytest.raises(ValueError, match="pip install pyarrow"):
-            read_records(tmp_path / "d.parquet")
+            [*read_records(tmp_path / "d.parquet")]
 
     def test_a_file_that_cannot_be_played_is_refused_with_the_place_and_the_reason(self, tmp_path):
         path = tmp_path / "data.jsonl"
