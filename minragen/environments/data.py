@@ -57,43 +57,41 @@ def fitted(text, most, space):
 
 
 def read_each(path, build, refusal, useless="of no use"):
-    """build(record) of each record of a file, without those that are None. How many are left out
-    is printed, and that they are `useless`. Raises ValueError for a record that it cannot read: the
-    text `refusal`, which may name {path}, {number} and {problem}."""
-    built, number = [], 0
+    """build(record) of each record of a file, without those that are None: as many records are
+    `useless`, which is printed. Raises ValueError for one that it cannot read: the text `refusal`,
+    which may name {path}, {number} and {problem}."""
+    built = []
     for number, record in enumerate(watched(read_records(path), f"reading {path}"), 1):
         try:
-            made = build(record)
+            built.append(build(record))
         except (LookupError, TypeError, ValueError, AttributeError, zlib.error) as problem:
             raise ValueError(refusal.format(path=path, number=number, problem=problem)) from None
-        built += [] if made is None else [made]
-    if len(built) < number:
-        tell(f"{path}: {number - len(built):,} of {number:,} records are {useless}: left out.")
-    return tuple(built)
+    kept = tuple(made for made in built if made is not None)
+    if len(kept) < len(built):
+        tell(f"{path}: {len(built) - len(kept):,} of {len(built):,} records left out: {useless}.")
+    return kept
 
 
 def playable(path, problems, plays):
     """The problems of a file without those whose reference solution fails; how many is printed.
 
-    At most PLAYED are played, evenly spread: the same ones in every process, so that all have the
-    same data. For that reason `plays` may not depend on how busy the machine is.
-    plays: problem -> whether its reference solution earns everything; None if there is none, or if
-        that cannot be told. It runs in threads.
+    At most PLAYED are played, evenly spread: the same ones in every process, and so that all have
+    the same data, `plays` may not depend on how busy a machine is.
+    plays: problem -> whether its reference solution earns everything, or None if that cannot be
+        told or there is none; called in threads
     raises: ValueError if all of them fail
     """
-    step = max(1, -(-len(problems) // PLAYED))
+    step = -(-len(problems) // PLAYED) or 1
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        played = [*watched(threads.map(plays, problems[::step]),
-                           f"playing the reference solutions of {path}")]
+        played = [*watched(threads.map(plays, problems[::step]), f"playing the records of {path}")]
     failed = {step * i for i, right in enumerate(played) if right is False}
-    count = sum(right is not None for right in played)
-    if count:
-        tell(f"{path}: {len(failed):,} of {count:,} reference solutions fail"
+    if count := sum(right is not None for right in played):
+        tell(f"{path}: {len(failed)} of {count} reference solutions fail"
              f"{', their records are left out' * bool(failed)}.")
-    if 0 < len(problems) == len(failed):
-        raise ValueError(f"the reference solutions of all {len(failed):,} records of {path} fail: "
-                         f"expected some that are right.")
-    return tuple(problem for i, problem in enumerate(problems) if i not in failed)
+    kept = tuple(problem for i, problem in enumerate(problems) if i not in failed)
+    if problems and not kept:
+        raise ValueError(f"all reference solutions of {path} fail: expected some that are right.")
+    return kept
 
 
 def watched(things, doing):
@@ -113,47 +111,42 @@ def tell(line):
 
 
 def read_records(path):
-    """Yield the records of a JSONL file (.gz or not), a JSON file (one list) or a parquet file. Of
-    JSONL, one line at a time is in memory.
+    """Yield the records of a JSONL file (.gz or not), a JSON file (one list) or a parquet file.
 
     raises: ValueError if the file is missing, broken or empty, or needs pyarrow
     """
-    file, number, found = Path(path), 0, False
+    file, count = Path(path), 0
     if not file.is_file():
         raise ValueError(f"no file {path!r}: expected a JSONL, JSON or parquet file.")
     try:
-        for number, records in read_parquet(file) if file.suffix == ".parquet" else read_json(file):
-            for record in map(json.loads, records) if number else records:
-                found = True
-                yield record
+        for record in (read_parquet if file.suffix == ".parquet" else read_json)(file):
+            count += 1
+            yield record
     except ImportError:
         raise ValueError(f"{path} needs pyarrow: run `pip install pyarrow`, or convert the file to "
                          f"JSONL.") from None
     # Another format, not UTF-8, not readable, nested too deeply, or a type that pyarrow lacks.
     except (ValueError, OSError, EOFError, zlib.error, RecursionError, NotImplementedError,
             ArithmeticError, LookupError, MemoryError) as error:
-        place = f"line {number} of {path}" if number else path
+        place = f"record {count + 1} of {path}" if count else path
         reason = str(error).partition("\n")[0]
         raise ValueError(f"cannot read {place} as JSONL, JSON or parquet: {reason}.") from None
-    if not found:
+    if not count:
         raise ValueError(f"no records in {path!r}: expected at least one.")
 
 
 def read_parquet(file):
-    """Yield (0, some of the records)."""
     from pyarrow import parquet
     for batch in parquet.ParquetFile(file).iter_batches():
-        yield 0, batch.to_pylist()
+        yield from batch.to_pylist()
 
 
 def read_json(file):
-    """Yield (the number of a line, [the line]) of JSONL; (0, the records) if the file is a list."""
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as data:
         # Only \n ends a line: JSON strings may hold other separators, such as U+2028.
-        lines, begun = io.TextIOWrapper(data, "utf-8-sig", newline="\n"), False
-        for number, line in enumerate(lines, 1):
-            if not begun and line.lstrip().startswith("["):
-                yield 0, json.loads(line + lines.read())
-            elif line.strip():
-                yield number, [line]
-            begun = begun or line.strip()
+        lines = io.TextIOWrapper(data, "utf-8-sig", newline="\n")
+        for line in filter(str.strip, lines):
+            if line.lstrip().startswith("["):  # the file is one list
+                yield from json.loads(line + lines.read())
+            else:
+                yield json.loads(line)

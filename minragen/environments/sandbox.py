@@ -320,7 +320,7 @@ class Namespaces:
 
 def oom_kills():
     """Return how many processes Linux has killed because its memory was used up."""
-    return re.search(r"\noom_kill \d+|$", Path("/proc/vmstat").read_text())[0]
+    return re.search(r"\noom_kill \d+|$", Path("/proc/vmstat").read_text("utf-8"))[0]
 
 
 def read_answer(answer, most):

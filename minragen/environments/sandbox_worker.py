@@ -225,8 +225,8 @@ def enter_namespaces():
     if sys.platform != "linux" or os.uname().machine not in CALLS:
         raise OSError("only Linux on x86-64 and aarch64 has them")
     # If memory runs out, Linux kills a submission before the training run.
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")
+    with suppress(OSError), open("/proc/self/oom_score_adj", "wb") as score:
+        score.write(b"1000")
     os.chdir(STDLIB)  # which may be in a folder of root's
     if os.getuid() == 0:  # NPROC does not limit root's threads, so become an unused user
         os.setgroups([])
@@ -237,7 +237,7 @@ def enter_namespaces():
     LIBC.prctl(4, 1)  # PR_SET_DUMPABLE, or else the map of users belongs to root
     for name, text in [("setgroups", "deny"), ("uid_map", f"0 {user} 1"),
                        ("gid_map", f"0 {group} 1")]:
-        with open(f"/proc/self/{name}", "w") as file:
+        with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
             file.write(text)
     if os.fork():
         os._exit(0)

@@ -257,7 +257,7 @@ class TestRecords:
         path = tmp_path / "data.jsonl"
         for content, complaint in (
                 (None, "no file .*: expected a JSONL"), (b"", "no records in"),
-                (b'{"question": "q", "answer": "#### 1"}\nnot json', "cannot read line 2 of"),
+                (b'{"question": "q", "answer": "#### 1"}\nnot json', "cannot read record 2 of"),
                 (b"\xff\xfe\x00", "cannot read /"), (b"[" * 50_000, "as JSONL"),
                 (b'{"question": "q", "answer": 3}', "got {.*'answer': 3}, expected the text"),
                 (b'{"question": "q", "answer": "none"}', "with 0 train, 0 val, 0 test problems")):
