@@ -692,7 +692,7 @@ MUTANTS = {
         ('.split()).replace("{k}", str(k))', ".split())", "the task does not tell its parameter"),
         ("len(texts) != 1", "not texts", "the names in a pickled call are taken for tests"),
         (r"(?:```|\Z)", "```", "a program that was cut off is no program"),
-        ("unsupported}", "False}", "the metric never counts"),
+        ('"unsupported" in words}', "False}", "the metric never counts"),
         ('"time" not in words', "True", "a verdict by bad luck is kept"),
         ('f"def body():\\n{candidate}"', "problem.preamble", "a comment is a function's body"),
         ("len(problem.hidden), code,", "code,",

@@ -119,8 +119,13 @@ def read_records(path):
     if not file.is_file():
         raise ValueError(f"no file {path!r}: expected a JSONL, JSON or parquet file.")
     try:
-        for record in (read_parquet if file.suffix == ".parquet" else read_json)(file):
-            count += 1
+        if file.suffix == ".parquet":
+            from pyarrow import parquet
+            records = (record for batch in parquet.ParquetFile(file).iter_batches()
+                       for record in batch.to_pylist())
+        else:
+            records = read_json(file)
+        for count, record in enumerate(records, 1):  # noqa: B007 (in the error)
             yield record
     except ImportError:
         raise ValueError(f"{path} needs pyarrow: run `pip install pyarrow`, or convert the file to "
@@ -133,12 +138,6 @@ def read_records(path):
         raise ValueError(f"cannot read {place} as JSONL, JSON or parquet: {reason}.") from None
     if not count:
         raise ValueError(f"no records in {path!r}: expected at least one.")
-
-
-def read_parquet(file):
-    from pyarrow import parquet
-    for batch in parquet.ParquetFile(file).iter_batches():
-        yield from batch.to_pylist()
 
 
 def read_json(file):

@@ -132,8 +132,8 @@ class DeepCoder(TextEnv):
         examples = self.problem.public if self.turns_left > 1 else ()
         passed, total, results, words = verdict(self.problem, code, len(examples),
                                                 self.options["seconds"])
-        lines, unsupported = [f"Passed {passed} of {total} hidden tests."], "unsupported" in words
-        if unsupported:
+        lines = [f"Passed {passed} of {total} hidden tests."]
+        if "unsupported" in words:
             lines.append("unsupported: the program uses what the sandbox's Python lacks.")
         for case, result in zip(examples, results):
             if result.word != "passed" and len(lines) <= 3:
@@ -144,8 +144,8 @@ class DeepCoder(TextEnv):
         gain = max(0.0, passed / total - self.best)
         self.best += gain
         solved = passed == total
-        return Outcome(gain, terminated=solved, success=solved, effective=gain > 0,
-                       metrics={"tests_passed": passed / total, "unsupported": unsupported})
+        return Outcome(gain, terminated=solved, success=solved, effective=gain > 0, metrics={
+            "tests_passed": passed / total, "unsupported": "unsupported" in words})
 
     def render(self):
         over = self.turns_left <= 0 or self.best >= 1.0
@@ -415,9 +415,9 @@ def judged_problem(record, referee):
 def solved_by_reference(problem):
     """Return whether the reference solution passes the first hidden tests. Return None if there is
     none, or if the verdict depends on the machine: a timeout, or what Monty lacks."""
-    code = program_of(problem.solution, problem)
-    if not problem.solution or not code:
-        return False if problem.solution else None
+    if not problem.solution:
+        return None
+    code = program_of(problem.solution, problem) or "not_a_program"
     few = replace(problem, hidden=problem.hidden[:DeepCoder.defaults["tests"]])
     passed, total, _, words = verdict(few, code, 0, DeepCoder.defaults["seconds"])
     return None if {"time", "unsupported"} & words else passed == total
@@ -467,8 +467,7 @@ def mbpp_problem(record):
     if not names:
         return None
     setup = [record.get("test_setup_code") or "", *(record.get("test_imports") or ())]
-    graded = textwrap.indent("\n".join(tests[1:] or tests), "  ")
-    check = [*setup, f"def check({names[0]}):", graded]
+    check = [*setup, f"def check({names[0]}):", *(f"  {test}" for test in tests[1:] or tests)]
     question = first_of(record, "text", "prompt").strip()
     return CodeProblem(key=f"{question} {tests}", text=f"{question}\n{tests[0]}",
                        meaning=" ".join(question.split()), name=names[0], solution=code,

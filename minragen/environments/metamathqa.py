@@ -11,18 +11,11 @@ Differences from RAGEN:
 import functools
 import math
 import re
-import sys
 from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
-from minragen.environments.data import (
-    cached_until_changed,
-    load_table,
-    playable,
-    read_each,
-    refuse_with,
-)
+from minragen.environments.data import cached_until_changed, load_table, read_each, refuse_with
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 from minragen.options import data_table
 
@@ -248,7 +241,7 @@ def load_problems(path):
     by_split, characters = {"train": [], "val": [], "test": []}, set()
     problems = read_each(path, problem_of, "record {number} of {path}: {problem}",
                          "no question or no result")
-    for problem in playable(path, problems, lambda p: p.read(p.answer) == p.gold):
+    for problem in problems:
         by_split[split_of(problem.task)].append(problem)
         characters.update(problem.question)
     return by_split, characters
@@ -267,8 +260,7 @@ def problem_of(record):
     percent = "%" in result or bool(re.search(r"percent|what %", question, re.IGNORECASE))
     value = read_value(result, percent)
     gold = read_text(result) if value is None else value
-    # Rephrasings share one text in memory.
-    task = sys.intern(" ".join(str(fields.get("original_question") or question).lower().split()))
+    task = " ".join(str(fields.get("original_question") or question).lower().split())
     usable = found and gold != "" and 0 < len(question) <= MAX_QUESTION
     if not usable or re.search("[\ud800-\udfff]", question + task):  # lone surrogates
         return None

@@ -117,7 +117,6 @@ def can_judge(referee, check):
     """Return whether each assertion of a test program for `judge_check` calls the candidate, and
     each call has plain values as arguments. referee: a monty.Monty"""
     calls, counted = [], set()
-
     try:
         failure = run_check(referee, check, lambda given: calls.append(given) or "null",
                             lambda _: counted.add(len(calls)))
@@ -128,10 +127,10 @@ def can_judge(referee, check):
 
 def run_check(referee, check, candidate, held):
     """Run a test program in Monty, with held(whether it is true) in the place of each assertion.
-    Return the word of an error that happens outside of them, or "".
+    Return the word of an error outside of them, or "".
 
-    candidate: arguments as JSON, or "" if they are no plain values -> a value as JSON. Monty, where
-        a set has the same order in all runs, encodes and decodes
+    candidate: arguments as JSON, or "" if they are not plain -> a value as JSON. Monty encodes and
+        decodes: there, a set has the same order in all runs
     """
     with PARSING:
         counted = ast.unparse(CountAssertions().visit(ast.parse(check)))
@@ -179,17 +178,11 @@ def same_value(got, want):
         return same_value(got, sorted(want, key=place))  # which is how `encode` orders them
     if isinstance(want, dict):
         pairs = [pair["tuple"] for pair in got["dict"][:len(want) + 1]]
-        got = {key_text(k): v for k, v in pairs}
-        want = {key_text(encode(k)): v for k, v in want.items()}
+        got, want = {str(k): v for k, v in pairs}, {str(encode(k)): v for k, v in want.items()}
         return got.keys() == want.keys() and all(same_value(got[k], want[k]) for k in want)
     if isinstance(want, float) and isinstance(got, (int, float)) and abs(got) < 1e300:
         return math.isclose(got, want, rel_tol=TOLERANCE, abs_tol=1e-9)
     return got == encode(want)
-
-
-def key_text(key):
-    """Return the text of a dictionary's encoded key."""
-    return json.dumps(key) if isinstance(key, (dict, list)) else str(key)
 
 
 def same_output(got, want):

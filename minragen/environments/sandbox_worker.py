@@ -173,9 +173,8 @@ def encode(value):
         return [encode(v) for v in value]
     for kind in (tuple, set, frozenset, dict):
         if isinstance(value, kind):
-            parts = value.items() if kind is dict else value
-            if kind is set or kind is frozenset:
-                parts = sorted(value, key=place)
+            parts = (value.items() if kind is dict else value if kind is tuple else
+                     sorted(value, key=place))
             return {kind.__name__: [encode(p) for p in parts]}
     raise TypeError("not a plain value")
 

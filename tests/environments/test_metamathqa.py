@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import itertools
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -27,7 +29,7 @@ NOTATIONS = {  # value -> texts that give it
         r"18\text{ cm}^2", "18cm²", "18 km/h", r"18^{\circ}", "The answer is 18.", "x = 18",
         "**18**", "= 18", "So the answer is 18", "The answer is: 18.", r"\boxed{18}", "Answer = 18",
         "**Answer:** 18 dollars", r"Therefore, the final answer is **\boxed{18}**.", "9 * 2 = 18",
-        "(2 + 4) × 3 = 18", r"$36 \div 2 = 18$"),
+        "(2 + 4) × 3 = 18", r"$36 \div 2 = 18$", "#### 18", "####18", "#### $18.00"),
     "-18": ("-18", "- 18", "\u221218", "-$18", "$-18"),
     "0": ("0", "-0.0", "0%"),
     "1/2": (".5", "0.50", "2 / 4", "50%", "50 per cent", r"50\%", "5e-1"),
@@ -43,13 +45,16 @@ NOTATIONS = {  # value -> texts that give it
         r"\boxed{18} or 20", r"\boxed{}", "18 x", "18g", "18 hundred", "18-20", "18!", "18.0.0",
         "--18", "0x12", "1e999", "1" * 5000, "18 of all the red rolls are left", "\u0661\u0668",
         "18 = 20", "x = 18 = 20", "-5 = 18", "9 * 2", "9 * 2 =", "about = 18", "18 = x", "so",
-        "The answer is 18 or 20", "maybe 18", "**18** or **20**", "2**3"),
+        "The answer is 18 or 20", "maybe 18", "**18** or **20**", "2**3",
+        "18 #### 20", "#### 18 #### 20"),
 }
 TEXTS = (  # a result that is no value, answers that say the same, answers that do not
     ("x+1", ("x + 1", "$x+1$", "X+1.", r"\boxed{x+1}"), ("1+x", "5")),
     ("(2, 5]", ("(2,5]", r"\left(2,5\right]", r"(2,\,5]"), ("(2,5)", "2")),
     (r"\text{odd}", ("odd.",), ("5 pm",)),
     (r"10\sqrt{3}", (r"10\sqrt3", r"\boxed{10\sqrt{3}}"), ("10", "17.320508")),
+    (r"7\pi", (r"\(7\pi\)", r"\[ 7\pi \].", r"$$7\pi.$$", r"\(\boxed{7\pi}\)", r"**7\pi**",
+                r"#### 7\pi"), (r"\pi", "7")),
     (r"\frac{1}{2}x", (r"\frac12x", r"\dfrac 1 2x", r"\tfrac{1}{2} x"), (r"\frac{1}{2}",)),
 )
 
@@ -252,6 +257,22 @@ class TestRecords:
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         with pytest.raises(ValueError, match="pip install pyarrow"):
             [*read_records(tmp_path / "d.parquet")]
+
+    def test_what_is_left_out_is_counted_and_a_slow_file_says_how_far_it_is(
+            self, tmp_path, capfd, monkeypatch):
+        """On stderr, at intervals that grow; of JSONL, a line at a time is in memory."""
+        path = write(tmp_path / "a.jsonl", *[gsm8k(n % 4 or "", f"{n}?") for n in range(2000)])
+        ticks = itertools.count()
+        monkeypatch.setattr(time, "monotonic", lambda: next(ticks) / 100)
+        monkeypatch.setattr(metamathqa, "split_of", lambda _: "train")
+        assert len(MetaMathQA(data=path).records) == 1500
+        assert [line.removeprefix(f"reading {path}: ") for line in
+                capfd.readouterr().err.splitlines()] == [
+            "501 after 5 s ...", "1,001 after 10 s ...",
+            f"{path}: 500 of 2,000 records left out: no question or no result."]
+        rows = read_records(path)
+        Path(path).write_text("{}")
+        assert next(rows) == {}
 
     def test_a_file_that_cannot_be_played_is_refused_with_the_place_and_the_reason(self, tmp_path):
         path = tmp_path / "data.jsonl"
