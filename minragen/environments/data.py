@@ -57,9 +57,9 @@ def fitted(text, most, space):
 
 
 def read_each(path, build, refusal, useless="of no use"):
-    """build(record) of each record of a file, without those that are None: as many records are
-    `useless`, which is printed. Raises ValueError for one that it cannot read: the text `refusal`,
-    which may name {path}, {number} and {problem}."""
+    """build(record) of each record of a file, without those that are None: they are `useless`, and
+    their number is printed. Raises ValueError for a record that `build` cannot read: the text
+    `refusal`, which may name {path}, {number} and {problem}."""
     built = []
     for number, record in enumerate(watched(read_records(path), f"reading {path}"), 1):
         try:

@@ -93,8 +93,7 @@ def judge_check(code, name, check, cpu=2, pool=None):
 
     def candidate(given):
         words.append("failed")
-        [result] = ([Result("time")] if "time" in words else
-                    run([given]) if given else [Result("TypeError")])
+        [result] = [Result("time")] if "time" in words else run([given])
         words[-1] = result.word
         if result.word != "value":
             raise ValueError(result.word)
@@ -114,23 +113,23 @@ def judge_check(code, name, check, cpu=2, pool=None):
 
 
 def can_judge(referee, check):
-    """Return whether each assertion of a test program for `judge_check` calls the candidate, and
-    each call has plain values as arguments. referee: a monty.Monty"""
-    calls, counted = [], set()
+    """Return whether each assertion of a test program for `judge_check` calls the candidate with
+    plain values. referee: a monty.Monty"""
+    calls, counted = [], [0]  # counted: calls made before each assertion was judged
     try:
         failure = run_check(referee, check, lambda given: calls.append(given) or "null",
-                            lambda _: counted.add(len(calls)))
+                            lambda _: counted.append(len(calls)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    return bool(calls) and all(calls) and len(calls) in counted and not failure
+    return not failure and 0 < len(calls) == counted[-1] and len({*counted}) == len(counted)
 
 
 def run_check(referee, check, candidate, held):
     """Run a test program in Monty, with held(whether it is true) in the place of each assertion.
     Return the word of an error outside of them, or "".
 
-    candidate: arguments as JSON, or "" if they are not plain -> a value as JSON. Monty encodes and
-        decodes: there, a set has the same order in all runs
+    candidate: arguments as JSON -> a value as JSON. Monty encodes and decodes: there, a set has the
+        same order in all runs, and arguments that are no plain values raise TypeError
     """
     with PARSING:
         counted = ast.unparse(CountAssertions().visit(ast.parse(check)))
@@ -360,11 +359,7 @@ CANDIDATE = re.sub(r"\b(encode|decode|place|json)\b", r"_\1", "\n".join(
 import json as _json
 
 def _candidate(*arguments, **keywords):
-    try:
-        given = _json.dumps(_encode([list(arguments), keywords]))
-    except TypeError:
-        given = ""
-    return _decode(_json.loads(_call(given)))
+    return _decode(_json.loads(_call(_json.dumps(_encode([list(arguments), keywords])))))
 """
 ANSWER = "\n".join(SOURCES) + """
 import json
