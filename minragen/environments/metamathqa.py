@@ -239,9 +239,8 @@ def format_number(value, money=False):
 def load_problems(path):
     """({split: list of WordProblem}, their characters) of a MetaMathQA or GSM8K file."""
     by_split, characters = {"train": [], "val": [], "test": []}, set()
-    problems = read_each(path, problem_of, "record {number} of {path}: {problem}",
-                         "no question or no result")
-    for problem in problems:
+    for problem in read_each(path, problem_of, "record {number} of {path}: {problem}",
+                             "no question or no result"):
         by_split[split_of(problem.task)].append(problem)
         characters.update(problem.question)
     return by_split, characters
