@@ -34,9 +34,11 @@ COMMANDS = {
 
 def main(argv=None):
     """Run a command. It ends with one sentence on an error."""
+    if argv is None and sys.stdout:  # from a shell, whose locale may lack letters
+        sys.stdout.reconfigure(errors="replace")
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
-        return print(__doc__.strip())
+        return print((__doc__ or "python -OO leaves out this text.").strip())
     if name not in COMMANDS:
         Parser().error(nearest("command", name, [*COMMANDS]))
     function, *first = COMMANDS[name].split()

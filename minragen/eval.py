@@ -53,7 +53,7 @@ def play_command(argv):
 
 def arguments(argv):
     """The parsed options. Exits with a sentence for those that do not go together."""
-    parser = Parser(prog="minragen.eval", description=__doc__.splitlines()[0])
+    parser = Parser(prog="minragen.eval", description=(__doc__ or "").partition("\n")[0])
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--run", help="measure runs, folders under runs/; the first is compared with "
                                     "the others")

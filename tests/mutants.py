@@ -676,6 +676,8 @@ MUTANTS = {
     "environments/data.py": [
         ("(os.path.getmtime(path), os.path.getsize(path)", "os.path.getsize(path",
          "a file that is changed to the same length is not read again"),
+        ("if i not in failed", "", "records whose reference solution fails are not left out"),
+        ("pause *= 2", "pause += 0", "a line is printed for each record of a slow file"),
         ("tuple(map(_version, paths))", "_version(paths[0])",
          "a change of the second of two files is not noticed"),
     ],
@@ -692,7 +694,9 @@ MUTANTS = {
         ('.split()).replace("{k}", str(k))', ".split())", "the task does not tell its parameter"),
         ("len(texts) != 1", "not texts", "the names in a pickled call are taken for tests"),
         (r"(?:```|\Z)", "```", "a program that was cut off is no program"),
-        ("unsupported}", "False}", "the metric never counts"),
+        ("tests[1:] or tests", "tests", "the assertion that the task of MBPP shows is graded"),
+        ("{*words}\n", "{'time'}\n", "no reference solution is found to fail"),
+        ('"unsupported" in words}', "False}", "the metric never counts"),
         ('"time" not in words', "True", "a verdict by bad luck is kept"),
         ('f"def body():\\n{candidate}"', "problem.preamble", "a comment is a function's body"),
         ("len(problem.hidden), code,", "code,",
@@ -809,6 +813,8 @@ MUTANTS = {
         ("np.random.set_state(states[1])", "pass", "a data set changes the global generator"),
     ],
     "environments/sandbox.py": [
+        ("sorted(want, key=place)", "list(want)", "an expected set is compared in its order"),
+        ("== counted[-1]", "> 0", "a row whose last test asserts nothing is judged"),
         ("truths.pop(0, None)", "pass",
          "an assertion that never calls the submission counts as passed"),
         ('(failure == "time")', "bool(failure)",

@@ -45,6 +45,23 @@ class TestStructure:
         monkeypatch.setattr(mutants, "NEEDS", {})
         assert len(mutants.table()) > 300
 
+    def test_every_text_file_is_opened_as_utf_8_whatever_the_locale(self):
+        for path in (ROOT / "minragen").rglob("*.py"):
+            for node in filter(lambda n: isinstance(n, ast.Call), ast.walk(
+                    ast.parse(path.read_text("utf-8")))):
+                method, name = getattr(node.func, "attr", ""), getattr(node.func, "id", "")
+                if name == "open" or method in ("read_text", "write_text"):
+                    assert re.search("encoding=|'utf-8|'ascii'|'[rwax]b'|os.memfd",
+                                     ast.unparse(node)), (path, node.lineno)
+
+    def test_without_docstrings_or_a_locale_with_our_letters_commands_still_print(self):
+        for path in (ROOT / "minragen").rglob("*.py"):
+            assert not re.search(r"\b__doc__[.\[]", path.read_text("utf-8")), path
+        for words in (["-OO", "-m", "minragen"], ["-m", "minragen", "environments", "sokoban"]):
+            ran = subprocess.run([sys.executable, *words], capture_output=True, cwd=ROOT,
+                                 check=False, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+            assert ran.returncode == 0 and ran.stdout and not ran.stderr, ran.stderr
+
     def test_messages_about_missing_packages_name_the_requirements_of_the_extras(self):
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
             "optional-dependencies"]

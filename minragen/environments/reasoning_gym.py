@@ -107,12 +107,15 @@ def data_set(name, options, seed):
     known, options = reasoning_gym.factory.DATASETS, ast.literal_eval(options)
     if name not in known:
         raise ValueError(nearest("data set of reasoning_gym", name, sorted(known)))
+    if name == "composite":
+        raise ValueError("composite of reasoning_gym is made of other data sets: give their names, "
+                         "as in --env reasoning_gym:chain_sum,reasoning_gym:aiw.")
     fields = {f.name for f in dataclasses.fields(known[name][1])} - {"seed", "size"}
     for option in options.keys() - fields:
         raise ValueError(nearest(f"option of {name}", option, sorted(fields | {"partial"})))
     try:
         return reasoning_gym.create_dataset(name, **options, seed=seed, size=1)
-    except (AssertionError, ValueError, TypeError) as problem:
+    except (AssertionError, ValueError, TypeError, AttributeError) as problem:
         raise ValueError(f"bad options of {name}: got {options}, but {problem}.") from None
 
 

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import pydantic_monty as monty
 
 from minragen.environments import sandbox_worker as worker
-from minragen.environments.sandbox_worker import ERRORS, OUTPUT_BYTES, decode, encode
+from minragen.environments.sandbox_worker import ERRORS, OUTPUT_BYTES, decode, encode, place
 
 VALUE_BYTES = 1 << 16  # of a function's value as JSON; what is longer would occupy the judge
 MEMORY = 512  # MiB of a submission; a quarter in Monty, which hands whole values to the host
@@ -91,34 +91,55 @@ def judge_check(code, name, check, cpu=2, pool=None):
     """
     words, truths = [], {}  # truths: number of calls made -> whether the next assertion held
 
-    def candidate(*arguments, **keywords):
+    def candidate(given):
         words.append("failed")
-        given = json.dumps(encode([list(arguments), keywords]))
         [result] = [Result("time")] if "time" in words else run([given])
         words[-1] = result.word
         if result.word != "value":
             raise ValueError(result.word)
-        return decode(json.loads(result.value))
+        return result.value
 
     def held(value):
         truths.setdefault(len(words), value)  # one without a new call does not count
 
-    with PARSING:
-        counted = ast.unparse(CountAssertions().visit(ast.parse(check)))
     with (pool or SUBMISSIONS).lend(code, name, cpu) as run, \
-            monty.Monty(max_processes=1) as referee, \
-            monty_session(referee, CHECK_SECONDS) as session:
-        failure = ""
-        try:
-            session.feed_run(f"{counted}\ncheck(candidate)", external_lookup={
-                "candidate": candidate, "held": held}, print_callback=monty.CollectString())
-        except monty.MontyError as problem:  # outside of the assertions
-            failure = failure_word(problem)
+            monty.Monty(max_processes=1) as referee:
+        failure = run_check(referee, check, candidate, held)
         if "failed" in words:  # the test program took it for an exception of the submission
             raise RuntimeError("the sandbox failed in a call of the test program.")
     truths.pop(0, None)  # `assert True`
     lost = failure or len(words) not in truths  # no assertion after the last call
     return sum(truths.values()), len(truths) + bool(lost), words + ["time"] * (failure == "time")
+
+
+def can_judge(referee, check):
+    """Return whether each assertion of a test program for `judge_check` calls the candidate with
+    plain values. referee: a monty.Monty"""
+    calls, counted = [], [0]  # counted: calls made before each assertion was judged
+    try:
+        failure = run_check(referee, check, lambda given: calls.append(given) or "null",
+                            lambda _: counted.append(len(calls)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return not failure and 0 < len(calls) == counted[-1] and len({*counted}) == len(counted)
+
+
+def run_check(referee, check, candidate, held):
+    """Run a test program in Monty, with held(whether it is true) in the place of each assertion.
+    Return the word of an error outside of them, or "".
+
+    candidate: arguments as JSON -> a value as JSON. Monty encodes and decodes: there, a set has the
+        same order in all runs, and arguments that are no plain values raise TypeError
+    """
+    with PARSING:
+        counted = ast.unparse(CountAssertions().visit(ast.parse(check)))
+    with monty_session(referee, CHECK_SECONDS) as session:
+        try:
+            session.feed_run(f"{CANDIDATE}\n{counted}\ncheck(_candidate)", external_lookup={
+                "_call": candidate, "held": held}, print_callback=monty.CollectString())
+        except monty.MontyError as problem:
+            return failure_word(problem)
+    return ""
 
 
 class CountAssertions(ast.NodeTransformer):
@@ -146,13 +167,17 @@ def compare(result, case):
 
 def same_value(got, want):
     """Return whether an encoded value equals another, within TOLERANCE where a float is expected.
-    1 is 1.0 and True, a tuple is a list, and keys are compared as text, as JSON has them."""
+    1 is 1.0 and True, a tuple is a list, and keys are compared as text, as JSON has them. Neither
+    a set nor a dictionary has an order."""
     if isinstance(want, (list, tuple)):
         got = got.get("tuple") if isinstance(got, dict) else got
         return isinstance(got, list) and len(got) == len(want) and all(map(same_value, got, want))
+    if isinstance(want, (set, frozenset)):
+        got = got.get("set", got.get("frozenset")) if isinstance(got, dict) else None
+        return same_value(got, sorted(want, key=place))  # which is how `encode` orders them
     if isinstance(want, dict):
         pairs = [pair["tuple"] for pair in got["dict"][:len(want) + 1]]
-        got, want = {str(k): v for k, v in pairs}, {str(k): v for k, v in want.items()}
+        got, want = {str(k): v for k, v in pairs}, {str(encode(k)): v for k, v in want.items()}
         return got.keys() == want.keys() and all(same_value(got[k], want[k]) for k in want)
     if isinstance(want, float) and isinstance(got, (int, float)) and abs(got) < 1e300:
         return math.isclose(got, want, rel_tol=TOLERANCE, abs_tol=1e-9)
@@ -287,7 +312,7 @@ class Namespaces:
 
 def oom_kills():
     """Return how many processes Linux has killed because its memory was used up."""
-    return re.search(r"\noom_kill \d+|$", Path("/proc/vmstat").read_text())[0]
+    return re.search(r"\noom_kill \d+|$", Path("/proc/vmstat").read_text("utf-8"))[0]
 
 
 def read_answer(answer, most):
@@ -327,7 +352,15 @@ class Monty:
         self.pool.__exit__(None, None, None)
 
 
-SOURCES = map(inspect.getsource, (worker.define, worker.answer_call, encode, decode))
+SOURCES = map(inspect.getsource, (worker.define, worker.answer_call, encode, decode, place))
+# A test program may have names like ours.
+CANDIDATE = re.sub(r"\b(encode|decode|place|json)\b", r"_\1", "\n".join(
+    map(inspect.getsource, (encode, decode, place)))) + """
+import json as _json
+
+def _candidate(*arguments, **keywords):
+    return _decode(_json.loads(_call(_json.dumps(_encode([list(arguments), keywords])))))
+"""
 ANSWER = "\n".join(SOURCES) + """
 import json
 names = {"__name__": "__main__", "print": lambda *a, **k: None}

@@ -165,17 +165,25 @@ def answer_call(function, call):
 
 
 def encode(value):
-    """Return a plain value as JSON has it: a tuple, set or dict becomes {type: its parts}. Raises
-    TypeError for any other."""
+    """Return a plain value as JSON has it: a tuple, set or dict becomes {type: its parts}, those of
+    a set in the order of `place`. Raises TypeError for any other."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
         return [encode(v) for v in value]
-    for kind in (tuple, set, dict):
+    for kind in (tuple, set, frozenset, dict):
         if isinstance(value, kind):
-            parts = value.items() if isinstance(value, dict) else value
+            parts = (value.items() if kind is dict else value if kind is tuple else
+                     sorted(value, key=place))
             return {kind.__name__: [encode(p) for p in parts]}
     raise TypeError("not a plain value")
+
+
+def place(value):
+    """Return the key that sorts the elements of a set, which have another order in each process:
+    numbers by value, then the others by their text."""
+    number = isinstance(value, (int, float))
+    return (0, value, "") if number else (1, 0, json.dumps(encode(value)))
 
 
 def decode(coded):
@@ -187,7 +195,8 @@ def decode(coded):
     [(kind, parts)] = coded.items()
     if len(parts) > 512 and kind != "tuple":  # hostile ones would collide and occupy the judge
         raise ValueError("too many keys")
-    return {"tuple": tuple, "set": set, "dict": dict}[kind]([decode(p) for p in parts])
+    kinds = {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
+    return kinds[kind]([decode(p) for p in parts])
 
 
 # ---- Layers --------------------------------------------------------------------------------------
@@ -215,8 +224,8 @@ def enter_namespaces():
     if sys.platform != "linux" or os.uname().machine not in CALLS:
         raise OSError("only Linux on x86-64 and aarch64 has them")
     # If memory runs out, Linux kills a submission before the training run.
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")
+    with suppress(OSError), open("/proc/self/oom_score_adj", "wb") as score:
+        score.write(b"1000")
     os.chdir(STDLIB)  # which may be in a folder of root's
     if os.getuid() == 0:  # NPROC does not limit root's threads, so become an unused user
         os.setgroups([])
@@ -227,7 +236,7 @@ def enter_namespaces():
     LIBC.prctl(4, 1)  # PR_SET_DUMPABLE, or else the map of users belongs to root
     for name, text in [("setgroups", "deny"), ("uid_map", f"0 {user} 1"),
                        ("gid_map", f"0 {group} 1")]:
-        with open(f"/proc/self/{name}", "w") as file:
+        with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
             file.write(text)
     if os.fork():
         os._exit(0)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minragen.environments.data import cached_until_changed, fitted, load_table, read_each
+from minragen.environments.data import cached_until_changed, fitted, load_table, read_each, tell
 from minragen.environments.search import Passage, RemoteIndex, SearchIndex, one_line, search_server
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -298,6 +298,8 @@ def _questions(data):
     questions = tuple(question for question, _ in pairs if question.answers)
     if not questions:
         raise ValueError(f"no usable question in {data!r}: no answer fits into finish[...].")
+    if unusable := len(pairs) - len(questions):
+        tell(f"{data}: {unusable:,} questions left out: no answer fits into finish[...].")
     return questions, tuple({p.content: p for _, context in pairs for p in context}.values())
 
 

@@ -581,6 +581,9 @@ def load_products(products_path, instructions_path):
     """
     records = _read_json(products_path, list, "a list of products")
     instructions = _read_json(instructions_path, dict, "an object of product id -> instruction")
+    if any(isinstance(told, list) for told in instructions.values()):
+        raise ValueError(f"{instructions_path} has WebShop's human goals, several of a product: "
+                         f"expected one instruction of each, as in items_ins_v2.")
     products = {}
     for product in filter(None, (_product_of(record, instructions) for record in records)):
         products.setdefault(product.id, product)
@@ -597,7 +600,7 @@ def load_products(products_path, instructions_path):
 
 def _read_json(path, kind, expected):
     try:
-        content = json.loads(Path(path).read_text("utf-8"))
+        content = json.loads(Path(path).read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as problem:
         raise ValueError(f"cannot read {path}: {problem}. Expected {expected} in JSON.") from None
     if not isinstance(content, kind):

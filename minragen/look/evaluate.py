@@ -142,7 +142,7 @@ def write(folder, measured, split, set_name):
         results = csv.DictWriter(file, rows[0])
         results.writeheader()
         results.writerows(rows)
-    with open(folder / "chats.jsonl", "w") as file:
+    with open(folder / "chats.jsonl", "w", encoding="utf-8") as file:
         for subject, _, _, trajectories in measured:
             for t in trajectories:
                 file.write(json.dumps({

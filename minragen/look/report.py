@@ -474,7 +474,7 @@ def boards_of(config):
 # ---- The command ---------------------------------------------------------------------------------
 def main(argv):
     """The command: write a page, or write it again while the run goes on."""
-    parser = Parser(prog="minragen report", description=__doc__.splitlines()[0])
+    parser = Parser(prog="minragen report", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", help="folders under runs/")
     parser.add_argument("--watch", action="store_true",
                         help="write the page again after every step; it reloads itself")

@@ -45,14 +45,15 @@ def wandb(folder, config):
     home = folder / "wandb"
     home.mkdir(exist_ok=True)
     if not (home / "id").exists():
-        (home / "id").write_text(secrets.token_hex(4))
+        (home / "id").write_text(secrets.token_hex(4), "utf-8")
     for part in home.glob("offline-run-*"):
         shutil.rmtree(part)
     mode = os.environ.get("WANDB_MODE", "offline")
     run = wandb.init(
-        id=(home / "id").read_text(), name=folder.name, dir=folder, mode=mode, config=vars(config),
-        project=os.environ.get("WANDB_PROJECT", "minragen"), reinit="finish_previous",
-        resume="allow" if mode == "online" else None, settings=wandb.Settings(quiet=True))
+        id=(home / "id").read_text("utf-8"), name=folder.name, dir=folder, mode=mode,
+        config=vars(config), project=os.environ.get("WANDB_PROJECT", "minragen"),
+        reinit="finish_previous", resume="allow" if mode == "online" else None,
+        settings=wandb.Settings(quiet=True))
     for path in filter(Path.is_symlink, home.rglob("*")):
         path.unlink()  # `load_config` refuses a folder with symbolic links
 

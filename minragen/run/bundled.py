@@ -174,7 +174,7 @@ def source_of(name):
 
 def _is_whole(folder):
     try:
-        sizes = json.loads((folder / "sizes.json").read_text())
+        sizes = json.loads((folder / "sizes.json").read_text("utf-8"))
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return False
@@ -184,7 +184,8 @@ def save_folder(policy, folder):
     """Write model and tokenizer beside `folder` and rename, so that a kill leaves no half of it."""
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     save_policy(policy, part)
-    (part / "sizes.json").write_text(json.dumps({f.name: f.stat().st_size for f in part.iterdir()}))
+    sizes = {file.name: file.stat().st_size for file in part.iterdir()}
+    (part / "sizes.json").write_text(json.dumps(sizes), "utf-8")
     if folder.exists() and not _is_whole(folder):
         shutil.rmtree(folder)
     try:

@@ -168,7 +168,7 @@ class Log(train.Log, contextlib.AbstractContextManager):
         with runs.writing(path, go_on=True):
             size = path.stat().st_size
             try:
-                with open(path, "a") as file:
+                with open(path, "a", encoding="utf-8") as file:
                     file.write(self.unwritten[name])
             except OSError:
                 os.truncate(path, size)  # half a line may be there
@@ -235,7 +235,7 @@ class Log(train.Log, contextlib.AbstractContextManager):
 def lines_until(step, path):
     """The lines of a file, if there is one, of `step` and before; never those of the final test."""
     kept = []  # without a line that a kill has cut off
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             entry = json.loads(line)
             final = entry.get("split") == "test" or any(name.startswith("test/") for name in entry)

@@ -21,7 +21,7 @@ def main(argv):
     """The command. Exits with 1 if the runs differ."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    parser = Parser(prog="minragen reproduce", description=__doc__.splitlines()[0])
+    parser = Parser(prog="minragen reproduce", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="a folder under runs/")
     name = parser.parse_args(argv).run
     again = f"{name}-again"

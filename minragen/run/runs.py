@@ -89,14 +89,14 @@ def locked(folder):
     path = folder / "lock"
     with writing(path):
         path.touch()
-    with open(path) as file:
+    with open(path, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"run {folder.name!r} is being trained by process {file.read()}. Wait "
                              f"for it, or stop it.") from None
         with contextlib.suppress(OSError):  # a full disk
-            path.write_text(f"{os.getpid()}")
+            path.write_text(f"{os.getpid()}", "utf-8")
         yield
 
 
@@ -167,13 +167,13 @@ def commit():
     if not ((root / ".git").exists() and shutil.which("git")):
         return ""
     return subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], check=False,
-                          capture_output=True, text=True).stdout.strip()
+                          capture_output=True, encoding="utf-8").stdout.strip()
 
 
 def commit_of(folder):
     """The commit that saved a run's last checkpoint; "" if it is not known."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        return json.loads((folder / "checkpoint" / "manifest.json").read_text()).get("commit", "")
+        return json.loads((folder / "checkpoint" / "manifest.json").read_bytes()).get("commit", "")
     return ""
 
 
@@ -225,13 +225,13 @@ def find_checkpoint(folder, say=print, only=""):
 
 def step_of(checkpoint):
     """The step of a whole checkpoint."""
-    return json.loads((checkpoint / "manifest.json").read_text())["step"]
+    return json.loads((checkpoint / "manifest.json").read_text("utf-8"))["step"]
 
 
 def damage(checkpoint):
     """The first file that is not as the manifest says, or "" if all are."""
     try:
-        expected = dict(json.loads((checkpoint / "manifest.json").read_text())["files"])
+        expected = dict(json.loads((checkpoint / "manifest.json").read_text("utf-8"))["files"])
     except (ValueError, TypeError, KeyError):
         return checkpoint / "manifest.json"
     for file in {"config.json", "model.safetensors", "trainer.pt", *expected}:
@@ -268,7 +268,7 @@ def load_trainer_state(checkpoint, learner):
     for name, model in frozen(learner).items():
         # Not by way of the GPU, which may have no room for a second model.
         model.load_state_dict(load(checkpoint.parent / name, "cpu"))
-    then = json.loads((checkpoint / "manifest.json").read_text()).get("versions", {})
+    then = json.loads((checkpoint / "manifest.json").read_text("utf-8")).get("versions", {})
     return ", ".join(f"{name} was {then.get(name, 'unknown')}, is {now}"
                      for name, now in VERSIONS.items() if then.get(name) != now)
 
@@ -318,7 +318,7 @@ def load_config(run):
 def read_config(folder):
     """The Config in folder/config.json. Raises ValueError if there is no valid one."""
     try:
-        stored = json.loads((folder / "config.json").read_text())
+        stored = json.loads((folder / "config.json").read_text("utf-8"))
         if not stored.get("kl_coef"):  # no effect, and it used to be k3
             stored["kl_estimator"] = Config.kl_estimator
         config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import re
+import subprocess
 import sys
 import time
 import zlib
@@ -338,14 +339,86 @@ class TestRecords:
             "Add  numbers.\nInput: integers.\nRead standard input and write to standard output.",
             "Double it.\nWrite twice.\nStarter code:\ndef twice(x):"]
 
-    def test_mbpp_is_judged_by_its_assertions_of_which_the_task_shows_one(self, tmp_path):
+    def test_the_assertion_of_mbpp_that_the_task_shows_is_graded_only_if_it_is_the_only_one(
+            self, tmp_path):
         text = MBPP.pop("text")
         for fields in ({"text": text}, {"prompt": text, "test_imports": ["import math"]}):
             [problem] = load(tmp_path, MBPP | fields).records
             assert problem.text == f"{text}\n{MBPP['test_list'][0]}"
-            for code, passed in {problem.solution: 3, "def shared(a, b): return ()": 1,
-                                 "def shared(*x): return 4": 0}.items():
-                assert verdict(problem, program_of(code, problem), 0, 2)[:2] == (passed, 3), code
+            for code, passed in {problem.solution: 2, "def shared(a, b): return ()": 1,
+                                 "def shared(*x): return 4": 0, "def shared(*x): return 4,": 0,
+                                 }.items():
+                assert verdict(problem, program_of(code, problem), 0, 2)[:2] == (passed, 2), code
+            [problem] = load(tmp_path, MBPP | fields | {"test_list": MBPP["test_list"][:1]}).records
+            assert verdict(problem, "def shared(*x): return 4,", 0, 2)[:2] == (1, 1)
+
+    @pytest.mark.parametrize("code, tests", [
+        ("def area(r):\r\n  return 3.1415 * r * r", ["area (2)==12.566", "(area(1) )== 3.1415 "]),
+        ("from cmath import phase\ndef turn(a): return phase(a * 1j)", ["round(turn(1), 2)==1.57"]),
+        ("def both(a, b): return a & b", ["set(both({'x', 'y'},{'y'}))==set(['y'])"] * 2),
+        ("import math\r\nfrom collections import Counter, defaultdict\r\nimport heapq as hq\r\n"
+         "def tally(text): return Counter(text).most_common(1)", ["tally('aba') == [('a', 2)]"]),
+        ("def root(x): return x ** 0.5", ["math.isclose(root(2), 1.414, rel_tol=0.001)"]),
+        ("def sum(a, b): return a + b", ["sum(UNIT, 1) == 4"]),
+        ("def check(d): return {(1, 2): {*d}, None: frozenset(d)}",
+         ["check({'a': {1}}) == {(1, 2): {'a'}, None: {'a'}}", "check(tuple('a'))[None] == {'a'}"]),
+        ("def count(text): return len(text)", ["count(\"a (b)\") == 5", "count('\\\\n') == 2"])])
+    def test_the_forms_in_which_mbpp_writes_its_rows_are_judged(self, tmp_path, capfd, code, tests):
+        row = {"text": "x", "code": code, "task_id": 1, "challenge_test_list": [],
+               "test_list": [f"assert {test}" for test in tests],
+               "test_setup_code": "import math\r\nUNIT = 3"}
+        [problem] = load(tmp_path, row).records
+        graded = len(tests[1:] or tests)
+        assert verdict(problem, program_of(code, problem), 0, 2)[:2] == (graded, graded)
+        assert capfd.readouterr().err.endswith("solution fails: 0 of 1.\n")
+
+    @pytest.mark.parametrize("test, setup", [
+        ("assert f(1j) == 1", ""), ("assert f(int) == 1", ""), ("assert f(top) == 1", "top = T()"),
+        ("assert f(1) == 1, f(", ""), ("f(1) == 1", ""), ("assert Solution().f(1) == 1", ""),
+        ("assert f(lambda x: x) == 1", "")])
+    def test_rows_that_cannot_be_judged_are_left_out_and_counted(self, tmp_path, capfd, test,
+                                                                 setup):
+        """The sandbox has not failed: a try of such a row is no error of the environment."""
+        good = {"text": "x", "code": "def f(x): return 1", "test_list": ["assert f(1) == 1"]}
+        [problem] = load(tmp_path, good | {"test_list": [test], "test_setup_code": setup},
+                         good).records
+        assert problem.text.endswith("\nassert f(1) == 1")
+        told = capfd.readouterr().err
+        assert re.search(r"/0\.jsonl: 1 of 2 records left out: its assertions do not call", told)
+        check = f"def check(f): assert f({'1j, x=[int]'}) == 1"
+        assert sandbox.judge_check(good["code"], "f", check) == (0, 1, [])
+
+    def test_references_that_fail_are_left_out_and_counted_but_not_for_what_a_machine_decides(
+            self, tmp_path, capfd, monkeypatch):
+        monkeypatch.setattr(sandbox, "CLOCK", 0.3)
+        loop = "import time; time.sleep(99)"
+        rows = [STDIN | {"question": f"Is {i}?", "solutions": [code]} for i, code in enumerate(
+            [*5 * ["print(sum(map(int, open(0))))"], "print(7)", "print 7", loop])]
+        unknown = {key: value for key, value in STDIN.items() if key != "solutions"}
+        rows = [rows[5], unknown, *rows]
+        env = load(tmp_path, *rows)
+        assert [p.solution[-5:] for p in env.records] == ["", *5 * ["0))))"], "p(99)"]
+        assert "because the reference solution fails: 3 of 8." in capfd.readouterr().err
+        with pytest.raises(ValueError, match="all reference solutions of .* fail"):
+            load(tmp_path, *rows[:1] * 2)
+
+    @pytest.mark.parametrize("seed", "01")
+    def test_no_verdict_depends_on_the_order_of_sets_or_dictionaries_in_our_process(self, seed):
+        """PYTHONHASHSEED decides that order."""
+        script = """if True:
+            from minragen.environments import sandbox
+            words = {"red", "green", "blue"}
+            code = "def f(x): return [{(1, 2): {*x}, 'b': frozenset(x)}, {2.5, 1, None, (3, 'x')}]"
+            table = {"b": words, (1, 2): words}
+            cases = [sandbox.Case([words], [table, {1.0, 2.5 + 1e-9, None, (3, end)}])
+                     for end in ("x", "y")]
+            print([result.word for result in sandbox.judge(code, cases, "f")])
+            check = "def check(f): assert list(f()) == ['blue', 'green', 'red']"
+            code = "def f(): return {'red', 'green', 'blue'}"
+            print(sandbox.judge_check(code, "f", check)[:2])"""
+        lines = subprocess.run([sys.executable, "-c", script], env=os.environ | {
+            "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout.split("\n")
+        assert lines[:2] == ["['passed', 'wrong']", "(1, 1)"]
 
     def test_records_that_differ_only_in_setup_or_examples_share_no_verdict(self, tmp_path):
         code, question = "def double(x): return 2 * x", {"problem": "Double.", "fn_name": "double"}
@@ -356,8 +429,8 @@ class TestRecords:
                 ([question | {"tests": tests | {"fn_name": "double"}, "metadata": question,
                               "public_test_cases": shown} for shown in public],
                  [(1, ["passed"]), (1, ["wrong"])]),
-                ([asserts | {"test_setup_code": f"UNIT = {unit}"} for unit in (1, 2)],
-                 [(1, []), (0, [])])):
+                ([asserts | {"test_setup_code": unit, "code": f"{unit}\n{code} // UNIT"}
+                  for unit in ("UNIT = 1", "UNIT = 2")], [(1, []), (0, [])])):
             found = [verdict(problem, code, len(problem.public), 2)
                      for problem in load(tmp_path, *records).records]
             assert [(passed, [result.word for result in results])
@@ -398,8 +471,9 @@ class TestRecords:
 
     def test_a_solution_that_is_not_a_text_counts_as_none(self, tmp_path):
         for given in ([5], [{}], "[[5]]", ""):
-            [problem] = load(tmp_path, STDIN | {"solution": given}).records
-            assert problem.solution == "print(input())"
+            env = load(tmp_path, STDIN | {"solution": given})
+            env.problem = env.records[0]
+            assert env.solve() == ["print(input())"] and not env.problem.solution
 
     def test_a_file_that_has_changed_is_read_again(self, tmp_path):
         path = tmp_path / "same.jsonl"

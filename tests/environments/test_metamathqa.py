@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import itertools
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -27,7 +29,7 @@ NOTATIONS = {  # value -> texts that give it
         r"18\text{ cm}^2", "18cm²", "18 km/h", r"18^{\circ}", "The answer is 18.", "x = 18",
         "**18**", "= 18", "So the answer is 18", "The answer is: 18.", r"\boxed{18}", "Answer = 18",
         "**Answer:** 18 dollars", r"Therefore, the final answer is **\boxed{18}**.", "9 * 2 = 18",
-        "(2 + 4) × 3 = 18", r"$36 \div 2 = 18$"),
+        "(2 + 4) × 3 = 18", r"$36 \div 2 = 18$", "#### 18", "####18", "#### $18.00"),
     "-18": ("-18", "- 18", "\u221218", "-$18", "$-18"),
     "0": ("0", "-0.0", "0%"),
     "1/2": (".5", "0.50", "2 / 4", "50%", "50 per cent", r"50\%", "5e-1"),
@@ -43,13 +45,16 @@ NOTATIONS = {  # value -> texts that give it
         r"\boxed{18} or 20", r"\boxed{}", "18 x", "18g", "18 hundred", "18-20", "18!", "18.0.0",
         "--18", "0x12", "1e999", "1" * 5000, "18 of all the red rolls are left", "\u0661\u0668",
         "18 = 20", "x = 18 = 20", "-5 = 18", "9 * 2", "9 * 2 =", "about = 18", "18 = x", "so",
-        "The answer is 18 or 20", "maybe 18", "**18** or **20**", "2**3"),
+        "The answer is 18 or 20", "maybe 18", "**18** or **20**", "2**3",
+        "18 #### 20", "#### 18 #### 20"),
 }
 TEXTS = (  # a result that is no value, answers that say the same, answers that do not
     ("x+1", ("x + 1", "$x+1$", "X+1.", r"\boxed{x+1}"), ("1+x", "5")),
     ("(2, 5]", ("(2,5]", r"\left(2,5\right]", r"(2,\,5]"), ("(2,5)", "2")),
     (r"\text{odd}", ("odd.",), ("5 pm",)),
     (r"10\sqrt{3}", (r"10\sqrt3", r"\boxed{10\sqrt{3}}"), ("10", "17.320508")),
+    (r"7\pi", (r"\(7\pi\)", r"\[ 7\pi \].", r"$$7\pi.$$", r"\(\boxed{7\pi}\)", r"**7\pi**",
+                r"#### 7\pi"), (r"\pi", "7")),
     (r"\frac{1}{2}x", (r"\frac12x", r"\dfrac 1 2x", r"\tfrac{1}{2} x"), (r"\frac{1}{2}",)),
 )
 
@@ -239,22 +244,41 @@ class TestRecords:
                            ("c.jsonl", "\r\n".join(lines)), ("d.parquet", "PAR1")):
             (tmp_path / name).write_bytes(data.encode())
         (tmp_path / "e.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-        pyarrow = Mock(**{"parquet.read_table.return_value.to_pylist.return_value": rows})
+        marked = "\ufeff" + "\n".join(lines)  # as Notepad and PowerShell write UTF-8
+        (tmp_path / "f.jsonl").write_text(marked, "utf-8")
+        pyarrow, batches = Mock(), [Mock(to_pylist=lambda row=row: [row]) for row in rows]
+        pyarrow.parquet.ParquetFile.return_value.iter_batches.return_value = batches
         monkeypatch.setitem(sys.modules, "pyarrow", pyarrow)
-        assert [read_records(path) for path in tmp_path.iterdir()] == [rows] * 5
+        assert [[*read_records(path)] for path in tmp_path.iterdir()] == [rows] * 6
         for broken in (NotImplementedError("7 bits"), OverflowError("date"), MemoryError()):
-            pyarrow.parquet.read_table.side_effect = broken  # pyarrow's, for damaged files
+            pyarrow.parquet.ParquetFile.side_effect = broken  # pyarrow's, for damaged files
             with pytest.raises(ValueError, match=r"cannot read .*d\.parquet as JSONL"):
-                read_records(tmp_path / "d.parquet")
+                [*read_records(tmp_path / "d.parquet")]
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         with pytest.raises(ValueError, match="pip install pyarrow"):
-            read_records(tmp_path / "d.parquet")
+            [*read_records(tmp_path / "d.parquet")]
+
+    def test_what_is_left_out_is_counted_and_a_slow_file_says_how_far_it_is(
+            self, tmp_path, capfd, monkeypatch):
+        """On stderr, at intervals that grow; of JSONL, a line at a time is in memory."""
+        path = write(tmp_path / "a.jsonl", *[gsm8k(n % 4 or "", f"{n}?") for n in range(2000)])
+        ticks = itertools.count()
+        monkeypatch.setattr(time, "monotonic", lambda: next(ticks) / 100)
+        monkeypatch.setattr(metamathqa, "split_of", lambda _: "train")
+        assert len(MetaMathQA(data=path).records) == 1500
+        assert [line.removeprefix(f"reading {path}: ") for line in
+                capfd.readouterr().err.splitlines()] == [
+            "501 after 5 s ...", "1,001 after 10 s ...",
+            f"{path}: 500 of 2,000 records left out: no question or no result."]
+        rows = read_records(path)
+        Path(path).write_text("{}")
+        assert next(rows) == {}
 
     def test_a_file_that_cannot_be_played_is_refused_with_the_place_and_the_reason(self, tmp_path):
         path = tmp_path / "data.jsonl"
         for content, complaint in (
                 (None, "no file .*: expected a JSONL"), (b"", "no records in"),
-                (b'{"question": "q", "answer": "#### 1"}\nnot json', "cannot read line 2 of"),
+                (b'{"question": "q", "answer": "#### 1"}\nnot json', "cannot read record 2 of"),
                 (b"\xff\xfe\x00", "cannot read /"), (b"[" * 50_000, "as JSONL"),
                 (b'{"question": "q", "answer": 3}', "got {.*'answer': 3}, expected the text"),
                 (b'{"question": "q", "answer": "none"}', "with 0 train, 0 val, 0 test problems")):

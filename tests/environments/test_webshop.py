@@ -1,5 +1,6 @@
 """WebShop: what the shop sells, finds and pays, what its pages do, and how it is played."""
 
+import json
 import re
 import zlib
 from collections import Counter
@@ -340,6 +341,10 @@ class TestWebShopsFiles:
 
     def test_files_are_read_again_when_they_change_and_refused_with_a_sentence(self, tmp_path):
         products, orders = str(tmp_path / "p"), str(tmp_path / "i")
+        write(orders, {"B00": [asked(0), asked(1)]})
+        write(products, [lamp(0)])
+        with pytest.raises(ValueError, match="i has WebShop's human goals, .*as in items_ins_v2"):
+            make(NAME, products=products, instructions=orders)
         write(orders, {})
         for content, told in (("{}", "holds a dict, expected a list of products"),
                               ("[", "cannot read .*p: "), ("[]", "no goal in")):
@@ -350,5 +355,6 @@ class TestWebShopsFiles:
             make(NAME, products=products)
         write(orders, {"B00": asked(0), "B01": asked(1)})
         for count in (1, 2):
-            write(products, [lamp(i) for i in range(count)])
+            marked = json.dumps([lamp(i) for i in range(count)])
+            Path(products).write_text(f"\ufeff{marked}", "utf-8")
             assert len(make(NAME, products=products, instructions=orders)._wanted) == count
