@@ -19,7 +19,10 @@ Differences from RAGEN V2's environments and its `es_manager`:
      itself (`score_description`).
 """
 
+import functools
 import pkgutil
+import re
+import threading
 import zlib
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -36,6 +39,14 @@ MAX_REDRAWS = 20_000  # instances drawn in search of one of the right split befo
 SEPARATOR = "||"  # between the actions of one turn
 IMAGE = "<image>"  # the placeholder of an observation's image
 SPLITS = ("train", "val", "test")
+# Names of a run's own metrics (docs/metrics.md), which no metric of an environment may have.
+OURS = """
+    step pass@G episode_return reward_std groups_kept groups_zero_std rollouts turns response_tokens
+    reply_tokens context_full env_errors void overlong_penalty grounding worldmodeling env_return
+    policy_loss entropy clip_fraction approx_kl kl_ref kl_reward kl_reward_coef echo_loss grad_norm
+    critic_grad_norm updates_skipped logprob_gap value_loss explained_variance seconds
+    rollout_seconds rollout_idle waited tokens_per_second elapsed valid_thinking distinct_3 regime
+    """
 
 
 @dataclass(frozen=True)
@@ -69,11 +80,14 @@ class Observation(str):
     """What the model sees after a reset or a step: text, in which `<image>` marks the image.
 
     image: RGB, (H, W, 3) uint8, or None; a copy is kept, since environments may draw on theirs
+    state: TextEnv.state at that time, which EnvGroups notes
     raises: ValueError for another array, or for an image without exactly one placeholder
     """
 
+    image, state = None, ""
+
     def __new__(cls, text, image=None):
-        observation = super().__new__(cls, text)
+        observation = str.__new__(cls, text)
         if image is not None:
             image = np.array(image)
             if image.dtype != np.uint8 or image.shape[2:] != (3,) or not image.size:
@@ -82,13 +96,18 @@ class Observation(str):
             if text.count(IMAGE) != 1:
                 raise ValueError(f"an observation with an image has {text.count(IMAGE)} times "
                                  f"{IMAGE}, expected once.")
-        observation.image = image
+            observation.image = image
         return observation
 
 
 def image_of(observation):
     """The image of an observation; None if it is text alone, or a plain str."""
     return getattr(observation, "image", None)
+
+
+def state_of(observation):
+    """The state that EnvGroups noted with an observation; "" for a plain str."""
+    return getattr(observation, "state", "")
 
 
 class TextEnv(gymnasium.Env):
@@ -277,12 +296,12 @@ class TextEnv(gymnasium.Env):
         terminated = self.budget.max_turns == 1 or (bool(outcomes) and outcomes[-1].terminated)
         truncated = not terminated and (self.turns_left == 0 or self.actions_left == 0)
         self._live = not (terminated or truncated)
-        reward = sum(o.reward for o in outcomes) + (0.0 if valid else FORMAT_PENALTY)
-        info = {"success": float(any(o.success for o in outcomes)), "valid": float(valid),
-                "effective": sum(o.effective for o in outcomes) / max(1, len(outcomes))}
+        reward, info = sum(o.reward for o in outcomes) + (0.0 if valid else FORMAT_PENALTY), {}
         for o in outcomes:
             for name, value in (o.metrics or {}).items():
                 info[name] = info.get(name, 0.0) + float(value)
+        info |= {"success": float(any(o.success for o in outcomes)), "valid": float(valid),
+                 "effective": sum(o.effective for o in outcomes) / max(1, len(outcomes))}
         return self._observe(reward, valid), float(reward), terminated, truncated, info
 
     def _match(self, piece):
@@ -355,6 +374,67 @@ class ServerGone(RuntimeError):
     that the reset or step can be tried again."""
 
 
+class Failure(Exception):
+    """What a reset or a step raised, in words: nothing of the exception itself is kept.
+
+    fault: where it was raised (look/faults.py); None if nobody has looked
+    """
+
+    def __init__(self, text, fault=None):
+        super().__init__(text)
+        self.fault = fault
+
+
+def in_words(error):
+    """`ValueError: zzz` of an exception, whose own code may fail, too."""
+    if type(error) is Failure:
+        return str(error)
+    name = ""
+    try:
+        name = f"{type(error).__name__}: "
+        return name + str.__str__(str(error))
+    except BaseException:  # whatever its __str__ raises
+        return f"{name}its text cannot be read"
+
+
+# ---- Plain values: what an environment returns may be anything -----------------------------------
+def seen(env, shown):
+    """What a reset or a step of `env` showed, as an Observation with the state, both plain text.
+    Raises TypeError if they are none."""
+    observation = Observation(str.__str__(shown), image_of(shown))
+    observation.state = str.__str__(env.state)
+    return observation
+
+
+def number(x):
+    """The float of a number. Raises ValueError for nan, an array, or what is no number."""
+    if type(x) is not float:
+        if not hasattr(x, "__float__") or getattr(x, "ndim", 0):
+            raise ValueError(f"{x!r:.50} is no number.")
+        x = float(x)
+    if not -LARGEST < x < LARGEST:
+        raise ValueError(f"{x} is not a number below {LARGEST:g}.")
+    return x
+
+
+def truth(x):
+    """The bool of a bool or a number."""
+    return x if type(x) is bool else bool(number(x))
+
+
+@functools.lru_cache(2**12)
+def metric_name(name):
+    """The name under which an environment's metric is logged: `env.` and its own one, if that is
+    the name of a metric of ours or not made of letters, digits and some signs; which is printed."""
+    name = str.__str__(name)
+    if name not in OURS.split() and re.fullmatch(r"[\w .:@%+-]{1,60}", name):
+        return name
+    other = "env." + re.sub(r"[^\w .:@%+-]", "_", name)[:50]
+    print(f"warning   the metric {name!a:.60} of an environment is logged as {other!a}, because it "
+          f"has a name of ours or signs that names do not have.", flush=True)
+    return other
+
+
 class EnvGroups:
     """P groups of G members, possibly of several environments: reset together, stepped by row.
 
@@ -390,7 +470,7 @@ class EnvGroups:
 
     def reset(self, first_seed):
         """Draw new instances: group g gets seed `first_seed + g`. Returns each row's observation,
-        or the exception that its environment raised."""
+        or the Failure of its environment."""
         self.seeds, self._results = [first_seed + g for g in range(self.num_groups)], {}
         return self._each(range(len(self)), self._reset_row)
 
@@ -399,13 +479,14 @@ class EnvGroups:
         if row in self._broken:
             self.envs[row] = make(**self._given[self.names[group]])
             self._broken.remove(row)
-        first = self.envs[row].reset(seed=self.seeds[group], options={"member": member})[0]
-        if not isinstance(first, str):
-            raise TypeError(f"{type(self.envs[row]).__name__}.reset() returned {first!r:.200}")
-        return first
+        env = self.envs[row]
+        first, _ = env.reset(seed=self.seeds[group], options={"member": member})
+        if not isinstance(first, str) or type(env.system_prompt) is not str:
+            raise TypeError(f"{type(env).__name__}.reset() returned {first!r:.200}")
+        return seen(env, first)
 
     def step(self, rows, replies):
-        """Step the given rows. Returns for each what `turn(env, reply)` returned, or the exception
+        """Step the given rows. Returns for each what `turn(env, reply)` returned, or the Failure
         that it raised: a fault of the environment, not of the reply (`StopReason.ENV_ERROR`)."""
         reply_of = dict(zip(rows, replies))
         return self._each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
@@ -422,20 +503,35 @@ class EnvGroups:
 
     @staticmethod  # run/groups.py may put another one in its place
     def turn(env, reply):
-        """The result of env.step. Raises ValueError if it breaks the contract."""
-        observation, reward, _, _, info = result = env.step(reply.answer)
-        if not (isinstance(observation, str)
-                and all(abs(x) < LARGEST for x in (reward, *info.values()))):  # nan is refused, too
-            raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}")
-        return result
+        """What env.step returned, in plain values: Observation, float, bool, bool, {str: float}.
+        Raises ValueError if it breaks the contract."""
+        result = env.step(reply.answer)
+        try:
+            shown, reward, terminated, truncated, info = result
+            return (seen(env, shown), number(reward), truth(terminated), truth(truncated),
+                    {metric_name(name): number(x) for name, x in dict.items(info)})
+        except (TypeError, ValueError) as problem:
+            raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}: {problem}"
+                             ) from problem
 
     def _each(self, rows, function):
-        """What function(row) returned for each row, or the exception that it raised."""
-        return [self._attempt(row, function, row) for row in rows]
+        """What function(row) returned for each row, or its Failure."""
+        return [self.attempt(row, function, row) for row in rows]
 
-    def _attempt(self, row, function, *arguments):
+    def attempt(self, row, function, *arguments):
+        """function(*arguments), or a Failure, which ends the row's episode and not the run. What an
+        extension raises in a panic is no Exception. Ctrl-C reaches only the main thread."""
         try:
             return function(*arguments)
-        except (Exception, SystemExit) as error:  # it ends its episode, not the run
+        except BaseException as error:
+            if (type(error) is KeyboardInterrupt
+                    and threading.current_thread() is threading.main_thread()):
+                raise
             self._broken.add(row)
-            return error if isinstance(error, Exception) else RuntimeError(f"sys.exit({error})")
+            return self.failure(error)
+
+    @staticmethod  # run/groups.py adds where it was raised
+    def failure(error):
+        """The Failure of an exception; of a ServerGone a plain one."""
+        gone = issubclass(type(error), ServerGone)
+        return ServerGone(in_words(error).partition(": ")[2]) if gone else Failure(in_words(error))

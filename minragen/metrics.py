@@ -5,6 +5,7 @@ Tests: `python -m pytest tests/test_train.py -k Describe`.
 
 from minragen.chat import StopReason
 
+BEFORE_OURS = ("val", "test", "first_turn", "trajectory", "gradient")  # a slash
 HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
 
 
@@ -31,14 +32,21 @@ def describe(trajectories):
         # What not all environments report is left out of the mixture's own metrics.
         reported = [set().union(*(t.metrics for t in chosen if t.env == env))
                     for env in {t.env for t in chosen}]
-        for name in sorted(set.intersection(*reported) - values.keys() - {"step"}):
+        for name in sorted(set.intersection(*reported) - values.keys()):
             values[name] = [t.metrics.get(name, 0.0) for t in chosen]
         return errors | {prefix + name: sum(x) / len(x) for name, x in values.items()}
 
     metrics, names = means(trajectories), sorted({t.env for t in trajectories})
     for name in names if len(names) > 1 else ():
-        metrics |= means([t for t in trajectories if t.env == name], f"{name}/")
+        metrics |= means([t for t in trajectories if t.env == name], prefix_of(name))
     return metrics
+
+
+def prefix_of(env):
+    """What metrics of one environment of a mixture begin with, and no metric of the run does:
+    `words.Guess-v0/` for `words/Guess-v0`, and `env.val/` for a server's environment `val`."""
+    name = env.replace("/", ".")
+    return f"env.{name}/" if name in BEFORE_OURS else f"{name}/"
 
 
 def waiting(trajectories):
@@ -58,7 +66,8 @@ def waiting(trajectories):
     for fed, sent, _ in times:
         busy, until = busy + max(0.0, sent - max(fed, until)), max(until, sent)
     whole = max(returned for *_, returned in times) - times[0][0]
-    every = {"": times} | {f"{env}/": own for env, own in turns.items() if own and len(turns) > 1}
+    every = {"": times} | {prefix_of(env): own for env, own in turns.items()
+                           if own and len(turns) > 1}
     return {"rollout_idle": 1 - busy / whole} | {
         f"{prefix}waited": sum(returned - sent for _, sent, returned in own) / len(own)
         for prefix, own in every.items()}
