@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from minragen import formats
-from minragen.envs import IMAGE, image_of, in_words, state_of
+from minragen.envs import IMAGE, image_of
 from minragen.template import check_pieces, derive_template
 
 # Metrics that are averaged over an episode's turns; the others are summed.
@@ -115,7 +115,7 @@ class Trajectory:
         if isinstance(observation, Exception):
             t.fail(observation)
         else:
-            t.observation, t.state = observation, state_of(observation)
+            t.observation, t.state = observation, observation.state
         return t
 
     @property
@@ -137,8 +137,8 @@ class Trajectory:
         return self.metrics.get("valid", 1.0) < 1
 
     def fail(self, exception):
-        """End the episode because its environment raised."""
-        self.stop, self.error = StopReason.ENV_ERROR, in_words(exception)
+        """End the episode because its environment raised. exception: a Failure, or has its words"""
+        self.stop, self.error = StopReason.ENV_ERROR, str(exception)
         self.fault = getattr(exception, "fault", None)
 
     def add_prompt(self, ids):
@@ -157,7 +157,7 @@ class Trajectory:
         observation, reward, terminated, truncated, info = outcome
         self.turns.append(Turn(self.observation, text, reply, stop, self.state, times))
         self.turn_rewards.append(float(reward))
-        self.state = state_of(observation)
+        self.state = getattr(observation, "state", "")
         self.observation, self.success = observation, self.success or info.get("success", 0) > 0
         for name, value in info.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + value
@@ -262,12 +262,11 @@ class ChatFrame:
         return ids[len(line):] if ids[:len(line)] == line else self._ids(text)
 
     def _ids(self, text):
-        """Ids of a text. Members of a group see much alike, so the last texts are remembered."""
-        if text not in self._known:
-            self._known[text] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Ids of a text. The last ones are remembered: members of a group see much alike."""
+        if (ids := self._known.pop(text, None)) is None:
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             self._characters += len(text)
-        self._known.move_to_end(text)
-        ids = self._known[text]
+        self._known[text] = ids
         while self._characters > REMEMBERED:
             self._characters -= len(self._known.popitem(last=False)[0])
         return ids

@@ -39,14 +39,13 @@ MAX_REDRAWS = 20_000  # instances drawn in search of one of the right split befo
 SEPARATOR = "||"  # between the actions of one turn
 IMAGE = "<image>"  # the placeholder of an observation's image
 SPLITS = ("train", "val", "test")
-# Names of a run's own metrics (docs/metrics.md), which no metric of an environment may have.
-OURS = """
-    step pass@G episode_return reward_std groups_kept groups_zero_std rollouts turns response_tokens
-    reply_tokens context_full env_errors void overlong_penalty grounding worldmodeling env_return
-    policy_loss entropy clip_fraction approx_kl kl_ref kl_reward kl_reward_coef echo_loss grad_norm
-    critic_grad_norm updates_skipped logprob_gap value_loss explained_variance seconds
-    rollout_seconds rollout_idle waited tokens_per_second elapsed valid_thinking distinct_3 regime
-    """
+# Names of a run's own metrics (docs/metrics.md), which no environment and no metric of one has.
+OURS = """val test first_turn trajectory gradient step pass@G episode_return reward_std groups_kept
+    groups_zero_std rollouts turns response_tokens reply_tokens context_full env_errors void entropy
+    overlong_penalty grounding worldmodeling env_return policy_loss clip_fraction approx_kl kl_ref
+    kl_reward kl_reward_coef echo_loss grad_norm critic_grad_norm updates_skipped logprob_gap regime
+    value_loss explained_variance seconds rollout_seconds rollout_idle waited tokens_per_second
+    elapsed valid_thinking distinct_3""".split()  # noqa: SIM905
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,7 @@ class Observation(str):
     raises: ValueError for another array, or for an image without exactly one placeholder
     """
 
-    image, state = None, ""
-
-    def __new__(cls, text, image=None):
+    def __new__(cls, text, image=None, state=""):
         observation = str.__new__(cls, text)
         if image is not None:
             image = np.array(image)
@@ -96,18 +93,13 @@ class Observation(str):
             if text.count(IMAGE) != 1:
                 raise ValueError(f"an observation with an image has {text.count(IMAGE)} times "
                                  f"{IMAGE}, expected once.")
-            observation.image = image
+        observation.image, observation.state = image, state
         return observation
 
 
 def image_of(observation):
     """The image of an observation; None if it is text alone, or a plain str."""
     return getattr(observation, "image", None)
-
-
-def state_of(observation):
-    """The state that EnvGroups noted with an observation; "" for a plain str."""
-    return getattr(observation, "state", "")
 
 
 class TextEnv(gymnasium.Env):
@@ -375,63 +367,40 @@ class ServerGone(RuntimeError):
 
 
 class Failure(Exception):
-    """What a reset or a step raised, in words: nothing of the exception itself is kept.
+    """What a reset or a step raised, in words. fault: where it was raised (look/faults.py)"""
 
-    fault: where it was raised (look/faults.py); None if nobody has looked
-    """
-
-    def __init__(self, text, fault=None):
-        super().__init__(text)
-        self.fault = fault
+    fault = None
 
 
-def in_words(error):
-    """`ValueError: zzz` of an exception, whose own code may fail, too."""
-    if type(error) is Failure:
-        return str(error)
-    name = ""
+def failure_of(error):
+    """A Failure that says `ValueError: zzz`, whatever the code of this exception does; of a
+    ServerGone a plain one."""
     try:
-        name = f"{type(error).__name__}: "
-        return name + str.__str__(str(error))
+        name, said = f"{type(error).__name__}", str.__str__(str(error))
     except BaseException:  # whatever its __str__ raises
-        return f"{name}its text cannot be read"
-
-
-# ---- Plain values: what an environment returns may be anything -----------------------------------
-def seen(env, shown):
-    """What a reset or a step of `env` showed, as an Observation with the state, both plain text.
-    Raises TypeError if they are none."""
-    observation = Observation(str.__str__(shown), image_of(shown))
-    observation.state = str.__str__(env.state)
-    return observation
+        name, said = type.__repr__(type(error)), "its text cannot be read"
+    gone = issubclass(type(error), ServerGone)
+    return ServerGone(said) if gone else Failure(f"{name}: {said}")
 
 
 def number(x):
     """The float of a number. Raises ValueError for nan, an array, or what is no number."""
-    if type(x) is not float:
-        if not hasattr(x, "__float__") or getattr(x, "ndim", 0):
-            raise ValueError(f"{x!r:.50} is no number.")
+    if type(x) is not float and hasattr(x, "__float__") and not getattr(x, "ndim", 0):
         x = float(x)
-    if not -LARGEST < x < LARGEST:
-        raise ValueError(f"{x} is not a number below {LARGEST:g}.")
+    if type(x) is not float or not -LARGEST < x < LARGEST:
+        raise ValueError(f"{x!r:.50} is not a number below {LARGEST:g}.")
     return x
-
-
-def truth(x):
-    """The bool of a bool or a number."""
-    return x if type(x) is bool else bool(number(x))
 
 
 @functools.lru_cache(2**12)
 def metric_name(name):
-    """The name under which an environment's metric is logged: `env.` and its own one, if that is
-    the name of a metric of ours or not made of letters, digits and some signs; which is printed."""
+    """What an environment, or its metric, is called in a run's metrics: another name, which is
+    printed, if it is one of OURS or has other signs than these."""
     name = str.__str__(name)
-    if name not in OURS.split() and re.fullmatch(r"[\w .:@%+-]{1,60}", name):
+    if name not in OURS and re.fullmatch(r"[\w .:@%+-]{1,99}", name):
         return name
-    other = "env." + re.sub(r"[^\w .:@%+-]", "_", name)[:50]
-    print(f"warning   the metric {name!a:.60} of an environment is logged as {other!a}, because it "
-          f"has a name of ours or signs that names do not have.", flush=True)
+    other = "env." + re.sub(r"[^\w .:@%+-]", "_", name)[:90]
+    print(f"warning   metrics cannot be called {name!a:.99}, so it is {other!a}", flush=True)
     return other
 
 
@@ -483,7 +452,7 @@ class EnvGroups:
         first, _ = env.reset(seed=self.seeds[group], options={"member": member})
         if not isinstance(first, str) or type(env.system_prompt) is not str:
             raise TypeError(f"{type(env).__name__}.reset() returned {first!r:.200}")
-        return seen(env, first)
+        return Observation(str.__str__(first), image_of(first), str.__str__(env.state))
 
     def step(self, rows, replies):
         """Step the given rows. Returns for each what `turn(env, reply)` returned, or the Failure
@@ -501,6 +470,8 @@ class EnvGroups:
         results, self._results = self._results, {}
         return results
 
+    failure = staticmethod(failure_of)  # run/groups.py adds where it was raised
+
     @staticmethod  # run/groups.py may put another one in its place
     def turn(env, reply):
         """What env.step returned, in plain values: Observation, float, bool, bool, {str: float}.
@@ -508,7 +479,9 @@ class EnvGroups:
         result = env.step(reply.answer)
         try:
             shown, reward, terminated, truncated, info = result
-            return (seen(env, shown), number(reward), truth(terminated), truth(truncated),
+            return (Observation(str.__str__(shown), image_of(shown), str.__str__(env.state)),
+                    number(reward), *[x if type(x) is bool else bool(number(x))
+                                      for x in (terminated, truncated)],
                     {metric_name(name): number(x) for name, x in dict.items(info)})
         except (TypeError, ValueError) as problem:
             raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}: {problem}"
@@ -529,9 +502,3 @@ class EnvGroups:
                 raise
             self._broken.add(row)
             return self.failure(error)
-
-    @staticmethod  # run/groups.py adds where it was raised
-    def failure(error):
-        """The Failure of an exception; of a ServerGone a plain one."""
-        gone = issubclass(type(error), ServerGone)
-        return ServerGone(in_words(error).partition(": ")[2]) if gone else Failure(in_words(error))

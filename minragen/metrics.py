@@ -4,8 +4,8 @@ Tests: `python -m pytest tests/test_train.py -k Describe`.
 """
 
 from minragen.chat import StopReason
+from minragen.envs import metric_name
 
-BEFORE_OURS = ("val", "test", "first_turn", "trajectory", "gradient")  # a slash
 HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
 
 
@@ -38,15 +38,8 @@ def describe(trajectories):
 
     metrics, names = means(trajectories), sorted({t.env for t in trajectories})
     for name in names if len(names) > 1 else ():
-        metrics |= means([t for t in trajectories if t.env == name], prefix_of(name))
+        metrics |= means([t for t in trajectories if t.env == name], f"{metric_name(name)}/")
     return metrics
-
-
-def prefix_of(env):
-    """What metrics of one environment of a mixture begin with, and no metric of the run does:
-    `words.Guess-v0/` for `words/Guess-v0`, and `env.val/` for a server's environment `val`."""
-    name = env.replace("/", ".")
-    return f"env.{name}/" if name in BEFORE_OURS else f"{name}/"
 
 
 def waiting(trajectories):
@@ -66,7 +59,7 @@ def waiting(trajectories):
     for fed, sent, _ in times:
         busy, until = busy + max(0.0, sent - max(fed, until)), max(until, sent)
     whole = max(returned for *_, returned in times) - times[0][0]
-    every = {"": times} | {prefix_of(env): own for env, own in turns.items()
+    every = {"": times} | {f"{metric_name(env)}/": own for env, own in turns.items()
                            if own and len(turns) > 1}
     return {"rollout_idle": 1 - busy / whole} | {
         f"{prefix}waited": sum(returned - sent for _, sent, returned in own) / len(own)

@@ -34,6 +34,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from minragen.cache import KVSlots, joined
 from minragen.chat import StopReason, Trajectory
+from minragen.envs import image_of
 from minragen.noise import reply_noise
 
 MASS = 2**38  # probabilities are whole multiples of 1 / MASS; less likely tokens are never drawn
@@ -304,11 +305,11 @@ class _Player:
             row, text, reply = self.in_flight.pop(number)
             t, times = row.trajectory, (*row.times, time.time())
             t.end_turn(text, reply, row.stop, outcome, times)
-            # Appends the next prompt. Its image may be one that the model does not take.
-            fits = not t.stop and self.groups.attempt(number, self.frame.next, t, self.rules)
-            if isinstance(fits, Exception):
-                t.fail(fits)
-            elif fits:
+            if not t.stop and image_of(t.observation) is not None:  # which the model may not take
+                ids = self.groups.attempt(number, self.frame.between, None, t.observation)
+                if isinstance(ids, Exception):
+                    t.fail(ids)
+            if not t.stop and self.frame.next(t, self.rules):  # appends the next prompt
                 self.ready.append(row)
                 continue
             t.stop = t.stop or StopReason.CONTEXT

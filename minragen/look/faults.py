@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minragen.environments.layers import Layer
-from minragen.envs import Failure, ServerGone, TextEnv, in_words
+from minragen.envs import Failure, ServerGone, TextEnv, failure_of
 from minragen.options import nearest
 
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
@@ -65,12 +65,11 @@ def fault_of(error):
         return (cause.fault if cause is error else
                 cause.fault._replace(sentence=first_line(str(error)).rstrip(".")))
     except BaseException:
-        return Fault(first_line(in_words(error)))
+        return Fault(first_line(str(failure_of(error))))
 
 
 def _found(error):
-    """A refusal `from` an exception of the user's code keeps its own sentence and has that place.
-    """
+    """Of a refusal `from` an exception of the user's code the sentence is its own."""
     refusal = is_refusal(error)
     cause = error.__cause__ if refusal and error.__cause__ else error
     frames = [*traceback.walk_tb(cause.__traceback__)]  # (frame, line), the innermost last

@@ -6,6 +6,7 @@ Reading order: `env_groups` (the one place that builds an EnvGroups), `check_env
 Tests: `python -m pytest tests/test_envs.py tests/test_config.py`.
 """
 
+import contextlib
 import math
 import os
 import threading
@@ -18,7 +19,7 @@ from queue import Empty, SimpleQueue
 
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
-from minragen.envs import EnvGroups, ServerGone, image_of, state_of
+from minragen.envs import EnvGroups, ServerGone, failure_of, image_of
 from minragen.formats import FORMATS, description_parts, format_parts
 from minragen.look.faults import fault_of
 from minragen.more.described import DescribedTurn
@@ -71,7 +72,7 @@ def check_environments(config):
         for name, shown in zip(groups.names, groups.reset(0)):
             if config.echo_coef and image_of(shown) is not None:
                 raise ValueError(f"echo_coef predicts text, and {name} shows images.")
-            if not state_of(shown):
+            if not getattr(shown, "state", ""):
                 raise ValueError(f"{option}: {name} shows no state as text. Choose a view with "
                                  f"text; its own reset() and step() must set self.state.")
     paid_for = {"grounding_reward": "observation", "worldmodeling_reward": "prediction"}
@@ -132,7 +133,7 @@ class PatientGroups(EnvGroups):
 
     @staticmethod
     def failure(error):
-        failure = EnvGroups.failure(error)
+        failure = failure_of(error)
         failure.fault = fault_of(error)
         return failure
 
@@ -181,21 +182,17 @@ class _Calls:
             self._run(self.running[row], limits.within_time_limit, function, row)
 
     def _started(self, row):
-        """Whether the row's call runs in a thread, or has failed for want of one. The system may
-        refuse another one: then the call runs without."""
+        """Whether the row's call has begun in a thread, or failed because too many hang."""
         call = self.running[row]
-        # A daemon: else Python's exit waits for those that hang.
-        call.thread = threading.Thread(target=self._run, args=(call, call.function, row),
-                                       daemon=True)
         if sum(thread.name == LATE for thread in threading.enumerate()) >= MOST_LATE:
             self.ended.put((call, self.groups.failure(RuntimeError(
                 f"{MOST_LATE} steps hang in their threads, so this one did not begin."))))
             return True
-        try:
+        call.thread = threading.Thread(target=self._run, args=(call, call.function, row),
+                                       daemon=True)  # else Python's exit waits for those that hang
+        with contextlib.suppress(RuntimeError):  # the system may refuse another one
             call.thread.start()
-        except RuntimeError:
-            return False
-        return True
+        return call.thread.ident is not None
 
     def _run(self, call, function, *arguments):
         self.ended.put((call, self.groups.attempt(call.row, function, *arguments)))

@@ -173,8 +173,9 @@ def refuse_long_prompts(config, frame, groups):
     for split, held in groups.items():
         for row, observation in enumerate(held.reset(TRAIN_SEED if split == "train" else 0)):
             if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:
-                raise RuntimeError(f"{t.env} does not begin: {t.error}"
-                                   ) from Failure(t.error, t.fault)
+                cause = Failure(t.error)
+                cause.fault = t.fault
+                raise RuntimeError(f"{t.env} does not begin: {t.error}") from cause
 
 
 def finish(log):
