@@ -389,7 +389,7 @@ MUTANTS = {
          "an episode without actions left goes on"),
         ("not -LARGEST < x < LARGEST", "False", "a reward that is no number is trained on"),
         ('and not getattr(x, "ndim", 0)', "", "an array is taken as a number"),
-        ("str.__str__(env.state)),\n                    number", "env.state),\n                    number",
+        ("str.__str__(env.state)),\n                    ", "env.state),\n                    ",
          "a state that is no text ends the run"),
         ("Failure(f\"{name}: {said}\")", "Failure(said)", "a failure does not tell its kind"),
         ("except BaseException as error:\n            if",
