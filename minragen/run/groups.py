@@ -176,15 +176,16 @@ class _Calls:
         limit = limits.STEP_TIME_LIMIT * math.ceil(len(self.running) / (os.cpu_count() or 1))
         for call in self.running.values():
             call.limit = max(call.limit, limit)
-        in_line = [row for row in rows if not envs[row].parallel or not self._started(row)]
-        for row in in_line:
+        late = in_threads and sum(thread.name == LATE for thread in threading.enumerate())
+        begun = {row for row in in_threads if self._started(row, late)}
+        for row in (row for row in rows if row not in begun):
             self.running[row] = _Call(row, function)
             self._run(self.running[row], limits.within_time_limit, function, row)
 
-    def _started(self, row):
+    def _started(self, row, late):
         """Whether the row's call has begun in a thread, or failed because too many hang."""
         call = self.running[row]
-        if sum(thread.name == LATE for thread in threading.enumerate()) >= MOST_LATE:
+        if late >= MOST_LATE:
             self.ended.put((call, self.groups.failure(RuntimeError(
                 f"{MOST_LATE} steps hang in their threads, so this one did not begin."))))
             return True
