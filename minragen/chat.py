@@ -16,9 +16,9 @@ Tests: `python -m pytest tests/test_chat.py`.
 """
 
 import re
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
 
 from minragen import formats
 from minragen.envs import IMAGE, image_of
@@ -26,6 +26,7 @@ from minragen.template import check_pieces, derive_template
 
 # Metrics that are averaged over an episode's turns; the others are summed.
 PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
+REMEMBERED = 2**22  # characters of texts whose ids are remembered: about 60 MiB with the ids
 TAG_TAIL = 12  # a closing tag is made of fewer tokens
 
 
@@ -114,7 +115,7 @@ class Trajectory:
         if isinstance(observation, Exception):
             t.fail(observation)
         else:
-            t.observation, t.state = observation, groups.envs[row].state
+            t.observation, t.state = observation, observation.state
         return t
 
     @property
@@ -136,8 +137,8 @@ class Trajectory:
         return self.metrics.get("valid", 1.0) < 1
 
     def fail(self, exception):
-        """End the episode because its environment raised."""
-        self.stop, self.error = StopReason.ENV_ERROR, f"{type(exception).__name__}: {exception}"
+        """End the episode because its environment raised. exception: a Failure, or has its words"""
+        self.stop, self.error = StopReason.ENV_ERROR, str(exception)
         self.fault = getattr(exception, "fault", None)
 
     def add_prompt(self, ids):
@@ -148,16 +149,15 @@ class Trajectory:
         """Append the ids of reply number `turn` with the logprobs they were sampled with."""
         self.sequences[-1].add(ids, logprobs, True, turn)
 
-    def end_turn(self, text, reply, stop, outcome, state="", times=()):
-        """Note what a reply did. outcome: what env.step returned, or an exception that it raised;
-        state: TextEnv.state after it"""
+    def end_turn(self, text, reply, stop, outcome, times=()):
+        """Note what a reply did. outcome: of EnvGroups.step"""
         if isinstance(outcome, Exception):
             self.fail(outcome)
             outcome = self.error, 0.0, False, False, {}
         observation, reward, terminated, truncated, info = outcome
         self.turns.append(Turn(self.observation, text, reply, stop, self.state, times))
         self.turn_rewards.append(float(reward))
-        self.state = state
+        self.state = getattr(observation, "state", "")
         self.observation, self.success = observation, self.success or info.get("success", 0) > 0
         for name, value in info.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + value
@@ -203,7 +203,7 @@ class ChatFrame:
         self._form = formats.FORMATS[response_format]
         self._pattern = reply_pattern(self._form)
         self.tokenizer, self.image_store = tokenizer, image_store
-        self._ids = lru_cache(4096)(self._tokenize)  # members of a group see much alike
+        self._known, self._characters = OrderedDict(), 0  # text -> ids, the latest last; of texts
         self.template = derive_template(tokenizer, self.prefix)
         self.end_of_turn = self.template.end_of_turn
         check_pieces(self)
@@ -261,8 +261,15 @@ class ChatFrame:
         line, ids = self._ids("\n"), self._ids(f"\n{text}")
         return ids[len(line):] if ids[:len(line)] == line else self._ids(text)
 
-    def _tokenize(self, text):
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+    def _ids(self, text):
+        """Ids of a text. The last ones are remembered: members of a group see much alike."""
+        if (ids := self._known.pop(text, None)) is None:
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            self._characters += len(text)
+        self._known[text] = ids
+        while self._characters > REMEMBERED:
+            self._characters -= len(self._known.popitem(last=False)[0])
+        return ids
 
     def completes(self, ids, tag="</answer>"):
         """Whether the last of `ids` completed a closing tag.

@@ -19,7 +19,10 @@ Differences from RAGEN V2's environments and its `es_manager`:
      itself (`score_description`).
 """
 
+import functools
 import pkgutil
+import re
+import threading
 import zlib
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -36,6 +39,13 @@ MAX_REDRAWS = 20_000  # instances drawn in search of one of the right split befo
 SEPARATOR = "||"  # between the actions of one turn
 IMAGE = "<image>"  # the placeholder of an observation's image
 SPLITS = ("train", "val", "test")
+# Names of a run's own metrics (docs/metrics.md), which no environment and no metric of one has.
+OURS = """val test first_turn trajectory gradient step pass@G episode_return reward_std groups_kept
+    groups_zero_std rollouts turns response_tokens reply_tokens context_full env_errors void entropy
+    overlong_penalty grounding worldmodeling env_return policy_loss clip_fraction approx_kl kl_ref
+    kl_reward kl_reward_coef echo_loss grad_norm critic_grad_norm updates_skipped logprob_gap regime
+    value_loss explained_variance seconds rollout_seconds rollout_idle waited tokens_per_second
+    elapsed valid_thinking distinct_3""".split()  # noqa: SIM905
 
 
 @dataclass(frozen=True)
@@ -69,11 +79,12 @@ class Observation(str):
     """What the model sees after a reset or a step: text, in which `<image>` marks the image.
 
     image: RGB, (H, W, 3) uint8, or None; a copy is kept, since environments may draw on theirs
+    state: TextEnv.state at that time, which EnvGroups notes
     raises: ValueError for another array, or for an image without exactly one placeholder
     """
 
-    def __new__(cls, text, image=None):
-        observation = super().__new__(cls, text)
+    def __new__(cls, text, image=None, state=""):
+        observation = str.__new__(cls, text)
         if image is not None:
             image = np.array(image)
             if image.dtype != np.uint8 or image.shape[2:] != (3,) or not image.size:
@@ -82,7 +93,7 @@ class Observation(str):
             if text.count(IMAGE) != 1:
                 raise ValueError(f"an observation with an image has {text.count(IMAGE)} times "
                                  f"{IMAGE}, expected once.")
-        observation.image = image
+        observation.image, observation.state = image, state
         return observation
 
 
@@ -277,12 +288,12 @@ class TextEnv(gymnasium.Env):
         terminated = self.budget.max_turns == 1 or (bool(outcomes) and outcomes[-1].terminated)
         truncated = not terminated and (self.turns_left == 0 or self.actions_left == 0)
         self._live = not (terminated or truncated)
-        reward = sum(o.reward for o in outcomes) + (0.0 if valid else FORMAT_PENALTY)
-        info = {"success": float(any(o.success for o in outcomes)), "valid": float(valid),
-                "effective": sum(o.effective for o in outcomes) / max(1, len(outcomes))}
+        reward, info = sum(o.reward for o in outcomes) + (0.0 if valid else FORMAT_PENALTY), {}
         for o in outcomes:
             for name, value in (o.metrics or {}).items():
                 info[name] = info.get(name, 0.0) + float(value)
+        info |= {"success": float(any(o.success for o in outcomes)), "valid": float(valid),
+                 "effective": sum(o.effective for o in outcomes) / max(1, len(outcomes))}
         return self._observe(reward, valid), float(reward), terminated, truncated, info
 
     def _match(self, piece):
@@ -355,6 +366,44 @@ class ServerGone(RuntimeError):
     that the reset or step can be tried again."""
 
 
+class Failure(Exception):
+    """What a reset or a step raised, in words. fault: where it was raised (look/faults.py)"""
+
+    fault = None
+
+
+def failure_of(error):
+    """A Failure that says `ValueError: zzz`, whatever the code of this exception does; of a
+    ServerGone a plain one."""
+    try:
+        name, said = f"{type(error).__name__}", str.__str__(str(error))
+    except BaseException:  # whatever its __str__ raises
+        name, said = type.__repr__(type(error)), "its text cannot be read"
+    gone = issubclass(type(error), ServerGone)
+    return ServerGone(said) if gone else Failure(f"{name}: {said}")
+
+
+def number(x):
+    """The float of a number. Raises ValueError for nan, an array, or what is no number."""
+    if type(x) is not float and hasattr(x, "__float__") and not getattr(x, "ndim", 0):
+        x = float(x)
+    if type(x) is not float or not -LARGEST < x < LARGEST:
+        raise ValueError(f"{x!r:.50} is not a number below {LARGEST:g}.")
+    return x
+
+
+@functools.lru_cache(2**12)
+def metric_name(name):
+    """What an environment, or its metric, is called in a run's metrics: another name, which is
+    printed, if it is one of OURS or has other signs than these."""
+    name = str.__str__(name)
+    if name not in OURS and re.fullmatch(r"[\w .:@%+-]{1,99}", name):
+        return name
+    other = "env." + re.sub(r"[^\w .:@%+-]", "_", name)[:90]
+    print(f"warning   metrics cannot be called {name!a:.99}, so it is {other!a}", flush=True)
+    return other
+
+
 class EnvGroups:
     """P groups of G members, possibly of several environments: reset together, stepped by row.
 
@@ -390,7 +439,7 @@ class EnvGroups:
 
     def reset(self, first_seed):
         """Draw new instances: group g gets seed `first_seed + g`. Returns each row's observation,
-        or the exception that its environment raised."""
+        or the Failure of its environment."""
         self.seeds, self._results = [first_seed + g for g in range(self.num_groups)], {}
         return self._each(range(len(self)), self._reset_row)
 
@@ -399,13 +448,14 @@ class EnvGroups:
         if row in self._broken:
             self.envs[row] = make(**self._given[self.names[group]])
             self._broken.remove(row)
-        first = self.envs[row].reset(seed=self.seeds[group], options={"member": member})[0]
-        if not isinstance(first, str):
-            raise TypeError(f"{type(self.envs[row]).__name__}.reset() returned {first!r:.200}")
-        return first
+        env = self.envs[row]
+        first, _ = env.reset(seed=self.seeds[group], options={"member": member})
+        if not isinstance(first, str) or type(env.system_prompt) is not str:
+            raise TypeError(f"{type(env).__name__}.reset() returned {first!r:.200}")
+        return Observation(str.__str__(first), image_of(first), str.__str__(env.state))
 
     def step(self, rows, replies):
-        """Step the given rows. Returns for each what `turn(env, reply)` returned, or the exception
+        """Step the given rows. Returns for each what `turn(env, reply)` returned, or the Failure
         that it raised: a fault of the environment, not of the reply (`StopReason.ENV_ERROR`)."""
         reply_of = dict(zip(rows, replies))
         return self._each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
@@ -420,22 +470,35 @@ class EnvGroups:
         results, self._results = self._results, {}
         return results
 
+    failure = staticmethod(failure_of)  # run/groups.py adds where it was raised
+
     @staticmethod  # run/groups.py may put another one in its place
     def turn(env, reply):
-        """The result of env.step. Raises ValueError if it breaks the contract."""
-        observation, reward, _, _, info = result = env.step(reply.answer)
-        if not (isinstance(observation, str)
-                and all(abs(x) < LARGEST for x in (reward, *info.values()))):  # nan is refused, too
-            raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}")
-        return result
+        """What env.step returned, in plain values: Observation, float, bool, bool, {str: float}.
+        Raises ValueError if it breaks the contract."""
+        result = env.step(reply.answer)
+        try:
+            shown, reward, terminated, truncated, info = result
+            return (Observation(str.__str__(shown), image_of(shown), str.__str__(env.state)),
+                    number(reward), *[x if type(x) is bool else bool(number(x))
+                                      for x in (terminated, truncated)],
+                    {metric_name(name): number(x) for name, x in dict.items(info)})
+        except (TypeError, ValueError) as problem:
+            raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}: {problem}"
+                             ) from problem
 
     def _each(self, rows, function):
-        """What function(row) returned for each row, or the exception that it raised."""
-        return [self._attempt(row, function, row) for row in rows]
+        """What function(row) returned for each row, or its Failure."""
+        return [self.attempt(row, function, row) for row in rows]
 
-    def _attempt(self, row, function, *arguments):
+    def attempt(self, row, function, *arguments):
+        """function(*arguments), or a Failure, which ends the row's episode and not the run. What an
+        extension raises in a panic is no Exception. Ctrl-C reaches only the main thread."""
         try:
             return function(*arguments)
-        except (Exception, SystemExit) as error:  # it ends its episode, not the run
+        except BaseException as error:
+            if (type(error) is KeyboardInterrupt
+                    and threading.current_thread() is threading.main_thread()):
+                raise
             self._broken.add(row)
-            return error if isinstance(error, Exception) else RuntimeError(f"sys.exit({error})")
+            return self.failure(error)

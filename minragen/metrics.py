@@ -4,6 +4,7 @@ Tests: `python -m pytest tests/test_train.py -k Describe`.
 """
 
 from minragen.chat import StopReason
+from minragen.envs import metric_name
 
 HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
 
@@ -31,13 +32,13 @@ def describe(trajectories):
         # What not all environments report is left out of the mixture's own metrics.
         reported = [set().union(*(t.metrics for t in chosen if t.env == env))
                     for env in {t.env for t in chosen}]
-        for name in sorted(set.intersection(*reported) - values.keys() - {"step"}):
+        for name in sorted(set.intersection(*reported) - values.keys()):
             values[name] = [t.metrics.get(name, 0.0) for t in chosen]
         return errors | {prefix + name: sum(x) / len(x) for name, x in values.items()}
 
     metrics, names = means(trajectories), sorted({t.env for t in trajectories})
     for name in names if len(names) > 1 else ():
-        metrics |= means([t for t in trajectories if t.env == name], f"{name}/")
+        metrics |= means([t for t in trajectories if t.env == name], f"{metric_name(name)}/")
     return metrics
 
 
@@ -58,7 +59,8 @@ def waiting(trajectories):
     for fed, sent, _ in times:
         busy, until = busy + max(0.0, sent - max(fed, until)), max(until, sent)
     whole = max(returned for *_, returned in times) - times[0][0]
-    every = {"": times} | {f"{env}/": own for env, own in turns.items() if own and len(turns) > 1}
+    every = {"": times} | {f"{metric_name(env)}/": own for env, own in turns.items()
+                           if own and len(turns) > 1}
     return {"rollout_idle": 1 - busy / whole} | {
         f"{prefix}waited": sum(returned - sent for _, sent, returned in own) / len(own)
         for prefix, own in every.items()}

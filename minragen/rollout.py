@@ -34,6 +34,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from minragen.cache import KVSlots, joined
 from minragen.chat import StopReason, Trajectory
+from minragen.envs import image_of
 from minragen.noise import reply_noise
 
 MASS = 2**38  # probabilities are whole multiples of 1 / MASS; less likely tokens are never drawn
@@ -73,12 +74,14 @@ def first_prompt(frame, groups, row, observation, rules):
 
     observation: what `groups.reset` returned for the row: a text, or an exception
     """
+    def prompt():  # of what the environment says and shows, images included
+        t.system = frame.system_message(groups.envs[row])
+        t.add_prompt(frame.open(t.system, observation))
+
     t = Trajectory.begin(groups, row, observation)
-    if t.error:
-        return t
-    t.system = frame.system_message(groups.envs[row])
-    t.add_prompt(frame.open(t.system, observation))
-    if len(t.tokens) >= rules.max_context:
+    if not t.error and (failure := groups.attempt(row, prompt)):
+        t.fail(failure)
+    if not t.error and len(t.tokens) >= rules.max_context:
         raise ValueError(f"the first prompt of {t.env} has {len(t.tokens)} tokens and max_context "
                          f"is {rules.max_context}: no room for a reply. Raise --max-context.")
     return t
@@ -301,8 +304,12 @@ class _Player:
         for number, outcome in self.groups.receive(wait).items():
             row, text, reply = self.in_flight.pop(number)
             t, times = row.trajectory, (*row.times, time.time())
-            t.end_turn(text, reply, row.stop, outcome, self.groups.envs[number].state, times)
-            if t.stop is None and self.frame.next(t, self.rules):  # appends the next prompt
+            t.end_turn(text, reply, row.stop, outcome, times)
+            if not t.stop and image_of(t.observation) is not None:  # which the model may not take
+                ids = self.groups.attempt(number, self.frame.between, None, t.observation)
+                if isinstance(ids, Exception):
+                    t.fail(ids)
+            if not t.stop and self.frame.next(t, self.rules):  # appends the next prompt
                 self.ready.append(row)
                 continue
             t.stop = t.stop or StopReason.CONTEXT

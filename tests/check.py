@@ -24,7 +24,7 @@ GROUND_FLOOR = {
     "rollout": {"envs", "chat", "cache", "models", "noise"},
     "train": {"starpo", "envs", "cache", "chat", "models", "rollout", "config", "metrics"}}
 BESIDE = {"__init__": set(), "options": set(), "noise": set(), "template": set(),
-          "formats": {"options"}, "metrics": {"chat"}, "checks": {"starpo"},
+          "formats": {"options"}, "metrics": {"chat", "envs"}, "checks": {"starpo"},
           "config": {"envs", "formats", "starpo", "checks", "options"},
           "nano": {"envs", "chat", "models"}}
 # The one import of a wing that each may have, inside of main().

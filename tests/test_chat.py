@@ -16,6 +16,7 @@ from tokenizers.models import BPE
 from toys import tiny
 from transformers import PreTrainedTokenizerFast
 
+from minragen import chat
 from minragen.chat import ChatFrame, Reply
 from minragen.config import preset
 from minragen.envs import SPLITS, make
@@ -83,6 +84,17 @@ class TestTinyTokenizer:
     def test_any_text_round_trips_exactly(self, text):
         policy, frame = tiny()
         assert policy.tokenizer.decode(frame.encode(text)) == text
+
+    def test_ids_are_remembered_up_to_so_many_characters_of_texts(self, monkeypatch):
+        monkeypatch.setattr(chat, "REMEMBERED", 1000)
+        frame = ChatFrame(tiny()[0].tokenizer)
+        short, long = "Left", "Right " * 200
+        kept = frame._ids(short)
+        for n in range(30):
+            assert frame._ids(short) is kept  # used again and again, it stays
+            frame._ids(f"Up {n}" * 20)
+        assert frame._ids(long) == frame._ids(long) and frame._ids(long) is not frame._ids(long)
+        assert sum(map(len, frame._known)) == frame._characters <= 1000
 
     def test_a_place_an_action_and_a_run_of_signs_are_one_token_each(self):
         for text, count in ((" (0, 3)", 1), (" (2, 1)", 1), ("<think>", 1), (" Left", 1),

@@ -102,6 +102,7 @@ def play(env, seed, player, member=0):
         assert isinstance(observation, str) and observation in env.observation_space
         assert (type(reward), type(terminated), type(truncated)) == (float, bool, bool)
         assert {type(value) for value in info.values()} == {float}
+        assert [*map(envs.metric_name, info)] == [*info], "a run has other metrics of this name"
         assert {info["success"], info["valid"]} <= {0.0, 1.0} and 0.0 <= info["effective"] <= 1.0
         episode.observations.append(observation)
         episode.images.append(bytes_shown(observation))

@@ -1,7 +1,11 @@
 """Text environments: turns, names, groups, and faults that test_env_contract.py refuses."""
 
+import asyncio
 import contextlib
+import functools
+import json
 import os
+import pickle
 import re
 import signal
 import sys
@@ -17,15 +21,19 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import replies
+from toys import replies, tiny
 
 from minragen import envs
+from minragen.chat import StopReason
 from minragen.environments import limits
+from minragen.environments.layers import Layer
 from minragen.envs import (
     FORMAT_PENALTY,
     REGISTRY,
     Budget,
     EnvGroups,
+    Failure,
+    Observation,
     Outcome,
     ServerGone,
     TextEnv,
@@ -33,6 +41,7 @@ from minragen.envs import (
     make,
 )
 from minragen.options import parse_mixture
+from minragen.rollout import Rules, collect
 from minragen.run import groups as run_groups
 from minragen.run.groups import PatientGroups
 
@@ -358,7 +367,7 @@ class TestGroups:
         monkeypatch.setattr(Step, "parallel", True)
         monkeypatch.setattr(Step, "reset", lambda env, **given: (
             together.wait(timeout=5), Walk.reset(env, **given))[1])
-        assert {*map(type, PatientGroups("test_envs:Step", 3, 1).reset(0))} == {str}
+        assert {*map(type, PatientGroups("test_envs:Step", 3, 1).reset(0))} == {Observation}
 
     @pytest.mark.parametrize("parallel", [False, True], ids=["in line", "in threads"])
     def test_rows_are_stepped_in_any_order_and_one_that_raises_is_built_anew(self, parallel):
@@ -367,7 +376,7 @@ class TestGroups:
         groups.envs[1].parallel = groups.envs[2].parallel = parallel
         groups.envs[2]._match = None
         results = groups.step([3, 2, 1], replies(["Left", "Left", "Right"]))
-        assert isinstance(results[1], TypeError)
+        assert str(results[1]).startswith("TypeError: ")
         assert ": at -1" in results[0][0] and ": at 1" in results[2][0]
         groups.reset(0)  # the object that raised may be in any state
         assert groups.step([2], replies(["Right"])) == [begun(Step, 2).step("Right")]
@@ -393,7 +402,7 @@ class TestTimeLimit:
         results = groups.step(range(6), replies(["Right"] + ["Left"] * 5))
         assert len(waiting) == 5  # one after the other: 1
         assert groups.envs[0].at == 1
-        assert {*map(repr, results[1:])} == {"TimeoutError('a step took over 0.4 seconds.')"}
+        assert {*map(str, results[1:])} == {"TimeoutError: a step took over 0.4 seconds."}
         late = set(threading.enumerate()) - known
         assert late and all(thread.daemon for thread in late)  # lest Python wait for it at its exit
         groups.reset(49)
@@ -412,10 +421,10 @@ class TestTimeLimit:
             time.sleep(5)
 
         groups.envs[1]._match = groups.envs[2]._reset = hang
-        assert list(map(type, groups.reset(0))) == [str, str, TimeoutError]
+        assert [isinstance(x, Failure) for x in groups.reset(0)] == [False, False, True]
         results = groups.step([0, 1], replies(["Right", "Right"]))
         assert results[0] == begun(Step, 0).step("Right")
-        assert repr(results[1]) == "TimeoutError('a step took over 0.1 seconds.')"
+        assert str(results[1]) == "TimeoutError: a step took over 0.1 seconds."
         assert time.monotonic() - began < 4
         assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
         monkeypatch.undo()
@@ -457,6 +466,182 @@ class TestServerGone:
         assert groups.reset(0) == PatientGroups("test_envs:Step", 2, 1).reset(0) and pauses == [5]
 
 
+class Panic(BaseException):
+    """As pyo3_runtime.PanicException."""
+
+
+def fails(*given, **named):
+    raise Panic("a method of a value that an environment returned")
+
+
+def hostile(base, *without):
+    """A subclass of `base` all of whose methods raise."""
+    names = {*dir(base), "__float__", "__bool__", "__len__", "__iter__", "__getattr__"}
+    kept = {"__new__", "__init__", "__class__", "__dict__", "__getattribute__", "__del__",
+            "__init_subclass__", "__subclasshook__", "__slots__", "__module__", *without}
+    return type("Hostile", (base,), dict.fromkeys(names - kept, fails))
+
+
+def raising(*kinds):
+    def fail():
+        raise kinds[0](*(kind() for kind in kinds[1:]))
+
+    return fail
+
+
+LOOP = []
+LOOP.append(LOOP)
+HOSTILE, TEXT, NUMBER, TABLE = map(hostile, (object, str, float, dict))
+VALUES = [lambda value=value: value for value in (
+    None, 5, 0.5, 10**400, float("nan"), float("inf"), "0.5", "", "<image>", "\x1b]0;", "\ud800",
+    b"x", float, [1], {}, {1: 1.0}, {"a": "b"}, {"seconds": 2.0}, LOOP, np.array(0.5),
+    np.array([0.5]), np.array("x"), np.float32(0.5), np.zeros((4, 4, 3), np.uint8), np.bool_(True),
+    np.zeros((2, 2), object))] + [
+    HOSTILE, lambda: TEXT("Day"), lambda: NUMBER(0.5), lambda: TABLE(a=1.0), lambda: iter("abc"),
+    raising(Panic), raising(asyncio.CancelledError), raising(GeneratorExit),
+    raising(hostile(ValueError)), raising(hostile(OSError), HOSTILE), raising(SystemExit, HOSTILE),
+    raising(StopIteration), raising(KeyError, lambda: TEXT("x")), raising(SyntaxError, HOSTILE),
+    raising(type("Sly", (Exception,), {"__class__": property(fails), "__cause__": property(fails),
+                                       "__setattr__": fails, "args": property(fails)}))]
+PLACES = ("observation", "reward", "terminated", "truncated", "info", "key", "number", "image",
+          "result", "state", "prompt")
+
+
+class Spoiler(Layer):
+    """Puts a value in a place of what a reset or a step of its environment returns."""
+
+    place, value, when, now = "", None, "", ""
+
+    def spoilt(self, place, usual):
+        return self.value() if (place, self.now) == (self.place, self.when) else usual
+
+    state = property(lambda self: self.spoilt("state", self.env.state))
+    system_prompt = property(lambda self: self.spoilt("prompt", self.env.system_prompt))
+
+    def reset(self, *, seed=None, options=None):
+        self.now = "reset"
+        return self.change(*super().reset(seed=seed, options=options))
+
+    def step(self, answer):
+        self.now = "step"
+        return self.change(*super().step(answer))
+
+    def change(self, text, *rest):
+        *ends, info = rest
+        info = {**info, self.spoilt("key", "a"): self.spoilt("number", 1.0)}
+        text = type("Shown", (str,), {"image": self.spoilt("image", None)})(text)
+        ends = [self.spoilt(name, end) for name, end in zip(PLACES[1:4], ends)]
+        return self.spoilt("result", (self.spoilt("observation", text), *ends,
+                                      self.spoilt("info", info)))
+
+
+def played(*spoils, rows=3):
+    """Episodes of the tiny policy, every other one spoilt: (place, value, when, in a thread)."""
+    policy, frame = tiny()
+    groups = PatientGroups("test_envs:Step", rows, 1, budgets={"max_turns": 2, "max_actions": 2},
+                           layers=["test_envs:Spoiler"])
+    for env, spoil in zip(groups.envs[1::2], spoils):
+        env.place, env.value, env.when, env.unwrapped.parallel = spoil
+    return collect(policy, frame, groups, 0, Rules(max_new_tokens=1, max_context=900))
+
+
+def plain(t):
+    """The episode, whose values are all plain."""
+    states = [turn.state for turn in t.turns] + [t.state, t.error, t.system, *t.metrics]
+    assert {*map(type, states)} == {str} and type(t.observation) in (str, Observation)
+    assert {*map(type, [0.0, *t.turn_rewards, *t.metrics.values()])} == {float}
+    assert np.isfinite([*t.turn_rewards, *t.metrics.values()]).all()
+    assert pickle.loads(pickle.dumps(t)).error == t.error and json.dumps(t.messages())
+    return t
+
+
+def told(t):
+    """What the neighbours of a spoilt episode must not feel."""
+    return t.tokens, t.messages(), t.turn_rewards, t.metrics, t.stop, t.error
+
+
+SPOILT, USUAL = 12, functools.cache(lambda: [told(plain(t)) for t in played(rows=25)[::2]])
+
+
+class TestNonsense:
+    @settings(max_examples=8, deadline=None, derandomize=True)
+    @given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(VALUES), st.sampled_from(
+        ["reset", "step", "step"]), st.booleans()), min_size=SPOILT, max_size=SPOILT))
+    def test_whatever_a_row_returns_or_raises_ends_at_most_its_own_episode(self, spoils):
+        found = played(*spoils, rows=2 * SPOILT + 1)
+        assert [*map(told, found[::2])] == USUAL()
+        for t in map(plain, found[1::2]):
+            assert (t.stop is StopReason.ENV_ERROR) == bool(t.error)
+            assert {*map(type, t.fault or ())} <= {str}
+
+    @pytest.mark.parametrize("place, value", [
+        ("reward", np.array([0.5])), ("reward", "0.5"), ("terminated", np.array([True])),
+        ("truncated", None), ("state", ["a"]), ("observation", None), ("observation", [1]),
+        ("key", 1), ("info", None), ("number", float("nan")), ("image", np.zeros((4, 4))),
+        ("image", np.zeros((4, 4, 3), np.uint8)), ("result", ("Day", 0.0, False, {}))], ids=str)
+    def test_what_is_no_plain_value_ends_it(self, place, value):
+        _, t, _ = played((place, lambda: value, "step", False))
+        assert t.stop is StopReason.ENV_ERROR and len(t.turns) == 1
+        assert t.error.startswith("ValueError: ")
+
+    def test_a_panic_is_told_and_nobody_waits_for_it(self):
+        for parallel in (False, True):
+            _, t, _ = played(("reward", raising(Panic, lambda: "index\x1b"), "step", parallel))
+            assert t.error == "Panic: index\x1b" and "raised Panic: index (" in str(t.fault)
+        _, t, _ = played(("reward", raising(hostile(ValueError)), "step", False))
+        assert t.error == "<class 'test_envs.Hostile'>: its text cannot be read" == t.fault[0]
+
+    def test_ctrl_c_ends_the_run_and_no_thread(self):
+        interrupt = "reward", raising(KeyboardInterrupt), "step"
+        assert played((*interrupt, True))[1].error == "KeyboardInterrupt: "
+        with pytest.raises(KeyboardInterrupt):
+            played((*interrupt, False))
+
+    def test_a_metric_takes_no_name_of_the_run(self, capsys):
+        for name, logged in (("val/success", "env.val_success"), ("seconds", "env.seconds"),
+                             ("\x1b[2J<b>", "env.__2J_b_"), ("found", "found")):
+            for _ in range(2):
+                _, t, _ = played(("key", lambda name=name: name, "step", False))
+                assert {*t.metrics} == {"success", "valid", "effective", "a", logged} - {"a"}
+        said = capsys.readouterr().out
+        assert said.count("warning") == said.count("\n") == 3 and "\x1b" not in said
+
+
+class TestThreads:
+    def test_where_no_thread_can_start_a_step_runs_without(self, monkeypatch):
+        groups = PatientGroups("test_envs:Step", 3, 1)
+        groups.reset(0)
+        for env in groups.envs:
+            env.parallel = True
+        before = threading.stack_size(2**46)
+        try:
+            assert groups.step([0, 2], replies(["Right"] * 2)) == [
+                begun(Step, seed).step("Right") for seed in (0, 2)]
+        finally:
+            threading.stack_size(before)
+
+    def test_steps_that_hang_take_a_bounded_number_of_threads(self, monkeypatch):
+        gate, begun_steps = threading.Event(), []
+        monkeypatch.setattr(limits, "STEP_TIME_LIMIT", 0.05)
+        monkeypatch.setattr(run_groups, "MOST_LATE", 2)
+        groups = PatientGroups("test_envs:Step", 3, 1)
+        groups.reset(0)
+        for env in groups.envs:
+            env.parallel = True
+            env._match = lambda piece: begun_steps.append(piece) or gate.wait(timeout=30)
+        try:
+            groups.step([0, 1], replies(["Right"] * 2))
+            (failure,) = groups.step([2], replies(["Right"]))
+        finally:
+            gate.set()
+        assert str(failure) == ("RuntimeError: 2 steps hang in their threads, so this one did not "
+                                "begin.") and len(begun_steps) == 2
+        while any(thread.name == run_groups.LATE for thread in threading.enumerate()):
+            time.sleep(0.01)
+        groups.envs[2]._match = lambda piece: piece
+        assert groups.step([2], replies(["Right"])) == [begun(Step, 2).step("Right")]
+
+
 # Class of the contract that must notice -> fault -> (method of Walk, what it returns instead, given
 # the environment, what Walk's own method returned, and its argument).
 FAULTS = {
@@ -480,6 +665,7 @@ FAULTS = {
         "repeats_nonsense": ("step", lambda env, turn, said: (said[:99] + turn[0], *turn[1:])),
         "punishes_every_piece": ("step", lambda env, turn, said: pay(turn, -said.count("||")))},
     "TestLife": {
+        "takes_a_name_of_the_run": ("_act", lambda e, x, _: x._replace(metrics={"val/success": 1})),
         "ends_twice": ("step", lambda env, turn, _: (*turn[:2], turn[2] | turn[3], *turn[3:])),
         "never_ends": ("step", lambda env, turn, _: add(env, "_live", turn[3])
                        or (*turn[:3], False, turn[4])),

@@ -25,7 +25,7 @@ from training import BRIEF, metrics, read_lines, run
 from minragen import rollout
 from minragen import train as trainer
 from minragen.environments import layers
-from minragen.envs import REGISTRY, make
+from minragen.envs import OURS, REGISTRY, make
 from minragen.look import diagnostics
 from minragen.look.faults import fault_of
 from minragen.metrics import describe
@@ -129,6 +129,11 @@ class TestDescribe:
             "pass@G": 1.0,  # all three have the same group_id
             **{f"lake/{name}": value for name, value in lake.items()},
             **{f"shop/{name}": value for name, value in shop.items()}}
+
+    def test_no_name_of_an_environment_makes_a_metric_of_the_run(self):
+        named = [dataclasses.replace(t, env=env) for t, env in zip(EPISODES[:2], ("val", "test/A"))]
+        assert {name.rpartition("/")[0] for name in describe(named)} == {"", "env.val",
+                                                                         "env.test_A"}
 
     def test_episodes_whose_environment_failed_are_counted_and_in_no_other_number(self):
         lake = describe(EPISODES[:2])
@@ -559,6 +564,9 @@ class TestMetrics:
         run(f"--env bandit,frozenlake --run b {small} --resample 1 --filter-value 1")
         logged = {key for name in "abc" for line in metrics(runs / name) for key in line}
         logged |= TIMES | {"first_turn/seconds", "trajectory/seconds"}
+        ours = {key for key in logged if "/" not in key} - {"success", "valid", "effective"}
+        assert ours | {"reply_tokens", "val", "test", "first_turn", "trajectory", "gradient"} == {
+            *OURS}
         # What single environments and the layers report.
         for module in (layers, *(inspect.getmodule(type(make(name))) for name in REGISTRY)):
             source = inspect.getsource(module)

@@ -10,7 +10,6 @@ Reading order: `told` (how a command ends), `fault_of`, `Parser` (wrong options)
 """
 
 import argparse
-import contextlib
 import dis
 import os
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minragen.environments.layers import Layer
-from minragen.envs import ServerGone, TextEnv
+from minragen.envs import Failure, ServerGone, TextEnv, failure_of
 from minragen.options import nearest
 
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
@@ -58,10 +57,19 @@ def warn(faults):
 
 
 def fault_of(error):
-    """The Fault of an exception that was raised.
+    """The Fault of an exception that was raised, or that of the Failure which it tells of; of an
+    exception whose own code fails what can be told."""
+    try:
+        if not isinstance(cause := error.__cause__ or error, Failure):
+            return _found(error)
+        return (cause.fault if cause is error else
+                cause.fault._replace(sentence=first_line(str(error)).rstrip(".")))
+    except BaseException:
+        return Fault(first_line(str(failure_of(error))))
 
-    A refusal `from` an exception of the user's code keeps its own sentence and has that place.
-    """
+
+def _found(error):
+    """Of a refusal `from` an exception of the user's code the sentence is its own."""
     refusal = is_refusal(error)
     cause = error.__cause__ if refusal and error.__cause__ else error
     frames = [*traceback.walk_tb(cause.__traceback__)]  # (frame, line), the innermost last
@@ -87,14 +95,6 @@ def fault_of(error):
                  f"{file if near.startswith('..') else near}:{line}{function}",
                  printable("".join(traceback.format_exception(error, limit=-MOST_FRAMES)
                                    ))[:MOST_CHARACTERS])
-
-
-def with_fault(error):
-    """The exception, with its Fault as attribute `fault` if it takes one."""
-    fault = fault_of(error)
-    with contextlib.suppress(AttributeError, TypeError):  # a frozen dataclass takes none
-        error.fault = fault
-    return error
 
 
 def fault_in(trajectory):

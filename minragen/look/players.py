@@ -15,7 +15,6 @@ from collections import defaultdict
 import numpy as np
 
 from minragen.chat import Reply, Trajectory
-from minragen.look.faults import with_fault
 from minragen.more.converse import converse
 
 DEMONSTRATIONS = 256  # episodes of the solver that the nearest demonstration is chosen from
@@ -40,11 +39,12 @@ def scripted(groups, player):
     def answer(t):
         texts = [*(message["content"] for message in t.messages()), t.observation]
         try:
-            said = player(groups.envs[t.row], texts, rngs[t.row])
-        except NotImplementedError:  # a user's environment may have no solver
+            said = str.__str__(player(groups.envs[t.row], texts, rngs[t.row]))
+        # A user's environment may have no solver.
+        except (NotImplementedError, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:  # the environment failed
-            t.fail(with_fault(error))
+        except BaseException as error:  # the environment failed
+            t.fail(groups.failure(error))
             return None
         return said, Reply(answer=said)
 

@@ -9,8 +9,7 @@ from minragen.chat import StopReason
 def converse(step, trajectories, player):
     """Play fresh Trajectories to their ends.
 
-    step: (rows, Replies) -> outcomes, as EnvGroups.step. Turns have no states, which only GiGPO and
-        ECHO read.
+    step: (rows, Replies) -> outcomes, as EnvGroups.step
     player: Trajectory -> (text, Reply), or None to leave the conversation as it is
     """
     while said := [(t, *turn) for t in trajectories if not t.stop and (turn := player(t))]:

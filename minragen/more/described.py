@@ -10,7 +10,7 @@ Tests: `python -m pytest tests/environments/test_relations.py`.
 
 from dataclasses import dataclass
 
-from minragen.envs import EnvGroups
+from minragen.envs import EnvGroups, number
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class DescribedTurn:
         grounding, worldmodeling: F1, None where the format or the environment has nothing to grade
         """
         # A malformed reply describes nothing, not even an empty world.
-        described = {name: f1 * reply.valid for name, f1 in
+        described = {name: number(f1) * reply.valid for name, f1 in
                      (("grounding", grounding), ("worldmodeling", worldmodeling)) if f1 is not None}
         if not described:
             return 0.0, {}

@@ -6,6 +6,7 @@ Reading order: `env_groups` (the one place that builds an EnvGroups), `check_env
 Tests: `python -m pytest tests/test_envs.py tests/test_config.py`.
 """
 
+import contextlib
 import math
 import os
 import threading
@@ -18,12 +19,14 @@ from queue import Empty, SimpleQueue
 
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
-from minragen.envs import EnvGroups, ServerGone, image_of
+from minragen.envs import EnvGroups, ServerGone, failure_of, image_of
 from minragen.formats import FORMATS, description_parts, format_parts
-from minragen.look.faults import with_fault
+from minragen.look.faults import fault_of
 from minragen.more.described import DescribedTurn
 from minragen.options import parse_options
 
+# Threads of steps over their limit, which Python cannot end; with so many no other step begins.
+MOST_LATE, LATE = 1000, "a step over its limit"  # and the name of such a thread
 SERVER_PAUSES = (5, 10, 20, 40, 80, 160)  # seconds between tries to reach a tool's server
 
 
@@ -66,10 +69,10 @@ def check_environments(config):
                          f"of one turn have no observation after a reply.")
     if config.echo_coef or config.advantages == "gigpo":
         option = "echo_coef" if config.echo_coef else "advantages gigpo"
-        for name, env, shown in zip(groups.names, groups.envs, groups.reset(0)):
+        for name, shown in zip(groups.names, groups.reset(0)):
             if config.echo_coef and image_of(shown) is not None:
                 raise ValueError(f"echo_coef predicts text, and {name} shows images.")
-            if not env.state:
+            if not getattr(shown, "state", ""):
                 raise ValueError(f"{option}: {name} shows no state as text. Choose a view with "
                                  f"text; its own reset() and step() must set self.state.")
     paid_for = {"grounding_reward": "observation", "worldmodeling_reward": "prediction"}
@@ -103,8 +106,7 @@ class PatientGroups(EnvGroups):
 
     A reset or step that hangs raises TimeoutError after STEP_TIME_LIMIT. All threads share one
     limit: STEP_TIME_LIMIT times the threads per core, rounded up. If a tool's server is gone, the
-    rows that need it try again after growing pauses, and all wait. What an environment raises has
-    its Fault as attribute `fault`.
+    rows that need it try again after growing pauses, and all wait. A Failure has its Fault.
 
     raises: ServerGone, from `reset`, `step` and `receive`, if a tool's server did not come back
     """
@@ -129,6 +131,12 @@ class PatientGroups(EnvGroups):
             return self._sent.patiently({row: calls[row].function for row in calls}, results)
         return results
 
+    @staticmethod
+    def failure(error):
+        failure = failure_of(error)
+        failure.fault = fault_of(error)
+        return failure
+
     def _each(self, rows, function):
         calls = _Calls(self)  # its own: several threads may step rows of theirs (more/api.py)
         calls.begin(rows, function)
@@ -147,6 +155,7 @@ class _Call:
     function: Callable
     begun: float = math.inf
     limit: float = 0.0  # seconds that it may take
+    thread: threading.Thread | None = None
 
     @property
     def deadline(self):
@@ -167,16 +176,27 @@ class _Calls:
         limit = limits.STEP_TIME_LIMIT * math.ceil(len(self.running) / (os.cpu_count() or 1))
         for call in self.running.values():
             call.limit = max(call.limit, limit)
-        for row in in_threads:  # daemons: else Python's exit waits for those that hang
-            threading.Thread(target=self._run, args=(self.running[row], function, row),
-                             daemon=True).start()
-        for row in rows:
-            if not envs[row].parallel:
-                self.running[row] = _Call(row, function)
-                self._run(self.running[row], limits.within_time_limit, function, row)
+        late = in_threads and sum(thread.name == LATE for thread in threading.enumerate())
+        begun = {row for row in in_threads if self._started(row, late)}
+        for row in (row for row in rows if row not in begun):
+            self.running[row] = _Call(row, function)
+            self._run(self.running[row], limits.within_time_limit, function, row)
+
+    def _started(self, row, late):
+        """Whether the row's call has begun in a thread, or failed because too many hang."""
+        call = self.running[row]
+        if late >= MOST_LATE:
+            self.ended.put((call, self.groups.failure(RuntimeError(
+                f"{MOST_LATE} steps hang in their threads, so this one did not begin."))))
+            return True
+        call.thread = threading.Thread(target=self._run, args=(call, call.function, row),
+                                       daemon=True)  # else Python's exit waits for those that hang
+        with contextlib.suppress(RuntimeError):  # the system may refuse another one
+            call.thread.start()
+        return call.thread.ident is not None
 
     def _run(self, call, function, *arguments):
-        self.ended.put((call, self.groups._attempt(call.row, function, *arguments)))
+        self.ended.put((call, self.groups.attempt(call.row, function, *arguments)))
 
     def take(self, least):
         """{row: result} of calls that have ended, once there are `least`. A call past its limit
@@ -192,11 +212,13 @@ class _Calls:
             try:
                 call, result = self.ended.get(timeout=left)
             except Empty:
-                call, result = first, TimeoutError(f"a step took over {first.limit:g} seconds.")
+                call, result = first, self.groups.failure(
+                    TimeoutError(f"a step took over {first.limit:g} seconds."))
+                call.thread.name = LATE
                 self.groups._broken.add(call.row)
             if self.running.get(call.row) is call:  # else its time was over before
                 del self.running[call.row]
-                results[call.row] = with_fault(result) if isinstance(result, Exception) else result
+                results[call.row] = result
         return results
 
     def patiently(self, sent, results):

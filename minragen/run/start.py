@@ -20,7 +20,7 @@ import transformers
 from minragen import config as settings
 from minragen import starpo
 from minragen.chat import ChatFrame
-from minragen.envs import SPLITS
+from minragen.envs import SPLITS, Failure
 from minragen.fast.policies import faster
 from minragen.look import report
 from minragen.models import AdamW, Critic
@@ -176,7 +176,9 @@ def refuse_long_prompts(config, frame, groups):
     for split, held in groups.items():
         for row, observation in enumerate(held.reset(TRAIN_SEED if split == "train" else 0)):
             if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:
-                raise RuntimeError(f"{t.env} does not begin: {t.error}") from observation
+                cause = Failure(t.error)
+                cause.fault = t.fault
+                raise RuntimeError(f"{t.env} does not begin: {t.error}") from cause
 
 
 def finish(log):
