@@ -294,7 +294,8 @@ CORES = os.cpu_count() or 1  # threads that ask Lean at a time
 BATCH = 8  # scripts that one child of the packaged Lean checks, if so many wait
 # Mathlib's own proofs use these axioms; `sorry` and `native_decide` show up as others.
 AXIOM = r"(propext|Quot\.sound|Classical\.choice)"
-SOUND = rf"does not depend on any axioms|depends on axioms: \[{AXIOM}(,\s+{AXIOM})*\]"
+USED = r"(?s)'.*' (?:does not depend on any axioms|depends on axioms: \[([^\[\]]*)\])\s*"
+SOUND = rf"({AXIOM}(,\s+{AXIOM})*)?"
 NAMES_OFF = "set_option autoImplicit false\nset_option tactic.hygienic false\nopen N List\n"
 IMPORT = "prelude\nimport MinragenPrelude\n"
 # Heartbeats act before other limits and count allocations, the same on every machine.
@@ -346,7 +347,11 @@ class LeanChecker:
             if len(self._cache) >= CACHE_SIZE:
                 self._cache.clear()
             self._cache[script] = judge(messages, theorem, len(proof))
-        return self._cache[script]
+        verdict = self._cache[script]
+        # The last declaration alone differs between the two scripts. So a theorem that uses sorryAx
+        # without the tactics, and does not with them, is the one that they prove.
+        start = self.check(theorem) if verdict.proved and tactics else verdict
+        return Verdict(False, error=start.error) if start.error else verdict
 
     def _wait_for(self, script):
         """Lean's messages about a script, of which several threads may wait for one check.
@@ -392,20 +397,26 @@ def judge(messages, theorem, length):
     length: script lines after the header, counted from the last, since servers shift them
     """
     messages = sorted(messages, key=lambda m: m.line)
-    if not messages or theorem.name not in messages[-1].text:
-        return Verdict(False, error=messages[0].text if messages else "Lean said nothing.")
-    last, _, axioms = messages[-1]
+    used = messages and re.fullmatch(USED, messages[-1].text)
+    if not used:
+        wrong = [m.text for m in messages
+                 if m.severity == "error" and not m.text.startswith("unsolved goals")]
+        early = "Lean did not get to the end." if messages else "Lean said nothing."
+        return Verdict(False, error=wrong[0] if wrong else early)
+    last, axioms = messages[-1].line, used[1] or ""
     start = last - length + 1
     by = range(start, start + len(theorem.statement.splitlines()))
     errors = [m for m in messages if m.severity == "error" and m.line < last]
     goals = [m.text.strip() for m in messages
              if m.severity.startswith("info") and m.line == last - 1]
     if goals and goals[-1] in ("", "no goals"):
-        if not re.search(SOUND, axioms):
+        if not re.fullmatch(SOUND, axioms):
             errors.append(Message(last, "error", "The proof uses axioms that are not allowed."))
         return Verdict(not errors, error=errors[0].text if errors else "")
     left = [m for m in errors if m.text.startswith("unsolved goals") and m.line in by]
     if goals and len(left) == len(errors) == 1:
+        if "sorryAx" not in re.split(r",\s+", axioms):  # as an unfinished theorem has
+            return Verdict(False, error=f"{theorem.name} is not the name of the last declaration.")
         return Verdict(False, goals=goals[-1])
     others = [m.text for m in errors if m not in left]
     return Verdict(False, error=others[0] if others else "Lean did not get to the end.")

@@ -139,18 +139,53 @@ def drawn(rng, facts, goal, proof):
 
 @cached_until_changed
 def load_minif2f(path):
-    """The theorems of miniF2F records: `formal_statement` ends in `:= by` or `:= by sorry`; the
-    header stands before it or in the field `header`. Raises ValueError for other records."""
-    pattern = (r"(?ms)(?P<before>.*?)(?P<statement>^(?:theorem|lemma)\s+(?P<name>\S+).*?):="
-               r"\s*(?:by\b)?\s*(?:\b(?:sorry|admit))?\s*\Z")
-
-    def theorem_of(row):
-        found = re.match(pattern, row["formal_statement"])
-        header = f"{row.get('header') or ''}\n{found['before']}".strip() or DEFAULT_HEADER
-        return Theorem(found["name"], f"{found['statement']}:= by", header)
-
+    """The theorems of miniF2F records: `formal_statement` ends in `:= by` or `:= by sorry`, and
+    perhaps `end`. What stands before the last theorem is its header, after the field `header`.
+    Raises ValueError for other records."""
     return read_each(path, theorem_of, "option data of Lean: record {number} of {path} has no "
-                     "formal_statement of the form `theorem ... := by`.")
+                     "formal_statement of the form `theorem ... := by`, or it states an axiom.")
+
+
+def theorem_of(row):
+    """The last theorem of a record. Raises ValueError if there is none to be proved.
+
+    `name` is only where Lean is asked to look: `LeanChecker.check` proves that it is the goal's.
+    """
+    text, given = row["formal_statement"], row.get("header") or ""
+    found = re.fullmatch(
+        r"(?s)(.*(?<![\w.'!?]))(?:theorem|lemma)\s+([^\W\d][\w'!?]*(?:\.[^\W\d][\w'!?]*)*)(?!\w)"
+        r".*?(:=)\s*(?:by\b)?\s*(?:\b(?:sorry|admit)\b)?\s*(?:\bend\b[ \t]*[\w.]*\s*)*",
+        masked(text))
+    header = f"{given}\n{text[:found.end(1)]}".strip() if found else ""
+    code = masked(header)
+    if not found or re.search(r"\baxiom\b", code):
+        raise ValueError("no theorem, or an axiom")
+    # Lean accepts imports only at the beginning.
+    imports = [*re.finditer(r"(?m)^[ \t]*(?:prelude\b|import\s).*$", code)]
+    lines = dict.fromkeys(header[line.start():line.end()].strip() for line in imports)
+    for line in reversed(imports):
+        header = header[:line.start()] + header[line.end():]
+    start = "\n".join(lines) if lines else DEFAULT_HEADER
+    return Theorem(text[slice(*found.span(2))], f"{text[found.end(1):found.start(3)]}:= by",
+                   f"{start}\n{header.strip()}".strip())
+
+
+def masked(text):
+    """The Lean code with blanks for its comments and strings, and _ for quoted names.
+
+    >>> masked("/- a /- b -/ theorem -/ x")
+    '                        x'
+    """
+    parts, depth, at = [], 0, 0  # depth of nested comments
+    token = r"""(?s)/-|--[^\n]*|"(?:\\.|[^"\\])*"|(?<![\w'])'(?:\\.|[^'\\\n])'|«[^»\n]*»|."""
+    while at < len(text):
+        part = re.compile("(?s)/-|-/|." if depth else token).match(text, at)[0]
+        depth += part == "/-"
+        hidden = depth or len(part) > 1
+        depth -= part == "-/"
+        parts.append(re.sub(r"[^\n]", "_" if part[0] == "«" else " ", part) if hidden else part)
+        at += len(part)
+    return "".join(parts)
 
 
 def shape(statement):

@@ -187,10 +187,12 @@ class TestProofs:
         forbidden = "The proof uses axioms that are not allowed."
         for messages, axioms, error in (
                 ([none], uses.format("propext, Classical.choice,\n Quot.sound"), ""),
-                ([(6, "information", "")], clean, ""), ([left, open_], "unknown 'swap'", ""),
+                ([(6, "information", "")], clean, ""), ([left, open_], "unknown 'swap'", early),
+                ([left, open_], uses.format("sorryAx"), ""),
+                ([left, open_], clean, "swap is not the name of the last declaration."),
                 ([left, nested], clean, nested[2]), ([left, open_, wrong], clean, "mismatch"),
                 ([wrong, none], clean, "mismatch"), ([left], clean, early),
-                ([left, open_, open_], clean, early), ([none], "swap", forbidden),
+                ([left, open_, open_], clean, early), ([none], "swap", early),
                 ([none], uses.format("propext, Lean.ofReduceBool"), forbidden)):
             open_goals = left[2] if not error and left in messages else ""
             verdict = Verdict(not error and not open_goals, open_goals, error)
@@ -496,10 +498,48 @@ class TestMinif2f:
             {"formal_statement": "lemma imo_1 : 2 =\n  2 :="}))
         *_, env.theorem = env.theorems
         assert env.theorems == (
-            Theorem("a", "theorem a (x : ℝ) :\n  x = x := by", "open Real"),
+            Theorem("a", "theorem a (x : ℝ) :\n  x = x := by",
+                    f"{theorems.DEFAULT_HEADER}\nopen Real"),
             Theorem("amc_7", "theorem amc_7 : 2 = 2 := by", "import Mathlib"),
             Theorem("imo_1", "lemma imo_1 : 2 =\n  2 := by", theorems.DEFAULT_HEADER))
         assert env.instance() == ": 2 = 2 := by"
+
+    @pytest.mark.parametrize("before, after", [
+        ("theorem ok : True := True.intro\n", ""), ("/- a /- theorem x : -/ lemma y -/\n", ""),
+        ("/-- theorem ok : True := by -/\nprivate ", ""), ("@[simp] ", " /- end -/"),
+        ("namespace A\ntheorem ok : True := True.intro\n", "\nend A\n"), ("open N in\n", ""),
+        ("noncomputable def two : N := succ zero\n", ""), ("section\nvariable (r : Prop)\n", ""),
+        ("theorem no (p : Prop) : p := sorry\n", "")])
+    def test_the_goal_is_the_last_theorem_whatever_stands_before_it(self, packaged, kimina, before,
+                                                                     after):
+        theorem = theorems.theorem_of({"header": lean.PRELUDE_HEADER, "formal_statement":
+                                       f"{before}{SWAP.statement} -- so\n  sorry{after}"})
+        assert (theorem.name, theorem.statement) == ("swap", SWAP.statement)
+        for checker in (packaged, KiminaLean(URL, SECONDS)):
+            assert checker.check(theorem).goals and checker.check(theorem, SWAP.proof).proved
+
+    @pytest.mark.parametrize("statement", [
+        "theorem aim : False", "example : False", "def aim : False",
+        "namespace A\nlemma aim : False", "open ok\ntheorem aim : False",
+        "theorem «a' does not depend on any axioms» : False"])
+    def test_a_goal_that_uses_sorry_or_whose_name_is_not_found_is_not_proved(
+            self, packaged, kimina, statement):
+        before = ("theorem no (p : Prop) : p := sorry\ntheorem ok.aim : True := True.intro\n"
+                  "/-- theorem ok : True := by -/\ntheorem ok : True := True.intro\n")
+        theorem = theorems.theorem_of({"header": lean.PRELUDE_HEADER,
+                                       "formal_statement": f"{before}{statement} := by"})
+        for checker in (packaged, KiminaLean(URL, SECONDS)):
+            verdict = checker.check(theorem, ("exact no _",))
+            assert verdict.error and not verdict.proved
+
+    @pytest.mark.parametrize("text, name", [
+        ("foo: 1 = 1", "foo"), ("foo{x : ℕ} : x = x", "foo"),
+        ("foo.{u} (x : Sort u) : x = x", "foo"),
+        ("«weird name» : 1 = 1", "«weird name»"), ("A.b₁' (x : ℕ) : x = x", "A.b₁'")])
+    def test_names_end_where_leans_do_and_imports_stay_first(self, text, name):
+        theorem = theorems.theorem_of({"header": "open Nat\nimport Mathlib",
+                                       "formal_statement": f"import Mathlib\ntheorem {text} := by"})
+        assert theorem == Theorem(name, f"theorem {text} := by", "import Mathlib\nopen Nat")
 
     def test_any_tactic_may_be_tried_on_them(self, tmp_path, kimina):
         data = write(tmp_path / "a", ON_SERVER._asdict() | {"formal_statement": SWAP.statement})
@@ -510,6 +550,7 @@ class TestMinif2f:
     def test_a_file_of_another_form_or_without_a_library_for_it_is_refused(self, tmp_path):
         for server, row, problem in (
                 (URL, 3, "record 1 of"), (URL, {"formal_statement": "theorem x : 1"}, "record 1"),
+                (URL, {"formal_statement": "axiom a : False\ntheorem x : 1 = 2 := by"}, "an axiom"),
                 ("", {"formal_statement": "theorem x : 1 = 1 := by"}, "Give server=http")):
             with pytest.raises(ValueError, match=problem):
                 Lean(server=server, data=write(tmp_path / "a", row))
