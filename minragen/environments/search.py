@@ -18,12 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minragen.environments.limits import in_time
 from minragen.envs import ServerGone
 
 MAX_RESULTS = 50  # passages in one reply of the server
 MAX_REQUEST = 2**16  # bytes; a longer request is refused
 MAX_REPLY = 2**22  # bytes; a longer reply of a server is refused
 MAX_CLIENTS = 32  # connections that the server answers at a time; others wait
+BUSY = (408, 429)  # statuses of a server that asks to try again
 PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try of `fetch`
 
 
@@ -141,10 +143,13 @@ def fetch(url, seconds, body=None, **headers):
     deadline = time.monotonic() + seconds
     for tries, pause in enumerate(PAUSES, 1):  # noqa: B007 (in the error)
         try:
-            return json.loads(read_bounded(request, deadline))
+            return json.loads(in_time(deadline - time.monotonic(), read_bounded, request, deadline))
         except (OSError, HTTPException) as error:
-            # Below 500 the server understood and refused: it would refuse again.
-            problem, retry = error, getattr(error, "code", 500) >= 500
+            # Below 500 the server understood and refused: it would refuse again, unless it is busy.
+            problem, code = error, getattr(error, "code", 500)
+            retry = code >= 500 or code in BUSY
+            asked = (getattr(error, "headers", None) or {}).get("Retry-After", "")
+            pause = max(pause, int(asked)) if re.fullmatch(r"[0-9]{1,4}", asked) else pause
         if not retry or time.monotonic() + pause >= deadline:
             break
         time.sleep(pause)
