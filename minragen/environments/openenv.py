@@ -119,7 +119,8 @@ class OpenEnv(envs.TextEnv):
         self._result, more = result, result.metadata if self.ours else {}
         reward, done = float(result.reward or 0.0), bool(result.done)
         truncated = bool(more.get("truncated")) if done else self.actions_left == 0
-        info = {"success": float(done and reward >= self.options["success"]), "valid": valid, **more.get("info", {})}
+        success = float(done and reward >= self.options["success"])
+        info = {"success": success, "valid": valid, **more.get("info", {})}
         return said + self.render(), reward, done and not truncated, truncated, info
 
     def _ask(self, call, *arguments, **named):

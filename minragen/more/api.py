@@ -55,7 +55,8 @@ class Server:
         self.stepping = threading.BoundedSemaphore(os.cpu_count() or 1)
         self.error = openai.OpenAIError
         self.http = openai.DefaultHttpxClient(
-            follow_redirects=False, headers={"Accept-Encoding": "identity"}, event_hooks={"response": [read_bounded]})
+            follow_redirects=False, headers={"Accept-Encoding": "identity"},
+            event_hooks={"response": [read_bounded]})
         self.client = openai.OpenAI(
             base_url=self.url, api_key=os.environ.get("OPENAI_API_KEY") or "none",
             max_retries=ATTEMPTS - 1, timeout=SECONDS, http_client=self.http)

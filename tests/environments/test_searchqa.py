@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
@@ -26,7 +27,14 @@ from playing import begun, success_of, write
 
 from minragen.environments import searchqa
 from minragen.environments.lean import KiminaLean
-from minragen.environments.search import BM25, Passage, RemoteIndex, SearchIndex, search_server
+from minragen.environments.search import (
+    BM25,
+    Passage,
+    RemoteIndex,
+    SearchIndex,
+    fetch,
+    search_server,
+)
 from minragen.environments.searchqa import RELATIONS, SearchQA, encyclopaedia, load_corpus
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, ServerGone
 
@@ -393,6 +401,34 @@ class TestRetriever:
                 error, asked = search(io.BytesIO(reply) if isinstance(reply, bytes) else reply)
                 assert f": {complaint}" in str(error)
                 assert asked == tries and isinstance(error, ServerGone) == (tries == 3), error
+
+    def test_a_busy_server_is_asked_again_after_the_time_that_it_names(self, monkeypatch):
+        pauses, reply = [], io.BytesIO(b'{"results": []}')
+        monkeypatch.setattr(time, "sleep", pauses.append)
+        busy = [HTTPError(NOBODY, code, "", headers, None)
+                for code, headers in ((429, {"Retry-After": "3"}), (408, {}))]
+        assert search(*busy, reply) == ([], 3) and pauses == [3, 0.2]
+        later = HTTPError(NOBODY, 429, "", {"Retry-After": "59"}, None)
+        error, asked = search(later)  # it does not fit into the time
+        assert isinstance(error, ServerGone) and asked == 1 and len(pauses) == 2
+
+    @pytest.mark.parametrize("drip", [b"X: y\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
+    def test_headers_that_never_end_cost_the_timeout(self, drip):
+        """Each byte begins a socket's own time limit anew."""
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            def answer():
+                client = listening.accept()[0]
+                with client, suppress(OSError):
+                    client.sendall(b"HTTP/1.1 200 OK\r\n" if drip[0] == 88 else b"")
+                    for _ in range(50):
+                        client.sendall(drip)
+                        time.sleep(0.05)
+
+            threading.Thread(target=answer, daemon=True).start()
+            began = time.monotonic()
+            with pytest.raises(ServerGone, match="timed out"):
+                fetch(f"http://127.0.0.1:{listening.getsockname()[1]}", 0.2)
+            assert time.monotonic() - began < 1.5
 
     def test_a_dripping_server_costs_the_timeout_and_is_an_error(self):
         dripping, began = MagicMock(), time.monotonic()
