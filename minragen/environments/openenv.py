@@ -29,6 +29,7 @@ try:
     from openenv.core.env_server.types import EnvironmentMetadata
     from starlette.responses import PlainTextResponse
     from starlette.websockets import WebSocketClose
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol  # noqa: F401
     from websockets.exceptions import ConnectionClosed
 except ImportError:
     raise ImportError("OpenEnv needs a package: pip install 'openenv>=0.10,<0.11'") from None

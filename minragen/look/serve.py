@@ -12,16 +12,20 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
-from minragen.environments.openenv import LOOPBACK, MAX_ANSWER, application, uvicorn
+from minragen.environments.openenv import (
+    LOOPBACK,
+    MAX_ANSWER,
+    AutoHTTPProtocol,
+    application,
+    uvicorn,
+)
 from minragen.environments.search import ARRIVAL
 from minragen.envs import Budget, image_of, make
 from minragen.look.faults import Parser
 from minragen.options import parse_options
 
 OPEN_FILES, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-MAX_CONNECTIONS = OPEN_FILES - 64  # the rest is for the environments
+MAX_CONNECTIONS = OPEN_FILES - 64 if OPEN_FILES > 64 else 2**16  # the rest is for environments
 
 
 class Bounded(AutoHTTPProtocol):
