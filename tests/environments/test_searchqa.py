@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
@@ -325,6 +325,13 @@ def ask(retriever, method, path, body=None, **headers):
     return response.status, json.load(response)
 
 
+def fetch_status(address):
+    connection = HTTPConnection(*address, timeout=5)
+    connection.request("GET", "/health")
+    with closing(connection):
+        return connection.getresponse().status
+
+
 def search(*replies, timeout=20.0):
     """What a client finds, or complains of, that gets these replies, the last again and again."""
     with patch("minragen.environments.search.direct_opener") as opener:
@@ -360,7 +367,10 @@ class TestRetriever:
         for host, status in (("evil.example:80", 403), ("localhost:1", 200), ("127.0.0.1", 200)):
             assert ask(retriever, "GET", "/health", Host=host)[0] == status
 
-    def test_more_clients_than_it_has_places_wait(self, monkeypatch):
+    def test_more_clients_than_it_has_places_wait_or_get_503_and_half_a_request_ends(
+            self, monkeypatch):
+        monkeypatch.setattr("minragen.environments.search.PATIENCE", 0.4)
+        monkeypatch.setattr("minragen.environments.search.ARRIVAL", 1.2)
         monkeypatch.setattr("minragen.environments.search.MAX_CLIENTS", 2)
         server = search_server(SearchIndex([Passage("a", "b")]))
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -370,10 +380,16 @@ class TestRetriever:
         waiting.request("GET", "/health")
         with pytest.raises(TimeoutError):
             waiting.getresponse()
+        waiting.close()
+        assert fetch_status(address) == 503
+        began = time.monotonic()  # the silent ones are sent away, though they drip
+        while fetch_status(address) == 503 and time.monotonic() < began + 9:
+            for client in silent:
+                with suppress(OSError):
+                    client.send(b"G")
+        assert ask(f"http://127.0.0.1:{address[1]}", "GET", "/health")[0] == 200
         for client in silent:
             client.close()
-        assert ask(f"http://127.0.0.1:{address[1]}", "GET", "/health")[0] == 200
-        waiting.close()
         server.shutdown()
         server.server_close()
 
