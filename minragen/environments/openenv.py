@@ -23,13 +23,12 @@ from minragen.environments.search import MAX_REPLY, fetch, one_line
 from minragen.envs import Budget, ServerGone
 
 try:
-    import uvicorn  # noqa: F401  for look/serve.py, so that one message names what is missing
+    import uvicorn.protocols.http.auto  # noqa: F401  for look/serve.py, so that one message names it
     import websockets.asyncio.client
     from openenv import core
     from openenv.core.env_server.types import EnvironmentMetadata
     from starlette.responses import PlainTextResponse
     from starlette.websockets import WebSocketClose
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol  # noqa: F401
     from websockets.exceptions import ConnectionClosed
 except ImportError:
     raise ImportError("OpenEnv needs a package: pip install 'openenv>=0.10,<0.11'") from None

@@ -12,13 +12,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 
-from minragen.environments.openenv import (
-    LOOPBACK,
-    MAX_ANSWER,
-    AutoHTTPProtocol,
-    application,
-    uvicorn,
-)
+from minragen.environments.openenv import LOOPBACK, MAX_ANSWER, application, uvicorn
 from minragen.environments.search import ARRIVAL
 from minragen.envs import Budget, image_of, make
 from minragen.look.faults import Parser
@@ -28,7 +22,7 @@ OPEN_FILES, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
 MAX_CONNECTIONS = OPEN_FILES - 64 if OPEN_FILES > 64 else 2**16  # the rest is for environments
 
 
-class Bounded(AutoHTTPProtocol):
+class Bounded(uvicorn.protocols.http.auto.AutoHTTPProtocol):
     """HTTP of which a request arrives within ARRIVAL seconds, on at most MAX_CONNECTIONS."""
 
     def connection_made(self, transport):
