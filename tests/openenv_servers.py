@@ -73,7 +73,8 @@ class Echo(Game):
             return Echoed(echoed_message=5_000_000 * "x")
         if action.message == "boast":
             return Echoed(metadata={"info": {"step": 77, "success": 1.0}, "truncated": True})
-        return Echoed(echoed_message=action.message, message_length=len(action.message), reward=0.1)
+        return Echoed(echoed_message=action.message, message_length=len(action.message), reward=0.1,
+                      done=action.message == "end")
 
 
 class Message(Observation):

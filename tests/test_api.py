@@ -4,6 +4,7 @@ import base64
 import io
 import itertools
 import json
+import math
 import sys
 import threading
 import time
@@ -144,6 +145,23 @@ class TestConversation:
         assert (t.turns[0].reply.answer, t.turns[0].reply.valid) == ("Nurse" * valid, valid)
 
 
+    @pytest.mark.parametrize("form, content, thought, valid", [
+        ("free_think", "<answer>Nurse</answer>", "go", True),
+        ("free_think", "<answer>Nurse</answer>", "<think>go</think>", True),
+        ("free_think", "<think>a</think><answer>Nurse</answer>", "go", True),
+        ("free_think", None, "go</think><answer>Nurse</answer>", True),
+        ("free_think", "Nurse", "go", False), ("no_think", "<answer>Nurse</answer>", "go", True),
+        ("grounding", "<answer>Nurse</answer>",
+         "<observation>a</observation><reasoning>b</reasoning>", True)])
+    @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+    def test_a_thought_that_the_server_has_cut_out_is_put_back(
+            self, server, name, form, content, thought, valid):
+        answer = completion(content)
+        answer["choices"][0]["message"][name] = thought
+        (t,) = Server(server(lambda request: answer), "m", form).collect(EnvGroups("bandit", 1, 1))
+        assert t.turns[0].reply.valid == valid and t.turns[0].text.count("<think>") <= 1
+
+
 class TestBadServers:
     def test_a_request_that_fails_is_sent_again_with_growing_waits(self, server, monkeypatch):
         answers, waits = iter([503, 503, completion("<think></think><answer>x</answer>")]), []
@@ -156,7 +174,9 @@ class TestBadServers:
     @pytest.mark.parametrize("answer, said", [
         (404, "no such model"), (b"<html>", "does not answer like a chat server"),
         (NOTHING, "does not answer"), ([], "does not answer"), ({"choices": []}, "does not answer"),
-        (completion(5), "does not answer"), (completion("x", usage={"prompt_tokens": "many"}),
+        (completion("x", usage=USAGE | {"prompt_tokens": math.inf}), "does not answer"),
+        (b"[" * 50_000, "does not answer"), (completion(5), "does not answer"),
+        (completion("x", usage={"prompt_tokens": "many"}),
                                              "does not answer")])
     def test_what_is_no_chat_completion_ends_the_evaluation_with_a_sentence(
             self, server, answer, said):
@@ -164,10 +184,10 @@ class TestBadServers:
             Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 40, 1))
 
     @pytest.mark.parametrize("answer", [
-        b" " * 2**22 + json.dumps(completion("x")).encode(), 302])
+        b" " * 2**20 + json.dumps(completion("x")).encode(), 302])
     def test_an_endless_reply_and_a_redirect_are_refused(self, server, monkeypatch, answer):
         monkeypatch.setattr(api, "ATTEMPTS", 1)
-        said = "Error code: 302" if answer == 302 else f"more than {2**22} bytes"
+        said = "Error code: 302" if answer == 302 else f"more than {2**20} bytes"
         with pytest.raises(RuntimeError, match=said):
             Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 1, 1))
 
@@ -175,8 +195,18 @@ class TestBadServers:
         clock = itertools.count()
         monkeypatch.setattr(api, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         with pytest.raises(ValueError, match="or 120 seconds"):
-            api.read_bounded(SimpleNamespace(iter_bytes=lambda: itertools.repeat(b" ")))
+            api.read_bounded(SimpleNamespace(headers={}, iter_bytes=lambda: itertools.repeat(b" ")))
         assert next(clock) < 125
+
+    def test_one_deadline_holds_for_a_request_with_its_tries(self, server, monkeypatch):
+        monkeypatch.setattr(api, "DEADLINE", 0.2)
+        with pytest.raises(RuntimeError, match="no answer in 0.2 seconds"):
+            Server(server(lambda request: 503), "m").collect(EnvGroups("bandit", 1, 1))
+
+    def test_a_compressed_reply_is_refused_before_it_is_decoded(self):
+        response = SimpleNamespace(headers={"Content-Encoding": "gzip"}, iter_bytes=pytest.fail)
+        with pytest.raises(ValueError, match="compressed"):
+            api.read_bounded(response)
 
     def test_what_a_server_says_cannot_speak_to_the_terminal(self, server):
         body = json.dumps({"error": {"message": "\x1b]0;title\x07 gone"}}).encode()

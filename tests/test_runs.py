@@ -31,11 +31,12 @@ from training import (
 from minragen import train as trainer
 from minragen.__main__ import main
 from minragen.config import Config
-from minragen.envs import ServerGone
+from minragen.environments.bandit import Bandit
+from minragen.envs import EnvGroups, ServerGone
 from minragen.look import report
 from minragen.rollout import StopReason, Trajectory
 from minragen.run import log as log_module
-from minragen.run import reproduce
+from minragen.run import reproduce, start
 from minragen.run import runs as runs_module
 from minragen.run.log import Log, stop_requests
 from minragen.run.runs import (
@@ -533,3 +534,25 @@ class TestReproduce:
         assert reproduce.first_difference(first, again) == (
             f"line 2 (step 4) differs in {said}" if said else "")
         assert reproduce.first_difference(first, again[:1]) == "line 2 is missing in the new run"
+
+
+class Deaf(Bandit):
+    """Ignores the seed, and draws each member by itself with the option `apart`."""
+
+    defaults = Bandit.defaults | {"apart": False}
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=options["member"] if self.options["apart"] else 0,
+                             options=options)
+
+
+class TestSeeds:
+    @pytest.mark.parametrize("env, options, said", [
+        ("bandit", {}, ""), ("frozenlake", {}, ""), ("test_runs:Deaf", {"apart": True},
+                                                     "members of a group begin differently"),
+        ("test_runs:Deaf", {}, "training question")])
+    def test_an_environment_that_ignores_the_seed_is_told(self, env, options, said):
+        groups = {"train": EnvGroups(env, 4, 2, "train", options)}
+        firsts = {split: held.reset(0) for split, held in groups.items()}
+        warnings = list(start.alike(firsts, groups))
+        assert len(warnings) == bool(said) and said in "".join(warnings)

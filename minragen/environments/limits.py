@@ -1,7 +1,8 @@
-"""How long a step of an environment may take."""
+"""How long a step of an environment, or a request to a server, may take."""
 
 import signal
 import threading
+from queue import Empty, SimpleQueue
 
 STEP_TIME_LIMIT = 60.0  # seconds of a core for a step; a reply's own limits are lower
 
@@ -22,3 +23,27 @@ def within_time_limit(function, *arguments):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def in_time(seconds, function, *arguments):
+    """function(*arguments), called in a thread, or TimeoutError after `seconds`.
+
+    Time limits of sockets begin anew with each byte, so a server that drips its headers, or sends
+    `100 Continue` for ever, would never end. The thread is then left to itself.
+    """
+    ended = SimpleQueue()
+
+    def call():
+        try:
+            ended.put((function(*arguments), None))
+        except BaseException as error:  # it is raised again below
+            ended.put((None, error))
+
+    threading.Thread(target=call, daemon=True).start()
+    try:
+        result, error = ended.get(timeout=max(0.01, seconds))
+    except Empty:
+        raise TimeoutError("timed out") from None
+    if error:
+        raise error
+    return result

@@ -23,7 +23,7 @@ from minragen.environments.search import MAX_REPLY, fetch, one_line
 from minragen.envs import Budget, ServerGone
 
 try:
-    import uvicorn  # noqa: F401  for look/serve.py, so that one message names what is missing
+    import uvicorn.protocols.http.auto  # noqa: F401  for look/serve.py, so that one message names it
     import websockets.asyncio.client
     from openenv import core
     from openenv.core.env_server.types import EnvironmentMetadata
@@ -52,7 +52,7 @@ class OpenEnv(envs.TextEnv):
 
     budget = Budget(max_turns=100, max_actions_per_turn=1, max_actions=100)
     parallel = True
-    defaults = {"action": "", "observation": "", "instruction": ""}
+    defaults = {"action": "", "observation": "", "instruction": "", "success": 1.0}
 
     def __init__(self, url, /, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
@@ -119,7 +119,8 @@ class OpenEnv(envs.TextEnv):
         self._result, more = result, result.metadata if self.ours else {}
         reward, done = float(result.reward or 0.0), bool(result.done)
         truncated = bool(more.get("truncated")) if done else self.actions_left == 0
-        info = {"success": float(done and reward > 0), "valid": valid, **more.get("info", {})}
+        success = float(done and reward >= self.options["success"])
+        info = {"success": success, "valid": valid, **more.get("info", {})}
         return said + self.render(), reward, done and not truncated, truncated, info
 
     def _ask(self, call, *arguments, **named):
@@ -230,7 +231,7 @@ def guarded(app, local):
     that are open on this machine: they send their origin, or a name that they pointed at it."""
     async def answer(scope, receive, send):
         headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
-        host = headers.get(b"host", "").rstrip("0123456789").removesuffix(":")
+        host = re.sub(r":\d*$", "", headers.get(b"host", ""))
         if local and scope["type"] != "lifespan" and (b"origin" in headers or host not in LOOPBACK):
             said = "not for web pages"
         elif scope.get("method", "GET") != "GET":  # its episode would end with the request

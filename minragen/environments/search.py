@@ -4,10 +4,12 @@ Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `fetch`, `search_server`. W
 Lean and OpenEnv use `fetch`.
 """
 
+import contextlib
 import functools
 import json
 import math
 import re
+import socket
 import threading
 import time
 import urllib.request
@@ -18,12 +20,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minragen.environments.limits import in_time
 from minragen.envs import ServerGone
 
 MAX_RESULTS = 50  # passages in one reply of the server
 MAX_REQUEST = 2**16  # bytes; a longer request is refused
 MAX_REPLY = 2**22  # bytes; a longer reply of a server is refused
-MAX_CLIENTS = 32  # connections that the server answers at a time; others wait
+MAX_CLIENTS = 128  # connections that the server answers at a time
+PATIENCE = 1.0  # seconds that another one waits for a place before it gets 503
+ARRIVAL = 10.0  # seconds after which a connection ends
+BUSY = (408, 429)  # statuses of a server that asks to try again
 PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try of `fetch`
 
 
@@ -141,13 +147,16 @@ def fetch(url, seconds, body=None, **headers):
     deadline = time.monotonic() + seconds
     for tries, pause in enumerate(PAUSES, 1):  # noqa: B007 (in the error)
         try:
-            return json.loads(read_bounded(request, deadline))
+            return json.loads(in_time(deadline - time.monotonic(), read_bounded, request, deadline))
         except (OSError, HTTPException) as error:
-            # Below 500 the server understood and refused: it would refuse again.
-            problem, retry = error, getattr(error, "code", 500) >= 500
-        if not retry or time.monotonic() + pause >= deadline:
+            # Below 500 the server understood and refused: it would refuse again, unless it is busy.
+            problem, code = error, getattr(error, "code", 500)
+            retry = code >= 500 or code in BUSY
+            asked = (getattr(error, "headers", None) or {}).get("Retry-After", "")
+            wait = max(pause, int(asked)) if re.fullmatch(r"[0-9]{1,4}", asked) else pause
+        if not retry or time.monotonic() + wait >= deadline:
             break
-        time.sleep(pause)
+        time.sleep(wait)
     said = f"{one_line(str(problem)) or type(problem).__name__} (try {tries} of {len(PAUSES)})"
     raise (ServerGone if retry else RuntimeError)(said) from problem
 
@@ -185,16 +194,31 @@ def search_server(index, port=0):
     places = threading.Semaphore(MAX_CLIENTS)
 
     class Server(ThreadingHTTPServer):
-        def process_request(self, *connection):
-            places.acquire()
-            super().process_request(*connection)
+        def process_request(self, connection, address):
+            if places.acquire(timeout=PATIENCE):
+                super().process_request(connection, address)
+                return
+            with contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.0 503 Service Unavailable\r\n\r\n")
+            super().shutdown_request(connection)
 
         def shutdown_request(self, connection):
             super().shutdown_request(connection)
             places.release()
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = 30  # seconds after which a silent client is disconnected
+        def setup(self):
+            super().setup()
+            self.limit = threading.Timer(ARRIVAL, self._give_up)  # dripping bytes do not renew it
+            self.limit.start()
+
+        def _give_up(self):
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+        def finish(self):
+            self.limit.cancel()
+            super().finish()
 
         def do_GET(self):
             self._answer("/health", lambda: {

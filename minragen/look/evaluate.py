@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +62,9 @@ def evaluate(groups_of, split, size, play, samples=1, greedy=True):
         with contextlib.suppress(NotImplementedError):
             played[name] = scripted(groups, player)
     faults.warn([faults.fault_in(t) for ts in (*played.values(), *again) for t in ts if t.error])
+    if not any(t.metrics.get("valid") for t in first):
+        print("warning   no reply is valid: does the model reply in the form that it is asked for? "
+              "See --out FOLDER.", file=sys.stderr)
     groups.reset(0)
     tables = {}
     for env in dict.fromkeys(groups.names):

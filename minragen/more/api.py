@@ -15,8 +15,10 @@ import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 
 from minragen.chat import Reply, Trajectory, reply_pattern
+from minragen.environments.limits import in_time
 from minragen.envs import IMAGE, image_of
 from minragen.formats import FORMATS, description_parts, forced_prefix, format_instructions
 from minragen.more.converse import converse
@@ -25,7 +27,10 @@ from minragen.more.vision import data_uri
 CONCURRENCY = 16  # conversations at a time
 ATTEMPTS = 6  # for a request
 SECONDS = 120  # without a byte from the server, or for the rest of a reply
-MAX_REPLY = 2**22  # bytes of a reply
+DEADLINE = 600  # seconds for a request, with all its tries and the waits that the server asks for
+MAX_REPLY = 2**20  # bytes of a reply
+THOUGHTS = ("reasoning_content", "reasoning")  # where reasoning parsers put the thought
+OPEN, CLOSE = "<think>", "</think>"
 
 
 @dataclass
@@ -50,7 +55,8 @@ class Server:
         self.stepping = threading.BoundedSemaphore(os.cpu_count() or 1)
         self.error = openai.OpenAIError
         self.http = openai.DefaultHttpxClient(
-            follow_redirects=False, event_hooks={"response": [read_bounded]})
+            follow_redirects=False, headers={"Accept-Encoding": "identity"},
+            event_hooks={"response": [read_bounded]})
         self.client = openai.OpenAI(
             base_url=self.url, api_key=os.environ.get("OPENAI_API_KEY") or "none",
             max_retries=ATTEMPTS - 1, timeout=SECONDS, http_client=self.http)
@@ -81,7 +87,7 @@ class Server:
         """Raise RuntimeError if nothing answers at the address, before a request is tried again
         with growing waits. Any answer will do."""
         try:
-            self.http.get(self.url, timeout=5)
+            in_time(5, partial(self.http.get, self.url, timeout=5))
         except Exception as problem:  # of httpx or of httpx2, by openai's version
             if type(problem).__name__ in ("ConnectError", "ConnectTimeout"):
                 raise RuntimeError(f"{self.url}: Connection error. {problem}. Is the server "
@@ -112,18 +118,20 @@ class Server:
         """The text of the model's next message; its tokens are counted if the server tells them."""
         messages = [*t.messages(), {"role": "user", "content": t.observation}]
         try:
-            answer = self.client.chat.completions.create(
+            answer = in_time(DEADLINE, partial(
+                self.client.chat.completions.create,
                 model=self.model, messages=list(map(with_image, messages)),
-                temperature=self.temperature, max_tokens=self.max_new_tokens)
-            text, usage = answer.choices[0].message.content, answer.usage
-            if not isinstance(text, str | None):
-                raise TypeError(f"its content is {type(text).__name__}")
+                temperature=self.temperature, max_tokens=self.max_new_tokens))
+            text, usage = self._text_of(answer.choices[0].message), answer.usage
             sizes = usage and (int(usage.prompt_tokens), int(usage.completion_tokens))
         except self.error as problem:
             said = f"{problem} {problem.__cause__ or ''}".strip()[:300]
             said = "".join(filter(str.isprintable, said))  # no terminal escapes
             raise RuntimeError(f"{self.url}: {said}") from None
-        except (AttributeError, LookupError, TypeError, ValueError) as problem:
+        except TimeoutError:
+            raise RuntimeError(f"{self.url}: no answer in {DEADLINE} seconds.") from None
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
+                ValueError) as problem:
             raise RuntimeError(f"{self.url} does not answer like a chat server: "
                                f"{str(problem)[:300]}") from None
         if sizes:
@@ -131,7 +139,20 @@ class Server:
             with self.lock:
                 self.prompt_tokens += sizes[0]
                 self.reply_tokens += sizes[1]
-        return text or ""
+        return text
+
+    def _text_of(self, message):
+        """The text of a reply. Servers with a reasoning parser have cut the thought out of it; it
+        is put back where the format asks for it. Raises TypeError for what is no text"""
+        text, thoughts = message.content, [getattr(message, name, None) for name in THOUGHTS]
+        if not all(isinstance(part, str | None) for part in (text, *thoughts)):
+            raise TypeError(f"its content is {type(text).__name__}, its thought "
+                            f"{', '.join(type(thought).__name__ for thought in thoughts)}")
+        text, thought = text or "", next(filter(None, thoughts), "").strip()
+        if not thought or not self.prefix.startswith(OPEN) or CLOSE in text:
+            return text
+        thought = thought.removeprefix(OPEN)
+        return f"{OPEN}{thought}{'' if CLOSE in thought else CLOSE}{text.removeprefix(OPEN)}"
 
 
 def with_image(message):
@@ -148,6 +169,8 @@ def with_image(message):
 
 def read_bounded(response):
     """Read a response before httpx does, which has no limit. Raises ValueError beyond ours."""
+    if response.headers.get("Content-Encoding", "identity") != "identity":  # it may be a bomb
+        raise ValueError("the reply is compressed, which was not asked for.")
     body, deadline = b"", time.monotonic() + SECONDS
     for piece in response.iter_bytes():
         body += piece

@@ -129,6 +129,9 @@ class Log(train.Log, contextlib.AbstractContextManager):
         self.tell(rounded)
         tqdm.write(console_line(metrics, self.config))
         sys.stdout.flush()
+        if metrics.get("step") == 0 and metrics.get("val/valid") == 0:
+            self.say("warning   no reply of the first validation is valid: does the model reply in "
+                     "the form that it is asked for?")
 
     def save(self, learner, last):
         """Print warnings, then save if that is due, if the last validation was the best so far, or

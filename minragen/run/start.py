@@ -20,7 +20,7 @@ import transformers
 from minragen import config as settings
 from minragen import starpo
 from minragen.chat import ChatFrame
-from minragen.envs import SPLITS, Failure
+from minragen.envs import SPLITS, Failure, image_of
 from minragen.fast.policies import faster
 from minragen.look import report
 from minragen.models import AdamW, Critic
@@ -36,6 +36,8 @@ from minragen.run.load import load_policy
 from minragen.run.log import Log
 from minragen.run.proof import prove
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
+
+LEAST_ALIKE = 4  # instances that begin alike before that is told: a few may do so by chance
 
 
 def run(config, resume=False, say=print):
@@ -124,7 +126,8 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     if image_store := vision.image_store_of(policy):
         image_store.expect(groups["train"].reset(TRAIN_SEED))
     say(f"proved    {prove(policy, config.max_context)}")
-    refuse_long_prompts(config, frame, groups)
+    for warning in alike(refuse_long_prompts(config, frame, groups), groups):
+        say(f"warning   {warning}")
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
                       world=distributed.world(), kl_reward_coef=config.kl_reward_coef,
                       gradients=memory.careful_gradients)
@@ -171,14 +174,38 @@ def on_one_core(config):
 
 
 def refuse_long_prompts(config, frame, groups):
-    """Raise ValueError for a context that a first prompt already fills, RuntimeError for an
-    environment that does not begin."""
+    """{split: first observations}. Raises ValueError for a context that a first prompt already
+    fills, RuntimeError for an environment that does not begin."""
+    firsts = {split: held.reset(TRAIN_SEED if split == "train" else 0)
+              for split, held in groups.items()}
     for split, held in groups.items():
-        for row, observation in enumerate(held.reset(TRAIN_SEED if split == "train" else 0)):
+        for row, observation in enumerate(firsts[split]):
             if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:
                 cause = Failure(t.error)
                 cause.fault = t.fault
                 raise RuntimeError(f"{t.env} does not begin: {t.error}") from cause
+    return firsts
+
+
+def alike(firsts, groups):
+    """Sentences about environments whose instances do not follow their seeds, as far as the first
+    observations of this process show: {split: [text of a row]}. Images are not compared."""
+    seen = {}  # environment -> (split, group) -> texts
+    for split, held in groups.items():
+        for (group, _), text in zip(held.places, firsts[split]):
+            if image_of(text) is None:
+                seen.setdefault(held.names[group], {}).setdefault((split, group), set()).add(text)
+    for name, texts in seen.items():
+        of = {split: [text for (its, _), text in texts.items() if its == split] for split in SPLITS}
+        if any(len(text) > 1 for text in texts.values()):
+            yield (f"{name}: members of a group begin differently, so their rewards are compared "
+                   f"over different instances. Does it ignore the seed?")
+        elif len(texts) >= LEAST_ALIKE and len(set().union(*texts.values())) == 1:
+            yield (f"{name}: all {len(texts)} instances begin alike, in every split. Does it "
+                   f"ignore the seed? Then validation and test pose the training question.")
+        elif min(map(len, of.values())) >= LEAST_ALIKE and of["train"][:LEAST_ALIKE] == of["val"][
+                :LEAST_ALIKE]:
+            yield f"{name}: training and validation begin alike. Does it ignore the split?"
 
 
 def finish(log):

@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections import Counter
+from contextlib import closing, suppress
 from functools import partial
 from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
@@ -26,7 +27,14 @@ from playing import begun, success_of, write
 
 from minragen.environments import searchqa
 from minragen.environments.lean import KiminaLean
-from minragen.environments.search import BM25, Passage, RemoteIndex, SearchIndex, search_server
+from minragen.environments.search import (
+    BM25,
+    Passage,
+    RemoteIndex,
+    SearchIndex,
+    fetch,
+    search_server,
+)
 from minragen.environments.searchqa import RELATIONS, SearchQA, encyclopaedia, load_corpus
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, ServerGone
 
@@ -317,6 +325,13 @@ def ask(retriever, method, path, body=None, **headers):
     return response.status, json.load(response)
 
 
+def fetch_status(address):
+    connection = HTTPConnection(*address, timeout=5)
+    connection.request("GET", "/health")
+    with closing(connection):
+        return connection.getresponse().status
+
+
 def search(*replies, timeout=20.0):
     """What a client finds, or complains of, that gets these replies, the last again and again."""
     with patch("minragen.environments.search.direct_opener") as opener:
@@ -352,7 +367,10 @@ class TestRetriever:
         for host, status in (("evil.example:80", 403), ("localhost:1", 200), ("127.0.0.1", 200)):
             assert ask(retriever, "GET", "/health", Host=host)[0] == status
 
-    def test_more_clients_than_it_has_places_wait(self, monkeypatch):
+    def test_more_clients_than_it_has_places_wait_or_get_503_and_half_a_request_ends(
+            self, monkeypatch):
+        monkeypatch.setattr("minragen.environments.search.PATIENCE", 0.4)
+        monkeypatch.setattr("minragen.environments.search.ARRIVAL", 1.2)
         monkeypatch.setattr("minragen.environments.search.MAX_CLIENTS", 2)
         server = search_server(SearchIndex([Passage("a", "b")]))
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -362,10 +380,16 @@ class TestRetriever:
         waiting.request("GET", "/health")
         with pytest.raises(TimeoutError):
             waiting.getresponse()
+        waiting.close()
+        assert fetch_status(address) == 503
+        began = time.monotonic()  # the silent ones are sent away, though they drip
+        while fetch_status(address) == 503 and time.monotonic() < began + 9:
+            for client in silent:
+                with suppress(OSError):
+                    client.send(b"G")
+        assert ask(f"http://127.0.0.1:{address[1]}", "GET", "/health")[0] == 200
         for client in silent:
             client.close()
-        assert ask(f"http://127.0.0.1:{address[1]}", "GET", "/health")[0] == 200
-        waiting.close()
         server.shutdown()
         server.server_close()
 
@@ -393,6 +417,34 @@ class TestRetriever:
                 error, asked = search(io.BytesIO(reply) if isinstance(reply, bytes) else reply)
                 assert f": {complaint}" in str(error)
                 assert asked == tries and isinstance(error, ServerGone) == (tries == 3), error
+
+    def test_a_busy_server_is_asked_again_after_the_time_that_it_names(self, monkeypatch):
+        pauses, reply = [], io.BytesIO(b'{"results": []}')
+        monkeypatch.setattr(time, "sleep", pauses.append)
+        busy = [HTTPError(NOBODY, code, "", headers, None)
+                for code, headers in ((429, {"Retry-After": "3"}), (408, {}))]
+        assert search(*busy, reply) == ([], 3) and pauses == [3, 0.2]
+        later = HTTPError(NOBODY, 429, "", {"Retry-After": "59"}, None)
+        error, asked = search(later)  # it does not fit into the time
+        assert isinstance(error, ServerGone) and asked == 1 and len(pauses) == 2
+
+    @pytest.mark.parametrize("drip", [b"X: y\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
+    def test_headers_that_never_end_cost_the_timeout(self, drip):
+        """Each byte begins a socket's own time limit anew."""
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            def answer():
+                client = listening.accept()[0]
+                with client, suppress(OSError):
+                    client.sendall(b"HTTP/1.1 200 OK\r\n" if drip[0] == 88 else b"")
+                    for _ in range(50):
+                        client.sendall(drip)
+                        time.sleep(0.05)
+
+            threading.Thread(target=answer, daemon=True).start()
+            began = time.monotonic()
+            with pytest.raises(ServerGone, match="timed out"):
+                fetch(f"http://127.0.0.1:{listening.getsockname()[1]}", 0.2)
+            assert time.monotonic() - began < 1.5
 
     def test_a_dripping_server_costs_the_timeout_and_is_an_error(self):
         dripping, began = MagicMock(), time.monotonic()
