@@ -204,6 +204,22 @@ class TestChatFrame:
             text = frame.tokenizer.decode(frame.open("rules", f"one\n{mark}\ntwo"))
             assert f"\n< {mark[1:]}\n" in text and text.count(mark) == 1
 
+    @pytest.mark.parametrize("past, asked, opened", [
+        ("<think>\n\n</think>\n\n", "<think>\n", "<think>\n"),  # Qwen 3.5, EXAONE 4
+        ("<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n", "<think>"),
+        ("<think></think>", "<think>\n", "<think>\n")])  # Nemotron 3
+    def test_a_prompt_ends_in_one_open_thought_whatever_the_template_writes_into_earlier_replies(
+            self, tokenizer, past, asked, opened):
+        tokenizer.chat_template = (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ past if m.role == 'assistant' }}"
+            "{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n{{ asked }}".replace(
+                "past", repr(past)).replace("asked", repr(asked)))
+        for frame, end in ((ChatFrame(tokenizer), opened), (
+                ChatFrame(tokenizer, "no_think"), "</think>\n\n<answer>")):
+            text = frame.tokenizer.decode(frame.open("rules", "state 1"))
+            assert text.rpartition("<|im_start|>assistant\n")[2].endswith(end)
+            assert text.rpartition("assistant")[2].count("<think>") == 1
+
     @pytest.mark.parametrize("template, problem", [
         (None, "no chat template"),
         ("{{ messages[-1].content }}", "every turn in the same way"),
