@@ -1251,7 +1251,7 @@ MUTANTS = {
          "turns that are marked by plain text can be opened by an observation"),
         ("shown.startswith(asked) or asked.startswith(shown)", "True",
          "a finished reply may open otherwise than the generation prompt"),
-        ('opened = asked if "<think>" in more else asked + more', "opened = asked",
+        ('opened = asked if "think>" in more else asked + more', "opened = asked",
          "the blank before a finished reply is left out of the prompt"),
         ("enable_thinking=thinks)", "enable_thinking=True)",
          "templates are asked for thoughts that the format does not have"),
