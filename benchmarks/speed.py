@@ -182,7 +182,7 @@ def never_stop(policy, frame):
     """Take every way to end a reply before its last token from all sides alike."""
     frame.end_ids = set()
     frame.end_of_turn = None  # so the framing of an observation is as long after any last token
-    frame.completes = lambda *ids_and_tag: False
+    frame.parts_ended = lambda ids, before: 0
     policy.model.generation_config.eos_token_id = None
     policy.model.generation_config.pad_token_id = policy.tokenizer.pad_token_id or 0
 

@@ -27,7 +27,7 @@ from minragen.template import check_pieces, derive_template
 # Metrics that are averaged over an episode's turns; the others are summed.
 PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
 REMEMBERED = 2**22  # characters of texts whose ids are remembered: about 60 MiB with the ids
-TAG_TAIL = 12  # a closing tag is made of fewer tokens
+TAG_TAIL = 16  # a tag is made of fewer tokens
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class StopReason(Enum):
     """Why a reply or an episode ended."""
 
     END_OF_TURN = "end_of_turn"  # reply: the model sampled its end-of-turn token
-    ANSWER = "answer"  # reply: it closed its </answer>
+    ANSWER = "answer"  # reply: all parts of its format have ended
     MAX_NEW_TOKENS = "max_new_tokens"  # reply: it used up its tokens
     CONTEXT = "context"  # both: no room for another token or another observation
     TERMINATED = "terminated"  # episode: the environment reached an end
@@ -182,8 +182,9 @@ class ChatFrame:
     """Turns messages into tokens, with what the chat template writes around them.
 
     A prompt ends with the forced prefix of the reply, such as `<think>`, which no policy samples.
-    A reply ends with `</answer>`, or with the template's end of turn, the tokenizer's eos or the
-    model's: the attribute `end_ids` holds them all.
+    A reply ends where `parse` reads it as complete: at `</answer>`, unless a thought quotes it. It
+    also ends with the template's end of turn, the tokenizer's eos or the model's: the attribute
+    `end_ids` holds them all.
 
     end_ids: the model's alone, its `generation_config.eos_token_id`: one id, several or None
     max_new_tokens: the limit that the system message tells; 0: none
@@ -201,7 +202,9 @@ class ChatFrame:
         self.instruction = formats.format_instructions(response_format, max_new_tokens)
         self.prefix = formats.forced_prefix(response_format)
         self._form = formats.FORMATS[response_format]
-        self._pattern = reply_pattern(self._form)
+        self._ends = [re.compile(end) for end in part_ends(self._form).values()]
+        # Those of the first part, of the first two, and so on; the last one is the whole reply's.
+        self._patterns = [reply_pattern(self._form, n + 1) for n in range(len(self.parts))]
         self.tokenizer, self.image_store = tokenizer, image_store
         self._known, self._characters = OrderedDict(), 0  # text -> ids, the latest last; of texts
         self.template = derive_template(tokenizer, self.prefix)
@@ -210,7 +213,8 @@ class ChatFrame:
         end_ids = end_ids if isinstance(end_ids, (list, tuple)) else [end_ids]
         self.end_ids = {self.end_of_turn, tokenizer.eos_token_id, *end_ids} - {None}
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        self._may_complete = {i for i, name in enumerate(names) if ">" in (name or "")}
+        self._ends_tag = {i for i, name in enumerate(names)  # "<0x41>" is the byte of an A
+                          if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
 
     def system_message(self, env):
         """The environment's prompt, the format instructions, and how states are described."""
@@ -271,34 +275,54 @@ class ChatFrame:
             self._characters -= len(self._known.popitem(last=False)[0])
         return ids
 
-    def completes(self, ids, tag="</answer>"):
-        """Whether the last of `ids` completed a closing tag.
+    def parts_ended(self, ids, before=0):
+        """The number of parts of the format that a reply has ended. The reply is complete, and
+        nothing that follows changes what `parse` reads in it, once this is len(parts).
 
-        Tokenizers merge "</", "answer" and ">" with their neighbours as they like, so the tag is
-        looked for in text, and only if the last id has a ">" in it, which is cheap to see.
+        before: the same number for ids[:-1]
+
+        Tokenizers merge "</", "answer" and ">" with their neighbours as they like, so tags are
+        looked for in text. Only a last id with a ">" can end a part. Only if the tags that end the
+        next part are in the last few ids, which is cheap to see, all ids are decoded.
         """
-        return ids[-1] in self._may_complete and tag in self.tokenizer.decode(ids[-TAG_TAIL:])
+        if ids[-1] not in self._ends_tag or before == len(self.parts):
+            return before
+        start = len(ids)
+        for _ in range(1 + self._ends[before].pattern.count(r">\s*<")):
+            start = next((i for i in range(start - 1, -1, -1) if ids[i] in self._ends_tag), 0)
+        if not self._ends[before].search(self.tokenizer.decode(ids[max(0, start - TAG_TAIL):])):
+            return before
+        text = self.prefix + self.tokenizer.decode(ids)
+        return sum(bool(pattern.match(text)) for pattern in self._patterns)
 
     def write(self, parts):
-        """What a policy would have sampled for {part: text}; parts of other formats are ignored."""
-        return self._form.format_map(parts)[len(self.prefix):]
+        """What a policy would have sampled for {part: text}; parts of other formats are ignored.
+
+        Tags that would end a part too early get a blank: `</answer>` becomes `< /answer>`.
+        """
+        texts = {part: end.sub(lambda tags: f"< {tags[0][1:]}", parts[part])
+                 for part, end in zip(self.parts, self._ends)}
+        return self._form.format_map(texts)[len(self.prefix):]
 
     def parse(self, text):
         """Read sampled text, without the forced prefix and the end-of-turn token, as a Reply."""
-        found = self._pattern.match(self.prefix + text)
+        found = self._patterns[-1].match(self.prefix + text)
         parts = found.groupdict() if found else {}
         return Reply(**{part: text.strip() for part, text in parts.items()}, valid=bool(found))
 
 
-def reply_pattern(form):
-    """The regular expression of a format: only blanks may stand between two adjacent tags.
+def reply_pattern(form, count=None):
+    """The regular expression of a format, or of its first `count` parts.
 
     Each part ends where the tags that follow it first occur. In an atomic group, (?>...), no other
     end is tried if a later part does not match, so a reply full of closing tags costs no more.
     """
-    opening, *rest = re.split(r"({\w+})", form)
-    pattern = re.escape(opening)
-    for part, tags in zip(rest[::2], rest[1::2]):
-        blanks_allowed = tags.replace("><", r">\s*<")
-        pattern += f"(?>(?P<{part[1:-1]}>.*?){blanks_allowed})"
-    return re.compile(pattern, re.DOTALL)
+    parts = [f"(?>(?P<{part}>.*?){end})" for part, end in part_ends(form).items()]
+    return re.compile(re.escape(form.partition("{")[0]) + "".join(parts[:count]), re.DOTALL)
+
+
+def part_ends(form):
+    """{part: the regular expression of the tags that end it}: only blanks may stand between two
+    adjacent tags."""
+    _, *rest = re.split(r"{(\w+)}", form)
+    return {part: tags.replace("><", r">\s*<") for part, tags in zip(rest[::2], rest[1::2])}

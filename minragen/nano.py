@@ -107,12 +107,12 @@ def begin(frame, split, seed, member):
 def add_token(frame, episode, token, logprob):
     """Append a sampled token. If it ends the reply, act and append the next observation."""
     episode.add([token], sampled=True, logprob=logprob)
-    reply = episode.reply = [*episode.reply, token]
-    if not (frame.completes(reply) or token in frame.end_ids or len(reply) == MAX_NEW_TOKENS):
-        return
+    ids = episode.reply = [*episode.reply, token]
     # The text is only for the environment; training uses the sampled ids, never encoded text.
-    answer = frame.parse(frame.tokenizer.decode(reply)).answer  # "" if malformed: costs reward
-    observation, reward, terminated, truncated, info = episode.env.step(answer)
+    reply = frame.parse(frame.tokenizer.decode(ids))  # malformed: its answer is "", which costs
+    if not (reply.valid or token in frame.end_ids or len(ids) == MAX_NEW_TOKENS):
+        return
+    observation, reward, terminated, truncated, info = episode.env.step(reply.answer)
     episode.episode_return += reward
     episode.success = episode.success or info["success"] == 1
     episode.over = terminated or truncated

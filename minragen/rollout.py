@@ -16,7 +16,7 @@ Differences from RAGEN's agent proxy on vLLM:
   1. A turn's observation is appended to the cache; RAGEN sends the whole conversation again every
      turn.
   2. A trajectory does not depend on what else is in the batch, up to rounding (noise.py).
-  3. A reply stops at `</answer>`: the environment ignores everything after it.
+  3. A reply stops where its format is complete: the environment ignores everything after it.
 
 Tests: `python -m pytest tests/test_rollout.py tests/test_rows.py`.
 """
@@ -110,11 +110,13 @@ class _Row:
     limit: StopReason | None = None  # its stop reason if it reaches the cap
     ids: list = field(default_factory=list)
     logprobs: list = field(default_factory=list)
+    parts: int = 0  # of its format that have ended
     stop: StopReason | None = None
 
     def begin_reply(self, rules):
         room = rules.max_context - len(self.trajectory.tokens)
-        self.cap, self.ids, self.logprobs, self.stop = min(room, rules.max_new_tokens), [], [], None
+        self.cap, self.parts, self.stop = min(room, rules.max_new_tokens), 0, None
+        self.ids, self.logprobs = [], []
         self.limit = (StopReason.CONTEXT if room <= rules.max_new_tokens else
                       StopReason.MAX_NEW_TOKENS)
         self.times = (time.time(),)
@@ -129,7 +131,8 @@ class _Row:
                                      "Is the learning rate too large?")
         self.ids.append(token)
         self.logprobs.append(logprob)
-        if frame.completes(self.ids):
+        self.parts = frame.parts_ended(self.ids, self.parts)
+        if self.parts == len(frame.parts):
             self.stop = StopReason.ANSWER
         elif token in frame.end_ids:
             self.stop = StopReason.END_OF_TURN

@@ -112,7 +112,7 @@ def texts_around(render):
 
     render: messages of system, user, assistant, user, ... -> text that asks for the next reply
     asked, shown: between a user's message and the reply, while it is asked for and once it is
-        finished; they may differ by what one of them has at its end
+        finished; they may differ by what one of them has at its end, and in a thought
     raises: ValueError unless the same texts stand around the messages of every turn
 
     >>> def render(texts):
@@ -128,7 +128,8 @@ def texts_around(render):
     if found:
         head, to_user, shown, after_reply, asked = found.groups()
         if first_turn == f"{head}mark0{to_user}mark1{asked}" and (
-                shown.startswith(asked) or asked.startswith(shown)):
+                shown.startswith(asked) or asked.startswith(shown)
+                or shown.partition("<think>")[:2] == asked.partition("<think>")[:2]):
             return head, to_user, asked, shown, after_reply
     raise ValueError("the chat template does not render every turn in the same way, so turns "
                      "cannot be appended to it.")
@@ -143,9 +144,13 @@ def open_reply(asked, shown, prefix):
     '<|Assistant|><think>\n<reasoning>'
     >>> open_reply("<|Assistant|><think>\n", "<|Assistant|>", "<answer>")
     '<|Assistant|><think>\n\n</think>\n\n<answer>'
+    >>> open_reply("[A]<think>\n", "[A]<think></think>", "<think>")  # Nemotron 3's history
+    '[A]<think>\n'
     """
-    more = shown[len(asked):]
-    opened = asked if "<think>" in more else asked + more  # GLM-4.5's history has empty thoughts
+    if "<think>" in prefix:  # some templates always write an empty thought, as Qwen 3.8's does
+        asked = re.sub(r"<think>\s*</think>\s*$", "", asked)
+    more = shown[len(asked):] if shown.startswith(asked) else ""
+    opened = asked if "think>" in more else asked + more  # GLM-4.5's history has empty thoughts
     if opened.rstrip().endswith("<think>") and "<think>" not in prefix:
         opened += "\n</think>\n\n"
     # R1's template opens the thought itself: then the rest of the prefix is forced.

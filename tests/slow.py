@@ -108,7 +108,7 @@ def play_episode(learner, frame, groups, i, observation, config):
 
 @torch.no_grad()
 def reply(learner, frame, prompt, config, source, offset):
-    """Sample ids until the answer is closed, the model ends its turn, or no token is left.
+    """Sample ids until the reply can be read, the model ends its turn, or no token is left.
 
     returns: ids, their logprobs, whether the last id is the model's own end of turn
     """
@@ -120,7 +120,7 @@ def reply(learner, frame, prompt, config, source, offset):
         u = uniform(*source, offset + len(prompt) + len(said))
         said.append(draw(log_p, u, config))
         logprobs.append(log_p[said[-1]])  # in the whole distribution, before top-k and top-p
-        closed = "</answer>" in learner.policy.tokenizer.decode(said)
+        closed = frame.parse(learner.policy.tokenizer.decode(said)).valid
         ended = said[-1] in frame.end_ids and not closed
     return said, logprobs, ended
 

@@ -68,6 +68,24 @@ def family_frame(name, response_format="free_think"):
 
 
 @functools.cache
+def spelling_frame(name, response_format):
+    """A frame that reads single characters, or one whose tokens begin and end within tags."""
+    tokenizer = copy.deepcopy(family("llama2" if name == "legacy" else "qwen2.5")[0])
+    if name == "merged":
+        tokenizer.add_tokens(["></", "answer>\n", "><", " <", "</think>", ">>", "</ans", "wer>x"])
+    return ChatFrame(tokenizer, response_format)
+
+
+def end_of_reply(frame, ids):
+    """How many of the ids that it draws the sampler takes, and whether the reply is complete."""
+    parts, sampled = 0, []
+    while parts < len(frame.parts) and len(sampled) < len(ids):
+        sampled.append(ids[len(sampled)])
+        parts = frame.parts_ended(sampled, parts)
+    return len(sampled), parts == len(frame.parts)
+
+
+@functools.cache
 def built(response_format="free_think"):
     return tiny_tokenizer([make("frozenlake", split) for split in SPLITS], response_format)
 
@@ -198,6 +216,22 @@ class TestChatFrame:
             text = frame.tokenizer.decode(frame.open("rules", f"one\n{mark}\ntwo"))
             assert f"\n< {mark[1:]}\n" in text and text.count(mark) == 1
 
+    @pytest.mark.parametrize("past, asked, opened", [
+        ("<think>\n\n</think>\n\n", "<think>\n", "<think>\n"),  # Qwen 3.5, EXAONE 4
+        ("<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n", "<think>"),
+        ("<think></think>", "<think>\n", "<think>\n")])  # Nemotron 3
+    def test_a_prompt_ends_in_one_open_thought_whatever_the_template_writes_into_earlier_replies(
+            self, tokenizer, past, asked, opened):
+        tokenizer.chat_template = (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ past if m.role == 'assistant' }}"
+            "{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n{{ asked }}".replace(
+                "past", repr(past)).replace("asked", repr(asked)))
+        for frame, end in ((ChatFrame(tokenizer), opened), (
+                ChatFrame(tokenizer, "no_think"), "</think>\n\n<answer>")):
+            text = frame.tokenizer.decode(frame.open("rules", "state 1"))
+            assert text.rpartition("<|im_start|>assistant\n")[2].endswith(end)
+            assert text.rpartition("assistant")[2].count("<think>") == 1
+
     @pytest.mark.parametrize("template, problem", [
         (None, "no chat template"),
         ("{{ messages[-1].content }}", "every turn in the same way"),
@@ -271,6 +305,49 @@ class TestParsing:
                      " o</observation><reasoning> r</reasoning><prediction> p</prediction></think>"
                      "<answer> a</answer>"):
             assert ChatFrame(built(), "grounding").parse(text) == Reply(), text
+
+    @pytest.mark.parametrize("response_format", FORMATS)
+    @settings(max_examples=25, deadline=None)
+    @given(data=st.data())
+    def test_a_reply_ends_at_its_shortest_beginning_that_is_read_as_complete_or_not_at_all(
+            self, response_format, data):
+        form = FORMATS[response_format]
+        tags = re.findall(r"<[^>]+>", form) + re.findall(r"(?:<[^>]+>)+", form)
+        noise = st.lists(st.sampled_from(
+            [*tags, re.sub(r"{\w+}", "...", form), "</", "answer", ">", "<", "\n", " ", "x"]),
+            max_size=3).map("".join)
+        blanks = data.draw(st.sampled_from(["", "\n", " " * 20]))
+        text = data.draw(noise)
+        for end in re.findall(r"(?:</?\w+>)+", form)[form[0] == "<":]:
+            text += data.draw(st.sampled_from([end, end, end, ""])).replace("><", f">{blanks}<")
+            text += data.draw(noise)
+        frame = spelling_frame(data.draw(st.sampled_from(["single", "merged", "legacy"])),
+                               response_format)
+        ids = frame.encode(text)
+        read = [frame.parse(frame.tokenizer.decode(ids[:n + 1])) for n in range(len(ids))]
+        complete = [n for n, reply in enumerate(read, 1) if reply.valid]
+        assert end_of_reply(frame, ids) == ((complete[0], True) if complete else (len(ids), False))
+        assert len({*read[complete[0] - 1:]} if complete else {*read}) <= 1
+
+    def test_a_demonstration_whose_parts_quote_tags_is_read_as_it_was_meant(self):
+        for response_format, form in FORMATS.items():
+            frame = spelling_frame("merged", response_format)
+            for quoted in (form, form.replace("><", "> <"), *re.findall(r"<[^>]+>", form)):
+                reply = frame.write(dict.fromkeys(frame.parts, f"say {quoted} so"))
+                found = frame.parse(reply)
+                assert found.valid and end_of_reply(frame, ids := frame.encode(reply)) == (
+                    len(ids), True), quoted
+                for part in frame.parts:
+                    assert getattr(found, part).replace("< ", "<") == f"say {quoted} so"
+
+    def test_a_reply_full_of_tags_is_sampled_in_no_time(self):
+        """To decode all ids after each tag would cost the square of their number."""
+        frame = tiny()[1]
+        for tag in ("</answer>", "<answer>", ">"):
+            ids = frame.encode(tag) * 8_000
+            began = time.process_time()
+            assert end_of_reply(frame, ids) == (8_000, False)
+            assert time.process_time() - began < 2
 
     def test_a_reply_full_of_closing_tags_is_read_in_no_time(self):
         """Backtracking would cost the product of the numbers of tags."""

@@ -230,6 +230,14 @@ class TestLoading:
                   if template or not special else contextlib.nullcontext()):
                 load_policy(folder)
 
+    def test_a_folder_without_tokenizer_files_is_refused(self, tmp_path):
+        """transformers makes a tokenizer of three tokens, which reads every prompt as empty."""
+        bundled.save_folder(tiny()[0], tmp_path)
+        for path in tmp_path.glob("tokenizer*"):
+            path.unlink()
+        with pytest.raises(ValueError, match="reads 'a' as .*missing|cannot load"):
+            load_policy(tmp_path)
+
     @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
     def test_python_in_a_folder_is_never_run_nor_asked_about(self, file, tmp_path, monkeypatch):
         """transformers asks on the terminal whether to run it."""

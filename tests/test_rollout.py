@@ -85,9 +85,12 @@ class TestTokens:
 
 class TestStops:
     @pytest.mark.parametrize("pieces, stop", [
-        ([" a</think><answer> Up", "</answer>"], "answer"), ([" a", *"</answer>"], "answer"),
+        ([" a</think><answer> Up", "</answer>"], "answer"),
+        ([" a</think><answer>", *"</answer>"], "answer"),
+        # As vllm#52393, sglang#33152 and Search-R1#151 report it, this ended in the thought.
+        ([" <answer> a</answer> b</think><answer> Up</answer>"], "answer"),
         ([" a", "<|im_end|>"], "end_of_turn"), ([" player"] * 7, "max_new_tokens")],
-        ids=["answer", "answer byte by byte", "end of turn", "cap"])
+        ids=["answer", "answer byte by byte", "a thought quotes an answer", "end of turn", "cap"])
     def test_a_reply_ends_where_it_should_and_only_its_own_end_of_turn_is_trained(
             self, pieces, stop):
         """The framing repeats no end of turn that was sampled, and writes one that was not."""

@@ -1,5 +1,6 @@
 """The loop around the step: what is measured, what is kept on disk, and how a run goes on."""
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -19,18 +20,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import message, parsed, run_apart
+from tokenizers import normalizers
 from toys import tiny
 from training import BRIEF, metrics, read_lines, run
 
 from minragen import rollout
 from minragen import train as trainer
+from minragen.chat import ChatFrame
 from minragen.environments import layers
-from minragen.envs import OURS, REGISTRY, make
+from minragen.envs import OURS, REGISTRY, EnvGroups, make
 from minragen.look import diagnostics
 from minragen.look.faults import fault_of
 from minragen.metrics import describe
 from minragen.more.described import DescribedTurn
-from minragen.rollout import Rules, StopReason, Trajectory, collect, make_batch
+from minragen.rollout import Rules, StopReason, Trajectory, collect, first_prompt, make_batch
 from minragen.run import bundled, memory, start
 from minragen.run.load import load_policy
 from minragen.run.log import Log, console_line, keep_advantages, texts_of
@@ -491,6 +494,18 @@ class TestRuns:
         assert "toys:Late does not begin: ConnectionError: not yet" in message(
             "--env", "toys:Late", "--warmup-steps", "0", "--run", "a")
         assert not (runs / "a").exists()
+
+    def test_a_tokenizer_that_loses_words_of_the_first_prompt_is_refused(self):
+        """Capitals, blanks and compatible characters may be lost."""
+        groups = EnvGroups("frozenlake", 1, 1)
+        for lossy, match in ((normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]),
+                              None), (normalizers.Replace("Left", ""), "cannot write .*Left"),
+                             (normalizers.Replace("(", ""), "cannot write .*\\(")):
+            tokenizer = copy.deepcopy(tiny()[0].tokenizer)
+            tokenizer.backend_tokenizer.normalizer = lossy
+            t = first_prompt(ChatFrame(tokenizer), groups, 0, groups.reset(0)[0], Rules())
+            with pytest.raises(ValueError, match=match) if match else contextlib.nullcontext():
+                start.refuse_lost_text(ChatFrame(tokenizer), t)
 
     def test_a_context_that_a_prompt_fills_is_refused_before_there_is_a_folder(self, runs):
         assert "no room for a reply" in message("--run", "a", *BRIEF, "--max-context", "40")

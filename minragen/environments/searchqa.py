@@ -115,8 +115,6 @@ class SearchQA(TextEnv):
                 "timeout": 20.0}
     instruction = ("Answer the question. A search shows the articles that fit its words best, each "
                    "after its title. Finish with the answer alone: a name or a few words.")
-    # Characters beside ASCII that passages of the user may show; others become "?".
-    LETTERS = frozenset(c for c in map(chr, range(161, 0x3000)) if c.isprintable())
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
@@ -137,7 +135,7 @@ class SearchQA(TextEnv):
         self.index = (RemoteIndex(o["url"], o["timeout"]) if o["url"] else
                       _index(o["data"], o["corpus"]))
         if o["data"] or o["corpus"] or o["url"]:
-            self.observation_space = text_space(self.LETTERS)
+            self.observation_space = printable_space()
 
     def _reset(self, rng):
         self.question = (self.questions[rng.integers(len(self.questions))] if self.questions else
@@ -250,6 +248,13 @@ class SearchQA(TextEnv):
         for words in itertools.chain(*(relations.values() for relations in RELATIONS.values())):
             yield re.sub(r"{\w*}", "", " ".join(["", *words["tells"], *words["asks"],
                                                  *words.get("names", ())]))
+
+
+@lru_cache  # it has 150,000 characters
+def printable_space():
+    """The observation space of passages in any language; control characters are shown as "?"."""
+    joiners = "\u200c\u200d"  # within Persian words and within emoji
+    return text_space(joiners + "".join(filter(str.isprintable, map(chr, range(161, 0x110000)))))
 
 
 # ---- The score of an answer ----------------------------------------------------------------------

@@ -32,8 +32,10 @@ Tests: `python -m pytest tests/test_diagnostics.py`.
 
 import functools
 import math
+import re
 import sys
 import time
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -44,7 +46,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from minragen import starpo
 from minragen.cache import KVSlots, attention_masks, micro_batches
-from minragen.chat import TAG_TAIL
 from minragen.fast.policies import usual_attention
 from minragen.models import LOGIT_BUDGET, output_layer
 from minragen.train import World, add_loss_weights, hash_seed, policy_losses
@@ -123,7 +124,7 @@ def reasoning_pairs(frame, trajectories):
 
     @functools.cache  # replies repeat
     def reasoning_of(reply):
-        ids = reply[:find_tag(frame, reply, "</think>") or 0]
+        ids = reply[:end_of_thought(frame, reply)]
         return ids if frame.tokenizer.decode(ids).strip() else ()
 
     pairs, turns = [], 0
@@ -138,14 +139,16 @@ def reasoning_pairs(frame, trajectories):
     return pairs, turns
 
 
-def find_tag(frame, ids, tag):
-    """The index of the first id that a closing tag touches, None without the tag."""
-    for end in range(1, len(ids) + 1):
-        if frame.completes(ids[max(0, end - TAG_TAIL):end], tag):
-            # The latest start from which the ids still spell the whole tag.
-            return next(start for start in range(end - 1, -1, -1)
-                        if tag in frame.tokenizer.decode(ids[start:end]))
-    return None
+def end_of_thought(frame, ids):
+    """The index of the first id that the tag after the thought touches, 0 without one. As for the
+    parser, a `</think>` that a thought quotes does not end it if another one stands before
+    `<answer>`."""
+    decode = frame.tokenizer.decode
+    text = decode(ids)
+    found = re.search(r"</think>\s*<answer>", text) or re.search("</think>", text)
+    if not found:
+        return 0
+    return bisect_right(range(len(ids)), found.start(), key=lambda n: len(decode(ids[:n + 1])))
 
 
 def reply_metrics(frame, trajectories):

@@ -56,6 +56,10 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     if wrong:  # what is missing would stay random
         raise ValueError(f"the weights of model {name!r} do not fit its config.json: "
                          f"{'; '.join(wrong)}. Take the config.json and names that belong to them.")
+    spelt = tokenizer.decode(tokenizer("a", add_special_tokens=False)["input_ids"])
+    if spelt.strip().lower() != "a":  # transformers makes a tokenizer without words of no files
+        raise ValueError(f"the tokenizer of model {name!r} reads 'a' as {spelt!r}: its files are "
+                         f"missing or broken. Give a folder with a tokenizer.json.")
     size, added = model.config.get_text_config().vocab_size, tokenizer.added_tokens_decoder
     beyond = [token for token, i in tokenizer.get_vocab().items() if i >= size and not (
         # Special tokens that no template writes are never encoded: Gemma 3 has one for images.

@@ -11,6 +11,7 @@ Tests: `python -m pytest tests/test_train.py tests/test_runs.py`.
 
 import gc
 import sys
+import unicodedata
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import transformers
 from minragen import config as settings
 from minragen import starpo
 from minragen.chat import ChatFrame
-from minragen.envs import SPLITS, Failure, image_of
+from minragen.envs import IMAGE, SPLITS, Failure, image_of
 from minragen.fast.policies import faster
 from minragen.look import report
 from minragen.models import AdamW, Critic
@@ -175,15 +176,20 @@ def on_one_core(config):
 
 def refuse_long_prompts(config, frame, groups):
     """{split: first observations}. Raises ValueError for a context that a first prompt already
-    fills, RuntimeError for an environment that does not begin."""
+    fills, RuntimeError for an environment that does not begin. Proves for each environment that
+    its text is read."""
     firsts = {split: held.reset(TRAIN_SEED if split == "train" else 0)
               for split, held in groups.items()}
+    read = set()
     for split, held in groups.items():
         for row, observation in enumerate(firsts[split]):
             if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:
                 cause = Failure(t.error)
                 cause.fault = t.fault
                 raise RuntimeError(f"{t.env} does not begin: {t.error}") from cause
+            if t.env not in read:
+                refuse_lost_text(frame, t)
+            read.add(t.env)
     return firsts
 
 
@@ -206,6 +212,19 @@ def alike(firsts, groups):
         elif min(map(len, of.values())) >= LEAST_ALIKE and of["train"][:LEAST_ALIKE] == of["val"][
                 :LEAST_ALIKE]:
             yield f"{name}: training and validation begin alike. Does it ignore the split?"
+
+
+def refuse_lost_text(frame, t):
+    """Raise ValueError unless a first prompt, decoded, has each line of the system message and of
+    the observation, but for blanks, capitals and compatible forms of characters (NFKC)."""
+    def plain(text):
+        return "".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+    prompt = plain(frame.tokenizer.decode(t.tokens))
+    for line in f"{t.system}\n{frame.template.plain(t.observation)}".replace(IMAGE, "").split("\n"):
+        if plain(line) not in prompt:
+            raise ValueError(f"the model would not see what {t.env} says: its tokenizer cannot "
+                             f"write {line[:200]!r}. Use another model, or other data.")
 
 
 def finish(log):

@@ -209,7 +209,14 @@ class TestEpisodes:
         lines = observation.splitlines()[2:-1]
         assert observation in env.observation_space == started(url=NOBODY).observation_space
         assert len(lines) == 10 and {len(line) for line in lines} == {2 + 800 + 3}
-        assert lines[0].startswith("- ada ?? Ω ? é ? long")
+        assert lines[0].startswith("- ada ?? Ω 中 é ? long")
+
+    def test_data_in_any_language_is_shown_as_it_is(self, tmp_path):
+        words = "誰が 북경에서 中国 👩‍🔬 کتاب‌ها"
+        records = [hotpot(i, question=f"{words} {i}") for i in range(20)]
+        env = started(data=write(tmp_path / "h.jsonl", *records))
+        observation = env.render()
+        assert f"Question: {words} " in observation and observation in env.observation_space
 
     def test_words_are_compared_as_squad_does_and_f1_pays_from_three_tenths_on(self):
         """It pays no more than the precision, which is the smaller of the two in long answers."""
