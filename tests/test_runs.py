@@ -74,7 +74,7 @@ class TestFullDisk:
         run("--run a --resume --steps 3")
         assert last_line(capsys) == (
             "done      training, but not all is on the disk: checkpoint is of step 2, no "
-            "report.html. Make room and go on with: make resume RUN=a")
+            "report.html. The warnings above say why. Go on with: make resume RUN=a")
 
     def test_a_run_whose_page_alone_is_missing_says_how_to_write_it(self, begun, full, capsys):
         full("page")
@@ -124,7 +124,7 @@ class TestFullDisk:
             os.kill(os.getpid(), signal.SIGTERM) or real(*given)))
         with pytest.raises(SystemExit):
             run("--run a --resume --steps 5")
-        assert last_line(capsys) == ("stopped   after step 3, but checkpoint is of step 2; go on "
+        assert last_line(capsys) == ("stopped   after step 3, but checkpoint is of step 2. Go on "
                                      "with: make resume RUN=a")
 
     def test_a_folder_that_cannot_be_made_is_one_sentence(self, runs, monkeypatch):
@@ -397,7 +397,7 @@ class TestResume:
                 run("--run a --resume --steps 4")
         printed = capsys.readouterr().out
         assert stop.value.code == 130
-        assert "stopped   after step 3; go on with: make resume RUN=a" in printed
+        assert "stopped   after step 3. Go on with: make resume RUN=a" in printed
         assert step_of(begun / "checkpoint") == 3 == metrics(begun)[-1]["step"]
         run("--run a --resume")
         assert metrics(begun) == metrics(runs / "b")

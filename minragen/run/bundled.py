@@ -184,7 +184,8 @@ def save_folder(policy, folder):
     """Write model and tokenizer beside `folder` and rename, so that a kill leaves no half of it."""
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     save_policy(policy, part)
-    (part / "sizes.json").write_text(json.dumps({f.name: f.stat().st_size for f in part.iterdir()}))
+    (part / "sizes.json").write_text(json.dumps({
+        str(f.relative_to(part)): f.stat().st_size for f in part.rglob("*") if f.is_file()}))
     if folder.exists() and not _is_whole(folder):
         shutil.rmtree(folder)
     try:
