@@ -71,7 +71,8 @@ class TestFullDisk:
             self, begun, full, capsys):
         for what in ("checkpoints", "page"):
             full(what)
-        run("--run a --resume --steps 3")
+        with pytest.raises(SystemExit, match="1"):
+            run("--run a --resume --steps 3")
         assert last_line(capsys) == (
             "done      training, but not all is on the disk: checkpoint is of step 2, no "
             "report.html. The warnings above say why. Go on with: make resume RUN=a")
@@ -92,7 +93,8 @@ class TestFullDisk:
             return real(path, **more)
 
         monkeypatch.setattr(Path, "stat", stat)
-        run("--run a --steps 2", *BRIEF)
+        with pytest.raises(SystemExit, match="1"):
+            run("--run a --steps 2", *BRIEF)
         assert last_line(capsys).startswith(
             "done      training, but not all is on the disk: there is no checkpoint, metrics.jsonl "
             "lacks the lines from step 2 on, no report.html.")
