@@ -72,10 +72,11 @@ class TestFullDisk:
             self, begun, full, capsys):
         for what in ("checkpoints", "page"):
             full(what)
-        run("--run a --resume --steps 3")
+        with pytest.raises(SystemExit, match="1"):
+            run("--run a --resume --steps 3")
         assert last_line(capsys) == (
             "done      training, but not all is on the disk: checkpoint is of step 2, no "
-            "report.html. Make room and go on with: make resume RUN=a")
+            "report.html. The warnings above say why. Go on with: make resume RUN=a")
 
     def test_a_run_whose_page_alone_is_missing_says_how_to_write_it(self, begun, full, capsys):
         full("page")
@@ -93,7 +94,8 @@ class TestFullDisk:
             return real(path, **more)
 
         monkeypatch.setattr(Path, "stat", stat)
-        run("--run a --steps 2", *BRIEF)
+        with pytest.raises(SystemExit, match="1"):
+            run("--run a --steps 2", *BRIEF)
         assert last_line(capsys).startswith(
             "done      training, but not all is on the disk: there is no checkpoint, metrics.jsonl "
             "lacks the lines from step 2 on, no report.html.")
@@ -125,7 +127,7 @@ class TestFullDisk:
             os.kill(os.getpid(), signal.SIGTERM) or real(*given)))
         with pytest.raises(SystemExit):
             run("--run a --resume --steps 5")
-        assert last_line(capsys) == ("stopped   after step 3, but checkpoint is of step 2; go on "
+        assert last_line(capsys) == ("stopped   after step 3, but checkpoint is of step 2. Go on "
                                      "with: make resume RUN=a")
 
     def test_a_folder_that_cannot_be_made_is_one_sentence(self, runs, monkeypatch):
@@ -398,7 +400,7 @@ class TestResume:
                 run("--run a --resume --steps 4")
         printed = capsys.readouterr().out
         assert stop.value.code == 130
-        assert "stopped   after step 3; go on with: make resume RUN=a" in printed
+        assert "stopped   after step 3. Go on with: make resume RUN=a" in printed
         assert step_of(begun / "checkpoint") == 3 == metrics(begun)[-1]["step"]
         run("--run a --resume")
         assert metrics(begun) == metrics(runs / "b")

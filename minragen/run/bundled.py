@@ -184,7 +184,7 @@ def save_folder(policy, folder):
     """Write model and tokenizer beside `folder` and rename, so that a kill leaves no half of it."""
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     save_policy(policy, part)
-    sizes = {file.name: file.stat().st_size for file in part.iterdir()}
+    sizes = {str(f.relative_to(part)): f.stat().st_size for f in part.rglob("*") if f.is_file()}
     (part / "sizes.json").write_text(json.dumps(sizes), "utf-8")
     if folder.exists() and not _is_whole(folder):
         shutil.rmtree(folder)

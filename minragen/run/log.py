@@ -149,8 +149,8 @@ class Log(train.Log, contextlib.AbstractContextManager):
             self.save_checkpoint(best)
         if asked:
             lost = self.missing() if self.writes else ""
-            self.say(f"stopped   after step {learner.step}{', but ' * bool(lost)}{lost}; go on "
-                     f"with: make resume RUN={self.folder.name}")
+            self.say(f"stopped   after step {learner.step}{', but ' * bool(lost)}{lost}. "
+                     f"{self.advice()}")
         return asked
 
     def save_checkpoint(self, best=False):
@@ -200,6 +200,11 @@ class Log(train.Log, contextlib.AbstractContextManager):
             except (OSError, ValueError):
                 lost.insert(0, "there is no checkpoint")
         return ", ".join(lost)
+
+    def advice(self):
+        """How the run goes on, or begins again if there is no checkpoint."""
+        command = "resume" if self.saved else "reproduce"
+        return f"Go on with: make {command} RUN={self.folder.name}"
 
     def episodes(self, step, split, trajectories):
         """Write a sample, one JSON object a line: in training the best and the worst members of a

@@ -145,7 +145,7 @@ def write_files(new, learner):
                 "optimizer": learner.optimizer.state_dict(), "critic": critic,
                 "older_weights": getattr(learner.playing, "kept", None)},
                new / "trainer.pt")
-    paths = sorted(new.iterdir())
+    paths = sorted(new.rglob("*"))  # some tokenizers save folders
     for name, model in frozen(learner).items():
         if not (new.parent / name).exists():
             torch.save(model.state_dict(), new / "frozen.part")
@@ -156,7 +156,7 @@ def write_files(new, learner):
         flush(path)
     write_whole(new / "manifest.json", json.dumps(
         {"step": learner.step, "versions": VERSIONS, "commit": commit(),
-         "files": {os.path.relpath(p, new): checksum(p) for p in paths}}, indent=1))
+         "files": {os.path.relpath(p, new): checksum(p) for p in paths if p.is_file()}}, indent=1))
     flush(new)
 
 
@@ -232,7 +232,7 @@ def damage(checkpoint):
     """The first file that is not as the manifest says, or "" if all are."""
     try:
         expected = dict(json.loads((checkpoint / "manifest.json").read_text("utf-8"))["files"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return checkpoint / "manifest.json"
     for file in {"config.json", "model.safetensors", "trainer.pt", *expected}:
         path = checkpoint / file

@@ -45,7 +45,8 @@ def run(config, resume=False, say=print):
     """Train in runs/NAME and write the report. Returns the metrics of the test, None if SIGTERM or
     Ctrl-C stopped it.
 
-    raises: ValueError for a taken name, a damaged checkpoint, a prompt that fills the context
+    raises: ValueError for a taken name, a damaged checkpoint, a prompt that fills the context;
+        SystemExit(1) after the last line if not all could be written
     """
     learner, groups, log = start(config, resume, say)
     with log:
@@ -54,6 +55,9 @@ def run(config, resume=False, say=print):
         final = train(learner, groups, config, log)
     if final and log.writes:
         say(f"done      {finish(log)}")
+    if any(learner.world.gather(bool(final and log.writes and log.missing()))):
+        distributed.end()
+        sys.exit(1)
     return final
 
 
@@ -234,7 +238,7 @@ def finish(log):
         page = report.write([log.folder])
     if lost := log.missing():
         return (f"training, but not all is on the disk: {lost}{', no report.html' * (not page)}. "
-                f"Make room and go on with: make resume RUN={name}")
+                f"The warnings above say why. {log.advice()}")
     return (f"{log.folder}/report.html" if page else
             f"{log.folder}, but there is no report.html: make report RUN={name}"
             ) + f"; measure it again with: make eval RUN={name}"
