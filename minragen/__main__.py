@@ -16,7 +16,7 @@
 import pkgutil
 import sys
 
-from minragen.look.faults import Parser, told
+from minragen.look.faults import Console, Parser, told
 from minragen.options import nearest
 
 # name -> the function that takes the words after it, and words that go before them
@@ -34,8 +34,8 @@ COMMANDS = {
 
 def main(argv=None):
     """Run a command. It ends with one sentence on an error."""
-    if argv is None and sys.stdout:  # from a shell, whose locale may lack letters
-        sys.stdout.reconfigure(errors="replace")
+    if argv is None:  # from a shell
+        Console.take_over()
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         return print((__doc__ or "python -OO leaves out this text.").strip())

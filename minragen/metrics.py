@@ -61,7 +61,7 @@ def waiting(trajectories):
     whole = max(returned for *_, returned in times) - times[0][0]
     every = {"": times} | {f"{metric_name(env)}/": own for env, own in turns.items()
                            if own and len(turns) > 1}
-    return {"rollout_idle": 1 - busy / whole} | {
+    return {"rollout_idle": 1 - busy / whole if whole > 0 else 0.0} | {  # a clock may stand still
         f"{prefix}waited": sum(returned - sent for _, sent, returned in own) / len(own)
         for prefix, own in every.items()}
 

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+LONGEST_NAME = 99  # letters of an unknown name that are told
 MANY = 10  # if more names are known, a message lists only the five nearest
 
 
@@ -34,6 +35,7 @@ def nearest(kind, name, known, elsewhere=()):
     if len(known) > MANY:
         shown = difflib.get_close_matches(name.lower(), known, n=5, cutoff=0.0)
         more = f" and {len(known) - len(shown)} more"
+    name = name if len(name) < LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(shown) or 'none'}{more}."
 
 

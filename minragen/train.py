@@ -183,7 +183,7 @@ def train_step(learner, groups, config, log=QUIET):
     learner.step = step
     sampled = sum(t.response_tokens for t in trajectories)
     return metrics | {"seconds": time.time() - began, "rollout_seconds": rollout_seconds,
-                      "tokens_per_second": sampled / rollout_seconds}, trajectories
+                      "tokens_per_second": sampled / max(rollout_seconds, 1e-9)}, trajectories
 
 
 def update(learner, batch, config, step, log=QUIET):

@@ -234,12 +234,13 @@ class TestChatFrame:
 
     @pytest.mark.parametrize("template, problem", [
         (None, "no chat template"),
+        (dict(rag="{{ messages }}", tool="{{ messages }}"), "none is called default: rag, tool"),
         ("{{ messages[-1].content }}", "every turn in the same way"),
         (CHATML.replace("m.content", "m.content | upper"), "every turn in the same way"),
         (CHATML.replace("m.role", "loop.index ~ m.role"), "every turn in the same way"),
         (CHATML.replace("assistant\n{% endif", "helper\n{% endif"), "every turn in the same way"),
         (CHATML.replace("m.role", "raise_exception('no tools')"), "template fails: no tools")],
-        ids=["none", "does not append", "changes messages", "counts turns", "asks another",
+        ids=["none", "no default", "does not append", "changes messages", "counts turns", "asks",
              "raises"])
     def test_a_template_that_cannot_be_appended_to_or_an_unknown_format_is_refused(
             self, tokenizer, template, problem):

@@ -9,6 +9,7 @@ import itertools
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from unittest import mock
@@ -43,6 +44,26 @@ EVERYTHING = KEEP_ALL | dict(
 LOTTERY = shlex.split(
     "--env toys:Lottery --model tiny --warmup-steps 0 --num-groups 4 --group-size 4 --val-size 3 "
     "--max-new-tokens 8 --mini-batch 8 --lr 1e-3 --diagnose-every 0 --save-every 2")
+
+
+class TestLauncher:
+    PROGRAM = """
+import os, sys, threading, time
+from minragen.run import distributed
+if os.fork() == 0:
+    threading.Thread(target=distributed._end_with, args=[os.getppid()], daemon=True).start()
+    print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+    def test_a_process_ends_when_its_launcher_is_killed(self):
+        with subprocess.Popen([sys.executable, "-c", self.PROGRAM], text=True,
+                              stdout=subprocess.PIPE) as launcher:
+            child = int(launcher.stdout.readline())
+            launcher.kill()
+            begun = time.monotonic()
+            assert launcher.stdout.read() == ""  # until the child has ended, too
+        assert child and time.monotonic() - begun < 30
 
 
 class TestProgress:

@@ -6,6 +6,7 @@ user reads about exceptions.
 
 import re
 import runpy
+import subprocess
 import sys
 import time
 from functools import partial
@@ -229,6 +230,29 @@ class TestSentences:
             printed = capsys.readouterr().err
             assert stop.value.code == 2 and said in printed
             assert printed.startswith("error: ") and printed.count("\n") == 1
+
+
+class TestConsole:
+    PROGRAM = """
+import sys
+from minragen.look.faults import Console
+Console.take_over()
+for _ in range(3):
+    print(chr(27) + "[31mred" + chr(7), flush=True)
+    print("progress" + chr(27) + "[A", file=sys.stderr, flush=True)
+open(sys.argv[1], "w").write("done")
+"""
+
+    def test_a_line_that_cannot_be_printed_is_no_reason_to_stop(self, tmp_path):
+        with open("/dev/full", "w") as full:
+            ran = subprocess.run([sys.executable, "-c", self.PROGRAM, tmp_path / "end"],
+                                 check=False, stdout=full, stderr=full)
+        assert ran.returncode == 0 and (tmp_path / "end").read_text() == "done"
+
+    def test_control_codes_of_a_terminal_are_printed_as_question_marks(self, tmp_path):
+        ran = subprocess.run([sys.executable, "-c", self.PROGRAM, tmp_path / "end"],
+                             check=True, capture_output=True, text=True)
+        assert ran.stdout == "?[31mred?\n" * 3 and ran.stderr == "progress\x1b[A\n" * 3
 
 
 class TestErrorsFile:

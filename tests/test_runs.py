@@ -18,6 +18,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import message
+from toys import tiny
 from training import (
     BRIEF,
     assert_resumed_alike,
@@ -35,8 +36,8 @@ from minragen.environments.bandit import Bandit
 from minragen.envs import EnvGroups, ServerGone
 from minragen.look import report
 from minragen.rollout import StopReason, Trajectory
+from minragen.run import bundled, reproduce, start
 from minragen.run import log as log_module
-from minragen.run import reproduce, start
 from minragen.run import runs as runs_module
 from minragen.run.log import Log, stop_requests
 from minragen.run.runs import (
@@ -292,6 +293,18 @@ class TestResume:
         with pytest.raises(pickle.UnpicklingError):
             load_trainer_state(tmp_path, learner)
         assert not (tmp_path / "it ran").exists()
+
+    def test_a_tokenizer_that_saves_a_folder_gets_a_checkpoint(self, runs, tmp_path):
+        """Several named chat templates are a folder of files."""
+        policy, named = tiny()[0], "additional_chat_templates"
+        bundled.save_folder(policy, tmp_path / "model")
+        (tmp_path / "model" / named).mkdir()
+        (tmp_path / "model" / named / "rag.jinja").write_text("{{ messages }}")
+        run("--run a --steps 1 --warmup-steps 0", *BRIEF, "--model", str(tmp_path / "model"))
+        checkpoint = runs / "a" / "checkpoint"
+        assert not damage(checkpoint) and (checkpoint / named / "rag.jinja").exists()
+        (checkpoint / named / "rag.jinja").write_text("{}")
+        assert damage(checkpoint)
 
     def test_a_manifest_of_another_form_is_refused(self, runs):
         (runs / "a" / "checkpoint").mkdir(parents=True)

@@ -10,8 +10,10 @@ Reading order: `told` (how a command ends), `fault_of`, `Parser` (wrong options)
 """
 
 import argparse
+import contextlib
 import dis
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -139,6 +141,37 @@ def first_line(text):
 def printable(text):
     """A text without control codes of a terminal."""
     return "".join(c for c in text if c.isprintable() or c in "\n\t")
+
+
+class Console:
+    """A text stream to which a line that cannot be printed, on a full disk or to a terminal that
+    has gone, is no error. If `plain`, control codes of a terminal, which texts from elsewhere may
+    have, are printed as `?`."""
+
+    def __init__(self, stream, plain=True):
+        self._stream, self._plain = stream, plain
+
+    def write(self, text):
+        if self._plain:
+            text = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "?", text)
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self):
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    @classmethod
+    def take_over(cls):
+        """Print through it from here on. A locale may lack letters, too. Progress bars on stderr
+        need control codes; errors there are `printable`."""
+        if sys.stdout and not isinstance(sys.stdout, cls):
+            sys.stdout.reconfigure(errors="replace")
+            sys.stdout, sys.stderr = cls(sys.stdout), sys.stderr and cls(sys.stderr, plain=False)
 
 
 class Parser(argparse.ArgumentParser):

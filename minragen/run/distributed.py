@@ -52,7 +52,15 @@ def begin(device):
             _watched.append(dist.new_group(backend="gloo", timeout=PATIENCE))
             _watched.append(threading.Thread(target=_watch, args=_watched[:], daemon=True))
             _watched[1].start()
+            threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     return partial(print, flush=True) if rank() == 0 else lambda line: None
+
+
+def _end_with(parent):
+    """End this process soon after the one that launched it, which may have been killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _watch(group):

@@ -274,7 +274,7 @@ def stop_requests():
 def console_line(metrics, config):
     """One aligned line, without the parts whose metric this step does not have."""
     known = {"of": config.steps, "groups": config.num_groups,
-             "no_update": "" if metrics.get("groups_kept") else ", no update",
+             "no_update": "" if metrics.get("policy_loss") is not None else ", no update",
              "val/success_greedy": math.nan, "test/success_greedy": math.nan, **metrics}
     return "  ".join(part.format(known[name], **known) for name, part in CONSOLE.items()
                       if known.get(name) is not None)  # a number that is not finite is None

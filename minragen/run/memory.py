@@ -11,6 +11,7 @@ Reading order: `forecast`, `phases`, then a function for each phase.
 Tests: `python -m pytest tests/long/test_memory.py`, which measures the peaks.
 """
 
+import os
 from functools import partial
 from types import SimpleNamespace
 
@@ -37,7 +38,20 @@ def forecast(learner, config):
     total = sum(held.values()) + sum(added.values())
     parts = [", ".join(f"{what} {size / 2**20:,.0f}" for what, size in sizes.items() if size)
              for sizes in (held, added)]
-    return f"memory    about {total / 2**20:,.0f} MiB: {parts[0]}; {phase}: {parts[1]}"
+    line = f"memory    about {total / 2**20:,.0f} MiB: {parts[0]}; {phase}: {parts[1]}"
+    there = memory_of(learner.policy.device)
+    if total <= there:
+        return line
+    option = "--max-rows" if phase == "rollout" else "--token-budget"
+    return (f"{line}\nwarning   {learner.policy.device} has only {there / 2**20:,.0f} MiB: lower "
+            f"{option}")
+
+
+def memory_of(device):
+    """Bytes of memory that a device has."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def phases(learner, config):

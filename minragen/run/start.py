@@ -24,6 +24,7 @@ from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, SPLITS, Failure, image_of
 from minragen.fast.policies import faster
 from minragen.look import report
+from minragen.look.faults import Console
 from minragen.models import AdamW, Critic
 from minragen.more import loggers, lora, vision
 from minragen.more.echo import EchoFrame
@@ -252,6 +253,8 @@ def main(argv=None, begun=False):
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    if argv is None:  # torchrun starts it so
+        Console.take_over()
     say = print
     try:
         config, resume, show, why = asked_for(sys.argv[1:] if argv is None else argv)
