@@ -1,5 +1,6 @@
 """What is kept on disk, and how a run goes on."""
 
+import copy
 import json
 import math
 import os
@@ -35,9 +36,10 @@ from minragen.config import Config
 from minragen.environments.bandit import Bandit
 from minragen.envs import EnvGroups, ServerGone
 from minragen.look import report
+from minragen.models import AdamW
 from minragen.rollout import StopReason, Trajectory
-from minragen.run import bundled, reproduce, start
 from minragen.run import log as log_module
+from minragen.run import reproduce, start
 from minragen.run import runs as runs_module
 from minragen.run.log import Log, stop_requests
 from minragen.run.runs import (
@@ -47,6 +49,7 @@ from minragen.run.runs import (
     load_trainer_state,
     locked,
     read_config,
+    save_checkpoint,
     step_of,
 )
 
@@ -107,8 +110,8 @@ class TestFullDisk:
             folder=tmp_path, unwritten=defaultdict(str))
         path.write_text('{"step": 0}\n')
 
-        def half(path, mode):
-            with open(path, mode) as file:
+        def half(path, mode, **how):
+            with open(path, mode, **how) as file:
                 file.write('{"st')
             raise OSError(28, "No space left on device")
 
@@ -294,17 +297,15 @@ class TestResume:
             load_trainer_state(tmp_path, learner)
         assert not (tmp_path / "it ran").exists()
 
-    def test_a_tokenizer_that_saves_a_folder_gets_a_checkpoint(self, runs, tmp_path):
-        """Several named chat templates are a folder of files."""
-        policy, named = tiny()[0], "additional_chat_templates"
-        bundled.save_folder(policy, tmp_path / "model")
-        (tmp_path / "model" / named).mkdir()
-        (tmp_path / "model" / named / "rag.jinja").write_text("{{ messages }}")
-        run("--run a --steps 1 --warmup-steps 0", *BRIEF, "--model", str(tmp_path / "model"))
-        checkpoint = runs / "a" / "checkpoint"
-        assert not damage(checkpoint) and (checkpoint / named / "rag.jinja").exists()
-        (checkpoint / named / "rag.jinja").write_text("{}")
-        assert damage(checkpoint)
+    def test_a_tokenizer_that_saves_a_folder_gets_a_checkpoint(self, tmp_path):
+        policy, frame = (copy.deepcopy(x) for x in tiny())
+        policy.tokenizer.chat_template = {"default": "{{ messages }}", "rag": "{{ messages }}"}
+        learner = trainer.Learner(policy, frame, AdamW(policy.model.parameters(), 1e-3))
+        save_checkpoint(tmp_path, learner)
+        file = tmp_path / "checkpoint" / "additional_chat_templates" / "rag.jinja"
+        assert file.read_text() == "{{ messages }}" and not damage(tmp_path / "checkpoint")
+        file.write_text("{}")
+        assert damage(tmp_path / "checkpoint") == file
 
     def test_a_manifest_of_another_form_is_refused(self, runs):
         (runs / "a" / "checkpoint").mkdir(parents=True)

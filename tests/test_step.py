@@ -397,7 +397,7 @@ class TestOptions:
                                                               context):
         """Also where an episode has a row for each turn, and turns differ in length."""
         config, seen = configured(filter="top_k", filter_metric=metric, filter_value=0.4,
-                                  context=context), []
+                                  max_new_tokens=16, context=context), []
         choose = trainer.starpo.filter_groups
         monkeypatch.setattr(trainer.starpo, "filter_groups", lambda scores, *rules: (
             seen.append(scores), choose(scores, *rules))[1])

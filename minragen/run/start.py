@@ -225,8 +225,10 @@ def refuse_lost_text(frame, t):
     def plain(text):
         return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
-    prompt = plain(frame.tokenizer.decode(t.tokens))
-    for line in f"{t.system}\n{frame.template.plain(t.observation)}".replace(IMAGE, "").split("\n"):
+    # An image's ids are beyond the vocabulary (more/vision.py).
+    prompt = plain(frame.tokenizer.decode([i for i in t.tokens if i < len(frame.tokenizer)]))
+    shown = t.observation.replace(IMAGE, "")
+    for line in f"{t.system}\n{frame.template.plain(shown)}".split("\n"):
         if plain(line) not in prompt:
             raise ValueError(f"the model would not see what {t.env} says: its tokenizer cannot "
                              f"write {line[:200]!r}. Use another model, or other data.")
