@@ -150,7 +150,7 @@ MUTANTS = {
         ("learner.critic(part.tokens, part.step_mask)",
          "learner.critic(part.tokens, part.response_mask)",
          "the values of observations are 0 where they are time steps"),
-        ("sampled / rollout_seconds}", "sampled / (time.time() - began)}",
+        ("sampled / max(rollout_seconds, 1e-9)}", "sampled / (time.time() - began)}",
          "tokens_per_second is of the whole step"),
         ("t.response_tokens for t in trajectories", "t.response_tokens for t in played",
          "tokens of failed episodes are missing in tokens_per_second"),
