@@ -397,7 +397,7 @@ def metric_name(name):
     """What an environment, or its metric, is called in a run's metrics: another name, which is
     printed, if it is one of OURS or has other signs than these."""
     name = str.__str__(name)
-    if name not in OURS and re.fullmatch(r"[\w .:@%+-]{1,99}", name):
+    if name.partition("/")[0] not in OURS and re.fullmatch(r"[\w ./:@%+-]{1,99}", name):
         return name
     other = "env." + re.sub(r"[^\w .:@%+-]", "_", name)[:90]
     print(f"warning   metrics cannot be called {name!a:.99}, so it is {other!a}", flush=True)

@@ -395,7 +395,7 @@ MUTANTS = {
         ("except BaseException as error:\n            if",
          "except Exception as error:\n            if",
          "a panic of an extension ends the run"),
-        ("if name not in OURS and re", "if re",
+        ('if name.partition("/")[0] not in OURS and re', "if re",
          "an environment's metric takes a name of ours"),
         ('self.state.replace(IMAGE, "< image>")', "self.state",
          "data can mark images"),
