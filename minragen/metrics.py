@@ -32,7 +32,7 @@ def describe(trajectories):
         # What not all environments report is left out of the mixture's own metrics.
         reported = [set().union(*(t.metrics for t in chosen if t.env == env))
                     for env in {t.env for t in chosen}]
-        for name in sorted(set.intersection(*reported) - values.keys()):
+        for name in sorted(set.intersection(*reported) - values.keys() - {"step"}):
             values[name] = [t.metrics.get(name, 0.0) for t in chosen]
         return errors | {prefix + name: sum(x) / len(x) for name, x in values.items()}
 
