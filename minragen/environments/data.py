@@ -140,6 +140,7 @@ def read_records(path):
 
 
 def read_json(file):
+    """Yield the records of a JSONL file (.gz or not), or of a JSON file that holds one list."""
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as data:
         # Only \n ends a line: JSON strings may hold other separators, such as U+2028.
         lines = io.TextIOWrapper(data, "utf-8-sig", newline="\n")

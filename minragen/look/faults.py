@@ -71,7 +71,8 @@ def fault_of(error):
 
 
 def _found(error):
-    """Of a refusal `from` an exception of the user's code the sentence is its own."""
+    """The Fault of an exception. A refusal `from` an exception of the user's code keeps its own
+    sentence and has that exception's place."""
     refusal = is_refusal(error)
     cause = error.__cause__ if refusal and error.__cause__ else error
     frames = [*traceback.walk_tb(cause.__traceback__)]  # (frame, line), the innermost last
