@@ -230,6 +230,7 @@ class TestBadInput:
         assert message("--algo", "grop").endswith(
             "Known: grpo, dr-grpo, rloo, gspo, brpo and 10 more.")
         assert nearest("dish", "x", []) == "unknown dish 'x'. Known: none."
+        assert len(nearest("dish", "x" * 5000, [])) < 150
 
     def test_names_of_other_libraries_are_known_as_what_they_are_here(self):
         self.check(

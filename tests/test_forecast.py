@@ -115,6 +115,19 @@ class TestParts:
             kept * (8 * 64 + 2 * 256), kept * 64]
 
 
+class TestLine:
+    def test_more_than_the_device_has_is_told_with_what_to_lower(self, monkeypatch):
+        policy = Policy("x", large("Qwen2.5-0.5B"), None)
+        learner = SimpleNamespace(policy=policy, reference=None, critic=None, world=World())
+        for options, option in (({}, "--token-budget"), (dict(token_budget=512), "--max-rows")):
+            config = from_options(dict(env="frozenlake", model="hub/x", **options))
+            for there, said in ((2**60, 1), (2**30, 2)):
+                monkeypatch.setattr(memory, "memory_of", lambda device, there=there: there)
+                lines = memory.forecast(learner, config).split("\n")
+                assert len(lines) == said
+            assert lines[1] == f"warning   meta has only 1,024 MiB: lower {option}"
+
+
 class TestPages:
     @pytest.mark.parametrize("row, options", [
         ("`--token-budget 4096`", dict(token_budget=4096)), ("the preset's 8,192", {}),
