@@ -9,7 +9,6 @@ import itertools
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from unittest import mock
@@ -47,23 +46,21 @@ LOTTERY = shlex.split(
 
 
 class TestLauncher:
-    PROGRAM = """
-import os, sys, threading, time
-from minragen.run import distributed
-if os.fork() == 0:
-    threading.Thread(target=distributed._end_with, args=[os.getppid()], daemon=True).start()
-    print(os.getpid(), flush=True)
-time.sleep(60)
-"""
-
     def test_a_process_ends_when_its_launcher_is_killed(self):
-        with subprocess.Popen([sys.executable, "-c", self.PROGRAM], text=True,
-                              stdout=subprocess.PIPE) as launcher:
-            child = int(launcher.stdout.readline())
-            launcher.kill()
-            begun = time.monotonic()
-            assert launcher.stdout.read() == ""  # until the child has ended, too
-        assert child and time.monotonic() - begun < 30
+        open_until_both_end, theirs = os.pipe()
+        if (launcher := os.fork()) == 0:
+            if os.fork() == 0:  # what it launches
+                os.write(theirs, b"begun")
+                distributed._end_with(os.getppid())
+            time.sleep(60)
+            os._exit(0)
+        os.close(theirs)
+        assert os.read(open_until_both_end, 9) == b"begun"
+        os.kill(launcher, signal.SIGKILL)
+        os.waitpid(launcher, 0)
+        begun = time.monotonic()
+        assert os.read(open_until_both_end, 9) == b"" and time.monotonic() - begun < 30
+        os.close(open_until_both_end)
 
 
 class TestProgress:
