@@ -182,8 +182,8 @@ class TestSentences:
 
     def test_a_refusal_because_of_the_users_exception_has_its_line(self):
         with pytest.raises(ValueError, match="does not begin with these options: KeyError") as bad:
-            envs.make("test_envs:words/Broken-v0")
-        assert "test_envs.py:" in faults.fault_of(bad.value).place
+            envs.make("walks:words/Broken-v0")
+        assert "walks.py:" in faults.fault_of(bad.value).place
         assert faults.fault_of(bad.value).sentence.startswith("env 'words/Broken-v0' does not")
 
     def test_a_step_over_the_time_limit_has_the_line_that_it_was_in(self, monkeypatch):

@@ -145,7 +145,7 @@ class TestOurs:
                 assert len({row[0] for row in turns[0][1] if row}) > 3  # members slip by themselves
 
     def test_openenvs_client_needs_nothing_of_ours(self):
-        with (ours("test_envs:Walk") as (_, url),
+        with (ours("walks:Walk") as (_, url),
               openenv.GenericEnvClient(base_url=url).sync() as client):
             assert client.reset(seed=3).observation["text"].startswith("Day ")
             result = client.step({"message": "Right || Right"})
