@@ -4,6 +4,7 @@ user reads about exceptions.
     python -m pytest tests/test_faults.py     (3 steps; with MINRAGEN_KILLS=100, `make torture`, 30)
 """
 
+import io
 import re
 import runpy
 import subprocess
@@ -249,10 +250,13 @@ open(sys.argv[1], "w").write("done")
                                  check=False, stdout=full, stderr=full)
         assert ran.returncode == 0 and (tmp_path / "end").read_text() == "done"
 
-    def test_control_codes_of_a_terminal_are_printed_as_question_marks(self, tmp_path):
-        ran = subprocess.run([sys.executable, "-c", self.PROGRAM, tmp_path / "end"],
-                             check=True, capture_output=True, text=True)
-        assert ran.stdout == "?[31mred?\n" * 3 and ran.stderr == "progress\x1b[A\n" * 3
+    def test_control_codes_of_a_terminal_are_printed_as_question_marks(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(sys, "argv", ["", tmp_path / "end"])
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), "utf-8"))
+        exec(self.PROGRAM, {})
+        said, errors = (stream.buffer.getvalue().decode() for stream in (sys.stdout, sys.stderr))
+        assert said == "?[31mred?\n" * 3 and errors == "progress\x1b[A\n" * 3
 
 
 class TestErrorsFile:
