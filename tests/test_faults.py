@@ -5,6 +5,7 @@ user reads about exceptions.
 """
 
 import io
+import os
 import re
 import runpy
 import subprocess
@@ -245,9 +246,11 @@ open(sys.argv[1], "w").write("done")
 """
 
     def test_a_line_that_cannot_be_printed_is_no_reason_to_stop(self, tmp_path):
+        """Where stdout is buffered a flush fails, and where stderr is not a write."""
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         with open("/dev/full", "w") as full:
             ran = subprocess.run([sys.executable, "-c", self.PROGRAM, tmp_path / "end"],
-                                 check=False, stdout=full, stderr=full)
+                                 check=False, stdout=full, stderr=full, env=buffered)
         assert ran.returncode == 0 and (tmp_path / "end").read_text() == "done"
 
     def test_control_codes_of_a_terminal_are_printed_as_question_marks(self, tmp_path, monkeypatch):
