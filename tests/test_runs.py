@@ -566,17 +566,18 @@ class Deaf(Bandit):
 
 
 class TestSeeds:
-    @pytest.mark.parametrize("env, options, val, said", [
+    @pytest.mark.parametrize("env, options, count, said", [
         ("bandit", {}, 4, ""), ("frozenlake", {}, 4, ""),
         ("test_runs:Deaf", {"apart": True}, 4, "members of a group begin differently"),
         ("test_runs:Deaf", {}, 4, "test pose the training question"),
         ("test_runs:Deaf", {"records": 64}, 4, "training and validation begin alike"),
         ("test_runs:Deaf", {"records": 64}, 3, ""), ("test_runs:Deaf", {"records": 100}, 4, "")])
-    def test_an_environment_that_ignores_seed_or_split_is_told(self, env, options, val, said):
+    def test_an_environment_that_ignores_seed_or_split_is_told(
+            self, env, options, count, said):
         """Training's seeds begin at a power of two, which 64 divides."""
-        sizes = {"train": (4, 2), "val": (val, 1), "test": (4, 1)}
+        sizes = {"train": (count, 2), "val": (count, 1), "test": (4, 1)}
         groups = {split: EnvGroups(env, *size, split, options) for split, size in sizes.items()}
-        firsts = {split: held.reset(trainer.TRAIN_SEED if split == "train" else 0)
-                  for split, held in groups.items()}
+        seeds = {"train": trainer.TRAIN_SEED, "val": 0, "test": 7}
+        firsts = {split: held.reset(seeds[split]) for split, held in groups.items()}
         warnings = list(start.alike(firsts, groups))
         assert len(warnings) == bool(said) and said in "".join(warnings)
