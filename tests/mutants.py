@@ -61,7 +61,7 @@ PRELOADED = ("torch", "transformers", "transformers.models.llama.modeling_llama"
              "matplotlib.figure", "hypothesis", "jinja2", "pytest", "safetensors.torch",
              "scipy.stats")
 # Files whose tests are skipped without a package: `make extras` has them all.
-NEEDS = {"more/lora.py": "peft", "environments/openenv.py": "openenv",
+NEEDS = {"more/lora.py": "peft", "environments/openenv.py": "openenv", "look/serve.py": "openenv",
          "environments/reasoning_gym.py": "reasoning_gym"}
 # Tables -> the file whose import reads them: its tests are those of the table's rows.
 READ_BY = {"data/presets.toml": "config.py"}
@@ -88,6 +88,9 @@ MUTANTS = {
          "the end of a turn is not trained"),
     ],
     "train.py": [
+        ("clipped &= part.advantages.abs() > starpo.ROUNDING",
+         "clipped &= part.advantages.abs() > 0",
+         "tokens without an advantage count as clipped"),
         ("batch.take(rows),", "batch,", "dropped groups are trained on"),
         ("scores + starpo", "scores - starpo", "overlong replies are paid"),
         ('= "group" else', '= "batch" else', "BRPO normalises over groups"),
@@ -247,6 +250,10 @@ MUTANTS = {
         ("    policy.begin_rollout()\n", "    pass\n", "validation keeps the images of training"),
     ],
     "starpo.py": [
+        ("scores = (scores / unit).round() * unit", "pass",
+         "equal spreads do not tie, by their last bit"),
+        ("std <= ROUNDING * torch.zeros_like", "std <= 0 * torch.zeros_like",
+         "returns that differ by rounding count as fully as a success"),
         ("distance / mean.where(mean > 0, 1.0)[group_ids]", "distance", "MaxRL is Dr. GRPO"),
         ("state_ids[at], turns,", "turn_ids[at], turns,", "GiGPO compares turns of equal number"),
         ("turn_ids[at], gamma)", "turn_ids[at], 1.0)", "step_gamma is never applied"),
@@ -298,6 +305,14 @@ MUTANTS = {
         ("and not has_effect(config)", "and False", "options that change nothing are accepted"),
     ],
     "chat.py": [
+        ('"".join(parts[:count])', '"".join(parts)', "no part of a format ends before the last"),
+        (r'replace("><", r">\s*<")', 'replace("><", "><")',
+         "a blank between two tags makes a reply invalid"),
+        ("<0x(?!3E)..>", "<0x..>", "the byte of a closing bracket ends no tag"),
+        ("lambda tags: f\"< {tags[0][1:]}\"", "lambda tags: tags[0]",
+         "a demonstration ends where its thought quotes a tag"),
+        (r'1 + self._ends[before].pattern.count(r">\s*<")', "1",
+         "two tags with many blanks between them end no part"),
         ("while self._characters > REMEMBERED", "while not self._known",
          "the ids of long observations are never forgotten"),
         ("groups.envs[row].alias or groups.names[g]", "groups.names[g]",
@@ -361,6 +376,10 @@ MUTANTS = {
          "a query sees the tokens after it"),
     ],
     "envs.py": [
+        ("Observation(str.__str__(shown), image_of(shown)", "Observation(shown, image_of(shown)",
+         "methods of an observation run outside of its turn"),
+        ("number(x) for name, x in dict.items(info)", "x for name, x in dict.items(info)",
+         "a metric that is no number ends the run"),
         ("[group], options", "[group] + member, options",
          "the members of a group play different instances"),
         ('zlib.crc32(instance.encode(errors="replace")', "hash(instance",
@@ -457,6 +476,8 @@ MUTANTS = {
         ('f"\\n{observation}".find(f"\\n{state}")', "0", "ECHO predicts the reward line"),
     ],
     "more/api.py": [
+        ("in_time(DEADLINE, partial(", "in_time(1e6, partial(",
+         "a server that drips its headers is read for ever"),
         ("bool(description_parts(self.response_format))", "0",
          "a server is not told how states are described"),
     ],
@@ -560,6 +581,14 @@ MUTANTS = {
          "after a kill between two renames the older checkpoint is taken"),
     ],
     "look/faults.py": [
+        ("with contextlib.suppress(OSError):\n            self._stream.write(text)",
+         "with contextlib.suppress():\n            self._stream.write(text)",
+         "a console that is full ends the run"),
+        ("with contextlib.suppress(OSError):\n            self._stream.flush()",
+         "with contextlib.suppress():\n            self._stream.flush()",
+         "a terminal that has gone ends the run"),
+        (r're.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "?", text)', "text",
+         "texts from elsewhere control the terminal"),
         ("(AssertionError, TimeoutError)", "AssertionError",
          "a step over the time limit does not name the line that it was in"),
         (' == dis.opmap["RAISE_VARARGS"]', " >= 0", "a bug of ours looks like a refusal"),
@@ -683,6 +712,9 @@ MUTANTS = {
         ('product("+-"', 'product("+"', "the shallow player only adds"),
     ],
     "environments/data.py": [
+        ("if right is False", "if not right", "records without a reference solution are left out"),
+        ("step * i for i", "i for i", "of a large file the wrong records are left out"),
+        ("if problems and not kept:", "if False:", "a file without a right solution is used"),
         ("(os.path.getmtime(path), os.path.getsize(path)", "os.path.getsize(path",
          "a file that is changed to the same length is not read again"),
         ("if i not in failed", "", "records whose reference solution fails are not left out"),
@@ -743,6 +775,10 @@ MUTANTS = {
          "a hidden state shows its image"),
     ],
     "environments/lean.py": [
+        ("if verdict.proved and tactics else verdict", "if False else verdict",
+         "a goal is proved by the axioms of another theorem"),
+        ('if "sorryAx" not in', 'if False and "sorryAx" not in',
+         "the axioms that are read may be of another theorem than the goal"),
         ('re.findall(r"\\w+", tactic', "tactic.split(",
          "a command that touches a sign is let through to Lean"),
         (" and m.line in by", "", "a half-finished nested proof is accepted, as in RAGEN"),
@@ -849,7 +885,20 @@ MUTANTS = {
         ('f"{root}{STDLIB}/site-packages", f"{root}{STDLIB}/dist-packages"', "",
          "a submission reads the packages installed beside the standard library"),
     ],
+    "environments/limits.py": [
+        ("    if error:\n        raise error\n", "", "a request that fails in time returns None"),
+    ],
+    "look/serve.py": [
+        ("if self in self.connections and self.cycle is None", "if self in self.connections",
+         "an answer may take no longer than a request"),
+        ("len(self.connections) > MAX_CONNECTIONS", "False",
+         "connections take all file descriptors"),
+    ],
     "environments/search.py": [
+        ("in_time(deadline - time.monotonic(), read_bounded, request, deadline)",
+         "read_bounded(request, deadline)", "a server that drips its headers is read for ever"),
+        ("wait = max(pause, int(asked))", "wait = min(pause, int(asked))",
+         "a busy server is asked again before the time that it names"),
         ("log(1 + (self", "log((self", "a word that most texts contain lowers their score"),
         ("redirects.redirect_request = lambda *_: None", "pass",
          "a server may send a request, with its key, to another address"),
@@ -912,6 +961,9 @@ MUTANTS = {
         ('{"correct": first}', '{"correct": right}', "a cell that is changed back counts twice"),
     ],
     "environments/theorems.py": [
+        ("        masked(text))\n", "        text)\n",
+         "a comment that names a theorem states the goal"),
+        (r' or re.search(r"\baxiom\b", code)', "", "a record may state its goal as an axiom"),
         (" + text\n", "\n", "a variable that is only declared keeps its name in the shape"),
         ('choice.replace("_", found[1] or "_")', "choice",
          "the argument of a pattern is lost"),
@@ -1042,6 +1094,13 @@ MUTANTS = {
          "boards of another instance stand in for the images that were stored"),
     ],
     "run/start.py": [
+        ("any(len(text) > 1 for text", "any(len(text) > 9 for text",
+         "members that begin differently are not told"),
+        ('of["train"][:LEAST_ALIKE] == of["val"]', 'of["train"][:LEAST_ALIKE] == of["test"]',
+         "training is compared with the test"),
+        ("min(map(len, of.values())) >= LEAST_ALIKE", "True",
+         "a few instances that begin alike by chance are told"),
+        (".casefold().split()", ".split()", "a tokenizer that writes small letters is refused"),
         ("teacher_of(config, policy) if config.teacher else ", "", "a teacher is never asked"),
         ("teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab()", "False",
          "a teacher scores the ids of other tokens"),
@@ -1152,6 +1211,8 @@ MUTANTS = {
          "the sampler of models unlike Llama gets the learner's attention"),
     ],
     "run/load.py": [
+        ('if spelt.strip().lower() != "a"', "if False",
+         "a tokenizer that reads nothing is trained on"),
         ('unexpected", "mismatched', "mismatched",
          "weights that the model does not know are accepted"),
         ('missing", "unexpected', "unexpected", "weights that the files lack stay random"),
@@ -1168,6 +1229,8 @@ MUTANTS = {
          "Python that a folder's processor_config.json names is run"),
     ],
     "run/log.py": [
+        ('metrics.get("step") == 0 and metrics', "metrics",
+         "the first validation that is warned of is not the first"),
         ("            self.saved = self.learner.step\n", "", "the last line denies a checkpoint"),
         ("                runs.flush(self.folder / name)\n", "",
          "a checkpoint is ahead of the log"),
@@ -1209,6 +1272,9 @@ MUTANTS = {
         ("groups, False, first)", "groups, False, 0)", "the same instances are shown for ever"),
     ],
     "look/evaluate.py": [
+        ('if not any(t.metrics.get("valid") for t in first)',
+         'if not all(t.metrics.get("valid") for t in first)',
+         "a model is warned of whose replies are not all valid"),
         ("len(trajectories), len(trajectories))", "len(trajectories), 2 * len(trajectories))",
          "the interval is of twice as many episodes"),
         ("(*again[row], *(ts[row] for ts in played.values()))", "again[row]",

@@ -1,5 +1,6 @@
 """The command `minragen train` before PyTorch is loaded: refusals, the first line, processes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,35 +10,37 @@ import pytest
 
 from minragen.run import command, start
 
+# A fresh process, which runs each command in a fork, so that Python starts once.
 SEEN = """
-import atexit, sys
+import atexit, json, os, sys
 from minragen.__main__ import main
-atexit.register(lambda: print("torch" in sys.modules))
-main(sys.argv[1:])
+for argv in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        atexit.register(lambda: print("torch" in sys.modules))
+        sys.exit(main(["train", *argv.split()]))
+    os.wait()
+    for stream in sys.stdout, sys.stderr:
+        print("----", file=stream, flush=True)
 """
-
-
-def seen(*argv):
-    """What a process prints that runs the command, and whether it has loaded PyTorch."""
-    done = subprocess.run([sys.executable, "-c", SEEN, "train", *argv], capture_output=True,
-                          text=True, env=os.environ | {"CI": "1"}, check=False)
-    *lines, loaded = done.stdout.splitlines()
-    return lines, done.stderr, loaded == "True"
+REFUSED = {
+    "--env bandit --stpes 3": "unknown option '--stpes': did you mean '--steps'?",
+    "--env bandt": "unknown env 'bandt': did you mean 'bandit'?",
+    "--env bandit,frozenlak": "unknown env 'frozenlak': did you mean 'frozenlake'?",
+    "--env bandit --algo grop": "unknown algo 'grop': did you mean 'grpo'?",
+    "--env bandit --steps many": "invalid int value: 'many'",
+    "--env bandit --nproc some": "--nproc: got 'some', expected a number of processes",
+    "--env bandit --nproc 0": "--nproc: got '0', expected a number of processes",
+    "--resume": "--resume needs --run NAME."}
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("argv, sentence", [
-        ("--env bandit --stpes 3", "unknown option '--stpes': did you mean '--steps'?"),
-        ("--env bandt", "unknown env 'bandt': did you mean 'bandit'?"),
-        ("--env bandit,frozenlak", "unknown env 'frozenlak': did you mean 'frozenlake'?"),
-        ("--env bandit --algo grop", "unknown algo 'grop': did you mean 'grpo'?"),
-        ("--env bandit --steps many", "invalid int value: 'many'"),
-        ("--env bandit --nproc some", "--nproc: got 'some', expected a number of processes"),
-        ("--env bandit --nproc 0", "--nproc: got '0', expected a number of processes"),
-        ("--resume", "--resume needs --run NAME.")])
-    def test_a_mistyped_name_is_refused_before_pytorch_is_loaded(self, argv, sentence):
-        lines, said, loaded = seen(*argv.split())
-        assert lines == [] and sentence in said and "Traceback" not in said and not loaded
+    def test_a_mistyped_name_is_refused_before_pytorch_is_loaded(self):
+        done = subprocess.run([sys.executable, "-c", SEEN, json.dumps([*REFUSED])], text=True,
+                              capture_output=True, env=os.environ | {"CI": "1"}, check=True)
+        printed, said = (text.split("----\n")[:-1] for text in (done.stdout, done.stderr))
+        assert printed == ["False\n"] * len(REFUSED)
+        for sentence, error in zip(REFUSED.values(), said, strict=True):
+            assert sentence in error and "Traceback" not in error
 
 
 class TestFirstLine:

@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -50,6 +51,7 @@ class TestLauncher:
         open_until_both_end, theirs = os.pipe()
         if (launcher := os.fork()) == 0:
             if os.fork() == 0:  # what it launches
+                distributed.time = SimpleNamespace(sleep=lambda _: time.sleep(0.02))
                 os.write(theirs, b"begun")
                 distributed._end_with(os.getppid())
             time.sleep(60)

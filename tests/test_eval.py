@@ -183,6 +183,18 @@ class TestEvaluate:
             with pytest.raises(ValueError, match=said):
                 of_set(parsed("--env", env), name)
 
+    @pytest.mark.parametrize("valid", [True, False])
+    def test_a_model_of_which_no_reply_is_valid_is_asked_about(self, valid, capsys):
+        def play(groups, greedily):
+            rows = iter((False, valid))
+            return {"checkpoint": scripted(groups, lambda env, texts, rng: env.solve()[0] if next(
+                rows) else "no such arm")}
+
+        tables_of.evaluate(partial(env_groups, parsed("--env", "bandit")), "val", 2, play)
+        told = capsys.readouterr()
+        assert ("warning   no reply is valid: does the model" in told.err) != valid
+        assert not told.out
+
     def test_success_in_any_turn_is_success(self):
         groups = EnvGroups("test_rollout:Counts", 1, 1)
         (t,) = scripted(groups, lambda env, texts, rng: "x")

@@ -109,6 +109,10 @@ FAMILIES = {  # name: class of the configuration, options
 }
 
 
+SOME = ("Gemma 2", "Cohere 2", "Mistral, window", "GPT-NeoX", "Mamba", "Bloom", "GPT-2, longer",
+        "Phi-3, longrope, longer", "T5")  # long/test_every_family.py tries the others
+
+
 def family(name):
     """A policy of a family with random weights and tiny's tokenizer."""
     kind, options = FAMILIES[name]
@@ -157,8 +161,7 @@ def measured(name):
 
 
 class TestFamilies:
-    @pytest.mark.parametrize("name", ["Gemma 2", "Cohere 2", "Mistral, window", "GPT-NeoX", "Mamba",
-                                      "Bloom", "GPT-2, longer", "Phi-3, longrope, longer", "T5"])
+    @pytest.mark.parametrize("name", SOME)
     def test_it_works_or_is_refused_as_the_page_says_and_is_never_silently_wrong(self, name):
         """The others: long/test_every_family.py."""
         assert listed_as(name) == measured(name)

@@ -4,6 +4,8 @@ user reads about exceptions.
     python -m pytest tests/test_faults.py     (3 steps; with MINRAGEN_KILLS=100, `make torture`, 30)
 """
 
+import io
+import os
 import re
 import runpy
 import subprocess
@@ -182,8 +184,8 @@ class TestSentences:
 
     def test_a_refusal_because_of_the_users_exception_has_its_line(self):
         with pytest.raises(ValueError, match="does not begin with these options: KeyError") as bad:
-            envs.make("test_envs:words/Broken-v0")
-        assert "test_envs.py:" in faults.fault_of(bad.value).place
+            envs.make("walks:words/Broken-v0")
+        assert "walks.py:" in faults.fault_of(bad.value).place
         assert faults.fault_of(bad.value).sentence.startswith("env 'words/Broken-v0' does not")
 
     def test_a_step_over_the_time_limit_has_the_line_that_it_was_in(self, monkeypatch):
@@ -244,15 +246,20 @@ open(sys.argv[1], "w").write("done")
 """
 
     def test_a_line_that_cannot_be_printed_is_no_reason_to_stop(self, tmp_path):
+        """Where stdout is buffered a flush fails, and where stderr is not a write."""
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         with open("/dev/full", "w") as full:
             ran = subprocess.run([sys.executable, "-c", self.PROGRAM, tmp_path / "end"],
-                                 check=False, stdout=full, stderr=full)
+                                 check=False, stdout=full, stderr=full, env=buffered)
         assert ran.returncode == 0 and (tmp_path / "end").read_text() == "done"
 
-    def test_control_codes_of_a_terminal_are_printed_as_question_marks(self, tmp_path):
-        ran = subprocess.run([sys.executable, "-c", self.PROGRAM, tmp_path / "end"],
-                             check=True, capture_output=True, text=True)
-        assert ran.stdout == "?[31mred?\n" * 3 and ran.stderr == "progress\x1b[A\n" * 3
+    def test_control_codes_of_a_terminal_are_printed_as_question_marks(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(sys, "argv", ["", tmp_path / "end"])
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), "utf-8"))
+        exec(self.PROGRAM, {})
+        said, errors = (stream.buffer.getvalue().decode() for stream in (sys.stdout, sys.stderr))
+        assert said == "?[31mred?\n" * 3 and errors == "progress\x1b[A\n" * 3
 
 
 class TestErrorsFile:

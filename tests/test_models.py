@@ -230,12 +230,22 @@ class TestLoading:
                   if template or not special else contextlib.nullcontext()):
                 load_policy(folder)
 
-    def test_a_folder_without_tokenizer_files_is_refused(self, tmp_path):
-        """transformers makes a tokenizer of three tokens, which reads every prompt as empty."""
+    @pytest.mark.parametrize("words, said", [
+        ("", "cannot load model '.*': Couldn't instantiate the backend tokenizer"),
+        ("Qwen2Tokenizer", "reads 'a' as '': its files are missing or broken"),
+        ("GemmaTokenizer", "reads 'a' as '<unk>': its files are missing or broken")])
+    def test_a_folder_without_tokenizer_files_is_refused(self, words, said, tmp_path):
+        """Of a class that it knows, transformers makes a tokenizer of a few tokens, which reads
+        every prompt as empty."""
         bundled.save_folder(tiny()[0], tmp_path)
-        for path in tmp_path.glob("tokenizer*"):
-            path.unlink()
-        with pytest.raises(ValueError, match="reads 'a' as .*missing|cannot load"):
+        (tmp_path / "tokenizer.json").unlink()
+        config = tmp_path / "tokenizer_config.json"
+        if words:
+            config.write_text(json.dumps(json.loads(config.read_text())
+                                         | {"tokenizer_class": words}))
+        else:
+            config.unlink()
+        with pytest.raises(ValueError, match=said):
             load_policy(tmp_path)
 
     @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])

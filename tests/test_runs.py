@@ -553,22 +553,31 @@ class TestReproduce:
 
 
 class Deaf(Bandit):
-    """Ignores the seed, and draws each member by itself with the option `apart`."""
+    """Ignores the seed, or draws each member by itself, or one of so many records in any split."""
 
-    defaults = Bandit.defaults | {"apart": False}
+    defaults = Bandit.defaults | {"apart": False, "records": 1}
+
+    def instance_split(self):
+        return self.split
 
     def reset(self, *, seed=None, options=None):
-        return super().reset(seed=options["member"] if self.options["apart"] else 0,
-                             options=options)
+        drawn = options["member"] if self.options["apart"] else seed % self.options["records"]
+        return super().reset(seed=drawn, options=options)
 
 
 class TestSeeds:
-    @pytest.mark.parametrize("env, options, said", [
-        ("bandit", {}, ""), ("frozenlake", {}, ""), ("test_runs:Deaf", {"apart": True},
-                                                     "members of a group begin differently"),
-        ("test_runs:Deaf", {}, "training question")])
-    def test_an_environment_that_ignores_the_seed_is_told(self, env, options, said):
-        groups = {"train": EnvGroups(env, 4, 2, "train", options)}
-        firsts = {split: held.reset(0) for split, held in groups.items()}
+    @pytest.mark.parametrize("env, options, count, said", [
+        ("bandit", {}, 4, ""), ("frozenlake", {}, 4, ""),
+        ("test_runs:Deaf", {"apart": True}, 4, "members of a group begin differently"),
+        ("test_runs:Deaf", {}, 4, "test pose the training question"),
+        ("test_runs:Deaf", {"records": 64}, 4, "training and validation begin alike"),
+        ("test_runs:Deaf", {"records": 64}, 3, ""), ("test_runs:Deaf", {"records": 100}, 4, "")])
+    def test_an_environment_that_ignores_seed_or_split_is_told(
+            self, env, options, count, said):
+        """Training's seeds begin at a power of two, which 64 divides."""
+        sizes = {"train": (count, 2), "val": (count, 1), "test": (4, 1)}
+        groups = {split: EnvGroups(env, *size, split, options) for split, size in sizes.items()}
+        seeds = {"train": trainer.TRAIN_SEED, "val": 0, "test": 7}
+        firsts = {split: held.reset(seeds[split]) for split, held in groups.items()}
         warnings = list(start.alike(firsts, groups))
         assert len(warnings) == bool(said) and said in "".join(warnings)

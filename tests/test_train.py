@@ -394,6 +394,17 @@ class TestRuns:
             assert f"kept  {kept}/32, no update   1234 tok/s" in console_line(
                 {"step": 3, "groups_kept": kept, "tokens_per_second": 1234.0}, config)
 
+    def test_a_first_validation_without_a_valid_reply_is_asked_about(self, runs):
+        config, told = parsed("--env", "bandit"), []
+        learner = trainer.Learner(*tiny(), None)
+        with Log(runs / "a", config, learner, say=told.append) as log:
+            for step, valid in ((0, 0.25), (2, 0.0)):
+                log.write({"step": step, "val/valid": valid})
+            assert not told
+            log.write({"step": 0, "val/valid": 0.0})
+        assert [line[:52] for line in told] == [
+            "warning   no reply of the first validation is valid:"]
+
     def test_the_same_seed_gives_the_same_run_and_another_one_another(self, runs):
         for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
             run(f"--run {name} --seed {seed} --steps 1", *BRIEF)

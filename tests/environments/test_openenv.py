@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -144,7 +145,7 @@ class TestOurs:
                 assert len({row[0] for row in turns[0][1] if row}) > 3  # members slip by themselves
 
     def test_openenvs_client_needs_nothing_of_ours(self):
-        with (ours("test_envs:Walk") as (_, url),
+        with (ours("walks:Walk") as (_, url),
               openenv.GenericEnvClient(base_url=url).sync() as client):
             assert client.reset(seed=3).observation["text"].startswith("Day ")
             result = client.step({"message": "Right || Right"})
@@ -163,7 +164,8 @@ class TestOurs:
         with ours("bandit") as (process, url):
             assert url.startswith("http://127.0.0.1:")
             host = url.removeprefix("http://")
-            for headers in ({}, {"Host": "127.0.0.1"}, {"Host": "rebound.example"}, {"Origin": "https://page.example"}):
+            for headers in ({}, {"Host": "127.0.0.1"}, {"Host": "rebound.example"},
+                            {"Origin": "https://page.example"}):
                 request = urllib.request.Request(f"{url}/health", headers=headers)
                 refused = pytest.raises(urllib.error.HTTPError, match="403")
                 with refused if len(str(headers)) > 22 else contextlib.nullcontext():
@@ -176,6 +178,50 @@ class TestOurs:
                     assert json.loads(socket.recv())["type"] == "observation"
             process.send_signal(signal.SIGINT)
             assert (process.wait(20), process.stdout.read()) == (0, "stopped\n")
+
+    def test_half_a_request_and_a_connection_too_many_are_sent_away(self, monkeypatch):
+        """An answer may take longer than its request, and a WebSocket stays open."""
+        import uvicorn
+        from websockets.sync.client import connect
+
+        from minragen.look import serve
+
+        async def app(scope, receive, send):
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.accept"})
+                await receive()
+                await send({"type": "websocket.send", "text": (await receive()).get("text")})
+            else:
+                await asyncio.sleep(3 * serve.ARRIVAL)
+                await send({"type": "http.response.start", "status": 200})
+                await send({"type": "http.response.body", "body": b"late"})
+
+        def begun(text=b"GET / HTTP/1.1\r\nHost: a"):
+            client = socket.create_connection(address, timeout=9)
+            client.sendall(text)
+            return client
+
+        monkeypatch.setattr(serve, "ARRIVAL", 0.3)
+        monkeypatch.setattr(serve, "MAX_CONNECTIONS", 4)
+        server = uvicorn.Server(uvicorn.Config(app, http=serve.Bounded, lifespan="off",
+                                               log_level="error"))
+        listening = socket.create_server(("127.0.0.1", 0))
+        address = listening.getsockname()
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        with connect(f"ws://{address[0]}:{address[1]}") as session:  # one of the four
+            whole, *halves = begun(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"), begun(), begun()
+            assert begun(b"").recv(99).startswith(b"HTTP/1.1 503 ")
+            with pytest.raises(OSError):  # dripping does not renew the time
+                for _ in range(90):
+                    halves[0].sendall(b"a")
+                    time.sleep(0.1)
+            assert halves[1].recv(99) == b""
+            assert whole.recv(99).startswith(b"HTTP/1.1 200 ")
+            session.send("still here")
+            assert session.recv(9) == "still here"
+        server.should_exit = True
+        thread.join(9)
 
     @pytest.mark.parametrize("words, said", [
         ("bandot", "unknown env 'bandot': did you mean 'bandit'?"),
