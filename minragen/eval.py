@@ -80,7 +80,8 @@ def arguments(argv):
     parser.add_argument("--seed", type=int, default=0,
                         help="--play, --show: the first instance [0]")
     parser.add_argument("--env-arg", action="append", default=[],
-                        help="--env, --play: environment option, name=value; may be repeated")
+                        help="--env, --play: environment option, name=value; may be repeated; "
+                             "--run: where its data file is, if it has moved")
     parser.add_argument("--layer", action="append", default=[],
                         help="--env, --play: layer around it, as in training; may be repeated")
     args = parser.parse_args(argv)
@@ -95,7 +96,7 @@ def arguments(argv):
     if args.show and len(args.run.split()) > 1:
         parser.error("--show takes one run")
     measured = ("set", "temperature", "device", "out", "size", "samples")
-    for mode, unused in (("run", ("env_arg", "layer", *["seed"] * (not args.show))),
+    for mode, unused in (("run", ("layer", *["seed"] * (not args.show))),
                          ("env", ("seed",)), ("show", measured[3:]), ("play", measured)):
         for name in unused if getattr(args, mode) not in (None, False) else ():
             if getattr(args, name) != parser.get_default(name):
@@ -139,7 +140,8 @@ def subjects(args):
     if args.temperature is not None:
         changes["val_temperature"] = args.temperature
     if args.run is not None:
-        found = [(run, runs.load_config(run), run) for run in args.run.split() or [""]]
+        found = [(run, runs.with_files(runs.load_config(run), args.env_arg), run)
+                 for run in args.run.split() or [""]]
         for name, config, _ in found:
             runs.find_checkpoint(runs.RUNS / name, lambda line: None, args.checkpoint)
             tasks = [" ".join([c.env, *changed_environment(c)]) for c in (found[0][1], config)]

@@ -30,6 +30,7 @@ from training import (
     trainer_state,
 )
 
+from minragen import eval as evaluation
 from minragen import train as trainer
 from minragen.__main__ import main
 from minragen.config import Config
@@ -51,6 +52,7 @@ from minragen.run.runs import (
     read_config,
     save_checkpoint,
     step_of,
+    with_files,
 )
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -467,6 +469,63 @@ class TestResume:
         run("--run b --steps 3", *BRIEF, "--val-every", "1")
         kept = begun.parent / "b" / "checkpoint.best"
         assert step_of(kept) == 2 and not damage(kept)
+
+
+class TestDataFile:
+    @pytest.fixture
+    def moved(self, runs, tmp_path):
+        """The Config of run a, which has read old.jsonl; the file is new.jsonl by now."""
+        old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+        new.write_text("".join(f'{{"nums": [{i}, 2, 3], "target": {5 + i}}}\n'
+                               for i in range(1, 90)))
+        config = Config("countdown", "a", env_arg=("count=3", f"data={old}"))
+        (runs / "a").mkdir(parents=True)
+        (runs / "a" / "config.json").write_text(json.dumps(
+            vars(config) | {"data_files": {"data": runs_module.checksum(new)}}))
+        return config, old, new
+
+    def test_a_run_whose_file_has_moved_is_evaluated_and_resumed_where_the_same_content_is(
+            self, runs, moved, capsys):
+        _, old, new = moved
+        there, resume = ("--env-arg", f"data={new}"), ("--run", "b", "--resume", "--steps", "2")
+        shutil.copy(new, old)
+        run("--run b --env countdown --steps 1 --warmup-steps 0", *BRIEF[2:], "--env-arg",
+            f"data={old}")
+        old.unlink()
+        with pytest.raises(SystemExit, match=f"data was '{old}'.* no such file.*data=PATH"):
+            evaluation.main(["--run", "b"])
+        evaluation.main(["--run", "b", "--size", "2", *there])
+        assert "countdown, split test: 2 episodes" in capsys.readouterr().out
+        assert "there is no such file" in message(*resume)
+        run(" ".join(resume), *there)
+        assert with_files(load_config("b"), []).env_arg[-1] == f"data={new}"
+        new.write_text(new.read_text() + "\n")
+        assert f"got '{new}': their contents differ" in message(*resume)
+
+    @pytest.mark.parametrize("option, why", [
+        ("data=other.jsonl", "their contents differ"), ("data=.", "there is no such file"),
+        ("count=4", "no checksum is stored"), ("more=4", "no checksum is stored")])
+    def test_another_content_and_other_options_are_refused(
+            self, moved, tmp_path, monkeypatch, option, why):
+        config, old, new = moved
+        monkeypatch.chdir(tmp_path)
+        Path("other.jsonl").write_text(new.read_text()[:-1])
+        name, _, value = option.partition("=")
+        given = [f"data={new}", option]
+        with pytest.raises(ValueError, match=f"'a': {name} was .*, got '?{value}'?: {why}"):
+            with_files(config, given)
+
+    def test_of_a_run_without_checksums_the_old_file_must_still_be_there_and_equal(
+            self, moved, runs):
+        config, old, new = moved
+        (runs / "a" / "config.json").write_text(json.dumps(vars(config)))
+        assert with_files(config, []) == config
+        for why in ("no checksum", "contents differ"):
+            with pytest.raises(ValueError, match=why):
+                with_files(config, [f"data={new}"])
+            old.write_text("{}")
+        shutil.copy(new, old)
+        assert with_files(config, [f"data={new}"]).env_arg == ("count=3", f"data={new}")
 
 
 class TestLines:

@@ -60,8 +60,9 @@ class Log(train.Log, contextlib.AbstractContextManager):
             if not resume:
                 runs.make_folder(folder)
             self.held.enter_context(runs.locked(folder))
-            runs.write_whole(folder / "config.json",
-                             json.dumps(dataclasses.asdict(config), indent=1) + "\n")
+            runs.write_whole(folder / "config.json", json.dumps(
+                dataclasses.asdict(config) | {"data_files": runs.data_files(config.env_arg)},
+                indent=1) + "\n")
             kept = {name: lines_until(learner.step, folder / name)
                     for name in ("trajectories.jsonl", "metrics.jsonl")}
             self.history = [json.loads(line) for line in kept["metrics.jsonl"]]
