@@ -86,8 +86,16 @@ class Log:
     def episodes(self, step, split, trajectories):
         """Keep some episodes."""
 
+    def asked(self):
+        """Whether the user asked the run to stop."""
+        return False
+
     def write(self, metrics):
         """Report a step."""
+
+    def unvalidated(self):
+        """What was written of the last step, if that has no validation."""
+        return {}
 
     def save(self, learner, last):
         """Save the learner when due. Returns whether the user asked the run to stop here."""
@@ -131,17 +139,19 @@ def train(learner, groups, config, log):
     groups: {split: EnvGroups}
     """
     start, reason = time.time(), log.over(learner, {})
-    if learner.step == 0:
-        log.write({"step": 0, **validate(learner, groups["val"], config, log)})
+    line = log.unvalidated() if learner.step else {"step": 0}
+    if line and due(learner, config, reason):
+        log.write(line | validate(learner, groups["val"], config, log))
+        if learner.step and log.save(learner, last=False):
+            return None
     while learner.step < config.steps and not reason:
         metrics, trajectories = train_step(learner, groups["train"], config, log)
         reason = log.over(learner, metrics)
-        last = learner.step == config.steps or bool(reason)
-        if learner.step % config.val_every == 0 or last:
-            metrics |= validate(learner, groups["val"], config, log)
         log.episodes(learner.step, "train", trajectories)
+        if due(learner, config, reason) and not log.asked():
+            metrics |= validate(learner, groups["val"], config, log)
         log.write(metrics)
-        if log.save(learner, last):
+        if log.save(learner, last=learner.step == config.steps or bool(reason)):
             return None
     if reason:
         log.say(f"stopped: {reason}")
@@ -149,6 +159,11 @@ def train(learner, groups, config, log):
              "elapsed": time.time() - start}
     log.write(final)
     return final
+
+
+def due(learner, config, reason):
+    """Whether a validation belongs to the finished step."""
+    return bool(learner.step % config.val_every == 0 or learner.step == config.steps or reason)
 
 
 def train_step(learner, groups, config, log=QUIET):

@@ -125,7 +125,11 @@ class Log(train.Log, contextlib.AbstractContextManager):
                    for k, v in metrics.items()}
         rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v
                    for k, v in metrics.items()}
-        self.append("metrics.jsonl", [rounded])
+        if self.history and self.history[-1].items() <= rounded.items():  # with its validation
+            self.history.pop()
+            runs.write_whole(self.folder / "metrics.jsonl", json_lines([*self.history, rounded]))
+        else:
+            self.append("metrics.jsonl", [rounded])
         self.history.append(rounded)
         self.tell(rounded)
         tqdm.write(console_line(metrics, self.config))
@@ -133,6 +137,16 @@ class Log(train.Log, contextlib.AbstractContextManager):
         if metrics.get("step") == 0 and metrics.get("val/valid") == 0:
             self.say("warning   no reply of the first validation is valid: does the model reply in "
                      "the form that it is asked for?")
+
+    def unvalidated(self):
+        """The last line, which a run that was asked to stop has written before its validation."""
+        line = dict(*self.history[-1:])
+        validated = any(name.startswith("val/") for name in line)
+        return self.learner.world.gather({} if validated else line)[0]
+
+    def asked(self):
+        """Whether somebody asked any of the processes to stop."""
+        return any(self.learner.world.gather(bool(self.requests)))
 
     def save(self, learner, last):
         """Print warnings, then save if that is due, if the last validation was the best so far, or
@@ -142,7 +156,7 @@ class Log(train.Log, contextlib.AbstractContextManager):
             self.say(f"verdict   {diagnostics.verdict(first)}")
         for warning in diagnostics.warnings_of(self.history):
             self.say(f"warning   {warning}")
-        asked = any(learner.world.gather(bool(self.requests)))
+        asked = self.asked()
         known = [line.get("val/success") for line in self.history if line["step"] > 0]
         *before, validated = [-1.0, *(-1.0 if v is None else v for v in known)]  # None: not finite
         due, best = learner.step % self.config.save_every == 0, validated > max([-1.0, *before])
@@ -167,8 +181,7 @@ class Log(train.Log, contextlib.AbstractContextManager):
     def append(self, name, rows):
         """Append JSON lines to a file, with those that a full disk refused before."""
         path = self.folder / name
-        self.unwritten[name] += "".join(
-            json.dumps(row, default=float) + "\n" for row in rows)  # a user's numpy numbers, too
+        self.unwritten[name] += json_lines(rows)
         with runs.writing(path, go_on=True):
             size = path.stat().st_size
             try:
@@ -239,6 +252,10 @@ class Log(train.Log, contextlib.AbstractContextManager):
             where = f" ({env}, {place}{kept_in})" if place else ""
             tqdm.write(f"env error {len(failed)} {split} episodes failed in their environment and "
                        f"are left out: {first_line(message)}{where}")
+
+
+def json_lines(rows):
+    return "".join(json.dumps(row, default=float) + "\n" for row in rows)  # also numpy's numbers
 
 
 def lines_until(step, path):
