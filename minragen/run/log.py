@@ -112,7 +112,8 @@ class Log(train.Log, contextlib.AbstractContextManager):
                       f"so there is nothing to learn from. Is the task solved, or never solved? If "
                       f"few replies are valid, raise --warmup-steps.")
         elif self.config.early_stop:
-            reason = diagnostics.early_stop([*self.history, *[metrics] * bool(metrics)])
+            reason = learner.world.gather(  # process 0 alone has the history
+                diagnostics.early_stop([*self.history, *[metrics] * bool(metrics)]))[0]
         return reason and f"{reason} Read {self.folder}/trajectories.jsonl."
 
     def write(self, metrics):
