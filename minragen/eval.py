@@ -21,7 +21,7 @@ from minragen.envs import SPLITS
 from minragen.look import evaluate
 from minragen.look.faults import Parser, told
 from minragen.look.play import play, show_run
-from minragen.options import nearest, parse_options
+from minragen.options import nearest, parse_options, short
 
 
 def main(argv=None):
@@ -150,7 +150,7 @@ def subjects(args):
                                  f"{tasks[0]!r} and {tasks[1]!r}. Evaluate each by itself.")
     else:
         model = args.model or args.api_model or choose_model("", args.device)[0]
-        found = [(args.api_model or model, from_options(dict(
+        found = [(short(args.api_model or model), from_options(dict(
             env=env, model=model, layer=tuple(args.layer),
             env_arg=tuple(  # those of other environments are not its own
                 o for o in args.env_arg if o.partition("=")[0].rpartition(".")[0] in ("", env)))),
@@ -173,7 +173,7 @@ def measure(name, config, run, args, greedy=True):
     if args.api:
         from minragen.more.api import Server
 
-        server = Server(args.api, name, config.response_format, config.max_new_tokens,
+        server = Server(args.api, args.api_model, config.response_format, config.max_new_tokens,
                         config.val_temperature)
 
         def play(groups, greedy):
@@ -204,7 +204,7 @@ def checkpoint_player(config, run="", say=print, only=""):
 
     policy, frame = start.load(dataclasses.replace(config, attention=""), run and
                                runs.find_checkpoint(runs.RUNS / run, say, only), say)
-    name = (only or "checkpoint") if run else config.model
+    name = (only or "checkpoint") if run else short(config.model)
 
     unproved = image_store_of(policy)
 
