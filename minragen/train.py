@@ -62,6 +62,8 @@ class World:
 class Log:
     """What a run reports and keeps: here nothing. run/log.py prints, writes files and saves."""
 
+    unvalidated = {}  # the line of the last step, if the run was stopped before its validation
+
     def say(self, line):
         """Print a line."""
 
@@ -92,10 +94,6 @@ class Log:
 
     def write(self, metrics):
         """Report a step."""
-
-    def unvalidated(self):
-        """What was written of the last step, if that has no validation."""
-        return {}
 
     def save(self, learner, last):
         """Save the learner when due. Returns whether the user asked the run to stop here."""
@@ -139,7 +137,7 @@ def train(learner, groups, config, log):
     groups: {split: EnvGroups}
     """
     start, reason = time.time(), log.over(learner, {})
-    line = log.unvalidated() if learner.step else {"step": 0}
+    line = log.unvalidated if learner.step else {"step": 0}
     if line and due(learner, config, reason):
         log.write(line | validate(learner, groups["val"], config, log))
         if learner.step and log.save(learner, last=False):

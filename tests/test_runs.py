@@ -42,7 +42,7 @@ from minragen.rollout import StopReason, Trajectory
 from minragen.run import log as log_module
 from minragen.run import reproduce, start
 from minragen.run import runs as runs_module
-from minragen.run.log import Log, stop_requests
+from minragen.run.log import Log, lines_until, stop_requests
 from minragen.run.runs import (
     damage,
     find_checkpoint,
@@ -545,6 +545,16 @@ class TestLines:
         Log.write(log, {"step": 1, "success": 1 / 3, "logprob_gap": 2.5e-8, "kl_ref": math.nan})
         assert rows == log.history == [
             {"step": 1, "success": 0.333333, "logprob_gap": 2.5e-8, "kl_ref": None}]
+
+    @pytest.mark.parametrize("damaged", ['{"step": 2, "succ', "[" * 9999, "null", '{"step": []}'])
+    def test_a_damaged_line_is_passed_over(self, runs, damaged):
+        whole = '{"step": 1, "success": 0.5}'
+        (folder := runs / "a" / "checkpoint").mkdir(parents=True)
+        (runs / "a" / "metrics.jsonl").write_text(f"{whole}\n{damaged}\n{whole}\n")
+        (folder / "manifest.json").write_text(damaged)
+        assert lines_until(1, runs / "a" / "metrics.jsonl") == [whole, whole]
+        assert reproduce.read("a")[::len(reproduce.read("a")) - 1] == [json.loads(whole)] * 2
+        assert runs_module.commit_of(runs / "a") == ""
 
     @staticmethod
     def written(split, step, episodes):

@@ -176,7 +176,7 @@ def _is_whole(folder):
     try:
         sizes = json.loads((folder / "sizes.json").read_text("utf-8"))
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 

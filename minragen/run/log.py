@@ -69,6 +69,9 @@ class Log(train.Log, contextlib.AbstractContextManager):
             self.tell = loggers.start(folder, config, self.history)
             for name, lines in kept.items():
                 runs.write_whole(folder / name, "".join(line + "\n" for line in lines))
+        line = dict(*self.history[-1:])
+        validated = any(name.startswith("val/") for name in line)
+        self.unvalidated = learner.world.gather({} if validated else line)[0]
 
     def __enter__(self):
         self.requests = self.held.enter_context(stop_requests())
@@ -138,12 +141,6 @@ class Log(train.Log, contextlib.AbstractContextManager):
         if metrics.get("step") == 0 and metrics.get("val/valid") == 0:
             self.say("warning   no reply of the first validation is valid: does the model reply in "
                      "the form that it is asked for?")
-
-    def unvalidated(self):
-        """The last line, which a run that was asked to stop has written before its validation."""
-        line = dict(*self.history[-1:])
-        validated = any(name.startswith("val/") for name in line)
-        return self.learner.world.gather({} if validated else line)[0]
 
     def asked(self):
         """Whether somebody asked any of the processes to stop."""
@@ -263,7 +260,7 @@ def lines_until(step, path):
     """The lines of a file, if there is one, of `step` and before; never those of the final test."""
     kept = []  # without a line that a kill has cut off
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
             entry = json.loads(line)
             final = entry.get("split") == "test" or any(name.startswith("test/") for name in entry)
             if entry["step"] <= step and not final:

@@ -172,7 +172,7 @@ def commit():
 
 def commit_of(folder):
     """The commit that saved a run's last checkpoint; "" if it is not known."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
         return json.loads((folder / "checkpoint" / "manifest.json").read_bytes()).get("commit", "")
     return ""
 
@@ -355,7 +355,7 @@ def read_config(folder):
             value = getattr(config, f.name)
             if not isinstance(value, (int, float) if f.type is float else f.type):
                 raise TypeError(f"{f.name} is {value!r}")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder}/config.json cannot be read: {error}.") from None
     return config
 
