@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from minragen.checks import check_together
 from minragen.envs import REGISTRY, Budget
 from minragen.formats import FORMATS, description_parts
-from minragen.options import algo_options, data_table, nearest, parse_mixture, unknown_option
+from minragen.options import algo_options, data_table, nearest, parse_mixture, short, unknown_option
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user
@@ -193,11 +193,11 @@ def preset_of(config):
 
 def _layers(env, algo, model):
     """What a preset is made of: {where from: options}; the later ones win."""
-    own = f"env {env} and model {model}"
+    own = f"env {env} and model {short(model)}"
     of_algo = {f"algo {algo}": algo_options(algo, ALGOS, vars(Config()))}
     if model in PRESETS:
         return {own: _of_envs(PRESETS[model], env)} | of_algo
-    of_model = {f"model {model}": MODELS.get(model, PRETRAINED)}
+    of_model = {f"model {short(model)}": MODELS.get(model, PRETRAINED)}
     return of_algo | of_model | {own: _of_envs(ROOM, env)}
 
 
@@ -269,10 +269,10 @@ def unchecked(given):
 def summary(config):
     """One line: what differs from the preset."""
     base = preset_of(config)
-    changed = [f"{name}={value}" for name, value in vars(config).items()
-               if value != getattr(base, name) and name not in ("run", "seed", "device")]
-    start = f"the preset of {config.env}, {config.algo}, {config.model}, {config.response_format}"
-    return f"{start}, {'with ' + ', '.join(changed) if changed else 'unchanged'}"
+    changed = ", ".join(f"{name}={short(value)}" for name, value in vars(config).items()
+                        if value != getattr(base, name) and name not in ("run", "seed", "device"))
+    kind = config.env, config.algo, short(config.model), config.response_format
+    return f"the preset of {', '.join((*kind, changed and 'with ' + changed or 'unchanged'))}"
 
 
 def explain(config, given):
@@ -281,8 +281,8 @@ def explain(config, given):
     if description_parts(config.response_format):
         layers[f"env {config.env} and format {config.response_format}"] = DESCRIPTION
     layers["you"] = given
-    own = f"env {config.env} and model {config.model}"  # also of a resumed run's options
-    title = f"{config.env} with {config.algo} and model {config.model}: what differs from the base"
+    own = f"env {config.env} and model {short(config.model)}"  # also of a resumed run's options
+    title = f"{own}, algo {config.algo}: what differs from the base"
     lines, rest = [title], ["", "the rest is the base"]
     for f in dataclasses.fields(config):
         if f.name in ("env", "algo", "model"):

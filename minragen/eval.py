@@ -21,7 +21,7 @@ from minragen.envs import SPLITS
 from minragen.look import evaluate
 from minragen.look.faults import Parser, told
 from minragen.look.play import play, show_run
-from minragen.options import nearest, parse_options
+from minragen.options import nearest, parse_options, short
 
 
 def main(argv=None):
@@ -80,7 +80,8 @@ def arguments(argv):
     parser.add_argument("--seed", type=int, default=0,
                         help="--play, --show: the first instance [0]")
     parser.add_argument("--env-arg", action="append", default=[],
-                        help="--env, --play: environment option, name=value; may be repeated")
+                        help="--env, --play: environment option, name=value; may be repeated; "
+                             "--run: where its data file is, if it has moved")
     parser.add_argument("--layer", action="append", default=[],
                         help="--env, --play: layer around it, as in training; may be repeated")
     args = parser.parse_args(argv)
@@ -95,7 +96,7 @@ def arguments(argv):
     if args.show and len(args.run.split()) > 1:
         parser.error("--show takes one run")
     measured = ("set", "temperature", "device", "out", "size", "samples")
-    for mode, unused in (("run", ("env_arg", "layer", *["seed"] * (not args.show))),
+    for mode, unused in (("run", ("layer", *["seed"] * (not args.show))),
                          ("env", ("seed",)), ("show", measured[3:]), ("play", measured)):
         for name in unused if getattr(args, mode) not in (None, False) else ():
             if getattr(args, name) != parser.get_default(name):
@@ -139,7 +140,8 @@ def subjects(args):
     if args.temperature is not None:
         changes["val_temperature"] = args.temperature
     if args.run is not None:
-        found = [(run, runs.load_config(run), run) for run in args.run.split() or [""]]
+        found = [(run, runs.with_files(runs.load_config(run), args.env_arg), run)
+                 for run in args.run.split() or [""]]
         for name, config, _ in found:
             runs.find_checkpoint(runs.RUNS / name, lambda line: None, args.checkpoint)
             tasks = [" ".join([c.env, *changed_environment(c)]) for c in (found[0][1], config)]
@@ -148,7 +150,7 @@ def subjects(args):
                                  f"{tasks[0]!r} and {tasks[1]!r}. Evaluate each by itself.")
     else:
         model = args.model or args.api_model or choose_model("", args.device)[0]
-        found = [(args.api_model or model, from_options(dict(
+        found = [(short(args.api_model or model), from_options(dict(
             env=env, model=model, layer=tuple(args.layer),
             env_arg=tuple(  # those of other environments are not its own
                 o for o in args.env_arg if o.partition("=")[0].rpartition(".")[0] in ("", env)))),
@@ -171,7 +173,7 @@ def measure(name, config, run, args, greedy=True):
     if args.api:
         from minragen.more.api import Server
 
-        server = Server(args.api, name, config.response_format, config.max_new_tokens,
+        server = Server(args.api, args.api_model, config.response_format, config.max_new_tokens,
                         config.val_temperature)
 
         def play(groups, greedy):
@@ -202,7 +204,7 @@ def checkpoint_player(config, run="", say=print, only=""):
 
     policy, frame = start.load(dataclasses.replace(config, attention=""), run and
                                runs.find_checkpoint(runs.RUNS / run, say, only), say)
-    name = (only or "checkpoint") if run else config.model
+    name = (only or "checkpoint") if run else short(config.model)
 
     unproved = image_store_of(policy)
 

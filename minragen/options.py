@@ -6,6 +6,7 @@ Tests: `python -m pytest tests/test_config.py tests/test_envs.py`.
 import ast
 import difflib
 import importlib
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -37,6 +38,12 @@ def nearest(kind, name, known, elsewhere=()):
         more = f" and {len(known) - len(shown)} more"
     name = name if len(name) < LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(shown) or 'none'}{more}."
+
+
+def short(value):
+    """An option's value in tables and first lines: of a folder's path the last part."""
+    is_path = isinstance(value, str) and (os.path.isdir(value) or value.startswith(("/", ".")))
+    return os.path.basename(os.path.abspath(value)) if is_path else value
 
 
 def unknown_option(name, helps):

@@ -62,6 +62,8 @@ class World:
 class Log:
     """What a run reports and keeps: here nothing. run/log.py prints, writes files and saves."""
 
+    unvalidated = {}  # the line of the last step, if the run was stopped before its validation
+
     def say(self, line):
         """Print a line."""
 
@@ -85,6 +87,10 @@ class Log:
 
     def episodes(self, step, split, trajectories):
         """Keep some episodes."""
+
+    def asked(self):
+        """Whether the user asked the run to stop."""
+        return False
 
     def write(self, metrics):
         """Report a step."""
@@ -131,17 +137,19 @@ def train(learner, groups, config, log):
     groups: {split: EnvGroups}
     """
     start, reason = time.time(), log.over(learner, {})
-    if learner.step == 0:
-        log.write({"step": 0, **validate(learner, groups["val"], config, log)})
+    line = log.unvalidated if learner.step else {"step": 0}
+    if line and due(learner, config, reason):
+        log.write(line | validate(learner, groups["val"], config, log))
+        if learner.step and log.save(learner, last=False):
+            return None
     while learner.step < config.steps and not reason:
         metrics, trajectories = train_step(learner, groups["train"], config, log)
         reason = log.over(learner, metrics)
-        last = learner.step == config.steps or bool(reason)
-        if learner.step % config.val_every == 0 or last:
-            metrics |= validate(learner, groups["val"], config, log)
         log.episodes(learner.step, "train", trajectories)
+        if due(learner, config, reason) and not log.asked():
+            metrics |= validate(learner, groups["val"], config, log)
         log.write(metrics)
-        if log.save(learner, last):
+        if log.save(learner, last=learner.step == config.steps or bool(reason)):
             return None
     if reason:
         log.say(f"stopped: {reason}")
@@ -149,6 +157,11 @@ def train(learner, groups, config, log):
              "elapsed": time.time() - start}
     log.write(final)
     return final
+
+
+def due(learner, config, reason):
+    """Whether a validation belongs to the finished step."""
+    return bool(learner.step % config.val_every == 0 or learner.step == config.steps or reason)
 
 
 def train_step(learner, groups, config, log=QUIET):

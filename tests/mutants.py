@@ -1260,7 +1260,7 @@ MUTANTS = {
         ("keep_advantages(played,", "keep_advantages(trajectories,",
          "after a failed episode the stored advantages are those of others"),
         ("diagnostics.warnings_of(self.history)", "()", "warnings are never printed"),
-        ("any(learner.world.gather(bool(self.requests)))", "bool(self.requests)",
+        ("any(self.learner.world.gather(bool(self.requests)))", "bool(self.requests)",
          "one of two processes misses a request to stop"),
         ("self.writes, self.history = learner.world.rank == 0, []",
          "self.writes, self.history = True, []",

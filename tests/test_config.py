@@ -16,7 +16,10 @@ from minragen import eval as evaluation
 from minragen.__main__ import main as command
 from minragen.config import ALGOS, ROOM, TINY, Config, preset
 from minragen.envs import REGISTRY
+from minragen.look import report
 from minragen.options import ELSEWHERE, nearest, parse_options
+from minragen.run import start
+from minragen.run.bundled import choose_model
 from minragen.run.groups import check_environments
 from minragen.run.runs import read_config
 from minragen.train import World, choose_groups, main
@@ -63,6 +66,27 @@ class TestOptions:
         start = "the preset of bandit, ppo, tiny, free_think, "
         assert settings.summary(parsed(*options)) == f"{start}unchanged"
         assert settings.summary(parsed(*options, "--lr", "0.5")) == f"{start}with lr=0.5"
+
+    def test_a_model_in_a_folder_goes_by_the_last_part_of_its_path(self, runs, tmp_path):
+        options = ("--env", "bandit", "--kl-coef", "0.1")
+        folders = {name: str(tmp_path / "far" / "away" / name) for name in ("one", "two")}
+        Path(folders["one"]).mkdir(parents=True)  # the other one has gone since
+        loaded = [SimpleNamespace(name=name, settings=config, config=config) for name, config in (
+            (name, parsed(*options, "--model", path, "--teacher", path))
+            for name, path in folders.items())]
+        (runs / "a").mkdir(parents=True)
+        (runs / "a" / "config.json").write_text(json.dumps(vars(loaded[0].config)))
+        asked = evaluation.arguments(["--env", "bandit", "--model", folders["one"]])
+        said = [settings.summary(loaded[0].config),
+                settings.explain(parsed("--model", folders["two"]), {}),
+                *map(report.title, loaded), *report.configurations(loaded),
+                choose_model(folders["one"], "cpu")[2], evaluation.subjects(asked)[0][0],
+                start.asked_for(["--run", "a", "--resume"])[3]]
+        assert "away" not in " ".join(said)
+        assert all(re.search(r"\b(one|two)\b", text) for text in said), said
+        assert parsed("--model", folders["one"]).model == folders["one"]  # as it is stored
+        assert [settings.short(x) for x in ("tiny", "a/b", ".", 3)] == [
+            "tiny", "a/b", Path.cwd().name, 3]
 
     def test_an_option_that_would_change_nothing_is_refused_with_what_it_needs(self):
         for argv, needed in (
@@ -320,7 +344,7 @@ class TestBadInput:
               "--grounding-reward", "1"], "bandit cannot grade a description"))
 
     @pytest.mark.parametrize("text", ["[1]", "null", '{"steps": "a"}', '{"env": 5}', "{",
-                                      '{"stepz": 1}'])
+                                      '{"stepz": 1}', "[" * 9999, '{"data_files": 5}'])
     def test_a_stored_config_that_cannot_be_read_is_refused_by_name(self, runs, text):
         (runs / "a").mkdir(parents=True)
         (runs / "a" / "config.json").write_text(text)

@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM
 from minragen import eval as evaluation
 from minragen import train as trainer
 from minragen.chat import ChatFrame
+from minragen.look import diagnostics
 from minragen.look.diagnostics import score_matrix
 from minragen.models import Policy
 from minragen.rollout import collect
@@ -263,6 +264,16 @@ class TestEnd:
         monkeypatch.setattr(trainer, "roll_out", asked)
         assert several(2, stopped) == [130, 130]
         assert storage.step_of(runs / "a" / "checkpoint") == metrics(runs / "a")[-1]["step"] == 2
+
+    def test_an_early_stop_ends_all_processes_after_the_same_step(self, runs, monkeypatch):
+        def stopped():
+            faulthandler.dump_traceback_later(30, exit=True)
+            start.main([*LOTTERY, "--run", "a", "--steps", "5", "--early-stop", "true"])
+
+        monkeypatch.setattr(diagnostics, "early_stop", lambda history: "bored." * (
+            len(history) == 3))
+        assert several(2, stopped) == [None, None]
+        assert [line["step"] for line in metrics(runs / "a")] == [0, 1, 2, 2]
 
     def test_an_error_in_one_process_is_printed_and_ends_all(self, runs, capfd, monkeypatch):
         monkeypatch.setattr("toys.Lottery._reset", broken_in_process_1)

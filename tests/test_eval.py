@@ -300,6 +300,13 @@ class TestCommand:
         assert passes == "pass@1 0.250  pass@2 0.500"
         assert last == "F1 of descriptions: grounding 0.250, worldmodeling 0.750"
 
+    def test_a_model_in_a_folder_goes_by_the_last_part_of_its_path(self, trained, capsys):
+        folder = str(trained / "a" / "checkpoint")
+        evaluation.main(["--env", "bandit", "--model", folder, "--size", "2"])
+        printed = capsys.readouterr().out
+        assert "model checkpoint, sampled" in printed and "\ncheckpoint, greedy  " in printed
+        assert str(trained) not in printed
+
     def test_it_measures_a_run_on_the_split_asked_for_as_the_run_measured_itself(
             self, trained, refused, capsys, monkeypatch):
         (trained / "a").rename(trained / "d")  # a run is where its folder is

@@ -34,7 +34,7 @@ from minragen.look.diagnostics import LOW_ENTROPY, LOW_MI, NO_ENTROPY, warnings_
 from minragen.look.faults import Parser
 from minragen.look.intervals import difference, wilson
 from minragen.more.vision import data_uri
-from minragen.options import parse_options
+from minragen.options import parse_options, short
 from minragen.run import runs
 
 DATA = Path(__file__).parent.parent / "data"
@@ -202,7 +202,7 @@ def moved(before, now):
 def title(run):
     """What a run is, in a few words."""
     config = run.config
-    return f"{config.env} with {config.algo}, model {config.model}, seed {config.seed}"
+    return f"{config.env} with {config.algo}, model {short(config.model)}, seed {config.seed}"
 
 
 def facts(run):
@@ -280,7 +280,7 @@ def configurations(loaded):
     differ = [name for name in differ if name in ("env", "algo", "model")] or differ
     labels = {}
     for settings, found in groups.items():
-        label = " ".join(f"{name}={getattr(settings, name)}" for name in differ)[:60]
+        label = " ".join(f"{name}={short(getattr(settings, name))}" for name in differ)[:60]
         labels[label if label not in labels else f"{label[:50]} {found[0].name}"] = found
     return labels
 

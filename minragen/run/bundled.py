@@ -47,7 +47,7 @@ from minragen.fast.policies import faster
 from minragen.look.faults import Parser
 from minragen.models import AdamW, Policy
 from minragen.more.vision import image_store_of
-from minragen.options import nearest
+from minragen.options import nearest, short
 from minragen.rollout import make_batch
 from minragen.run.distributed import progress_bar
 from minragen.run.groups import most_turns
@@ -79,7 +79,7 @@ def choose_model(model="", device=""):
     device = torch.device(device or ("cuda" if cuda else "cpu"))
     where = f"on {device} ({torch.cuda.get_device_name() if cuda else 'no GPU found'})"
     if model:
-        return model, device, f"{model} as asked, {where}"
+        return model, device, f"{short(model)} as asked, {where}"
     if device.type == "cpu":
         return "tiny", device, f"tiny {where}: small enough to learn in minutes on a CPU"
     if (cache_folder() / "smollm2" / "config.json").exists():
@@ -176,7 +176,7 @@ def _is_whole(folder):
     try:
         sizes = json.loads((folder / "sizes.json").read_text("utf-8"))
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 

@@ -60,14 +60,18 @@ class Log(train.Log, contextlib.AbstractContextManager):
             if not resume:
                 runs.make_folder(folder)
             self.held.enter_context(runs.locked(folder))
-            runs.write_whole(folder / "config.json",
-                             json.dumps(dataclasses.asdict(config), indent=1) + "\n")
+            runs.write_whole(folder / "config.json", json.dumps(
+                dataclasses.asdict(config) | {"data_files": runs.data_files(config.env_arg)},
+                indent=1) + "\n")
             kept = {name: lines_until(learner.step, folder / name)
                     for name in ("trajectories.jsonl", "metrics.jsonl")}
             self.history = [json.loads(line) for line in kept["metrics.jsonl"]]
             self.tell = loggers.start(folder, config, self.history)
             for name, lines in kept.items():
                 runs.write_whole(folder / name, "".join(line + "\n" for line in lines))
+        line = dict(*self.history[-1:])
+        validated = any(name.startswith("val/") for name in line)
+        self.unvalidated = learner.world.gather({} if validated else line)[0]
 
     def __enter__(self):
         self.requests = self.held.enter_context(stop_requests())
@@ -111,7 +115,8 @@ class Log(train.Log, contextlib.AbstractContextManager):
                       f"so there is nothing to learn from. Is the task solved, or never solved? If "
                       f"few replies are valid, raise --warmup-steps.")
         elif self.config.early_stop:
-            reason = diagnostics.early_stop([*self.history, *[metrics] * bool(metrics)])
+            reason = learner.world.gather(  # process 0 alone has the history
+                diagnostics.early_stop([*self.history, *[metrics] * bool(metrics)]))[0]
         return reason and f"{reason} Read {self.folder}/trajectories.jsonl."
 
     def write(self, metrics):
@@ -124,7 +129,11 @@ class Log(train.Log, contextlib.AbstractContextManager):
                    for k, v in metrics.items()}
         rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v
                    for k, v in metrics.items()}
-        self.append("metrics.jsonl", [rounded])
+        if self.history and self.history[-1].items() <= rounded.items():  # with its validation
+            self.history.pop()
+            runs.write_whole(self.folder / "metrics.jsonl", json_lines([*self.history, rounded]))
+        else:
+            self.append("metrics.jsonl", [rounded])
         self.history.append(rounded)
         self.tell(rounded)
         tqdm.write(console_line(metrics, self.config))
@@ -132,6 +141,10 @@ class Log(train.Log, contextlib.AbstractContextManager):
         if metrics.get("step") == 0 and metrics.get("val/valid") == 0:
             self.say("warning   no reply of the first validation is valid: does the model reply in "
                      "the form that it is asked for?")
+
+    def asked(self):
+        """Whether somebody asked any of the processes to stop."""
+        return any(self.learner.world.gather(bool(self.requests)))
 
     def save(self, learner, last):
         """Print warnings, then save if that is due, if the last validation was the best so far, or
@@ -141,7 +154,7 @@ class Log(train.Log, contextlib.AbstractContextManager):
             self.say(f"verdict   {diagnostics.verdict(first)}")
         for warning in diagnostics.warnings_of(self.history):
             self.say(f"warning   {warning}")
-        asked = any(learner.world.gather(bool(self.requests)))
+        asked = self.asked()
         known = [line.get("val/success") for line in self.history if line["step"] > 0]
         *before, validated = [-1.0, *(-1.0 if v is None else v for v in known)]  # None: not finite
         due, best = learner.step % self.config.save_every == 0, validated > max([-1.0, *before])
@@ -166,8 +179,7 @@ class Log(train.Log, contextlib.AbstractContextManager):
     def append(self, name, rows):
         """Append JSON lines to a file, with those that a full disk refused before."""
         path = self.folder / name
-        self.unwritten[name] += "".join(
-            json.dumps(row, default=float) + "\n" for row in rows)  # a user's numpy numbers, too
+        self.unwritten[name] += json_lines(rows)
         with runs.writing(path, go_on=True):
             size = path.stat().st_size
             try:
@@ -240,11 +252,15 @@ class Log(train.Log, contextlib.AbstractContextManager):
                        f"are left out: {first_line(message)}{where}")
 
 
+def json_lines(rows):
+    return "".join(json.dumps(row, default=float) + "\n" for row in rows)  # also numpy's numbers
+
+
 def lines_until(step, path):
     """The lines of a file, if there is one, of `step` and before; never those of the final test."""
     kept = []  # without a line that a kill has cut off
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
             entry = json.loads(line)
             final = entry.get("split") == "test" or any(name.startswith("test/") for name in entry)
             if entry["step"] <= step and not final:

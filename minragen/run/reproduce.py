@@ -6,6 +6,7 @@ The new run is runs/my-run-again. On the same machine, with the same packages an
 processes, all lines of metrics.jsonl are equal but for times (docs/running.md).
 """
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -38,9 +39,11 @@ def main(argv):
 
 def read(run):
     """The lines of a run's metrics.jsonl, without times; none if it has not written any."""
-    path = runs.RUNS / run / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [runs.without_times(json.loads(line)) for line in lines]
+    path, lines = runs.RUNS / run / "metrics.jsonl", []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):  # a kill may cut one
+            lines.append(runs.without_times(json.loads(line)))
+    return lines
 
 
 def first_difference(lines, again):

@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 from minragen.config import RUN_NAME, Config, check
 from minragen.more import lora
-from minragen.options import nearest
+from minragen.options import nearest, parse_options
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
@@ -172,7 +172,7 @@ def commit():
 
 def commit_of(folder):
     """The commit that saved a run's last checkpoint; "" if it is not known."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
         return json.loads((folder / "checkpoint" / "manifest.json").read_bytes()).get("commit", "")
     return ""
 
@@ -278,7 +278,8 @@ def resumed_config(given):
     """The run's own Config with the given options, which may only be those of FREE_ON_RESUME."""
     if not given.get("run"):
         raise ValueError("--resume needs --run NAME.")
-    stored = load_config(given["run"])
+    stored = with_files(load_config(given["run"]), given.get("env_arg", ()))
+    given = given | {"env_arg": stored.env_arg}
     for name, value in given.items():
         if name not in FREE_ON_RESUME and value != getattr(stored, name):
             raise ValueError(f"--resume keeps the run's settings: {name} was "
@@ -293,6 +294,33 @@ def resumed_config(given):
                              f"{getattr(config, name)}.")
     check(config)
     return config
+
+
+def data_files(texts):
+    """{environment option: `checksum`} of the options whose value is a file."""
+    return {name: checksum(value) for name, value in parse_options(texts).items()
+            if isinstance(value, str) and os.path.isfile(value)}
+
+
+def with_files(config, texts):
+    """A run's Config with the data files that `texts`, as of --env-arg, name at their new places.
+
+    raises: ValueError unless each data file has the content with which the run was stored. Where
+        no checksum was stored, the file at the old place must still be there and equal
+    """
+    given = {text.partition("=")[0]: text for text in texts}
+    moved = tuple(given.get(text.partition("=")[0], text) for text in config.env_arg)
+    stored = json.loads((RUNS / config.run / "config.json").read_text("utf-8"))
+    expected = data_files(config.env_arg if given else ()) | dict(stored.get("data_files", {}))
+    was, found = parse_options(config.env_arg), data_files(moved)
+    for name, value in parse_options([*moved, *texts]).items():
+        if found.get(name) != expected[name] if name in expected else value != was.get(name):
+            why = ("no checksum is stored to compare with" if name not in expected else
+                   "their contents differ" if name in found else "there is no such file")
+            raise ValueError(f"run {config.run!r}: {name} was {was.get(name)!r}, got {value!r}: "
+                             f"{why}. A run keeps its settings. Only a data file may move, and "
+                             f"--env-arg {name}=PATH says where it is.")
+    return dataclasses.replace(config, env_arg=moved)
 
 
 def load_config(run):
@@ -319,6 +347,7 @@ def read_config(folder):
     """The Config in folder/config.json. Raises ValueError if there is no valid one."""
     try:
         stored = json.loads((folder / "config.json").read_text("utf-8"))
+        dict(stored.pop("data_files", {}))  # for `with_files`
         if not stored.get("kl_coef"):  # no effect, and it used to be k3
             stored["kl_estimator"] = Config.kl_estimator
         config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
@@ -326,7 +355,7 @@ def read_config(folder):
             value = getattr(config, f.name)
             if not isinstance(value, (int, float) if f.type is float else f.type):
                 raise TypeError(f"{f.name} is {value!r}")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder}/config.json cannot be read: {error}.") from None
     return config
 

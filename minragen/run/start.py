@@ -30,6 +30,7 @@ from minragen.more import loggers, lora, vision
 from minragen.more.echo import EchoFrame
 from minragen.more.stale import OlderWeights
 from minragen.more.windows import WindowedFrame
+from minragen.options import short
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
 from minragen.run.command import opening_line
@@ -288,7 +289,7 @@ def asked_for(argv):
     resume, show = given.pop("resume"), given.pop("print_config")
     if resume:
         config = runs.resumed_config(given)
-        why = f"{config.model} as the run began"
+        why = f"{short(config.model)} as the run began"
     else:
         model = given.get("model", "")
         if not model and given.get("init_from"):
