@@ -62,8 +62,6 @@ class World:
 class Log:
     """What a run reports and keeps: here nothing. run/log.py prints, writes files and saves."""
 
-    unvalidated = {}  # the line of the last step, if the run was stopped before its validation
-
     def say(self, line):
         """Print a line."""
 
@@ -114,6 +112,7 @@ class Learner:
     critic_optimizer: AdamW | None = None
     reference: Policy | None = None  # before RL, or the teacher
     step: int = 0  # finished steps
+    unvalidated: bool = True  # whether a validation after them is due
     rounds: int = 0  # rollouts of fresh instances; more than steps if resampled
     kl_reward_coef: float = 0.0  # as adapted so far
     ema: dict = field(default_factory=dict)  # moving averages of the diagnostics
@@ -137,19 +136,22 @@ def train(learner, groups, config, log):
     groups: {split: EnvGroups}
     """
     start, reason = time.time(), log.over(learner, {})
-    line = log.unvalidated if learner.step else {"step": 0}
-    if line and due(learner, config, reason):
-        log.write(line | validate(learner, groups["val"], config, log))
-        if learner.step and log.save(learner, last=False):
+    if learner.unvalidated:
+        log.write({"step": learner.step, **validate(learner, groups["val"], config, log)})
+        learner.unvalidated = False
+        if learner.step and log.save(learner, last=True):  # a stop had left it out
             return None
     while learner.step < config.steps and not reason:
         metrics, trajectories = train_step(learner, groups["train"], config, log)
         reason = log.over(learner, metrics)
+        last = learner.step == config.steps or bool(reason)
+        learner.unvalidated = last or learner.step % config.val_every == 0
         log.episodes(learner.step, "train", trajectories)
-        if due(learner, config, reason) and not log.asked():
+        if learner.unvalidated and not log.asked():
             metrics |= validate(learner, groups["val"], config, log)
+            learner.unvalidated = False
         log.write(metrics)
-        if log.save(learner, last=learner.step == config.steps or bool(reason)):
+        if log.save(learner, last):
             return None
     if reason:
         log.say(f"stopped: {reason}")
@@ -157,11 +159,6 @@ def train(learner, groups, config, log):
              "elapsed": time.time() - start}
     log.write(final)
     return final
-
-
-def due(learner, config, reason):
-    """Whether a validation belongs to the finished step."""
-    return bool(learner.step % config.val_every == 0 or learner.step == config.steps or reason)
 
 
 def train_step(learner, groups, config, log=QUIET):

@@ -69,9 +69,6 @@ class Log(train.Log, contextlib.AbstractContextManager):
             self.tell = loggers.start(folder, config, self.history)
             for name, lines in kept.items():
                 runs.write_whole(folder / name, "".join(line + "\n" for line in lines))
-        line = dict(*self.history[-1:])
-        validated = any(name.startswith("val/") for name in line)
-        self.unvalidated = learner.world.gather({} if validated else line)[0]
 
     def __enter__(self):
         self.requests = self.held.enter_context(stop_requests())
@@ -115,22 +112,24 @@ class Log(train.Log, contextlib.AbstractContextManager):
                       f"so there is nothing to learn from. Is the task solved, or never solved? If "
                       f"few replies are valid, raise --warmup-steps.")
         elif self.config.early_stop:
-            reason = learner.world.gather(  # process 0 alone has the history
-                diagnostics.early_stop([*self.history, *[metrics] * bool(metrics)]))[0]
+            reason = diagnostics.early_stop([*self.history, *[metrics] * bool(metrics)])
+            reason = learner.world.gather(reason)[0]  # process 0 alone has the history
         return reason and f"{reason} Read {self.folder}/trajectories.jsonl."
 
     def write(self, metrics):
-        """Append the metrics to metrics.jsonl, rounded; print the console line."""
+        """Append the metrics to metrics.jsonl, rounded; print the console line. Those of a
+        validation that a stop had left out become part of their step's line."""
         self.pending = {}
         if not self.writes:
             return
+        again = metrics["step"] in [x["step"] for x in self.history] and "elapsed" not in metrics
+        metrics = self.history.pop() | metrics if again else metrics
         # JSON has no nan and no infinity.
         metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v
                    for k, v in metrics.items()}
         rounded = {k: round(v, 6) if isinstance(v, float) and abs(v) > 1e-3 else v
                    for k, v in metrics.items()}
-        if self.history and self.history[-1].items() <= rounded.items():  # with its validation
-            self.history.pop()
+        if again:
             runs.write_whole(self.folder / "metrics.jsonl", json_lines([*self.history, rounded]))
         else:
             self.append("metrics.jsonl", [rounded])

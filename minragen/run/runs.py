@@ -40,7 +40,8 @@ from minragen.options import nearest, parse_options
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
-COUNTERS = ("step", "empty_steps", "skipped", "halved", "rounds", "kl_reward_coef", "ema")
+COUNTERS = ("step", "unvalidated", "empty_steps", "skipped", "halved", "rounds",
+            "kl_reward_coef", "ema")
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows", "feed_share",
                   "token_budget", "activation_checkpointing", "log")
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -256,7 +257,7 @@ def load_trainer_state(checkpoint, learner):
 
     state = load(checkpoint / "trainer.pt", learner.policy.device)
     for name in COUNTERS:
-        setattr(learner, name, state[name])
+        setattr(learner, name, state.get(name, False))
     learner.optimizer.load_state_dict(state["optimizer"])
     if learner.critic:
         lora.load(learner.critic, state["critic"]["model"])
