@@ -200,8 +200,8 @@ class TestRandomReward:
         plain, env = begun("sokoban"), begun("sokoban", layers=["random_reward,probability=0.3"])
         paid = {0: [], 1: []}  # seeds of the random player, of the solver
         for seed in range(400):
-            player = (lambda env: env.solve()[0]) if seed % 2 else random_player(seed)
-            turns, same = episode(env, seed, 0, player), episode(plain, seed, 0, player)
+            turns, same = (episode(e, seed, 0, seed % 2 and (lambda env: env.solve()[0]))
+                           for e in (env, plain))
             assert [turn[0] for turn in turns] == [turn[0] for turn in same]
             assert [turn[4] for turn in turns] == [turn[4] for turn in same]
             *before, last = [turn[1] for turn in turns]
