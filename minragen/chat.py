@@ -19,6 +19,7 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 from minragen import formats
 from minragen.envs import IMAGE, image_of
@@ -188,6 +189,7 @@ class ChatFrame:
 
     end_ids: the model's alone, its `generation_config.eos_token_id`: one id, several or None
     max_new_tokens: the limit that the system message tells; 0: none
+    example: whether the system message shows a reply
     image_store: the images of a policy that sees
     raises: ValueError for an unknown format, or if turns cannot be appended to the chat template
     """
@@ -195,11 +197,12 @@ class ChatFrame:
     appends = True  # a prompt goes on where the last reply ended; in more/windows.py it begins anew
 
     def __init__(self, tokenizer, response_format="free_think", end_ids=None, max_new_tokens=0,
-                 image_store=None):
+                 image_store=None, example=False):
         self.parts = formats.format_parts(response_format)
         self.thinks = "reasoning" in self.parts
         self.describes = bool(formats.description_parts(response_format))
-        self.instruction = formats.format_instructions(response_format, max_new_tokens)
+        self.told = partial(formats.system_message, response_format=response_format,
+                            max_new_tokens=max_new_tokens, example=example)
         self.prefix = formats.forced_prefix(response_format)
         self._form = formats.FORMATS[response_format]
         self._ends = [re.compile(end) for end in part_ends(self._form).values()]
@@ -217,9 +220,8 @@ class ChatFrame:
                           if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
 
     def system_message(self, env):
-        """The environment's prompt, the format instructions, and how states are described."""
-        described = [env.description_language] if self.describes else []
-        return "\n".join([self.template.plain(env.system_prompt), self.instruction, *described])
+        """`formats.system_message`, whose texts of an environment end and begin no turn."""
+        return self.told(env, plain=self.template.plain)
 
     def next(self, trajectory, rules):
         """Append the prompt of the next turn. Returns False if that leaves no room for a reply."""

@@ -86,6 +86,7 @@ class Config:
     max_actions_per_turn: int = opt(0, "actions executed from one reply; 0: the environment's own")
     max_actions: int = opt(0, "actions per episode; 0: the environment's own")
     response_format: str = opt("free_think", "parts of a reply", tuple(FORMATS))
+    example: bool = opt(False, "show the model a reply, on another instance (TextEnv.example)")
     reward: str = opt("environment", "what training pays: the environment's rewards, or 1 for "
                                      "success and nothing else", ("environment", "success"))
     grounding_reward: float = opt(0.0, "weight of observation F1 in training (VAGEN: 0.5)")

@@ -140,6 +140,9 @@ class TextEnv(gymnasium.Env):
     backend = ""  # external program or server, named in a run's first line
     alias = ""  # what metrics call it, for an environment that `make` found at a server's address
     instruction = ""
+    # A reply to an instance that no split contains: its thought and its answer; then, for response
+    # formats that ask for them, what it sees and what it predicts. `--example` tells it.
+    example: tuple = ()
     state = ""  # what `render_text` returned for the last observation
 
     def __init__(self, split="train", budget=None, render_mode="ansi", **options):
@@ -235,6 +238,19 @@ class TextEnv(gymnasium.Env):
         elif b.max_turns > 1:
             said.append(f"You have {b.max_turns} turns{fewer}.")
         return "\n".join(filter(None, [self.instruction, " ".join(said)]))
+
+    def example_parts(self):
+        """The example as {part of a response format: text}, cut to the actions of a turn. One is
+        made of `actions` where the environment writes none; {} without both."""
+        if not (self.example or self.actions):
+            return {}
+        own = self.example or (f"I try {self.actions[0]} first.",
+                               f" {SEPARATOR} ".join(self.actions[:1 + self.multi_action]))
+        thought, answer, seen, predicted = (*own, "...", "...")[:4]
+        if self.multi_action:
+            answer = self._in_turns([action.strip() for action in answer.split(SEPARATOR)])[0]
+        return {"reasoning": thought, "answer": answer, "observation": seen,
+                "prediction": predicted}
 
     @property
     def turns_left(self):

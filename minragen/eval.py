@@ -174,7 +174,7 @@ def measure(name, config, run, args, greedy=True):
         from minragen.more.api import Server
 
         server = Server(args.api, args.api_model, config.response_format, config.max_new_tokens,
-                        config.val_temperature)
+                        config.val_temperature, config.example)
 
         def play(groups, greedy):
             return {name: server.collect(groups)}

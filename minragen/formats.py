@@ -45,6 +45,22 @@ def forced_prefix(response_format):
     return FORMATS[response_format].partition("{")[0]
 
 
+def system_message(env, response_format, max_new_tokens=0, example=False, plain=str):
+    """What a model is told once: the environment's prompt, the format, how it describes states, and
+    an example of a reply (`TextEnv.example`).
+
+    Without an example pretrained models write a sentence where an action belongs.
+    plain: what is done to the texts of an environment (Template.plain)
+    """
+    told = [plain(env.system_prompt), format_instructions(response_format, max_new_tokens)]
+    if description_parts(response_format):
+        told.append(env.description_language)
+    if example and (parts := env.example_parts()):
+        parts = {name: plain(text) for name, text in parts.items()}
+        told.append(f"For example: {FORMATS[response_format].format(**parts)}")
+    return "\n".join(told)
+
+
 def format_instructions(response_format, max_new_tokens=0):
     """The format instructions in the system message.
 

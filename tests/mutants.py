@@ -458,8 +458,8 @@ MUTANTS = {
         ("of_set(config, args.set) if args.set else config", "config", "--set is ignored"),
         ('rpartition(".")[0] in ("", env)', 'rpartition(".")[0] == env',
          "an option without the environment's name is ignored"),
-        ("config.response_format, config.max_new_tokens,\n                        "
-         "config.val_temperature)", "config.response_format, config.max_new_tokens)",
+        ("config.max_new_tokens,\n                        config.val_temperature",
+         "config.max_new_tokens,\n                        0.5",
          "a server samples at its own temperature"),
         ("runs.RUNS / run, say, only)", "runs.RUNS / run, say)",
          "the last checkpoint is measured as the best"),
@@ -478,8 +478,8 @@ MUTANTS = {
     "more/api.py": [
         ("in_time(DEADLINE, partial(", "in_time(1e6, partial(",
          "a server that drips its headers is read for ever"),
-        ("bool(description_parts(self.response_format))", "0",
-         "a server is not told how states are described"),
+        ("self.max_new_tokens, self.example)", "self.max_new_tokens)",
+         "a server is not shown the example"),
     ],
     "run/reproduce.py": [
         (', run=again, log="")', ", run=again)", "a reproduced run writes to W&B once more"),

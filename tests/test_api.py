@@ -99,12 +99,13 @@ class TestConversation:
         assert t.metrics["valid"] == 1 and t.metrics["reply_tokens"] == 3 * len(t.turns)
         assert (model.prompt_tokens, model.reply_tokens) == (7 * len(t.turns), 3 * len(t.turns))
 
-    def test_a_format_that_describes_the_state_is_explained_as_in_training(self, server):
+    def test_a_format_that_describes_the_state_and_the_example_are_told_as_in_training(
+            self, server):
         form = "grounding_worldmodeling"
         groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=1))
         url = server(lambda request: completion("Up"))
-        Server(url, "m", form, max_new_tokens=9).collect(groups)
-        frame = ChatFrame(tiny()[0].tokenizer, form, max_new_tokens=9)
+        Server(url, "m", form, max_new_tokens=9, example=True).collect(groups)
+        frame = ChatFrame(tiny()[0].tokenizer, form, max_new_tokens=9, example=True)
         assert server.asked[0]["messages"][0]["content"] == frame.system_message(groups.envs[0])
 
     def test_of_every_row_it_keeps_what_a_scripted_player_earns_there_and_whose_it_is(self, server):

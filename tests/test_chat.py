@@ -20,7 +20,7 @@ from minragen import chat
 from minragen.chat import ChatFrame, Reply
 from minragen.config import preset
 from minragen.envs import SPLITS, make
-from minragen.formats import FORMATS, description_parts
+from minragen.formats import FORMATS, description_parts, format_instructions
 from minragen.run import start
 from minragen.run.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
@@ -177,7 +177,7 @@ class TestFamilies:
             body = frame.write(dict.fromkeys(frame.parts, " b"))
             text = frame.tokenizer.decode(frame.open(system_message(frame), "one")
                                           + frame.encode(body) + frame.between(None, "two"))
-            order = [text.index(part) for part in (frame.instruction, "one", body, "two")]
+            order = [text.index(part) for part in ("Reply in the form", "one", body, "two")]
             assert order == sorted(order)
             tags = re.sub(r">\s+", ">", text)
             assert tags.endswith(frame.prefix) and "<think><think>" not in tags, response_format
@@ -196,7 +196,8 @@ class TestFamilies:
             for harmless, ids in ((frame.open("x", "x"), frame.open("x", text)),
                                   (frame.between(None, "x"), frame.between(None, text))):
                 assert [i for i in ids if i in added] == [i for i in harmless if i in added], text
-            system = system_message(frame, text).removesuffix(frame.instruction)
+            system = system_message(frame, text).removesuffix(
+                format_instructions("free_think"))
             assert not added.keys() & set(frame.encode(system)), text
 
 
@@ -265,13 +266,13 @@ class TestInstructions:
             "this state, then the answer alone. A reply has at most 24 tokens.")
         config = preset("bandit")
         learner = start.build_learner(config, {}, say=lambda line: None)
-        assert f"at most {config.max_new_tokens} tokens." in learner.frame.instruction
-        assert "tokens" not in ChatFrame(built()).instruction
+        assert f"at most {config.max_new_tokens} tokens." in system_message(learner.frame)
+        assert "tokens" not in system_message(ChatFrame(built()))
 
     def test_no_thought_is_asked_for_where_the_form_has_none_and_descriptions_are_explained(self):
         for name, thought, described in (("no_think", False, []), ("grounding", True, ["obs"]),
                                          ("worldmodeling", True, ["pred"])):
-            told = ChatFrame(built(), name).instruction
+            told = system_message(ChatFrame(built(), name))
             assert ("a short thought" in told) == thought, name
             assert [part for part in ("obs", "pred") if f"The {part}" in told] == described, name
 

@@ -383,14 +383,20 @@ class TestWarnings:
         assert set(given([{"step": 0, "val/success": 0.1}, *run])) == {33}
 
 
-class TestVerdict:
-    @pytest.mark.parametrize("solved, std, words", [
-        (0.8, 0.4, "pass@G is 0.80: the share of instances with a success among the members, so "),
-        (0.0, 0.1, "RL can only reinforce what earns a part of the reward"),
-        (0.0, 0.0, "nothing can be learnt. Take easier instances or a higher temperature, or"),
-        (1.0, 0.0, "Take harder instances or a higher temperature.")])
-    def test_it_says_whether_rl_can_begin(self, solved, std, words):
-        assert words in diagnostics.verdict({"step": 1, "pass@G": solved, "reward_std": std})
+class TestFirstLook:
+    @pytest.mark.parametrize("valid, returns, line, words", [
+        (0.75, (1.0, 0.0, 0.0, 0.0), "valid replies 0.75, success 0.25, groups with different "
+                                     "returns 1 of 2", ""),
+        (0.04, (1.0, 0.0, 0.0, 0.0), "valid replies 0.04", "only reinforce what is sometimes done"),
+        (0.75, (0.1, 0.0, 0.0, 0.0), "success 0.00", "Begin with --warmup-steps 40"),
+        (0.75, (1.0, 1.0, 1.0, 1.0), "returns 0 of 2", "Take harder instances")])
+    def test_it_says_what_the_policy_does_and_whether_rl_can_begin(
+            self, valid, returns, line, words):
+        played = [SimpleNamespace(metrics={"valid": valid}, success=reward == 1, group_id=k // 2,
+                                  episode_return=reward) for k, reward in enumerate(returns)]
+        said, warning = diagnostics.first_look(played)
+        assert said.startswith("before the first update: ") and line in said
+        assert words in warning and bool(words) == bool(warning)
 
 
 class TestAlarms:

@@ -23,8 +23,10 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from minragen import envs
+from minragen.chat import reply_pattern
 from minragen.config import Config, preset
 from minragen.envs import FORMAT_PENALTY, IMAGE, SPLITS, Budget, TextEnv, image_of
+from minragen.formats import FORMATS
 from minragen.run.groups import env_groups
 
 # Environments that must be stochastic, with the options that make them so.
@@ -273,6 +275,23 @@ class TestShallowPlayer:
                     answer = env.shallow_answer(texts)
                     observation, _, *ends, _ = env.step(answer)
                     texts, over = [*texts, answer, observation], any(ends)
+
+
+class TestExample:
+    def test_it_is_a_reply_that_succeeds_no_more_often_than_random_play(self, env_name):
+        """The example that `--example` shows, as the answer of every turn of 256 test instances."""
+        env = make(env_name, "test")
+        if not (parts := env.example_parts()):
+            return
+        for form in FORMATS.values():
+            found = reply_pattern(form).match(form.format(**parts)).groupdict()
+            assert found == {part: parts[part] for part in found}
+
+        def successes(player_of):
+            return sum(play(env, seed, player_of(seed)).success for seed in range(256))
+
+        pasted = successes(lambda seed: lambda env: parts["answer"])
+        assert not pasted or pasted <= successes(random_player)
 
 
 class TestRandomPolicy:

@@ -40,6 +40,8 @@ class Countdown(TextEnv):
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
     defaults = {"count": 0, "largest": 100, "operators": "+-*/", "data": ""}
+    example = ("3 * 5 is 15, and 15 + 100 is the target 115.", "3 * 5 + 100",
+               "Numbers 3 5 100, target 115.", "The value is 115.")
     TARGETS = range(1, 100)  # of generated tasks
     DRAWS = 1000  # draws from `data` per task; ten times as many without
 

@@ -83,6 +83,9 @@ class DeepCoder(TextEnv):
     parallel = True
     bundled_data = "238 problems; HumanEval (164)"
     defaults = {"data": "", "family": "programs", "tests": 8, "seconds": 2}
+    example = ("The area of a rectangle is its width times its height.",
+               "def area(width, height):\n    return width * height",
+               "A function area(width, height) is asked for.", "All hidden tests are passed.")
     instruction = ("Write the Python code that is asked for. It is run on hidden tests. "
                    "Answer with code only.")
 

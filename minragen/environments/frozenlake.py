@@ -39,6 +39,9 @@ class FrozenLake(Board):
     story = "You walk on a frozen lake. Reach the goal and stay out of the holes."
     meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
     looks = "the player is a person, holes are dark water, and the goal is a green flag"
+    example = ("I am at (7, 2) and the goal is at (8, 3): one row down and one column right, with "
+               "no hole on that way.", "Down || Right", "goal below right",
+               "goal same row same column")
     tiles = "\n".join(TILES["FrozenLake"])
     relation_weights = {"goal": 0.7, "hole": 0.3}
 

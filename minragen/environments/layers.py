@@ -136,6 +136,21 @@ class ObservationDropout(Chance):
         return self.env.shallow_answer(texts)
 
 
+class RandomReward(Chance):
+    """An episode pays 1 at its end with `probability`, otherwise 0, whatever was done in it.
+
+    A control: success that rises under it does not come from the task's rewards (Shao et al. 2025,
+    "Spurious Rewards"). The model sees the same texts as without it.
+    """
+
+    defaults = {"probability": 0.5}
+
+    def step(self, answer):
+        observation, _, terminated, truncated, info = self.env.step(answer)
+        paid = (terminated or truncated) and self.happens()
+        return observation, float(paid), terminated, truncated, info
+
+
 class Reminder(Layer):
     """Each observation begins with the last states that the model saw before, `states` of them, the
     oldest first. What ObservationDropout inside of it hid is left out; so are images."""
@@ -170,7 +185,7 @@ class Reminder(Layer):
 
 
 LAYERS = {"action_noise": ActionNoise, "observation_dropout": ObservationDropout,
-          "reminder": Reminder}
+          "random_reward": RandomReward, "reminder": Reminder}
 
 
 def wrapped(env, layers):

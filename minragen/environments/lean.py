@@ -85,6 +85,8 @@ class Lean(TextEnv):
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
     parallel = True
     defaults = {"server": "", "data": "", "family": "all", "step_cost": 0.02, "seconds": 10.0}
+    example = ("hn says n = 41, and the goal 41 = n is the same the other way round.",
+               "exact hn.symm", "The goal is 41 = n.", "No goal is left.")
     TACTICS = tuple(" ".join(WORDS["tactics"]).split())
 
     def __init__(self, split="train", budget=None, **options):

@@ -73,6 +73,8 @@ class MetaMathQA(TextEnv):
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
     defaults = {"data": "", "distractors": True, "largest": 0, "max_steps": 4, "repeat": True}
+    example = ("5 boxes of 48 pens are 5 * 48 = 240 pens. 10 are lost, so 240 - 10 = 230 are left.",
+               "230", "A question about pens in boxes.", "The answer is right.")
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)

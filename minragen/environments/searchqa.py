@@ -113,6 +113,8 @@ class SearchQA(TextEnv):
     bundled_data = "generated encyclopaedia"
     defaults = {"hops": 0, "results": 5, "reward": "em", "data": "", "corpus": "", "url": "",
                 "timeout": 20.0}
+    example = ("I need the article about Zora Quill.", "search[Zora Quill]",
+               "A question about Zora Quill.", "The article about Zora Quill.")
     instruction = ("Answer the question. A search shows the articles that fit its words best, each "
                    "after its title. Finish with the answer alone: a name or a few words.")
 

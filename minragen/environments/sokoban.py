@@ -49,6 +49,10 @@ class Sokoban(Board):
     meanings = ("wall", "floor", "target", "box on a target", "box", "player", "player on a target")
     looks = ("walls are bricks, targets red rings, boxes brown crates that are green with a check "
              "mark on a target, and the player is a person")
+    example = ("I am at (7, 3), the box is right of me at (7, 4), and its target is at (7, 6): I "
+               "push it right twice.", "Right || Right",
+               "box same row right; target same row right",
+               "box same row right; target same row right")
     tiles = "\n".join(TILES["Sokoban"])
     relation_weights, relation_near = {"target": 0.5, "box": 0.5}, 0.0
 

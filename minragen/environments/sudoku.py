@@ -59,6 +59,8 @@ class Sudoku(TextEnv):
                "view": ("compact", "simple", "detailed", "with_feedback")}
     # The share of blank cells, and the hardest `_reason` that a puzzle needs.
     DIFFICULTY = {"easy": (0.5, 0), "medium": (0.6, 1), "hard": (0.67, 2)}
+    example = ("Row 7 lacks only a 4, so the 4 belongs into its empty cell (7, 9).", "(7, 9, 4)",
+               "The empty cell of row 7 is (7, 9).", "Row 7 is full.")
     ILLEGAL = -0.1  # reward of an action against the rules
 
     def __init__(self, split="train", budget=None, **options):

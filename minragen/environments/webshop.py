@@ -161,6 +161,8 @@ class WebShop(TextEnv):
     bundled_data = "generated shop of 1,000 products"
     defaults = {"reward": "score", "page_size": 10, "attributes": 2, "show_attrs": False,
                 "wording": "natural", "products": "", "instructions": ""}
+    example = ("I search for the product first.", "search[oak wood birdhouse]",
+               "Goal: a birdhouse of oak wood. The search page.", "A list of birdhouses.")
     instruction = ("Buy in this web shop what the goal asks for: the right kind of thing with the "
                    "right attributes and options, within the price. search[words] finds products, "
                    "on the search page only. click[target] clicks what stands in brackets. Options "

@@ -62,6 +62,7 @@ CHANCE_ERRORS = 2  # ... or if retrieval is less than so many standard errors ab
 LEAST_THINKING, LEAST_COLUMNS = 0.5, 4  # with less there is no regime
 
 ALONE = World()
+FEW_VALID = 0.05  # share of valid replies below which RL has little to begin with
 WINDOW = 5  # steps averaged at the beginning of a run and now
 LESS_STD = 0.6  # reward_std below this share of its first value warns,
 MORE_ENTROPY, MORE_VARIED = 1.5, 3  # and so do entropy and H(Z|X) above these multiples ...
@@ -397,22 +398,27 @@ def regime(first, now):
     return "template collapse" if low_mi else "diverse"
 
 
-def verdict(first):
-    """Whether RL can begin, in a sentence, from the metrics of the first training step.
+def first_look(played):
+    """(what the policy does before the first update, why RL cannot begin or ""), both in words.
 
-    It reinforces what some members of a group do better than others: without a success, or where
-    all members earn the same, there is nothing to reinforce.
+    RL reinforces what some members of a group do better than others. So there must be valid
+    replies, a success among them, and members that earn differently.
     """
-    solved, apart = first["pass@G"], first.get("reward_std", 0.0) > 0
-    found = f"pass@G is {solved:.2f}: the share of instances with a success among the members"
+    valid, solved = (fmean(values) for values in zip(*(
+        (t.metrics.get("valid", 0.0), t.success) for t in played)))
+    returns = {}
+    for t in played:
+        returns.setdefault(t.group_id, set()).add(t.episode_return)
+    apart = sum(len(distinct) > 1 for distinct in returns.values())
+    line = (f"before the first update: valid replies {valid:.2f}, success {solved:.2f}, groups "
+            f"with different returns {apart} of {len(returns)}")
+    if valid < FEW_VALID or not solved:
+        return line, ("RL can only reinforce what is sometimes done. Begin with --warmup-steps "
+                      "40, an easier option of the environment, or --response-format no_think.")
     if not apart:
-        return (f"{found}. All members of each group earn the same, so nothing can be learnt. "
-                f"Take {'harder' if solved else 'easier'} instances or a higher temperature"
-                f"{'.' if solved else ', or raise --warmup-steps.'}")
-    if not solved:
-        return (f"{found}. RL can only reinforce what earns a part of the reward. If success stays "
-                f"0, take easier instances or raise --warmup-steps.")
-    return f"{found}, so RL can begin."
+        return line, ("all members of each group earn the same, so there is nothing to learn. Take "
+                      "harder instances or a higher temperature.")
+    return line, ""
 
 
 def warnings_of(history):

@@ -20,7 +20,7 @@ from functools import partial
 from minragen.chat import Reply, Trajectory, reply_pattern
 from minragen.environments.limits import in_time
 from minragen.envs import IMAGE, image_of
-from minragen.formats import FORMATS, description_parts, forced_prefix, format_instructions
+from minragen.formats import FORMATS, forced_prefix, system_message
 from minragen.more.converse import converse
 from minragen.more.vision import data_uri
 
@@ -42,6 +42,7 @@ class Server:
     response_format: str = "free_think"
     max_new_tokens: int = 128
     temperature: float = 0.5
+    example: bool = False
     prompt_tokens: int = 0  # as the server counted them
     reply_tokens: int = 0
 
@@ -100,9 +101,7 @@ class Server:
                 return groups.step(rows, replies)
 
         env = groups.envs[t.row]
-        t.system = "\n".join([
-            env.system_prompt, format_instructions(self.response_format, self.max_new_tokens),
-            *[env.description_language] * bool(description_parts(self.response_format))])
+        t.system = system_message(env, self.response_format, self.max_new_tokens, self.example)
         converse(step, [t], lambda t: None if self.stopped.is_set() else self._reply(t))
 
     def _reply(self, t):

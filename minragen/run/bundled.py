@@ -88,7 +88,7 @@ def choose_model(model="", device=""):
 
 
 def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, steps=0, device="cpu",
-            say=print):
+            say=print, example=False):
     """The folder or Hugging Face id that a model's name stands for, after `steps` of warm-up.
 
     groups_of: (split, number of groups) -> EnvGroups. `tiny` gets the words of their texts; the
@@ -105,7 +105,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
         else:
             policy = faster(load_policy(source_of(name), device, name in BUNDLED, name))
         frame = ChatFrame(policy.tokenizer, response_format, max_new_tokens=max_new_tokens,
-                          image_store=image_store_of(policy))
+                          image_store=image_store_of(policy), example=example)
         groups = demonstration_groups(policy, groups_of)
         stem = f"{asset_stem(name, groups)}-{warmup_key(policy, frame, groups, steps)}"
     except NotImplementedError as problem:

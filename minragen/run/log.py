@@ -89,6 +89,11 @@ class Log(train.Log, contextlib.AbstractContextManager):
         return distributed.progress_bar(title)
 
     def diagnose(self, step, played):
+        if step == 1 and not self.config.zero_task:
+            line, warning = diagnostics.first_look(played)
+            self.say(f"start     {line}")
+            if warning:
+                self.say(f"warning   {warning}")
         history = self.history if self.writes else []  # for the regime, which process 0 reports
         return diagnostics.diagnose(self.learner, self.config, step, played, history)
 
@@ -148,9 +153,6 @@ class Log(train.Log, contextlib.AbstractContextManager):
     def save(self, learner, last):
         """Print warnings, then save if that is due, if the last validation was the best so far, or
         if somebody asks the run to stop, which all processes do after the same step."""
-        first = self.history[-1] if learner.step == 1 and self.history else {}
-        if "pass@G" in first and not self.config.zero_task:
-            self.say(f"verdict   {diagnostics.verdict(first)}")
         for warning in diagnostics.warnings_of(self.history):
             self.say(f"warning   {warning}")
         asked = self.asked()

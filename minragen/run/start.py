@@ -95,7 +95,7 @@ def load(config, checkpoint="", say=print):
     _, device, _ = bundled.choose_model(config.model, config.device)
     source = checkpoint or bundled.resolve(
         config.model, lambda *size: env_groups(config, *size), config.response_format,
-        config.max_new_tokens, config.warmup_steps, device, say)
+        config.max_new_tokens, config.warmup_steps, device, say, config.example)
     stored_dtype = checkpoint or config.model in bundled.BUNDLED
     policy = policy_of(config, source, device, stored_dtype, config.model)
     return policy, frame_of(config, policy, policy.model.generation_config.eos_token_id)
@@ -113,7 +113,7 @@ def frame_of(config, policy, end_ids=None):
     kind = EchoFrame if config.echo_coef else ChatFrame if config.context == "full" else partial(
         WindowedFrame, context=config.context, window=config.window)
     return kind(policy.tokenizer, config.response_format, end_ids, config.max_new_tokens,
-                vision.image_store_of(policy))
+                vision.image_store_of(policy), config.example)
 
 
 def build_learner(config, groups, checkpoint_of=None, say=print):

@@ -195,6 +195,23 @@ class TestObservationDropout:
         assert first == env.shallow_answer([*texts, "?", env.step("?")[0]])
 
 
+class TestRandomReward:
+    def test_an_episode_pays_by_chance_alone_at_its_end_and_looks_as_without_it(self):
+        plain, env = begun("sokoban"), begun("sokoban", layers=["random_reward,probability=0.3"])
+        paid = {0: [], 1: []}  # seeds of the random player, of the solver
+        for seed in range(400):
+            turns, same = (episode(e, seed, 0, seed % 2 and (lambda env: env.solve()[0]))
+                           for e in (env, plain))
+            assert [turn[0] for turn in turns] == [turn[0] for turn in same]
+            assert [turn[4] for turn in turns] == [turn[4] for turn in same]
+            *before, last = [turn[1] for turn in turns]
+            assert not any(before) and last in (0.0, 1.0)
+            paid[seed % 2].append(last)
+        for lasts in paid.values():
+            assert binomtest(int(sum(lasts)), len(lasts), 0.3).pvalue > 1e-4
+        assert begun("sokoban", layers=["random_reward"]).system_prompt == plain.system_prompt
+
+
 class TestReminder:
     def test_it_shows_the_last_states_seen_and_not_what_was_hidden(self):
         env = make("frozenlake", view="coord", layers=[
