@@ -3,6 +3,8 @@
 import dataclasses
 import html
 import json
+import math
+import random
 import re
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from training import read_lines
 
 from minragen.__main__ import main
 from minragen.config import from_options
@@ -23,6 +26,9 @@ from minragen.more.vision import data_uri
 
 HOSTILE = ("</script><script>document.title = 1</script><img src=x onerror=alert(1)>"
            "{{ 7 * 7 }}{% set x %}")
+DEEP = "[" * 100_000 + "]" * 100_000
+WRONG = ["NaN", "1e999", "1" + "0" * 400, "[]", "{}", '[{"role": 1}]', DEEP,
+         f'"{"x" * 3_000_000}"', '{"a": [NaN]}']
 INTERVAL = "95 % interval [{:.3f}, {:.3f}]"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -135,7 +141,7 @@ class TestCurves:
 
     def test_failed_environments_are_not_in_the_interval_and_holes_in_no_curve(self, tmp_path):
         folder = store(tmp_path / "a$b$")
-        lines = report.read_lines(folder / "metrics.jsonl")
+        lines = read_lines(folder / "metrics.jsonl")
         for line in lines:
             line |= {"val/env_errors": 32, "val/env_errors_greedy": 8, "grad_norm": 0.0}
         lines[-2]["first_turn/mi"] = None
@@ -309,7 +315,7 @@ class TestPage:
             stored = re.search('<script id="data".*?>(.*?)</script>', page.read_text())[1]
             assert json.loads(stored)["episodes"] == [
                 episode | {"run": folder.name, "boards": []} for folder in shown
-                for episode in report.read_lines(folder / "trajectories.jsonl")]
+                for episode in read_lines(folder / "trajectories.jsonl")]
         for page in pages:
             tags = []
             parser = HTMLParser()
@@ -365,10 +371,77 @@ class TestPage:
             observation, *_ = env.step("Up" if reply.startswith("one") else "")
         episode = {"split": "val", "env": "frozenlake", "seed": 3, "member": 1,
                    "messages": messages} | ({"images": images} if view == "image" else {})
-        boards = report.boards_of(run.config)
+        boards = report.boards_of(run)
         assert boards(episode) == [*seen, env.cells()] and len({*images}) == 2
         assert boards(episode | {"seed": 4}) == []
-        assert report.boards_of(Run(store(tmp_path / "b", env="countdown")).config)(episode) == []
+        assert report.boards_of(Run(store(tmp_path / "b", env="countdown")))(episode) == []
+
+
+def damaged(path, seed):
+    """All lines but the first have a wrong value, or end early, or hold bytes that are no text.
+    Returns how many."""
+    rng, (first, *rest) = random.Random(seed), path.read_text().splitlines()
+    for k, line in enumerate(rest):
+        start, end = rng.choice([*re.finditer(r'(?<=: )("[^"]*"|[^"{}\[\], ]+)', line)]).span()
+        rest[k] = rng.choice([line[:start] + wrong + line[end:] for wrong in WRONG]
+                             + [line[:start], line[:start] + "\0\udcff" + line[end:], "7"])
+    path.write_text("\n".join([first, *rest]), errors="surrogateescape")
+    return len(rest)
+
+
+class TestDamage:
+    """The files of a run may be damaged, or come from elsewhere."""
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_a_page_shows_what_can_be_read_and_tells_how_many_lines_cannot(
+            self, tmp_path, capsys, seed):
+        folder = store(tmp_path / "a")
+        said = (f"{damaged(folder / 'metrics.jsonl', seed)} lines of metrics.jsonl cannot be read, "
+                f"or not all of them; the first is line 2; ")
+        said += f"{damaged(folder / 'trajectories.jsonl', seed)} lines of trajectories.jsonl"
+        page = report.write([folder]).read_text()
+        assert f"Left out of a: {said}" in page
+        assert f"left out  a: {said}" in capsys.readouterr().out
+        assert len(page) < 4 * report.EPISODES_SIZE
+        stored = re.search('<script id="data".*?>(.*?)</script>', page)[1]
+        assert json.loads(stored, parse_constant=pytest.fail)["episodes"]  # as browsers read it
+
+    @pytest.mark.parametrize("change", [
+        {"env": "nowhere"}, {"env": "frozenlake=1,bandit"}, {"algo": "nowhere:preset"},
+        {"response_format": "none"}, {"val_size": -5}, {"val_size": 10**400}, {"lr": math.nan},
+        {"env_arg": ["size=99999"]}, {"model": "\ud800" * 9000}])
+    def test_a_config_that_cannot_be_played_has_a_page_without_boards(self, tmp_path, change):
+        folder = store(tmp_path / "a")
+        rewritten(folder / "config.json", lambda text: json.dumps(json.loads(text) | change))
+        (folder / "checkpoint").mkdir()
+        (folder / "checkpoint" / "manifest.json").write_text(DEEP)
+        assert "31 of 64" in report.write([folder]).read_text() or "val_size" in change
+
+    @pytest.mark.parametrize("text", [DEEP, '{"env_arg": [[1]]}', "{" + " " * 10**6 + "}", "7"])
+    def test_a_config_that_cannot_be_read_is_refused(self, tmp_path, text):
+        folder = store(tmp_path / "a")
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ValueError, match="a/config.json cannot be read: "):
+            report.write([folder])
+
+    def test_of_very_many_steps_some_are_drawn_and_all_are_counted(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(report, "MOST_STEPS", 3)
+        folder = store(tmp_path / "a", steps=12)
+        rewritten(folder / "metrics.jsonl", lambda text: text.replace(
+            '"step"', '"env_errors": 1, "step"'))
+        run = Run(folder)
+        assert [line["step"] for line in run.history] == [0, 1, 6, 8, 11, 12]
+        assert run.left_out == ["only 6 of 13 steps are drawn"]
+        assert "In 13 training episodes the environment failed." in report.problems(run)
+
+    def test_a_conversation_that_is_too_long_is_left_out(self, tmp_path):
+        folder = store(tmp_path / "a")
+        episode = read_lines(folder / "trajectories.jsonl")[-1] | {"error": "x" * 10**6}
+        rewritten(folder / "trajectories.jsonl", lambda text: text + json.dumps(episode))
+        run = Run(folder)
+        shown, _ = conversations(run, 50_000)
+        assert {e["step"] for e in shown} == {0, 8} and not any(e["error"] for e in shown)
+        assert run.left_out == ["1 conversations do not fit"]
 
 
 class TestCommand:

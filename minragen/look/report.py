@@ -15,6 +15,7 @@ Reading order: `write`, `Run`, `story` and the other texts, `figures_of`, `conve
 
 import dataclasses
 import json
+import os
 import pkgutil
 import re
 import time
@@ -28,10 +29,11 @@ import numpy as np
 from minragen.chat import reply_pattern
 from minragen.config import BUDGETS, Config, changed_environment, env_names, summary
 from minragen.environments.board import Board, read_tiles
+from minragen.environments.limits import within_time_limit
 from minragen.envs import REGISTRY, EnvGroups, image_of
 from minragen.formats import FORMATS, forced_prefix
 from minragen.look.diagnostics import LOW_ENTROPY, LOW_MI, NO_ENTROPY, warnings_of
-from minragen.look.faults import Parser
+from minragen.look.faults import Parser, first_line
 from minragen.look.intervals import difference, wilson
 from minragen.more.vision import data_uri
 from minragen.options import parse_options, short
@@ -39,6 +41,8 @@ from minragen.run import runs
 
 DATA = Path(__file__).parent.parent / "data"
 EPISODES_SIZE = 2_000_000  # characters of conversations in a page; longer runs leave out steps
+LONGEST_LINE = 2**21  # characters of a line that is read
+MOST_STEPS = 1000  # steps that are drawn of those with a validation, and of the others
 RELOAD = 5  # seconds between two looks at a page that is watched
 SMOOTH = 30  # values from which on a curve is drawn as points behind their running median
 OCTAVES = 6  # the map's axes end at 1/64 and 64 times the limits of a regime
@@ -74,12 +78,21 @@ CURVES = {
          "share of the rollout that waits for environments": ("rollout_idle",),
          "seconds a reply waits for its environment": ("waited",),
          "reply tokens per episode": ("response_tokens",)})}
+# What is read of a line (`fits`). Two numbers are the bounds of one; the page can draw a NUMBER.
+NUMBER, RATE = (-1e99, 1e99), (0, 1)
+METRICS = {"step": int, "regime": str, "val/success": RATE, "val/success_greedy": RATE,
+           "test/success": RATE}
+EPISODE = {"step": int, "split": str, "env": str, "seed": int, "group": int, "member": int,
+           "success": bool, "stop": str, "error": str, "turn_rewards": [NUMBER],
+           "messages": [{"role": str, "content": str}], "images": [str],
+           "replies": [{"tokens": [str], "logprobs": [NUMBER], "advantages": [NUMBER]}]}
+OPTIONAL = {*METRICS, "group", "member", "images", "replies"} - {"step"}
 REASONS = {"terminated": "the environment ended the episode without success",
            "truncated": "turns or actions ran out", "context": "the context was full"}
 
 
 def write(folders, reload=0):
-    """Write the page about these runs. Returns its path.
+    """Write the page about these runs, and print what is left out. Returns its path.
 
     reload: seconds after which a browser reads the page again; 0: never
     raises: ValueError if a folder is no run or has no metrics yet
@@ -94,30 +107,66 @@ def write(folders, reload=0):
         facts=facts, problems=problems, rows=table(loaded), curves=CURVES,
         figures=figures_of(loaded),
         gradients=gradients(loaded[0]), episodes=[e for episodes, _ in kept for e in episodes],
-        left_out=" ".join(dict.fromkeys(said for _, said in kept if said)), reload=reload,
+        every=" ".join(dict.fromkeys(said for _, said in kept if said)), reload=reload,
         tiles={name: [*map(data_uri, read_tiles(board.tiles, 8))] for run in loaded
-               for name in env_names(run.config) if (board := board_of(name))}))
+               for name in run.envs if (board := board_of(name))}))
+    for run in (run for run in loaded if run.left_out):
+        print(f"left out  {run.name}: {'; '.join(run.left_out)}")
     return target / "report.html"
 
 
 class Run:
-    """The metrics of a run by step, and its warnings."""
+    """The metrics of a run by step, its warnings and its episodes, as far as they can be read.
+    `left_out`: clauses on what cannot, or does not fit into a page."""
 
     def __init__(self, folder):
         self.name, self.folder, self.config = folder.name, folder, runs.read_config(folder)
-        lines = read_lines(folder / "metrics.jsonl")
-        if not lines:
-            raise ValueError(f"{folder} has no metrics yet.")
+        self.left_out, self.history = [], []
+        lines = self.read_lines("metrics.jsonl", METRICS, NUMBER)
+        self.episodes = self.read_lines("trajectories.jsonl", EPISODE)
         self.tested = {k: v for line in lines for k, v in line.items() if k.startswith("test/")}
-        self.history = [line for line in lines if not any(k.startswith("test/") for k in line)]
-        self.seconds = lines[-1].get("elapsed") or sum(
-            line.get("seconds") or 0 for line in self.history)
+        steps = {x["step"]: x for x in lines if not any(k.startswith("test/") for k in x)}
+        for lacks in (False, True):  # steps with a validation, the others
+            own = [x for x in steps.values() if (x.get("val/success") is None) is lacks]
+            self.history += own[:-1:1 + len(own) // MOST_STEPS] + own[-1:]
+        if not steps:
+            raise ValueError(f"{folder} has no metrics yet, or none that can be read.")
+        if len(self.history) < len(steps):
+            self.left_out.append(f"only {len(self.history)} of {len(steps)} steps are drawn")
+        self.history.sort(key=lambda line: line["step"])
+        self.seconds, self.env_errors = (sum(line.get(name) or 0 for line in steps.values())
+                                         for name in ("seconds", "env_errors"))
+        self.seconds = lines[-1].get("elapsed") or self.seconds
         self.warnings = [(line["step"], sentence) for k, line in enumerate(self.history, 1)
                          for sentence in warnings_of(self.history[:k])]
-        self.episodes = read_lines(folder / "trajectories.jsonl")
         self.validated = [x for x in self.history if x.get("val/success") is not None]
         # Equal for runs that differ in their seed alone.
         self.settings = dataclasses.replace(self.config, run="", seed=0, device="", threads=0)
+        try:
+            self.envs, self.summary = env_names(self.config), summary(self.config)
+        except Exception as problem:  # a name that nothing has here
+            self.envs, self.summary = [], f"unknown: {first_line(str(problem))}"
+
+    def read_lines(self, name, shape, rest=None):
+        """The JSON objects of a file that another process may be writing, without what does not
+        fit. shape: {key: shape of its value}, needed unless OPTIONAL; rest: that of other keys"""
+        path, lines, hurt, number = self.folder / name, [], set(), 1
+        with open(path if path.is_file() else os.devnull, encoding="utf-8", errors="replace") as f:
+            for text in iter(lambda: f.readline(LONGEST_LINE), ""):  # pieces of a longer one
+                try:
+                    stored = json.loads(text)
+                    line = {k: v for k, v in stored.items() if fits(v, shape.get(k, rest))}
+                except (ValueError, AttributeError, RecursionError):
+                    stored = line = {}
+                if shape.keys() - OPTIONAL <= line.keys():
+                    lines.append(line)
+                if lines[-1:] != [stored]:
+                    hurt.add(number)
+                number += text.endswith("\n")
+        if hurt:
+            self.left_out.append(f"{len(hurt)} lines of {name} cannot be read, or not all of them; "
+                                 f"the first is line {min(hurt)}")
+        return lines
 
     def series(self, *metrics):
         """The steps that have all these metrics, and their values: arrays of equal length."""
@@ -130,6 +179,7 @@ class Run:
         whose environment did not fail."""
         success = line[f"{split}/success{suffix}"]
         n = self.config.val_size - (line.get(f"{split}/env_errors{suffix}") or 0)
+        n = min(max(int(n), 1), 2**31)  # of a damaged file, too
         return success, *wilson(success * n, n), n
 
     def latest(self, split):
@@ -139,15 +189,17 @@ class Run:
         return self.held_out(lines[-1], split) if lines else None
 
 
-def read_lines(path):
-    """The JSON objects of a file that another process may be writing."""
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break  # the last line is not whole yet
-    return lines
+def fits(value, shape):
+    """Whether a JSON value is of a type, within bounds, or [such values], or {key: such a value}.
+    None, in place of a number that is not finite, is within all bounds."""
+    if isinstance(shape, dict):
+        return (isinstance(value, dict) and value.keys() == shape.keys()
+                and all(fits(value[key], inner) for key, inner in shape.items()))
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(item, shape[0]) for item in value)
+    if isinstance(shape, tuple):
+        return value is None or isinstance(value, (int, float)) and shape[0] <= value <= shape[1]
+    return type(value) is shape and (shape is not int or abs(value) < 2**53)
 
 
 # ---- Text ----------------------------------------------------------------------------------------
@@ -208,7 +260,7 @@ def title(run):
 def facts(run):
     """[(name, text), ...]: what the run is, what it measured, and how to repeat it."""
     config, regimes = run.config, [line["regime"] for line in run.history if "regime" in line]
-    rows = [("run", title(run)), ("settings", summary(config))]
+    rows = [("run", title(run)), ("settings", run.summary)]
     for line in run.validated[:1] + run.validated[1:][-1:]:
         rows.append((f"validation, step {line['step']}", rate(*run.held_out(line, "val"))))
     if len(run.validated) > 1:
@@ -217,7 +269,7 @@ def facts(run):
     if tested := run.latest("test"):
         rows.append(("test", rate(*tested)))
     if regimes:
-        rows.append(("regime", regimes[-1]))
+        rows.append(("regime", regimes[-1][:99]))
     rows.append(("time", f"{run.history[-1]['step']} of {config.steps} steps in "
                          f"{run.seconds / 60:.1f} minutes"))
     if commit := runs.commit_of(run.folder):
@@ -240,12 +292,12 @@ def problems(run):
         if (valid := last.get("val/valid")) is not None and valid < 0.995:
             said.append(f"{1 - valid:.0%} of the held-out turns are invalid: not in the response "
                         f"format, or without a valid action.")
-    if errors := sum(line.get("env_errors") or 0 for line in run.history):
-        said.append(f"In {errors} training episodes the environment failed.")
+    if run.env_errors:
+        said.append(f"In {run.env_errors} training episodes the environment failed.")
     recent = [e for e in run.episodes if not (e["success"] or e["error"])
               and e["step"] > 0.75 * run.history[-1]["step"]]
     if reasons := "; ".join(f"{count} because {REASONS.get(reason, reason)}" for reason, count in
-                            Counter(e["stop"] for e in recent).most_common()):
+                            Counter(e["stop"][:99] for e in recent).most_common(9)):
         said.append(f"How the {len(recent)} failed conversations that are stored from the last "
                     f"quarter of the steps ended: {reasons}.")
     return said + ([f"Warning at step {step}: {sentence}" for step, sentence in run.warnings]
@@ -407,7 +459,7 @@ def gradients(run):
     for now in reversed(run.history):
         if "gradient/all/groups" in now:
             buckets = [name.removesuffix("/groups") for name in now
-                       if re.fullmatch(r"gradient/bucket_\d+/groups", name)]
+                       if re.fullmatch(r"gradient/bucket_\d\d?/groups", name)]
             return now["step"], [[now.get(f"{bucket}/{name}") for name in (
                 "reward_std", "groups", "task", "entropy", "kl")] for bucket in buckets]
     return ()
@@ -427,9 +479,19 @@ def conversations(run, size):
         chosen = {(split, step) for split, all_of in steps.items()
                   for step in (*all_of[::every], all_of[-1])}
         kept = [e for e in run.episodes if (e["split"], e["step"]) in chosen]
-    boards = boards_of(run.config)
-    return ([e | {"run": run.name, "boards": boards(e)} for e in kept],
-            f"Only every {every}th stored step fits into this page." if every > 1 else "")
+    boards, shown, room = boards_of(run), [], 3 * size  # conversations with boards
+    for episode in reversed(kept):
+        try:
+            cells = within_time_limit(boards, episode)
+        except Exception:  # a damaged file; the next episode could take as long
+            cells, boards = [], lambda episode: []
+        whole = episode | {"run": run.name, "boards": cells}
+        if (length := len(json.dumps(whole))) <= room:
+            shown.insert(0, whole)
+            room -= length
+    if len(shown) < len(kept):
+        run.left_out.append(f"{len(kept) - len(shown)} conversations do not fit")
+    return shown, f"Only every {every}th stored step fits into this page." if every > 1 else ""
 
 
 def board_of(name):
@@ -438,15 +500,14 @@ def board_of(name):
     return found if isinstance(found, type) and issubclass(found, Board) else None
 
 
-def boards_of(config):
+def boards_of(run):
     """A function from an episode to its boards before each reply and after the last: rows of the
     indices of tiles. It plays the episode again; [] if the environment has no board, or does not
     show what the model was shown."""
-    names = env_names(config)
+    config, names = run.config, run.envs
     if not all(map(board_of, names)):
         return lambda episode: []
     budgets = {name: getattr(config, name) for name in BUDGETS if getattr(config, name)}
-    pattern = reply_pattern(FORMATS[config.response_format])
 
     @cache
     def groups(split):
@@ -454,6 +515,7 @@ def boards_of(config):
                          budgets, layers=config.layer)
 
     def boards(episode):
+        pattern = reply_pattern(FORMATS[config.response_format])
         env = groups(episode["split"]).envs[names.index(episode["env"])]
         observation, _ = env.reset(seed=episode["seed"],
                                    options={"member": episode.get("member", 0)})

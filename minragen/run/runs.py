@@ -173,8 +173,9 @@ def commit():
 
 def commit_of(folder):
     """The commit that saved a run's last checkpoint; "" if it is not known."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-        return json.loads((folder / "checkpoint" / "manifest.json").read_bytes()).get("commit", "")
+    with contextlib.suppress(Exception):  # there may be none, or anything
+        stored = json.loads((folder / "checkpoint" / "manifest.json").read_bytes())
+        return str(stored.get("commit", ""))[:99]
     return ""
 
 
@@ -347,14 +348,17 @@ def load_config(run):
 def read_config(folder):
     """The Config in folder/config.json. Raises ValueError if there is no valid one."""
     try:
-        stored = json.loads((folder / "config.json").read_text("utf-8"))
+        with open(folder / "config.json", encoding="utf-8") as file:
+            stored = json.loads(file.read(2**16))  # a longer text is no Config
         dict(stored.pop("data_files", {}))  # for `with_files`
         if not stored.get("kl_coef"):  # no effect, and it used to be k3
             stored["kl_estimator"] = Config.kl_estimator
         config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
         for f in dataclasses.fields(config):
             value = getattr(config, f.name)
-            if not isinstance(value, (int, float) if f.type is float else f.type):
+            texts = value if isinstance(value, tuple) else ()
+            if not (isinstance(value, (int, float) if f.type is float else f.type)
+                    and all(isinstance(text, str) for text in texts)):
                 raise TypeError(f"{f.name} is {value!r}")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder}/config.json cannot be read: {error}.") from None
@@ -380,7 +384,7 @@ def write_whole(path, text):
     part = path.with_name(f"{path.name}.{os.getpid()}.part")  # a watcher may write the same file
     with writing(path):
         try:
-            part.write_text(text, encoding="utf-8")
+            part.write_text(text, encoding="utf-8", errors="replace")
             flush(part)
             part.replace(path)
         finally:
