@@ -1108,7 +1108,7 @@ MUTANTS = {
          "a teacher scores the ids of other tokens"),
         ("config))).error:", "config))) and False:",
          "a run begins although its environment cannot"),
-        ("policy.model.generation_config.eos_token_id", "None",
+        ("ends = policy.model.generation_config.eos_token_id", "ends = None",
          "training does not know the model's own ends of a turn"),
         ("config.threads or (", "(", "--threads is ignored"),
         ("policy.tokenizer, config.response_format", 'policy.tokenizer, "free_think"',

@@ -19,6 +19,7 @@ from transformers.utils import cached_file
 from minragen.models import Policy
 from minragen.more.vision import SeeingPolicy, VisionLanguageModel
 
+MOST_LAYERS = 1000
 NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a folder's Python
 
 
@@ -34,12 +35,13 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     dtype = torch.float32 if device.type == "cpu" else "auto" if stored_dtype else torch.bfloat16
     try:
         config = AutoConfig.from_pretrained(source, **NO_CODE)
+        config._attn_implementation = None  # a folder's own may name a kernel to be fetched
         if not (refused := why_unsupported(config)):
             processor = processor_of(config, source)
             kind = AutoModelForImageTextToText if processor else AutoModelForCausalLM
             model, loading = kind.from_pretrained(  # NOTE: see models.load_policy
-                source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True,
-                **NO_CODE)
+                source, config=config, dtype=dtype, output_loading_info=True,
+                ignore_mismatched_sizes=True, **NO_CODE)
             tokenizer = AutoTokenizer.from_pretrained(source, **NO_CODE)
             tokenizer.chat_template = tokenizer.chat_template or getattr(
                 processor, "chat_template", None)
@@ -87,6 +89,8 @@ def why_unsupported(config):
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None) or []
     others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if getattr(text, "num_hidden_layers", 0) > MOST_LAYERS:
+        return f"has {text.num_hidden_layers} layers, expected at most {MOST_LAYERS}"
     if config.is_encoder_decoder:
         return "is an encoder-decoder, and only decoders continue a conversation"
     if others:

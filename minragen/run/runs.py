@@ -202,6 +202,8 @@ def find_checkpoint(folder, say=print, only=""):
     # A save killed between its renames leaves no `checkpoint` but a whole `checkpoint.new`.
     paths = [folder / f"checkpoint{end}" for end in ("", ".new", ".old", ".best")]
     problems = []
+    if folder.exists():
+        refuse_links(folder)
     for path in (p for p in paths if (p / "manifest.json").exists() and p.name.endswith(only)):
         if problem := damage(path):
             problems.append(f"{problem} has changed")
@@ -334,15 +336,23 @@ def load_config(run):
         own = [name for name in known if not name.startswith(("readme-", "findings-"))]
         others = difflib.get_close_matches(run, known)  # also of those that the project stores
         raise ValueError(nearest("run", run, [*dict.fromkeys(own + others)] or known))
+    refuse_links(folder)
+    config = dataclasses.replace(read_config(folder), run=run)
+    for text in (config.env, config.algo, *config.layer):  # package.module:Class
+        if re.search(rf"(^|,)\s*{RUNS.name}[.:]", text):
+            raise ValueError(f"{folder}/config.json names code in {RUNS}/: {text!r}.")
+    return config
+
+
+def refuse_links(folder):
+    """Raise ValueError for what would be written elsewhere, or never ends when it is read."""
     for path in (folder, *folder.rglob("*")):
         if path.is_symlink():
             raise ValueError(f"{path} is a symbolic link, so files could be written elsewhere. "
                              f"Replace it by what it points to.")
-    config = dataclasses.replace(read_config(folder), run=run)
-    for text in (config.env, config.algo, *config.layer):  # package.module:Class
-        if re.search(rf"(^|,)\s*{RUNS.name}\.", text):
-            raise ValueError(f"{folder}/config.json names code in {RUNS}/: {text!r}.")
-    return config
+        linked = path.name in ("lock", "errors.txt") and path.stat().st_nlink > 1
+        if linked or not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{path} is {'a hard link' if linked else 'no file'}. Remove it.")
 
 
 def read_config(folder):

@@ -21,6 +21,7 @@ import transformers
 from minragen import config as settings
 from minragen import starpo
 from minragen.chat import ChatFrame
+from minragen.environments.limits import in_time
 from minragen.envs import IMAGE, SPLITS, Failure, image_of
 from minragen.fast.policies import faster
 from minragen.look import report
@@ -40,6 +41,7 @@ from minragen.run.log import Log
 from minragen.run.proof import prove
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
 
+FRAME_LIMIT = 60  # seconds for a chat template and its tokenizer
 LEAST_ALIKE = 4  # instances that begin alike before that is told: a few may do so by chance
 
 
@@ -98,7 +100,12 @@ def load(config, checkpoint="", say=print):
         config.max_new_tokens, config.warmup_steps, device, say, config.example)
     stored_dtype = checkpoint or config.model in bundled.BUNDLED
     policy = policy_of(config, source, device, stored_dtype, config.model)
-    return policy, frame_of(config, policy, policy.model.generation_config.eos_token_id)
+    ends = policy.model.generation_config.eos_token_id
+    try:
+        return policy, in_time(FRAME_LIMIT, frame_of, config, policy, ends)
+    except TimeoutError:
+        raise ValueError(f"the chat template or tokenizer of model {policy.name!r} takes over "
+                         f"{FRAME_LIMIT} seconds for a few words.") from None
 
 
 def policy_of(config, *given):
