@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -380,8 +381,26 @@ class TestBadInput:
             command(["report", "a"])
         assert sorted(target.iterdir()) == before
 
+    @pytest.mark.parametrize("name, said", [
+        ("lock", "lock is a hard link"), ("errors.txt", "errors.txt is a hard link"),
+        ("trajectories.jsonl", "trajectories.jsonl is no file")])
+    def test_a_run_with_a_hard_linked_lock_or_with_a_pipe_is_refused(
+            self, runs, tmp_path, name, said):
+        """One would be overwritten, the other be read for ever."""
+        store(runs / "a")
+        if name.endswith("jsonl"):
+            os.mkfifo(runs / "a" / name)
+        else:
+            (tmp_path / "mine").write_text("mine")
+            (runs / "a" / name).hardlink_to(tmp_path / "mine")
+        self.check((["--resume", "--run", "a"], said),
+                   (["--env", "bandit", "--model", "tiny", "--init-from", "a"], said))
+        with pytest.raises(SystemExit, match=said):
+            command(["report", "a"])
+        assert name.endswith("jsonl") or (tmp_path / "mine").read_text() == "mine"
+
     @pytest.mark.parametrize("option", [
-        {"env": "runs.a.evil:Evil"}, {"env": "bandit=8, runs.a.evil:Evil=8"},
+        {"env": "runs.a.evil:Evil"}, {"env": "runs:Evil"}, {"env": "bandit=8, runs.a.evil:Evil=8"},
         {"env": "runs.a.evil:Evil-v0"}, {"algo": "runs.a.evil:preset"}])
     def test_python_in_the_folder_of_a_run_is_not_imported(self, runs, tmp_path, option,
                                                            monkeypatch):

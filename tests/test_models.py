@@ -20,9 +20,10 @@ from transformers import AttentionInterface
 
 from minragen import models
 from minragen.cache import KVSlots, states_before
+from minragen.config import preset
 from minragen.fast.policies import faster, usual_attention
 from minragen.models import AdamW, Critic, Policy, token_logprobs
-from minragen.run import bundled
+from minragen.run import bundled, start
 from minragen.run.load import load_policy
 from minragen.run.memory import checkpoint_activations
 from minragen.run.proof import prove
@@ -247,6 +248,26 @@ class TestLoading:
             config.unlink()
         with pytest.raises(ValueError, match=said):
             load_policy(tmp_path)
+
+    @pytest.mark.parametrize("change, said", [
+        ({"num_hidden_layers": 10**6}, "has 1000000 layers, expected at most 1000"),
+        ({"attn_implementation": "somebody/kernel"}, ""),
+        ({"_attn_implementation": "somebody/kernel"}, "")])
+    def test_a_folder_names_no_kernel_to_be_fetched_and_not_a_million_layers(
+            self, change, said, tmp_path):
+        bundled.save_folder(tiny()[0], tmp_path)
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | change))
+        with pytest.raises(RuntimeError, match=said) if said else contextlib.nullcontext():
+            assert load_policy(tmp_path).model.config._attn_implementation == "sdpa"
+
+    def test_a_chat_template_that_computes_for_long_is_refused(self, tmp_path, monkeypatch):
+        tokenizer = copy.deepcopy(tiny()[0].tokenizer)
+        tokenizer.chat_template += "{% for i in range(99999) %}{{ '' }}{% endfor %}" * 9
+        bundled.save_folder(Policy("", tiny()[0].model, tokenizer), tmp_path)
+        monkeypatch.setattr(start, "FRAME_LIMIT", 0.1)
+        with pytest.raises(ValueError, match=r"the chat template or tokenizer .* takes over 0\.1 "):
+            start.load(preset("bandit", model=str(tmp_path)))
 
     @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
     def test_python_in_a_folder_is_never_run_nor_asked_about(self, file, tmp_path, monkeypatch):
