@@ -375,7 +375,7 @@ class TestCommand:
         monkeypatch.setattr(tables_of, "players", lambda training: {})
         evaluation.main(["--env", "lean", "--api", "http://x", "--api-model", "m", "--size", "2",
                          "--temperature", "0.25", "--samples", "2"])
-        assert asked == [("http://x", "m", "free_think", 128, 0.25)]
+        assert asked == [("http://x", "m", "free_think", 128, 0.25, True)]
         printed = capsys.readouterr().out
         assert "m                        1.000" in printed and "pass@2 1.000" in printed
         assert printed.endswith("counted 7,000 tokens of prompts and 20 of replies\n")
@@ -421,7 +421,6 @@ class TestCommand:
                           "--temperature", "0")[:2] == ["tiny", "tiny, greedy"]
         refused((["--env", "bandit,lak"], "unknown env 'lak'"),
                 (["--run", "a", "--model", "tiny"], "--model needs --env"),
-                (["--run", "a", "--env-arg", "slip=0"], "--env-arg has no effect with"),
                 (["--play", "bandit", "--set", "large"], "--set has no effect with"),
                 (["--env", "bandit", "--api-model", "m"], "--api-model needs --api"))
 
