@@ -12,7 +12,7 @@ from conftest import message
 from test_readme import code_blocks
 from training import BRIEF, read_lines, run
 
-from benchmarks import figure, leaderboard
+from benchmarks import figure, leaderboard, pretrained
 from benchmarks.leaderboard import (
     MINUTES,
     RATES,
@@ -318,3 +318,17 @@ class TestModels:
         rates = last.split(" | ")[2:2 + len(REGISTRY)]
         assert rates == [f"{np.mean([lines[-1]['test/success'] for lines in runs]):.2f}"
                          for env in REGISTRY for runs, *_ in [figure.runs_of(env)]]
+
+
+class TestPretrained:
+    def test_its_runs_are_settings_that_training_takes(self):
+        for options in pretrained.RUNS.values():
+            words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+            config = settings.from_options({name: value for name, value in settings.parse(
+                words).items() if name in options})
+            assert config.example and config.lr == 1e-6 and config.group_size == 16
+
+    def test_a_row_says_what_the_first_and_the_last_validation_say(self):
+        row = pretrained.row_of(figure.ROOT / "runs" / "readme-frozenlake-grpo-s0")
+        assert row["before"][0] < row["after - before"][0] + row["before"][0] < row["after"][0]
+        assert (row["n"], row["steps"]) == (256, 110) and row["valid after"] > 0.9
