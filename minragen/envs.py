@@ -322,8 +322,7 @@ class TextEnv(gymnasium.Env):
             counted = self.multi_action or self.budget.max_actions < self.budget.max_turns
             left = f", actions left: {self.actions_left}" if counted else ""
             lines.append(f"Turns left: {self.turns_left}{left}")
-        text = "\n".join(lines)
-        return text if image is None else Observation(text, image)
+        return Observation("\n".join(lines), image)
 
 
 def split_of(instance):

@@ -186,7 +186,7 @@ MUTANTS = {
          "metrics are one process's share of the mini-batch"),
     ],
     "rollout.py": [
-        ("setdefault((t.group_id, t.turns[turn].state)", "setdefault(t.turns[turn].state",
+        ("setdefault((t.group_id, state)", "setdefault(state",
          "GiGPO compares turns of different groups"),
         ("len(self.ids) == self.cap", "len(self.ids) > self.cap",
          "a reply is a token longer than allowed"),
@@ -476,7 +476,7 @@ MUTANTS = {
         ('f"\\n{observation}".find(f"\\n{state}")', "0", "ECHO predicts the reward line"),
     ],
     "more/api.py": [
-        ("in_time(DEADLINE, partial(", "in_time(1e6, partial(",
+        ("                DEADLINE, self", "                1e6, self",
          "a server that drips its headers is read for ever"),
         ("bool(description_parts(self.response_format))", "0",
          "a server is not told how states are described"),
@@ -719,7 +719,7 @@ MUTANTS = {
          "a file that is changed to the same length is not read again"),
         ("if i not in failed", "", "records whose reference solution fails are not left out"),
         ("pause *= 2", "pause += 0", "a line is printed for each record of a slow file"),
-        ("tuple(map(_version, paths))", "_version(paths[0])",
+        ("        for path in paths), *paths)", "        for path in paths[:1]), *paths)",
          "a change of the second of two files is not noticed"),
     ],
     "environments/deepcoder.py": [

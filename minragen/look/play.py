@@ -17,7 +17,7 @@ import numpy as np
 from minragen.chat import Reply, Trajectory
 from minragen.envs import IMAGE, image_of, make
 from minragen.formats import forced_prefix
-from minragen.look.faults import Parser, fault_in, printable
+from minragen.look.faults import Parser, printable
 from minragen.more.converse import converse
 
 SHOWN = 3  # instances of a run's policy that are printed where nobody can press Enter
@@ -99,8 +99,7 @@ def show_episode(t, prefix, wait, say, boards):
         wait()
         say(f"> {prefix}{printable(turn.text)}\n")
     if t.error:
-        fault = fault_in(t)
-        say(f"{fault.traceback}{fault}")
+        say(f"{t.fault.traceback}{t.fault}")
     end = "env error" if t.error else "success" if t.success else "no success"
     rewards = " + ".join(f"{reward:.4g}" for reward in t.turn_rewards)
     say(f"{shown(t.observation, boards[-1])}\n--- {end}, return {t.episode_return:.4g}"
