@@ -180,9 +180,8 @@ MUTANTS = {
          "                                        learner.world.rank, learner.world.size)",
          "max(1, budget))",
          "every process computes all rows, whose gradients count several times"),
-        ("summed(learner.world.gather(\n"
-         "                learner.gradients(learner, mini, config, progress)))",
-         "summed([learner.gradients(learner, mini, config, progress)])",
+        ("learner.world.gather(learner.gradients(learner, mini, config, progress))",
+         "[learner.gradients(learner, mini, config, progress)]",
          "metrics are one process's share of the mini-batch"),
     ],
     "rollout.py": [
