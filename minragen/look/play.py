@@ -129,18 +129,16 @@ def half_blocks(image):
                      for rows in zip(image[::2], image[1::2]))
 
 
-def transcript(name, seed=0, split="train", **options):
+def transcript(name, seed):
     """The solver's episode as text: prompt, answers, observations."""
-    env = make(name, split, **options)
-    t = Trajectory(name, seed, 0, 0, observation=env.reset(seed=seed)[0])
-    lines = [env.system_prompt, "", t.observation]
-
-    def step(_, replies):
-        outcome = env.step(replies[0].answer)
-        lines.extend([f"<answer> {replies[0].answer} </answer>", outcome[0]])
-        return [outcome]
-
-    converse(step, [t], lambda _: ("", Reply(answer=env.solve()[0])))
+    env, over = make(name), False
+    observation, _ = env.reset(seed=seed)
+    lines = [env.system_prompt, "", observation]
+    while not over:
+        answer = env.solve()[0]
+        observation, _, terminated, truncated, _ = env.step(answer)
+        lines += [f"<answer> {answer} </answer>", observation]
+        over = terminated or truncated
     return "\n".join(lines)
 
 
