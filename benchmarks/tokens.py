@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.environments import table
 from minragen import starpo, train
-from minragen.config import TINY, preset
+from minragen.config import PRESETS, preset
 from minragen.run import runs, start
 
 STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-tokens.json"
@@ -113,7 +113,7 @@ def measure(task):
 
 def tasks():
     """(environment, KL or "" for none, seed) of every run."""
-    for env in TINY:
+    for env in PRESETS["tiny"]:
         for kl in KLS if env in COMPARED else ("k2", "k3") if preset(env).kl_coef else ("",):
             yield from ((env, kl, seed) for seed in SEEDS)
 

@@ -22,7 +22,7 @@ from enum import Enum
 from functools import partial
 
 from minragen import formats
-from minragen.envs import IMAGE, image_of
+from minragen.envs import IMAGE, Observation, image_of
 from minragen.template import check_pieces, derive_template
 
 # Metrics that are averaged over an episode's turns; the others are summed.
@@ -62,7 +62,6 @@ class Turn:
     text: str
     reply: Reply
     stop: StopReason
-    state: str = ""  # of the environment before it (TextEnv.state)
     times: tuple = ()  # seconds of time.time(): prompt fed, reply sent, result received
 
 
@@ -96,8 +95,7 @@ class Trajectory:
     member: int
     row: int = 0  # of its EnvGroups
     system: str = ""
-    observation: str = ""  # what the next reply answers
-    state: str = ""  # of the environment, as the next reply finds it
+    observation: Observation = Observation("")  # what the next reply answers
     # One Sequence; in the contexts of more/windows.py one for each turn, with all that it saw.
     sequences: list = field(default_factory=lambda: [Sequence()])
     turn_rewards: list = field(default_factory=list)
@@ -116,7 +114,7 @@ class Trajectory:
         if isinstance(observation, Exception):
             t.fail(observation)
         else:
-            t.observation, t.state = observation, observation.state
+            t.observation = observation
         return t
 
     @property
@@ -156,9 +154,8 @@ class Trajectory:
             self.fail(outcome)
             outcome = self.error, 0.0, False, False, {}
         observation, reward, terminated, truncated, info = outcome
-        self.turns.append(Turn(self.observation, text, reply, stop, self.state, times))
+        self.turns.append(Turn(self.observation, text, reply, stop, times))
         self.turn_rewards.append(float(reward))
-        self.state = getattr(observation, "state", "")
         self.observation, self.success = observation, self.success or info.get("success", 0) > 0
         for name, value in info.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + value

@@ -43,7 +43,6 @@ _TABLES = _presets()
 ALGOS, MODELS, ROOM = _TABLES["algo"], _TABLES["model"], _TABLES["room"]
 PRETRAINED, DESCRIPTION = MODELS["pretrained"], _TABLES["format"]["part"]
 PRESETS = {model: _TABLES[model] for model in ("tiny", "tiny-vlm")}
-TINY, TINY_VLM = map(PRESETS.get, ("tiny", "tiny-vlm"))
 
 
 def opt(default, text, choices=(), least=0, most=2**31):
@@ -236,6 +235,8 @@ def parse(argv):
         parser.add_argument("--" + f.name.replace("_", "-"), **kind, help=(
             f.metadata["help"] + (choices and f": {choices}") + f" [{f.default}]"))
     given, unknown = parser.parse_known_args(argv)
+    if given.resume and not vars(given).get("run"):
+        raise ValueError("--resume needs --run NAME.")
     if unknown:
         raise ValueError(unknown_option(unknown[0].partition("=")[0], {
             f.name: f.metadata["help"] for f in dataclasses.fields(Config)}))

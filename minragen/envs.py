@@ -338,8 +338,7 @@ class TextEnv(gymnasium.Env):
             counted = self.multi_action or self.budget.max_actions < self.budget.max_turns
             left = f", actions left: {self.actions_left}" if counted else ""
             lines.append(f"Turns left: {self.turns_left}{left}")
-        text = "\n".join(lines)
-        return text if image is None else Observation(text, image)
+        return Observation("\n".join(lines), image)
 
 
 def split_of(instance):
@@ -445,8 +444,7 @@ class EnvGroups:
         for name in dict.fromkeys(self.names):
             own = options_of(name, options or {}, dict(mixture))
             budget = replace(make(name, split, **own).budget, **(budgets or {}))
-            self._given[name] = dict(name=name, split=split, budget=budget, layers=layers,
-                                     **own)
+            self._given[name] = dict(name=name, split=split, budget=budget, layers=layers, **own)
         self.envs = [make(**self._given[self.names[group]]) for group, _ in self.places]
         self.seeds, self._broken, self._results = [None] * num_groups, set(), {}
 
@@ -496,12 +494,11 @@ class EnvGroups:
         try:
             shown, reward, terminated, truncated, info = result
             return (Observation(str.__str__(shown), image_of(shown), str.__str__(env.state)),
-                    number(reward), *[x if type(x) is bool else bool(number(x))
-                                      for x in (terminated, truncated)],
+                    number(reward), bool(number(terminated)), bool(number(truncated)),
                     {metric_name(name): number(x) for name, x in dict.items(info)})
         except (TypeError, ValueError) as problem:
-            raise ValueError(f"{type(env).__name__}.step() returned {result!r:.200}: {problem}"
-                             ) from problem
+            said = f"{type(env).__name__}.step() returned {result!r:.200}: {problem}"
+            raise ValueError(said) from problem
 
     def _each(self, rows, function):
         """What function(row) returned for each row, or its Failure."""

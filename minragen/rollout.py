@@ -419,8 +419,8 @@ def make_batch(trajectories):
         last = {turn: position for position, turn in enumerate(sequence.turn_ids) if turn >= 0}
         for turn, position in last.items():
             rewards[b, position] = t.turn_rewards[turn]
-            state_ids[b, position] = states.setdefault((t.group_id, t.turns[turn].state),
-                                                       len(states))
+            state = t.turns[turn].observation.state
+            state_ids[b, position] = states.setdefault((t.group_id, state), len(states))
         predicted_mask[b, sequence.predicted] = True
     lengths = torch.tensor([len(sequence.tokens) for sequence, _, _ in rows])
     return Batch(

@@ -202,8 +202,9 @@ def update(learner, batch, config, step, log=QUIET):
     steps, skipped = [], 0  # metrics of each optimizer step
     with log.progress(f"step {step}: rows trained on") as progress:
         for mini in mini_batches(batch, config, step):  # in epochs x mini-batches
-            sums = summed(learner.world.gather(
-                learner.gradients(learner, mini, config, progress)))
+            sums = Counter()
+            for part in learner.world.gather(learner.gradients(learner, mini, config, progress)):
+                sums.update(part)  # adds; not all processes need to have all names
             for name, optimizer in learner.optimizers():
                 learner.world.sum_gradients(optimizer.masters)
                 sums[name] = float(optimizer.step(config.max_grad_norm))
@@ -214,14 +215,6 @@ def update(learner, batch, config, step, log=QUIET):
     metrics = {name: sum(sums[name] for sums in steps) / len(steps) for name in steps[0]}
     return metrics | {"updates_skipped": skipped,
                       "logprob_gap": steps[0]["logprob_gap"]}  # before the policy has moved
-
-
-def summed(parts):
-    """{name: sum} over dictionaries of numbers. Not all of them need to have all names."""
-    sums = Counter()
-    for part in parts:
-        sums.update(part)  # adds
-    return sums
 
 
 # ---- Which episodes ------------------------------------------------------------------------------

@@ -180,13 +180,12 @@ MUTANTS = {
          "                                        learner.world.rank, learner.world.size)",
          "max(1, budget))",
          "every process computes all rows, whose gradients count several times"),
-        ("summed(learner.world.gather(\n"
-         "                learner.gradients(learner, mini, config, progress)))",
-         "summed([learner.gradients(learner, mini, config, progress)])",
+        ("learner.world.gather(learner.gradients(learner, mini, config, progress))",
+         "[learner.gradients(learner, mini, config, progress)]",
          "metrics are one process's share of the mini-batch"),
     ],
     "rollout.py": [
-        ("setdefault((t.group_id, t.turns[turn].state)", "setdefault(t.turns[turn].state",
+        ("setdefault((t.group_id, state)", "setdefault(state",
          "GiGPO compares turns of different groups"),
         ("len(self.ids) == self.cap", "len(self.ids) > self.cap",
          "a reply is a token longer than allowed"),
@@ -476,7 +475,7 @@ MUTANTS = {
         ('f"\\n{observation}".find(f"\\n{state}")', "0", "ECHO predicts the reward line"),
     ],
     "more/api.py": [
-        ("in_time(DEADLINE, partial(", "in_time(1e6, partial(",
+        ("                DEADLINE, self", "                1e6, self",
          "a server that drips its headers is read for ever"),
         ("self.max_new_tokens, self.example)", "self.max_new_tokens)",
          "a server is not shown the example"),
@@ -719,7 +718,7 @@ MUTANTS = {
          "a file that is changed to the same length is not read again"),
         ("if i not in failed", "", "records whose reference solution fails are not left out"),
         ("pause *= 2", "pause += 0", "a line is printed for each record of a slow file"),
-        ("tuple(map(_version, paths))", "_version(paths[0])",
+        ("        for path in paths), *paths)", "        for path in paths[:1]), *paths)",
          "a change of the second of two files is not noticed"),
     ],
     "environments/deepcoder.py": [
@@ -886,7 +885,8 @@ MUTANTS = {
          "a submission reads the packages installed beside the standard library"),
     ],
     "environments/limits.py": [
-        ("    if error:\n        raise error\n", "", "a request that fails in time returns None"),
+        ("ended.set_exception(error)", "ended.set_result(None)",
+         "a request that fails in time returns None"),
     ],
     "look/serve.py": [
         ("if self in self.connections and self.cycle is None", "if self in self.connections",

@@ -94,7 +94,7 @@ def play_episode(learner, frame, groups, i, observation, config):
         answer = frame.parse(learner.policy.tokenizer.decode(said[:-1] if ended else said)).answer
         turns.append((observation, answer, said))
         try:
-            episode.turns.append(SimpleNamespace(state=env.state))
+            episode.turns.append(SimpleNamespace(observation=SimpleNamespace(state=env.state)))
             observation, reward, terminated, truncated, info = env.step(answer)
             episode.void = episode.void or not info["valid"]
         except OSError as failure:
@@ -316,7 +316,7 @@ def make_row(learner, episode, sequence, config):
 def observed(tokenizer, row):
     """Positions of the tokens of the states that replies led to: what the prompts between replies
     say apart from the reward and the chat template."""
-    found, states = [], [turn.state for turn in row.episode.turns]
+    found, states = [], [turn.observation.state for turn in row.episode.turns]
     for k in range(1, 1 + max(row.turn_ids)):
         replied = [t for t, turn in enumerate(row.turn_ids) if turn == k - 1][-1]
         shown = range(replied + 1, row.turn_ids.index(k))
@@ -422,8 +422,9 @@ def compare_turns(row, members, config):
     """GiGPO: add each turn's return compared with those of all turns in the same state."""
     for tokens in row.turns:
         k = row.turn_ids[tokens[0]]
+        state = row.episode.turns[k].observation.state
         others = [return_from(e, i, config.step_gamma) for e in members
-                  for i, turn in enumerate(e.turns) if turn.state == row.episode.turns[k].state]
+                  for i, turn in enumerate(e.turns) if turn.observation.state == state]
         own = return_from(row.episode, k, config.step_gamma) - mean(others)
         row.advantages[tokens] += own / (std(others) + 1e-6 if config.norm_by_std else 1.0)
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from toys import tiny
 
 from minragen.chat import ChatFrame
-from minragen.config import TINY, preset
+from minragen.config import PRESETS, preset
 from minragen.environments.frozenlake import FrozenLake
 from minragen.envs import REGISTRY, EnvGroups, TextEnv, make
 from minragen.models import Policy
@@ -214,7 +214,7 @@ class TestBundledWeights:
         assert path.name == f"tiny-{env}-{key}.safetensors"
         longest = max(np.bincount(np.array(row.turn_ids)[row.response_mask]).max()
                       for t in played[0] for row in t.sequences)
-        assert longest <= TINY[env]["max_new_tokens"]
+        assert longest <= PRESETS["tiny"][env]["max_new_tokens"]
         loss, _ = loss_and_checksums(env)
         assert loss[-1] < 0.2 * loss[0]
 

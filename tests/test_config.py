@@ -15,7 +15,7 @@ from minragen import config as settings
 from minragen import envs
 from minragen import eval as evaluation
 from minragen.__main__ import main as command
-from minragen.config import ALGOS, ROOM, TINY, Config, preset
+from minragen.config import ALGOS, PRESETS, ROOM, Config, preset
 from minragen.envs import REGISTRY
 from minragen.look import report
 from minragen.options import ELSEWHERE, nearest, parse_options
@@ -121,7 +121,7 @@ class TestOptions:
 
 class TestPresets:
     def test_every_environment_has_a_preset_and_every_preset_an_environment(self):
-        assert set(TINY) == set(REGISTRY)
+        assert set(PRESETS["tiny"]) == set(REGISTRY)
 
     def test_presets_are_valid_as_they_stand(self):
         for env in REGISTRY:
@@ -186,8 +186,8 @@ class TestPresets:
 
     def test_a_mixture_takes_the_larger_of_each_number_and_no_ones_choices(self):
         mixed = preset("frozenlake,bandit")
-        assert mixed.max_context == TINY["frozenlake"]["max_context"]
-        assert mixed.steps == max(TINY[env]["steps"] for env in ("frozenlake", "bandit"))
+        assert mixed.max_context == PRESETS["tiny"]["frozenlake"]["max_context"]
+        assert mixed.steps == max(PRESETS["tiny"][env]["steps"] for env in ("frozenlake", "bandit"))
         assert preset("webshop").aggregation == "seq-mean-token-mean"
         assert preset("webshop,frozenlake").aggregation == Config.aggregation == "token-mean"
         assert preset("webshop", "dapo").aggregation == "token-mean"

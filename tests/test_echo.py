@@ -8,6 +8,7 @@ from training import metrics, run
 
 from minragen.chat import Trajectory
 from minragen.config import preset
+from minragen.envs import Observation
 from minragen.more.echo import EchoFrame
 from minragen.rollout import collect, make_batch
 from minragen.run.groups import env_groups
@@ -32,7 +33,7 @@ class TestPredicted:
             (row,) = t.sequences
             shown = frame.tokenizer.decode([row.tokens[i] for i in row.predicted])
             assert len(t.turns) > 2
-            assert shown == "".join(turn.state for turn in t.turns[1:])
+            assert shown == "".join(turn.observation.state for turn in t.turns[1:])
             for word in ("Reward", "Turns", "valid", "<think>"):
                 assert word not in shown and word in frame.tokenizer.decode(row.tokens)
             assert not any(row.response_mask[i] for i in row.predicted)
@@ -51,7 +52,7 @@ class TestPredicted:
         frame = EchoFrame(tokenizer, end_ids=end)
         t = Trajectory("x", 0, 0, 0)
         state = "player: (0, 2)\ngoal: (3, 3)"
-        t.observation, t.state = f"Reward: 0\n{state}\nTurns left: 3", state
+        t.observation = Observation(f"Reward: 0\n{state}\nTurns left: 3", state=state)
         t.add_prompt(frame.open("rules", "begin"))
         t.add_reply(frame.encode("</think><answer>Up</answer>"), [0.0] * 200, 0)
         assert frame.next(t, rules_of(preset("frozenlake", model="x")))

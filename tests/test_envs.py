@@ -448,7 +448,7 @@ def played(*spoils, rows=3):
 
 def plain(t):
     """The episode, whose values are all plain."""
-    states = [turn.state for turn in t.turns] + [t.state, t.error, t.system, *t.metrics]
+    states = [turn.observation.state for turn in t.turns] + [t.error, t.system, *t.metrics]
     assert {*map(type, states)} == {str} and type(t.observation) in (str, Observation)
     assert {*map(type, [0.0, *t.turn_rewards, *t.metrics.values()])} == {float}
     assert np.isfinite([*t.turn_rewards, *t.metrics.values()]).all()

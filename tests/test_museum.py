@@ -17,7 +17,7 @@ from minragen import config as settings
 from minragen import envs, models, rollout, starpo
 from minragen import train as trainer
 from minragen.config import Config
-from minragen.envs import EnvGroups
+from minragen.envs import EnvGroups, Observation
 from minragen.models import Policy, token_logprobs
 from minragen.rollout import Rules, StopReason, collect, make_batch
 from minragen.run import bundled, runs
@@ -30,7 +30,7 @@ def written(*rows):
     trajectories = []
     for member, (group, episode_return, length) in enumerate(rows):
         t = rollout.Trajectory("frozenlake", group, group, member, turn_rewards=[episode_return],
-                               turns=[SimpleNamespace(state="")])
+                               turns=[SimpleNamespace(observation=Observation(""))])
         t.add_prompt([3, 4, 5])
         t.add_reply([*range(10, 10 + length)], [0.0] * length, 0)
         trajectories.append(t)

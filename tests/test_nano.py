@@ -14,6 +14,7 @@ from minragen import nano
 from minragen import train as trainer
 from minragen.chat import ChatFrame, Sequence, Trajectory
 from minragen.config import preset
+from minragen.envs import Observation
 from minragen.models import AdamW
 from minragen.options import parse_options
 from minragen.rollout import make_batch
@@ -46,8 +47,9 @@ def test_the_gradients_of_each_optimizer_step_are_those_of_train(played, monkeyp
     learner = trainer.Learner(policy, frame, AdamW(policy.model.parameters(), config.lr))
     rows = [Sequence(e.tokens, e.response_mask, [mask - 1 for mask in e.response_mask],
                      e.sample_logprobs) for e in episodes]
+    turn = SimpleNamespace(observation=Observation(""))
     batch = make_batch([Trajectory("", 0, i // 4, i % 4, turn_rewards=[e.episode_return],
-                                   turns=[SimpleNamespace(state="")], sequences=[rows[i]])
+                                   turns=[turn], sequences=[rows[i]])
                         for i, e in enumerate(episodes)])
     batch, _ = trainer.compute_targets(learner, batch, config)
     metrics = trainer.update(learner, batch, config, step=1)

@@ -28,7 +28,7 @@ from minragen import rollout
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.environments import layers
-from minragen.envs import OURS, REGISTRY, EnvGroups, make
+from minragen.envs import OURS, REGISTRY, EnvGroups, Observation, make
 from minragen.look import diagnostics
 from minragen.look.faults import fault_of
 from minragen.metrics import describe, waiting
@@ -64,7 +64,7 @@ def played(*argv):
 def episode(env="lake", rewards=(0.0, 1.0), tokens=(2, 3), stop=StopReason.TERMINATED, **metrics):
     """A trajectory written by hand: turns of so many sampled tokens after one of a prompt each."""
     trajectory = Trajectory(env, 1, 0, 0, turn_rewards=rewards, stop=stop,
-                            turns=[SimpleNamespace(state="") for _ in rewards],
+                            turns=[SimpleNamespace(observation=Observation("")) for _ in rewards],
                             success=rewards[-1] == 1, metrics=metrics)
     for k, count in enumerate(tokens):
         trajectory.add_prompt([9])

@@ -34,11 +34,9 @@ def cache_folder():
 def cached_until_changed(load):
     """Cache `load(*paths)` until one of the files has another size or time of change."""
     cached = functools.lru_cache(maxsize=8)(lambda _versions, *paths: load(*paths))
-    return lambda *paths: cached(tuple(map(_version, paths)), *paths)
-
-
-def _version(path):
-    return os.path.isfile(path) and (os.path.getmtime(path), os.path.getsize(path))
+    return lambda *paths: cached(tuple(
+        os.path.isfile(path) and (os.path.getmtime(path), os.path.getsize(path))
+        for path in paths), *paths)
 
 
 def refuse_with(env, data, *names):

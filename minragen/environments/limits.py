@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from queue import Empty, SimpleQueue
+from concurrent.futures import Future, wait
 
 STEP_TIME_LIMIT = 60.0  # seconds of a core for a step; a reply's own limits are lower
 
@@ -25,25 +25,21 @@ def within_time_limit(function, *arguments):
         signal.signal(signal.SIGALRM, before)
 
 
-def in_time(seconds, function, *arguments):
-    """function(*arguments), called in a thread, or TimeoutError after `seconds`.
+def in_time(seconds, function, *arguments, **named):
+    """function(*arguments, **named), called in a thread, or TimeoutError after `seconds`.
 
     Time limits of sockets begin anew with each byte, so a server that drips its headers, or sends
     `100 Continue` for ever, would never end. The thread is then left to itself.
     """
-    ended = SimpleQueue()
+    ended = Future()
 
     def call():
         try:
-            ended.put((function(*arguments), None))
-        except BaseException as error:  # it is raised again below
-            ended.put((None, error))
+            ended.set_result(function(*arguments, **named))
+        except BaseException as error:
+            ended.set_exception(error)
 
-    threading.Thread(target=call, daemon=True).start()
-    try:
-        result, error = ended.get(timeout=max(0.01, seconds))
-    except Empty:
-        raise TimeoutError("timed out") from None
-    if error:
-        raise error
-    return result
+    threading.Thread(target=call, daemon=True).start()  # it does not keep Python from its exit
+    if not wait([ended], max(0.01, seconds)).done:
+        raise TimeoutError("timed out")
+    return ended.result()

@@ -202,24 +202,21 @@ def search_server(index, port=0):
                 connection.sendall(b"HTTP/1.0 503 Service Unavailable\r\n\r\n")
             super().shutdown_request(connection)
 
+        def process_request_thread(self, connection, address):
+            limit = threading.Timer(ARRIVAL, give_up, [connection])
+            limit.start()  # dripping bytes do not renew it
+            super().process_request_thread(connection, address)
+            limit.cancel()
+
         def shutdown_request(self, connection):
             super().shutdown_request(connection)
             places.release()
 
+    def give_up(connection):
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
     class Handler(BaseHTTPRequestHandler):
-        def setup(self):
-            super().setup()
-            self.limit = threading.Timer(ARRIVAL, self._give_up)  # dripping bytes do not renew it
-            self.limit.start()
-
-        def _give_up(self):
-            with contextlib.suppress(OSError):
-                self.connection.shutdown(socket.SHUT_RDWR)
-
-        def finish(self):
-            self.limit.cancel()
-            super().finish()
-
         def do_GET(self):
             self._answer("/health", lambda: {
                 "status": "healthy", "corpus_size": len(index.passages), "index_type": "bm25",

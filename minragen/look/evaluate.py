@@ -61,7 +61,7 @@ def evaluate(groups_of, split, size, play, samples=1, greedy=True):
     for name, player in players(groups_of("train", DEMONSTRATIONS)).items():
         with contextlib.suppress(NotImplementedError):
             played[name] = scripted(groups, player)
-    faults.warn([faults.fault_in(t) for ts in (*played.values(), *again) for t in ts if t.error])
+    faults.warn([t.fault for ts in (*played.values(), *again) for t in ts if t.error])
     if not any(t.metrics.get("valid") for t in first):
         print("warning   no reply is valid: does the model reply in the form that it is asked for? "
               "See --out FOLDER.", file=sys.stderr)

@@ -100,11 +100,6 @@ def _found(error):
                                    ))[:MOST_CHARACTERS])
 
 
-def fault_in(trajectory):
-    """The Fault that ended an episode; its sentence alone where nothing has found the line."""
-    return trajectory.fault or Fault(trajectory.error)
-
-
 def is_refusal(error):
     """Whether a `raise` of this package made the exception.
 

@@ -17,7 +17,7 @@ import numpy as np
 from minragen.chat import Reply, Trajectory
 from minragen.envs import IMAGE, image_of, make
 from minragen.formats import forced_prefix
-from minragen.look.faults import Parser, fault_in, printable
+from minragen.look.faults import Parser, printable
 from minragen.more.converse import converse
 
 SHOWN = 3  # instances of a run's policy that are printed where nobody can press Enter
@@ -99,8 +99,7 @@ def show_episode(t, prefix, wait, say, boards):
         wait()
         say(f"> {prefix}{printable(turn.text)}\n")
     if t.error:
-        fault = fault_in(t)
-        say(f"{fault.traceback}{fault}")
+        say(f"{t.fault.traceback}{t.fault}")
     end = "env error" if t.error else "success" if t.success else "no success"
     rewards = " + ".join(f"{reward:.4g}" for reward in t.turn_rewards)
     say(f"{shown(t.observation, boards[-1])}\n--- {end}, return {t.episode_return:.4g}"
@@ -130,18 +129,16 @@ def half_blocks(image):
                      for rows in zip(image[::2], image[1::2]))
 
 
-def transcript(name, seed=0, split="train", **options):
+def transcript(name, seed):
     """The solver's episode as text: prompt, answers, observations."""
-    env = make(name, split, **options)
-    t = Trajectory(name, seed, 0, 0, observation=env.reset(seed=seed)[0])
-    lines = [env.system_prompt, "", t.observation]
-
-    def step(_, replies):
-        outcome = env.step(replies[0].answer)
-        lines.extend([f"<answer> {replies[0].answer} </answer>", outcome[0]])
-        return [outcome]
-
-    converse(step, [t], lambda _: ("", Reply(answer=env.solve()[0])))
+    env, over = make(name), False
+    observation, _ = env.reset(seed=seed)
+    lines = [env.system_prompt, "", observation]
+    while not over:
+        answer = env.solve()[0]
+        observation, _, terminated, truncated, _ = env.step(answer)
+        lines += [f"<answer> {answer} </answer>", observation]
+        over = terminated or truncated
     return "\n".join(lines)
 
 

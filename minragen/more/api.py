@@ -15,7 +15,6 @@ import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 
 from minragen.chat import Reply, Trajectory, reply_pattern
 from minragen.environments.limits import in_time
@@ -78,8 +77,7 @@ class Server:
                 wait(played, return_when=FIRST_EXCEPTION)
             finally:  # after an error the others end with the turn that they are in
                 self.stopped.set()
-                for future in played:
-                    future.cancel()
+                pool.shutdown(wait=False, cancel_futures=True)
             for future in played:
                 future.result()
         return trajectories
@@ -88,7 +86,7 @@ class Server:
         """Raise RuntimeError if nothing answers at the address, before a request is tried again
         with growing waits. Any answer will do."""
         try:
-            in_time(5, partial(self.http.get, self.url, timeout=5))
+            in_time(5, self.http.get, self.url, timeout=5)
         except Exception as problem:  # of httpx or of httpx2, by openai's version
             if type(problem).__name__ in ("ConnectError", "ConnectTimeout"):
                 raise RuntimeError(f"{self.url}: Connection error. {problem}. Is the server "
@@ -117,10 +115,10 @@ class Server:
         """The text of the model's next message; its tokens are counted if the server tells them."""
         messages = [*t.messages(), {"role": "user", "content": t.observation}]
         try:
-            answer = in_time(DEADLINE, partial(
-                self.client.chat.completions.create,
-                model=self.model, messages=list(map(with_image, messages)),
-                temperature=self.temperature, max_tokens=self.max_new_tokens))
+            answer = in_time(
+                DEADLINE, self.client.chat.completions.create, model=self.model,
+                messages=list(map(with_image, messages)), temperature=self.temperature,
+                max_tokens=self.max_new_tokens)
             text, usage = self._text_of(answer.choices[0].message), answer.usage
             sizes = usage and (int(usage.prompt_tokens), int(usage.completion_tokens))
         except self.error as problem:

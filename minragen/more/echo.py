@@ -23,8 +23,8 @@ class EchoFrame(ChatFrame):
         """As ChatFrame's; also notes the positions of the state in what it appends."""
         begin = len(trajectory.tokens)
         if fits := super().next(trajectory, rules):
-            places = self.places(trajectory.tokens[begin:], trajectory.observation,
-                                 trajectory.state)
+            shown = trajectory.observation
+            places = self.places(trajectory.tokens[begin:], shown, shown.state)
             trajectory.sequences[-1].predicted += [begin + i for i in places]
         return fits
 

@@ -252,7 +252,7 @@ def demonstrate(frame, groups, step, answer_of=None):
     for row, observation in enumerate(groups.reset(DEMONSTRATION_SEED + step * len(groups))):
         if isinstance(observation, Exception):
             raise observation
-        t = Trajectory(groups.names[row], groups.seeds[row], row, 0)
+        t = Trajectory.begin(groups, row, observation)
         t.add_prompt(frame.open(frame.system_message(groups.envs[row]), observation))
         trajectories.append(t)
     while live:

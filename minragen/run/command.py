@@ -37,8 +37,6 @@ def train(argv):
     try:
         given = settings.parse(argv)
         resume, show = given.pop("resume"), given.pop("print_config")
-        if resume and "run" not in given:
-            raise ValueError("--resume needs --run NAME.")
         config = settings.unchecked({"model": "tiny", **given})
         for name in settings.env_names(config):
             if ":" not in name and name not in REGISTRY:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from queue import Empty, SimpleQueue
 
 from minragen.config import BUDGETS, env_names, preset_of
@@ -157,10 +156,6 @@ class _Call:
     limit: float = 0.0  # seconds that it may take
     thread: threading.Thread | None = None
 
-    @property
-    def deadline(self):
-        return self.begun + self.limit
-
 
 class _Calls:
     """Resets or steps of an EnvGroups that have begun and whose results were not taken yet."""
@@ -205,8 +200,8 @@ class _Calls:
         while self.running:
             left = None  # seconds to wait; None: a result is there
             if self.ended.empty():
-                first = min(self.running.values(), key=attrgetter("deadline"))
-                left = max(0.0, first.deadline - time.monotonic())
+                first = min(self.running.values(), key=lambda call: call.begun + call.limit)
+                left = max(0.0, first.begun + first.limit - time.monotonic())
                 if left and len(results) >= least:
                     break
             try:

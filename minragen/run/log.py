@@ -23,7 +23,7 @@ from tqdm import tqdm
 from minragen import train
 from minragen.envs import ServerGone
 from minragen.look import diagnostics
-from minragen.look.faults import fault_in, fault_of, first_line
+from minragen.look.faults import fault_of, first_line
 from minragen.more import loggers
 from minragen.more.vision import images_of
 from minragen.run import distributed, runs
@@ -242,11 +242,11 @@ class Log(train.Log, contextlib.AbstractContextManager):
             "turn_rewards": t.turn_rewards, "messages": t.messages(), **images_of(t),
             "replies": replies(t, self.tokenizer)} for t in played[:SAMPLE] + failed[:SAMPLE]])
         if failed:
-            firsts = {fault_in(t).place: t for t in reversed(failed) if fault_in(t).place}
+            firsts = {t.fault.place: t for t in reversed(failed) if t.fault.place}
             kept = {place: self.keep(t.fault, f"step {step}, {split}, {t.env}")
                     for place, t in firsts.items()}
             (message, place, env), _ = Counter(
-                (t.error, fault_in(t).place, t.env) for t in failed).most_common(1)[0]
+                (t.error, t.fault.place, t.env) for t in failed).most_common(1)[0]
             kept_in = f"; traceback in {kept[place]}" if kept.get(place) else ""
             where = f" ({env}, {place}{kept_in})" if place else ""
             tqdm.write(f"env error {len(failed)} {split} episodes failed in their environment and "

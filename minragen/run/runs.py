@@ -280,8 +280,6 @@ def load_trainer_state(checkpoint, learner):
 # ---- Resuming ------------------------------------------------------------------------------------
 def resumed_config(given):
     """The run's own Config with the given options, which may only be those of FREE_ON_RESUME."""
-    if not given.get("run"):
-        raise ValueError("--resume needs --run NAME.")
     stored = with_files(load_config(given["run"]), given.get("env_arg", ()))
     given = given | {"env_arg": stored.env_arg}
     for name, value in given.items():

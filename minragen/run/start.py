@@ -125,7 +125,9 @@ def frame_of(config, policy, end_ids=None):
 
 def build_learner(config, groups, checkpoint_of=None, say=print):
     """The Learner of a new run, or of a checkpoint if the folder of a run is given."""
-    torch.set_num_threads(config.threads or (1 if on_one_core(config) else distributed.own_cores()))
+    _, device, _ = bundled.choose_model(config.model, config.device)
+    one = config.model in bundled.TINY_MODELS and device.type == "cpu"  # more cores do not pay
+    torch.set_num_threads(config.threads or (1 if one else distributed.own_cores()))
     begun = checkpoint_of or config.init_from and runs.RUNS / config.init_from
     checkpoint = begun and runs.find_checkpoint(begun, say)
     with distributed.main_process_first():  # the warm-up fills the cache
@@ -179,12 +181,6 @@ def teacher_of(config, policy):
                          f"{policy.name!r}, so its logprobs are of other tokens.")
     teacher.model.requires_grad_(False)
     return teacher
-
-
-def on_one_core(config):
-    """Whether more threads of PyTorch do not pay."""
-    _, device, _ = bundled.choose_model(config.model, config.device)
-    return config.model in bundled.TINY_MODELS and device.type == "cpu"
 
 
 def refuse_long_prompts(config, frame, groups):

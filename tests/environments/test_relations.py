@@ -54,6 +54,7 @@ class TestLanguage:
 
     def test_the_time_to_read_and_score_a_text_is_linear_in_its_length(self):
         truth = [("goal", "below", "right"), ("hole", "above", "left")] * 50
+        assert relation_f1(truth, truth, {"goal": 0.7, "hole": 0.3}) == 1  # imports scipy.optimize
         for piece in ("goal below right;", ";", "goal below ", "İ\u2003"):
             text, began = piece * (300_000 // len(piece)), time.process_time()
             assert relation_f1(read_relations(text), truth, {"goal": 0.7, "hole": 0.3}) < 1

@@ -6,7 +6,7 @@ import pytest
 from test_bundled import fresh, loss_and_checksums
 
 from minragen.chat import ChatFrame
-from minragen.config import TINY_VLM, preset
+from minragen.config import PRESETS, preset
 from minragen.envs import SPLITS
 from minragen.run import bundled
 from minragen.run.bundled import ASSETS, warm_up, warmup_key
@@ -22,7 +22,7 @@ class TestBundledWeights:
         assert losses == pytest.approx(loss[:2], rel=1e-4)
         assert bundled.checksums(policy.model) == pytest.approx(checksums, rel=1e-3, abs=1e-3)
 
-    @pytest.mark.parametrize("env", sorted(TINY_VLM))
+    @pytest.mark.parametrize("env", sorted(PRESETS["tiny-vlm"]))
     def test_so_has_the_model_that_sees_and_its_key_is_the_presets(self, env):
         config = preset(env, model="tiny-vlm")
         groups = functools.partial(env_groups, config)
