@@ -27,7 +27,8 @@ class KVSlots:
 
     FOOTGUN: `new_zeros`, never `new_empty`: a masked key still adds 0 * value, and 0 * nan is nan.
 
-    capacity: tokens a row, rounded up to 64: a GPU's kernels copy masks of an odd width
+    capacity: tokens a row, rounded up to a multiple of 64, because a GPU's attention copies masks
+        of other widths
     """
 
     def __init__(self, model, rows, capacity):

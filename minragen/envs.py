@@ -40,12 +40,12 @@ SEPARATOR = "||"  # between the actions of one turn
 IMAGE = "<image>"  # the placeholder of an observation's image
 SPLITS = ("train", "val", "test")
 # Names of a run's own metrics (docs/metrics.md), which no environment and no metric of one has.
-OURS = """val test first_turn trajectory gradient step pass@G episode_return reward_std groups_kept
-    groups_zero_std rollouts turns response_tokens reply_tokens context_full env_errors void entropy
-    overlong_penalty grounding worldmodeling env_return policy_loss clip_fraction approx_kl kl_ref
-    kl_reward kl_reward_coef echo_loss grad_norm critic_grad_norm updates_skipped logprob_gap regime
-    value_loss explained_variance seconds rollout_seconds rollout_idle waited tokens_per_second
-    elapsed valid_thinking distinct_3""".split()  # noqa: SIM905
+RUN_METRICS = """val test first_turn trajectory gradient step pass@G episode_return reward_std
+    groups_kept groups_zero_std rollouts turns response_tokens reply_tokens context_full env_errors
+    void entropy overlong_penalty grounding worldmodeling env_return policy_loss clip_fraction
+    approx_kl kl_ref kl_reward kl_reward_coef echo_loss grad_norm critic_grad_norm updates_skipped
+    logprob_gap regime value_loss explained_variance seconds rollout_seconds rollout_idle waited
+    tokens_per_second elapsed valid_thinking distinct_3""".split()  # noqa: SIM905
 
 
 @dataclass(frozen=True)
@@ -410,12 +410,13 @@ def number(x):
 @functools.lru_cache(2**12)
 def metric_name(name):
     """What an environment, or its metric, is called in a run's metrics: another name, which is
-    printed, if it is one of OURS or has other signs than these."""
+    printed, if it is one of RUN_METRICS or has a character that no metric's name may have."""
     name = str.__str__(name)
-    if name.partition("/")[0] not in OURS and re.fullmatch(r"[\w ./:@%+-]{1,99}", name):
+    if name.partition("/")[0] not in RUN_METRICS and re.fullmatch(r"[\w ./:@%+-]{1,99}", name):
         return name
     other = "env." + re.sub(r"[^\w .:@%+-]", "_", name)[:90]
-    print(f"warning   metrics cannot be called {name!a:.99}, so it is {other!a}", flush=True)
+    print(f"warning   the run uses the metric's name {name!a:.99}, or it has a forbidden "
+          f"character, so it is logged as {other!a}", flush=True)
     return other
 
 
@@ -464,8 +465,9 @@ class EnvGroups:
             self._broken.remove(row)
         env = self.envs[row]
         first, _ = env.reset(seed=self.seeds[group], options={"member": member})
-        if not isinstance(first, str) or type(env.system_prompt) is not str:
-            raise TypeError(f"{type(env).__name__}.reset() returned {first!r:.200}")
+        for what, text in (("reset() returned", first), ("system_prompt is", env.system_prompt)):
+            if not isinstance(text, str):
+                raise TypeError(f"{type(env).__name__}.{what} {text!r:.200}, expected a str.")
         return Observation(str.__str__(first), image_of(first), str.__str__(env.state))
 
     def step(self, rows, replies):

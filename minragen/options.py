@@ -41,7 +41,7 @@ def nearest(kind, name, known, elsewhere=()):
 
 
 def short(value):
-    """An option's value in tables and first lines: of a folder's path the last part."""
+    """The value as tables and first lines show it: a folder's name instead of its path."""
     is_path = isinstance(value, str) and (os.path.isdir(value) or value.startswith(("/", ".")))
     return os.path.basename(os.path.abspath(value)) if is_path else value
 

@@ -43,7 +43,7 @@ LOSS_SCALINGS = ("none", "linear", "sqrt")
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
 ZERO = 1e-10  # a |score| that is no larger counts as 0
 # Sums of the same rewards in another order differ by rounding, and so do stds of equal spread.
-ROUNDING = 1e-6  # numbers count as equal that differ by this share of the largest
+ROUNDING = 1e-6  # two numbers are equal if they differ by at most this share of the largest one
 ASYMMETRIC = (-1.0, 3.0)  # bounds of `asym_clip`: a bad episode counts less than a good one
 
 

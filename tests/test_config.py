@@ -338,6 +338,7 @@ class TestBadInput:
             (["--kl-coef", "1", "--kl-estimator", "k1"], "unknown kl_estimator 'k1'"),
             (["--reward", "success", "--response-format", "grounding", "--grounding-reward", "1"],
              "reward success pays for nothing else"),
+            (["--algo", "maxrl", "--layer", "random_reward"], "and no layer random_reward"),
             (["--grounding-reward", "1"], "Use --response-format grounding or grounding_world"),
             (["--response-format", "grounding", "--worldmodeling-reward", "1"],
              "Use --response-format worldmodeling or grounding_worldmodeling."),

@@ -23,7 +23,7 @@ from minragen.cache import KVSlots, states_before
 from minragen.config import preset
 from minragen.fast.policies import faster, usual_attention
 from minragen.models import AdamW, Critic, Policy, token_logprobs
-from minragen.run import bundled, start
+from minragen.run import bundled, load, start
 from minragen.run.load import load_policy
 from minragen.run.memory import checkpoint_activations
 from minragen.run.proof import prove
@@ -265,7 +265,7 @@ class TestLoading:
         tokenizer = copy.deepcopy(tiny()[0].tokenizer)
         tokenizer.chat_template += "{% for i in range(99999) %}{{ '' }}{% endfor %}" * 9
         bundled.save_folder(Policy("", tiny()[0].model, tokenizer), tmp_path)
-        monkeypatch.setattr(start, "FRAME_LIMIT", 0.1)
+        monkeypatch.setattr(load, "FRAME_LIMIT", 0.1)
         with pytest.raises(ValueError, match=r"the chat template or tokenizer .* takes over 0\.1 "):
             start.load(preset("bandit", model=str(tmp_path)))
 

@@ -511,8 +511,8 @@ class TestDataFile:
 
     @pytest.mark.parametrize("option, why", [
         ("data=other.jsonl", "their contents differ"), ("data=.", "there is no such file"),
-        ("count=4", "no checksum is stored"), ("more=4", "no checksum is stored")])
-    def test_another_content_and_other_options_are_refused(
+        ("corpus=other.jsonl", "no checksum is stored")])
+    def test_another_content_and_a_file_that_was_not_there_are_refused(
             self, moved, tmp_path, monkeypatch, option, why):
         config, old, new = moved
         monkeypatch.chdir(tmp_path)
@@ -521,6 +521,17 @@ class TestDataFile:
         given = [f"data={new}", option]
         with pytest.raises(ValueError, match=f"'a': {name} was .*, got '?{value}'?: {why}"):
             with_files(config, given)
+
+    def test_any_other_option_keeps_its_value_even_if_a_file_has_its_name(
+            self, moved, tmp_path, monkeypatch):
+        config, _, new = moved
+        monkeypatch.chdir(tmp_path)
+        for value in ("3", "4"):
+            Path(value).touch()
+        assert runs_module.data_files(["count=3", f"data={new}"]).keys() == {"data"}
+        for option in ("count=4", "more=4"):
+            with pytest.raises(ValueError, match="'a' keeps its settings: .* Start a new run"):
+                with_files(config, [f"data={new}", option])
 
     def test_of_a_run_without_checksums_the_old_file_must_still_be_there_and_equal(
             self, moved, runs):

@@ -374,10 +374,10 @@ ELSEWHERE = {
     "kl_horizon", "attention", "activation_checkpointing",
     # by test_rows.py, test_stale.py, test_distil.py and test_models.py,
     "feed_share", "stale", "tis_cap", "teacher", "float32_logits",
-    # or belong to other files: environments/test_layers.py and test_relations.py, test_envs.py and
-    # test_vision.py.
-    "layer", "freeze_vision", "grounding_reward", "worldmodeling_reward", "max_actions_per_turn",
-    "max_actions"}
+    # or belong to other files: environments/test_examples.py, test_layers.py and test_relations.py,
+    # test_envs.py and test_vision.py.
+    "example", "layer", "freeze_vision", "grounding_reward", "worldmodeling_reward",
+    "max_actions_per_turn", "max_actions"}
 
 
 class TestOptions:

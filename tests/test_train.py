@@ -28,7 +28,7 @@ from minragen import rollout
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.environments import layers
-from minragen.envs import OURS, REGISTRY, EnvGroups, Observation, make
+from minragen.envs import REGISTRY, RUN_METRICS, EnvGroups, Observation, make
 from minragen.look import diagnostics
 from minragen.look.faults import fault_of
 from minragen.metrics import describe, waiting
@@ -598,7 +598,7 @@ class TestMetrics:
         logged |= TIMES | {"first_turn/seconds", "trajectory/seconds"}
         ours = {key for key in logged if "/" not in key} - {"success", "valid", "effective"}
         assert ours | {"reply_tokens", "val", "test", "first_turn", "trajectory", "gradient"} == {
-            *OURS}
+            *RUN_METRICS}
         # What single environments and the layers report.
         for module in (layers, *(inspect.getmodule(type(make(name))) for name in REGISTRY)):
             source = inspect.getsource(module)

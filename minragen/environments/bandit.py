@@ -37,7 +37,7 @@ class Bandit(TextEnv):
                 "reversed": False, "mixed": False}
     instruction = ("You play a bandit with two arms. What an arm pays is related to its name: "
                    "think about what the names mean. Answer with the name of one arm.")
-    # Names without a risk, so that it does not tell which kind pays more.
+    # Names that suggest no risk, so that the example does not tell which kind of arm pays more.
     example = ("Circle and Square: neither name tells me more, so I take the second.", "Square",
                "Two arms, Circle and Square.", "Square paid something.")
     # Pairs (safe, risky).

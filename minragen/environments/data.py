@@ -73,11 +73,11 @@ def read_each(path, build, refusal, useless="of no use"):
 def playable(path, problems, plays):
     """The problems of a file without those whose reference solution fails; how many is printed.
 
-    At most PLAYED are played, evenly spread: the same ones in every process, and so that all have
-    the same data, `plays` may not depend on how busy a machine is.
+    At most PLAYED are played, evenly spread, the same ones in every process. `plays` must not
+    depend on how busy the machine is, or processes would keep different data.
     plays: problem -> whether its reference solution earns everything, or None if that cannot be
         told or there is none; called in threads
-    raises: ValueError if all of them fail
+    raises: ValueError if all that were played fail
     """
     step = -(-len(problems) // PLAYED) or 1
     with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -85,10 +85,10 @@ def playable(path, problems, plays):
     failed = {step * i for i, right in enumerate(played) if right is False}
     if count := sum(right is not None for right in played):
         tell(f"{path}: left out because the reference solution fails: {len(failed)} of {count}.")
-    kept = tuple(problem for i, problem in enumerate(problems) if i not in failed)
-    if problems and not kept:
-        raise ValueError(f"all reference solutions of {path} fail: expected some that are right.")
-    return kept
+        if len(failed) == count:
+            raise ValueError(f"all {count} reference solutions of {path} that were run fail: "
+                             f"expected some that are right.")
+    return tuple(problem for i, problem in enumerate(problems) if i not in failed)
 
 
 def watched(things, doing):

@@ -470,7 +470,8 @@ def mbpp_problem(record):
     if not names:
         return None
     setup = [record.get("test_setup_code") or "", *(record.get("test_imports") or ())]
-    check = [*setup, f"def check({names[0]}):", *(f"  {test}" for test in tests[1:] or tests)]
+    check = [*setup, f"def check({names[0]}):",
+             *(textwrap.indent(test, "  ") for test in tests[1:] or tests)]
     question = first_of(record, "text", "prompt").strip()
     return CodeProblem(key=f"{question} {tests}", text=f"{question}\n{tests[0]}",
                        meaning=" ".join(question.split()), name=names[0], solution=code,

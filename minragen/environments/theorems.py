@@ -149,12 +149,13 @@ def load_minif2f(path):
 def theorem_of(row):
     """The last theorem of a record. Raises ValueError if there is none to be proved.
 
-    `name` is only where Lean is asked to look: `LeanChecker.check` proves that it is the goal's.
+    `name` is a guess from the text; `LeanChecker.check` proves that it is the goal's name.
     """
     text, given = row["formal_statement"], row.get("header") or ""
     found = re.fullmatch(
         r"(?s)(.*(?<![\w.'!?]))(?:theorem|lemma)\s+([^\W\d][\w'!?]*(?:\.[^\W\d][\w'!?]*)*)(?!\w)"
-        r".*?(:=)\s*(?:by\b)?\s*(?:\b(?:sorry|admit)\b)?\s*(?:\bend\b[ \t]*[\w.]*\s*)*",
+        r".*?(:=)\s*(?:by\b)?\s*(?:\b(?:sorry|admit)\b)?\s*"
+        r"(?:\bend\b(?:[ \t]+(?!end\b)[\w.]+)?\s*)*",
         masked(text))
     header = f"{given}\n{text[:found.end(1)]}".strip() if found else ""
     code = masked(header)

@@ -483,8 +483,11 @@ def conversations(run, size):
     for episode in reversed(kept):
         try:
             cells = within_time_limit(boards, episode)
-        except Exception:  # a damaged file; the next episode could take as long
+        except TimeoutError:  # the next episode could take as long
             cells, boards = [], lambda episode: []
+            run.left_out.append("boards take too long to draw")
+        except Exception:  # a damaged episode
+            cells = []
         whole = episode | {"run": run.name, "boards": cells}
         if (length := len(json.dumps(whole))) <= room:
             shown.insert(0, whole)

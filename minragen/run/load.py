@@ -16,10 +16,12 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
+from minragen.environments.limits import in_time
 from minragen.models import Policy
 from minragen.more.vision import SeeingPolicy, VisionLanguageModel
 
 MOST_LAYERS = 1000
+FRAME_LIMIT = 60  # seconds for a chat template and its tokenizer
 NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a folder's Python
 
 
@@ -84,13 +86,25 @@ def processor_of(config, source):
     return processor if hasattr(processor, "image_processor") else None
 
 
+def frame_in_time(kind, policy, *given, **named):
+    """kind(policy.tokenizer, ...), a ChatFrame. Raises ValueError if a foreign chat template or
+    tokenizer computes for long."""
+    try:
+        return in_time(FRAME_LIMIT, kind, policy.tokenizer, *given, **named)
+    except TimeoutError:
+        raise ValueError(f"the chat template or tokenizer of model {policy.name!r} takes over "
+                         f"{FRAME_LIMIT} seconds for a few words.") from None
+
+
 def why_unsupported(config):
     """Why keys and values of this architecture cannot be cached by position; "" if they can."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None) or []
     others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if getattr(text, "num_hidden_layers", 0) > MOST_LAYERS:
-        return f"has {text.num_hidden_layers} layers, expected at most {MOST_LAYERS}"
+    layers = max(getattr(part, name, 0) or 0 for name in ("num_hidden_layers", "depth")
+                 for part in (config, text, getattr(config, "vision_config", None)))
+    if layers > MOST_LAYERS:
+        return f"has {layers} layers, expected at most {MOST_LAYERS}"
     if config.is_encoder_decoder:
         return "is an encoder-decoder, and only decoders continue a conversation"
     if others:

@@ -26,6 +26,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -34,7 +35,7 @@ import transformers
 from safetensors import SafetensorError
 from tqdm import tqdm
 
-from minragen.config import RUN_NAME, Config, check
+from minragen.config import DATA, RUN_NAME, Config, check
 from minragen.more import lora
 from minragen.options import nearest, parse_options
 
@@ -260,7 +261,8 @@ def load_trainer_state(checkpoint, learner):
 
     state = load(checkpoint / "trainer.pt", learner.policy.device)
     for name in COUNTERS:
-        setattr(learner, name, state.get(name, False))
+        # Older checkpoints do not say it: at step 0 they were saved before the validation.
+        setattr(learner, name, {"unvalidated": state["step"] == 0, **state}[name])
     learner.optimizer.load_state_dict(state["optimizer"])
     if learner.critic:
         lora.load(learner.critic, state["critic"]["model"])
@@ -299,9 +301,13 @@ def resumed_config(given):
 
 
 def data_files(texts):
-    """{environment option: `checksum`} of the options whose value is a file."""
+    """{environment option: `checksum`} of the options that bring a file of the user."""
     return {name: checksum(value) for name, value in parse_options(texts).items()
-            if isinstance(value, str) and os.path.isfile(value)}
+            if is_data(name) and isinstance(value, str) and os.path.isfile(value)}
+
+
+def is_data(name):
+    return name.rpartition(".")[2] in (*DATA, "instructions")
 
 
 def with_files(config, texts):
@@ -316,12 +322,14 @@ def with_files(config, texts):
     expected = data_files(config.env_arg if given else ()) | dict(stored.get("data_files", {}))
     was, found = parse_options(config.env_arg), data_files(moved)
     for name, value in parse_options([*moved, *texts]).items():
+        if not is_data(name) and value != was.get(name):
+            raise ValueError(f"run {config.run!r} keeps its settings: {name} was "
+                             f"{was.get(name)!r}, got {value!r}. Start a new run.")
         if found.get(name) != expected[name] if name in expected else value != was.get(name):
             why = ("no checksum is stored to compare with" if name not in expected else
                    "their contents differ" if name in found else "there is no such file")
             raise ValueError(f"run {config.run!r}: {name} was {was.get(name)!r}, got {value!r}: "
-                             f"{why}. A run keeps its settings. Only a data file may move, and "
-                             f"--env-arg {name}=PATH says where it is.")
+                             f"{why}. --env-arg {name}=PATH says where the same file is.")
     return dataclasses.replace(config, env_arg=moved)
 
 
@@ -345,11 +353,15 @@ def load_config(run):
 def refuse_links(folder):
     """Raise ValueError for what would be written elsewhere, or never ends when it is read."""
     for path in (folder, *folder.rglob("*")):
-        if path.is_symlink():
+        try:
+            found = path.lstat()
+        except FileNotFoundError:  # a run that trains has just renamed it
+            continue
+        if stat.S_ISLNK(found.st_mode):
             raise ValueError(f"{path} is a symbolic link, so files could be written elsewhere. "
                              f"Replace it by what it points to.")
-        linked = path.name in ("lock", "errors.txt") and path.stat().st_nlink > 1
-        if linked or not (path.is_file() or path.is_dir()):
+        linked = path.name in ("lock", "errors.txt") and found.st_nlink > 1
+        if linked or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
             raise ValueError(f"{path} is {'a hard link' if linked else 'no file'}. Remove it.")
 
 

@@ -21,7 +21,6 @@ import transformers
 from minragen import config as settings
 from minragen import starpo
 from minragen.chat import ChatFrame
-from minragen.environments.limits import in_time
 from minragen.envs import IMAGE, SPLITS, Failure, image_of
 from minragen.fast.policies import faster
 from minragen.look import report
@@ -36,12 +35,11 @@ from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
 from minragen.run.command import opening_line
 from minragen.run.groups import backends, check_environments, env_groups
-from minragen.run.load import load_policy
+from minragen.run.load import frame_in_time, load_policy
 from minragen.run.log import Log
 from minragen.run.proof import prove
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
 
-FRAME_LIMIT = 60  # seconds for a chat template and its tokenizer
 LEAST_ALIKE = 4  # instances that begin alike before that is told: a few may do so by chance
 
 
@@ -100,12 +98,7 @@ def load(config, checkpoint="", say=print):
         config.max_new_tokens, config.warmup_steps, device, say, config.example)
     stored_dtype = checkpoint or config.model in bundled.BUNDLED
     policy = policy_of(config, source, device, stored_dtype, config.model)
-    ends = policy.model.generation_config.eos_token_id
-    try:
-        return policy, in_time(FRAME_LIMIT, frame_of, config, policy, ends)
-    except TimeoutError:
-        raise ValueError(f"the chat template or tokenizer of model {policy.name!r} takes over "
-                         f"{FRAME_LIMIT} seconds for a few words.") from None
+    return policy, frame_of(config, policy, policy.model.generation_config.eos_token_id)
 
 
 def policy_of(config, *given):
@@ -119,8 +112,8 @@ def frame_of(config, policy, end_ids=None):
     """How a Config's conversations are held. Proves that appending equals rendering."""
     kind = EchoFrame if config.echo_coef else ChatFrame if config.context == "full" else partial(
         WindowedFrame, context=config.context, window=config.window)
-    return kind(policy.tokenizer, config.response_format, end_ids, config.max_new_tokens,
-                vision.image_store_of(policy), config.example)
+    return frame_in_time(kind, policy, config.response_format, end_ids, config.max_new_tokens,
+                         vision.image_store_of(policy), config.example)
 
 
 def build_learner(config, groups, checkpoint_of=None, say=print):
@@ -142,7 +135,9 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     if image_store := vision.image_store_of(policy):
         image_store.expect(groups["train"].reset(TRAIN_SEED))
     say(f"proved    {prove(policy, config.max_context)}")
-    for warning in alike(refuse_long_prompts(config, frame, groups), groups):
+    firsts = first_observations(groups)
+    check_first_prompts(config, frame, groups, firsts)
+    for warning in alike(firsts, groups):
         say(f"warning   {warning}")
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
                       world=distributed.world(), kl_reward_coef=config.kl_reward_coef,
@@ -183,12 +178,15 @@ def teacher_of(config, policy):
     return teacher
 
 
-def refuse_long_prompts(config, frame, groups):
-    """{split: first observations}. Raises ValueError for a context that a first prompt already
-    fills, RuntimeError for an environment that does not begin. Proves for each environment that
-    its text is read."""
-    firsts = {split: held.reset(TRAIN_SEED if split == "train" else 0)
-              for split, held in groups.items()}
+def first_observations(groups):
+    """{split: the first observation of each row}"""
+    return {split: held.reset(TRAIN_SEED if split == "train" else 0)
+            for split, held in groups.items()}
+
+
+def check_first_prompts(config, frame, groups, firsts):
+    """Raise ValueError for a context that a first prompt already fills, or for an environment whose
+    text the model would not see; RuntimeError for an environment that does not begin."""
     read = set()
     for split, held in groups.items():
         for row, observation in enumerate(firsts[split]):
@@ -199,7 +197,6 @@ def refuse_long_prompts(config, frame, groups):
             if t.env not in read:
                 refuse_lost_text(frame, t)
             read.add(t.env)
-    return firsts
 
 
 def alike(firsts, groups):

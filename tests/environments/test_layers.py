@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from conftest import message, parsed
@@ -284,7 +285,7 @@ class TestRuns:
             observation, _, *ends, _ = env.step(answer)
             over = any(ends)
         assert len({*boards}) > 2  # without noise there are two
-        assert report.boards_of(config)({
+        assert report.boards_of(SimpleNamespace(config=config, envs=["frozenlake"]))({
             "split": "val", "env": "frozenlake", "seed": 3, "member": 1, "messages": messages}
             ) == [*cells, env.cells()]
         t = Trajectory("frozenlake", 3, 0, 1, turns=turns)
