@@ -22,7 +22,7 @@ from minragen.options import ELSEWHERE, nearest, parse_options
 from minragen.run import start
 from minragen.run.bundled import choose_model
 from minragen.run.groups import check_environments
-from minragen.run.runs import read_config
+from minragen.run.runs import load_config, read_config
 from minragen.train import World, choose_groups, main
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -399,6 +399,13 @@ class TestBadInput:
         with pytest.raises(SystemExit, match=said):
             command(["report", "a"])
         assert name.endswith("jsonl") or (tmp_path / "mine").read_text() == "mine"
+
+    def test_a_file_that_is_renamed_while_it_is_looked_at_is_nothing_to_refuse(
+            self, runs, monkeypatch):
+        """A run that trains renames its files, and `make report` may look at it."""
+        store(runs / "a")
+        monkeypatch.setattr(Path, "rglob", lambda folder, _: [folder / "metrics.jsonl.part"])
+        assert load_config("a").run == "a"
 
     @pytest.mark.parametrize("option", [
         {"env": "runs.a.evil:Evil"}, {"env": "runs:Evil"}, {"env": "bandit=8, runs.a.evil:Evil=8"},

@@ -434,6 +434,18 @@ class TestDamage:
         assert run.left_out == ["only 6 of 13 steps are drawn"]
         assert "In 13 training episodes the environment failed." in report.problems(run)
 
+    def test_a_conversation_that_cannot_be_replayed_takes_no_board_from_the_others(self, tmp_path):
+        env = make("frozenlake", "val", view="coord", frozen=0.8)  # as in tiny's preset
+        observation, _ = env.reset(seed=3, options={"member": 0})
+        run = Run(store(tmp_path / "a"))
+        good = run.episodes[0] | {
+            "split": "val", "env": "frozenlake", "seed": 3, "member": 0, "images": [], "messages": [
+                {"role": "system", "content": ""}, {"role": "user", "content": observation},
+                {"role": "assistant", "content": "no answer"}]}
+        run.episodes = [good, good | {"env": "nowhere"}]
+        shown, _ = conversations(run, 50_000)
+        assert [bool(e["boards"]) for e in shown] == [True, False]
+
     def test_a_conversation_that_is_too_long_is_left_out(self, tmp_path):
         folder = store(tmp_path / "a")
         episode = read_lines(folder / "trajectories.jsonl")[-1] | {"error": "x" * 10**6}
