@@ -246,6 +246,10 @@ class TextEnv(gymnasium.Env):
             return {}
         own = self.example or (f"I try {self.actions[0]} first.",
                                f" {SEPARATOR} ".join(self.actions[:1 + self.multi_action]))
+        if not (isinstance(own, (tuple, list)) and len(own) in (2, 4)
+                and all(isinstance(text, str) and "</" not in text for text in own)):
+            raise ValueError(f"{type(self).__name__}.example is {own!r:.200}, expected (thought, "
+                             f"answer), two texts without closing tags.")
         thought, answer, seen, predicted = (*own, "...", "...")[:4]
         if self.multi_action:
             answer = self._in_turns([action.strip() for action in answer.split(SEPARATOR)])[0]

@@ -14,6 +14,7 @@ from toys import tiny
 from benchmarks import alarms
 from minragen import models, rollout
 from minragen.chat import ChatFrame
+from minragen.config import Config
 from minragen.envs import REGISTRY
 from minragen.look import diagnostics
 from minragen.look.diagnostics import (
@@ -394,9 +395,16 @@ class TestFirstLook:
             self, valid, returns, line, words):
         played = [SimpleNamespace(metrics={"valid": valid}, success=reward == 1, group_id=k // 2,
                                   episode_return=reward) for k, reward in enumerate(returns)]
-        said, warning = diagnostics.first_look(played)
+        said, warning = diagnostics.first_look(played, Config())
         assert said.startswith("before the first update: ") and line in said
         assert words in warning and bool(words) == bool(warning)
+
+    def test_members_that_earn_the_same_are_no_obstacle_where_none_are_compared(self):
+        played = [SimpleNamespace(metrics={"valid": 1.0}, success=reward == 1, group_id=reward,
+                                  episode_return=reward) for reward in (0, 1, 0, 1)]
+        for options, warns in ((dict(filter="none", advantages="reinforce"), False),
+                               (dict(filter="none"), True), (dict(advantages="gae"), True)):
+            assert bool(diagnostics.first_look(played, Config(**options))[1]) == warns
 
 
 class TestAlarms:

@@ -250,7 +250,8 @@ class TestLoading:
             load_policy(tmp_path)
 
     @pytest.mark.parametrize("change, said", [
-        ({"num_hidden_layers": 10**6}, "has 1000000 layers, expected at most 1000"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, expected at most 1000"),
+        ({"vision_config": {"depth": 10**9}}, "depth is 1000000000, expected at most 1000"),
         ({"attn_implementation": "somebody/kernel"}, ""),
         ({"_attn_implementation": "somebody/kernel"}, "")])
     def test_a_folder_names_no_kernel_to_be_fetched_and_not_a_million_layers(
@@ -258,7 +259,7 @@ class TestLoading:
         bundled.save_folder(tiny()[0], tmp_path)
         config = tmp_path / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | change))
-        with pytest.raises(RuntimeError, match=said) if said else contextlib.nullcontext():
+        with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
             assert load_policy(tmp_path).model.config._attn_implementation == "sdpa"
 
     def test_a_chat_template_that_computes_for_long_is_refused(self, tmp_path, monkeypatch):

@@ -137,7 +137,8 @@ class ObservationDropout(Chance):
 
 
 class RandomReward(Chance):
-    """An episode pays 1 at its end with `probability`, otherwise 0, whatever was done in it.
+    """An episode pays 1 at its end with `probability`, otherwise 0, whatever was done in it. One
+    that fills the model's context has no end and pays 0.
 
     A control: success that rises under it does not come from the task's rewards (Shao et al. 2025,
     "Spurious Rewards"). The model sees the same texts as without it.

@@ -398,11 +398,11 @@ def regime(first, now):
     return "template collapse" if low_mi else "diverse"
 
 
-def first_look(played):
+def first_look(played, config):
     """(what the policy does before the first update, why RL cannot begin or ""), both in words.
 
-    RL reinforces what some members of a group do better than others. So there must be valid
-    replies, a success among them, and members that earn differently.
+    RL reinforces what some episodes do better than others. So there must be valid replies, a
+    success among them, and, if members of a group are compared, members that earn differently.
     """
     valid, solved = (fmean(values) for values in zip(*(
         (t.metrics.get("valid", 0.0), t.success) for t in played)))
@@ -415,7 +415,8 @@ def first_look(played):
     if valid < FEW_VALID or not solved:
         return line, ("RL can only reinforce what is sometimes done. Begin with --warmup-steps "
                       "40, an easier option of the environment, or --response-format no_think.")
-    if not apart:
+    compares = starpo.ESTIMATORS[config.advantages][0] == "group" or config.filter != "none"
+    if not apart and compares:
         return line, ("all members of each group earn the same, so there is nothing to learn. Take "
                       "harder instances or a higher temperature.")
     return line, ""

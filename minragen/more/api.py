@@ -98,8 +98,12 @@ class Server:
             with self.stepping:
                 return groups.step(rows, replies)
 
-        env = groups.envs[t.row]
-        t.system = system_message(env, self.response_format, self.max_new_tokens, self.example)
+        told = groups.attempt(t.row, system_message, groups.envs[t.row], self.response_format,
+                              self.max_new_tokens, self.example)
+        if isinstance(told, Exception):
+            t.fail(told)
+            return
+        t.system = told
         converse(step, [t], lambda t: None if self.stopped.is_set() else self._reply(t))
 
     def _reply(self, t):

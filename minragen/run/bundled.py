@@ -51,7 +51,7 @@ from minragen.options import nearest, short
 from minragen.rollout import make_batch
 from minragen.run.distributed import progress_bar
 from minragen.run.groups import most_turns
-from minragen.run.load import NO_CODE, frame_in_time, load_policy
+from minragen.run.load import NO_CODE, foreign, load_policy
 from minragen.run.runs import save_policy
 from minragen.run.tiny import EXPERT, UNTRAINED, recipe_of
 
@@ -104,8 +104,9 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
             policy = faster(UNTRAINED[name](envs, response_format))
         else:
             policy = faster(load_policy(source_of(name), device, name in BUNDLED, name))
-        frame = frame_in_time(ChatFrame, policy, response_format, max_new_tokens=max_new_tokens,
-                              image_store=image_store_of(policy), example=example)
+        frame = foreign(name, ChatFrame, policy.tokenizer, response_format,
+                        max_new_tokens=max_new_tokens, image_store=image_store_of(policy),
+                        example=example)
         groups = demonstration_groups(policy, groups_of)
         stem = f"{asset_stem(name, groups)}-{warmup_key(policy, frame, groups, steps)}"
     except NotImplementedError as problem:

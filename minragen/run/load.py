@@ -5,6 +5,8 @@ Reading order: `load_policy`, `why_unsupported`. What the weights compute is pro
 Tests: `python -m pytest tests/test_models.py tests/test_families.py`.
 """
 
+import re
+
 import torch
 from huggingface_hub.errors import HFValidationError
 from transformers import (
@@ -13,6 +15,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoProcessor,
     AutoTokenizer,
+    PreTrainedConfig,
 )
 from transformers.utils import cached_file
 
@@ -36,6 +39,7 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     device, name = torch.device(device), name or str(source)
     dtype = torch.float32 if device.type == "cpu" else "auto" if stored_dtype else torch.bfloat16
     try:
+        refuse_many_layers(PreTrainedConfig.get_config_dict(source)[0])
         config = AutoConfig.from_pretrained(source, **NO_CODE)
         config._attn_implementation = None  # a folder's own may name a kernel to be fetched
         if not (refused := why_unsupported(config)):
@@ -60,8 +64,8 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     if wrong:  # what is missing would stay random
         raise ValueError(f"the weights of model {name!r} do not fit its config.json: "
                          f"{'; '.join(wrong)}. Take the config.json and names that belong to them.")
-    spelt = tokenizer.decode(tokenizer("a", add_special_tokens=False)["input_ids"])
-    if spelt.strip().lower() != "a":  # transformers makes a tokenizer without words of no files
+    spelt = tokenizer.decode(foreign(name, tokenizer, "a", add_special_tokens=False)["input_ids"])
+    if spelt.strip().lower() != "a":  # without files transformers makes one that has no words
         raise ValueError(f"the tokenizer of model {name!r} reads 'a' as {spelt!r}: its files are "
                          f"missing or broken. Give a folder with a tokenizer.json.")
     size, added = model.config.get_text_config().vocab_size, tokenizer.added_tokens_decoder
@@ -86,14 +90,24 @@ def processor_of(config, source):
     return processor if hasattr(processor, "image_processor") else None
 
 
-def frame_in_time(kind, policy, *given, **named):
-    """kind(policy.tokenizer, ...), a ChatFrame. Raises ValueError if a foreign chat template or
-    tokenizer computes for long."""
+def foreign(name, function, *given, **named):
+    """function(...), which uses the chat template or tokenizer of the model `name`. Raises
+    ValueError if they compute for long."""
     try:
-        return in_time(FRAME_LIMIT, kind, policy.tokenizer, *given, **named)
+        return in_time(FRAME_LIMIT, function, *given, **named)
     except TimeoutError:
-        raise ValueError(f"the chat template or tokenizer of model {policy.name!r} takes over "
+        raise ValueError(f"the chat template or tokenizer of model {name!r} takes over "
                          f"{FRAME_LIMIT} seconds for a few words.") from None
+
+
+def refuse_many_layers(stored):
+    """Raise ValueError for a config.json, or a part of it, with so many layers that building a
+    model, or its configuration, would take all memory."""
+    for key, value in stored.items():
+        if isinstance(value, dict):
+            refuse_many_layers(value)
+        elif re.fullmatch(r"(num|n)_(hidden_)?layers?|depth", key) and value > MOST_LAYERS:
+            raise ValueError(f"{key} is {value}, expected at most {MOST_LAYERS}.")
 
 
 def why_unsupported(config):
@@ -101,10 +115,6 @@ def why_unsupported(config):
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None) or []
     others = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    layers = max(getattr(part, name, 0) or 0 for name in ("num_hidden_layers", "depth")
-                 for part in (config, text, getattr(config, "vision_config", None)))
-    if layers > MOST_LAYERS:
-        return f"has {layers} layers, expected at most {MOST_LAYERS}"
     if config.is_encoder_decoder:
         return "is an encoder-decoder, and only decoders continue a conversation"
     if others:

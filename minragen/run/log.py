@@ -90,7 +90,7 @@ class Log(train.Log, contextlib.AbstractContextManager):
 
     def diagnose(self, step, played):
         if step == 1 and not self.config.zero_task:
-            line, warning = diagnostics.first_look(played)
+            line, warning = diagnostics.first_look(played, self.config)
             self.say(f"start     {line}")
             if warning:
                 self.say(f"warning   {warning}")
@@ -117,8 +117,13 @@ class Log(train.Log, contextlib.AbstractContextManager):
                       f"so there is nothing to learn from. Is the task solved, or never solved? If "
                       f"few replies are valid, raise --warmup-steps.")
         elif self.config.early_stop:
-            reason = diagnostics.early_stop([*self.history, *[metrics] * bool(metrics)])
-            reason = learner.world.gather(reason)[0]  # process 0 alone has the history
+            lines = [*self.history, metrics]
+            if not metrics:  # a resumed run judges its last step again: before the validation, too
+                lines = self.history[:-1] + [
+                    {name: value for name, value in line.items() if not name.startswith("val/")}
+                    for line in self.history[-1:]]
+            # Process 0 alone has the history.
+            reason = learner.world.gather(diagnostics.early_stop(lines))[0]
         return reason and f"{reason} Read {self.folder}/trajectories.jsonl."
 
     def write(self, metrics):

@@ -35,7 +35,7 @@ from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
 from minragen.run.command import opening_line
 from minragen.run.groups import backends, check_environments, env_groups
-from minragen.run.load import frame_in_time, load_policy
+from minragen.run.load import foreign, load_policy
 from minragen.run.log import Log
 from minragen.run.proof import prove
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
@@ -112,8 +112,8 @@ def frame_of(config, policy, end_ids=None):
     """How a Config's conversations are held. Proves that appending equals rendering."""
     kind = EchoFrame if config.echo_coef else ChatFrame if config.context == "full" else partial(
         WindowedFrame, context=config.context, window=config.window)
-    return frame_in_time(kind, policy, config.response_format, end_ids, config.max_new_tokens,
-                         vision.image_store_of(policy), config.example)
+    return foreign(policy.name, kind, policy.tokenizer, config.response_format, end_ids,
+                   config.max_new_tokens, vision.image_store_of(policy), config.example)
 
 
 def build_learner(config, groups, checkpoint_of=None, say=print):

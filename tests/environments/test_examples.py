@@ -114,6 +114,15 @@ class Lever(TextEnv):
     actions, multi_action, budget = ("Pull", "Push", "Wait"), True, Budget(3, 2, 6)
 
 
+@pytest.mark.parametrize("example", [
+    ("only a thought",), "text", (1, 2), ("a", "b</answer>"), ("a", "b", "c"), 7])
+def test_an_example_that_shows_no_reply_is_refused_by_name(example):
+    env = Lever()
+    env.example = example
+    with pytest.raises(ValueError, match="Lever.example is .*, expected .thought, answer."):
+        env.example_parts()
+
+
 def test_an_environment_without_one_gets_one_made_of_its_actions_if_it_has_any():
     assert system_message(Lever(), "no_think", example=True).splitlines()[-1] == (
         "For example: <answer>Pull || Push</answer>")
