@@ -889,8 +889,11 @@ MUTANTS = {
          "a request that fails in time returns None"),
     ],
     "look/serve.py": [
-        ("if self in self.connections and self.cycle is None", "if self in self.connections",
+        ("self.cycle.more_body or self.cycle.response_complete", "True",
          "an answer may take no longer than a request"),
+        ("self.cycle.more_body or", "", "a body that drips keeps a connection for ever"),
+        (" or self.cycle.response_complete", "", "half of a second request is never sent away"),
+        ("        self.limit.cancel()\n", "", "the second request has the first one's time"),
         ("len(self.connections) > MAX_CONNECTIONS", "False",
          "connections take all file descriptors"),
     ],
