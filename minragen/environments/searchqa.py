@@ -458,7 +458,7 @@ def main():
         index = SearchIndex(load_corpus(arguments.corpus))
         server = search_server(index, arguments.port)
     except (ValueError, OSError, OverflowError) as problem:
-        sys.exit(f"error: {problem}")
+        sys.exit(f"error: {one_line(str(problem))}")
     source = " (Wikipedia, CC BY-SA 4.0)" if arguments.corpus == "wiki" else ""
     print(f"{len(index.passages):,} passages{source} at http://127.0.0.1:{server.server_port}",
           flush=True)
