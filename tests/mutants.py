@@ -588,6 +588,9 @@ MUTANTS = {
          "a terminal that has gone ends the run"),
         (r're.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", text)', "text",
          "texts from elsewhere control the terminal"),
+        ('printable(f"{self.sentence}', 'str(f"{self.sentence}',
+         "a refusal that quotes a file controls the terminal"),
+        ('printable(f"error', 'str(f"error', "wrong options control the terminal"),
         ("(AssertionError, TimeoutError)", "AssertionError",
          "a step over the time limit does not name the line that it was in"),
         (' == dis.opmap["RAISE_VARARGS"]', " >= 0", "a bug of ours looks like a refusal"),
@@ -900,6 +903,8 @@ MUTANTS = {
     "environments/search.py": [
         ("in_time(deadline - time.monotonic(), read_bounded, request, deadline)",
          "read_bounded(request, deadline)", "a server that drips its headers is read for ever"),
+        ("        self.limit.cancel()\n        query", "        query",
+         "an answer may take no longer than its request"),
         ("wait = max(pause, int(asked))", "wait = min(pause, int(asked))",
          "a busy server is asked again before the time that it names"),
         ("log(1 + (self", "log((self", "a word that most texts contain lowers their score"),

@@ -1,6 +1,6 @@
 """Full-text search: BM25 in memory, and the same search over HTTP.
 
-Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `fetch`, `search_server`. WebShop uses `BM25`,
+Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `fetch`, `SearchServer`. WebShop uses `BM25`,
 Lean and OpenEnv use `fetch`.
 """
 
@@ -107,7 +107,7 @@ class SearchIndex:
 
 
 class RemoteIndex:
-    """A retriever behind `POST url/retrieve`: RAGEN's server or `search_server`.
+    """A retriever behind `POST url/retrieve`: RAGEN's server or `SearchServer`.
 
     timeout: seconds that one search may take, all tries together
     raises: RuntimeError if no usable reply comes, ServerGone if another time one may. An error
@@ -184,21 +184,16 @@ def direct_opener():
     return urllib.request.build_opener(urllib.request.ProxyHandler({}), redirects)
 
 
-def search_server(index, port=0):
+class SearchServer(ThreadingHTTPServer):
     """A server of `index` on 127.0.0.1, not yet running: GET /health, POST /retrieve.
 
     /retrieve takes {"query": text, "top_k": 1 to 50 (or "k"), default 10} and returns {"query",
     "method", "results": [{"id", "content", "score"}], "num_results"}. A bad request gets status 400
     with {"error"}. port 0: any free port, named by `server_port`.
     """
-    return Server(index, ("127.0.0.1", port), Handler)
 
-
-class Server(ThreadingHTTPServer):
-    """HTTP of which MAX_CLIENTS are answered at a time."""
-
-    def __init__(self, index, *given):
-        super().__init__(*given)
+    def __init__(self, index, port=0):
+        super().__init__(("127.0.0.1", port), Handler)
         self.index, self.places = index, threading.Semaphore(MAX_CLIENTS)
 
     def process_request(self, connection, address):
@@ -215,20 +210,14 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request, which arrives within ARRIVAL seconds, and its answer."""
-
     timeout = ARRIVAL  # also seconds in which a client has to take the answer
 
     def handle(self):
-        self.limit = threading.Timer(ARRIVAL, self.give_up)
+        self.limit = threading.Timer(ARRIVAL, self.connection.shutdown, [socket.SHUT_RDWR])
         self.limit.start()  # dripping bytes do not renew it
         with contextlib.suppress(OSError):  # the client has gone
             super().handle()
         self.limit.cancel()
-
-    def give_up(self):
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self):
         self.limit.cancel()
@@ -261,9 +250,8 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not (length.isdecimal() and int(length) <= MAX_REQUEST):
             raise ValueError(f"expected a Content-Length of at most {MAX_REQUEST} bytes")
-        sent = self.rfile.read(int(length))
+        body = json.loads(self.rfile.read(int(length)))
         self.limit.cancel()
-        body = json.loads(sent)
         query = body.get("query") if isinstance(body, dict) else None
         if not isinstance(query, str) or not query.strip():
             raise ValueError('expected {"query": text}')

@@ -33,8 +33,8 @@ from minragen.environments.search import (
     Passage,
     RemoteIndex,
     SearchIndex,
+    SearchServer,
     fetch,
-    search_server,
 )
 from minragen.environments.searchqa import RELATIONS, SearchQA, encyclopaedia, load_corpus
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, ServerGone
@@ -380,7 +380,7 @@ class TestRetriever:
         monkeypatch.setattr("minragen.environments.search.PATIENCE", 0.4)
         monkeypatch.setattr("minragen.environments.search.ARRIVAL", 1.2)
         monkeypatch.setattr("minragen.environments.search.MAX_CLIENTS", 2)
-        server = search_server(SearchIndex([Passage("a", "b")]))
+        server = SearchServer(SearchIndex([Passage("a", "b")]))
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         address = server.server_address
         silent = [socket.create_connection(address) for _ in range(2)]
@@ -406,7 +406,7 @@ class TestRetriever:
         monkeypatch.setattr("minragen.environments.search.ARRIVAL", 0.1)
         monkeypatch.setattr("minragen.environments.search.Handler.timeout", 0.1)
         slow = SimpleNamespace(search=lambda text, _: time.sleep(0.3) or ["x" * int(text)])
-        server = search_server(slow)
+        server = SearchServer(slow)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         request = (b"POST /retrieve HTTP/1.0\r\nHost: localhost\r\nContent-Length: 21\r\n\r\n"
                    b'{"query": "30000000"}')
