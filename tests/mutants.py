@@ -1359,6 +1359,7 @@ MUTANTS = {
          "an interval of a difference takes the wrong bounds"),
     ],
     "run/command.py": [
+        ("    Console.take_over()", "    pass", "a process that was spawned prints control codes"),
         ("error.exit_code < 0", "error.exit_code > 0", "a killed process is not named"),
         ("cores * (1 - idle / total)", "cores * idle / total",
          "idle cores are taken for busy ones"),
