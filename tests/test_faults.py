@@ -5,6 +5,7 @@ user reads about exceptions.
 """
 
 import io
+import json
 import os
 import re
 import runpy
@@ -240,7 +241,7 @@ import sys
 from minragen.look.faults import Console
 Console.take_over()
 for _ in range(3):
-    print(chr(27) + "[31mred" + chr(7), flush=True)
+    print(chr(27) + "[31mred" + chr(7) + chr(13), flush=True)
     print("progress" + chr(27) + "[A", file=sys.stderr, flush=True)
 open(sys.argv[1], "w").write("done")
 """
@@ -259,7 +260,33 @@ open(sys.argv[1], "w").write("done")
             monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), "utf-8"))
         exec(self.PROGRAM, {})
         said, errors = (stream.buffer.getvalue().decode() for stream in (sys.stdout, sys.stderr))
-        assert said == "?[31mred?\n" * 3 and errors == "progress\x1b[A\n" * 3
+        assert said == "?[31mred??\n" * 3 and errors == "progress\x1b[A\n" * 3
+
+    def test_what_a_refusal_quotes_has_no_control_codes(self, runs, capsys):
+        """Progress bars need them on stderr, where refusals are printed."""
+        code = "\x1b[31mred\x1b]0;title\x07\r"
+        (runs / "a").mkdir(parents=True)
+        (runs / "a" / "config.json").write_text(json.dumps({code: 1}))
+        for refused in (lambda: command(["report", "a"]), lambda: faults.Parser().error(code),
+                        lambda: command(["train", "--run", "a", "--resume"])):
+            with pytest.raises(SystemExit) as ended:
+                refused()
+            said = f"{ended.value}{capsys.readouterr().err}"
+            assert "[31mred]0;title" in said and not {"\x1b", "\x07", "\r"} & {*said}
+        faults.warn([faults.fault_of(ValueError(code))])
+        assert capsys.readouterr().err.endswith(" 1. [31mred]0;title\n")
+
+    def test_a_process_that_was_not_forked_prints_through_it_too(self):
+        program = ("import sys; from minragen.run.command import process\n"
+                   "process(0, lambda: print('\\x1b[2J'))")
+        assert subprocess.check_output([sys.executable, "-c", program]) == b"?[2J\n"
+
+    def test_a_failure_without_a_fault_is_its_words(self):
+        failure = envs.failure_of(ValueError("zzz"))
+        assert faults.fault_of(failure) == faults.Fault("ValueError: zzz")
+        told = RuntimeError("mine does not begin.")
+        told.__cause__ = failure
+        assert faults.fault_of(told) == faults.Fault("mine does not begin")
 
 
 class TestErrorsFile:

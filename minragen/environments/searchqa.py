@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minragen.environments.data import cached_until_changed, fitted, load_table, read_each, tell
-from minragen.environments.search import Passage, RemoteIndex, SearchIndex, one_line, search_server
+from minragen.environments.search import Passage, RemoteIndex, SearchIndex, SearchServer, one_line
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
 MAX_ARGUMENT = 300  # characters of a query or an answer
@@ -456,9 +456,9 @@ def main():
     arguments = parser.parse_args()
     try:
         index = SearchIndex(load_corpus(arguments.corpus))
-        server = search_server(index, arguments.port)
+        server = SearchServer(index, arguments.port)
     except (ValueError, OSError, OverflowError) as problem:
-        sys.exit(f"error: {problem}")
+        sys.exit(f"error: {one_line(str(problem))}")
     source = " (Wikipedia, CC BY-SA 4.0)" if arguments.corpus == "wiki" else ""
     print(f"{len(index.passages):,} passages{source} at http://127.0.0.1:{server.server_port}",
           flush=True)

@@ -39,7 +39,7 @@ class Fault(NamedTuple):
     traceback: str = ""
 
     def __str__(self):
-        return f"{self.sentence} ({self.place})." if self.place else self.sentence
+        return printable(f"{self.sentence} ({self.place})." if self.place else self.sentence)
 
 
 def told(error, prefix="error"):
@@ -64,8 +64,8 @@ def fault_of(error):
     try:
         if not isinstance(cause := error.__cause__ or error, Failure):
             return _found(error)
-        return (cause.fault if cause is error else
-                cause.fault._replace(sentence=first_line(str(error)).rstrip(".")))
+        fault, sentence = cause.fault or Fault(str(cause)), first_line(str(error)).rstrip(".")
+        return fault if cause is error else fault._replace(sentence=sentence)
     except BaseException:
         return Fault(first_line(str(failure_of(error))))
 
@@ -149,7 +149,7 @@ class Console:
 
     def write(self, text):
         if self._plain:
-            text = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "?", text)
+            text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", text)
         with contextlib.suppress(OSError):
             self._stream.write(text)
         return len(text)
@@ -183,5 +183,5 @@ class Parser(argparse.ArgumentParser):
             self.error(nearest("option", unknown[0].partition("=")[0], known))
         return parsed
 
-    def error(self, message):
-        self.exit(2, f"error: {message[0].lower()}{message[1:].rstrip('.')}. See --help.\n")
+    def error(self, said):
+        self.exit(2, printable(f"error: {said[0].lower()}{said[1:].rstrip('.')}. See --help.\n"))

@@ -30,10 +30,16 @@ class Bounded(uvicorn.protocols.http.auto.AutoHTTPProtocol):
         if len(self.connections) > MAX_CONNECTIONS:
             transport.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n\r\n")
             transport.close()
-        self.loop.call_later(ARRIVAL, self.give_up)
+        self.limit = self.loop.call_later(ARRIVAL, self.give_up)
+
+    def on_response_complete(self):
+        self.limit.cancel()
+        self.limit = self.loop.call_later(ARRIVAL, self.give_up)  # of the next request
+        super().on_response_complete()
 
     def give_up(self):  # a WebSocket is not of these connections
-        if self in self.connections and self.cycle is None:
+        if self in self.connections and (
+                not self.cycle or self.cycle.more_body or self.cycle.response_complete):
             self.transport.close()
 
 

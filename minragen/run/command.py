@@ -22,7 +22,7 @@ from functools import partial
 from minragen import config as settings
 from minragen.environments.layers import layer_class
 from minragen.envs import ELSEWHERE, REGISTRY
-from minragen.look.faults import Parser, told
+from minragen.look.faults import Console, Parser, told
 
 MOST_PROCESSES = 4  # of `--nproc auto`
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA, AMD, and both in WSL
@@ -129,4 +129,5 @@ def launch(count, run):
 
 def process(rank, run):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    Console.take_over()  # a process that was not forked prints by itself
     run()

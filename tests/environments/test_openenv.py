@@ -16,7 +16,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http.client import HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -192,32 +194,52 @@ class TestOurs:
                 await receive()
                 await send({"type": "websocket.send", "text": (await receive()).get("text")})
             else:
-                await asyncio.sleep(3 * serve.ARRIVAL)
+                while (await receive()).get("more_body"):
+                    pass
+                await asyncio.sleep(float(scope["path"][1:]) * serve.ARRIVAL)
                 await send({"type": "http.response.start", "status": 200})
                 await send({"type": "http.response.body", "body": b"late"})
 
-        def begun(text=b"GET / HTTP/1.1\r\nHost: a"):
+        def begun(text):
             client = socket.create_connection(address, timeout=9)
             client.sendall(text)
             return client
 
-        monkeypatch.setattr(serve, "ARRIVAL", 0.3)
-        monkeypatch.setattr(serve, "MAX_CONNECTIONS", 4)
+        def read(client):
+            answer = HTTPResponse(client)
+            answer.begin()
+            assert answer.read() == b"late"
+
+        def drip(client):
+            with pytest.raises(OSError):
+                for _ in range(90):
+                    client.sendall(b"a")
+                    time.sleep(0.1)
+
+        monkeypatch.setattr(serve, "ARRIVAL", 0.5)
+        monkeypatch.setattr(serve, "MAX_CONNECTIONS", 7)
         server = uvicorn.Server(uvicorn.Config(app, http=serve.Bounded, lifespan="off",
                                                log_level="error"))
         listening = socket.create_server(("127.0.0.1", 0))
         address = listening.getsockname()
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
-        with connect(f"ws://{address[0]}:{address[1]}") as session:  # one of the four
-            whole, *halves = begun(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"), begun(), begun()
+        half, end = b" HTTP/1.1\r\nHost: a", b"\r\n\r\n"
+        with connect(f"ws://{address[0]}:{address[1]}") as session:  # one of the seven
+            late, twice, silent, *dripping = map(begun, (
+                b"GET /3" + half + end, b"GET /0.7" + half + end, b"GET /" + half,
+                b"GET /" + half, b"GET /0" + half + end + b"GET",
+                b"POST /0" + half + b"\r\nContent-Length: 999" + end))
             assert begun(b"").recv(99).startswith(b"HTTP/1.1 503 ")
-            with pytest.raises(OSError):  # dripping does not renew the time
-                for _ in range(90):
-                    halves[0].sendall(b"a")
-                    time.sleep(0.1)
-            assert halves[1].recv(99) == b""
-            assert whole.recv(99).startswith(b"HTTP/1.1 200 ")
+            read(twice)
+            twice.sendall(b"GET /0" + half)
+            time.sleep(0.25)  # the second request has a time of its own
+            twice.sendall(end)
+            read(twice)
+            with ThreadPoolExecutor() as pool:  # dripping does not renew the time
+                list(pool.map(drip, dripping))
+            assert silent.recv(99) == b""
+            read(late)
             session.send("still here")
             assert session.recv(9) == "still here"
         server.should_exit = True

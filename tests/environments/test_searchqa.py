@@ -16,6 +16,7 @@ from contextlib import closing, suppress
 from functools import partial
 from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 from urllib.error import HTTPError
 
@@ -32,8 +33,8 @@ from minragen.environments.search import (
     Passage,
     RemoteIndex,
     SearchIndex,
+    SearchServer,
     fetch,
-    search_server,
 )
 from minragen.environments.searchqa import RELATIONS, SearchQA, encyclopaedia, load_corpus
 from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, ServerGone
@@ -379,7 +380,7 @@ class TestRetriever:
         monkeypatch.setattr("minragen.environments.search.PATIENCE", 0.4)
         monkeypatch.setattr("minragen.environments.search.ARRIVAL", 1.2)
         monkeypatch.setattr("minragen.environments.search.MAX_CLIENTS", 2)
-        server = search_server(SearchIndex([Passage("a", "b")]))
+        server = SearchServer(SearchIndex([Passage("a", "b")]))
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         address = server.server_address
         silent = [socket.create_connection(address) for _ in range(2)]
@@ -399,6 +400,27 @@ class TestRetriever:
             client.close()
         server.shutdown()
         server.server_close()
+
+    def test_an_answer_may_take_longer_than_its_request_but_a_client_has_to_take_it(
+            self, monkeypatch, capfd):
+        monkeypatch.setattr("minragen.environments.search.ARRIVAL", 0.1)
+        monkeypatch.setattr("minragen.environments.search.Handler.timeout", 0.1)
+        slow = SimpleNamespace(search=lambda text, _: time.sleep(0.3) or ["x" * int(text)])
+        server = SearchServer(slow)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        request = (b"POST /retrieve HTTP/1.0\r\nHost: localhost\r\nContent-Length: 21\r\n\r\n"
+                   b'{"query": "30000000"}')
+        with socket.create_connection(server.server_address) as gone:
+            gone.sendall(request)
+        with socket.create_connection(server.server_address) as idle:
+            idle.sendall(request)
+            assert ask(f"http://127.0.0.1:{server.server_port}", "POST", "/retrieve",
+                       '{"query": "1"}')[1]["results"] == ["x"]
+            time.sleep(0.5)
+            assert sum(map(len, iter(lambda: idle.recv(2**20), b""))) < 3 * 10**7
+        server.shutdown()
+        server.server_close()
+        assert capfd.readouterr().err == ""
 
     def test_a_server_cannot_send_us_to_another_address(self):
         reply = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:2/other\r\n\r\n"
