@@ -10,7 +10,8 @@ prompts differ by the example's line alone. Shares of the first replies:
     own       valid, and the answer is not the example's
     success   the episode has already succeeded
 
-The table is printed and stored in runs/readme-examples.json.
+The table is printed and stored in runs/readme-examples.json; what is stored there is not measured
+again.
 """
 
 import argparse
@@ -68,10 +69,12 @@ def main():
     for env in args.env:
         for temperature in TEMPERATURES:
             for example in (False, True):
+                where = f"{name} {env} temperature {temperature} example {example}".lower()
+                if where in stored:
+                    continue
                 config = dataclasses.replace(preset(env, model=args.model), warmup_steps=0,
                                              example=example)
                 share = first_turns(policy, config, temperature)
-                where = f"{name} {env} temperature {temperature} example {example}".lower()
                 print(where, *(f"{column} {value:.2f}" for column, value in share.items()),
                       flush=True)
                 stored[where] = share | {"n": SIZE, "max_new_tokens": config.max_new_tokens}
