@@ -195,11 +195,14 @@ def numbers(pattern, text):
 class TestSeeds:
     def test_a_seed_gives_one_episode_and_looking_at_it_changes_nothing(self, env_name):
         episodes = random_episodes(env_name, member=1)  # it also imports what is imported late
-        before = global_randomness()
-        for seed, episode in enumerate(episodes):
-            player = functools.partial(curious, random_player(seed))
-            assert play(stochastic(env_name), seed, player, member=1) == episode
-        assert global_randomness() == before
+        for _ in range(2):  # a thread that another test has left may draw once, as openai's retries
+            before = global_randomness()
+            for seed, episode in enumerate(episodes):
+                player = functools.partial(curious, random_player(seed))
+                assert play(stochastic(env_name), seed, player, member=1) == episode
+            if global_randomness() == before:
+                return
+        raise AssertionError("an episode draws from a global random stream")
 
     def test_the_same_seed_gives_the_same_episode_in_another_process(self, env_name):
         print(env_name, file=other_process().stdin)
