@@ -22,7 +22,7 @@ from minragen.run import runs
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 # RAGEN V1 (arXiv 2504.20073): PPO with 8 groups of 16, up to 5 actions a turn, replies of up to 400
 # tokens; without the filter also without its higher clip. Its KL penalty of .001 is left out: for
-# PPO the released script never switches it on. Its mini-batch is over tokens of a micro-batch.
+# PPO the released script never switches it on.
 V1 = dict(model=QWEN, algo="ppo", lam=1, credit="episode", filter="none", clip_high=0.2,
           max_new_tokens=400, max_context=3600)
 STARPO_S = V1 | dict(algo="starpo-s", filter="top_k", clip_high=0.28)

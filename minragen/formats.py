@@ -49,7 +49,7 @@ def system_message(env, response_format, max_new_tokens=0, example=False, plain=
     """What a model is told once: the environment's prompt, the format, how it describes states, and
     an example of a reply (`TextEnv.example`).
 
-    Without an example pretrained models write a sentence where an action belongs.
+    Without an example a pretrained model may write a sentence where an action belongs.
     plain: what is done to the texts of an environment (Template.plain)
     """
     told = [plain(env.system_prompt), format_instructions(response_format, max_new_tokens)]

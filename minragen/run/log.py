@@ -132,7 +132,8 @@ class Log(train.Log, contextlib.AbstractContextManager):
         self.pending = {}
         if not self.writes:
             return
-        again = metrics["step"] in [x["step"] for x in self.history] and "elapsed" not in metrics
+        before = self.history[-1]["step"] if self.history else None
+        again = metrics["step"] == before and "elapsed" not in metrics
         metrics = self.history.pop() | metrics if again else metrics
         # JSON has no nan and no infinity.
         metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v
