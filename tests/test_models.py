@@ -252,6 +252,7 @@ class TestLoading:
     @pytest.mark.parametrize("change, said", [
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, expected at most 1000"),
         ({"vision_config": {"depth": 10**9}}, "depth is 1000000000, expected at most 1000"),
+        ({"n_layers": None, "depth": [2, 2]}, ""),
         ({"attn_implementation": "somebody/kernel"}, ""),
         ({"_attn_implementation": "somebody/kernel"}, "")])
     def test_a_folder_names_no_kernel_to_be_fetched_and_not_a_million_layers(

@@ -106,7 +106,8 @@ def refuse_many_layers(stored):
     for key, value in stored.items():
         if isinstance(value, dict):
             refuse_many_layers(value)
-        elif re.fullmatch(r"(num|n)_(hidden_)?layers?|depth", key) and value > MOST_LAYERS:
+        elif (re.fullmatch(r"(num|n)_(hidden_)?layers?|depth", key)
+              and isinstance(value, (int, float)) and value > MOST_LAYERS):  # may be null
             raise ValueError(f"{key} is {value}, expected at most {MOST_LAYERS}.")
 
 
