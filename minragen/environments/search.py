@@ -210,6 +210,8 @@ class SearchServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    """One request of a SearchServer."""
+
     timeout = ARRIVAL  # also seconds in which a client has to take the answer
 
     def handle(self):
