@@ -403,9 +403,9 @@ class TestRetriever:
 
     def test_an_answer_may_take_longer_than_its_request_but_a_client_has_to_take_it(
             self, monkeypatch, capfd):
-        monkeypatch.setattr("minragen.environments.search.ARRIVAL", 0.1)
-        monkeypatch.setattr("minragen.environments.search.Handler.timeout", 0.1)
-        slow = SimpleNamespace(search=lambda text, _: time.sleep(0.3) or ["x" * int(text)])
+        monkeypatch.setattr("minragen.environments.search.ARRIVAL", 0.6)
+        monkeypatch.setattr("minragen.environments.search.Handler.timeout", 0.6)
+        slow = SimpleNamespace(search=lambda text, _: time.sleep(0.9) or ["x" * int(text)])
         server = SearchServer(slow)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         request = (b"POST /retrieve HTTP/1.0\r\nHost: localhost\r\nContent-Length: 21\r\n\r\n"
@@ -416,7 +416,7 @@ class TestRetriever:
             idle.sendall(request)
             assert ask(f"http://127.0.0.1:{server.server_port}", "POST", "/retrieve",
                        '{"query": "1"}')[1]["results"] == ["x"]
-            time.sleep(0.5)
+            time.sleep(1.5)
             assert sum(map(len, iter(lambda: idle.recv(2**20), b""))) < 3 * 10**7
         server.shutdown()
         server.server_close()
