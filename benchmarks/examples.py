@@ -72,8 +72,8 @@ def main():
                 where = f"{name} {env} temperature {temperature} example {example}".lower()
                 if where in stored:
                     continue
-                config = dataclasses.replace(preset(env, model=args.model), warmup_steps=0,
-                                             example=example)
+                config = dataclasses.replace(preset(env, "grpo", args.model, "free_think"),
+                                             warmup_steps=0, example=example)
                 share = first_turns(policy, config, temperature)
                 print(where, *(f"{column} {value:.2f}" for column, value in share.items()),
                       flush=True)

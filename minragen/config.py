@@ -43,6 +43,7 @@ _TABLES = _presets()
 ALGOS, MODELS, ROOM = _TABLES["algo"], _TABLES["model"], _TABLES["room"]
 PRETRAINED, DESCRIPTION = MODELS["pretrained"], _TABLES["format"]["part"]
 PRESETS = {model: _TABLES[model] for model in ("tiny", "tiny-vlm")}
+RECIPES = _TABLES["smollm2"]  # with the response format that each was run with
 
 
 def opt(default, text, choices=(), least=0, most=2**31):
@@ -175,11 +176,13 @@ class Config:
 
 
 # ---- Presets -------------------------------------------------------------------------------------
-def preset(env="frozenlake", algo="grpo", model="tiny", response_format="free_think"):
-    """The complete Config of an environment, an algorithm, a model and a response format."""
+def preset(env="frozenlake", algo="grpo", model="tiny", response_format=""):
+    """The complete Config of an environment, an algorithm, a model and a response format; without
+    the last, of the format that the preset names, else of free_think."""
     options = {}
-    for layer in _layers(env, algo, model).values():
+    for layer in _layers(env, algo, model, response_format).values():
         options |= layer
+    response_format = options.pop("response_format", response_format or "free_think")
     parts = len(description_parts(response_format))
     for name, tokens in DESCRIPTION.items():
         options[name] = options.get(name, getattr(Config, name)) + parts * tokens
@@ -191,14 +194,18 @@ def preset_of(config):
     return preset(config.env, config.algo, config.model, config.response_format)
 
 
-def _layers(env, algo, model):
-    """What a preset is made of: {where from: options}; the later ones win."""
+def _layers(env, algo, model, response_format):
+    """What a preset is made of: {where from: options}; the later ones win. A recipe is left out
+    where another response format is asked for than its own."""
     own = f"env {env} and model {short(model)}"
     of_algo = {f"algo {algo}": algo_options(algo, ALGOS, vars(Config()))}
     if model in PRESETS:
         return {own: _of_envs(PRESETS[model], env)} | of_algo
     of_model = {f"model {short(model)}": MODELS.get(model, PRETRAINED)}
-    return of_algo | of_model | {own: _of_envs(ROOM, env)}
+    recipe = RECIPES.get(env, {}) if model == "smollm2" else {}
+    if response_format and response_format != recipe.get("response_format"):
+        recipe = {}
+    return of_algo | of_model | {own: _of_envs(ROOM, env) | recipe}
 
 
 def _of_envs(table, env):
@@ -256,7 +263,8 @@ def unchecked(given):
     Given environment options are added to the preset's and replace those of the same name. An
     environment that gets data of the user keeps none of the preset's: they shape the bundled data.
     """
-    base = preset_of(Config(**given))
+    c = Config(**given)
+    base = preset(c.env, c.algo, c.model, given.get("response_format", ""))
     options = given.get("env_arg", ())
     single = "" if "," in base.env else base.env.partition("=")[0].strip() + "."
     names = {text.partition("=")[0].removeprefix(single) for text in options}
@@ -279,7 +287,7 @@ def summary(config):
 
 def explain(config, given):
     """All settings as text: what differs from the base and where from, then the rest."""
-    layers = _layers(config.env, config.algo, config.model)
+    layers = _layers(config.env, config.algo, config.model, config.response_format)
     if description_parts(config.response_format):
         layers[f"env {config.env} and format {config.response_format}"] = DESCRIPTION
     layers["you"] = given

@@ -141,7 +141,7 @@ class TestWarmUp:
     def test_it_is_in_the_response_format_of_the_run(self, tmp_path, monkeypatch):
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
         frames = []
-        monkeypatch.setattr(bundled, "warm_up", lambda policy, frame, *_: frames.append(frame))
+        monkeypatch.setattr(bundled, "warm_up", lambda *given, **_: frames.append(given[1]))
         resolve("tiny", groups_of("bandit"), "grounding_worldmodeling", 77, 1, say=str)
         assert frames[0].describes and len(frames[0].encode("<prediction>")) == 1
         assert "77 tokens" in frames[0].system_message(make("bandit"))
@@ -161,6 +161,20 @@ class TestBundledWeights:
             policy.model.model.norm.weight.data[3] *= scale
             keys.append(warmup_key(policy, frame, groups, 2))
         assert len(set(keys)) == 6 and {len(key) for key in keys} == {12}
+
+    def test_another_number_of_threads_has_the_same_key(self):
+        """A sum of floats that threads share does not: a warm-up of minutes would be made again."""
+        threads, keys = torch.get_num_threads(), set()
+        policy, frame, groups = fresh(name="folder")
+        torch.manual_seed(0)
+        policy.model.model.norm.weight.data = torch.randn(2**20)
+        try:
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                keys.add(warmup_key(policy, frame, groups, 0))
+        finally:
+            torch.set_num_threads(threads)
+        assert len(keys) == 1
 
     def test_another_version_of_transformers_has_the_same_key(self, monkeypatch):
         """Else the bundled weights would be found with one version alone, and made anew for minutes

@@ -196,13 +196,28 @@ class TestPresets:
     def test_a_pretrained_model_gets_its_own_rates_and_room_and_a_users_gets_no_warm_up(self):
         for env in REGISTRY:
             for model, warmup_steps in (("smollm2", 20), ("some/folder", 0)):
-                config = preset(env, "ppo", model)
+                config = preset(env, "ppo", model, "free_think")
                 assert (config.lr, config.critic_lr, config.mini_batch) == (1e-6, 1e-5, 32), env
                 room = dict(max_new_tokens=128, max_context=2048) | ROOM.get(env, {})
                 assert room.items() <= vars(config).items(), env
                 assert (config.num_groups, config.token_budget) == (8, 8192), env
                 assert (config.steps, config.lr_final, config.env_arg) == (200, 1.0, ()), env
                 assert config.warmup_steps == warmup_steps < preset(env).warmup_steps, env
+
+    def test_what_a_pretrained_model_has_run_with_is_of_that_response_format(self, capsys):
+        """Sixteen tokens hold no thought."""
+        recipe = settings.RECIPES["frozenlake"]
+        asked = ["--env", "frozenlake", "--model", "smollm2"]
+        config = settings.from_options({"env": "frozenlake", "model": "smollm2"})
+        assert config.response_format == "no_think" and recipe.items() <= vars(config).items()
+        assert config == settings.preset_of(config)
+        other = preset("frozenlake", "grpo", "smollm2", "free_think")
+        assert other.max_new_tokens == settings.PRETRAINED["max_new_tokens"] == 128
+        assert preset("frozenlake", "grpo", "some/folder").response_format == "free_think"
+        main([*asked, "--print-config"])
+        above, _, _ = capsys.readouterr().out.partition("the rest is the base")
+        line = next(line for line in above.split("\n") if line.startswith("response-format"))
+        assert line.endswith("through env frozenlake and model smollm2")
 
     def test_starpo_s_trains_on_the_quarter_of_the_groups_with_the_largest_reward_std(self):
         """Wang et al. 2025, section 4.2; also on those without any, if a quarter has none."""

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from conftest import message
+from test_bundled import groups_of
 from test_distributed import LOTTERY
 from test_families import CONTEXT, family
 from test_models import ragged
@@ -18,9 +19,10 @@ from transformers import AutoModelForCausalLM
 
 from minragen import eval as evaluation
 from minragen import train as trainer
+from minragen.config import preset
 from minragen.models import Critic, Policy, token_logprobs
 from minragen.more import lora
-from minragen.run import memory, start
+from minragen.run import bundled, memory, start
 from minragen.run.load import load_policy
 from minragen.run.proof import prove
 
@@ -207,3 +209,31 @@ class TestRuns:
         assert len(weights) == 1
         shutil.rmtree(runs / "a")  # its weights are stored with the run that began with them
         run("--run c --resume --steps 2")
+
+
+class TestWarmUp:
+    def test_a_pretrained_models_warm_up_trains_adapters_alone_and_keeps_their_sum(
+            self, tmp_path, monkeypatch):
+        """So it takes no more memory than the run. The folder is an ordinary one."""
+        monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path / "cache"))
+        bundled.save_folder(tiny("bandit")[0], tmp_path / "model")
+        made = [bundled.resolve(str(tmp_path / "model"), groups_of("bandit"), steps=3,
+                                lora_rank=rank, say=str) for rank in (0, 4, 8)]
+        assert len(set(made)) == 3
+        before, *after = (load_policy(folder).model.state_dict()
+                          for folder in (tmp_path / "model", *made))
+        moved = [{name for name in before if not torch.equal(before[name], state[name])}
+                 for state in after]
+        assert moved[0] == set(before) and moved[1] == moved[2]
+        assert all(".self_attn." in name or ".mlp." in name for name in moved[1])
+        for name in moved[1]:
+            ranks = [int(torch.linalg.matrix_rank(state[name] - before[name], rtol=1e-3))
+                     for state in after[1:]]
+            assert ranks[0] <= 4 < ranks[1] <= 8
+
+    def test_tiny_is_warmed_up_in_full_since_its_weights_are_bundled(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
+        config, said = preset("bandit"), []
+        bundled.resolve("tiny", groups_of("bandit"), config.response_format,
+                        config.max_new_tokens, config.warmup_steps, say=said.append, lora_rank=4)
+        assert "bundled weights" in said[0]

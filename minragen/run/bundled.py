@@ -30,6 +30,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,7 @@ from minragen.envs import SEPARATOR, SPLITS
 from minragen.fast.policies import faster
 from minragen.look.faults import Parser
 from minragen.models import AdamW, Policy
+from minragen.more import lora
 from minragen.more.vision import image_store_of
 from minragen.options import nearest, short
 from minragen.rollout import make_batch
@@ -65,6 +67,7 @@ VERSION = 1  # raise it when this file or tiny.py changes the resulting weights
 BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step; half as many of long episodes
 LONG = 6  # turns beyond which an episode is long
 LEARNING_RATE = {"tiny": 3e-3, "pretrained": 1e-4}  # peak, after a tenth of the steps; then to 0
+LORA_LEARNING_RATE = 1e-3  # of adapters
 WARMUP_TOKENS = 2400  # padded tokens in one forward pass
 
 
@@ -88,11 +91,13 @@ def choose_model(model="", device=""):
 
 
 def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, steps=0, device="cpu",
-            say=print, example=False):
+            say=print, example=False, lora_rank=0):
     """The folder or Hugging Face id that a model's name stands for, after `steps` of warm-up.
 
     groups_of: (split, number of groups) -> EnvGroups. `tiny` gets the words of their texts; the
         warm-up imitates their solvers.
+    lora_rank: of a pretrained model the warm-up, too, trains adapters alone; the folder's weights
+        include them
     raises: ValueError for an unknown name, or for an environment that cannot be imitated
     """
     if name not in TINY_MODELS and steps == 0:
@@ -100,6 +105,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
     groups_of = functools.cache(groups_of)
     try:
         if name in TINY_MODELS:
+            lora_rank = 0
             envs = [env for split in SPLITS for env in groups_of(split, None).envs]
             policy = faster(UNTRAINED[name](envs, response_format))
         else:
@@ -108,7 +114,8 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
                         max_new_tokens=max_new_tokens, image_store=image_store_of(policy),
                         example=example)
         groups = demonstration_groups(policy, groups_of)
-        stem = f"{asset_stem(name, groups)}-{warmup_key(policy, frame, groups, steps)}"
+        key = warmup_key(policy, frame, groups, steps, lora_rank)
+        stem = f"{asset_stem(name, groups)}-{key}"
     except NotImplementedError as problem:
         raise ValueError(f"tiny needs random_answer() and the warm-up solve(), but: {problem} "
                          f"Write them, or use a pretrained model with --warmup-steps 0.") from None
@@ -116,7 +123,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
     if not _is_whole(folder):
         origin = "bundled weights"
         if not _load_asset(policy, ASSETS / f"{stem}.safetensors"):
-            warm_up(policy, frame, groups, steps)
+            warm_up(policy, frame, groups, steps, lora_rank=lora_rank)
             if name in TINY_MODELS:
                 round_weights(policy.model)
             origin = "made now"
@@ -198,13 +205,17 @@ def save_folder(policy, folder):
 
 
 # ---- The warm-up ---------------------------------------------------------------------------------
-def warm_up(policy, frame, groups, steps, stop_after=None):
+def warm_up(policy, frame, groups, steps, stop_after=None, lora_rank=0):
     """Imitate noisy demonstrations for `steps` steps, in place and deterministically.
 
     stop_after: stop after so many steps; the learning rates stay those of all
+    lora_rank: add adapters and train them alone
     returns: the loss of each step, in nats per reply token
     """
     peak, losses = LEARNING_RATE[_kind(policy)], []
+    if lora_rank:
+        peak = LORA_LEARNING_RATE
+        lora.add_adapters(policy, lora_rank, VERSION)
     distinct = distinct_steps(groups, steps)
     optimizer = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0)
     with progress_bar("steps of warm-up", stop_after or steps) as progress:
@@ -294,7 +305,7 @@ def noisy_answer(env, rng):
                                  for action in actions)
 
 
-def warmup_key(policy, frame, groups, steps):
+def warmup_key(policy, frame, groups, steps, lora_rank=0):
     """Twelve hex digits of everything that shapes the weights, except this file and tiny.py. A tiny
     model's key does not depend on the version of transformers."""
     kind = _kind(policy)
@@ -302,11 +313,11 @@ def warmup_key(policy, frame, groups, steps):
     first = [t.tokens for t in demonstrate(frame, groups, 0)] if steps else []
     model = ([(name, *p.shape) for name, p in policy.model.named_parameters()] if kind == "tiny"
              else [policy.model.config.to_json_string(use_diff=False),
-                   *checksums(policy.model)])  # a folder's model may change
+                   *map(_bytes_of, policy.model.parameters())])  # a folder's model may change
     things = (VERSION, policy.name, model, frame.prefix,
               sorted(policy.tokenizer.get_vocab().items()), first, steps,
               distinct_steps(groups, steps), len(groups), LEARNING_RATE[kind], EXPERT, HABIT,
-              *groups.layers)
+              *groups.layers, *([LORA_LEARNING_RATE, lora_rank] if steps and lora_rank else []))
     return hashlib.sha256("\0".join(map(str, things)).encode()).hexdigest()[:12]
 
 
@@ -314,6 +325,11 @@ def asset_stem(name, groups):
     """The readable part of a warm-started model's file name."""
     names = "-".join(dict.fromkeys(groups.names))
     return re.sub(r"[^a-z0-9]+", "-", f"{name}-{names}".lower()).strip("-")
+
+
+def _bytes_of(weight):
+    """A checksum that no number of threads changes: a sum of floats does."""
+    return zlib.crc32(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
 
 
 def checksums(model):
