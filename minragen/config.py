@@ -40,10 +40,9 @@ def _presets():
 
 
 _TABLES = _presets()
-ALGOS, MODELS, ROOM = _TABLES["algo"], _TABLES["model"], _TABLES["room"]
+ALGOS, MODELS, ROOM, RECIPES = (_TABLES[kind] for kind in ("algo", "model", "room", "smollm2"))
 PRETRAINED, DESCRIPTION = MODELS["pretrained"], _TABLES["format"]["part"]
 PRESETS = {model: _TABLES[model] for model in ("tiny", "tiny-vlm")}
-RECIPES = _TABLES["smollm2"]  # with the response format that each was run with
 
 
 def opt(default, text, choices=(), least=0, most=2**31):
@@ -177,16 +176,15 @@ class Config:
 
 # ---- Presets -------------------------------------------------------------------------------------
 def preset(env="frozenlake", algo="grpo", model="tiny", response_format=""):
-    """The complete Config of an environment, an algorithm, a model and a response format; without
-    the last, of the format that the preset names, else of free_think."""
+    """The complete Config. Without a response format, of the one that the preset names."""
     options = {}
     for layer in _layers(env, algo, model, response_format).values():
         options |= layer
-    response_format = options.pop("response_format", response_format or "free_think")
-    parts = len(description_parts(response_format))
+    options.setdefault("response_format", response_format or Config.response_format)
+    parts = len(description_parts(options["response_format"]))
     for name, tokens in DESCRIPTION.items():
         options[name] = options.get(name, getattr(Config, name)) + parts * tokens
-    return Config(env=env, algo=algo, model=model, response_format=response_format, **options)
+    return Config(env=env, algo=algo, model=model, **options)
 
 
 def preset_of(config):
@@ -195,17 +193,15 @@ def preset_of(config):
 
 
 def _layers(env, algo, model, response_format):
-    """What a preset is made of: {where from: options}; the later ones win. A recipe is left out
-    where another response format is asked for than its own."""
+    """What a preset is made of: {where from: options}; the later ones win."""
     own = f"env {env} and model {short(model)}"
     of_algo = {f"algo {algo}": algo_options(algo, ALGOS, vars(Config()))}
     if model in PRESETS:
         return {own: _of_envs(PRESETS[model], env)} | of_algo
     of_model = {f"model {short(model)}": MODELS.get(model, PRETRAINED)}
-    recipe = RECIPES.get(env, {}) if model == "smollm2" else {}
-    if response_format and response_format != recipe.get("response_format"):
-        recipe = {}
-    return of_algo | of_model | {own: _of_envs(ROOM, env) | recipe}
+    recipe = RECIPES.get(env) if model == "smollm2" else None
+    fits = recipe and response_format in ("", recipe["response_format"])  # its tokens a reply do
+    return of_algo | of_model | {own: _of_envs(ROOM, env) | (recipe if fits else {})}
 
 
 def _of_envs(table, env):
@@ -263,8 +259,8 @@ def unchecked(given):
     Given environment options are added to the preset's and replace those of the same name. An
     environment that gets data of the user keeps none of the preset's: they shape the bundled data.
     """
-    c = Config(**given)
-    base = preset(c.env, c.algo, c.model, given.get("response_format", ""))
+    base = preset(**{name: value for name, value in given.items()
+                     if name in ("env", "algo", "model", "response_format")})
     options = given.get("env_arg", ())
     single = "" if "," in base.env else base.env.partition("=")[0].strip() + "."
     names = {text.partition("=")[0].removeprefix(single) for text in options}
@@ -294,9 +290,7 @@ def explain(config, given):
     own = f"env {config.env} and model {short(config.model)}"  # also of a resumed run's options
     title = f"{own}, algo {config.algo}: what differs from the base"
     lines, rest = [title], ["", "the rest is the base"]
-    for f in dataclasses.fields(config):
-        if f.name in ("env", "algo", "model"):
-            continue
+    for f in (f for f in dataclasses.fields(config) if f.name not in ("env", "algo", "model")):
         value = getattr(config, f.name)
         line = f"{f.name.replace('_', '-'):22} {value!r:14}"
         through = [own, *(source for source, options in layers.items() if f.name in options)]
