@@ -1,8 +1,8 @@
 """What is tested: the findings, with their claims, arms, predictions and figures.
 
-Predictions were written down before their reported seeds were run (exceptions: docs/history.md,
-"the papers' findings"), each with a margin: the smallest effect that would matter. Settings were
-chosen on seeds from 100 on, which are not reported.
+Predictions were written down before their reported seeds were run (docs/findings.md has the
+exceptions), each with a margin: the smallest effect that would matter. Settings were chosen on
+seeds from 100 on, which are not reported.
 
 Sources: V1 is RAGEN (Wang et al. 2025, arXiv:2504.20073), V2 its second version's code and docs.
 """

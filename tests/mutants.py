@@ -47,7 +47,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("minragen", "tests", "findings", "docs", "benchmarks", "runs", "README.md", "Makefile",
-          "CONTRIBUTING.md", "pyproject.toml", "requirements.lock", "LOG.md", ".gitignore")
+          "CONTRIBUTING.md", "pyproject.toml", "requirements.lock", ".gitignore")
 RESULT = ROOT / "runs" / "readme-mutants.json"
 PROGRESS = ROOT / "runs" / "mutants.jsonl"  # outcomes so far, each with the trees that it is of
 # Rows by somebody who had read neither the tests nor the table, drawn before any test ran on them.

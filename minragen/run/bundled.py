@@ -15,7 +15,7 @@ so it first imitates noisy demonstrations in the response format:
 Where that is 0.3 and there is a habit, the habit is more likely than the solver's action, so
 greedy play is not the solver's. Elsewhere it may already be good (SearchQA: 0.99). The loss is on
 the replies only: on every token, a model of this size learns to predict observations, not to name
-positions (LOG.md). It sees only training instances.
+positions. It sees only training instances.
 
 The result is cached under a key of everything that shaped it; for the presets it is bundled.
 """

@@ -91,7 +91,7 @@ def tiny_tokenizer(envs, response_format="free_think"):
     """One token per tag and per piece of the environments' texts; all other text is bytes.
 
     A piece is a tag, coordinates, a word, a number, signs up to the next tag, or a blank. A model
-    of this size does not learn to read "(", "1", ",", "3", ")" as a place (LOG.md).
+    of this size does not learn to read "(", "1", ",", "3", ")" as a place (docs/design.md).
     """
     tagged = dict.fromkeys([*TAGS, *re.findall(r"<(\w+)>", FORMATS[response_format])])
     tags = [f"<{end}{name}>" for name in tagged for end in ("", "/")]
