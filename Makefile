@@ -8,7 +8,6 @@ RUN    =
 SEED   =
 SPLIT  = test
 SET    =
-F      =
 TRL    =
 NPROC  = auto
 SECONDS = 300
@@ -24,7 +23,7 @@ option  = $(if $($1),--$2 $($1))
 OPTIONS = --env $(ENV) $(call option,ALGO,algo) $(call option,STEPS,steps) $(call option,LR,lr) $(call option,MODEL,model) $(call option,RUN,run) $(call option,SEED,seed) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help train resume eval report watch reproduce play envs check test test-all floor extras torture mutants fuzz audit smoke warmup smollm2 bench leaderboard findings figure clean
+.PHONY: help train resume eval report watch reproduce play envs check test test-all floor extras torture mutants fuzz audit smoke warmup smollm2 bench leaderboard figure clean
 
 help:             ## list the targets
 	@grep -hE '^[a-z0-9-]+: .*##|^[a-z0-9-]+:  +##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 18
@@ -113,9 +112,6 @@ bench: .venv/ready       ## measure speed beside generate, and beside TRL's trai
 leaderboard: .venv/ready $(if $(MODEL)$(findstring --api,$(ARGS)),.venv/lean)     ## rank all algorithms (hours), or add your own, or a model: [ALGO=my_algo:preset ENV=bandit MODEL=smollm2]
 	@$(PY) -m benchmarks.leaderboard $(call option,ALGO,algo) $(if $(filter ENV,$(GIVEN)),--env $(ENV)) $(call option,MODEL,model) $(ARGS)
 
-findings: .venv/ready    ## test the papers' findings and write docs/findings.md: [F=echo-trap ARGS=--quick]
-	@$(PY) -m findings $(F) $(ARGS)
-
 figure: .venv/ready      ## write figure, tables and episodes of README.md and docs/ from runs/
 	@$(PY) -m benchmarks.figure
 
@@ -146,7 +142,6 @@ takes_reproduce = RUN
 takes_smoke     = ENV ARGS
 takes_fuzz      = SECONDS
 takes_bench     = TRL ARGS
-takes_findings  = F ARGS
 takes_leaderboard = ALGO ENV MODEL ARGS
 $(foreach target,envs test test-all extras torture mutants warmup,$(eval takes_$(target) = ARGS))
 

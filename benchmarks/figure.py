@@ -12,6 +12,7 @@ pages and the notebook say what this script would write.
 """
 
 import base64
+import csv
 import io
 import json
 import re
@@ -25,7 +26,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks import alarms, algorithm, environments, gpu, leaderboard, tokens, waiting
+from benchmarks import algorithm, environments, gpu, leaderboard, tokens, waiting
 from benchmarks.environments import table, with_interval
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
@@ -37,6 +38,7 @@ from minragen.run.log import console_line
 from minragen.run.runs import read_config
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "lab" / "results"  # measured at commits that are named there
 SEEDS = (0, 1, 2)
 FIRST = "readme-frozenlake-grpo-s0"  # the run whose episode and first step the pages show
 # The environments of README's table, with their options in words.
@@ -246,6 +248,12 @@ def vision_table():
                   "test split, images of others", "minutes"), rows)
 
 
+def warnings_table():
+    """How early warnings came, over all runs of commit 3f4b272."""
+    head, *rows = csv.reader((RESULTS / "warnings.csv").read_text("utf-8").splitlines())
+    return table(head, rows)
+
+
 def named(env):
     """An environment with the options that its run had."""
     return ", ".join([read_config(ROOT / f"runs/readme-{env}-grpo-s0").env, *options_of(env)])
@@ -354,7 +362,7 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
          "docs/environments.md": {"environments": environments_table},
          "docs/leaderboard.md": {"algorithms": leaderboard.algorithms_table,
                                  "models": leaderboard.models_table},
-         "docs/metrics.md": {"warnings": alarms.table},
+         "docs/metrics.md": {"warnings": warnings_table},
          "docs/models.md": {"lora": lora_table},
          "docs/vision.md": {"episode": partial(episode_of, "readme-frozenlake-image-grpo-s0"),
                             "vision": vision_table},
@@ -379,7 +387,7 @@ def notebook():
     """The text of docs/tutorial.ipynb: INSTALL, then docs/tutorial.md with its blocks as cells. A
     `text` block is the output of the cell above it. A picture is an output, too, because Colab
     shows neither attachments nor files beside a notebook."""
-    import jupytext  # of the tests' extra, without which findings and leaderboard import this file
+    import jupytext  # of the tests' extra, without which the leaderboard imports this file
     import nbformat
 
     page = re.sub(r"^!\[(.*)\]\((.*)\)$", r'```python\nImage("docs/\2", alt="\1")\n```',

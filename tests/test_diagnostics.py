@@ -1,7 +1,9 @@
 """The diagnostics: information, retrieval, regimes, warnings, gradients by bucket."""
 
 import copy
+import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -11,7 +13,6 @@ import torch
 from test_families import family
 from toys import tiny
 
-from benchmarks import alarms
 from minragen import models, rollout
 from minragen.chat import ChatFrame
 from minragen.config import Config
@@ -29,6 +30,8 @@ from minragen.metrics import describe, held_out_metrics
 from minragen.models import AdamW, token_logprobs
 from minragen.more.vision import SeeingPolicy
 from minragen.rollout import Batch, Rules, Trajectory
+
+ROOT = Path(__file__).parent.parent
 
 
 def episode(frame, group, *turns, prompt="state"):
@@ -407,34 +410,16 @@ class TestFirstLook:
             assert bool(diagnostics.first_look(played, Config(**options))[1]) == warns
 
 
-class TestAlarms:
-    def test_the_deepest_fall_is_a_share_of_the_best_before_it_in_means_of_ten_steps(self):
-        """At step 24 the mean is 0.56. The best may come after the fall."""
-        for success, loss in (([0.8] * 20 + [0.2] * 20, 0.75),
-                              ([0.8] * 20 + [0.2] * 20 + [1.0] * 20 + [0.5] * 20, 0.75)):
-            assert alarms.deepest_fall(success) == (pytest.approx(loss), 24)
-        assert alarms.deepest_fall([0.1] * 20)[0] == 0
-
-    def test_a_fall_that_a_flat_curve_with_the_same_noise_would_show_is_chance(self):
-        flat = np.random.default_rng(1).normal(0.5, 0.1, 100)
-        trend = np.linspace(0.3, -0.3, 100)
-        assert alarms.fall_by_chance([0.5] * 100) == pytest.approx(0)
-        assert 0.1 < alarms.deepest_fall(flat)[0] < alarms.fall_by_chance(flat) < 0.3
-        assert alarms.deepest_fall(flat + trend)[0] > 2 * alarms.fall_by_chance(flat + trend)
-
-    def test_no_run_of_the_results_warns_and_most_collapses_do_in_time(self):
-        """On the seeds on which the thresholds were not chosen. The table is in docs/metrics.md."""
-        runs, of = alarms.replayed(), {}
-        for run in runs:
-            of.setdefault(run["kind"], []).append(run)
-        assert [run["name"] for run in of["results"] if run["warned"]] == []
-        assert {run["name"] for run in of["results"]} >= {
-            f"readme-{env}-grpo-s{seed}" for env in REGISTRY for seed in range(3)}
-        unseen = [run for run in of["collapse"] if run["seed"] % 2]
-        in_time = [run for run in unseen if run["warned"].get("any", math.inf) <= run["third"]]
-        assert len(in_time) > 0.75 * len(unseen) > 15
-        wrong = [run for run in of["other"] if run["warned"]]
-        assert len(wrong) < 0.06 * len(of["other"]) and min(run["loss"] for run in wrong) > 0.13
+class TestStoredRuns:
+    def test_no_run_of_the_results_warns(self):
+        """How early the warnings came in runs that collapsed is in docs/metrics.md."""
+        folders = [*(ROOT / "runs").glob("readme-*-grpo-s[0-9]")]
+        assert len(folders) >= 3 * len(REGISTRY)
+        for folder in folders:
+            text = (folder / "metrics.jsonl").read_text("utf-8")
+            lines = [line for line in map(json.loads, text.splitlines()) if "success" in line]
+            for k in range(1, len(lines) + 1):
+                assert not diagnostics.warnings_of(lines[:k]), folder.name
 
 
 def gradient_batch(tokens, mask, group_ids):

@@ -339,7 +339,7 @@ def load_config(run):
     folder = RUNS / run
     if not (RUN_NAME.fullmatch(run) and (folder / "config.json").exists()):
         known = sorted(p.parent.name for p in RUNS.glob("*/config.json"))
-        own = [name for name in known if not name.startswith(("readme-", "findings-"))]
+        own = [name for name in known if not name.startswith("readme-")]
         others = difflib.get_close_matches(run, known)  # also of those that the project stores
         raise ValueError(nearest("run", run, [*dict.fromkeys(own + others)] or known))
     refuse_links(folder)

@@ -1,1 +1,0 @@
-"""The papers' findings, tested by running them: `python -m findings --help`."""
