@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import csv
 import json
 import re
 import shlex
@@ -192,3 +193,22 @@ class TestPages:
             for path in ROOT.glob(pattern):
                 found = re.search(r"(?<![\w.{}])/(home|root|work|Users)/", path.read_text())
                 assert not found, path
+
+
+class TestFindings:
+    def test_each_effect_of_the_page_is_in_the_file_of_effects(self):
+        """As mean [low, high], also of a fall: there the signs are those of a rise."""
+        file, page = figure.RESULTS / "findings.csv", ROOT / "docs" / "findings.md"
+        effects = []
+        for row in csv.DictReader(file.read_text("utf-8").splitlines()):
+            if row["mean"] and row["low"]:
+                mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
+                effects += [(mean, low, high), (-mean, -high, -low)]
+        told = re.findall(r"(-?[\d.]*\d) \[(-?[\d.]*\d), (-?[\d.]*\d)\]",
+                          page.read_text("utf-8").replace("\n", " "))
+        assert len(told) > 80
+        for texts in told:
+            digits = [len(text.partition(".")[2]) for text in texts]
+            assert any(all(abs(value - float(text)) <= 0.5001 * 10**-n
+                           for value, text, n in zip(effect, texts, digits))
+                       for effect in effects), texts
