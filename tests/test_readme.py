@@ -2,16 +2,18 @@
 
 import ast
 import contextlib
-import csv
+import doctest
 import json
 import re
 import shlex
+from collections import Counter
 
 import pytest
 from conftest import parsed
 
 from benchmarks import figure
 from benchmarks.figure import ROOT
+from lab import scoreboard
 from minragen.config import ALGOS
 from minragen.envs import REGISTRY, TextEnv, make
 from minragen.options import parse_options
@@ -196,19 +198,21 @@ class TestPages:
 
 
 class TestFindings:
-    def test_each_effect_of_the_page_is_in_the_file_of_effects(self):
-        """As mean [low, high], also of a fall: there the signs are those of a rise."""
-        file, page = figure.RESULTS / "findings.csv", ROOT / "docs" / "findings.md"
-        effects = []
-        for row in csv.DictReader(file.read_text("utf-8").splitlines()):
-            if row["mean"] and row["low"]:
-                mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
-                effects += [(mean, low, high), (-mean, -high, -low)]
-        told = re.findall(r"(-?[\d.]*\d) \[(-?[\d.]*\d), (-?[\d.]*\d)\]",
-                          page.read_text("utf-8").replace("\n", " "))
+    def test_its_counts_and_effects_are_those_of_the_file_of_effects(self):
+        """An effect is told as mean [low, high]; that of a fall also with the signs of a rise."""
+        page, effects = (ROOT / "docs" / "findings.md").read_text("utf-8"), scoreboard.read()
+        verdicts = Counter(e["verdict"] for e in effects if e["claim"] != scoreboard.OURS)
+        for verdict, findings in scoreboard.count(effects).items():
+            assert f"| {verdict} | {findings} | {verdicts[verdict]} |" in page
+        intervals = [(e["mean"], e["low"], e["high"]) for e in effects]
+        intervals += [(-mean, -high, -low) for mean, low, high in intervals]
+        told = re.findall(r"(-?[\d.]*\d) \[(-?[\d.]*\d), (-?[\d.]*\d)\]", page.replace("\n", " "))
         assert len(told) > 80
         for texts in told:
             digits = [len(text.partition(".")[2]) for text in texts]
             assert any(all(abs(value - float(text)) <= 0.5001 * 10**-n
-                           for value, text, n in zip(effect, texts, digits))
-                       for effect in effects), texts
+                           for value, text, n in zip(found, texts, digits))
+                       for found in intervals), texts
+
+    def test_a_verdict_on_a_claim_follows_its_examples(self):
+        assert doctest.testmod(scoreboard) == (0, 2)
