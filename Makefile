@@ -50,7 +50,7 @@ play: .venv/ready $(LEAN)        ## play an environment yourself: ENV=sokoban, o
 	@$(PY) -m minragen play $(if $(RUN),--run "$(RUN)" $(call option,SET,set),$(ENV)) --split $(SPLIT) $(call option,SEED,seed) $(ARGS)
 
 envs: .venv/ready .venv/lean        ## measure the environments: scripted players, speed
-	@$(PY) -m benchmarks.environments $(ARGS)
+	@$(PY) -m lab.environments $(ARGS)
 
 check: .venv/ready       ## style, imports, dead links, options that nothing reads (seconds)
 	@.venv/bin/ruff check .
@@ -99,7 +99,7 @@ smoke: .venv/ready $(LEAN)       ## train two tiny steps and evaluate: does ever
 	@$(PY) -m minragen.eval --run smoke --size 8
 
 warmup: .venv/ready .venv/lean      ## make the bundled warm-up weights of tiny again (minutes per environment)
-	@$(PY) -m benchmarks.assets $(ARGS)
+	@$(PY) -m lab.assets $(ARGS)
 
 smollm2: .venv/ready     ## fetch and convert SmolLM2-135M-Instruct (93 MB)
 	@$(PY) -m pip install --quiet --disable-pip-version-check accelerate==1.15.0 gguf==0.19.0
@@ -107,13 +107,13 @@ smollm2: .venv/ready     ## fetch and convert SmolLM2-135M-Instruct (93 MB)
 
 bench: .venv/ready       ## measure speed beside generate, and beside TRL's trainer with TRL=1
 	@$(if $(TRL),$(PY) -m pip install --quiet --disable-pip-version-check trl==1.16.0)
-	@$(PY) -m benchmarks.speed $(if $(TRL),--trl) $(ARGS)
+	@$(PY) -m lab.speed $(if $(TRL),--trl) $(ARGS)
 
 leaderboard: .venv/ready $(if $(MODEL)$(findstring --api,$(ARGS)),.venv/lean)     ## rank all algorithms (hours), or add your own, or a model: [ALGO=my_algo:preset ENV=bandit MODEL=smollm2]
-	@$(PY) -m benchmarks.leaderboard $(call option,ALGO,algo) $(if $(filter ENV,$(GIVEN)),--env $(ENV)) $(call option,MODEL,model) $(ARGS)
+	@$(PY) -m lab.leaderboard $(call option,ALGO,algo) $(if $(filter ENV,$(GIVEN)),--env $(ENV)) $(call option,MODEL,model) $(ARGS)
 
 figure: .venv/ready      ## write figure, tables and episodes of README.md and docs/ from runs/
-	@$(PY) -m benchmarks.figure
+	@$(PY) -m lab.figure
 
 clean:            ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .hypothesis .ruff_cache *.egg-info

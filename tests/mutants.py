@@ -46,7 +46,7 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("minragen", "tests", "docs", "lab", "benchmarks", "runs", "README.md", "Makefile",
+COPIED = ("minragen", "tests", "docs", "lab", "runs", "README.md", "Makefile",
           "CONTRIBUTING.md", "pyproject.toml", "requirements.lock", ".gitignore")
 RESULT = ROOT / "runs" / "readme-mutants.json"
 PROGRESS = ROOT / "runs" / "mutants.jsonl"  # outcomes so far, each with the trees that it is of

@@ -13,7 +13,7 @@ import torch
 import transformers
 from toys import tiny
 
-from benchmarks.figure import ROOT
+from lab.figure import ROOT
 from minragen.config import Config
 from minragen.envs import EnvGroups
 from minragen.fast.policies import faster

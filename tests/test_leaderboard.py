@@ -12,8 +12,8 @@ from conftest import message
 from test_readme import code_blocks
 from training import BRIEF, read_lines, run
 
-from benchmarks import figure, leaderboard, pretrained
-from benchmarks.leaderboard import (
+from lab import figure, leaderboard, pretrained
+from lab.leaderboard import (
     MINUTES,
     RATES,
     SEEDS,

@@ -89,7 +89,7 @@ class TestStructure:
                      if not isinstance(getattr(node, "ctx", None), ast.Load)}
             named = re.findall(r"`(?:\w+\.)?(\w+)`", order[1] if order else "")
             assert {*named} <= known, path
-            for file in re.findall(r"\b(?:tests|docs|benchmarks)/[\w/.]+\.\w+", text):
+            for file in re.findall(r"\b(?:tests|docs|lab)/[\w/.]+\.\w+", text):
                 assert (ROOT / file).exists(), (path, file)
 
     def test_imports_are_allowed_links_lead_somewhere_and_options_are_read(self):

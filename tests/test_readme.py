@@ -11,9 +11,8 @@ from collections import Counter
 import pytest
 from conftest import parsed
 
-from benchmarks import figure
-from benchmarks.figure import ROOT
-from lab import scoreboard
+from lab import figure, scoreboard
+from lab.figure import ROOT
 from minragen.config import ALGOS
 from minragen.envs import REGISTRY, TextEnv, make
 from minragen.options import parse_options
@@ -162,7 +161,7 @@ class TestPages:
 
     def test_every_file_that_a_page_names_is_there(self):
         for page, text in PAGES.items():
-            for name in re.findall(r"`((?:minragen|tests|docs|runs|benchmarks)/[\w./*-]*)`", text):
+            for name in re.findall(r"`((?:minragen|tests|docs|runs|lab)/[\w./*-]*)`", text):
                 assert "NAME" in name or list(ROOT.glob(name.rstrip("/"))), (page, name)
 
     def test_git_ignores_the_folders_that_commands_of_the_pages_write_to(self):
@@ -191,7 +190,7 @@ class TestPages:
 
     def test_no_file_names_a_folder_of_the_machine(self):
         for pattern in ("*.md", "*.toml", "*.cff", "Makefile", "minragen/**/*.py", "docs/**/*.md",
-                        "docs/*.ipynb", "tests/**/*.py", "benchmarks/*.py"):
+                        "docs/*.ipynb", "tests/**/*.py", "lab/*.py"):
             for path in ROOT.glob(pattern):
                 found = re.search(r"(?<![\w.{}])/(home|root|work|Users)/", path.read_text())
                 assert not found, path

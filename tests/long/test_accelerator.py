@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from toys import tiny
 
-from benchmarks import gpu
+from lab import gpu
 from minragen import models, starpo
 from minragen import train as trainer
 from minragen.config import preset

@@ -16,7 +16,7 @@ import pytest
 import test_project
 from test_readme import PAGES, code_blocks
 
-from benchmarks.figure import ROOT
+from lab.figure import ROOT
 
 fork = test_project.fork
 SHORT = ("--steps 1 --num-groups 2 --group-size 2 --val-size 2 --max-new-tokens 12 "

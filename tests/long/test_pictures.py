@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from benchmarks import algorithm
-from benchmarks.algorithm import MEMBERS, PICTURES, ROOT, ROW
+from lab import algorithm
+from lab.algorithm import MEMBERS, PICTURES, ROOT, ROW
 from minragen.fast.prefix_tree import PrefixTree, micro_batches
 
 RUN = "readme-frozenlake-grpo-s0"

@@ -6,7 +6,7 @@
 
 A block is followed by a `text` block with its output, or prints nothing. A `python` block whose
 first line is a comment with a file name is saved under that name. All others run in one namespace.
-A `sh` block runs in a process of its own. benchmarks/figure.py makes the notebook from the page.
+A `sh` block runs in a process of its own. lab/figure.py makes the notebook from the page.
 """
 
 import codeop

@@ -1,7 +1,7 @@
 """The table of the environments: budget, data, success of four scripted players, speed.
 
-    python -m benchmarks.environments            (or: make envs)
-    python -m benchmarks.environments --write    also into runs/readme-envs.json
+    python -m lab.environments            (or: make envs)
+    python -m lab.environments --write    also into runs/readme-envs.json
 
 Each environment is measured as it is by default, and once more with the options of tiny's preset,
 where there are any. `make figure` puts the stored rows into docs/.

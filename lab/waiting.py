@@ -1,10 +1,10 @@
 """What a rollout costs when environments answer late, with a picture.
 
-    python -m benchmarks.waiting      (two minutes; best with nothing else running)
+    python -m lab.waiting      (two minutes; best with nothing else running)
 
 128 rows play five turns. A step takes 20 ms, and 2 s once in twenty times. The untrained `tiny`
 replies with up to 32 tokens. runs/readme-waiting.json has the seconds of each seed with each share,
-and the times of ROWS rows of the last one, which benchmarks/figure.py draws.
+and the times of ROWS rows of the last one, which lab/figure.py draws.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.environments import table
+from lab.environments import table
 from minragen.chat import ChatFrame
 from minragen.envs import Budget, Outcome, TextEnv
 from minragen.metrics import waiting
@@ -53,7 +53,7 @@ class Stalling(TextEnv):
 
 def main():
     torch.set_num_threads(1)
-    groups = PatientGroups("benchmarks.waiting:Stalling", 128, 1)
+    groups = PatientGroups("lab.waiting:Stalling", 128, 1)
     made = type(groups.envs[0])  # not Stalling: this file is __main__
     made.waits = False  # while the tokenizer is made from episodes
     policy, made.waits = tiny_policy(groups.envs), True

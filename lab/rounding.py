@@ -1,6 +1,6 @@
 """How far bfloat16 logprobs are from float32 ones, with the output layer in either.
 
-    python -m benchmarks.rounding      (a minute, for docs/models.md)
+    python -m lab.rounding      (a minute, for docs/models.md)
 
 SmolLM2 and a model of its shape with random weights score the same 16 conversations of 120 tokens,
 sampled by SmolLM2 in float32. `gap` is the mean absolute difference per token, in nats.

@@ -1,7 +1,7 @@
 """Does a policy read its images? Its success with them, and with those of other instances.
 
-    python -m benchmarks.vision my-run      (prints a JSON list; runs/readme-vision.json is one)
-    make train ENV=benchmarks.vision:Shuffled MODEL=tiny-vlm ARGS="..."   (docs/vision.md)
+    python -m lab.vision my-run      (prints a JSON list; runs/readme-vision.json is one)
+    make train ENV=lab.vision:Shuffled MODEL=tiny-vlm ARGS="..."   (docs/vision.md)
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main(argv=None):
     for run in args.run:
         config = runs.load_config(run)
         play = checkpoint_player(config, run)
-        for env in ("frozenlake", "benchmarks.vision:Shuffled"):
+        for env in ("frozenlake", "lab.vision:Shuffled"):
             played = play(env_groups(replace(config, env=env), "test", args.size), greedy=False)
             (trajectories,) = played.values()
             won = sum(t.success for t in trajectories)

@@ -1,7 +1,7 @@
 """Training on a GPU: is it right, what share of the card's rates does it reach, how much memory?
 
-    python -m benchmarks.gpu                              (Qwen2.5-0.5B-Instruct on FrozenLake)
-    python -m benchmarks.gpu --model tiny --device cpu    (a trial without a GPU)
+    python -m lab.gpu                              (Qwen2.5-0.5B-Instruct on FrozenLake)
+    python -m lab.gpu --model tiny --device cpu    (a trial without a GPU)
 
 runs/readme-gpu.json holds what it printed on an H200, beside other measurements of that day; the
 tables of docs/performance.md are made of it.
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.environments import table
+from lab.environments import table
 from minragen import config as settings
 from minragen import rollout, train
 from minragen.cache import KVSlots
@@ -226,7 +226,7 @@ def against_float32(learner, batch, config):
 # ---- docs/performance.md -------------------------------------------------------------------------
 def tables():
     """What was measured on a GPU: two tables."""
-    found = json.loads(STORED.read_text())["benchmarks.gpu"]
+    found = json.loads(STORED.read_text())["lab.gpu"]
     small, large = found["smollm2"], found["untrained"]
     steps = table(("rows", "SmolLM2-135M, ms", "tokens/s", "0.40B, ms", "tokens/s"), [
         [f"{rows}", *(cell for model in (small, large)

@@ -1,6 +1,6 @@
 """Three pictures of the algorithm, drawn from the first training step of a stored run, made again.
 
-    python -m benchmarks.figure      (draws them with all others, in docs/)
+    python -m lab.figure      (draws them with all others, in docs/)
 
 step.png   the whole step: from episodes to updated weights, with its numbers
 row.png    one episode as a row of the batch: which tokens are trained

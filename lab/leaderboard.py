@@ -36,7 +36,7 @@ import numpy as np
 import transformers
 from scipy.stats import rankdata
 
-from benchmarks.environments import table, with_interval
+from lab.environments import table, with_interval
 from minragen import config as settings
 from minragen import eval as evaluation
 from minragen import train
@@ -67,7 +67,7 @@ QUICK = dict(steps=2, num_groups=2, group_size=4, val_size=8, val_every=2)
 
 def main(argv=None):
     """The command. Ends with one sentence on an error."""
-    parser = Parser(prog="benchmarks.leaderboard", description=__doc__.split("\n")[0])
+    parser = Parser(prog="lab.leaderboard", description=__doc__.split("\n")[0])
     parser.add_argument("--algo", help="presets, or module:preset; with commas [all]")
     parser.add_argument("--env", help="environments, with commas [the leaderboard's]")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time [1]")
@@ -271,7 +271,7 @@ def store(path, *rows, drop=lambda row: False):
 
 
 def write_page():
-    from benchmarks import figure  # which imports this file
+    from lab import figure  # which imports this file
 
     (ROOT / PAGE).write_text(figure.rewritten(PAGE))
     print(f"wrote {PAGE}")

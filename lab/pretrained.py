@@ -1,6 +1,6 @@
 """Runs of pretrained models: what they are trained on and what that changes on held-out instances.
 
-    .venv/bin/python -m benchmarks.pretrained v2-sokoban-filter --seed 0
+    .venv/bin/python -m lab.pretrained v2-sokoban-filter --seed 0
 
 trains runs/readme-NAME-sSEED, or goes on with it, and prints its row. Before and after are the
 first and the last validation of the run: the same held-out instances, sampled. RUNS has what
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from benchmarks.environments import table, with_interval
+from lab.environments import table, with_interval
 from minragen.config import preset
 from minragen.look.intervals import difference, wilson
 from minragen.models import Critic, Policy

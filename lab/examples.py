@@ -1,6 +1,6 @@
 """What the example in the prompt changes in the first turns of a model that has not been trained.
 
-    .venv/bin/python -m benchmarks.examples --model smollm2
+    .venv/bin/python -m lab.examples --model smollm2
 
 For each environment, SIZE test instances, free_think and the preset's tokens a reply; the two
 prompts differ by the example's line alone. Shares of the first replies:

@@ -1,9 +1,9 @@
 """Speed, side by side in one run: rollouts, a whole GRPO step, FrozenLake's step.
 
-    python -m benchmarks.speed                    (or: make bench)
-    python -m benchmarks.speed --trl              (or: make bench TRL=1; adds TRL's GRPOTrainer)
-    python -m benchmarks.speed --model smollm2    (rollouts in bfloat16, 16 rows)
-    python -m benchmarks.speed --model smollm2 --device cuda    (one GPU; rollouts alone)
+    python -m lab.speed                    (or: make bench)
+    python -m lab.speed --trl              (or: make bench TRL=1; adds TRL's GRPOTrainer)
+    python -m lab.speed --model smollm2    (rollouts in bfloat16, 16 rows)
+    python -m lab.speed --model smollm2 --device cuda    (one GPU; rollouts alone)
 
 All sides play the same number of conversations with the same model, prompts, sampling and lengths:
 every turn is exactly `new_tokens` sampled tokens, then exactly `observation_tokens` given ones.
@@ -58,7 +58,7 @@ from minragen.run.tiny import tiny_policy
 
 PARTS = ("rollout", "turns", "step", "frozenlake")
 ON_GPU = ("rollout", "turns")
-SPEC = "benchmarks.speed:FixedLengths"
+SPEC = "lab.speed:FixedLengths"
 FIRST_SEED = 0
 # What a phase is called -> the function that it is spent in, without other phases inside it.
 PHASES = {
@@ -308,7 +308,7 @@ def step_sides(work):
 
     sides = {"train_step": step}
     if args.trl:
-        from benchmarks.trl_step import VERSION, TRLStep  # needs trl
+        from lab.trl_step import VERSION, TRLStep  # needs trl
         for name, keep_cache in {"whole history": False, "cache kept": True}.items():
             sides[f"TRL {VERSION}, generate, {name}"] = TRLStep(
                 work, partial(by_generate, work=work, keep_cache=keep_cache), config).step
@@ -374,7 +374,7 @@ def measure(title, sides, repeats):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m lab.speed", allow_abbrev=False)
     parser.add_argument("--model", default="tiny", help="tiny, smollm2 or a local folder")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="[cpu]")
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="tiny: all; others: rollout")

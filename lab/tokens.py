@@ -1,6 +1,6 @@
 """How often a few tokens dominate a clipped update, and whether another KL estimator prevents it.
 
-    python -m benchmarks.tokens --workers 2      (hours; a stored run is not trained again)
+    python -m lab.tokens --workers 2      (hours; a stored run is not trained again)
 
 Trains the thirty runs of docs/results.md again, those with a KL also with k3, and those of COMPARED
 with each of KLS. An update whose gradient norm is above `max_grad_norm` is computed a second time
@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.environments import table
+from lab.environments import table
 from minragen import starpo, train
 from minragen.config import PRESETS, preset
 from minragen.run import runs, start
@@ -141,7 +141,7 @@ def figures():
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="benchmarks.tokens", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="lab.tokens", description=__doc__.split("\n")[0])
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     done = {(row["env"], row["kl"], row["seed"]) for row in stored()}
     missing = [task for task in tasks() if task not in done]

@@ -1,6 +1,6 @@
 """The figures and the tables of README.md and docs/, made from the files in runs/.
 
-    python -m benchmarks.figure      (or: make figure)
+    python -m lab.figure      (or: make figure)
 
 Draws docs/learning.png from runs/readme-*/metrics.jsonl, the committed runs; and in
 docs/environments/ boards.png, the images of FrozenLake and Sokoban, and seen.png, those of an
@@ -26,8 +26,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks import algorithm, environments, gpu, leaderboard, tokens, waiting
-from benchmarks.environments import table, with_interval
+from lab import algorithm, environments, gpu, leaderboard, tokens, waiting
+from lab.environments import table, with_interval
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
@@ -101,7 +101,7 @@ def draw(path):
 
 
 def draw_waiting(path):
-    """The first rows of benchmarks/waiting.py against time, with each share: a row is fed and
+    """The first rows of lab/waiting.py against time, with each share: a row is fed and
     samples, waits for its environment, or is ready and waits for others."""
     timelines = waiting.stored()["timeline"]
     figure, axes = plt.subplots(len(timelines), 1, figsize=(9, 5), sharex=True,
