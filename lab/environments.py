@@ -1,7 +1,7 @@
 """The table of the environments: budget, data, success of four scripted players, speed.
 
     python -m lab.environments            (or: make envs)
-    python -m lab.environments --write    also into runs/readme-envs.json
+    python -m lab.environments --write    also into minragen/data/players.json
 
 Each environment is measured as it is by default, and once more with the options of tiny's preset,
 where there are any. `make figure` puts the stored rows into docs/.
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+import minragen
 from minragen.chat import Reply
 from minragen.config import Config, changed_environment, preset
 from minragen.envs import REGISTRY
@@ -28,7 +29,7 @@ from minragen.look.players import DEMONSTRATIONS, players, scripted
 from minragen.run.groups import env_groups
 
 SIZE = 256
-STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-envs.json"
+STORED = Path(minragen.__file__).parent / "data" / "players.json"
 HEADER = ("| env | turns x actions | bundled data | random policy | shallow player "
           "| nearest demonstration | solver | resets/s | turns/s |",
           "|---|---|---|---|---|---|---|---|---|")

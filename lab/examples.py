@@ -10,7 +10,7 @@ prompts differ by the example's line alone. Shares of the first replies:
     own       valid, and the answer is not the example's
     success   the episode has already succeeded
 
-The table is printed and stored in runs/readme-examples.json; what is stored there is not measured
+The table is printed and stored in lab/results/examples.json; what is stored there is not measured
 again.
 """
 
@@ -30,7 +30,7 @@ from minragen.train import rules_of
 SIZE = 128  # instances
 TEMPERATURES = (1.0, 0.5)
 COLUMNS = ("form", "valid", "own", "success")
-STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-examples.json"
+STORED = Path(__file__).resolve().parent / "results" / "examples.json"
 
 
 class FirstTurn(ChatFrame):

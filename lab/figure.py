@@ -234,7 +234,7 @@ def lora_table(steps=60):
 def vision_table():
     """What the seeds of tiny-vlm have before and after RL, and with the images of other maps; last
     a control that was trained on those."""
-    measured = json.loads((ROOT / "runs" / "readme-vision.json").read_text())
+    measured = json.loads((ROOT / "lab" / "results" / "vision.json").read_text())
     others = {line["run"]: line["success"] for line in measured if line["env"] != "frozenlake"}
     rows = []
     for env in ("frozenlake-image", "sokoban-image", "frozenlake-shuffled"):
@@ -348,9 +348,9 @@ def environments_table():
 
 def mutants_result():
     """What the stored run of `make mutants` found, and of which trees."""
-    found = json.loads((ROOT / "runs" / "readme-mutants.json").read_text())
+    found = json.loads((ROOT / "lab" / "results" / "mutants.json").read_text())
     trees = " and ".join(f"`{name}/` {tree[:12]}" for name, tree in found["trees"].items())
-    return (f"The stored run, `runs/readme-mutants.json`, is of the trees {trees}: "
+    return (f"The stored run, `lab/results/mutants.json`, is of the trees {trees}: "
             f"{found['mutants']} rows, {len(found['survivors'])} survived,\n"
             f"{found['minutes']} minutes on two cores. {len(found['later'])} of them were noticed "
             f"by a test of tests/long.")

@@ -3,7 +3,7 @@
     python -m lab.gpu                              (Qwen2.5-0.5B-Instruct on FrozenLake)
     python -m lab.gpu --model tiny --device cpu    (a trial without a GPU)
 
-runs/readme-gpu.json holds what it printed on an H200, beside other measurements of that day; the
+lab/results/gpu.json holds what it printed on an H200, beside other measurements of that day; the
 tables of docs/performance.md are made of it.
 
 It takes the options of training and measures them as given, with activation checkpointing, and with
@@ -36,7 +36,7 @@ from minragen.run.proof import in_float32
 
 WORK = dict(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda", num_groups=8, group_size=16,
             val_size=1)
-STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-gpu.json"
+STORED = Path(__file__).resolve().parent / "results" / "gpu.json"
 SIDE = {"cuda": 8192, "cpu": 512}  # rows and columns of the products that measure the rate
 COPIED = {"cuda": 2**31, "cpu": 2**26}  # bytes
 REPEATS = 10

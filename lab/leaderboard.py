@@ -8,7 +8,7 @@
 An algorithm trains `tiny` with each of RATES times its preset's learning rate and seed TUNING_SEED,
 takes the rate of the best validation (the preset's among equals), and trains SEEDS with it. Every
 run has all steps of the preset, unless no group teaches anything any more. A row of
-runs/readme-leaderboard.json is a run, one of runs/readme-leaderboard-models.json a model in an
+lab/results/leaderboard.json is a run, one of lab/results/leaderboard-models.json a model in an
 environment. What is stored is not repeated; a run whose preset, or whose module, has changed counts
 as missing. docs/leaderboard.md is made of both files.
 
@@ -48,8 +48,8 @@ from minragen.options import nearest
 from minragen.run import runs, start
 
 ROOT = Path(__file__).resolve().parent.parent
-STORED = ROOT / "runs" / "readme-leaderboard.json"
-MODELS = ROOT / "runs" / "readme-leaderboard-models.json"
+STORED = ROOT / "lab" / "results" / "leaderboard.json"
+MODELS = ROOT / "lab" / "results" / "leaderboard-models.json"
 PAGE = "docs/leaderboard.md"
 # Minutes of a core that a run takes; with a critic it takes CRITIC times as long.
 MINUTES = {"bandit": 0.2, "countdown": 3, "metamathqa": 2, "deepcoder": 1.5, "webshop": 3}

@@ -5,7 +5,7 @@
 Trains the thirty runs of docs/results.md again, those with a KL also with k3, and those of COMPARED
 with each of KLS. An update whose gradient norm is above `max_grad_norm` is computed a second time
 without the FEW tokens on which its loss depends most. If at least half of the norm is gone then, it
-was theirs. runs/readme-tokens.json has a line for each run.
+was theirs. lab/results/tokens.json has a line for each run.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from minragen import starpo, train
 from minragen.config import PRESETS, preset
 from minragen.run import runs, start
 
-STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-tokens.json"
+STORED = Path(__file__).resolve().parent / "results" / "tokens.json"
 SEEDS = (0, 1, 2)
 COMPARED = ("frozenlake", "sokoban", "countdown")
 FEW = 4

@@ -1,6 +1,6 @@
 """Does a policy read its images? Its success with them, and with those of other instances.
 
-    python -m lab.vision my-run      (prints a JSON list; runs/readme-vision.json is one)
+    python -m lab.vision my-run      (prints a JSON list; lab/results/vision.json is one)
     make train ENV=lab.vision:Shuffled MODEL=tiny-vlm ARGS="..."   (docs/vision.md)
 """
 

@@ -3,7 +3,7 @@
     python -m lab.waiting      (two minutes; best with nothing else running)
 
 128 rows play five turns. A step takes 20 ms, and 2 s once in twenty times. The untrained `tiny`
-replies with up to 32 tokens. runs/readme-waiting.json has the seconds of each seed with each share,
+replies with up to 32 tokens. lab/results/waiting.json has the seconds of each seed with each share,
 and the times of ROWS rows of the last one, which lab/figure.py draws.
 """
 
@@ -22,7 +22,7 @@ from minragen.rollout import Rules, collect
 from minragen.run.groups import PatientGroups
 from minragen.run.tiny import tiny_policy
 
-STORED = Path(__file__).resolve().parent.parent / "runs" / "readme-waiting.json"
+STORED = Path(__file__).resolve().parent / "results" / "waiting.json"
 SHARES, SEEDS, ROWS = (1.0, 0.25), (0, 1, 2, 3, 4), 12
 USUAL, STALL, STALL_PROBABILITY = 0.02, 2.0, 0.05  # seconds, seconds, in a step
 

@@ -7,7 +7,7 @@
 A row is (text, wrong text, what is then wrong). Its text stands exactly once in its file; a row
 whose text is gone is an error, so the table has to move with the code. The sample is drawn from all
 mutants that cosmic-ray makes of the package, with the tree's hash as seed. Results:
-runs/readme-mutants.json. A run that was interrupted goes on where it was.
+lab/results/mutants.json. A run that was interrupted goes on where it was.
 
 First coverage.py records which tests execute which lines. A row tries the test that noticed it in
 the last run, then those that execute its line; if all of them pass, in the end all tests of
@@ -48,10 +48,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).parent.parent
 COPIED = ("minragen", "tests", "docs", "lab", "runs", "README.md", "Makefile",
           "CONTRIBUTING.md", "pyproject.toml", "requirements.lock", ".gitignore")
-RESULT = ROOT / "runs" / "readme-mutants.json"
+RESULT = ROOT / "lab" / "results" / "mutants.json"
 PROGRESS = ROOT / "runs" / "mutants.jsonl"  # outcomes so far, each with the trees that it is of
 # Rows by somebody who had read neither the tests nor the table, drawn before any test ran on them.
-STRANGERS = ROOT / "runs" / "readme-strangers.json"
+STRANGERS = ROOT / "lab" / "results" / "strangers.json"
 TIME_LIMIT = 600.0  # seconds of wall-clock time for the tests of one mutant
 SPECIFICATION = ("tests", "--ignore=tests/long")  # what `make test` runs
 MEMORY_LIMIT = 16 * 2**30  # bytes of address space, so that a runaway mutant is stopped early

@@ -180,7 +180,7 @@ class TestPages:
                 (body,) = found
 
     def test_the_stored_run_of_the_mutants_has_no_survivor(self):
-        found = json.loads((ROOT / "runs" / "readme-mutants.json").read_text())
+        found = json.loads((ROOT / "lab" / "results" / "mutants.json").read_text())
         assert not found["survivors"] and len(found["noticed_by"]) == found["mutants"]
 
     def test_every_module_is_in_the_reading_order_and_the_page_of_the_idea_is_the_first(self):

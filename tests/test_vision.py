@@ -476,7 +476,7 @@ class TestResults:
             assert last - first >= 64 and wilson(first, 256)[1] < wilson(last, 256)[0]
         run = f"readme-frozenlake-image-grpo-s{seed}"
         before, *_, test = validations(run)
-        seen = json.loads((ROOT / "runs/readme-vision.json").read_text())
+        seen = json.loads((ROOT / "lab/results/vision.json").read_text())
         own, others = [line for line in seen if line["run"] == run]
         assert own["success"] == pytest.approx(test["test/success"], abs=1e-6)
         assert others["interval"][1] < wilson(before["val/success"] * 256, 256)[0]

@@ -424,10 +424,9 @@ def limits(lines):
 
 
 def players(loaded):
-    """[(name, success), ...] of the scripted players, if they were measured beside the runs with
-    these environment options."""
-    path = loaded[0].folder.parent / "readme-envs.json"
-    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else ()
+    """[(name, success), ...] of the scripted players, if they were measured with the environment
+    options of the runs."""
+    rows = json.loads((DATA / "players.json").read_text("utf-8"))
     same = {(run.config.env, *changed_environment(run.config)) for run in loaded}
     for row in rows:
         if same == {(row["env"], *row["options"])}:
