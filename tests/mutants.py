@@ -47,7 +47,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("minragen", "tests", "docs", "lab", "runs", "README.md", "Makefile",
-          "CONTRIBUTING.md", "pyproject.toml", "requirements.lock", ".gitignore")
+          "CONTRIBUTING.md", "pyproject.toml", "requirements.lock", "requirements-test.lock",
+          ".gitignore")
 RESULT = ROOT / "lab" / "results" / "mutants.json"
 PROGRESS = ROOT / "runs" / "mutants.jsonl"  # outcomes so far, each with the trees that it is of
 # Rows by somebody who had read neither the tests nor the table, drawn before any test ran on them.

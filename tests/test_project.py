@@ -154,12 +154,13 @@ class TestMakefile:
     def make(self, tmp_path):
         """(words) -> what make prints where the .venv is there and echoes what it would run."""
         shutil.copy(ROOT / "Makefile", tmp_path)
-        (tmp_path / "requirements.lock").touch()
+        for name in ("requirements.lock", "requirements-test.lock"):
+            (tmp_path / name).touch()
         python = tmp_path / ".venv" / "bin" / "python"
         python.parent.mkdir(parents=True)
         python.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.1.4" || echo "$*"\n')
         python.chmod(0o755)
-        for name in ("ready", "lean"):
+        for name in ("ready", "test", "lean"):
             (tmp_path / ".venv" / name).touch()
 
         def make(*words, **environment):

@@ -31,6 +31,7 @@ class Files:
             print(os.path.relpath(file_path))
 pytest.main([*sys.argv[1:], "-n0", "--collect-only", "-s", "-p", "no:python"], plugins=[Files()])
 """
+INSTALLED = [word for name in ("ready", "test", "lean") for word in ("-o", f".venv/{name}")]
 SHORT_BENCH = "--trajectories 4 --turns 1 --new-tokens 2 --repeats 1 --group-size 2"
 
 
@@ -104,7 +105,7 @@ def shortened(command):
                  f"{extra} --num-groups 1 --val-size 1")
     given = "".join(w.removeprefix("ARGS=") for w in words if w.startswith("ARGS="))
     given = re.sub(r"--(steps|samples|warmup-steps) \d+", r"--\1 2", given)
-    return ["make", "-o", ".venv/ready", "-o", ".venv/lean",
+    return ["make", *INSTALLED,
             *(re.sub("^STEPS=.*", "STEPS=2", w) for w in words[1:] if not w.startswith("ARGS=")),
             *[f"ARGS={given} {extra}"] * bool(given or extra)]
 
@@ -184,7 +185,7 @@ class TestTiers:
         """`make -n test-all` prints those of `make test` too."""
         run_by = Counter()
         for target, count in (("test", 1), ("test-all", 3)):
-            lines = run(["make", "-n", "-o", ".venv/ready", "-o", ".venv/lean", target], ROOT)
+            lines = run(["make", "-n", *INSTALLED, target], ROOT)
             tiers = [line.split(" -m ")[1].partition(" &")[0] for line in lines.splitlines()
                      if "pytest" in line]
             assert len(tiers) == count
