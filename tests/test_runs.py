@@ -271,6 +271,26 @@ class TestResume:
                         .replace('"kl_coef": 0.0', '"kl_coef": 0.1'))
         assert read_config(begun).kl_estimator == "k3"
 
+    @pytest.mark.parametrize("gone", [dict(twists=0, knots=[]), dict(twists=0.5, knots=[])])
+    def test_a_run_with_options_that_are_gone_is_read_and_goes_on_if_they_were_off(
+            self, begun, capsys, gone):
+        path, expected = begun / "config.json", read_config(begun)
+        path.write_text(json.dumps(json.loads(path.read_text()) | gone))
+        runs_module.warn_once.cache_clear()
+        capsys.readouterr()
+        assert [read_config(begun), read_config(begun)] == [expected] * 2
+        warning, = capsys.readouterr().out.splitlines()
+        assert warning.endswith("this version lacks, which are left out: twists, knots")
+        if gone["twists"]:
+            commit = json.loads((begun / "checkpoint/manifest.json").read_text())["commit"]
+            said = message("--run", "a", "--resume", "--steps", "3")
+            assert "run 'a' had twists=0.5, which this version lacks" in said and commit in said
+            with pytest.raises(ValueError, match="had twists=0.5"):
+                reproduce.main(["a"])
+        else:
+            run("--run a --resume --steps 3")
+            assert metrics(begun)[-1]["step"] == 3 and "twists" not in path.read_text()
+
     def test_a_damaged_checkpoint_is_refused_by_name(self, begun):
         shutil.rmtree(begun / "checkpoint.best")
         for file in ("model.safetensors", "trainer.pt", "tokenizer.json", "manifest.json"):

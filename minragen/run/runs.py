@@ -283,6 +283,7 @@ def load_trainer_state(checkpoint, learner):
 def resumed_config(given):
     """The run's own Config with the given options, which may only be those of FREE_ON_RESUME."""
     stored = with_files(load_config(given["run"]), given.get("env_arg", ()))
+    refuse_lost_options(given["run"])
     given = given | {"env_arg": stored.env_arg}
     for name, value in given.items():
         if name not in FREE_ON_RESUME and value != getattr(stored, name):
@@ -366,13 +367,18 @@ def refuse_links(folder):
 
 
 def read_config(folder):
-    """The Config in folder/config.json. Raises ValueError if there is no valid one."""
+    """The Config in folder/config.json. Raises ValueError if there is no valid one. Options that
+    this version lacks are left out, with a warning."""
     try:
         with open(folder / "config.json", encoding="utf-8") as file:
             stored = json.loads(file.read(2**16))  # a longer text is no Config
         dict(stored.pop("data_files", {}))  # for `with_files`
         if not stored.get("kl_coef"):  # no effect, and it used to be k3
             stored["kl_estimator"] = Config.kl_estimator
+        if lost := lost_options(stored):
+            warn_once(f"{folder}/config.json has options that this version lacks, which are left "
+                      f"out: {', '.join(lost)[:200]}")
+            stored = {name: value for name, value in stored.items() if name not in lost}
         config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
         for f in dataclasses.fields(config):
             value = getattr(config, f.name)
@@ -383,6 +389,27 @@ def read_config(folder):
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder}/config.json cannot be read: {error}.") from None
     return config
+
+
+def lost_options(stored):
+    """{name: value} of what a config.json has and this version does not."""
+    known = {f.name for f in dataclasses.fields(Config)} | {"data_files"}
+    return {name: value for name, value in stored.items() if name not in known}
+
+
+@functools.cache
+def warn_once(text):
+    tqdm.write(f"warning   {text}")
+
+
+def refuse_lost_options(run):
+    """Raise ValueError if a run had an option on that this version lacks: its learning cannot go on
+    or be repeated. Options of 0, false or nothing are off."""
+    folder = RUNS / run
+    stored = lost_options(json.loads((folder / "config.json").read_text("utf-8")))
+    if on := [f"{name}={value!r}" for name, value in stored.items() if value]:
+        raise ValueError(f"run {run!r} had {', '.join(on)[:200]}, which this version lacks. "
+                         f"Go on at the commit that made it: {commit_of(folder) or 'not known'}.")
 
 
 # ---- How a file is written -----------------------------------------------------------------------
