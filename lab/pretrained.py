@@ -4,7 +4,7 @@
 
 trains runs/readme-NAME-sSEED, or goes on with it, and prints its row. Before and after are the
 first and the last validation of the run: the same held-out instances, sampled. RUNS has what
-differs from the preset of pretrained models. docs/pretrained.md has the tables of this file.
+differs from the preset of pretrained models.
 """
 
 import argparse
@@ -12,19 +12,11 @@ import json
 import platform
 import subprocess
 import sys
-from dataclasses import replace
-from types import SimpleNamespace
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
 
-from lab.environments import table, with_interval
-from minragen.config import preset
 from minragen.look.intervals import difference, wilson
-from minragen.models import Critic, Policy
-from minragen.more import lora
-from minragen.run import memory, runs
-from minragen.run.distributed import World
+from minragen.run import runs
 
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 # RAGEN V1 (arXiv 2504.20073): PPO with 8 groups of 16, up to 5 actions a turn, replies of up to 400
@@ -49,18 +41,6 @@ RUNS = {**SMOLLM2, **CONTROLS} | {f"v1-{env}{name}": options | own for env, own 
         for name, options in (("", V1), ("-starpo-s", STARPO_S))} | {
     "v2-sokoban": V2,
     "v2-sokoban-filter": V2 | dict(filter="top_p_softmax", filter_include_zero=True)}
-# The numbers of a model's configuration that decide about memory: Qwen2.5's, and SmolLM2's.
-SIZES = {"0.1": dict(hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-                     num_attention_heads=9, num_key_value_heads=3, vocab_size=49_152),
-         "0.5": dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
-                     num_attention_heads=14, num_key_value_heads=2),
-         "1.5": dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-                     num_attention_heads=12, num_key_value_heads=2),
-         "3": dict(hidden_size=2048, intermediate_size=11008, num_hidden_layers=36,
-                   num_attention_heads=16, num_key_value_heads=2),
-         "7": dict(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
-                   num_attention_heads=28, num_key_value_heads=4, vocab_size=152_064,
-                   tie_word_embeddings=False)}
 
 
 def train(name, seed, given):
@@ -91,48 +71,6 @@ def row_of(folder):
     return {**found, "after - before": difference(found["before"], found["after"]), "n": n,
             "steps": validated[-1]["step"],
             "minutes": sum(line.get("seconds", 0.0) for line in lines) / 60, "machine": card}
-
-
-def learnt_table():
-    """A row for each stored run, in RUNS' order."""
-    rows = []
-    for name in RUNS:
-        for folder in sorted(runs.RUNS.glob(f"readme-{name}-s[0-9]")):
-            row, (low, high) = (found := row_of(folder)), found["after - before"]
-            rows.append([name, folder.name[-1], str(row["steps"]), f"{row['minutes']:.0f}",
-                         with_interval(row["before"][0], row["n"]),
-                         with_interval(row["after"][0], row["n"]), f"{low:+.2f} to {high:+.2f}",
-                         f"{row['valid before']:.2f} to {row['valid after']:.2f}"])
-    return table(("run", "seed", "steps", "minutes", "before RL", "after",
-                  "after minus before, 95 % interval", "valid replies"), rows)
-
-
-def memory_table():
-    """GiB of a GPU by the forecast, for FrozenLake's preset: weights in bfloat16, conversations of
-    2,048 tokens."""
-    columns = {"GRPO": {}, "with LoRA": dict(lora_rank=32),
-               "with checkpointing": dict(activation_checkpointing=True),
-               "with both": dict(lora_rank=32, activation_checkpointing=True),
-               "PPO": dict(algo="ppo"), "PPO with both": dict(
-                   algo="ppo", lora_rank=32, activation_checkpointing=True)}
-    return table(("model", *columns), [
-        [f"{name}B", *(f"{forecast(sizes, **options) / 2**30:.0f}"
-                       for options in columns.values())] for name, sizes in SIZES.items()])
-
-
-def forecast(sizes, algo="grpo", lora_rank=0, **options):
-    """Bytes that a run of the preset would take with a model of these sizes."""
-    config = replace(preset("frozenlake", algo, "some/model"), lora_rank=lora_rank, **options)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(Qwen2Config(**{
-            "vocab_size": 151_936, "tie_word_embeddings": True, **sizes}), dtype=torch.bfloat16)
-        policy = Policy("meta", model, None)
-        if lora_rank:
-            lora.add_adapters(policy, lora_rank, 0)
-        critic = Critic(policy) if algo == "ppo" else None
-    held, *phases = memory.phases(SimpleNamespace(policy=policy, critic=critic, reference=None,
-                                                  world=World()), config).values()
-    return sum(held.values()) + max(sum(added.values()) for added in phases)
 
 
 def main():

@@ -32,7 +32,6 @@ from minragen import config as settings
 from minragen import starpo, train
 from minragen.envs import REGISTRY
 from minragen.run import reproduce
-from minragen.run.runs import read_config
 
 
 def row(env, algo, seed, test, rate="1", **more):
@@ -329,17 +328,6 @@ class TestPretrained:
                 words).items() if name in options})
             assert config.example
             assert config.model == "smollm2" or (config.lr, config.group_size) == (1e-6, 16)
-
-    def test_the_stored_runs_of_smollm2_have_the_settings_of_todays_presets(self):
-        """So a reader's command repeats them. The number of threads changes no more than roundings;
-        a control has a layer."""
-        stored = sorted((figure.ROOT / "runs").glob("readme-smollm2-*-s[0-9]"))
-        for folder in stored:
-            config = read_config(folder)
-            expected = settings.preset(config.env, model="smollm2")
-            layer = ("random_reward",) if "-random-" in folder.name else ()
-            assert config == dataclasses.replace(expected, run=folder.name, threads=1, layer=layer,
-                                                 seed=int(folder.name[-1]))
 
     def test_a_row_says_what_the_first_and_the_last_validation_say(self):
         row = pretrained.row_of(figure.ROOT / "runs" / "readme-frozenlake-grpo-s0")
