@@ -267,7 +267,7 @@ open(sys.argv[1], "w").write("done")
         code = "\x1b[31mred\x1b]0;title\x07\r"
         (runs / "a").mkdir(parents=True)
         (runs / "a" / "config.json").write_text(json.dumps({code: 1}))
-        for refused in (lambda: command(["report", "a"]), lambda: faults.Parser().error(code),
+        for refused in (lambda: faults.Parser().error(code),
                         lambda: command(["train", "--run", "a", "--resume"])):
             with pytest.raises(SystemExit) as ended:
                 refused()
