@@ -15,7 +15,6 @@ Tests: `python -m pytest tests/long/test_pictures.py`.
 import io
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
@@ -25,13 +24,12 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 from PIL import Image
 
+from lab import archive
 from minragen import starpo, train
 from minragen.fast.prefix_tree import PrefixTree, neighbours
 from minragen.rollout import make_batch
 from minragen.run import start
-from minragen.run.runs import read_config
 
-ROOT = Path(__file__).resolve().parent.parent
 # Okabe and Ito's colours, which the colour-blind tell apart.
 SAMPLED, CONTEXT, PADDING = "#009E73", "#CFCFCF", "#FFFFFF"
 SUCCESS, FAILURE, KEPT, LEFT_OUT = "#A05195", "#F1E4EF", "#555555", "#F3F3F3"
@@ -45,7 +43,7 @@ LEGEND = {"fontsize": 10.5, "frameon": False, "borderpad": 0, "handlelength": 1.
 
 
 def draw(folder, run):
-    """Draw the three pictures in a folder from the first step of a run in runs/."""
+    """Draw the three pictures in a folder from the first step of a stored run."""
     step = first_step(run)
     for name, picture in PICTURES.items():
         picture(step, folder / name)
@@ -53,7 +51,7 @@ def draw(folder, run):
 
 def first_step(run):
     """What the first training step of a stored run makes, part after part."""
-    config = read_config(ROOT / "runs" / run)
+    config = archive.config(run)
     groups = start.build_groups(config)
     learner = start.build_learner(config, groups, say=lambda line: None)
     batch = make_batch(train.roll_out(learner, groups["train"], config))

@@ -1,8 +1,8 @@
-"""The figures and the tables of README.md and docs/, made from the files in runs/.
+"""The figures and the tables of README.md and docs/, made from lab/results/.
 
     python -m lab.figure      (or: make figure)
 
-Draws docs/learning.png from runs/readme-*/metrics.jsonl, the committed runs; and in
+Draws docs/learning.png from the stored runs (archive.py); and in
 docs/environments/ boards.png, the images of FrozenLake and Sokoban, and seen.png, those of an
 episode. algorithm.py draws step.png, row.png and tree.png in docs/: for them a step of a stored run
 is made again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
@@ -26,7 +26,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lab import algorithm, environments, gpu, leaderboard, tokens, waiting
+from lab import algorithm, archive, environments, gpu, leaderboard, tokens, waiting
 from lab.environments import table, with_interval
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
@@ -35,12 +35,11 @@ from minragen.formats import forced_prefix
 from minragen.look.intervals import wilson
 from minragen.look.play import transcript
 from minragen.run.log import console_line
-from minragen.run.runs import read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "lab" / "results"  # measured at commits that are named there
 SEEDS = (0, 1, 2)
-FIRST = "readme-frozenlake-grpo-s0"  # the run whose episode and first step the pages show
+FIRST = "frozenlake-grpo-s0"  # the run whose episode and first step the pages show
 # The environments of README's table, with their options in words.
 HEADLINES = {"frozenlake": "FrozenLake", "webshop": "WebShop", "metamathqa": "MetaMathQA",
              "deepcoder": "DeepCoder", "countdown": "Countdown"}
@@ -65,11 +64,6 @@ if not os.path.exists("minragen/train.py"):  # this notebook was opened without 
     !git clone --quiet --depth 1 {input("Address of minRAGEN's repository: ")} minragen
     os.chdir("minragen")
     !{sys.executable} -m pip install --quiet . pytest"""
-
-
-def read(name):
-    lines = (ROOT / "runs" / name / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def curve(metrics, key):
@@ -162,10 +156,10 @@ def draw_seen(path, run):
 def runs_of(env):
     """The metrics of the three seeds, their lines of the last validation, and its size. env: the
     middle of the runs' names"""
-    names = [f"readme-{env}-grpo-s{seed}" for seed in SEEDS]
-    runs = [read(name) for name in names]
+    names = [f"{env}-grpo-s{seed}" for seed in SEEDS]
+    runs = list(map(archive.metrics, names))
     return (runs, [[line for line in run if "val/success" in line][-1] for run in runs],
-            read_config(ROOT / "runs" / names[0]).val_size)
+            archive.config(names[0]).val_size)
 
 
 def results_table():
@@ -199,8 +193,8 @@ def headline_table():
 def smollm2_table():
     """One row for each run of SmolLM2: success before, during and after RL."""
     rows = []
-    for run in sorted((ROOT / "runs").glob("readme-*-smollm2-grpo")):
-        config, metrics = read_config(run), read(run.name)
+    for run in archive.names("*-smollm2-grpo"):
+        config, metrics = archive.config(run), archive.metrics(run)
         first, *_, last = [line for line in metrics if "val/success" in line]
         training = [value for _, value in curve(metrics, "success")]
         rows.append([
@@ -220,8 +214,9 @@ def lora_table(steps=60):
     rows = []
     for trained, stem in (("rank 8", "lora-r8"), ("rank 64, as wide as the model", "lora-r64"),
                           ("all weights", "frozenlake-grpo")):
-        for run in sorted((ROOT / "runs").glob(f"readme-{stem}-s?")):
-            config, lines = read_config(run), [x for x in read(run.name) if x["step"] <= steps]
+        for run in archive.names(f"{stem}-s?"):
+            config = archive.config(run)
+            lines = [line for line in archive.metrics(run) if line["step"] <= steps]
             windows = np.reshape([value for _, value in curve(lines, "success")], (-1, 20))
             held_out = dict(curve(lines, "val/success"))
             rows.append([trained, f"{config.lr:g}", str(config.seed),
@@ -239,7 +234,7 @@ def vision_table():
     rows = []
     for env in ("frozenlake-image", "sokoban-image", "frozenlake-shuffled"):
         runs, last, size = runs_of(env)
-        shown = [rate for run, rate in others.items() if run.startswith(f"readme-{env}-grpo")]
+        shown = [rate for run, rate in others.items() if run.startswith(f"{env}-grpo")]
         rows.append([named(env), with_interval(runs[0][0]["val/success"], size),
                      of_seeds([line["val/success"] for line in last], size),
                      of_seeds([run[-1]["test/success"] for run in runs], size),
@@ -256,11 +251,11 @@ def warnings_table():
 
 def named(env):
     """An environment with the options that its run had."""
-    return ", ".join([read_config(ROOT / f"runs/readme-{env}-grpo-s0").env, *options_of(env)])
+    return ", ".join([archive.config(f"{env}-grpo-s0").env, *options_of(env)])
 
 
 def options_of(env):
-    return changed_environment(read_config(ROOT / f"runs/readme-{env}-grpo-s0"))
+    return changed_environment(archive.config(f"{env}-grpo-s0"))
 
 
 def baselines(env):
@@ -286,7 +281,7 @@ def episode_of(run, turns=0):
 
 def dialogue(run):
     """The `last_episode` of a run, with a mark and the forced prefix before each reply."""
-    prefix = forced_prefix(read_config(ROOT / "runs" / run).response_format)
+    prefix = forced_prefix(archive.config(run).response_format)
     said = [f"> {prefix}{message['content']}" if message["role"] == "assistant" else
             message["content"] for message in last_episode(run)["messages"][1:]]
     return "\n".join(["```text", *said, "```"])
@@ -294,8 +289,7 @@ def dialogue(run):
 
 def last_episode(run):
     """The first validation episode of a run's last stored step."""
-    lines = (ROOT / "runs" / run / "trajectories.jsonl").read_text().splitlines()
-    episodes = [json.loads(line) for line in lines]
+    episodes = archive.episodes(run)
     last = max(e["step"] for e in episodes)
     return next(e for e in episodes if e["step"] == last and e["split"] == "val")
 
@@ -330,7 +324,7 @@ def with_episodes(page):
 def log_lines():
     """The first and last console lines of the first GRPO run, printed again from its metrics by the
     function that printed them; `...` stands for the others."""
-    config, metrics = read_config(ROOT / "runs" / FIRST), read(FIRST)
+    config, metrics = archive.config(FIRST), archive.metrics(FIRST)
     first, rest = ([console_line(line, config) for line in part]
                    for part in (metrics[:2], metrics[config.steps:]))
     return "\n".join(["```text", *first, "...", *rest, "```"])
@@ -364,15 +358,15 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
                                  "models": leaderboard.models_table},
          "docs/metrics.md": {"warnings": warnings_table},
          "docs/models.md": {"lora": lora_table},
-         "docs/vision.md": {"episode": partial(episode_of, "readme-frozenlake-image-grpo-s0"),
+         "docs/vision.md": {"episode": partial(episode_of, "frozenlake-image-grpo-s0"),
                             "vision": vision_table},
          "docs/performance.md": {"gpu": gpu.tables, "waiting": waiting.figures},
          "docs/running.md": {"log": log_lines},
          "docs/specification.md": {"mutants": mutants_result},
          "docs/results.md": {"results": results_table, "smollm2": smollm2_table},
          **{f"docs/environments/{env}.md": {
-             "tiny": partial(episode_of, f"readme-{env}-grpo-s0", turns=2),
-             "smollm2": partial(episode_of, f"readme-{env}-smollm2", turns=1)}
+             "tiny": partial(episode_of, f"{env}-grpo-s0", turns=2),
+             "smollm2": partial(episode_of, f"{env}-smollm2", turns=1)}
             for env in REGISTRY}}  # untrained, it mostly repeats its first turn
 del PAGES["docs/environments/frozenlake.md"]["tiny"]  # README.md shows it
 
@@ -416,7 +410,7 @@ if __name__ == "__main__":
     draw(ROOT / "docs" / "learning.png")
     draw_waiting(ROOT / "docs" / "waiting.png")
     draw_boards(ROOT / "docs" / "environments" / "boards.png")
-    draw_seen(ROOT / "docs" / "environments" / "seen.png", "readme-frozenlake-image-grpo-s0")
+    draw_seen(ROOT / "docs" / "environments" / "seen.png", "frozenlake-image-grpo-s0")
     algorithm.draw(ROOT / "docs", FIRST)
     for page in PAGES:
         (ROOT / page).write_text(rewritten(page))

@@ -36,6 +36,7 @@ import numpy as np
 import transformers
 from scipy.stats import rankdata
 
+from lab import archive
 from lab.environments import table, with_interval
 from minragen import config as settings
 from minragen import eval as evaluation
@@ -446,8 +447,7 @@ def models_table():
 
 def tests_of(env, seed):
     """Test success of a run of the results page."""
-    path = ROOT / "runs" / f"readme-{env}-grpo-s{seed}" / "metrics.jsonl"
-    return json.loads(path.read_text().splitlines()[-1])["test/success"]
+    return archive.metrics(f"{env}-grpo-s{seed}")[-1]["test/success"]
 
 
 if __name__ == "__main__":

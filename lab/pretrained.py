@@ -2,7 +2,7 @@
 
     .venv/bin/python -m lab.pretrained v2-sokoban-filter --seed 0
 
-trains runs/readme-NAME-sSEED, or goes on with it, and prints its row. Before and after are the
+trains runs/NAME-sSEED, or goes on with it, and prints its row. Before and after are the
 first and the last validation of the run: the same held-out instances, sampled. RUNS has what
 differs from the preset of pretrained models.
 """
@@ -45,7 +45,7 @@ RUNS = {**SMOLLM2, **CONTROLS} | {f"v1-{env}{name}": options | own for env, own 
 
 def train(name, seed, given):
     """Train a run to its end. Returns its folder."""
-    run = f"readme-{name}-s{seed}"
+    run = f"{name}-s{seed}"
     command = [sys.executable, "-m", "minragen.train", "--run", run]
     if (runs.RUNS / run / "config.json").exists():
         command += ["--resume"]
@@ -56,13 +56,14 @@ def train(name, seed, given):
     return runs.RUNS / run
 
 
-def row_of(folder):
+def row_of(config, lines):
     """Success and valid replies before and after, with 95 % intervals, minutes of training steps,
-    and the machine."""
-    text = (folder / "metrics.jsonl").read_text("utf-8")
-    lines = [json.loads(line) for line in text.splitlines()]
+    and the machine.
+
+    lines: those of the run's metrics.jsonl
+    """
     validated = [line for line in lines if "val/success" in line]
-    n, found = runs.read_config(folder).val_size, {}
+    n, found = config.val_size, {}
     for when, line in (("before", validated[0]), ("after", validated[-1])):
         rate = line["val/success"]
         found[when] = (rate, *map(float, wilson(rate * n, n)))
@@ -82,7 +83,8 @@ def main():
     args = parser.parse_args()
     given = {option: value for option in ("model", "device") if (value := getattr(args, option))}
     folder = train(args.name, args.seed, given)
-    print(json.dumps({folder.name: row_of(folder)}, indent=1))
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
+    print(json.dumps({folder.name: row_of(runs.read_config(folder), list(lines))}, indent=1))
 
 
 if __name__ == "__main__":

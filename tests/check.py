@@ -62,6 +62,8 @@ def forbidden_imports(root=ROOT):
     for path in sorted((root / "minragen").rglob("*.py")):
         module = path.relative_to(root / "minragen").with_suffix("").as_posix()
         wing, source = module.partition("/")[0], path.read_text()
+        if re.search(r"^\s*(from|import) (lab|tests)\b", source, re.MULTILINE):
+            faults.append(f"minragen/{module}.py imports what is not installed with it")
         for name in sorted(imported(source, texts=wing not in BELOW)):
             if wing in BELOW:
                 free = name.partition(".")[0] in {*GROUND_FLOOR, *BESIDE, *BELOW[wing]}

@@ -1,7 +1,6 @@
 """The diagnostics: information, retrieval, regimes, warnings, gradients by bucket."""
 
 import copy
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import torch
 from test_families import family
 from toys import tiny
 
+from lab import archive
 from minragen import models, rollout
 from minragen.chat import ChatFrame
 from minragen.config import Config
@@ -413,13 +413,12 @@ class TestFirstLook:
 class TestStoredRuns:
     def test_no_run_of_the_results_warns(self):
         """How early the warnings came in runs that collapsed is in docs/metrics.md."""
-        folders = [*(ROOT / "runs").glob("readme-*-grpo-s[0-9]")]
-        assert len(folders) >= 3 * len(REGISTRY)
-        for folder in folders:
-            text = (folder / "metrics.jsonl").read_text("utf-8")
-            lines = [line for line in map(json.loads, text.splitlines()) if "success" in line]
+        names = archive.names("*-grpo-s[0-9]")
+        assert len(names) >= 3 * len(REGISTRY)
+        for name in names:
+            lines = [line for line in archive.metrics(name) if "success" in line]
             for k in range(1, len(lines) + 1):
-                assert not diagnostics.warnings_of(lines[:k]), folder.name
+                assert not diagnostics.warnings_of(lines[:k]), name
 
 
 def gradient_batch(tokens, mask, group_ids):

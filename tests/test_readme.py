@@ -11,12 +11,11 @@ from collections import Counter
 import pytest
 from conftest import parsed
 
-from lab import figure, scoreboard
+from lab import archive, figure, scoreboard
 from lab.figure import ROOT
 from minragen.config import ALGOS
 from minragen.envs import REGISTRY, TextEnv, make
 from minragen.options import parse_options
-from minragen.run.runs import read_config
 
 PAGES = {path.name: path.read_text()
          for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]}
@@ -88,7 +87,7 @@ class TestPages:
         assert figure.notebook() == text and len(text) < 500_000
 
     def test_an_episode_counts_the_turns_that_it_leaves_out(self):
-        whole, first = (figure.episode_of("readme-metamathqa-smollm2", turns) for turns in (0, 1))
+        whole, first = (figure.episode_of("metamathqa-smollm2", turns) for turns in (0, 1))
         assert whole.count("Turns left") == 5 and "more turns" not in whole
         assert first.count("Turns left") == 1 and first.endswith("\n[4 more turns]\n```")
 
@@ -100,7 +99,7 @@ class TestPages:
 
     def test_the_episode_in_the_readme_is_of_held_out_instances_and_can_be_played_again(self):
         """Its thoughts are what the environment notes, as they are in the demonstrations."""
-        config = read_config(ROOT / "runs" / figure.FIRST)
+        config = archive.config(figure.FIRST)
         shown, seen = code_blocks("README.md", "text")[0], []
         env = make("frozenlake", "val", **parse_options(config.env_arg))
         observation, _ = env.reset(seed=figure.last_episode(figure.FIRST)["seed"])

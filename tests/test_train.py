@@ -24,6 +24,7 @@ from tokenizers import normalizers
 from toys import tiny
 from training import BRIEF, metrics, read_lines, run
 
+from lab import archive
 from minragen import rollout
 from minragen import train as trainer
 from minragen.chat import ChatFrame
@@ -37,7 +38,7 @@ from minragen.rollout import Rules, StopReason, Trajectory, collect, first_promp
 from minragen.run import bundled, memory, start
 from minragen.run.load import load_policy
 from minragen.run.log import Log, console_line, keep_advantages, texts_of
-from minragen.run.runs import TIMES, read_config, run_folder
+from minragen.run.runs import TIMES, run_folder
 from minragen.train import QUIET
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -380,8 +381,7 @@ class TestRuns:
         assert re.search(r"  gap \S+  +\d+ tok/s  \d+\.\d\d s  val ", step)
 
     def test_a_usual_line_of_the_console_has_at_most_130_columns(self):
-        folder = Path(__file__).parent.parent / "runs" / "readme-frozenlake-grpo-s0"
-        config, lines = read_config(folder), read_lines(folder / "metrics.jsonl")
+        config, lines = (read("frozenlake-grpo-s0") for read in (archive.config, archive.metrics))
         usual = [console_line(line, config) for line in lines
                  if line.get("grad_norm", math.inf) < 10 and "regime" not in line
                  and "val/success" not in line]

@@ -26,6 +26,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
+from lab import archive
 from minragen import eval as evaluation
 from minragen import train as trainer
 from minragen.chat import ChatFrame
@@ -470,11 +471,11 @@ class TestProof:
 class TestResults:
     def test_the_stored_runs_learn_and_with_other_images_they_know_nothing(self, seed):
         for env, steps in (("frozenlake", 135), ("sokoban", 120)):
-            before, *_, after, test = validations(f"readme-{env}-image-grpo-s{seed}")
+            before, *_, after, test = validations(f"{env}-image-grpo-s{seed}")
             assert after["step"] == test["step"] == steps
             first, last = (line["val/success"] * 256 for line in (before, after))
             assert last - first >= 64 and wilson(first, 256)[1] < wilson(last, 256)[0]
-        run = f"readme-frozenlake-image-grpo-s{seed}"
+        run = f"frozenlake-image-grpo-s{seed}"
         before, *_, test = validations(run)
         seen = json.loads((ROOT / "lab/results/vision.json").read_text())
         own, others = [line for line in seen if line["run"] == run]
@@ -483,12 +484,12 @@ class TestResults:
 
     def test_a_control_trained_on_other_images_does_not_learn(self, seed):
         before, *_, after, _ = [line.get("val/success")
-                                for line in validations(f"readme-frozenlake-shuffled-grpo-s{seed}")]
+                                for line in validations(f"frozenlake-shuffled-grpo-s{seed}")]
         low, high = wilson(after * 256, 256)
         assert low < before < high
 
 
 def validations(run):
     """The metrics before, during and after training, and of the test split."""
-    return [line for line in read_lines(ROOT / "runs" / run / "metrics.jsonl")
+    return [line for line in archive.metrics(run)
             if line.keys() & {"val/success", "elapsed"}]

@@ -18,7 +18,6 @@ Tests: `python -m pytest tests/test_runs.py`.
 
 import contextlib
 import dataclasses
-import difflib
 import fcntl
 import functools
 import hashlib
@@ -340,9 +339,7 @@ def load_config(run):
     folder = RUNS / run
     if not (RUN_NAME.fullmatch(run) and (folder / "config.json").exists()):
         known = sorted(p.parent.name for p in RUNS.glob("*/config.json"))
-        own = [name for name in known if not name.startswith("readme-")]
-        others = difflib.get_close_matches(run, known)  # also of those that the project stores
-        raise ValueError(nearest("run", run, [*dict.fromkeys(own + others)] or known))
+        raise ValueError(nearest("run", run, known))
     refuse_links(folder)
     config = dataclasses.replace(read_config(folder), run=run)
     for text in (config.env, config.algo, *config.layer):  # package.module:Class
@@ -370,7 +367,7 @@ def read_config(folder):
     """The Config in folder/config.json. Raises ValueError if there is no valid one. Options that
     this version lacks are left out, with a warning."""
     try:
-        with open(folder / "config.json", encoding="utf-8") as file:
+        with (folder / "config.json").open(encoding="utf-8") as file:
             stored = json.loads(file.read(2**16))  # a longer text is no Config
         dict(stored.pop("data_files", {}))  # for `with_files`
         if not stored.get("kl_coef"):  # no effect, and it used to be k3

@@ -1,7 +1,6 @@
 """Data sets of the package reasoning-gym: the contract, what is paid, and what eval may see."""
 
 import inspect
-import json
 import random
 import re
 import shlex
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab import archive
 from minragen.envs import Budget, EnvGroups, make
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
@@ -168,9 +168,7 @@ class TestTraining:
         from minragen.look.intervals import wilson
 
         root = Path(__file__).parent.parent.parent
-        runs = [[json.loads(line) for line in (
-            root / f"runs/readme-reasoning-gym-aiw-s{seed}/metrics.jsonl").open()]
-            for seed in range(3)]
+        runs = [archive.metrics(f"reasoning-gym-aiw-s{seed}") for seed in range(3)]
         before, last = runs[0][0]["val/success"], [run[-2]["val/success"] for run in runs]
         tests = ", ".join(f"{run[-1]['test/success']:.2f}" for run in runs)
         (low, high), (worst, best) = (wilson(256 * rate, 256) for rate in (before, min(last)))

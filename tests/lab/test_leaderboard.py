@@ -12,7 +12,7 @@ from conftest import message
 from test_readme import code_blocks
 from training import BRIEF, read_lines, run
 
-from lab import figure, leaderboard, pretrained
+from lab import archive, figure, leaderboard, pretrained
 from lab.leaderboard import (
     MINUTES,
     RATES,
@@ -330,6 +330,7 @@ class TestPretrained:
             assert config.model == "smollm2" or (config.lr, config.group_size) == (1e-6, 16)
 
     def test_a_row_says_what_the_first_and_the_last_validation_say(self):
-        row = pretrained.row_of(figure.ROOT / "runs" / "readme-frozenlake-grpo-s0")
+        row = pretrained.row_of(*(read("frozenlake-grpo-s0")
+                                    for read in (archive.config, archive.metrics)))
         assert row["before"][0] < row["after - before"][0] + row["before"][0] < row["after"][0]
         assert (row["n"], row["steps"]) == (256, 110) and row["valid after"] > 0.9
