@@ -443,10 +443,3 @@ class TestBadInput:
         (runs / "else" / "config.json").touch()
         self.check((["--resume"], "--resume needs --run NAME"),
                    (["--run", "nothing", "--resume"], "unknown run 'nothing'. Known: else."))
-
-    def test_of_many_runs_five_are_named_and_the_nearest_is_guessed(self, runs):
-        for name in ("lake", *"abcdef"):
-            (runs / name).mkdir(parents=True)
-            (runs / name / "config.json").touch()
-        self.check((["--run", "lak", "--resume"],
-                    "unknown run 'lak': did you mean 'lake'? Known: a, b, c, d, e and 2 more."))

@@ -160,7 +160,7 @@ class TestPages:
 
     def test_every_file_that_a_page_names_is_there(self):
         for page, text in PAGES.items():
-            for name in re.findall(r"`((?:minragen|tests|docs|runs|lab)/[\w./*-]*)`", text):
+            for name in re.findall(r"`((?:minragen|tests|docs|lab)/[\w./*-]*)`", text):
                 assert "NAME" in name or list(ROOT.glob(name.rstrip("/"))), (page, name)
 
     def test_git_ignores_the_folders_that_commands_of_the_pages_write_to(self):
@@ -169,7 +169,7 @@ class TestPages:
             *(ROOT / ".gitignore").read_text().splitlines()}
 
     def test_every_test_that_a_page_names_is_there(self):
-        for name in {*re.findall(r"`((?:environments/|long/)?test_\w+\.py(?:::\w+)*)`",
+        for name in {*re.findall(r"`((?:environments/|lab/|long/)?test_\w+\.py(?:::\w+)*)`",
                                  "".join(PAGES.values()))}:
             file, *path = name.split("::")
             body = ast.parse((ROOT / "tests" / file).read_text()).body

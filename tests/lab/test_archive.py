@@ -34,7 +34,7 @@ class TestArchive:
         folder = archive.unpack(RUN)
         told = [dict(step=step, split=split, seed=step) for step, split in (
             (0, "val"), (1, "train"), (5, "val"), (5, "train"), (9, "val"), (9, "val"))]
-        (folder / "trajectories.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in told))
+        (folder / "trajectories.jsonl").write_text("\n".join(map(json.dumps, told)))
         before = archive.names(), archive.metrics("lora-r8-s0")
         archive.add(RUN)
         once = copied.read_bytes()
