@@ -46,7 +46,7 @@ def first_turns(policy, config, temperature):
     frame = FirstTurn(policy.tokenizer, config.response_format,
                       policy.model.generation_config.eos_token_id, config.max_new_tokens,
                       example=config.example)
-    played = play_held_out(policy, frame, groups, rules_of(config), temperature, greedy=False)[""]
+    played = play_held_out(policy, frame, groups, rules_of(config), temperature)
     shown = groups.envs[0].example_parts()["answer"]
     share = {column: 0.0 for column in COLUMNS}
     for t in played:

@@ -165,13 +165,10 @@ def runs_of(env):
 def results_table():
     """One row per environment: before RL, and what the seeds have at the preset's last step, with
     the 95 % interval of the worst seed, beside the random policy and the best shallow player."""
-    return table(("environment and options", "before RL: sampled", "greedy",
-                  "after RL, seeds 0, 1, 2: sampled", "greedy", "test, sampled", "random policy",
-                  "best shallow player", "minutes"), [
+    return table(("environment and options", "before RL", "after RL, seeds 0, 1, 2",
+                  "test split", "random policy", "best shallow player", "minutes"), [
         [named(env), with_interval(runs[0][0]["val/success"], size),
-         with_interval(runs[0][0]["val/success_greedy"], size),
          of_seeds([line["val/success"] for line in last], size),
-         of_seeds([line["val/success_greedy"] for line in last], size),
          ", ".join(f"{run[-1]['test/success']:.2f}" for run in runs),
          with_interval(random, size), with_interval(max(shallow), size), minutes(runs)]
         for env in REGISTRY for runs, last, size in [runs_of(env)]

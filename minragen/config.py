@@ -165,7 +165,7 @@ class Config:
     max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm", least=1e-4)
     # -- measuring
     val_size: int = opt(256, "held-out instances per validation", least=1, most=2**16)
-    val_temperature: float = opt(0.5, "of sampled validation; greedy is always measured too")
+    val_temperature: float = opt(0.5, "of validation; 0: greedy")
     val_every: int = opt(20, "steps between validations; also before and after training", least=1)
     diagnose_every: int = opt(10, "mutual information at step 1 and every so many; 0: never")
     diagnose_samples: int = opt(64, "reasonings in such a measurement; 0: all", most=2**16)

@@ -214,10 +214,11 @@ def checkpoint_player(config, run="", say=print, only=""):
             unproved.expect(groups.reset(first_seed))
             prove(policy, config.max_context)
             unproved = None
+        temperatures = {"": config.val_temperature} | ({", greedy": 0.0} if greedy else {})
         with distributed.progress_bar(f"evaluation on {groups.split}: tokens sampled") as progress:
-            held = play_held_out(policy, frame, groups, rules_of(config), config.val_temperature,
-                                 progress, greedy, first_seed)
-        return {f"{name}{suffix.replace('_', ', ')}": t for suffix, t in held.items()}
+            return {f"{name}{how}": play_held_out(policy, frame, groups, rules_of(config),
+                                                  temperature, progress, first_seed)
+                    for how, temperature in temperatures.items()}
 
     return play
 

@@ -66,8 +66,7 @@ def waiting(trajectories):
         for prefix, own in every.items()}
 
 
-def held_out_metrics(split, played):
-    """`val/success`, `val/success_greedy`, ... of `played`; of a mixture also `val/ENV/success`."""
-    return {f"{split}/{name}{suffix}": value for suffix, trajectories in played.items()
-            for name, value in describe(trajectories).items()
+def held_out_metrics(split, trajectories):
+    """`val/success`, `val/valid`, ... of a validation; of a mixture also `val/ENV/success`."""
+    return {f"{split}/{name}": value for name, value in describe(trajectories).items()
             if name.rpartition("/")[2] in HELD_OUT}

@@ -88,13 +88,11 @@ def first_prompt(frame, groups, row, observation, rules):
 
 
 def play_held_out(policy, frame, groups, rules, temperature, progress=lambda tokens: None,
-                  greedy=True, first_seed=0):
-    """{"": trajectories sampled at `temperature` with fixed noise, "_greedy": greedy ones}."""
+                  first_seed=0):
+    """Trajectories sampled at `temperature` with the noise that all validations have."""
     policy.begin_rollout()
-    rules = replace(rules, top_k=0, top_p=1, seed=0)
-    temperatures = {"": temperature, "_greedy": 0.0} if greedy else {"": temperature}
-    return {suffix: collect(policy, frame, groups, first_seed, replace(rules, temperature=t),
-                            progress) for suffix, t in temperatures.items()}
+    rules = replace(rules, top_k=0, top_p=1, seed=0, temperature=temperature)
+    return collect(policy, frame, groups, first_seed, rules, progress)
 
 
 @dataclass

@@ -481,13 +481,12 @@ def policy_losses(policy, part, config):
 
 # ---- Measuring -----------------------------------------------------------------------------------
 def validate(learner, groups, config, log):
-    """Metrics of fixed instances of a split that training never plays, sampled and greedy."""
+    """Metrics of fixed instances of a split that training never plays."""
     with log.progress(f"validation on {groups.split}: tokens sampled") as progress:
         played = play_held_out(learner.policy, learner.frame, groups, rules_of(config),
                                config.val_temperature, progress)
-    played = {suffix: in_order(learner.world, ts) for suffix, ts in played.items()}
-    failed = [t for t in played["_greedy"] if t.error]
-    log.episodes(learner.step, groups.split, played[""] + failed)
+    played = in_order(learner.world, played)
+    log.episodes(learner.step, groups.split, played)
     return held_out_metrics(groups.split, played)
 
 

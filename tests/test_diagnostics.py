@@ -57,10 +57,10 @@ class TestEpisodes:
         assert not {"step", "a/step"} & found.keys()
 
     def test_held_out_success_is_also_told_for_each_environment_of_a_mixture(self):
-        found = held_out_metrics("val", {"_greedy": [
-            Trajectory(env, 0, 0, 0, success=env == "b", metrics={"won": 1.0}) for env in "ab"]})
+        found = held_out_metrics("val", [
+            Trajectory(env, 0, 0, 0, success=env == "b", metrics={"won": 1.0}) for env in "ab"])
         assert {name: value for name, value in found.items() if "success" in name} == {
-            "val/success_greedy": 0.5, "val/a/success_greedy": 0.0, "val/b/success_greedy": 1.0}
+            "val/success": 0.5, "val/a/success": 0.0, "val/b/success": 1.0}
         assert not any("won" in name for name in found)
 
     def test_held_out_play_begins_at_the_seed_that_is_asked_for_and_without_images_of_training(
@@ -69,7 +69,7 @@ class TestEpisodes:
         monkeypatch.setattr(rollout, "collect", collect)
         policy = SeeingPolicy("", SimpleNamespace(image_store=store), None)
         rollout.play_held_out(policy, None, None, Rules(), 0.5, first_seed=40)
-        assert [call.args[3] for call in collect.call_args_list] == [40, 40]
+        assert collect.call_args.args[3] == 40
         store.forget.assert_called_once_with()
 
 

@@ -154,13 +154,12 @@ class TestDescribe:
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Every call of `collect`, which returns the first two episodes above; one if greedy."""
+    """Every call of `collect`, which returns the first two episodes above."""
     seen = []
 
     def play(*arguments, **named):
         seen.append(inspect.signature(collect).bind(*arguments, **named).arguments)
-        greedy = seen[-1]["rules"].temperature == 0
-        return copy.deepcopy(EPISODES[:1] if greedy else EPISODES[:2])
+        return copy.deepcopy(EPISODES[:2])
 
     for module in (trainer, rollout):
         monkeypatch.setattr(module, "collect", play)
@@ -168,14 +167,13 @@ def calls(monkeypatch):
 
 
 class TestValidation:
-    def test_it_reports_success_return_and_form_sampled_and_greedy(self, calls):
+    def test_it_reports_success_return_and_form(self, calls):
         groups, logged = SimpleNamespace(split="val"), []
         log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: logged.append(entry))
         learner = trainer.Learner(*tiny(), None, step=7)
         assert trainer.validate(learner, groups, parsed("--val-temperature", "0.3"), log) == {
             "val/success": 0.5, "val/episode_return": pytest.approx(0.45), "val/valid": 0.25,
-            "val/success_greedy": 1.0, "val/episode_return_greedy": 1.0, "val/valid_greedy": 0.5,
-            "val/env_errors": 0, "val/env_errors_greedy": 0}
+            "val/env_errors": 0}
         assert [(step, split, len(played)) for step, split, played in logged] == [(7, "val", 2)]
 
     def test_it_plays_the_first_instances_of_its_split_with_the_noise_of_seed_0_and_no_state_reward(
@@ -186,9 +184,9 @@ class TestValidation:
         assert groups.turn == DescribedTurn(("observation", "reasoning", "prediction", "answer"))
         log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: None)
         trainer.validate(trainer.Learner(*tiny(), None), groups, config, log)
-        assert [call["rules"] for call in calls] == [
-            Rules(t, 0, 1.0, 9, 300, 7, 1.0, 99) for t in (0.3, 0.0)]
-        assert all(call["groups"] is groups and call["first_seed"] == 0 for call in calls)
+        (call,) = calls
+        assert call["rules"] == Rules(0.3, 0, 1.0, 9, 300, 7, 1.0, 99)
+        assert call["groups"] is groups and call["first_seed"] == 0
 
 
 class TestRollOut:
@@ -329,7 +327,7 @@ class TestRuns:
             "lock", "report.html"}
         lines = metrics(finished)
         assert [line["step"] for line in lines] == [0, 1, 2, 2]
-        assert {"val/success_greedy"} <= lines[0].keys() & lines[2].keys() - lines[1].keys()
+        assert {"val/success"} <= lines[0].keys() & lines[2].keys() - lines[1].keys()
         assert "test/success" in lines[-1]
         assert all(isinstance(v, (int, float)) for line in lines for name, v in line.items()
                    if name != "regime")
@@ -375,7 +373,6 @@ class TestRuns:
         for label, name, form in (("success", "success", ".3f"), ("valid", "valid", ".2f"),
                                   ("return", "episode_return", ".3f"),
                                   ("val", "val/success", ".3f"), ("ent", "entropy", ".3f"),
-                                  ("greedy", "val/success_greedy", ".3f"),
                                   ("grad", "grad_norm", ".3f"), ("kept", "groups_kept", "2d")):
             assert f"{label} {line[name]:{form}}" in step
         assert re.search(r"  gap \S+  +\d+ tok/s  \d+\.\d\d s  val ", step)
@@ -505,7 +502,7 @@ class TestRuns:
         assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5, 5]
         assert lines[1:5] == [
             {"step": step, "env_errors": 16, "rollouts": 4} for step in (1, 2, 3, 4)]
-        assert len(read_lines(runs / "a" / "trajectories.jsonl")) == 5 * 4 + 3 * 4
+        assert len(read_lines(runs / "a" / "trajectories.jsonl")) == 5 * 4 + 3 * 2
 
     def test_an_environment_that_cannot_begin_is_refused_before_there_is_a_folder(self, runs):
         assert "toys:Late does not begin: ConnectionError: not yet" in message(

@@ -52,7 +52,7 @@ OCTAVES = 6  # the map's axes end at 1/64 and 64 times the limits of a regime
 CURVES = {
     "Did it learn?": (
         "Held-out instances are never trained on.",
-        {"success": ("val/success", "val/success_greedy", "success")}),
+        {"success": ("val/success", "success")}),
     "What does it learn from?": (
         "From groups whose members do not all have the same return. The return rises with success "
         "or before it.",
@@ -80,8 +80,7 @@ CURVES = {
          "reply tokens per episode": ("response_tokens",)})}
 # What is read of a line (`fits`). Two numbers are the bounds of one; the page can draw a NUMBER.
 NUMBER, RATE = (-1e99, 1e99), (0, 1)
-METRICS = {"step": int, "regime": str, "val/success": RATE, "val/success_greedy": RATE,
-           "test/success": RATE}
+METRICS = {"step": int, "regime": str, "val/success": RATE, "test/success": RATE}
 EPISODE = {"step": int, "split": str, "env": str, "seed": int, "group": int, "member": int,
            "success": bool, "stop": str, "error": str, "turn_rewards": [NUMBER],
            "messages": [{"role": str, "content": str}], "images": [str],
@@ -174,11 +173,11 @@ class Run:
                  if all(line.get(m) is not None for m in metrics)]
         return np.array(found, float).reshape(-1, 1 + len(metrics)).T
 
-    def held_out(self, line, split, suffix=""):
+    def held_out(self, line, split):
         """The success of a split, its 95 % interval (low, high), and of how many episodes: those
         whose environment did not fail."""
-        success = line[f"{split}/success{suffix}"]
-        n = self.config.val_size - (line.get(f"{split}/env_errors{suffix}") or 0)
+        success = line[f"{split}/success"]
+        n = self.config.val_size - (line.get(f"{split}/env_errors") or 0)
         n = min(max(int(n), 1), 2**31)  # of a damaged file, too
         return success, *wilson(success * n, n), n
 
@@ -394,10 +393,9 @@ def curves(loaded, metrics):
                 continue
             values = np.array([[one[step] for step in steps] for one in series])
             low, high, mean = values.min(axis=0), values.max(axis=0), values.mean(axis=0)
-            if metric.startswith("val/success") and len(members) == 1:
-                low, high = np.array([
-                    members[0].held_out(line, "val", metric.removeprefix("val/success"))[1:3]
-                    for line in members[0].history if line.get(metric) is not None]).T
+            if metric == "val/success" and len(members) == 1:
+                low, high = np.array([members[0].held_out(line, "val")[1:3]
+                                      for line in members[0].validated]).T
             band = (low < high).any()
             lines.append({
                 "name": f"{label} ({len(members)})" if label else metric, "colour": colour,

@@ -39,8 +39,7 @@ CONSOLE = {
     "valid": "valid {:.2f}", "groups_kept": "kept {:2d}/{groups}{no_update}",
     "entropy": "ent {:.3f}", "kl_ref": "kl {:.3f}", "grad_norm": "grad {:.3f}",
     "logprob_gap": "gap {:.0e}", "tokens_per_second": "{:5.0f} tok/s", "seconds": "{:.2f} s",
-    "val/success": "val {:.3f} greedy {val/success_greedy:.3f}",
-    "test/success": "test {:.3f} greedy {test/success_greedy:.3f}", "regime": "{}"}
+    "val/success": "val {:.3f}", "test/success": "test {:.3f}", "regime": "{}"}
 
 
 class Log(train.Log, contextlib.AbstractContextManager):
@@ -298,7 +297,7 @@ def console_line(metrics, config):
     """One aligned line, without the parts whose metric this step does not have."""
     known = {"of": config.steps, "groups": config.num_groups,
              "no_update": "" if metrics.get("policy_loss") is not None else ", no update",
-             "val/success_greedy": math.nan, "test/success_greedy": math.nan, **metrics}
+             **metrics}
     return "  ".join(part.format(known[name], **known) for name, part in CONSOLE.items()
                       if known.get(name) is not None)  # a number that is not finite is None
 

@@ -57,7 +57,7 @@ def test_a_run_completes_learns_and_counts_what_was_injected(runs, monkeypatch):
     calm, faulty = (metrics(runs / name) for name in ("calm", "faulty"))
     assert [line["step"] for line in faulty] == [line["step"] for line in calm]
     failed = sum(value for line in faulty for name, value in line.items()
-                 if name.endswith("env_errors") or name.endswith("env_errors_greedy"))
+                 if name.endswith("env_errors"))
     assert failed == injected["raised"] + injected["hung"] > 0
     assert sum(line.get("updates_skipped", 0) for line in faulty) == injected["bad"] > 0
     low, high = wilson(round(256 * calm[-2]["val/success"]), 256)
