@@ -2,9 +2,9 @@
 
 import copy
 import functools
-import json
 import re
 import time
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,9 +26,8 @@ from minragen.run.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 CHATML = CHAT_TEMPLATE
 REPLY = " a</think><answer> Up</answer>"
-# Tokens, ends of turns and a conversation of each family; NAME.jinja renders as its template does.
-FOLDER = Path(__file__).parent / "templates"
-FAMILIES = json.loads((FOLDER / "families.json").read_text(encoding="utf-8"))
+# Tokens, ends of turns, a conversation and the template of each family.
+FAMILIES = tomllib.loads((Path(__file__).parent / "templates.toml").read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -57,7 +56,7 @@ def family(name):
                          for text in known.get(place, [])])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token=known["eos"], bos_token=known.get("bos"),
-        chat_template=(FOLDER / f"{known.get('template', name)}.jinja").read_text(encoding="utf-8"))
+        chat_template=FAMILIES[known.get("like", name)]["template"])
     return tokenizer, tokenizer.convert_tokens_to_ids(known["generation_eos"])
 
 
