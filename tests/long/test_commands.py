@@ -128,12 +128,12 @@ class TestCommands:
         run(shortened("make train ENV=bandit RUN=watched"), checkout)
         page = checkout / "runs/watched/report.html"
         page.unlink()
-        (watch,) = re.findall(r"`(\.venv/bin/python -m minragen watch) lake", PAGES["running.md"])
+        (words,) = re.findall(r"`(\.venv/bin/python -m minragen watch) lake", PAGES["running.md"])
         # Ctrl-C as a terminal has it: what started the tests may ignore or block it.
         begin = ("import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
                  "signal.pthread_sigmask(signal.SIG_SETMASK, ()); os.execv(sys.argv[1], "
                  "sys.argv[1:])")
-        with subprocess.Popen([sys.executable, "-c", begin, *watch.split(), "watched"],
+        with subprocess.Popen([sys.executable, "-c", begin, *words.split(), "watched"],
                               cwd=checkout, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE) as watch:
             try:
