@@ -1,6 +1,6 @@
 """Make the bundled warm-up weights of `tiny` and `tiny-vlm` anew, replacing the old ones.
 
-    python -m lab.assets [tiny-bandit ...]      (or: make warmup)
+    python -m lab.assets [tiny-bandit ...]
 
 Needed when prompts, demonstrations, minragen/run/bundled.py or tiny.py have changed.
 """

@@ -1,6 +1,6 @@
 """The table of the environments: budget, data, success of four scripted players, speed.
 
-    python -m lab.environments            (or: make envs)
+    python -m lab.environments
     python -m lab.environments --write    also into minragen/data/players.json
 
 Each environment is measured as it is by default, and once more with the options of tiny's preset,

@@ -328,7 +328,7 @@ def log_lines():
 
 
 def environments_table():
-    """What `make envs` prints, without the solver, who solves every instance, and resets/s."""
+    """What lab.environments prints, without the solver, who solves every instance, and resets/s."""
     rows = json.loads(environments.STORED.read_text())
     assert all(row["players"]["solver"] == row["size"] for row in rows)
     names, *rows = [line.strip("| ").split(" | ")

@@ -1,7 +1,7 @@
 """Speed, side by side in one run: rollouts, a whole GRPO step, FrozenLake's step.
 
-    python -m lab.speed                    (or: make bench)
-    python -m lab.speed --trl              (or: make bench TRL=1; adds TRL's GRPOTrainer)
+    python -m lab.speed
+    python -m lab.speed --trl              (adds TRL's GRPOTrainer, version 1.16.0)
     python -m lab.speed --model smollm2    (rollouts in bfloat16, 16 rows)
     python -m lab.speed --model smollm2 --device cuda    (one GPU; rollouts alone)
 

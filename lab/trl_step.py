@@ -14,7 +14,7 @@ try:
     import datasets
     import trl
 except ImportError:
-    raise ImportError("TRL is not installed. Run `make bench TRL=1`.") from None
+    raise ImportError("TRL is not installed. Run `.venv/bin/pip install trl==1.16.0`.") from None
 from transformers import PrinterCallback, TrainerCallback
 
 VERSION = trl.__version__

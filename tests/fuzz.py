@@ -3,9 +3,9 @@
     python tests/fuzz.py replies 100000    # random and mutated replies in the environments
     python tests/fuzz.py parser 300        # one of TARGETS for 300 seconds, guided by coverage
 
-`make fuzz` runs all of them. A target gets bytes, makes an input of them and gives it to the code
-that reads it. Only a ValueError with a sentence may come back for the user's own records, and only
-a RuntimeError for a server's answer. test_fuzz.py runs a short form.
+A target gets bytes, makes an input of them and gives it to the code that reads it. Only a
+ValueError with a sentence may come back for the user's own records, and only a RuntimeError for a
+server's answer. CONTRIBUTING.md runs all of them, test_fuzz.py a short form.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """A run among faults: environments that raise or hang, updates that are not finite; and what a
 user reads about exceptions.
 
-    python -m pytest tests/test_faults.py     (3 steps; with MINRAGEN_KILLS=100, `make torture`, 30)
+    python -m pytest tests/test_faults.py     (3 steps; with MINRAGEN_KILLS=100, 30)
 """
 
 import io

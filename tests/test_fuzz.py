@@ -1,4 +1,4 @@
-"""A short form of `make fuzz`: replies in every environment, bytes for every reader."""
+"""A short form of fuzz.py: replies in every environment, bytes for every reader."""
 
 import random
 

@@ -3,19 +3,21 @@
 import ast
 import doctest
 import functools
-import importlib
+import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
 
 import check
+import fuzz
 import mutants
 import pytest
-from test_readme import ROOT
+from test_readme import PAGES, ROOT, code_blocks
 
 from minragen.config import preset
 from minragen.envs import REGISTRY
@@ -185,49 +187,67 @@ class TestMakefile:
             "-m minragen train --nproc 3 --run a --resume --steps 9")
         assert make("play", "RUN=a", "SEED=2", "SPLIT=val") == (
             "-m minragen play --run a --split val --seed 2")
-        assert make("play", "ENV=bandit") == "-m minragen play bandit --split test"
-        assert make("train", "eval", "RUN=a", "STEPS=3") == (
-            "-m minragen train --nproc auto --env frozenlake --steps 3 --run a "
-            "-m minragen.eval --run a --split test")
+        assert make("play") == "-m minragen play frozenlake"
+        assert make("train", "eval", "RUN=a b") == (
+            "-m minragen train --nproc auto --run a b -m minragen.eval --run a b")
+        assert make("pretrained", "RUN=v2-sokoban", "SEED=1") == (
+            "-m lab.pretrained v2-sokoban --seed 1")
+        assert "give the name of a run: make report RUN=name" in make("report")
 
     @pytest.mark.parametrize("words, said", [
-        (["train", "env=bandit"], "make train takes no env: did you mean ENV? Known: ALGO ARGS"),
-        (["train", "STEP=3"], "make train takes no STEP: did you mean STEPS?"),
-        (["train", "-n", "GROUP_SIZE=3"], 'GROUP_SIZE. Known: ALGO ARGS ENV LR MODEL NPROC PYTHON '
-                                          'RUN SEED STEPS. Other options go into ARGS="--name'),
-        (["play", "STEPS=3"], "make play takes no STEPS"),
-        (["play", "RUN=a", "ENV=bandit"], "make play takes no ENV"),
-        (["eval", "RUN=a", "MODEL=tiny"], "make eval takes no MODEL"),
-        (["check", "ARGS=--fix"], "make check takes no ARGS. Known: PYTHON."),
-        (["ENV=bandit"], "make help takes no ENV")])
-    def test_a_variable_that_a_target_does_not_take_is_refused_before_anything_runs(
-            self, make, words, said):
+        (["train", "env=bandit"], "unknown variable env: did you mean ENV? Known: ENV ALGO"),
+        (["train", "-n", "GROUP_SIZE=3"], 'GROUP_SIZE. Known: ENV ALGO STEPS LR MODEL RUN SEED '
+         'SPLIT SET NPROC ARGS PYTHON PY. Other options go into ARGS="--name value"'),
+        (["STEP=3"], "unknown variable STEP: did you mean STEPS?")])
+    def test_an_unknown_variable_is_refused_before_anything_runs(self, make, words, said):
         assert said in make(*words)
 
     def test_what_is_exported_or_handed_down_by_another_make_is_no_mistake(self, make):
         plain = make("train")
         assert make("train", SEED="7", STEPS="3", FOO="1") == plain
         assert plain in make("train", MAKELEVEL="1", MAKEFLAGS=" -- FOO=1")
-        assert make("floor", "-n")
 
     def test_a_python_that_an_existing_venv_silences_is_refused(self, make):
-        said = make("train", f"PYTHON={sys.executable}")
-        assert f".venv has Python 3.1.4, and PYTHON={sys.executable} is Python 3." in said
-        assert "PYTHON=nosuch is not found: run make clean first" in make("train", "PYTHON=nosuch")
+        for python in (sys.executable, "nosuch"):
+            assert f".venv has Python 3.1.4, not that of PYTHON={python}" in make(
+                "train", f"PYTHON={python}")
         assert make("train", "PYTHON=.venv/bin/python") == make("train")
         assert make("clean", "-n", "PYTHON=nosuch")
 
-    def test_the_table_of_what_targets_take_is_what_their_recipes_use(self):
-        text = (ROOT / "Makefile").read_text()
-        values = dict(re.findall(r"^(\w+) *= ?(.*)$", text, re.MULTILINE))
-        settable = {name for name in values if name.isupper()} - {
-            "PY", "PYTHON", "PYTEST", "TRAIN", "LEAN", "OPTIONS", "GOALS", "KNOWN", "GIVEN"}
-        each = re.search(r"foreach target,([\w -]+),\$\(eval takes_\$\(target\) = (\w+)\)", text)
-        taken = dict.fromkeys(each[1].split(), {each[2]}) | {
-            name.removeprefix("takes_"): {*re.findall(r"[A-Z]+", value)}
-            for name, value in values.items() if name.startswith("takes_")}
-        for target, recipe in re.findall(r"^([a-z0-9-]+):.*\n((?:\t.*\n)+)", text, re.MULTILINE):
-            lines = "".join([recipe, *(values[name] for name in ("TRAIN", "OPTIONS")
-                                       if f"$({name})" in recipe)])
-            used = {*re.findall(r"\$\((?:if \$\(|call option,)?([A-Z]+)", lines)} & settable
-            assert used == taken.get(target, set()), target
+    def test_its_help_lists_every_target_and_no_page_or_message_names_another(self, make):
+        makefile = (ROOT / "Makefile").read_text()
+        targets = {*re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split()}
+        assert {*re.findall(r"^([a-z\d-]+):", makefile, re.MULTILINE)} == targets
+        assert {*re.findall(r"make ([\w-]+) \w", make())} == targets
+        pages = [*PAGES.values(), *(path.read_text("utf-8") for folder in ("minragen", "lab")
+                                    for path in (ROOT / folder).rglob("*.py"))]
+        named = {"".join(name) for text in pages for name in re.findall(
+            r"(?:`|or: )make ([\w-]+)|[(:] make ([\w-]+) [A-Z]+=", text)}
+        assert {"check", "test-all", "figure", "reproduce"} <= named <= targets | {"mutants"}
+
+
+class TestCommandsForDevelopers:
+    (COMMANDS,) = code_blocks("CONTRIBUTING.md", "sh")
+
+    def test_they_name_modules_files_and_readers_that_are_there(self):
+        text = "\n".join(self.COMMANDS)
+        modules = re.findall(r"-m (lab\.\w+)", text)
+        files = re.findall(r"\b(?:tests/[\w/]+\.py|requirements[\w-]*\.lock)", text)
+        assert "lab.speed" in modules and all(map(importlib.util.find_spec, modules))
+        assert "tests/fuzz.py" in files and all((ROOT / name).exists() for name in files)
+        (readers,) = re.findall(r"for reader in (.*?); do", text)
+        assert readers.split() == [*fuzz.TARGETS]
+
+    def test_the_oldest_packages_are_those_of_the_project_beside_all_others_that_are_pinned(self):
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        begin = next(i for i, line in enumerate(self.COMMANDS) if "transformers|" in line)
+        pick, install = self.COMMANDS[begin:begin + 2]
+        kept = subprocess.run(["sh", "-c", pick.rstrip("| ")], cwd=ROOT, text=True, check=True,
+                              capture_output=True).stdout
+        pinned = "".join(path.read_text() for path in ROOT.glob("requirements*.lock"))
+        oldest = [f"{name}=={version}.*" for name, version in re.findall(
+            r"(torch|transformers)>=([\d.]+)", " ".join(project["dependencies"]))]
+        assert len(oldest) == 2 and {*oldest} <= {*shlex.split(install)}
+        left_out = {*pinned.splitlines()} - {*kept.splitlines()}
+        assert {line.partition("==")[0] for line in left_out} == {
+            "torch", "transformers", "tokenizers", "huggingface_hub", "setuptools"}

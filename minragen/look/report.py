@@ -2,7 +2,7 @@
 
     python -m minragen report my-run            (or: make report RUN=my-run; training ends with it)
     python -m minragen report "a b c"           several runs in one page, runs/report.html
-    python -m minragen watch my-run             (or: make watch RUN=my-run) again after every step
+    python -m minragen watch my-run             again after every step
 
 `runs/my-run/report.html` is one file that opens without a network. The page is data/report.html, a
 Jinja template that escapes all it is given: what a model wrote is text there, never HTML. This

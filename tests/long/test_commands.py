@@ -32,7 +32,6 @@ class Files:
 pytest.main([*sys.argv[1:], "-n0", "--collect-only", "-s", "-p", "no:python"], plugins=[Files()])
 """
 INSTALLED = [word for name in ("ready", "test", "lean") for word in ("-o", f".venv/{name}")]
-SHORT_BENCH = "--trajectories 4 --turns 1 --new-tokens 2 --repeats 1 --group-size 2"
 
 
 def commands(page):
@@ -97,8 +96,7 @@ def shortened(command):
         return words + (SHORT.split() if "minragen.train" in words else
                         ["-q", "-x"] if "pytest" in words else [])
     target = next((w for w in words[1:] if "=" not in w), "help")
-    extra = {"train": SHORT, "eval": "--size 2", "bench": SHORT_BENCH, "envs": "bandit --size 2",
-             "leaderboard": "--quick",
+    extra = {"train": SHORT, "eval": "--size 2", "leaderboard": "--quick",
              "test": "--collect-only tests/test_env_contract.py"}.get(target, "")
     if "MODEL=smollm2" in words:
         extra = ("--env bandit --size 2" if target == "leaderboard" else
@@ -130,13 +128,14 @@ class TestCommands:
         run(shortened("make train ENV=bandit RUN=watched"), checkout)
         page = checkout / "runs/watched/report.html"
         page.unlink()
-        words = run([*shortened("make watch RUN=watched"), "-n"], checkout)
+        (words,) = re.findall(r"`(\.venv/bin/python -m minragen watch) lake", PAGES["running.md"])
         # Ctrl-C as a terminal has it: what started the tests may ignore or block it.
         begin = ("import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
                  "signal.pthread_sigmask(signal.SIG_SETMASK, ()); os.execv(sys.argv[1], "
                  "sys.argv[1:])")
-        with subprocess.Popen([sys.executable, "-c", begin, *shlex.split(words)], cwd=checkout,
-                              text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
+        with subprocess.Popen([sys.executable, "-c", begin, *words.split(), "watched"],
+                              cwd=checkout, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) as watch:
             try:
                 said, written = watch.stdout.readline().strip(), page.read_text()
                 watch.send_signal(signal.SIGINT)
@@ -172,12 +171,11 @@ class TestCommands:
         assert lines[-2].startswith("|  | `my_algo:preset` |  | 0.")
         assert lines[-1].startswith("It runs.")
 
-    def test_every_make_target_is_in_the_help_and_the_help_names_no_other(self, checkout):
-        makefile = (checkout / "Makefile").read_text()
-        targets = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split())
-        assert {line.split()[1] for line in run(["make"], checkout).splitlines()} == targets
-        named = set(re.findall(r"`make (\w+)", "".join(PAGES.values())))
-        assert {"check", "test", "mutants", "figure"} <= named <= targets
+    @pytest.mark.parametrize("module, little", [
+        ("speed", "--trajectories 4 --turns 1 --new-tokens 2 --repeats 1 --group-size 2"),
+        ("environments", "bandit --size 2")])
+    def test_a_measurement_for_developers_runs(self, checkout, module, little):
+        run([".venv/bin/python", "-m", f"lab.{module}", *little.split()], checkout)
 
 
 class TestTiers:

@@ -1,9 +1,7 @@
 """A training process is killed at random instants, and its disk fails: no whole checkpoint is ever
 lost, and the resumed run is the run that was never stopped.
 
-    python -m pytest tests/long/test_kill.py
-
-A few kills; `make torture`: MINRAGEN_KILLS of them.
+    python -m pytest tests/long/test_kill.py     (4 kills; with MINRAGEN_KILLS=100, 100)
 """
 
 import json
