@@ -13,6 +13,8 @@ $(foreach name,$(OPTIONS),$(eval $(name) =))
 # $(call option,SEED,seed): --seed and its value, nothing if SEED is empty.
 option  = $(if $($1),--$2 "$($1)")
 NAMES   = $(or $(RUN),$(error give the name of a run: make $@ RUN=name))
+# Runs that are not in runs/ may be among the stored ones.
+UNPACK  = $(foreach name,$(NAMES),$(if $(wildcard runs/$(name)),,$(PY) -m lab.archive $(name);))
 
 # Any other variable is refused before anything is installed or run. GNU make 3.81 (macOS) can do it.
 KNOWN = $(OPTIONS) PYTHON PY
@@ -42,10 +44,10 @@ play: .venv/ready $(LEAN)        ## play an environment yourself: ENV=sokoban, o
 	@$(PY) -m minragen play $(or $(ENV),$(if $(RUN),,frozenlake)) $(call option,RUN,run) $(call option,SPLIT,split) $(call option,SEED,seed) $(call option,SET,set) $(ARGS)
 
 report: .venv/ready      ## one page about runs, with figures: RUN=name, or RUN="a b c" side by side
-	@$(PY) -m minragen report $(NAMES) $(ARGS)
+	@$(UNPACK) $(PY) -m minragen report $(NAMES) $(ARGS)
 
 reproduce: .venv/ready   ## train a run again from its config.json, and say where it differs: RUN=name
-	@$(PY) -m minragen reproduce $(NAMES)
+	@$(UNPACK) $(PY) -m minragen reproduce $(NAMES)
 
 test: .venv/test .venv/lean        ## run the specification: what minRAGEN promises (six minutes)
 	@$(PYTEST) $(if $(findstring tests/,$(ARGS)),,--ignore=tests/long) $(ARGS)
@@ -68,7 +70,7 @@ smollm2: .venv/ready     ## fetch and convert SmolLM2-135M-Instruct (93 MB)
 pretrained: .venv/ready  ## train a pretrained model and print its row (hours): RUN=smollm2-frozenlake [SEED= MODEL=]
 	@$(PY) -m lab.pretrained $(RUN) $(call option,SEED,seed) $(call option,MODEL,model) $(ARGS)
 
-figure: .venv/test      ## write figure, tables and episodes of README.md and docs/ from runs/
+figure: .venv/test      ## write figure, tables and episodes of README.md and docs/ from lab/results/
 	@$(PY) -m lab.figure
 
 clean:            ## remove .venv and caches; runs/ stays
