@@ -113,20 +113,13 @@ class Call(Action):
     arguments: dict = Field(default_factory=dict)
 
 
-class Busy(Game):
-    """Never begins an episode."""
-
-    def reset(self, seed=None):
-        time.sleep(5)
-
-
 if __name__ == "__main__":
     app = FastAPI()
     for name, env, action, observation, sessions in (
             ("guess", Game, Guess, Hint, 64), ("echo", Echo, Say, Echoed, 64),
             ("arena", Arena, Say, Talk, 64), ("column", Echo, Column, Echoed, 1),
             ("two", Echo, Two, Echoed, 1), ("tools", Echo, Call, Echoed, 1),
-            ("busy", Busy, Say, Echoed, 64), ("one", Echo, Say, Echoed, 1)):
+            ("one", Echo, Say, Echoed, 1)):
         app.mount(f"/{name}", create_app(env, action, observation, env_name=name,
                                          max_concurrent_envs=sessions))
     config = uvicorn.Config(app, port=int(sys.argv[1]), log_level="critical")
