@@ -112,16 +112,11 @@ class TestConversation:
             seen = base64.b64decode(image["image_url"]["url"].split(",")[1])
             assert np.array_equal(np.array(Image.open(io.BytesIO(seen))), turn.observation.image)
 
-    @pytest.mark.parametrize("text, valid", [
-        ("go</think><answer>Nurse</answer>", True), ("Nurse", False), (None, False),
-        ("\n<think></think> <answer>Nurse</answer>", True), ("<answer>Nurse</answer>", False)])
-    def test_a_reply_may_begin_with_the_prefix_or_go_on_after_it(self, server, text, valid):
-        (t,) = Server(server(lambda request: completion(text)), "m").collect(
-            EnvGroups("bandit", 1, 1))
-        assert t.metrics["valid"] == (t.turns[0].reply.answer in t.turns[0].observation and valid)
-        assert (t.turns[0].reply.answer, t.turns[0].reply.valid) == ("Nurse" * valid, valid)
-
     @pytest.mark.parametrize("form, content, thought, valid", [
+        ("free_think", "go</think><answer>Nurse</answer>", None, True),
+        ("free_think", "\n<think></think> <answer>Nurse</answer>", None, True),
+        ("free_think", "Nurse", None, False), ("free_think", None, None, False),
+        ("free_think", "<answer>Nurse</answer>", None, False),
         ("free_think", "<answer>Nurse</answer>", "go", True),
         ("free_think", "<answer>Nurse</answer>", "<think>go</think>", True),
         ("free_think", "<think>a</think><answer>Nurse</answer>", "go", True),
@@ -130,12 +125,13 @@ class TestConversation:
         ("grounding", "<answer>Nurse</answer>",
          "<observation>a</observation><reasoning>b</reasoning>", True)])
     @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-    def test_a_thought_that_the_server_has_cut_out_is_put_back(
+    def test_a_reply_goes_on_after_the_prefix_or_repeats_it_and_a_thought_cut_out_is_put_back(
             self, server, name, form, content, thought, valid):
         answer = completion(content)
-        answer["choices"][0]["message"][name] = thought
+        answer["choices"][0]["message"] |= {name: thought} if thought else {}
         (t,) = Server(server(lambda request: answer), "m", form).collect(EnvGroups("bandit", 1, 1))
-        assert t.turns[0].reply.valid == valid and t.turns[0].text.count("<think>") <= 1
+        assert (t.turns[0].reply.answer, t.turns[0].reply.valid) == ("Nurse" * valid, valid)
+        assert t.turns[0].text.count("<think>") <= 1
 
 
 class TestBadServers:
@@ -148,23 +144,18 @@ class TestBadServers:
         assert second > 1.2 * first > 0.3
 
     @pytest.mark.parametrize("answer, said", [
-        (404, "no such model"), (b"<html>", "does not answer like a chat server"),
+        (404, "no such model"), (302, "Error code: 302"),
+        (b" " * 2**20 + json.dumps(completion("x")).encode(), f"more than {2**20} bytes"),
+        (b"<html>", "does not answer like a chat server"),
         (NOTHING, "does not answer"), ([], "does not answer"), ({"choices": []}, "does not answer"),
         (completion("x", usage=USAGE | {"prompt_tokens": math.inf}), "does not answer"),
         (b"[" * 50_000, "does not answer"), (completion(5), "does not answer"),
         (completion("x", usage={"prompt_tokens": "many"}), "does not answer")])
-    def test_what_is_no_chat_completion_ends_the_evaluation_with_a_sentence(
-            self, server, answer, said):
+    def test_a_redirect_an_endless_reply_and_what_is_no_chat_completion_are_refused(
+            self, server, monkeypatch, answer, said):
+        monkeypatch.setattr(api, "ATTEMPTS", 1)
         with pytest.raises(RuntimeError, match=said):
             Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 40, 1))
-
-    @pytest.mark.parametrize("answer", [
-        b" " * 2**20 + json.dumps(completion("x")).encode(), 302])
-    def test_an_endless_reply_and_a_redirect_are_refused(self, server, monkeypatch, answer):
-        monkeypatch.setattr(api, "ATTEMPTS", 1)
-        said = "Error code: 302" if answer == 302 else f"more than {2**20} bytes"
-        with pytest.raises(RuntimeError, match=said):
-            Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 1, 1))
 
     def test_a_reply_that_drips_is_given_up(self, monkeypatch):
         clock = itertools.count()

@@ -88,20 +88,6 @@ class TestDemonstrations:
         monkeypatch.setattr("minragen.run.tiny.PLAIN", Recipe(expert=0.0))
         assert {bundled.noisy_answer(other, rng) for _ in range(20)} == {"Left || Down"}
 
-    def test_each_step_has_noise_of_its_own_and_a_repeated_one_the_same(self, monkeypatch):
-        noise = []
-        monkeypatch.setattr(bundled, "noisy_answer",
-                            lambda env, rng: noise.append(rng.random()) or "Up")
-        for step in (3, 4, 3):
-            demonstrate(tiny("bandit")[1], EnvGroups("bandit", 1, 1), step)
-        assert noise[0] == noise[2] != noise[1]
-
-
-class TestVocabulary:
-    def test_each_number_of_countdown_from_0_to_100_is_one_token(self):
-        tokenizer = tiny_tokenizer([make("countdown")])
-        assert all(len(tokenizer.encode(f" {n}")) == 1 for n in range(101))
-
 
 class TestWarmUp:
     def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_falls_to_zero(self, monkeypatch):

@@ -14,6 +14,8 @@ import time
 from collections import ChainMap, Counter
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from walks import FAULTS, EchoText, Question, Quoting, Step, Walk
 from minragen import envs
 from minragen.chat import StopReason
 from minragen.environments import limits
+from minragen.environments.gymnasium_text import GymnasiumText
 from minragen.environments.layers import Layer
 from minragen.envs import (
     FORMAT_PENALTY,
@@ -199,6 +202,16 @@ class TestMake:
             assert (ended, info["success"]) == (True, 1.0)
         assert len(rewards) == 3
 
+    @pytest.mark.parametrize("reward, terminated, truncated, info, success", [
+        (1.0, True, False, {}, True), (1.0, False, False, {}, False), (1.0, False, True, {}, False),
+        (0.0, True, False, {}, False), (1.0, True, False, {"success": 0}, False),
+        (0.0, False, True, {"success": 1}, True)])
+    def test_success_of_a_gymnasium_id_is_what_it_says_or_else_an_end_with_a_reward(
+            self, reward, terminated, truncated, info, success):
+        inner = Mock(**{"step.return_value": ("", reward, terminated, truncated, info)})
+        outcome = GymnasiumText._act(SimpleNamespace(inner=inner), "a")
+        assert outcome[:3] == (reward, terminated or truncated, success)
+
     def test_a_gymnasium_id_keeps_its_wrappers_and_its_limit_is_the_budget(self):
         env, letters = make("test_envs:words/Guess-v0", "val"), set()
         assert env.system_prompt == ("Find the letter.\n\nAfter a wrong one an arrow → shows the "
@@ -357,15 +370,6 @@ class TestServerGone:
             groups.step([1, 0], replies(["Right", "Right"]))
         assert pauses[2:] == [*run_groups.SERVER_PAUSES]
 
-    def test_a_start_waits_too(self, monkeypatch):
-        pauses = []
-        monkeypatch.setattr(run_groups.time, "sleep", pauses.append)
-        groups = PatientGroups("test_envs:Step", 2, 1)
-        real = groups._reset_row
-        groups._reset_row = lambda row: real(row) if pauses else (_ for _ in ()).throw(
-            ServerGone("no answer"))
-        assert groups.reset(0) == PatientGroups("test_envs:Step", 2, 1).reset(0) and pauses == [5]
-
 
 class Panic(BaseException):
     """As pyo3_runtime.PanicException."""
@@ -375,11 +379,11 @@ def fails(*given, **named):
     raise Panic("a method of a value that an environment returned")
 
 
-def hostile(base, *without):
+def hostile(base):
     """A subclass of `base` all of whose methods raise."""
     names = {*dir(base), "__float__", "__bool__", "__len__", "__iter__", "__getattr__"}
     kept = {"__new__", "__init__", "__class__", "__dict__", "__getattribute__", "__del__",
-            "__init_subclass__", "__subclasshook__", "__slots__", "__module__", *without}
+            "__init_subclass__", "__subclasshook__", "__slots__", "__module__"}
     return type("Hostile", (base,), dict.fromkeys(names - kept, fails))
 
 

@@ -281,13 +281,6 @@ open(sys.argv[1], "w").write("done")
                    "process(0, lambda: print('\\x1b[2J'))")
         assert subprocess.check_output([sys.executable, "-c", program]) == b"?[2J\n"
 
-    def test_a_failure_without_a_fault_is_its_words(self):
-        failure = envs.failure_of(ValueError("zzz"))
-        assert faults.fault_of(failure) == faults.Fault("ValueError: zzz")
-        told = RuntimeError("mine does not begin.")
-        told.__cause__ = failure
-        assert faults.fault_of(told) == faults.Fault("mine does not begin")
-
 
 class TestErrorsFile:
     SMALL = ("--env users_env:Mine --num-groups 4 --group-size 2 --val-size 2 --max-new-tokens 6 "

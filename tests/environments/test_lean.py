@@ -147,11 +147,9 @@ class TestProofs:
                 assert i < 20 or verdict.error, jobs[i]
 
     def test_a_verdict_is_the_same_in_every_company(self):
-        """Also below `tactic_refusal`, where scripts declare, and change options and scopes."""
         assert_the_same_in_every_company(0)
 
     def test_a_command_after_a_proof_is_an_error(self, packaged):
-        """So the refused words need not be all that there are."""
         jobs = [(SWAP, (f"exact ⟨h.right, h.left⟩\n{word}{more}",))
                 for word in sorted(lean.COMMANDS - {"trace_state"}) for more in ("", " x", "% x")]
         jobs += [(SWAP, (f"exact ⟨h.right, h.left⟩\n{text}",)) for text in (
@@ -224,13 +222,6 @@ class TestTheorems:
                          ("(p q r : Prop) (h : q) : q", "(n a b : Prop) (k : b) : b")):
             assert theorems.shape(f"theorem a {one}") == theorems.shape(f"theorem b {two}")
 
-    def test_what_follows_a_theorem_is_read_in_linear_time(self):
-        row = {"formal_statement": "theorem a : True := by" + " end" * 2000 + "!"}
-        began = time.process_time()
-        with pytest.raises(ValueError, match="no theorem"):
-            theorems.theorem_of(row)
-        assert time.process_time() - began < 1
-
     def test_a_pattern_makes_a_theorem_of_each_alternative(self):
         assert theorems.fill("C", "succ _", ["C(n) = C", "Cs"]) == ["succ n = succ _", "Cs"]
         assert [t.name for t in THEOREMS].count("bool_comm") == 2  # of `&&` and `||`
@@ -246,14 +237,6 @@ class TestTheorems:
                 assert holds(goal, known) == (missing not in used), theorem
             assert facts.keys() > used, "others lead astray"
         assert len({theorems.shape(theorem.statement) for theorem in drawn_goals(1000)}) > 400
-
-    def test_the_note_is_the_first_fact_that_the_rest_of_the_proof_uses(self):
-        env = playing(SWAP)
-        for answer, note in ((None, "p ∧ q by h"), ("cases h", "q by right"),
-                             ("constructor", "q by right"), ("exact right", "p by left")):
-            if answer:
-                env.step(answer)
-            assert env.note() == note
 
 
 def drawn_goals(count):

@@ -292,6 +292,3 @@ class TestRecords:
                 path.write_bytes(content)
             with pytest.raises(ValueError, match=complaint):
                 MetaMathQA(data=str(path))
-        for option, value in (("largest", 20), ("distractors", False)):
-            with pytest.raises(ValueError, match=f"option {option} .*data replaces"):
-                MetaMathQA(data=str(path), **{option: value})

@@ -142,7 +142,6 @@ class TestPrograms:
             assert words(code, [Case("3\n4\n", "7")], pool=spaces) == [word], code
 
     def test_an_endless_loop_costs_one_limit_of_cpu_time_or_of_the_clock(self, spaces, monkeypatch):
-        """However many tests there are: those after it are not run."""
         cases = [Case("go", "1"), Case("end", "1"), Case("go", "1"), Case("go", "1")]
         spin = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
         for loop, clock, least in [(spin, 60, .7), ("time.sleep(99)", .2, .2)]:
@@ -358,7 +357,6 @@ class TestCheck:
             assert judge_check(self.PLUS, "f", check, 1, pool)[2] == expected, body
 
     def test_what_would_last_forever_costs_one_limit(self, monkeypatch, pool, quick):
-        """A loop in the submission, or a value that makes the test code itself run forever."""
         began = time.monotonic()
         loop = "def f(a, b):\n    while 1: pass"
         assert judge_check(loop, "f", self.CHECK, 1, pool)[:2] == (0, 5)

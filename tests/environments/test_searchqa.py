@@ -17,7 +17,7 @@ from functools import partial
 from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock, patch
+from unittest.mock import patch
 from urllib.error import HTTPError
 
 import pytest
@@ -94,27 +94,6 @@ class TestCorpora:
             assert index.search(title, 1)[0]["content"] == article.content
             assert len(article.content) < searchqa.MAX_SHOWN  # never cut
 
-    def test_values_are_dealt_evenly_and_two_of_one_kind_differ(self):
-        """Where somebody was born and lives, for example: a guess at the kind is not the answer."""
-        for kind, relations in RELATIONS.items():
-            titles, dealt = searchqa.titles_of(kind), {}
-            for relation, words in relations.items():
-                values = [encyclopaedia()[title][relation].value for title in titles]
-                counts = {values.count(value) for value in searchqa.WORDS[words["value"]]}
-                assert len(counts) == 1 and counts != {0}, relation
-                before = dealt.setdefault(words["value"], [])
-                assert not any(a == b for other in before for a, b in zip(values, other)), relation
-                before.append(values)
-
-    def test_a_question_shares_no_telling_word_with_the_article_that_answers_it(self):
-        for relations in RELATIONS.values():
-            tells, asks = (
-                {word for words in relations.values() for name in names
-                 for text in words.get(name, ()) for word in re.findall("[a-z]+", text.lower())}
-                for names in (["tells"], ["asks", "names"]))
-            assert tells & asks <= {"a", "an", "at", "for", "from", "has", "in", "is", "its",
-                                    "name", "of", "on", "the", "there", "to", "with", "where"}
-
     def test_a_passage_is_a_text_or_a_record_in_one_of_three_forms(self, tmp_path):
         for record in ("Oslo: a city", {"title": "Oslo", "text": "a city"},
                        {"contents": "Oslo: a city"}, {"id": 3, "content": "Oslo: a city"}):
@@ -186,7 +165,6 @@ class TestEpisodes:
         assert len(set().union(*about)) == sum(map(len, about)) > 100
 
     def test_a_search_is_valid_in_any_case_and_anything_else_is_never_an_answer(self):
-        """RAGEN takes `Search[...]` or a missing bracket for the final answer and may reward it."""
         env, began = started(budget=Budget(30, 1, 30)), time.process_time()
         for answer, effective in (("SEARCH[ Ada Holm ]", 1), ("search[ada holm]", 0),
                                   ("Search[é, 中: (x) || y]", 1), (f"search[{'x' * 300}]", 0)):
@@ -204,29 +182,24 @@ class TestEpisodes:
         assert time.process_time() - began < 1.0  # linear in the text
 
     def test_long_strange_passages_are_cut_and_stay_in_the_observation_space(self, tmp_path):
-        passage = "ada \ud800\0\n Ω 中 é \u202e " + "long " * 999
+        """What is a letter in some language is shown as it is."""
+        passage = "ada \ud800\0\n Ω 誰が 북경에서 👩‍🔬 کتاب‌ها \u202e " + "long " * 999
         env = started(corpus=write(tmp_path / "c.jsonl", *[passage] * 12), results=10)
         observation = env.step("search[Ada]")[0]
         lines = observation.splitlines()[2:-1]
         assert observation in env.observation_space == started(url=NOBODY).observation_space
         assert len(lines) == 10 and {len(line) for line in lines} == {2 + 800 + 3}
-        assert lines[0].startswith("- ada ?? Ω 中 é ? long")
-
-    def test_data_in_any_language_is_shown_as_it_is(self, tmp_path):
-        words = "誰が 북경에서 中国 👩‍🔬 کتاب‌ها"
-        records = [hotpot(i, question=f"{words} {i}") for i in range(20)]
-        env = started(data=write(tmp_path / "h.jsonl", *records))
-        observation = env.render()
-        assert f"Question: {words} " in observation and observation in env.observation_space
+        assert lines[0].startswith("- ada ?? Ω 誰が 북경에서 👩‍🔬 کتاب‌ها ? long")
 
     def test_words_are_compared_as_squad_does_and_f1_pays_from_three_tenths_on(self):
-        """It pays no more than the precision, which is the smaller of the two in long answers."""
         for said, right, em, f1 in (  # right answers are joined by |
                 ("The paris!", "Paris", 1, 1), ("U.S. an", "a us", 1, 1), ("x", "y", 0, 0),
                 ("b c b", "b b b d", 0, 4 / 7), ("yes it is", "yes", 0, 0), ("no", "no way", 0, 0),
                 ("noanswer x", "noanswer", 0, 0), ("No.", "no", 1, 1), ("theatre", "atre", 0, 0),
                 ("b", "b c d e f g", 0, 2 / 7), ("b c", "b d e", 0, 2 / 5),
                 ("Texas, Paris", "Paris, Texas", 0, 1), ("Paris, Texas", "Paris, Texas", 1, 1),
+                ("Marc Henry Platt", "Marc Platt", 0, 2 / 3), ("Paris, France", "Paris", 0, 1 / 2),
+                ("b, c, Paris", "Paris", 0, 1 / 3), ("b, c, d, Paris", "Paris", 0, 1 / 4),
                 ("New York", "NYC|New York City|new york", 1, 1), (".", "A", 0, 0),
                 ("A", "A", 1, 1)):  # grade A is no article
             for option in ("em", "f1"):
@@ -236,13 +209,6 @@ class TestEpisodes:
                 assert terminated and info["success"] == info["em"] == em, said
                 assert info["f1"] == pytest.approx(f1), said
                 assert reward == (em if option == "em" else info["f1"] if f1 >= 0.3 else 0)
-
-    def test_f1_pays_an_answer_of_more_words_its_precision(self):
-        """RAGEN pays F1: 0.8, 2/3, 0.5 and 0.4. Below three tenths there is nothing, either."""
-        for said, right, paid in (
-                ("Marc Henry Platt", "Marc Platt", 2 / 3), ("Paris, France", "Paris", 1 / 2),
-                ("b, c, Paris", "Paris", 1 / 3), ("b, c, d, Paris", "Paris", 0)):
-            assert paid_by_f1(said, right) == pytest.approx(paid), said
 
     @given(st.lists(st.tuples(st.integers(1, 4), st.floats(0.01, 1)), min_size=1, max_size=7),
            st.data())
@@ -340,13 +306,13 @@ def fetch_status(address):
         return connection.getresponse().status
 
 
-def search(*replies, timeout=20.0):
+def search(*replies):
     """What a client finds, or complains of, that gets these replies, the last again and again."""
     with patch("minragen.environments.search.direct_opener") as opener:
         asked = opener().open
         asked.side_effect = [*replies, *replies[-1:] * 3]
         try:
-            return RemoteIndex(NOBODY, timeout).search("x", 2), asked.call_count
+            return RemoteIndex(NOBODY, 20.0).search("x", 2), asked.call_count
         except RuntimeError as error:
             return error, asked.call_count
 
@@ -406,18 +372,21 @@ class TestRetriever:
         monkeypatch.setattr("minragen.environments.search.ARRIVAL", 0.6)
         monkeypatch.setattr("minragen.environments.search.Handler.timeout", 0.6)
         slow = SimpleNamespace(search=lambda text, _: time.sleep(0.9) or ["x" * int(text)])
+        end = time.monotonic() + 30
         server = SearchServer(slow)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         request = (b"POST /retrieve HTTP/1.0\r\nHost: localhost\r\nContent-Length: 21\r\n\r\n"
                    b'{"query": "30000000"}')
         with socket.create_connection(server.server_address) as gone:
             gone.sendall(request)
+        alive = threading.active_count()
         with socket.create_connection(server.server_address) as idle:
             idle.sendall(request)
             assert ask(f"http://127.0.0.1:{server.server_port}", "POST", "/retrieve",
                        '{"query": "1"}')[1]["results"] == ["x"]
-            time.sleep(1.5)
-            assert sum(map(len, iter(lambda: idle.recv(2**20), b""))) < 3 * 10**7
+            while threading.active_count() > alive and time.monotonic() < end:
+                time.sleep(0.05)
+            assert time.monotonic() < end  # nobody serves it any more
         server.shutdown()
         server.server_close()
         assert capfd.readouterr().err == ""
@@ -457,14 +426,16 @@ class TestRetriever:
         error, asked = search(later)  # it does not fit into the time
         assert isinstance(error, ServerGone) and asked == 1 and len(pauses) == 2
 
-    @pytest.mark.parametrize("drip", [b"X: y\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
-    def test_headers_that_never_end_cost_the_timeout(self, drip):
+    @pytest.mark.parametrize("begin, drip", [
+        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"), (b"HTTP/1.1 200 OK\r\n\r\n", b" "),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n")])
+    def test_headers_or_a_text_that_never_end_cost_the_timeout(self, begin, drip):
         """Each byte begins a socket's own time limit anew."""
         with socket.create_server(("127.0.0.1", 0)) as listening:
             def answer():
                 client = listening.accept()[0]
                 with client, suppress(OSError):
-                    client.sendall(b"HTTP/1.1 200 OK\r\n" if drip[0] == 88 else b"")
+                    client.sendall(begin)
                     for _ in range(50):
                         client.sendall(drip)
                         time.sleep(0.05)
@@ -474,12 +445,6 @@ class TestRetriever:
             with pytest.raises(ServerGone, match="timed out"):
                 fetch(f"http://127.0.0.1:{listening.getsockname()[1]}", 0.2)
             assert time.monotonic() - began < 1.5
-
-    def test_a_dripping_server_costs_the_timeout_and_is_an_error(self):
-        dripping, began = MagicMock(), time.monotonic()
-        dripping.__enter__().read1 = lambda size: time.sleep(0.01) or b" "
-        assert ": timed out (try 1 of 3)" in str(search(dripping, timeout=0.1)[0])
-        assert 0.1 <= time.monotonic() - began < 10
 
     def test_an_episode_over_http_is_the_local_one(self, retriever):
         for seed in range(3):

@@ -74,8 +74,6 @@ def hardest_technique(board):
 
 class TestPuzzles:
     def test_puzzles_of_a_difficulty_need_the_technique_it_names(self):
-        """Of RAGEN's 9x9 puzzles 77, 43 and 8 % have one solution. The budget covers the blanks:
-        RAGEN gives 10 actions for 32 blanks, so success there is impossible."""
         for size, difficulty, technique, empty, count in (
                 (4, "easy", 0, 8, 60), (9, "easy", 0, 40, 60), (9, "medium", 1, 48, 20),
                 (9, "hard", 2, 54, 20), (16, "easy", 0, 128, 1)):
@@ -112,7 +110,6 @@ class TestPuzzles:
 
 class TestActions:
     def test_the_spellings_of_the_reference_are_understood_and_nothing_else(self):
-        """RAGEN takes the first match inside the text, and reads any "at" as a change of order."""
         env = fresh()
         for text in ("(1, 3) 4", "4 at (1, 3)", "4 at (1,3)", "place 4 at (1, 3)", "4 at 1, 3",
                      "place 4 at row 1 col 3", "place 4 at 1,3", "1,3,4", "place  4  AT ( 1 , 3 )"):
@@ -125,7 +122,6 @@ class TestActions:
         assert env.step("4 at (1, 5)")[1] == FORMAT_PENALTY
 
     def test_a_wrong_number_that_fits_pays_nothing_and_a_right_one_pays_once(self):
-        """In RAGEN six changes of one cell between two candidates earn 4.5."""
         env = puzzle(budget=LONG)
         for move, *expected in (("(2, 1, 4)", 0.0, 4), ("(2, 1, 1)", 1.0, 1), ("(2, 1, 4)", 0.0, 4),
                                 ("clear (2, 1)", 0.0, 0), ("(2, 1, 1)", 0.0, 1)):
@@ -135,7 +131,6 @@ class TestActions:
         assert env._act("(2, 1, 1)") == Outcome(0.0, effective=False), "it is there already"
 
     def test_a_right_number_pays_one_and_ten_more_where_it_ends_the_mistakes(self):
-        """A full board with a mistake is not the end."""
         env = puzzle(budget=LONG, allow_conflicts=True)
         for moves, reward in (("(2, 1, 4)", 0.0), ("(1, 3, 4)", 1.0), ("(2, 2, 4)", 1.0),
                               ("(3, 3, 1) || (3, 4, 4)", 2.0), ("(4, 1, 4)", 1.0)):
