@@ -188,10 +188,6 @@ class TestMake:
         env = make("my_walk:My", "test", Budget(9, 1, 9))
         assert (type(env).__name__, env.split, env.budget) == ("My", "test", Budget(9, 1, 9))
 
-    def test_six_tenths_of_all_instances_are_train_and_two_val(self):
-        count = Counter(envs.split_of(f"instance {i} \ud800") for i in range(5000))
-        assert [count[split] / 5000 for split in envs.SPLITS] == pytest.approx([0.6, 0.2, 0.2], 0.1)
-
     def test_a_gymnasium_id_is_told_by_its_docstring_and_its_members_have_their_own_luck(self):
         env, rewards = make("EchoText-v0"), set()  # which TestContract accepts
         assert env.system_prompt.startswith(EchoText.__doc__)

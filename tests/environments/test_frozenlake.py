@@ -102,14 +102,6 @@ class TestLakes:
 
 
 class TestPlayers:
-    def test_the_shallow_bot_walks_straight_to_the_goal_in_every_view_that_has_coordinates(self):
-        for view in ("coord", "grid_coord"):
-            env = lake("P__", "O__", "__G", view=view)
-            assert env.shallow_answer(["", env.render()]) == "Down || Down || Right || Right"
-            env.step("Right || Right")
-            assert env.shallow_answer(["", "", "", env.render()]) == "Down || Down"
-        assert FrozenLake.shallow_answer(["", "P_G"]) == "Right"
-
     @pytest.mark.parametrize("slip", [0.0, 0.3, 0.9])
     def test_each_action_is_optimal_in_every_cell_for_any_number_of_actions_left(self, slip):
         env = FrozenLake(slip=slip, frozen=0.7)

@@ -289,9 +289,17 @@ class TestRuns:
         (_, config, _), = evaluation.subjects(evaluation.arguments(
             ["--env", "bandit", "--model", "tiny", "--layer", NOISE, "--layer", DROPOUT]))
         assert config.layer == (NOISE, DROPOUT)
+        answers = iter(["Up"] * 3)
+
+        def ask(_):
+            try:
+                return next(answers)
+            except StopIteration:
+                raise EOFError from None
+
         on_screen.play("sokoban", "train", 0, {"layers": ["observation_dropout,probability=1.0"]},
-                       lambda _: "Up")
-        assert capsys.readouterr().out.count(NOTHING_NEW) == 1 + 5  # the prompt tells it, too
+                       ask)
+        assert capsys.readouterr().out.count(NOTHING_NEW) == 1 + 3  # the prompt tells it, too
         with pytest.raises(SystemExit, match="unknown layer 'x'"):
             command(["play", "sokoban", "--layer", "x"])
         with pytest.raises(SystemExit, match="2"):

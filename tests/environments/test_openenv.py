@@ -287,7 +287,6 @@ class TestOthers:
         for name, said in (("arena", "which field of its observations is the text? Give --env-arg "
                                      "observation=NAME: prompt, messages."),
                            ("two", "Give --env-arg action=NAME: code, path."),
-                           ("column", "no field of its actions is text"),
                            ("tools", "no field of its actions is text"),
                            ("none", "does not answer like an OpenEnv server: HTTP Error 404")):
             assert said in refusal(f"{others}/{name}")

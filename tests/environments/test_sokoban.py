@@ -163,18 +163,3 @@ class TestPlayers:
                 assert ahead(start, push) == box
                 action = push if first == player else {ahead(player, a): a for a in MOVES}[first]
                 assert env._act(action).terminated == (left == 1)
-
-    def test_the_shallow_bot_walks_around_the_box_and_pushes_but_does_not_see_walls(self):
-        for rows, said, success in (
-                (("######", "#____#", "#_PX_#", "#___O#", "#____#", "######"),
-                 ["Up || Right", "Down || Left", "Down || Right"], 1.0),
-                (("######", "#____#", "#_PX_#", "#__#O#", "#____#", "######"),
-                 ["Up || Right"] + ["Down || Left", "Right || Down"] * 2, 0.0)):
-            env = room(*rows)
-            texts = ["", env.render()]
-            for answer in said:
-                assert env.shallow_answer(texts) == answer
-                observation, *_, info = env.step(answer)
-                texts += [answer, observation]
-            assert info["success"] == success
-        assert Sokoban.shallow_answer(["", "P_X"]) == "Right"

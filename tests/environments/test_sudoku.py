@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from playing import begun, success_of
+from playing import begun
 
 from minragen.environments.sudoku import Sudoku, random_grid
 from minragen.envs import FORMAT_PENALTY, Budget, Outcome
@@ -93,10 +93,6 @@ class TestPuzzles:
             with pytest.raises(ValueError, match=expected):
                 Sudoku(size=size, difficulty=difficulty, budget=budget)
 
-    def test_a_smaller_budget_leaves_fewer_blanks(self):
-        assert Sudoku().budget == Budget(5, 2, 10)
-        assert len(blanks(fresh(budget=Budget(2, 2, 3)).board)) == 3
-
     def test_grids_keep_the_rules_and_all_288_of_4x4_are_drawn(self):
         grids = {tuple(random_grid(4, np.random.default_rng(seed))) for seed in range(3000)}
         assert len(grids) == 288
@@ -177,17 +173,3 @@ class TestActions:
             assert infos[-1]["success"] and all(info["effective"] for info in infos)
             clears += cleared
         assert clears > 5
-
-
-class TestShallowPlayer:
-    def test_it_writes_the_rarest_number_that_it_has_not_tried(self):
-        env = puzzle()
-        texts = [env.system_prompt, env.render()]
-        for answer in ("(1, 3, 4) || (2, 1, 4)", "(2, 2, 1) || (3, 3, 1)",
-                       "(2, 2, 4) || (3, 4, 4)", "(2, 2, 2) || (4, 1, 1)"):
-            assert env.shallow_answer(texts) == answer
-            texts += [answer, env.step(answer)[0]]
-
-    def test_it_solves_less_than_a_fifth_without_hints_and_all_with_them(self):
-        assert success_of("sudoku", 100) < 0.2
-        assert success_of("sudoku", 100, hints=True) == 1
