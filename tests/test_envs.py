@@ -150,20 +150,6 @@ class TestTurns:
         drawn = [one.reset()[0] for _ in range(4)]
         assert drawn == [same.reset()[0] for _ in range(4)] and len({*drawn}) == 4
 
-    def test_the_prompt_names_the_actions_and_the_budget(self):
-        walk = "Walk to 3.\nActions: Left, Wait, Right."
-        for cls, budget, prompt in (
-                (Step, (6, 1, 6), f"{walk} One action a turn, 6 turns."),
-                (Step, (9, 1, 5), f"{walk} One action a turn, 9 turns and 5 actions."),
-                (Walk, (7, 3, 13), f"{walk} Up to 3 a turn, such as Left || Right . "
-                                   "You have 7 turns and 13 actions."),
-                (Walk, (2, 1, 10), f"{walk} One action a turn, 2 turns."),
-                (Question, (9, 1, 4), "You have 9 turns and 4 actions."),
-                (Question, (2, 1, 2), "You have 2 turns."), (Question, (1, 1, 1), "")):
-            assert cls(budget=Budget(*budget)).system_prompt == prompt
-        assert begun(Question, budget=Budget(9, 1, 4)).step("x")[0].endswith(
-            "Turns left: 8, actions left: 3")
-
 
 class TestImages:
     def test_the_image_of_an_observation_has_the_only_mark(self):
