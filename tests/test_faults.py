@@ -1,8 +1,4 @@
-"""A run among faults: environments that raise or hang, updates that are not finite; and what a
-user reads about exceptions.
-
-    python -m pytest tests/test_faults.py     (3 steps; with MINRAGEN_KILLS=100, `make torture`, 30)
-"""
+"""What a user reads about exceptions, and what of them the console and the folder of a run keep."""
 
 import io
 import json

@@ -210,6 +210,7 @@ class TestFunctions:
                       {"a": {3: (2.0,)}, (1, 2): []}, {1, 2}]:
             back = sandbox.decode(json.loads(json.dumps(sandbox.encode(value))))
             assert back == value and repr(back) == repr(value)
+        assert sandbox.encode({0, 8}) == sandbox.encode({8, 0}) and str({0, 8}) != str({8, 0})
         for message in [{}, {"a": 1, "b": 2}, {"x": []}, {"set": [[]]}, {"dict": [1]},
                         {"set": list(range(2000))}]:
             with pytest.raises((ValueError, TypeError, KeyError)):
@@ -281,7 +282,10 @@ class TestComparison:
     def test_values_are_compared_within_a_tolerance_where_a_float_is_expected(self):
         equal = [
             (1, 1.0), (True, 1), (0.1 + 0.2, 0.3), (1e9 + 1e-3, 1e9), ((1, [2]), [1, (2,)]),
-            ({1: "a"}, {"1": "a"}), (1e-10, 0.0), (float("inf"), float("inf"))]
+            ({1: "a"}, {"1": "a"}), (1e-10, 0.0), (float("inf"), float("inf")),
+            # In this process {0, 8} and {8, 0} have another order, in another one texts have.
+            ({0, 8, "x", 2.5 + 1e-9, None}, {None, 2.5, "x", 8, 0}),
+            ({0: {1}, (8,): 2}, {(8,): 2, 0: {1}}), (frozenset("abc"), {"c", "b", "a"})]
         unequal = [
             ("1", 1), (0.3001, 0.3), ([1, 2], [1]), ([1], [1, 2]), ([1, 2], [2, 1]), ([], {}),
             (None, 0.0), ({"a": 1}, {"a": 2}), (1e-8, 0.0), (float("nan"), float("nan")), (5, [5]),
