@@ -380,14 +380,13 @@ class TestRetriever:
         monkeypatch.setattr("minragen.environments.search.ARRIVAL", 0.6)
         monkeypatch.setattr("minragen.environments.search.Handler.timeout", 0.6)
         slow = SimpleNamespace(search=lambda text, _: time.sleep(0.9) or ["x" * int(text)])
-        end = time.monotonic() + 30
         server = SearchServer(slow)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        alive, end = threading.active_count(), time.monotonic() + 30
         request = (b"POST /retrieve HTTP/1.0\r\nHost: localhost\r\nContent-Length: 21\r\n\r\n"
                    b'{"query": "30000000"}')
         with socket.create_connection(server.server_address) as gone:
             gone.sendall(request)
-        alive = threading.active_count()
         with socket.create_connection(server.server_address) as idle:
             idle.sendall(request)
             assert ask(f"http://127.0.0.1:{server.server_port}", "POST", "/retrieve",

@@ -173,3 +173,11 @@ class TestActions:
             assert infos[-1]["success"] and all(info["effective"] for info in infos)
             clears += cleared
         assert clears > 5
+
+    def test_the_shallow_player_writes_the_rarest_number_that_it_has_not_tried(self):
+        env = puzzle()
+        texts = [env.system_prompt, env.render()]
+        for answer in ("(1, 3, 4) || (2, 1, 4)", "(2, 2, 1) || (3, 3, 1)",
+                       "(2, 2, 4) || (3, 4, 4)", "(2, 2, 2) || (4, 1, 1)"):
+            assert env.shallow_answer(texts) == answer
+            texts += [answer, env.step(answer)[0]]
