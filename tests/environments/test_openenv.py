@@ -110,6 +110,8 @@ class TestOurs:
             for config in (here, there):
                 start.run(config, say=lambda _: None)
         assert metrics(runs / "there") == metrics(runs / "here")
+        for turn in (turn for played in episodes for t in played for turn in t.turns):
+            turn.times = ()
         local, remote = episodes[:2], episodes[2:]
         assert len({t.episode_return for played in local for t in played}) > 1
         assert remote == local  # tokens, logprobs, masks, rewards, ends, texts
@@ -341,16 +343,17 @@ class TestFailures:
         monkeypatch.setattr(run_groups, "SERVER_PAUSES", (0.1, 0.1))
         options = words_of(base)
         words = f"--run gone --init-from begun {' '.join(BRIEF)} --steps 4 --max-new-tokens 24"
-        step, rounds = PatientGroups.step, []
+        send, collect, rounds = PatientGroups.send, trainer.collect, []
+        monkeypatch.setattr(trainer, "collect", lambda *given: (
+            rounds.append(given[2].split) or collect(*given)))
         with ours("bandit", *options) as (process, url):
             def killing(groups, *given):
-                rounds.append(groups.split)
                 if rounds.count("train") == 2:
                     process.kill()
                     process.wait()
-                return step(groups, *given)
+                send(groups, *given)
 
-            monkeypatch.setattr(PatientGroups, "step", killing)
+            monkeypatch.setattr(PatientGroups, "send", killing)
             said = message("--env", f"openenv:{url}", *words.split())
         assert said.startswith(f"error: {url}: Failed to connect")
         lines = read_lines(runs / "gone" / "metrics.jsonl")
