@@ -222,6 +222,13 @@ class TestTheorems:
                          ("(p q r : Prop) (h : q) : q", "(n a b : Prop) (k : b) : b")):
             assert theorems.shape(f"theorem a {one}") == theorems.shape(f"theorem b {two}")
 
+    def test_what_follows_a_theorem_is_read_in_linear_time(self):
+        row = {"formal_statement": "theorem a : True := by" + " end" * 2000 + "!"}
+        began = time.process_time()
+        with pytest.raises(ValueError, match="no theorem"):
+            theorems.theorem_of(row)
+        assert time.process_time() - began < 1
+
     def test_a_pattern_makes_a_theorem_of_each_alternative(self):
         assert theorems.fill("C", "succ _", ["C(n) = C", "Cs"]) == ["succ n = succ _", "Cs"]
         assert [t.name for t in THEOREMS].count("bool_comm") == 2  # of `&&` and `||`
