@@ -98,10 +98,6 @@ class Arena(Game):
             Message(sender_id=0, content=action.message), Message(sender_id=-1, content="Wrong")])
 
 
-class Column(Action):
-    column: int
-
-
 class Two(Action):
     code: str
     path: str
@@ -113,20 +109,12 @@ class Call(Action):
     arguments: dict = Field(default_factory=dict)
 
 
-class Busy(Game):
-    """Never begins an episode."""
-
-    def reset(self, seed=None):
-        time.sleep(5)
-
-
 if __name__ == "__main__":
     app = FastAPI()
     for name, env, action, observation, sessions in (
             ("guess", Game, Guess, Hint, 64), ("echo", Echo, Say, Echoed, 64),
-            ("arena", Arena, Say, Talk, 64), ("column", Echo, Column, Echoed, 1),
-            ("two", Echo, Two, Echoed, 1), ("tools", Echo, Call, Echoed, 1),
-            ("busy", Busy, Say, Echoed, 64), ("one", Echo, Say, Echoed, 1)):
+            ("arena", Arena, Say, Talk, 64), ("two", Echo, Two, Echoed, 1),
+            ("tools", Echo, Call, Echoed, 1), ("one", Echo, Say, Echoed, 1)):
         app.mount(f"/{name}", create_app(env, action, observation, env_name=name,
                                          max_concurrent_envs=sessions))
     config = uvicorn.Config(app, port=int(sys.argv[1]), log_level="critical")

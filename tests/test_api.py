@@ -1,20 +1,19 @@
 """Episodes with a model behind a server: as in training, and what a bad server can do."""
 
 import base64
+import contextlib
 import io
 import itertools
 import json
 import math
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
-from toys import tiny
+from toys import tiny, web_server
 
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, EnvGroups
@@ -32,48 +31,25 @@ def completion(text, **more):
     return NOTHING | {"choices": [{"index": 0, "finish_reason": "stop", "message": message}]} | more
 
 
-class Listening(ThreadingHTTPServer):
-    request_queue_size = 64  # a connection that finds no place in the queue waits for a second
-
-    def handle_error(self, *_):
-        """A client that has given up."""
-
-
 @pytest.fixture
 def server():
     """server(answer): an address whose answers are `answer(request)`: JSON, bytes, a status, or
     a status with bytes. server.asked: the requests."""
-    started = []
-
-    def start(answer):
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                length = int(self.headers["Content-Length"])
-                start.asked.append(json.loads(self.rfile.read(length)))
+    with contextlib.ExitStack() as stack:
+        def start(answer):
+            def respond(_, request):
+                start.asked.append(json.loads(request))
                 said = answer(start.asked[-1])
+                if isinstance(said, int):
+                    said = said, b'{"error": {"message": "no such model"}}'
                 status, said = said if isinstance(said, tuple) else (200, said)
-                status = said if isinstance(said, int) else status
-                body = (b'{"error": {"message": "no such model"}}' if isinstance(said, int) else
-                        said if isinstance(said, bytes) else json.dumps(said).encode())
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Location", "/v1/chat/completions")  # read with status 302 only
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                body = said if isinstance(said, bytes) else json.dumps(said).encode()
+                return status, "/v1/chat/completions", body
 
-            def log_message(self, *args):
-                pass
+            return f"{stack.enter_context(web_server(respond))}/v1"
 
-        started.append(Listening(("127.0.0.1", 0), Handler))
-        threading.Thread(target=started[-1].serve_forever, args=(0.01,), daemon=True).start()
-        return f"http://127.0.0.1:{started[-1].server_port}/v1"
-
-    start.asked = []
-    yield start
-    for one in started:
-        one.shutdown()
-        one.server_close()
+        start.asked = []
+        yield start
 
 
 class TestConversation:
@@ -136,17 +112,11 @@ class TestConversation:
             seen = base64.b64decode(image["image_url"]["url"].split(",")[1])
             assert np.array_equal(np.array(Image.open(io.BytesIO(seen))), turn.observation.image)
 
-    @pytest.mark.parametrize("text, valid", [
-        ("go</think><answer>Nurse</answer>", True), ("Nurse", False), (None, False),
-        ("\n<think></think> <answer>Nurse</answer>", True), ("<answer>Nurse</answer>", False)])
-    def test_a_reply_may_begin_with_the_prefix_or_go_on_after_it(self, server, text, valid):
-        (t,) = Server(server(lambda request: completion(text)), "m").collect(
-            EnvGroups("bandit", 1, 1))
-        assert t.metrics["valid"] == (t.turns[0].reply.answer in t.turns[0].observation and valid)
-        assert (t.turns[0].reply.answer, t.turns[0].reply.valid) == ("Nurse" * valid, valid)
-
-
     @pytest.mark.parametrize("form, content, thought, valid", [
+        ("free_think", "go</think><answer>Nurse</answer>", None, True),
+        ("free_think", "\n<think></think> <answer>Nurse</answer>", None, True),
+        ("free_think", "Nurse", None, False), ("free_think", None, None, False),
+        ("free_think", "<answer>Nurse</answer>", None, False),
         ("free_think", "<answer>Nurse</answer>", "go", True),
         ("free_think", "<answer>Nurse</answer>", "<think>go</think>", True),
         ("free_think", "<think>a</think><answer>Nurse</answer>", "go", True),
@@ -155,12 +125,13 @@ class TestConversation:
         ("grounding", "<answer>Nurse</answer>",
          "<observation>a</observation><reasoning>b</reasoning>", True)])
     @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-    def test_a_thought_that_the_server_has_cut_out_is_put_back(
+    def test_a_reply_goes_on_after_the_prefix_or_repeats_it_and_a_thought_cut_out_is_put_back(
             self, server, name, form, content, thought, valid):
         answer = completion(content)
-        answer["choices"][0]["message"][name] = thought
+        answer["choices"][0]["message"] |= {name: thought} if thought else {}
         (t,) = Server(server(lambda request: answer), "m", form).collect(EnvGroups("bandit", 1, 1))
-        assert t.turns[0].reply.valid == valid and t.turns[0].text.count("<think>") <= 1
+        assert (t.turns[0].reply.answer, t.turns[0].reply.valid) == ("Nurse" * valid, valid)
+        assert t.turns[0].text.count("<think>") <= 1
 
 
 class TestBadServers:
@@ -173,24 +144,18 @@ class TestBadServers:
         assert second > 1.2 * first > 0.3
 
     @pytest.mark.parametrize("answer, said", [
-        (404, "no such model"), (b"<html>", "does not answer like a chat server"),
+        (404, "no such model"), (302, "Error code: 302"),
+        (b" " * 2**20 + json.dumps(completion("x")).encode(), f"more than {2**20} bytes"),
+        (b"<html>", "does not answer like a chat server"),
         (NOTHING, "does not answer"), ([], "does not answer"), ({"choices": []}, "does not answer"),
         (completion("x", usage=USAGE | {"prompt_tokens": math.inf}), "does not answer"),
         (b"[" * 50_000, "does not answer"), (completion(5), "does not answer"),
-        (completion("x", usage={"prompt_tokens": "many"}),
-                                             "does not answer")])
-    def test_what_is_no_chat_completion_ends_the_evaluation_with_a_sentence(
-            self, server, answer, said):
+        (completion("x", usage={"prompt_tokens": "many"}), "does not answer")])
+    def test_a_redirect_an_endless_reply_and_what_is_no_chat_completion_are_refused(
+            self, server, monkeypatch, answer, said):
+        monkeypatch.setattr(api, "ATTEMPTS", 1)
         with pytest.raises(RuntimeError, match=said):
             Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 40, 1))
-
-    @pytest.mark.parametrize("answer", [
-        b" " * 2**20 + json.dumps(completion("x")).encode(), 302])
-    def test_an_endless_reply_and_a_redirect_are_refused(self, server, monkeypatch, answer):
-        monkeypatch.setattr(api, "ATTEMPTS", 1)
-        said = "Error code: 302" if answer == 302 else f"more than {2**20} bytes"
-        with pytest.raises(RuntimeError, match=said):
-            Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 1, 1))
 
     def test_a_reply_that_drips_is_given_up(self, monkeypatch):
         clock = itertools.count()
@@ -229,13 +194,12 @@ class TestBadServers:
             Server(server(answer), "m").collect(EnvGroups("sokoban", 60, 1))
         assert next(numbers) < 60  # the others have not even begun
 
-    def test_a_server_that_stalls_or_is_not_there_is_given_up(self, server, monkeypatch):
+    def test_a_server_that_stalls_is_given_up(self, server, monkeypatch):
         monkeypatch.setattr(api, "SECONDS", 0.1)
         monkeypatch.setattr(api, "ATTEMPTS", 1)
-        for url, said in ((server(lambda request: time.sleep(1) or {}), "timed out"),
-                          ("http://127.0.0.1:9/v1", "Connection error")):
-            with pytest.raises(RuntimeError, match=said):
-                Server(url, "m").collect(EnvGroups("bandit", 1, 1))
+        with pytest.raises(RuntimeError, match="timed out"):
+            Server(server(lambda request: time.sleep(1) or {}), "m").collect(
+                EnvGroups("bandit", 1, 1))
 
     def test_an_address_where_nothing_answers_is_refused_before_a_request_is_tried_again(self):
         server, url = Server("http://127.0.0.1:9/v1", "m"), "http://127.0.0.1:9/v1"

@@ -16,13 +16,13 @@ from toys import tiny
 from minragen.chat import ChatFrame
 from minragen.config import PRESETS, preset
 from minragen.environments.frozenlake import FrozenLake
-from minragen.envs import REGISTRY, EnvGroups, TextEnv, make
+from minragen.envs import REGISTRY, EnvGroups, make
 from minragen.models import Policy
 from minragen.run import bundled
 from minragen.run.bundled import ASSETS, demonstrate, resolve, warm_up, warmup_key
 from minragen.run.groups import env_groups
 from minragen.run.load import load_policy
-from minragen.run.tiny import RECIPES, Recipe, tiny_tokenizer
+from minragen.run.tiny import RECIPES, tiny_tokenizer
 
 
 def groups_of(env, options=None, budgets=None):
@@ -70,7 +70,7 @@ class TestDemonstrations:
             assert not any(row.sample_logprobs)  # they were not drawn from a model
         assert (world.describe() == world.note()) == (env == "countdown")
 
-    def test_the_expert_and_the_habit_have_their_stated_shares(self, monkeypatch):
+    def test_the_expert_and_the_habit_have_their_stated_shares(self):
         class Mine(FrozenLake):  # a user's class has the recipe of the one that it derives from
             solve, random_answer = lambda self: ["Up"], lambda self, rng: "Left || Down"
 
@@ -82,11 +82,6 @@ class TestDemonstrations:
         shares = {answer: answers.count(answer) / 4000 for answer in set(answers)}
         habits = ("Right || Right", "Right || Down", "Left || Right", "Left || Down")
         assert shares == pytest.approx({"Up": 0.3} | dict.fromkeys(habits, 0.7 / 4), abs=0.03)
-        other = type("FrozenLake", (TextEnv,), {name: getattr(Mine, name)
-                                                for name in ("solve", "random_answer")})()
-        # A class of the same name has no recipe.
-        monkeypatch.setattr("minragen.run.tiny.PLAIN", Recipe(expert=0.0))
-        assert {bundled.noisy_answer(other, rng) for _ in range(20)} == {"Left || Down"}
 
     def test_each_step_has_noise_of_its_own_and_a_repeated_one_the_same(self, monkeypatch):
         noise = []
@@ -95,12 +90,6 @@ class TestDemonstrations:
         for step in (3, 4, 3):
             demonstrate(tiny("bandit")[1], EnvGroups("bandit", 1, 1), step)
         assert noise[0] == noise[2] != noise[1]
-
-
-class TestVocabulary:
-    def test_each_number_of_countdown_from_0_to_100_is_one_token(self):
-        tokenizer = tiny_tokenizer([make("countdown")])
-        assert all(len(tokenizer.encode(f" {n}")) == 1 for n in range(101))
 
 
 class TestWarmUp:

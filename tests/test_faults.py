@@ -1,8 +1,4 @@
-"""A run among faults: environments that raise or hang, updates that are not finite; and what a
-user reads about exceptions.
-
-    python -m pytest tests/test_faults.py     (3 steps; with MINRAGEN_KILLS=100, 30)
-"""
+"""What a user reads about exceptions, and what of them the console and the folder of a run keep."""
 
 import io
 import json
@@ -280,13 +276,6 @@ open(sys.argv[1], "w").write("done")
         program = ("import sys; from minragen.run.command import process\n"
                    "process(0, lambda: print('\\x1b[2J'))")
         assert subprocess.check_output([sys.executable, "-c", program]) == b"?[2J\n"
-
-    def test_a_failure_without_a_fault_is_its_words(self):
-        failure = envs.failure_of(ValueError("zzz"))
-        assert faults.fault_of(failure) == faults.Fault("ValueError: zzz")
-        told = RuntimeError("mine does not begin.")
-        told.__cause__ = failure
-        assert faults.fault_of(told) == faults.Fault("mine does not begin")
 
 
 class TestErrorsFile:

@@ -1,7 +1,10 @@
-"""Shared by several test files: the untrained tiny policy, a model that follows a script, and two
-environments with random rewards."""
+"""Shared by several test files: the untrained tiny policy, a model that follows a script, a server,
+and two environments with random rewards."""
 
+import contextlib
 import functools
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import numpy as np
@@ -84,6 +87,40 @@ def scripted(reply, turns=1, room=300, tokenizer=None, cap=None):
 def sampled(row):
     """The sampled ids of a Sequence."""
     return [i for i, ours in zip(row.tokens, row.response_mask) if ours]
+
+
+@contextlib.contextmanager
+def web_server(answer):
+    """The address of a server whose answer to each request is `answer(path, body)`: a status, an
+    address for redirects, and bytes."""
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # as a WebSocket asks for
+
+        def do_GET(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, location, said = answer(self.path, body)
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Location", location)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    class Listening(ThreadingHTTPServer):
+        request_queue_size = 64  # a connection that finds no place in the queue waits for a second
+
+        def handle_error(self, *_):
+            """A client that has given up."""
+
+    with Listening(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 class Lottery(TextEnv):

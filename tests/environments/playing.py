@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from minragen.envs import EnvGroups, make
-from minragen.look.players import scripted
+from minragen.envs import make
 
 
 def begun(name, seed=0, split="train", budget=None, **options):
@@ -12,15 +11,6 @@ def begun(name, seed=0, split="train", budget=None, **options):
     env = make(name, split, budget, **options)
     env.reset(seed=seed)
     return env
-
-
-def success_of(name, episodes, player=None, **options):
-    """The share of the first held-out instances that a player (env, texts, rng) -> answer solves,
-    by default the shallow one."""
-    player = player or (lambda env, texts, _: env.shallow_answer(texts))
-    played = scripted(EnvGroups(name, episodes, 1, "val", options), player)
-    assert not any(t.error for t in played)
-    return sum(t.success for t in played) / episodes
 
 
 def write(path, *records):

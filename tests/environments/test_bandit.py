@@ -66,10 +66,3 @@ class TestArms:
             env = begun("bandit", low_reward=low, high_miss=miss, high_reward=hit)
             assert env.solve() == [getattr(env, better)]
         assert set(pulls("risky", high_reward=2.0, high_miss=-1.0)[0]) == {2.0, -1.0}
-
-    def test_the_note_names_both_arms_and_the_shallow_player_takes_the_first(self):
-        env = Bandit()
-        for seed in range(20):
-            shown, _ = env.reset(seed=seed)
-            assert env.note() == " or ".join(env.actions)
-            assert env.shallow_answer([env.system_prompt, shown]) == env.actions[0]

@@ -29,7 +29,6 @@ def exact(text):
 
 class TestAnswers:
     def test_an_expression_has_the_value_that_python_computes_and_all_else_is_refused(self):
-        """RAGEN evaluates powers, comparisons, lists and decimals made of the given digits."""
         for text in (*map("".join, product("2+-*/()", repeat=5)), "10 * (3 - 4) / 8", "3 / (4-4)",
                      "(1+2) * (3 + 4*5)", "((2 + 3", "(2+3(", "(3)(4)", "", " ", "2 3", "[3, 5]",
                      "5-3.2", "3e2", "3_0", "2 % 3", "2 < 3", "abs(3)", "3 + 4 # 7", "03 + 4",
@@ -39,7 +38,6 @@ class TestAnswers:
             assert parse_equation(text) == expected, text
 
     def test_the_target_earns_one_another_value_a_tenth_and_other_numbers_are_no_action(self):
-        """RAGEN pays nothing for "5-2-2=1", but a tenth for a list of the numbers."""
         for numbers, target, reward, *texts in (
                 ((2, 2, 5), 1, 1.0, "5-2-2", "((5)) - (2+2)", "5-2-2=1", "5 - (2+2) = 1 "),
                 ((2, 2, 5), 1, 0.1, "5-2-2=2", "5+2-2=1", "5+2+2=9", "2-2-5", "2-5/2"),
@@ -74,28 +72,8 @@ def written(folder, *tasks):
     return write(folder / "tasks", *({"nums": n, "target": target} for n, target in tasks))
 
 
-class TestPlayers:
-    def test_the_note_goes_down_to_the_first_number_whose_rest_can_make_what_is_needed(self):
-        for numbers, target, note in (
-                ((3, 5, 8), 4, "4 8 make 12 4 32 2, 3 5 make 8 2 15, both 2"),
-                ((2, 7, 8), 6, "6 8 make 14 2 48, 2 7 make 9 5 14, both 14"),
-                ((5, 6, 7), 37, "37 7 make 44 30, 5 6 make 11 1 30, both 30"),
-                ((2, 5, 9), 7, "7 9 make 16 2 63, 2 5 make 7 3 10; 7 5 make 12 2 35, "
-                               "2 9 make 11 7 18; 7 2 make 9 5 14, 5 9 make 14 4 45, both 14"),
-                ((1, 2, 3, 50), 1, "1 50 make 51 49 50 50; 1 3 make 4 2 3 3; 1 2 make 3 1 2 2; "
-                                   "1 1 make 2 0 1 1")):
-            assert task(numbers, target).note() == note
-
-    def test_the_shallow_player_finds_signs_or_answers_the_sum(self):
-        for numbers, target, answer in (((2, 3, 9), 8, "9 - 3 + 2"), ((2, 3, 9), 3, "9 + 3 + 2"),
-                                        ((1, 4, 7, 80), 76, "80 - 7 + 4 - 1")):
-            env = task(numbers, target)
-            assert env.shallow_answer([env.system_prompt, env.render()]) == answer
-
-
 class TestTasks:
     def test_they_keep_to_the_options_and_need_every_operator(self):
-        """RAGEN keeps only tasks that + and - can solve."""
         for count, operators in ((3, "+-*/"), (4, "+-*/"), (0, "*/"), (3, "-")):
             tasks = solved_tasks(count=count, operators=operators, largest=10)
             assert {len(numbers) for numbers, _ in tasks} == ({count} if count else {3, 4})
@@ -105,7 +83,6 @@ class TestTasks:
                 assert not all(find_expression(*task, others) for task in tasks), others
 
     def test_a_draw_is_a_task_exactly_where_its_value_is_a_whole_number_from_1_to_99(self):
-        """Also where the way there leads through fractions."""
         env, terms = Countdown(count=4, largest=10), []
         env._random_term = lambda *drawn: terms.append(Countdown._random_term(env, *drawn)
                                                        ) or terms[-1]

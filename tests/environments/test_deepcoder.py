@@ -1,18 +1,14 @@
 """DeepCoder: what its problems are, what an answer earns, and which files it reads."""
 
+import ast
 import base64
 import functools
-import gc
 import itertools
 import json
-import os
 import pickle
 import re
-import subprocess
-import sys
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import version
@@ -23,7 +19,7 @@ import pytest
 from playing import begun, write
 
 from minragen.environments import data, deepcoder, sandbox
-from minragen.environments.deepcoder import all_tasks, program_of, values_of, verdict
+from minragen.environments.deepcoder import all_tasks, program_of, verdict
 from minragen.environments.sandbox import Case, Monty, Result, WorkerPool
 from minragen.envs import Budget
 
@@ -84,15 +80,7 @@ class TestPrograms:
             assert eval(line, functions.copy()), line
         names = {line.partition("(")[0] for line in lines}
         assert names == {task.name for task in all_tasks()} and len(all_tasks()) == 238
-
-    def test_a_parameter_is_in_the_task_and_in_the_solution(self):
-        task = next(task for task in all_tasks() if "k = 7" in task.solution)
-        assert task.text == (
-            "Write a Python function sum_before(xs).\nReturn the sum of the numbers of xs that "
-            "come before the first number greater than 7. If there is no such number, return the "
-            "sum of all.\nxs is a list of integers.")
-        assert "{k}" not in "".join(task.text for task in all_tasks())
-        assert values_of(task.solution, task.name, task.kinds)[4] == 5 + 4 + 3 + 2 + 1
+        assert not [task.text for task in all_tasks() if "{k}" in task.text]
 
     def test_edge_cases_are_among_the_hidden_tests_and_both_examples_are_right(self):
         for problem in drawn("programs"):
@@ -104,14 +92,6 @@ class TestPrograms:
             exec(problem.solution, functions)
             for line, case in zip(problem.text.split("\n")[-2:], problem.public, strict=True):
                 assert eval(line, functions) and case.given not in given, line
-
-    def test_no_two_problems_are_the_same_and_inputs_stay_as_they_are(self):
-        meanings = {(t.kinds, repr(values_of(t.solution, t.name, t.kinds))) for t in all_tasks()}
-        assert len(meanings) == 238
-        before = [repr(deepcoder.inputs_of(kinds)) for kinds, _ in sorted(meanings)]
-        values_of.cache_clear()
-        [values_of(t.solution, t.name, t.kinds) for t in all_tasks()]
-        assert [repr(deepcoder.inputs_of(kinds)) for kinds, _ in sorted(meanings)] == before
 
     def test_every_problem_can_be_posed_with_any_number_of_tests(self, monkeypatch):
         for tests, task in itertools.product((4, 7, 14), all_tasks()):
@@ -147,7 +127,6 @@ class TestFormulas:
 
 class TestHiddenTests:
     def test_neither_a_constant_nor_a_simpler_program_passes_many(self):
-        """A constant passes a quarter at most; a one-line program or a part of a formula half."""
         for problem in drawn("programs") + drawn("formulas"):
             expected = [repr(case.expected) for case in problem.hidden]
             assert len(expected) in (8, 13)
@@ -165,7 +144,6 @@ class TestHiddenTests:
 
 class TestReward:
     def test_it_is_the_fraction_of_the_hidden_tests_passed_less_the_best_so_far(self):
-        """Getting worse and better again pays nothing; an episode earns 1 in all."""
         env = start(3, max_turns=8, family="formulas")
         some = env.problem.hidden[0].expected
         part = sum(case.expected == some for case in env.problem.hidden) / 8
@@ -235,29 +213,12 @@ class TestAnswers:
                 "g(s). Return\ng('ab') == 'x'\ng('') == 'y'": "def g(s): return 'x'"}.items():
             assert deepcoder.DeepCoder.shallow_answer(["Answer.", f"Write {task}"]) == line
 
-    def test_threads_read_answers_at_the_same_time(self):
-        """CPython 3.11 counts the recursion of `ast.parse` for all threads together; collecting
-        garbage lets another one go on in the middle."""
-        class Garbage:
-            def __del__(self):
-                for _ in range(200):  # so that another thread's turn comes
-                    pass
-
-        def names(_):
-            garbage = Garbage()
-            garbage.itself = garbage
-            return deepcoder.bound_names("\n".join(f"x{i} = [(i, (i, i))]" for i in range(30)))
-
-        before = sys.getswitchinterval(), gc.get_threshold()
-        sys.setswitchinterval(1e-6)
-        gc.set_threshold(50)
-        try:
-            with ThreadPoolExecutor(4) as threads:
-                found = [*threads.map(names, range(400))]
-        finally:
-            sys.setswitchinterval(before[0])
-            gc.set_threshold(*before[1])
-        assert all(names == {f"x{i}" for i in range(30)} for names in found)
+    def test_one_thread_at_a_time_parses(self, monkeypatch):
+        """CPython 3.11 counts the recursion of `ast.parse` for all threads together."""
+        parse, alone = ast.parse, []
+        monkeypatch.setattr(ast, "parse", lambda *given: (
+            alone.append(sandbox.PARSING.locked()) or parse(*given)))
+        assert deepcoder.bound_names("x = 1") == {"x"} and alone == [True]
 
     def test_python_that_defines_the_function_is_a_program(self):
         for text in ["def f(a, b): return 1", "```python\ndef f(a, b): return 1\n```",
@@ -403,24 +364,6 @@ class TestRecords:
         with pytest.raises(ValueError, match="all 1 reference solutions of .* that were run fail"):
             load(tmp_path, *rows[:1] * 2)
 
-    @pytest.mark.parametrize("seed", "01")
-    def test_no_verdict_depends_on_the_order_of_sets_or_dictionaries_in_our_process(self, seed):
-        """PYTHONHASHSEED decides that order."""
-        script = """if True:
-            from minragen.environments import sandbox
-            words = {"red", "green", "blue"}
-            code = "def f(x): return [{(1, 2): {*x}, 'b': frozenset(x)}, {2.5, 1, None, (3, 'x')}]"
-            table = {"b": words, (1, 2): words}
-            cases = [sandbox.Case([words], [table, {1.0, 2.5 + 1e-9, None, (3, end)}])
-                     for end in ("x", "y")]
-            print([result.word for result in sandbox.judge(code, cases, "f")])
-            check = "def check(f): assert list(f()) == ['blue', 'green', 'red']"
-            code = "def f(): return {'red', 'green', 'blue'}"
-            print(sandbox.judge_check(code, "f", check)[:2])"""
-        lines = subprocess.run([sys.executable, "-c", script], env=os.environ | {
-            "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout.split("\n")
-        assert lines[:2] == ["['passed', 'wrong']", "(1, 1)"]
-
     def test_records_that_differ_only_in_setup_or_examples_share_no_verdict(self, tmp_path):
         code, question = "def double(x): return 2 * x", {"problem": "Double.", "fn_name": "double"}
         public = [[{"input": "2", "output": output, "testtype": "functional"}] for output in "45"]
@@ -475,14 +418,6 @@ class TestRecords:
             env = load(tmp_path, STDIN | {"solution": given})
             env.problem = env.records[0]
             assert env.solve() == ["print(input())"] and not env.problem.solution
-
-    def test_a_file_that_has_changed_is_read_again(self, tmp_path):
-        path = tmp_path / "same.jsonl"
-        for question in ("Add.", "Multiply."):
-            path.write_text(json.dumps({**STDIN, "question": question}))
-            os.utime(path, ns=(0, len(question)))
-            [problem] = deepcoder.DeepCoder(data=str(path)).records
-            assert problem.meaning == question
 
 
 HUMANEVAL = {

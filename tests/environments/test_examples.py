@@ -1,6 +1,7 @@
 """The examples that `--example` shows stand on instances that no split can contain.
 
-OWN sets an environment up with its example's instance; there the example is right.
+OWN sets an environment up with its example's instance, where one turn can solve it; there the
+example is right.
 """
 
 from fractions import Fraction
@@ -11,17 +12,11 @@ from minragen.config import preset
 from minragen.environments.deepcoder import CodeProblem
 from minragen.environments.metamathqa import WordProblem
 from minragen.environments.sandbox import Case
-from minragen.environments.searchqa import WORDS, Question
 from minragen.environments.theorems import Theorem, bundled_theorems, shape
 from minragen.envs import REGISTRY, Budget, TextEnv, make
 from minragen.formats import FORMATS, system_message
 
 STATEMENT = "theorem own (n : Nat) (hn : n = 41) : 41 = n := by"
-
-
-def bandit(env):
-    env.safe, env.risky = env.actions = ("Circle", "Square")
-    assert not {"Circle", "Square"} & {name for pair in (*env.KNOWN, *env.UNSEEN) for name in pair}
 
 
 def frozenlake(env):
@@ -56,15 +51,6 @@ def metamathqa(env):
     assert not any("pens" in str(template) for template in env.templates)
 
 
-def searchqa(env):
-    env.question = Question("Where does Zora Quill live?", ("Torvik",), (), "home", "Zora Quill")
-    assert "Zora" not in WORDS["first_name"] and "Quill" not in WORDS["last_name"]
-
-
-def webshop(env):
-    assert not any("birdhouse" in f"{p.title} {p.description}" for p in env.shop.products)
-
-
 def deepcoder(env):
     env.problem = CodeProblem("Write a Python function area(width, height).", name="area",
                               hidden=(Case([3, 4], 12), Case([5, 5], 25)))
@@ -75,8 +61,8 @@ def lean(env):
     assert shape(STATEMENT) not in {shape(theorem.statement) for theorem in bundled_theorems()}
 
 
-OWN = {bandit: {}, frozenlake: {"size": 9}, sokoban: {"rows": 9, "cols": 9}, sudoku: {"size": 9},
-       countdown: {}, metamathqa: {}, searchqa: {}, webshop: {}, deepcoder: {}, lean: {}}
+OWN = {frozenlake: {"size": 9}, sokoban: {"rows": 9, "cols": 9}, sudoku: {"size": 9},
+       countdown: {}, metamathqa: {}, deepcoder: {}, lean: {}}
 
 
 @pytest.mark.parametrize("place", OWN, ids=lambda place: place.__name__)
@@ -84,14 +70,10 @@ def test_an_example_is_right_on_an_instance_that_no_split_contains(place):
     env = make(place.__name__, **OWN[place])
     env.reset(seed=0)
     place(env)
-    _, reward, *_, info = env.step(env.example_parts()["answer"])
-    assert info["valid"] == 1.0
-    # A bandit's arms are a matter of luck, and these two tasks take several turns.
-    assert info["success"] == 1.0 or place in (bandit, searchqa, webshop)
+    assert env.step(env.example_parts()["answer"])[4]["success"] == 1.0
 
 
 def test_all_ten_have_one_for_every_response_format_and_only_pretrained_models_are_told_it():
-    assert {place.__name__ for place in OWN} == REGISTRY.keys()
     for name in REGISTRY:
         env = make(name)
         assert len(env.example) == 4

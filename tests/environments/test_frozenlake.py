@@ -95,33 +95,13 @@ class TestLakes:
                 assert env.render().splitlines() == seen
             assert env.render() in env.observation_space
 
-    def test_the_note_names_holes_player_goal_and_the_moves_to_another_cell_of_ice(self):
-        for rows, note in (
-                (("P_O", "___", "OG_"),
-                 "holes (0, 2) (2, 0) player (0, 0) goal (2, 1) safe Down Right"),
-                (("_PG", "__O", "___"),
-                 "holes (1, 2) player (0, 1) goal (0, 2) safe Left Down Right"),
-                (("_P_", "OO_", "G__"),
-                 "holes (1, 0) (1, 1) player (0, 1) goal (2, 0) safe Left Right"),
-                (("PG", "__"), "player (0, 0) goal (0, 1) safe Down Right")):
-            assert lake(*rows).note() == note
-
     def test_the_instruction_explains_the_board_its_symbols_and_the_slip(self):
-        """RAGEN says that the far corner is (5, 5) on every board."""
         told = FrozenLake(size=8, view="grid", symbols="@.#*!+", slip=2 / 3).instruction
         assert "from (0, 0) at the top left to (7, 7).\n" in told
         assert "with probability 0.667 a step goes sideways.\nSymbols: @ player, . ice, # h" in told
 
 
 class TestPlayers:
-    def test_the_shallow_bot_walks_straight_to_the_goal_in_every_view_that_has_coordinates(self):
-        for view in ("coord", "grid_coord"):
-            env = lake("P__", "O__", "__G", view=view)
-            assert env.shallow_answer(["", env.render()]) == "Down || Down || Right || Right"
-            env.step("Right || Right")
-            assert env.shallow_answer(["", "", "", env.render()]) == "Down || Down"
-        assert FrozenLake.shallow_answer(["", "P_G"]) == "Right"
-
     @pytest.mark.parametrize("slip", [0.0, 0.3, 0.9])
     def test_each_action_is_optimal_in_every_cell_for_any_number_of_actions_left(self, slip):
         env = FrozenLake(slip=slip, frozen=0.7)

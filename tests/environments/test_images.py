@@ -1,5 +1,6 @@
 """Images of FrozenLake and Sokoban: their pixels, and the text beside them."""
 
+import zlib
 from itertools import combinations, product
 
 import gymnasium
@@ -10,7 +11,7 @@ from test_frozenlake import lake
 from test_sokoban import room
 from toys import replies
 
-from minragen.environments.board import COLOURS, read_tiles
+from minragen.environments.board import read_tiles
 from minragen.environments.frozenlake import FrozenLake
 from minragen.environments.sokoban import Sokoban
 from minragen.envs import IMAGE, EnvGroups, image_of, make
@@ -18,10 +19,6 @@ from minragen.envs import IMAGE, EnvGroups, image_of, make
 BOARDS = (FrozenLake, Sokoban)
 LAKE = ("P_O_", "__G_", "OO__", "____")
 ROOM = ("#######", "#_#_O_#", "#_X___#", "#__√__#", "#O__P_#", "#######")
-
-
-def pixels(*rows):
-    return np.array([[COLOURS[letter] for letter in row] for row in rows], np.uint8)
 
 
 def state(env):
@@ -32,26 +29,9 @@ def state(env):
 
 
 class TestImages:
-    def test_a_small_lake_is_drawn_pixel_by_pixel(self):
-        env = lake("PG", "_O", view="image")
-        there = pixels(
-            "..kkkk.:.o.....:",
-            "..ssss.:.ogg...:",
-            "..ssss.:.ogggg.:",
-            ".rrrrrr:.ogggggg",
-            ".srrrrs:.ogggg.:",
-            "..rrrr.:.ogg...:",
-            "..bbbb.:.o.....:",
-            "::b::b:::o::::::",
-            ".......:.......:",
-            ".....,.:..dddd.:",
-            "....,..:.dDDDDd:",
-            ".......:dDDDDDDd",
-            "..,....:dDDDDDDd",
-            ".,.....:dDDDDDDd",
-            ".......:.dDDDDd:",
-            "::::::::::dddd::")
-        assert np.array_equal(env.draw(), there)
+    def test_the_small_tiles_have_the_pixels_that_models_were_trained_on(self):
+        crcs = [zlib.crc32(read_tiles(cls.tiles, 8).tobytes()) for cls in BOARDS]
+        assert crcs == [929452224, 284922240]
 
     @pytest.mark.parametrize("size", [8, 14, 28])
     def test_every_cell_is_the_tile_of_its_meaning(self, size):
@@ -106,7 +86,7 @@ class TestImages:
     def test_gymnasium_renders_it_in_every_view_and_its_checker_passes(self, name, recwarn):
         gymnasium.register(f"{name}-v0", entry_point=lambda **options: make(name, **options))
         try:
-            for view, mode in product(("grid", "image", "image+text"), ("ansi", "rgb_array")):
+            for view, mode in product(("grid", "image+text"), ("ansi", "rgb_array")):
                 env = gymnasium.make(f"{name}-v0", render_mode=mode, view=view).unwrapped
                 check_env(env)
                 said, _ = env.reset(seed=0)

@@ -120,24 +120,6 @@ class TestProofs:
         assert not packaged.check(SWAP, ("exact by", *SWAP.proof)).proved
         assert not packaged.check(SWAP, ("cases h", "case intro a b =>", "exact ⟨b, a⟩")).proved
 
-    def test_scripts_that_wait_share_a_child_and_none_changes_the_verdict_of_another(
-            self, monkeypatch):
-        alone, together, sizes = PackagedLean(SECONDS), PackagedLean(SECONDS), []
-        check = PackagedLean._check
-        monkeypatch.setattr(lean, "SLOW_CHECK", 5.0)  # on a busy machine none is slow, either
-        monkeypatch.setattr(PackagedLean, "_check", lambda self, scripts, *limit: (
-            sizes.append(len(scripts)) if self is together else None) or check(
-                self, scripts, *limit))
-        tries = ("intro h", "exact (", "exact fun x =>", "have q : p := by", "rfl", "constructor",
-                 "exact fun x => by\n  intro h", "assumption", "simp [*]")
-        jobs = [(t, tactics) for t in (SWAP, *THEOREMS[::80]) for tactics in (
-            *((tactic,) for tactic in tries), *(t.proof[:k] for k in range(len(t.proof) + 1)))]
-        assert at_once(together, jobs) == [alone.check(*job) for job in jobs]
-        sizes.clear()
-        scripts = [*alone._cache][:8]
-        assert together._ask_all(scripts) == [alone._ask(script) for script in scripts]
-        assert sizes == [8]
-
     def test_a_slow_script_of_a_batch_is_checked_again_alone(self, monkeypatch):
         packaged, asked, check = PackagedLean(0.2), [], PackagedLean._check
         monkeypatch.setattr(PackagedLean, "_check", lambda self, scripts, *limit: (
@@ -165,11 +147,9 @@ class TestProofs:
                 assert i < 20 or verdict.error, jobs[i]
 
     def test_a_verdict_is_the_same_in_every_company(self):
-        """Also below `tactic_refusal`, where scripts declare, and change options and scopes."""
         assert_the_same_in_every_company(0)
 
     def test_a_command_after_a_proof_is_an_error(self, packaged):
-        """So the refused words need not be all that there are."""
         jobs = [(SWAP, (f"exact ⟨h.right, h.left⟩\n{word}{more}",))
                 for word in sorted(lean.COMMANDS - {"trace_state"}) for more in ("", " x", "% x")]
         jobs += [(SWAP, (f"exact ⟨h.right, h.left⟩\n{text}",)) for text in (
@@ -250,11 +230,8 @@ class TestTheorems:
         assert time.process_time() - began < 1
 
     def test_a_pattern_makes_a_theorem_of_each_alternative(self):
-        assert theorems.fill("C", "succ _ + k", ["C(n) = C", "Cs"]) == ["succ n + k = succ _ + k",
-                                                                         "Cs"]
-        assert [t.statement for t in THEOREMS if t.name == "bool_comm"] == [
-            f"theorem bool_comm (b c : Bool) : (b {sign} c) = (c {sign} b) := by"
-            for sign in ("&&", "||")]
+        assert theorems.fill("C", "succ _", ["C(n) = C", "Cs"]) == ["succ n = succ _", "Cs"]
+        assert [t.name for t in THEOREMS].count("bool_comm") == 2  # of `&&` and `||`
 
     def test_a_drawn_theorem_needs_each_fact_of_its_proof_and_no_other(self):
         """So of every disjunction only the side that the proof takes can be proved."""
@@ -267,14 +244,6 @@ class TestTheorems:
                 assert holds(goal, known) == (missing not in used), theorem
             assert facts.keys() > used, "others lead astray"
         assert len({theorems.shape(theorem.statement) for theorem in drawn_goals(1000)}) > 400
-
-    def test_the_note_is_the_first_fact_that_the_rest_of_the_proof_uses(self):
-        env = playing(SWAP)
-        for answer, note in ((None, "p ∧ q by h"), ("cases h", "q by right"),
-                             ("constructor", "q by right"), ("exact right", "p by left")):
-            if answer:
-                env.step(answer)
-            assert env.note() == note
 
 
 def drawn_goals(count):
@@ -497,19 +466,21 @@ class TestBackends:
 
 
 class TestMinif2f:
-    def test_records_become_theorems_with_their_own_header(self, tmp_path):
-        env = Lean(server=URL, data=write(
-            tmp_path / "a",
-            {"header": "open Real\n", "formal_statement": "theorem a (x : ℝ) :\n  x = x := by\n"},
-            {"formal_statement": "import Mathlib\n\ntheorem amc_7 : 2 = 2 := by sorry"},
-            {"formal_statement": "lemma imo_1 : 2 =\n  2 :="}))
-        *_, env.theorem = env.theorems
-        assert env.theorems == (
-            Theorem("a", "theorem a (x : ℝ) :\n  x = x := by",
-                    f"{theorems.DEFAULT_HEADER}\nopen Real"),
-            Theorem("amc_7", "theorem amc_7 : 2 = 2 := by", "import Mathlib"),
-            Theorem("imo_1", "lemma imo_1 : 2 =\n  2 := by", theorems.DEFAULT_HEADER))
-        assert env.instance() == ": 2 = 2 := by"
+    @pytest.mark.parametrize("header, text, end, name, whole_header", [
+        ("open Real\n", "theorem a (x : ℝ) :\n  x = x :=", " by\n", "a",
+         f"{theorems.DEFAULT_HEADER}\nopen Real"),
+        ("", "import Mathlib\n\ntheorem amc_7 : 2 = 2 :=", " by sorry", "amc_7", "import Mathlib"),
+        ("", "theorem foo: 1 =\n 1 :=", "", "foo", theorems.DEFAULT_HEADER),
+        ("open Nat\nimport Mathlib", "theorem foo.{u} (x : Sort u) : x = x :=", " by", "foo",
+         "import Mathlib\nopen Nat"),
+        ("", "theorem «weird name» : 1 = 1 :=", " by", "«weird name»", theorems.DEFAULT_HEADER),
+        ("", "theorem A.b₁'{x : ℕ} : x = x :=", " by", "A.b₁'", theorems.DEFAULT_HEADER)])
+    def test_a_record_is_a_theorem_with_the_header_that_it_brings(
+            self, header, text, end, name, whole_header):
+        """Names end where Lean's do, and imports stay first."""
+        statement = text[text.index("theorem"):] + " by"
+        assert theorems.theorem_of({"header": header, "formal_statement": text + end}) == Theorem(
+            name, statement, whole_header)
 
     @pytest.mark.parametrize("before, after", [
         ("theorem ok : True := True.intro\n", ""), ("/- a /- theorem x : -/ lemma y -/\n", ""),
@@ -538,15 +509,6 @@ class TestMinif2f:
         for checker in (packaged, KiminaLean(URL, SECONDS)):
             verdict = checker.check(theorem, ("exact no _",))
             assert verdict.error and not verdict.proved
-
-    @pytest.mark.parametrize("text, name", [
-        ("foo: 1 = 1", "foo"), ("foo{x : ℕ} : x = x", "foo"),
-        ("foo.{u} (x : Sort u) : x = x", "foo"),
-        ("«weird name» : 1 = 1", "«weird name»"), ("A.b₁' (x : ℕ) : x = x", "A.b₁'")])
-    def test_names_end_where_leans_do_and_imports_stay_first(self, text, name):
-        theorem = theorems.theorem_of({"header": "open Nat\nimport Mathlib",
-                                       "formal_statement": f"import Mathlib\ntheorem {text} := by"})
-        assert theorem == Theorem(name, f"theorem {text} := by", "import Mathlib\nopen Nat")
 
     def test_any_tactic_may_be_tried_on_them(self, tmp_path, kimina):
         data = write(tmp_path / "a", ON_SERVER._asdict() | {"formal_statement": SWAP.statement})

@@ -179,28 +179,6 @@ class TestTemplates:
             longer.reset(seed=seed)
             assert longer.problem.largest <= 20
 
-    def test_half_of_the_questions_have_a_distractor_and_max_steps_limits_the_operations(self):
-        plain, told, shown = MetaMathQA(distractors=False), MetaMathQA(), 0
-        simple = MetaMathQA(max_steps=2)
-        for seed in range(60):
-            short, long = plain.reset(seed=seed)[0], told.reset(seed=seed)[0]
-            assert (plain.instance(), plain.solve()) == (told.instance(), told.solve())
-            simple.reset(seed=seed)
-            assert len(re.findall(r" [-+*/] ", simple.note())) <= 2
-            shown += len(long) > len(short)
-        assert 15 < shown < 45
-
-    def test_the_shallow_player_tries_the_operation_of_a_word_first_and_then_the_others(self):
-        for question, answers in (
-                ("Ana has 8 cards and now gets 4.", ["4", "12", "32", "2", "4"]),
-                ("Each of 8 boxes holds 4.", ["32", "4", "12", "2"]),
-                ("Each child of 4 gets some of 24.", ["6", "20", "28", "96"]),
-                ("What percent of 4 is 2.5?", ["8/5"]), ("Is 0 equal to 5?", ["5"]), ("", ["2"])):
-            texts = ["Solve.", f"{question}\nTurns left: 5"]
-            for answer in answers:
-                assert MetaMathQA.shallow_answer(texts) == answer
-                texts += [answer, "Reward: 0"]
-
 
 class TestRecords:
     def test_the_result_follows_the_last_marker_and_a_record_without_one_is_left_out(self):
@@ -292,6 +270,3 @@ class TestRecords:
                 path.write_bytes(content)
             with pytest.raises(ValueError, match=complaint):
                 MetaMathQA(data=str(path))
-        for option, value in (("largest", 20), ("distractors", False)):
-            with pytest.raises(ValueError, match=f"option {option} .*data replaces"):
-                MetaMathQA(data=str(path), **{option: value})

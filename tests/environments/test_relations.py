@@ -6,21 +6,19 @@ import random
 import time
 
 import pytest
+from fuzz import frame_of
 from toys import prompt_length, puppet, replies, tiny
 
-from minragen.chat import ChatFrame, Reply
+from minragen.chat import Reply
 from minragen.environments.board import read_relations, relation, relation_f1, relations_text
 from minragen.envs import EnvGroups, make
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, collect
-from minragen.run.tiny import tiny_tokenizer
 
 PLACES = [*itertools.product(("above", "same row", "below"), ("left", "same column", "right"))]
 
 
-@functools.cache
-def lake_frame(response_format="grounding_worldmodeling"):
-    return ChatFrame(tiny_tokenizer([make("frozenlake")], response_format), response_format)
+FORMAT = "grounding_worldmodeling"
 
 
 class TestLanguage:
@@ -62,7 +60,7 @@ class TestLanguage:
 
     def test_the_language_is_explained_where_a_format_describes(self):
         for name, describes in (("grounding", True), ("worldmodeling", True), ("no_think", False)):
-            message = lake_frame(name).system_message(make("frozenlake"))
+            message = frame_of(name).system_message(make("frozenlake"))
             assert ("goal below right; hole same row left" in message) == describes
 
 
@@ -116,7 +114,7 @@ class TestStateReward:
         assert rewarded(f1=(None, None)) == (0, {})
 
     def test_without_descriptions_or_without_places_nothing_is_scored(self):
-        for env, frame in (("frozenlake", tiny()[1]), ("bandit", lake_frame())):
+        for env, frame in (("frozenlake", tiny()[1]), ("bandit", frame_of(FORMAT))):
             policy, _ = puppet(frame.tokenizer)
             groups = EnvGroups(env, 1, 1)
             groups.turn = DescribedTurn(frame.parts, 0.5, 0.25)
@@ -125,7 +123,7 @@ class TestStateReward:
 
     def test_each_is_compared_with_the_state_on_its_side_of_the_answer(self, monkeypatch):
         """Played by a puppet. F1 is averaged over turns; a turn that raises has no reward."""
-        groups, frame = EnvGroups("frozenlake", 1, 1, budgets={"max_turns": 2}), lake_frame()
+        groups, frame = EnvGroups("frozenlake", 1, 1, budgets={"max_turns": 2}), frame_of(FORMAT)
         first, second = (frame.encode(frame.write({
             "observation": seen, "reasoning": "", "prediction": then, "answer": "Up"}))
             for seen, then in ((self.AHEAD, self.AHEAD), (self.HERE, self.HERE)))

@@ -17,14 +17,14 @@ from functools import partial
 from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock, patch
+from unittest.mock import patch
 from urllib.error import HTTPError
 
 import pytest
 from fuzz import served
 from hypothesis import given
 from hypothesis import strategies as st
-from playing import begun, success_of, write
+from playing import begun, write
 
 from minragen.environments import searchqa
 from minragen.environments.lean import KiminaLean
@@ -37,7 +37,8 @@ from minragen.environments.search import (
     fetch,
 )
 from minragen.environments.searchqa import RELATIONS, SearchQA, encyclopaedia, load_corpus
-from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, ServerGone
+from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, EnvGroups, ServerGone
+from minragen.look.players import scripted
 
 ARTICLES = load_corpus("encyclopaedia")
 ROOT = Path(searchqa.__file__).parents[2]
@@ -94,27 +95,6 @@ class TestCorpora:
             assert index.search(title, 1)[0]["content"] == article.content
             assert len(article.content) < searchqa.MAX_SHOWN  # never cut
 
-    def test_values_are_dealt_evenly_and_two_of_one_kind_differ(self):
-        """Where somebody was born and lives, for example: a guess at the kind is not the answer."""
-        for kind, relations in RELATIONS.items():
-            titles, dealt = searchqa.titles_of(kind), {}
-            for relation, words in relations.items():
-                values = [encyclopaedia()[title][relation].value for title in titles]
-                counts = {values.count(value) for value in searchqa.WORDS[words["value"]]}
-                assert len(counts) == 1 and counts != {0}, relation
-                before = dealt.setdefault(words["value"], [])
-                assert not any(a == b for other in before for a, b in zip(values, other)), relation
-                before.append(values)
-
-    def test_a_question_shares_no_telling_word_with_the_article_that_answers_it(self):
-        for relations in RELATIONS.values():
-            tells, asks = (
-                {word for words in relations.values() for name in names
-                 for text in words.get(name, ()) for word in re.findall("[a-z]+", text.lower())}
-                for names in (["tells"], ["asks", "names"]))
-            assert tells & asks <= {"a", "an", "at", "for", "from", "has", "in", "is", "its",
-                                    "name", "of", "on", "the", "there", "to", "with", "where"}
-
     def test_a_passage_is_a_text_or_a_record_in_one_of_three_forms(self, tmp_path):
         for record in ("Oslo: a city", {"title": "Oslo", "text": "a city"},
                        {"contents": "Oslo: a city"}, {"id": 3, "content": "Oslo: a city"}):
@@ -163,9 +143,9 @@ class TestEpisodes:
                 assert plan == f"answer {env.question.answers[0]}"
                 assert env.step(env.solve()[0])[1] == 1
 
-    def test_bots_that_match_words_or_know_the_kind_of_every_answer_fail_two_hop_questions(self):
-        """The second has read many prompts: it knows which words are towns or rivers, and which of
-        these a question asks for. Which of two towns is meant it can only guess."""
+    def test_a_bot_that_knows_the_kind_of_every_answer_fails_two_hop_questions(self):
+        """It has read many prompts: it knows which words are towns or rivers, and which of these a
+        question asks for. Which of two towns is meant it can only guess."""
 
         def guess(place, env):
             first = next(words["value"] for words in RELATIONS["person"].values()
@@ -178,15 +158,16 @@ class TestEpisodes:
             words = [word for word in re.findall(r"\w+", text) if word in searchqa.WORDS[kind]]
             return f"{'search' if onward else 'finish'}[{words[place]}]"
 
-        for bot in (None, lambda env, *_: guess(0, env), lambda env, *_: guess(-1, env)):
-            assert 0 < success_of("searchqa", 300, bot, hops=2) < 0.5
+        groups = EnvGroups("searchqa", 300, 1, "val", {"hops": 2})
+        for bot in (lambda env, *_: guess(0, env), lambda env, *_: guess(-1, env)):
+            played = scripted(groups, bot)
+            assert 0 < sum(t.success for t in played) < 150 and not any(t.error for t in played)
 
     def test_all_questions_about_a_person_are_in_one_split(self):
         about = [{q.about for q in questions(300, split=split)} for split in SPLITS]
         assert len(set().union(*about)) == sum(map(len, about)) > 100
 
     def test_a_search_is_valid_in_any_case_and_anything_else_is_never_an_answer(self):
-        """RAGEN takes `Search[...]` or a missing bracket for the final answer and may reward it."""
         env, began = started(budget=Budget(30, 1, 30)), time.process_time()
         for answer, effective in (("SEARCH[ Ada Holm ]", 1), ("search[ada holm]", 0),
                                   ("Search[é, 中: (x) || y]", 1), (f"search[{'x' * 300}]", 0)):
@@ -204,23 +185,16 @@ class TestEpisodes:
         assert time.process_time() - began < 1.0  # linear in the text
 
     def test_long_strange_passages_are_cut_and_stay_in_the_observation_space(self, tmp_path):
-        passage = "ada \ud800\0\n Ω 中 é \u202e " + "long " * 999
+        """What is a letter in some language is shown as it is."""
+        passage = "ada \ud800\0\n Ω 誰が 북경에서 👩‍🔬 کتاب‌ها \u202e " + "long " * 999
         env = started(corpus=write(tmp_path / "c.jsonl", *[passage] * 12), results=10)
         observation = env.step("search[Ada]")[0]
         lines = observation.splitlines()[2:-1]
         assert observation in env.observation_space == started(url=NOBODY).observation_space
         assert len(lines) == 10 and {len(line) for line in lines} == {2 + 800 + 3}
-        assert lines[0].startswith("- ada ?? Ω 中 é ? long")
-
-    def test_data_in_any_language_is_shown_as_it_is(self, tmp_path):
-        words = "誰が 북경에서 中国 👩‍🔬 کتاب‌ها"
-        records = [hotpot(i, question=f"{words} {i}") for i in range(20)]
-        env = started(data=write(tmp_path / "h.jsonl", *records))
-        observation = env.render()
-        assert f"Question: {words} " in observation and observation in env.observation_space
+        assert lines[0].startswith("- ada ?? Ω 誰が 북경에서 👩‍🔬 کتاب‌ها ? long")
 
     def test_words_are_compared_as_squad_does_and_f1_pays_from_three_tenths_on(self):
-        """It pays no more than the precision, which is the smaller of the two in long answers."""
         for said, right, em, f1 in (  # right answers are joined by |
                 ("The paris!", "Paris", 1, 1), ("U.S. an", "a us", 1, 1), ("x", "y", 0, 0),
                 ("b c b", "b b b d", 0, 4 / 7), ("yes it is", "yes", 0, 0), ("no", "no way", 0, 0),
@@ -340,13 +314,13 @@ def fetch_status(address):
         return connection.getresponse().status
 
 
-def search(*replies, timeout=20.0):
+def search(*replies):
     """What a client finds, or complains of, that gets these replies, the last again and again."""
     with patch("minragen.environments.search.direct_opener") as opener:
         asked = opener().open
         asked.side_effect = [*replies, *replies[-1:] * 3]
         try:
-            return RemoteIndex(NOBODY, timeout).search("x", 2), asked.call_count
+            return RemoteIndex(NOBODY, 20.0).search("x", 2), asked.call_count
         except RuntimeError as error:
             return error, asked.call_count
 
@@ -408,6 +382,7 @@ class TestRetriever:
         slow = SimpleNamespace(search=lambda text, _: time.sleep(0.9) or ["x" * int(text)])
         server = SearchServer(slow)
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        alive, end = threading.active_count(), time.monotonic() + 30
         request = (b"POST /retrieve HTTP/1.0\r\nHost: localhost\r\nContent-Length: 21\r\n\r\n"
                    b'{"query": "30000000"}')
         with socket.create_connection(server.server_address) as gone:
@@ -416,8 +391,9 @@ class TestRetriever:
             idle.sendall(request)
             assert ask(f"http://127.0.0.1:{server.server_port}", "POST", "/retrieve",
                        '{"query": "1"}')[1]["results"] == ["x"]
-            time.sleep(1.5)
-            assert sum(map(len, iter(lambda: idle.recv(2**20), b""))) < 3 * 10**7
+            while threading.active_count() > alive and time.monotonic() < end:
+                time.sleep(0.05)
+            assert time.monotonic() < end  # nobody serves it any more
         server.shutdown()
         server.server_close()
         assert capfd.readouterr().err == ""
@@ -457,14 +433,16 @@ class TestRetriever:
         error, asked = search(later)  # it does not fit into the time
         assert isinstance(error, ServerGone) and asked == 1 and len(pauses) == 2
 
-    @pytest.mark.parametrize("drip", [b"X: y\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
-    def test_headers_that_never_end_cost_the_timeout(self, drip):
+    @pytest.mark.parametrize("begin, drip", [
+        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"), (b"HTTP/1.1 200 OK\r\n\r\n", b" "),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n")])
+    def test_headers_or_a_text_that_never_end_cost_the_timeout(self, begin, drip):
         """Each byte begins a socket's own time limit anew."""
         with socket.create_server(("127.0.0.1", 0)) as listening:
             def answer():
                 client = listening.accept()[0]
                 with client, suppress(OSError):
-                    client.sendall(b"HTTP/1.1 200 OK\r\n" if drip[0] == 88 else b"")
+                    client.sendall(begin)
                     for _ in range(50):
                         client.sendall(drip)
                         time.sleep(0.05)
@@ -474,12 +452,6 @@ class TestRetriever:
             with pytest.raises(ServerGone, match="timed out"):
                 fetch(f"http://127.0.0.1:{listening.getsockname()[1]}", 0.2)
             assert time.monotonic() - began < 1.5
-
-    def test_a_dripping_server_costs_the_timeout_and_is_an_error(self):
-        dripping, began = MagicMock(), time.monotonic()
-        dripping.__enter__().read1 = lambda size: time.sleep(0.01) or b" "
-        assert ": timed out (try 1 of 3)" in str(search(dripping, timeout=0.1)[0])
-        assert 0.1 <= time.monotonic() - began < 10
 
     def test_an_episode_over_http_is_the_local_one(self, retriever):
         for seed in range(3):

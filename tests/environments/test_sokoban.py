@@ -163,27 +163,3 @@ class TestPlayers:
                 assert ahead(start, push) == box
                 action = push if first == player else {ahead(player, a): a for a in MOVES}[first]
                 assert env._act(action).terminated == (left == 1)
-
-    def test_a_note_names_the_push_and_at_most_two_cells_on_the_way_to_it(self):
-        walls = ["#########"] * 3
-        env = room(walls[0], "#OXP____#", *walls)
-        for column, via in ((3, ""), (4, ""), (5, " via (1, 4)"), (6, " via (1, 5) (1, 4)"),
-                            (7, " via (1, 6) (1, 5)")):
-            assert env.note() == (f"player (1, {column}) box (1, 2) target (1, 1) push Left "
-                                  f"from (1, 3){via}")
-            env.step("Right")
-
-    def test_the_shallow_bot_walks_around_the_box_and_pushes_but_does_not_see_walls(self):
-        for rows, said, success in (
-                (("######", "#____#", "#_PX_#", "#___O#", "#____#", "######"),
-                 ["Up || Right", "Down || Left", "Down || Right"], 1.0),
-                (("######", "#____#", "#_PX_#", "#__#O#", "#____#", "######"),
-                 ["Up || Right"] + ["Down || Left", "Right || Down"] * 2, 0.0)):
-            env = room(*rows)
-            texts = ["", env.render()]
-            for answer in said:
-                assert env.shallow_answer(texts) == answer
-                observation, *_, info = env.step(answer)
-                texts += [answer, observation]
-            assert info["success"] == success
-        assert Sokoban.shallow_answer(["", "P_X"]) == "Right"

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from playing import begun, success_of
+from playing import begun
 
 from minragen.environments.sudoku import Sudoku, random_grid
 from minragen.envs import FORMAT_PENALTY, Budget, Outcome
@@ -74,8 +74,6 @@ def hardest_technique(board):
 
 class TestPuzzles:
     def test_puzzles_of_a_difficulty_need_the_technique_it_names(self):
-        """Of RAGEN's 9x9 puzzles 77, 43 and 8 % have one solution. The budget covers the blanks:
-        RAGEN gives 10 actions for 32 blanks, so success there is impossible."""
         for size, difficulty, technique, empty, count in (
                 (4, "easy", 0, 8, 60), (9, "easy", 0, 40, 60), (9, "medium", 1, 48, 20),
                 (9, "hard", 2, 54, 20), (16, "easy", 0, 128, 1)):
@@ -95,10 +93,6 @@ class TestPuzzles:
             with pytest.raises(ValueError, match=expected):
                 Sudoku(size=size, difficulty=difficulty, budget=budget)
 
-    def test_a_smaller_budget_leaves_fewer_blanks(self):
-        assert Sudoku().budget == Budget(5, 2, 10)
-        assert len(blanks(fresh(budget=Budget(2, 2, 3)).board)) == 3
-
     def test_grids_keep_the_rules_and_all_288_of_4x4_are_drawn(self):
         grids = {tuple(random_grid(4, np.random.default_rng(seed))) for seed in range(3000)}
         assert len(grids) == 288
@@ -112,7 +106,6 @@ class TestPuzzles:
 
 class TestActions:
     def test_the_spellings_of_the_reference_are_understood_and_nothing_else(self):
-        """RAGEN takes the first match inside the text, and reads any "at" as a change of order."""
         env = fresh()
         for text in ("(1, 3) 4", "4 at (1, 3)", "4 at (1,3)", "place 4 at (1, 3)", "4 at 1, 3",
                      "place 4 at row 1 col 3", "place 4 at 1,3", "1,3,4", "place  4  AT ( 1 , 3 )"):
@@ -125,7 +118,6 @@ class TestActions:
         assert env.step("4 at (1, 5)")[1] == FORMAT_PENALTY
 
     def test_a_wrong_number_that_fits_pays_nothing_and_a_right_one_pays_once(self):
-        """In RAGEN six changes of one cell between two candidates earn 4.5."""
         env = puzzle(budget=LONG)
         for move, *expected in (("(2, 1, 4)", 0.0, 4), ("(2, 1, 1)", 1.0, 1), ("(2, 1, 4)", 0.0, 4),
                                 ("clear (2, 1)", 0.0, 0), ("(2, 1, 1)", 0.0, 1)):
@@ -135,7 +127,6 @@ class TestActions:
         assert env._act("(2, 1, 1)") == Outcome(0.0, effective=False), "it is there already"
 
     def test_a_right_number_pays_one_and_ten_more_where_it_ends_the_mistakes(self):
-        """A full board with a mistake is not the end."""
         env = puzzle(budget=LONG, allow_conflicts=True)
         for moves, reward in (("(2, 1, 4)", 0.0), ("(1, 3, 4)", 1.0), ("(2, 2, 4)", 1.0),
                               ("(3, 3, 1) || (3, 4, 4)", 2.0), ("(4, 1, 4)", 1.0)):
@@ -183,16 +174,10 @@ class TestActions:
             clears += cleared
         assert clears > 5
 
-
-class TestShallowPlayer:
-    def test_it_writes_the_rarest_number_that_it_has_not_tried(self):
+    def test_the_shallow_player_writes_the_rarest_number_that_it_has_not_tried(self):
         env = puzzle()
         texts = [env.system_prompt, env.render()]
         for answer in ("(1, 3, 4) || (2, 1, 4)", "(2, 2, 1) || (3, 3, 1)",
                        "(2, 2, 4) || (3, 4, 4)", "(2, 2, 2) || (4, 1, 1)"):
             assert env.shallow_answer(texts) == answer
             texts += [answer, env.step(answer)[0]]
-
-    def test_it_solves_less_than_a_fifth_without_hints_and_all_with_them(self):
-        assert success_of("sudoku", 100) < 0.2
-        assert success_of("sudoku", 100, hints=True) == 1
