@@ -47,38 +47,22 @@ def varied(groups=2, size=4, context="full", **rules):
 class TestTokens:
     """One FrozenLake episode of two turns, played by a puppet: every id is known in advance."""
 
-    REPLIES = (" player</think><answer> Left</answer>", " goal</think><answer> Up</answer>")
-
-    @pytest.fixture
-    def episode(self):
+    def test_the_tokens_are_prompt_reply_framing_reply_and_only_replies_have_mask_and_turn(self):
+        """Reasoning and answer are read from the text without changing the tokens."""
         policy, frame = puppet()
         groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=2))
         prompt = frame.open(frame.system_message(groups.envs[0]), groups.reset(3)[0])
         second = groups.step([0], replies(["Left"]))[0][0]
-        one, two = map(frame.encode, self.REPLIES)
+        one = frame.encode(" player</think><answer> Left</answer>")
+        two = frame.encode(" goal</think><answer> Up</answer>")
         framing = frame.between(one[-1], second)
         expected = [(prompt, -1), (one, 0), (framing, -1), (two, 1)]
         tokens = [i for ids, _ in expected for i in ids]
         policy.model.script = dict(enumerate(tokens))
         (trajectory,) = play(policy, frame, groups, first_seed=3)
-        return trajectory, tokens, [turn for ids, turn in expected for _ in ids]
-
-    def test_the_tokens_are_prompt_reply_framing_reply_and_only_replies_have_mask_and_turn(
-            self, episode):
-        trajectory, tokens, turn_ids = episode
-        (row,) = trajectory.sequences
+        (row,), turn_ids = trajectory.sequences, [turn for ids, turn in expected for _ in ids]
         assert (row.tokens, row.turn_ids) == (tokens, turn_ids)
         assert row.response_mask == [turn >= 0 for turn in turn_ids]
-
-    def test_each_turns_reward_lies_on_its_last_sampled_token(self, episode):
-        trajectory, _, turn_ids = episode
-        trajectory.turn_rewards = [0.25, -0.5]
-        rewards = make_batch([trajectory]).rewards[0]
-        last = turn_ids.index(-1, turn_ids.index(0)) - 1  # of the first turn
-        assert rewards[[last, -1]].tolist() == [0.25, -0.5] and rewards.count_nonzero() == 2
-
-    def test_reasoning_and_answer_are_read_from_the_text_without_changing_the_tokens(self, episode):
-        trajectory, *_ = episode
         assert [turn.reply for turn in trajectory.turns] == [
             Reply("player", "Left", True), Reply("goal", "Up", True)]
 
@@ -113,17 +97,21 @@ class TestStops:
         assert full.turns[0].stop is StopReason.END_OF_TURN
 
     def test_a_full_context_ends_the_episode_and_is_never_exceeded(self):
-        for room in (1, 5, 7, 8):
+        for room in (1, 7, 8):
             t, _, start = scripted([40] * 7, turns=2, room=room)
             assert t.stop is StopReason.CONTEXT and len(t.tokens) == start + min(room, 7)
             assert (t.turns[0].stop is StopReason.CONTEXT) == (room <= 7)
 
-    def test_an_observation_that_leaves_no_room_for_a_reply_ends_the_episode(self):
+    def test_an_observation_that_leaves_no_room_for_a_reply_ends_the_episode(self, monkeypatch):
+        """Nothing is fed beyond the context: the model may have no position there."""
         (free,) = play(*tiny(), EnvGroups("frozenlake", 1, 1))
-        second = free.sequences[-1].turn_ids.index(1)  # the length of the second turn's prompt
-        for room, turns in ((0, 1), (1, 2)):
+        second, lengths, real = free.sequences[-1].turn_ids.index(1), [], Policy.extend
+        monkeypatch.setattr(Policy, "extend", lambda self, slots, *given: (
+            real(self, slots, *given), lengths.append(int(slots.lengths.max())))[0])
+        for room, turns in ((0, 1), (1, 2), (5, 2)):
             (t,) = play(*tiny(), EnvGroups("frozenlake", 1, 1), max_context=second + room)
             assert t.stop is StopReason.CONTEXT and len(t.turns) == turns
+            assert max(lengths) < second + room
 
     def test_a_first_prompt_that_overflows_the_context_is_refused_with_both_numbers(self):
         groups = EnvGroups("frozenlake", 1, 1)
@@ -131,11 +119,6 @@ class TestStops:
         with pytest.raises(ValueError, match=rf"has {length} tokens and max_context is {length}"
                                              r".*Raise --max-context"):
             play(*tiny(), groups, max_context=length)
-
-    def test_running_out_of_turns_is_truncated_and_reaching_an_end_is_terminated(self):
-        t = play(*tiny(), EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=3)))[0]
-        assert t.stop is StopReason.TRUNCATED and len(t.turns) == 3
-        assert play(*tiny("bandit"), EnvGroups("bandit", 1, 1))[0].stop is StopReason.TERMINATED
 
 
 class Counts(Lottery):
@@ -347,21 +330,6 @@ class TestCaching:
         states = cache.append(model, slots, tokens[:, 9:], torch.tensor([1, 1]))
         assert states.isfinite().all()
 
-    def test_what_a_slot_holds_beyond_its_length_is_never_seen(self):
-        policy, _ = tiny()
-        tokens = torch.randint(3, 200, (2, 9))
-        states = []
-        for junk in (0.0, 1e4):
-            slots = rollout.KVSlots(policy.model, 2, 30)
-            cache.append(policy.model, slots, tokens, torch.tensor([9, 9]))
-            slots.lengths.zero_(), slots.bounds.zero_()
-            for keys, values in slots.layers.values():
-                keys.fill_(junk), values.fill_(junk)
-            cache.append(policy.model, slots, tokens, torch.tensor([9, 4]))
-            states.append(cache.append(policy.model, slots, tokens[:, :3],
-                                                torch.tensor([3, 3])))
-        assert torch.allclose(*states, atol=1e-5)
-
 
 class TestIndependence:
     """A trajectory is a function of its seed and member, not of its company."""
@@ -375,25 +343,6 @@ class TestIndependence:
         one, many = ([t.tokens for t in play(*tiny(), groups, max_new_tokens=2, max_context=1200,
                                              max_rows=rows)] for rows in (1, 2))
         assert one == many
-
-    def test_a_share_of_the_members_plays_what_it_plays_among_all(self):
-        def played(share):
-            groups = EnvGroups("frozenlake=3,bandit=2", 5, 2, share=share)
-            return [(t.env, t.seed, t.group_id, t.member, t.tokens, t.turn_rewards)
-                    for t in play(*tiny(), groups)]
-
-        everything = played(slice(None))
-        for rank in range(2):
-            assert played(slice(rank, None, 2)) == [t for t in everything if t[3] % 2 == rank]
-
-    def test_nothing_is_fed_beyond_the_context(self, monkeypatch):
-        """The model may have no position there."""
-        (free,) = play(*tiny(), EnvGroups("frozenlake", 1, 1))
-        second, lengths, real = free.sequences[-1].turn_ids.index(1), [], Policy.extend
-        monkeypatch.setattr(Policy, "extend", lambda self, slots, *given: (
-            real(self, slots, *given), lengths.append(int(slots.lengths.max())))[0])
-        (t,) = play(*tiny(), EnvGroups("frozenlake", 1, 1), max_context=second + 5)
-        assert len(t.tokens) == second + 5 and max(lengths) < second + 5
 
     def test_prompts_and_observations_are_fed_in_parts_of_the_token_budget(self, monkeypatch):
         shapes, passes, real = [], [], Policy.extend
@@ -428,9 +377,6 @@ class TestSampling:
     def test_top_k_and_top_p_never_leave_their_sets(self):
         logits = torch.randn(200, 30)
         ranked = logits.argsort(-1, descending=True)
-        for u in (torch.full((200,), 2**-24), torch.full((200,), 1 - 2**-24), torch.rand(200)):
-            tokens, _ = sample_tokens(logits, u, Rules(top_k=3))
-            assert (tokens[:, None] == ranked[:, :3]).any(1).all()
         # The smallest set with at least this share of the mass that top_k leaves: all of it is
         # drawn, and nothing else.
         even = (torch.arange(2000) + 0.5) / 2000
@@ -474,15 +420,6 @@ class TestNoise:
 
 
 class TestBatch:
-    def test_padding_is_positional_and_masked(self):
-        played = play(*tiny(), EnvGroups("frozenlake", 3, 2))
-        batch = make_batch(played)
-        for row, t in enumerate(played):
-            n = len(t.tokens)
-            assert batch.tokens[row, :n].tolist() == t.tokens
-            assert batch.attention_mask[row].sum() == n
-            assert not batch.response_mask[row, n:].any() and (batch.turn_ids[row, n:] == -1).all()
-
     def test_taking_rows_cuts_to_the_longest_of_them(self):
         batch = make_batch(play(*tiny(), EnvGroups("toys:Lottery", 4, 3)))
         short, middle, *longer = batch.lengths.unique().tolist()

@@ -206,12 +206,6 @@ class TestKL:
             assert estimate.isfinite().all() and logprobs.grad.isfinite().all(), name
             assert logprobs.grad[0] == slope, name
 
-    def test_k3_pulls_back_a_token_that_has_become_rare_more_and_more(self):
-        """verl cuts the value at 10 nats: a token at a 14th of its probability is left alone."""
-        logprobs = torch.tensor([-1.0, -3.0, -9.0], requires_grad=True)
-        starpo.kl_estimate(logprobs, torch.zeros(3)).sum().backward()
-        close(logprobs.grad, 1 - torch.tensor([1.0, 3.0, 9.0]).exp())
-
     def test_the_adaptive_coefficient_grows_by_the_relative_error_but_at_most_a_fifth(self):
         for kl, error in [(0.33, 0.1), (0.27, -0.1), (3.0, 0.2), (0.0, -0.2)]:
             got = starpo.adapt_kl_coef(0.5, kl, 0.3, 64, 1000)
@@ -243,30 +237,18 @@ OF_TOKENS = {
 
 
 class TestGroupAdvantages:
-    # Two members of a group, three turns each, of one token. They begin in state 0. The first goes
-    # by 1 and 2 and fails; the second reaches 2 a turn sooner, and 1 after it, and earns 1.
-    STATES = torch.tensor([[0, 1, 2], [0, 2, 1]])
-    REWARDS = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
-
-    def gigpo(self, **options):
-        turn_ids, rows = torch.arange(3).expand(2, 3), torch.arange(2)
-        return starpo.gigpo_advantages(self.REWARDS.sum(1), self.REWARDS, 0 * rows, turn_ids,
-                                       self.STATES, rows, **options)
-
     def test_gigpo_compares_turns_in_the_same_state_at_whatever_turn(self):
-        """By hand, without stds, step_gamma .5. Episodes: -.5 and .5. Returns from each turn on:
+        """Two members of a group, three turns each, of one token. They begin in state 0. The first
+        goes by 1 and 2 and fails; the second reaches 2 a turn sooner, and 1 after it, and earns 1.
+        By hand, without stds, step_gamma .5. Episodes: -.5 and .5. Returns from each turn on:
         0 0 0 and .25 .5 1. State 0: 0 against .25, so -+.125; state 1, met at turn 1 by the first
         and at turn 2 by the second: 0 against 1, so -+.5; state 2: 0 against .5, so -+.25."""
-        steps = torch.tensor([[-0.125, -0.5, -0.25], [0.125, 0.25, 0.5]])
-        close(self.gigpo(gamma=0.5, by_std=False), steps.double() + row(-0.5, 0.5).T)
-
-    def test_gigpo_of_states_that_were_met_once_is_grpo(self):
-        self.STATES, met = torch.arange(6).reshape(2, 3), self.STATES
-        ids, mask = torch.zeros(2, dtype=torch.long), torch.ones(2, 3, dtype=torch.bool)
-        for by_std in (True, False):
-            close(self.gigpo(by_std=by_std),
-                  starpo.group_advantages(one(0, 1), ids, mask, by_std))
-        assert met is not self.STATES
+        rows, turn_ids = torch.arange(2), torch.arange(3).expand(2, 3)
+        states, rewards = torch.tensor([[0, 1, 2], [0, 2, 1]]), torch.zeros(2, 3).double()
+        rewards[1, 2] = 1.0
+        got = starpo.gigpo_advantages(rewards.sum(1), rewards, 0 * rows, turn_ids, states, rows,
+                                      gamma=0.5, by_std=False)
+        close(got, [[-0.625, -1.0, -0.75], [0.625, 0.75, 1.0]])
 
     @pytest.mark.parametrize(("method", "members", "least_std", "share", "expected"), [
         ("mean", 8, 0.0, 0.5, 0.0328), ("mean_std", 8, 0.0, 0.5, -0.0454),
@@ -315,12 +297,6 @@ class TestTokens:
         close(results, expected, tol=1e-6)
         assert results.dtype == torch.float32
 
-    def test_a_long_row_in_float32_stays_within_rounding(self):
-        rewards, values = normal((2, 1, 400), 0)
-        mask = normal((1, 400), 1) > -0.5
-        exact, _ = starpo.masked_gae(rewards, values, mask, 0.99, 0.95)
-        close(starpo.masked_gae(rewards.float(), values.float(), mask, 0.99, 0.95)[0], exact, 2e-5)
-
     def test_a_missing_mask_cannot_be_noticed_at_gamma_and_lambda_one_but_can_at_99_and_95(self):
         """At RAGEN's default of 1 the deltas telescope: A_t = the rewards from t on - V_t."""
         mask, (rewards, values) = normal((2, 40), 0) > 0, normal((2, 2, 40), 1)
@@ -346,20 +322,6 @@ class TestLosses:
                                                advantages, dual_clip=dual_clip)
             close(loss, [-0.5, -2.5, -2.56, 0.8, 1.8, 2.0, bad, 0])
             assert clipped.nonzero()[:, 0].tolist() == [2, 3]
-
-    def test_cispo_bounds_the_weight_of_a_token_and_never_takes_its_gradient(self):
-        """By hand: the gradient is -A times the ratio, cut off at 1.28, times that of logprobs.
-        PPO's loss has none where a good token has become 2 times as likely."""
-        ratio, advantages = one(0.5, 2, 2, 0.9), one(1, 1, -1, -2)
-        logprobs = (ratio.log() - 1.5).requires_grad_()
-        given = logprobs, torch.full_like(ratio, -1.5), advantages, 1.0, 0.28
-        for function, expected in ((starpo.cispo_loss, [-0.5, -1.28, 1.28, 1.8]),
-                                   (starpo.policy_loss, [-0.5, 0, 2, 1.8])):
-            loss, clipped = function(*given)
-            close(torch.autograd.grad(loss.sum(), logprobs)[0], expected)
-        loss, clipped = starpo.cispo_loss(*given)
-        close(loss.detach(), one(0.5, 1.28, 1.28, 0.9) * -advantages * logprobs.detach())
-        assert clipped.nonzero()[:, 0].tolist() == [1, 2]
 
     def test_a_freak_token_has_a_finite_loss_and_gradient(self):
         advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])

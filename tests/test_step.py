@@ -25,7 +25,6 @@ from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.checks import estimator_kind
 from minragen.config import ALGOS, Config, preset
-from minragen.fast import prefix_tree
 from minragen.fast.policies import faster
 from minragen.models import Policy
 from minragen.more import lora
@@ -334,7 +333,9 @@ FLIPS = {
                       (dict(filter="top_p_softmax", filter_value=0.5), "smallest")],
     "filter_metric": [({}, "length"), (dict(filter="top_k", filter_value=0.6), "entropy_std"),
                       (dict(filter="top_k", filter_value=0.4), "entropy"),
-                      (dict(filter="top_k", filter_value=0.4), "reward")],
+                      (dict(filter="top_k", filter_value=0.4), "reward"),
+                      (dict(filter="top_k", filter_value=0.4, context="limited"), "length"),
+                      (dict(filter="top_k", filter_value=0.4, context="limited"), "entropy")],
     "filter_include_zero": [(KEEP_ALL, True)], "resample": [(KEEP_ALL, 2)],
     "credit": [(ARPO, "turn"), (ARPO | dict(context="limited"), "turn")],
     "reward_norm": [({}, "asym_clip"), (ARPO, "mean"), (ARPO, "mean_std")],
@@ -391,24 +392,6 @@ class TestOptions:
             ours = assert_equal(real, configured(**{**base, option: value}))
             assert differ(ours, slow_step(configured(**base))[0]), (base, value)
 
-    @pytest.mark.parametrize("context", ["full", "limited"])
-    @pytest.mark.parametrize("metric", ["reward", "length", "entropy", "entropy_std"])
-    def test_the_filter_ranks_groups_by_the_slow_steps_scores(self, real, monkeypatch, metric,
-                                                              context):
-        """Also where an episode has a row for each turn, and turns differ in length."""
-        config, seen = configured(filter="top_k", filter_metric=metric, filter_value=0.4,
-                                  max_new_tokens=16, context=context), []
-        choose = trainer.starpo.filter_groups
-        monkeypatch.setattr(trainer.starpo, "filter_groups", lambda scores, *rules: (
-            seen.append(scores), choose(scores, *rules))[1])
-        EPISODES.clear()
-        real(config)
-        (played,) = EPISODES.values()
-        expected = slow.group_scores(slow_learner(config), played, config)
-        assert seen[-1].tolist() == pytest.approx(list(expected.values()))
-        assert context == "full" or any(
-            len({sum(row.response_mask) for row in t.sequences}) > 1 for t in played)
-
     def test_the_learning_rate_of_the_last_step_is_the_final_share(self, real):
         """Or of the last step of the decay, after which it stays."""
         constant, falling = (assert_equal(real, configured(steps=2, lr_final=final), first_step=2)
@@ -454,14 +437,6 @@ REFUSED = {("context", "critic"): "needs all turns in one row",
 
 
 class TestPairs:
-    def test_the_slow_step_is_compared_with_shared_beginnings_and_with_whole_rows(
-            self, real, monkeypatch):
-        monkeypatch.setattr(prefix_tree, "PrefixTree", None)
-        monkeypatch.setattr(start, "prove", lambda *_: "")  # it shares beginnings in any case
-        real(configured(attention="sdpa"))
-        with pytest.raises(TypeError, match="NoneType"):
-            real(configured())
-
     @pytest.mark.parametrize("pair", list(itertools.combinations(FACTORS, 2)), ids="-with-".join)
     def test_two_choices_together_equal_the_slow_step_or_are_refused_with_a_sentence(
             self, real, pair):

@@ -200,18 +200,6 @@ class TestRollOut:
         assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, 1.0, 99, 5)
         assert (frame.context, frame.window) == ("limited", 2)
 
-    def test_dynamic_sampling_asks_for_more_groups_until_enough_have_std(self, monkeypatch):
-        rounds = iter([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 2.0, 2.0]])  # two groups of two
-        monkeypatch.setattr(trainer, "collect", lambda *arguments: [
-            dataclasses.replace(episode(rewards=(reward,), tokens=(1,)), group_id=i // 2)
-            for i, reward in enumerate(next(rounds))])
-        config = parsed("--algo", "dapo", "--num-groups", "2", "--group-size", "2")
-        learner = trainer.Learner(*tiny(), None)
-        trajectories = trainer.roll_out(learner, None, config)
-        assert [t.group_id for t in trajectories] == [0, 0, 1, 1, 2, 2, 3, 3]
-        kept, _ = trainer.choose_groups(learner, make_batch(trajectories), config)
-        assert kept.tolist() == [False, True, True, False]
-
 
 class TestLearner:
     def test_reference_and_critic_exist_only_when_used(self):
@@ -404,12 +392,6 @@ class TestRuns:
             log.write({"step": 0, "val/valid": 0.0})
         assert [line[:52] for line in told] == [
             "warning   no reply of the first validation is valid:"]
-
-    def test_the_same_seed_gives_the_same_run_and_another_one_another(self, runs):
-        for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
-            run(f"--run {name} --seed {seed} --steps 1", *BRIEF)
-        a, b, c = (metrics(runs / n) for n in "abc")
-        assert a == b and a[1:] != c[1:]
 
     def test_warnings_are_printed_and_diagnoses_compared_with_the_first(
             self, runs, capsys, monkeypatch):
