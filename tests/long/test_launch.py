@@ -55,13 +55,6 @@ def plain(folder, tmp_path_factory):
 
 
 class TestLaunch:
-    def test_one_process_of_torchrun_is_the_plain_run_bit_for_bit(self, folder, plain):
-        assert Launched(folder, *TORCHRUN, *RUN, "one", *SHORT).process.wait(60) == 0
-        one = folder / "runs" / "one"
-        assert metrics(one) == metrics(plain)
-        for file in ("trajectories.jsonl", "checkpoint/model.safetensors"):
-            assert (one / file).read_bytes() == (plain / file).read_bytes()
-
     def test_four_processes_write_what_one_process_writes_and_once(self, folder, plain):
         launched = Launched(folder, *TORCHRUN, "--nproc-per-node=4", *RUN, "four", *SHORT)
         assert launched.process.wait(90) == 0
