@@ -55,20 +55,6 @@ def embedded(model):
     return counts
 
 
-@pytest.fixture
-def float64(monkeypatch):
-    """Compute in float64, also where minragen calls `.float()` and where transformers rounds."""
-    def norm(self, x):
-        return self.weight * x * (x.square().mean(-1, True) + self.variance_epsilon).rsqrt()
-
-    for name in LEAN:
-        monkeypatch.setattr(type(family(name).model.base_model.norm), "forward", norm)
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 class TestPrefixTree:
     @pytest.mark.parametrize("name", LEAN)
     def test_logprobs_values_and_gradients_are_those_of_a_plain_full_pass(

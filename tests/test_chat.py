@@ -275,18 +275,6 @@ class TestParsing:
                 (" a</think><answer>x</think>\ny</answer>.", "a", "x</think>\ny")):
             assert tiny()[1].parse(text) == Reply(reasoning, answer, True)
 
-    def test_what_is_written_is_read_again_in_every_format_whatever_its_parts_are(self):
-        """Blanks may stand between two tags."""
-        prefixes = ("<think>", "<answer>", "<think><observation>", "<think><reasoning>",
-                    "<think><observation>")
-        for response_format, prefix in zip(FORMATS, prefixes, strict=True):
-            frame = ChatFrame(built(), response_format)
-            parts = {part: f"{part} {{0}} < > </x> ;" for part in frame.parts}
-            text = frame.write({"observation": "", "prediction": "", **parts})
-            for reply in (text, text.replace("><", ">\n <")):
-                assert frame.parse(reply) == Reply(**parts, valid=True), response_format
-            assert frame.prefix == prefix and frame.thinks == (response_format != "no_think")
-
     def test_a_reply_that_is_not_in_the_format_has_no_parts_at_all(self):
         for text in ("", "<answer> a</answer>", " r</think> so <answer> a</answer>",
                      " r</think><answer> a", " r <answer> a</answer>", "</answer></think>"):
@@ -321,16 +309,20 @@ class TestParsing:
         assert end_of_reply(frame, ids) == ((complete[0], True) if complete else (len(ids), False))
         assert len({*read[complete[0] - 1:]} if complete else {*read}) <= 1
 
-    def test_a_demonstration_whose_parts_quote_tags_is_read_as_it_was_meant(self):
-        for response_format, form in FORMATS.items():
+    def test_what_is_written_is_read_again_in_every_format_whatever_tags_its_parts_quote(self):
+        prefixes = ("<think>", "<answer>", "<think><observation>", "<think><reasoning>",
+                    "<think><observation>")
+        for (response_format, form), prefix in zip(FORMATS.items(), prefixes, strict=True):
             frame = spelling_frame("merged", response_format)
-            for quoted in (form, form.replace("><", "> <"), *re.findall(r"<[^>]+>", form)):
-                reply = frame.write(dict.fromkeys(frame.parts, f"say {quoted} so"))
-                found = frame.parse(reply)
-                assert found.valid and end_of_reply(frame, ids := frame.encode(reply)) == (
-                    len(ids), True), quoted
-                for part in frame.parts:
-                    assert getattr(found, part).replace("< ", "<") == f"say {quoted} so"
+            assert frame.prefix == prefix and frame.thinks == (response_format != "no_think")
+            for quoted in ("{0} < > </x> ;", form, form.replace("><", "> <"),
+                           *re.findall(r"<[^>]+>", form)):
+                parts = {part: f"{part} {quoted} so" for part in frame.parts}
+                reply = frame.write(parts)
+                found, ids = frame.parse(reply), frame.encode(reply)
+                assert found.valid and end_of_reply(frame, ids) == (len(ids), True), quoted
+                for part, text in parts.items():
+                    assert getattr(found, part).replace("< ", "<") == text.replace("< ", "<")
 
     def test_a_reply_full_of_tags_is_sampled_in_no_time(self):
         """To decode all ids after each tag would cost the square of their number."""

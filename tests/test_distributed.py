@@ -33,7 +33,7 @@ from minragen.run import bundled, distributed, start
 from minragen.run import runs as storage
 from minragen.run.runs import without_times
 
-float64, real = test_step.float64, test_step.real
+real = test_step.real
 # Mixture, filter, resampling, both KLs, and for ppo a critic and whitening.
 EVERYTHING = KEEP_ALL | dict(
     env="toys:Lottery=2,toys:Raffle=3", val_size=2, resample=2, kl_coef=0.1, kl_reward_coef=0.1,

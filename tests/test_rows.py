@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rollout import windowed
-from test_step import assert_equal, configured, float64, real  # noqa: F401  fixtures
+from test_step import assert_equal, configured, real  # noqa: F401  a fixture
 from toys import Faulty, Lottery, tiny
 
 from minragen.chat import Reply

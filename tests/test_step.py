@@ -17,10 +17,8 @@ import torch
 from several import several
 from toys import Lottery, Raffle
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from minragen import config as settings
-from minragen import rollout
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.checks import estimator_kind
@@ -28,7 +26,7 @@ from minragen.config import ALGOS, Config, preset
 from minragen.fast.policies import faster
 from minragen.models import Policy
 from minragen.more import lora
-from minragen.rollout import collect, sample_tokens
+from minragen.rollout import collect
 from minragen.run import bundled, log, runs, start
 from minragen.run.groups import env_groups
 from minragen.run.load import load_policy
@@ -89,26 +87,6 @@ def warm_policy():
         steps=config.warmup_steps, say=lambda line: None)))
     policy.model.double()
     return policy
-
-
-@pytest.fixture
-def float64(monkeypatch):
-    """Compute in float64, also where minragen calls `.float()` and where transformers rounds; only
-    the sampler hands out float32."""
-    def sample(*arguments):
-        tokens, logprobs = sample_tokens(*arguments)
-        return tokens, logprobs.to(torch.float32)
-
-    def norm(self, x):
-        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return self.weight * x * scale
-
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    monkeypatch.setattr(rollout, "sample_tokens", sample)
-    monkeypatch.setattr(LlamaRMSNorm, "forward", norm)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def collect_once(policy, frame, groups, first_seed, rules, progress=None):

@@ -30,7 +30,6 @@ from minragen.chat import ChatFrame
 from minragen.environments import layers
 from minragen.envs import REGISTRY, RUN_METRICS, EnvGroups, Observation, make
 from minragen.look import diagnostics
-from minragen.look.faults import fault_of
 from minragen.metrics import describe, waiting
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, StopReason, Trajectory, collect, first_prompt, make_batch
@@ -301,12 +300,6 @@ class TestRuns:
                               env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)})
         assert done.stderr.strip() == "" and done.returncode == 0
 
-    def test_numbers_of_numpy_and_half_a_character_of_json_are_taken(self, runs):
-        run("--run a --steps 1 --env toys:Foreign --warmup-steps 0", *BRIEF[2:])
-        played = read_lines(runs / "a" / "trajectories.jsonl")
-        assert all(isinstance(x, float) for t in played for x in t["turn_rewards"])
-        assert "\\ud83c" in str(played) and not any(t["error"] for t in played)
-
     def test_a_run_leaves_config_metrics_trajectories_a_checkpoint_and_a_report(
             self, drawn, runs):
         run("--run a --steps 2", *BRIEF)
@@ -466,16 +459,6 @@ class TestRuns:
         assert (f"env error {one['env_errors']} train episodes failed in their environment and are "
                 "left out: OSError: the server is gone") in capsys.readouterr().out
 
-    def test_what_an_environment_raises_cannot_speak_to_the_terminal(self, capsys):
-        failed = Trajectory("bandit", 0, 0, 0)
-        error = OSError("\x1b]0;title\x07 gone")
-        error.fault = fault_of(error)
-        failed.fail(error)
-        quiet = SimpleNamespace(writes=True, append=lambda *_: None, tokenizer=None)
-        Log.episodes(quiet, 1, "val", [failed])
-        said = capsys.readouterr().out.strip()
-        assert "]0;title gone" in said and said.isprintable()
-
     def test_a_run_in_which_every_environment_fails_says_what_they_raised_and_stops(
             self, runs, capsys):
         run("--env toys:Gone --run a --steps 9 --val-size 2 --warmup-steps 0 --num-groups 2 "
@@ -488,11 +471,6 @@ class TestRuns:
         assert lines[1:5] == [
             {"step": step, "env_errors": 16, "rollouts": 4} for step in (1, 2, 3, 4)]
         assert len(read_lines(runs / "a" / "trajectories.jsonl")) == 5 * 4 + 3 * 4
-
-    def test_an_environment_that_cannot_begin_is_refused_before_there_is_a_folder(self, runs):
-        assert "toys:Late does not begin: ConnectionError: not yet" in message(
-            "--env", "toys:Late", "--warmup-steps", "0", "--run", "a")
-        assert not (runs / "a").exists()
 
     def test_a_tokenizer_that_loses_words_of_the_first_prompt_is_refused(self):
         """Capitals, blanks and compatible characters may be lost."""
