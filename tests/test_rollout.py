@@ -10,7 +10,7 @@ from test_families import family
 from torch.nn.utils.rnn import pad_sequence
 from toys import Lottery, prompt_length, puppet, replies, sampled, scripted, tiny
 
-from minragen import cache, models, rollout, starpo
+from minragen import cache, models, rollout
 from minragen.chat import ChatFrame, Reply
 from minragen.envs import EnvGroups
 from minragen.fast import llama, prefix_tree
@@ -172,29 +172,6 @@ class TestEpisodes:
         played = play(*tiny(), EnvGroups("toys:Lottery", 4, 2))
         del played[6], played[2:4]
         assert make_batch(played).group_ids.tolist() == [0, 0, 1, 1, 2]
-
-    def test_a_policy_that_loops_forever_is_punished_as_for_any_wrong_answer(self, monkeypatch):
-        """Were that a failure of the environment, an endless loop would be free."""
-        policy, frame = tiny("deepcoder")
-        groups = EnvGroups("deepcoder", 1, 4, options={"seconds": 1, "family": "formulas"})
-
-        def replies(player):
-            right = groups.envs[0].solve()[0]
-            texts = [frame.write({"reasoning": " go", "answer": answer}) for answer in
-                     (right, right, "def f(a, b):\n while True: pass", "x = 1")]
-            player.stopped, player.sampling = player.sampling, []
-            for row, ids in zip(player.stopped, map(frame.encode, texts)):
-                row.ids, row.logprobs, row.stop = ids, [-1.0] * len(ids), StopReason.ANSWER
-            player._send_replies()
-
-        monkeypatch.setattr(rollout._Player, "_sample_token", replies)
-        played = collect(policy, frame, groups, 0, Rules(max_context=1000))
-        assert [t.stop for t in played] == [StopReason.TERMINATED] * 4
-        assert [t.episode_return for t in played] == [1.0, 1.0, 0.0, -0.1]  # the last has no f()
-        batch = make_batch(played)
-        advantages = starpo.group_advantages(batch.episode_returns, batch.group_ids,
-                                             batch.response_mask)
-        assert (advantages[2][batch.response_mask[2]] < -0.5).all()
 
 
 class TestCaching:
