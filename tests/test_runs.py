@@ -1,5 +1,6 @@
 """What is kept on disk, and how a run goes on."""
 
+import contextlib
 import copy
 import json
 import math
@@ -177,6 +178,37 @@ class TestPowerCut:
             "config.json": 1, "metrics.jsonl": 1, "trajectories.jsonl": 1, "reference.pt": 1,
             "manifest.json": 2, "checkpoint": 2, "checkpoint.old": 1})
         assert is_held(folder)  # and so the new names
+
+
+    def test_whichever_flush_or_renaming_fails_a_whole_checkpoint_stays_and_the_next_is_saved(
+            self, tmp_path, monkeypatch):
+        policy, frame = tiny()
+        learner = trainer.Learner(policy, frame, AdamW(policy.model.parameters(), 1e-3),
+                                  reference=policy)
+        real = {name: getattr(os, name) for name in ("fsync", "rename", "replace")}
+        calls, failing, k = [], 0, 0
+
+        def once(name, *given):
+            calls.append(name)
+            if len(calls) == failing:
+                raise OSError(5, "Input/output error")
+            return real[name](*given)
+
+        for name in real:
+            monkeypatch.setattr(os, name, partial(once, name))
+        while len(calls) == k:  # the one that was to fail was there
+            failing = 0
+            learner.step += 1
+            save_checkpoint(tmp_path, learner, best=True)
+            assert step_of(find_checkpoint(tmp_path)) == learner.step
+            k += 1
+            failing = k
+            learner.step += 1
+            calls.clear()
+            with contextlib.suppress(OSError):
+                save_checkpoint(tmp_path, learner, best=True)
+            assert step_of(find_checkpoint(tmp_path)) >= learner.step - 1
+        assert {*calls} == {*real} and k > 10
 
 
 class TestServerGone:
