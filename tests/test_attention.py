@@ -16,7 +16,7 @@ from minragen import train as trainer
 from minragen.fast import graphs, prefix_tree
 from minragen.fast.llama import attend_to
 from minragen.fast.policies import faster
-from minragen.fast.prefix_tree import PrefixTree, states_before
+from minragen.fast.prefix_tree import states_before
 from minragen.models import Critic
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -86,27 +86,6 @@ class TestPrefixTree:
                                                   retain_graph=True) for y in (x[:, 1:], plain))
                 for a, b in zip(one, other):
                     assert (a - b).norm() <= 1e-9 * b.norm() + 1e-9
-
-    @pytest.mark.parametrize("name, window", [("Llama", 10**6), ("Mistral, window", 24)])
-    def test_each_beginning_is_one_node_that_sees_its_own_row_and_nothing_else(
-            self, name, window, monkeypatch):
-        """Where all scores are 0 and values are unit vectors, attention shows what is seen."""
-        monkeypatch.setitem(prefix_tree.PAIRS, "cpu", 2000)
-        decoder = family(name).model.base_model
-        for seed in range(20):
-            tokens, mask, _ = related_rows(seed)
-            tree = PrefixTree(decoder, tokens, mask)
-            n = len(tree.tokens)
-            assert n == len(beginnings(tokens, mask))
-            zeros, units = torch.zeros(n, 1, n), torch.eye(n)[:, None]
-            seen = tree.attend(0, zeros, zeros, units, 1.0)[:, 0] > 0
-            asked = tree.attend(len(decoder.layers) - 1, zeros[tree.wanted], zeros, units, 1.0)
-            assert (asked[:, 0] > 0).equal(seen[tree.wanted])
-            for (row, end), answer in zip(mask.nonzero().tolist(), tree.state_of, strict=True):
-                nodes = seen[tree.wanted[answer]].nonzero()[:, 0]
-                start, places = max(0, end - window), tree.positions[nodes]
-                assert places.sort().values.tolist() == list(range(start, end))
-                assert tree.tokens[nodes[places.argsort()]].equal(tokens[row, start:end])
 
     def test_on_an_accelerator_too_each_query_head_has_its_own_key_head(self):
         class Elsewhere(torch.Tensor):

@@ -321,17 +321,6 @@ class TestLosses:
             loss.sum().backward()
             assert loss.isfinite().all() and logprobs.grad.isfinite().all()
 
-    def test_the_ratio_that_a_row_shares_is_the_geometric_mean(self):
-        """GSPO. Ratios 2 and 1 of the two masked tokens have the mean sqrt(2), above 1.28. The
-        other row has no masked token; outside the mask all is nan."""
-        logprobs = torch.cat([row(math.log(2), 0, NAN), row(NAN, NAN, NAN)])
-        mask = ~logprobs.isnan()
-        for advantage, expected in [(1.0, -1.28), (-1.0, 2**0.5)]:
-            loss, clipped = starpo.policy_loss(logprobs, torch.zeros_like(logprobs),
-                                               mask.double() * advantage, sequence_mask=mask)
-            close(loss, mask.double() * expected)
-            assert clipped.equal(mask & (advantage > 0))
-
     def test_an_impossible_outcome_adds_no_entropy_and_has_a_finite_gradient(self):
         """A token that the tokenizer never uses has the logit -inf."""
         logits = one(0.5, 0.25, 0.25, 0).log().requires_grad_()

@@ -20,7 +20,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from minragen import config as settings
 from minragen import train as trainer
-from minragen.chat import ChatFrame
 from minragen.checks import estimator_kind
 from minragen.config import ALGOS, Config, preset
 from minragen.fast.policies import faster
@@ -254,19 +253,33 @@ class TestCollect:
                 assert a.response_mask == [turn >= 0 for turn in b.turn_ids]
                 assert a.sample_logprobs == pytest.approx(b.sample_logprobs, abs=1e-6)
 
-    def test_three_steps_of_training_are_those_of_the_slow_loop(self, real):
-        """Every step plays with the weights of the one before; both learning rates fall."""
-        config = configured(steps=3, num_groups=3, epochs=2, algo="ppo", kl_reward_coef=0.1,
-                            kl_target=0.01, kl_horizon=50.0, lr_final=0.5)
+    @pytest.mark.parametrize("options", [
+        dict(algo="ppo", epochs=2, kl_reward_coef=0.1, kl_target=0.01, kl_horizon=50.0,
+             lr_final=0.5),
+        dict(stale=2), dict(stale=2, tis_cap=1.1), dict(stale=2, tis_cap=1.1, lora_rank=2),
+        dict(algo="ppo", stale=2, tis_cap=1.1, loss_mask="all", advantage_mask="all")], ids=str)
+    def test_four_steps_of_training_are_those_of_the_slow_loop(self, real, options):
+        """Each step plays with the weights of the step before, or of `stale` steps before it."""
+        config = configured(steps=4, num_groups=3, kl_coef=0.1, lr=0.02, **options)
         gradients, _, learner = real(config, play=collect)
-        oracle = slow_learner(config)
-        frame = ChatFrame(oracle.policy.tokenizer, max_new_tokens=config.max_new_tokens)
+        oracle, past = slow_learner(config), []
+        frame = start.frame_of(config, oracle.policy)
         groups = env_groups(config, "train", 3, 3)
-        expected = [g for step in (1, 2, 3)
-                    for g in slow.train_step(oracle, frame, groups, config, step)[0]]
+
+        def play(learner, *given):
+            past.append(copy.deepcopy(learner.policy.model))
+            older = SimpleNamespace(model=past[-1 - config.stale:][0],
+                                    tokenizer=learner.policy.tokenizer)
+            return slow.collect(SimpleNamespace(policy=older), *given)
+
+        expected = [g for step in (1, 2, 3, 4) for g in slow.train_step(
+            oracle, frame, groups, config, step, play)[0]]
         for one, other in zip(gradients, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)  # float32 logprobs
         assert learner.kl_reward_coef == pytest.approx(oracle.kl_reward_coef)
+        if config.stale:
+            fresh = dataclasses.replace(config, stale=0, tis_cap=0.0)
+            assert differ(gradients, real(fresh, play=collect)[0])
 
 
 class TestAlgorithms:
