@@ -1,4 +1,4 @@
-"""nano.py: its gradients are those of train.py, it trains what it sampled. Its size and imports: check.py."""
+"""nano.py: its gradients are those of train.py, and it trains what it sampled."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -16,7 +16,6 @@ from minragen.envs import EnvGroups
 from minragen.fast import llama, prefix_tree
 from minragen.models import Policy
 from minragen.more.described import DescribedTurn
-from minragen.more.windows import WindowedFrame
 from minragen.noise import noise_keys, uniforms
 from minragen.rollout import Rules, StopReason, collect, make_batch, sample_tokens
 from minragen.run import proof
@@ -31,15 +30,9 @@ def play(policy, frame, groups, first_seed=0, max_new_tokens=12, max_context=400
     return played
 
 
-def windowed(frame, context="limited", window=1):
-    """The frame of a conversation of which a turn sees a window; `full`: the frame itself."""
-    return frame if context == "full" else WindowedFrame(
-        frame.tokenizer, context=context, window=window)
-
-
-def varied(groups=2, size=4, context="full", **rules):
+def varied(groups=2, size=4, **rules):
     """FrozenLake with replies of many lengths."""
-    policy, frame = tiny()[0], copy.copy(windowed(tiny()[1], context))
+    policy, frame = tiny()[0], copy.copy(tiny()[1])
     frame.end_ids = set(range(0, len(frame.tokenizer), 9))
     return play(policy, frame, EnvGroups("frozenlake", groups, size), **rules)
 
@@ -86,15 +79,6 @@ class TestStops:
         assert t.turns[0].text == "".join(pieces).removesuffix("<|im_end|>")
         assert row.turn_ids[start:end + 1] == [0] * len(ids) + [-1] and not row.response_mask[end]
         assert (t.tokens[end] == frame.end_of_turn) == (stop != "end_of_turn")
-
-    def test_a_window_that_holds_all_turns_is_the_whole_conversation(self):
-        policy, frame = puppet()
-        groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=3))
-        policy.model.script = {prompt_length(frame, groups) + 1: frame.end_of_turn}
-        (full,), (shown,) = (play(policy, windowed(frame, context, 3), groups)
-                             for context in ("full", "limited"))
-        assert shown.tokens == full.tokens and len(full.sequences[0].tokens) > 300
-        assert full.turns[0].stop is StopReason.END_OF_TURN
 
     def test_a_full_context_ends_the_episode_and_is_never_exceeded(self):
         for room in (1, 7, 8):

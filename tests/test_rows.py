@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_rollout import windowed
 from test_step import assert_equal, configured, real  # noqa: F401  a fixture
 from toys import Faulty, Lottery, tiny
 
@@ -20,6 +19,7 @@ from minragen.chat import Reply
 from minragen.envs import EnvGroups
 from minragen.fast import graphs, llama
 from minragen.models import Policy
+from minragen.more.windows import WindowedFrame
 from minragen.rollout import Rules, collect
 from minragen.run import groups as run_groups
 from minragen.run.groups import PatientGroups
@@ -82,7 +82,9 @@ def logprobs(trajectories):
 
 def policy_and_frame(context="full"):
     """Replies of many lengths."""
-    policy, frame = copy.copy(tiny()[0]), copy.copy(windowed(tiny()[1], context, 2))
+    policy, frame = map(copy.copy, tiny())
+    if context != "full":
+        frame = WindowedFrame(frame.tokenizer, context=context, window=2)
     policy.model = copy.deepcopy(policy.model).double()
     frame.end_ids = set(range(0, len(frame.tokenizer), 9))
     return policy, frame
