@@ -47,14 +47,6 @@ def beginnings(tokens, mask):
             for end in range(max(masked.nonzero()[:, 0], default=0))}
 
 
-def embedded(model):
-    """A list that gets the number of ids of every forward pass of the model."""
-    counts = []
-    model.get_input_embeddings().register_forward_hook(
-        lambda module, args, out: counts.append(args[0].numel()))
-    return counts
-
-
 class TestPrefixTree:
     @pytest.mark.parametrize("name", LEAN)
     def test_logprobs_values_and_gradients_are_those_of_a_plain_full_pass(
@@ -112,11 +104,14 @@ class TestPrefixTree:
         config, learner, batch = played(*shlex.split(
             "--env frozenlake --max-turns 1 --algo ppo --kl-coef 0.1 --warmup-steps 0 "
             "--num-groups 2 --group-size 8 --mini-batch 99 --token-budget 99999"))
-        counts = [embedded(model) for model in (
-            learner.policy.model, learner.reference.model, learner.critic.trunk)]
+        counts = [], [], []  # of the ids in each forward pass
+        for model, ids in zip((learner.policy.model, learner.reference.model,
+                               learner.critic.trunk), counts):
+            model.get_input_embeddings().register_forward_hook(
+                lambda module, args, out, ids=ids: ids.append(args[0].numel()))
         trainer.update(learner, trainer.compute_targets(learner, batch, config)[0], config, 1)
         once = len(beginnings(batch.tokens, batch.response_mask))
-        assert counts == [[once], [once], [once, once]]  # the critic: before and in the update
+        assert counts == ([once], [once], [once, once])  # the critic: before and in the update
         assert once < batch.attention_mask.sum() / 3
 
 

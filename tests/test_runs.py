@@ -531,28 +531,21 @@ class TestDataFile:
         assert f"got '{new}': their contents differ" in message(*resume)
 
     @pytest.mark.parametrize("option, why", [
-        ("data=other.jsonl", "their contents differ"), ("data=.", "there is no such file"),
-        ("corpus=other.jsonl", "no checksum is stored")])
-    def test_another_content_and_a_file_that_was_not_there_are_refused(
+        ("data=other.jsonl", "got 'other.jsonl': their contents differ"),
+        ("data=.", "got '.': there is no such file"),
+        ("corpus=other.jsonl", "got 'other.jsonl': no checksum is stored"),
+        ("count=4", "got 4. Start a new run"), ("more=4", "got 4. Start a new run")])
+    def test_another_content_a_file_that_was_not_there_and_any_other_option_are_refused(
             self, moved, tmp_path, monkeypatch, option, why):
-        config, old, new = moved
-        monkeypatch.chdir(tmp_path)
-        Path("other.jsonl").write_text(new.read_text()[:-1])
-        name, _, value = option.partition("=")
-        given = [f"data={new}", option]
-        with pytest.raises(ValueError, match=f"'a': {name} was .*, got '?{value}'?: {why}"):
-            with_files(config, given)
-
-    def test_any_other_option_keeps_its_value_even_if_a_file_has_its_name(
-            self, moved, tmp_path, monkeypatch):
+        """Also if a file has the name of the option's value."""
         config, _, new = moved
         monkeypatch.chdir(tmp_path)
+        Path("other.jsonl").write_text(new.read_text()[:-1])
         for value in ("3", "4"):
             Path(value).touch()
         assert runs_module.data_files(["count=3", f"data={new}"]).keys() == {"data"}
-        for option in ("count=4", "more=4"):
-            with pytest.raises(ValueError, match="'a' keeps its settings: .* Start a new run"):
-                with_files(config, [f"data={new}", option])
+        with pytest.raises(ValueError, match=f"'a'.*: {option.partition('=')[0]} was .*, {why}"):
+            with_files(config, [f"data={new}", option])
 
     def test_of_a_run_without_checksums_the_old_file_must_still_be_there_and_equal(
             self, moved, runs):

@@ -106,48 +106,10 @@ class TestFilter:
                 starpo.filter_groups(torch.ones(2), value, strategy)
 
 
-# Six episodes of three groups, two of them with two rows. The ids have gaps, as after a filter.
-EPISODES = torch.tensor([4, 0, 7, 0, 9, 9, 2, 3])
-GROUPS = torch.tensor([0, 0, 0, 0, 2, 2, 3, 3])
-RETURNS = one(0, 4, 2, 4, 5, 5, 1, 3)
-MASK = bits("10")
-
-# Functions of (returns, group_ids, episode_ids), and what they give each row. The groups' means are
-# 2, 5 and 2, their sample standard deviations 2, 0 and sqrt(2).
-ROOT_HALF = 0.5**0.5
-LESS_MEAN, BY_STD = [-2, 2, 0, 2, 0, 0, -1, 1], [-1, 1, 0, 1, 0, 0, -ROOT_HALF, ROOT_HALF]
-OF_EPISODES = {
-    "group_std": (lambda x, g, ids: starpo.group_scores(x, g, "std", ids)[g],
-                  [2, 2, 2, 2, 0, 0, 2 * ROOT_HALF, 2 * ROOT_HALF]),
-    "group_mean": (lambda x, g, ids: starpo.group_scores(x, g, "mean", ids)[g],
-                   [2, 2, 2, 2, 5, 5, 2, 2]),
-    "less_mean": (lambda x, g, ids: starpo.normalise_rewards(x, g, "mean", ids), LESS_MEAN),
-    "by_std": (lambda x, g, ids: starpo.normalise_rewards(x, g, "mean_std", ids), BY_STD),
-    "grpo": (lambda x, g, ids: starpo.group_advantages(x, g, MASK, True, ids), BY_STD),
-    "dr_grpo": (lambda x, g, ids: starpo.group_advantages(x, g, MASK, False, ids), LESS_MEAN),
-    "rloo": (lambda x, g, ids: starpo.rloo_advantages(x, g, MASK, ids),
-             [-3, 3, 0, 3, 0, 0, -2, 2]),  # the others' means: 3, 1, ...
-    "soft_reweight": (lambda x, g, ids: starpo.soft_reweight(MASK.to(x.dtype), x, g, ids),
-                      [1, 1, 1, 1, 0, 0, ROOT_HALF, ROOT_HALF]),
-    "length_weight": (  # the mean length is 15 / 6; a length of 0 counts as 1
-        lambda x, g, ids: starpo.length_weight(MASK.to(x.dtype), x, ids),
-        [2.5, 2.5 / 4, 2.5 / 2, 2.5 / 4, 0.5, 0.5, 2.5, 2.5 / 3]),
-}
-
-
 class TestGroups:
-    @pytest.mark.parametrize("name", OF_EPISODES)
-    def test_an_episode_counts_once_however_many_rows_it_has(self, name):
-        function, numbers = OF_EPISODES[name]
-        # Without ids every row is an episode.
-        for rows, ids in ([*range(8)], EPISODES), ([0, 1, 2, 4, 6, 7], None):
-            got, expected = function(RETURNS[rows].float(), GROUPS[rows], ids), one(*numbers)[rows]
-            close(got, expected[:, None] * MASK if got.dim() == 2 else expected, tol=1e-6)
-            assert got.dtype == torch.float32
-
     def test_a_group_without_rows_scores_0(self):
         for statistic in ("std", "mean"):
-            assert starpo.group_scores(RETURNS, GROUPS, statistic)[1] == 0
+            assert starpo.group_scores(one(0, 4, 1), torch.tensor([0, 0, 2]), statistic)[1] == 0
 
     def test_asym_clip_ends_at_minus_one_and_three(self):
         """One 1 among sixteen: (1 - 1/16) / (1/4) = 3.75."""
@@ -163,13 +125,17 @@ class TestGroups:
 
     def test_equal_returns_leave_exactly_nothing_in_float32(self):
         """Sixteen times .9 has a float32 mean that is not .9."""
-        of_distances = OF_EPISODES.keys() - {"group_mean", "length_weight"}
         ids, mask = torch.zeros(16, dtype=torch.long), torch.ones(16, 1, dtype=torch.bool)
         for value in (0.1, 0.9, 123.4):
             x = torch.full((16,), value)
-            for name in of_distances:
-                assert not OF_EPISODES[name][0](x, ids, None).any(), (name, value)
-            assert not starpo.whiten(x[:, None], mask).any(), value
+            for left in (starpo.group_scores(x, ids), starpo.normalise_rewards(x, ids, "mean"),
+                         starpo.normalise_rewards(x, ids, "mean_std"),
+                         starpo.group_advantages(x, ids, mask, True),
+                         starpo.group_advantages(x, ids, mask, False),
+                         starpo.rloo_advantages(x, ids, mask),
+                         starpo.soft_reweight(mask.float(), x, ids),
+                         starpo.whiten(x[:, None], mask)):
+                assert not left.any(), value
 
     def test_returns_that_differ_by_the_order_of_a_sum_are_equal(self):
         """One turn of a state differs by its last bit; divided by its std it had counted fully."""
@@ -308,7 +274,7 @@ class TestTokens:
 
     def test_whitening_is_blind_outside_the_mask_and_needs_two_entries(self):
         x = row(NAN, 1, 3, NAN)
-        for mask, expected in [("0110", [0, -ROOT_HALF, ROOT_HALF, 0]), ("0100", [0] * 4)]:
+        for mask, expected in [("0110", [0, -0.5**0.5, 0.5**0.5, 0]), ("0100", [0] * 4)]:
             close(starpo.whiten(x, bits(mask)), [expected], tol=1e-8)
 
 

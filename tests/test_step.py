@@ -101,12 +101,11 @@ def collect_once(policy, frame, groups, first_seed, rules, progress=None):
 @pytest.fixture
 def real(monkeypatch, tmp_path):
     """real(config): gradients, metrics and what a Learner is after one step of the real `train`."""
-    def run(config, first_step=1, play=collect_once, processes=1):
+    def run(config, play=collect_once, processes=1):
         built, gradients, lines = [], [], []
 
         def build(*arguments):
             learner = real_build(*arguments)
-            learner.step = first_step - 1
             if learner.critic is not None:
                 give_head(learner.critic)
             if learner.reference is not None:
@@ -183,7 +182,7 @@ def slow_learner(config):
 
 
 @cache
-def slow_step(config, first_step=1):
+def slow_step(config):
     """The same for the slow step, on the same episodes."""
     learner = slow_learner(config)
     frame = start.frame_of(config, learner.policy)
@@ -193,13 +192,13 @@ def slow_step(config, first_step=1):
     def play(learner, frame, groups, first_seed, config):
         return collect_once(learner.policy, frame, groups, first_seed, rules_of(config))
 
-    return *slow.train_step(learner, frame, groups, config, first_step, play), learner
+    return *slow.train_step(learner, frame, groups, config, 1, play), learner
 
 
-def assert_equal(real, config, first_step=1, processes=1):
+def assert_equal(real, config, processes=1):
     """Gradients of all optimizer steps, metrics, and the weights that result."""
     (ours, metrics, learner), (exact, expected, oracle) = (
-        real(config, first_step, processes=processes), slow_step(config, first_step))
+        real(config, processes=processes), slow_step(config))
     assert len(ours) == len(exact)
     for one, other in zip(ours, exact):
         for a, b in zip(one, other, strict=True):
@@ -307,7 +306,7 @@ class TestAlgorithms:
 
 # option -> (the base of the comparison, another value of the option), ...
 PPO, BI_LEVEL, TURNS = dict(algo="ppo"), dict(algo="bi-level"), dict(algo="turn-ppo")
-ARPO, KEEP_ALL = dict(algo="arpo"), dict(filter_value=1.0)
+ARPO, KEEP_ALL, LIMITED = dict(algo="arpo"), dict(filter_value=1.0), dict(context="limited")
 FLIPS = {
     "env": [(dict(val_size=2), "toys:Lottery=1,toys:Raffle=4")], "seed": [({}, 4)],
     "env_arg": [({}, ("prize=2.0",))], "max_turns": [({}, 2)],
@@ -325,15 +324,17 @@ FLIPS = {
     "filter_metric": [({}, "length"), (dict(filter="top_k", filter_value=0.6), "entropy_std"),
                       (dict(filter="top_k", filter_value=0.4), "entropy"),
                       (dict(filter="top_k", filter_value=0.4), "reward"),
-                      (dict(filter="top_k", filter_value=0.4, context="limited"), "length"),
-                      (dict(filter="top_k", filter_value=0.4, context="limited"), "entropy")],
+                      (LIMITED | dict(filter="top_k", filter_value=0.4), "length"),
+                      (LIMITED | dict(filter="top_k", filter_value=0.4), "entropy")],
     "filter_include_zero": [(KEEP_ALL, True)], "resample": [(KEEP_ALL, 2)],
-    "credit": [(ARPO, "turn"), (ARPO | dict(context="limited"), "turn")],
-    "reward_norm": [({}, "asym_clip"), (ARPO, "mean"), (ARPO, "mean_std")],
+    "credit": [(ARPO, "turn"), (ARPO | LIMITED, "turn")],
+    "reward_norm": [({}, "asym_clip"), (ARPO, "mean"), (ARPO, "mean_std"),
+                    (ARPO | LIMITED, "mean_std")],
     "reward_norm_over": [(ARPO | dict(reward_norm="mean_std"), "batch")], "overlong": [({}, 0.5)],
     "kl_reward_coef": [({}, 0.1), (PPO, 0.1)], "lr": [({}, 0.01)], "critic_lr": [(PPO, 0.02)],
-    "advantages": [({}, "reinforce_pp_baseline"), ({}, "rloo"), ({}, "reinforce_pp")],
-    "norm_by_std": [({}, False), (dict(algo="gigpo"), False)],
+    "advantages": [({}, "reinforce_pp_baseline"), ({}, "rloo"), ({}, "reinforce_pp"),
+                   (LIMITED, "rloo")],
+    "norm_by_std": [({}, False), (dict(algo="gigpo"), False), (LIMITED, False)],
     "step_gamma": [(dict(algo="gigpo"), 0.5), (dict(algo="gigpo", context="limited"), 0.5)],
     "reward": [({}, "success")], "drop_void": [({}, True), (PPO | dict(context="full"), True)],
     "echo_coef": [({}, 0.3), (dict(token_budget=125), 0.3)],
@@ -342,7 +343,8 @@ FLIPS = {
     "gamma_turn": [(BI_LEVEL, 0.5), (TURNS, 0.5),
                    (ARPO | dict(context="limited", credit="turn"), 0.5)],
     "advantage_mask": [(PPO, "all"), (BI_LEVEL, "all")],
-    "soft_reweight": [({}, True), (dict(overlong=0.5), True)], "length_weight": [({}, True)],
+    "soft_reweight": [({}, True), (dict(overlong=0.5), True), (LIMITED, True)],
+    "length_weight": [({}, True), (LIMITED, True)],
     "loss_scaling": [({}, "sqrt"), ({}, "linear")],
     "zero_task": [({}, True)],
     "ratio": [({}, "sequence"), (dict(clip_high=0.01, epochs=2), "detached")],
@@ -362,10 +364,10 @@ ELSEWHERE = {
     "val_temperature", "val_every", "diagnose_every", "diagnose_samples", "gradients_every",
     "save_every", "early_stop", "log",
     # are compared by other tests of this file,
-    "algo", "max_rows", "token_budget", "steps", "lr_final", "decay_steps", "kl_target",
-    "kl_horizon", "attention", "activation_checkpointing",
-    # by test_rows.py, test_stale.py, test_distil.py and test_models.py,
-    "feed_share", "stale", "tis_cap", "teacher", "float32_logits",
+    "algo", "max_rows", "token_budget", "steps", "lr_final", "kl_target", "kl_horizon", "attention",
+    "activation_checkpointing", "stale", "tis_cap",
+    # by test_rows.py, test_runs.py, test_distil.py and test_models.py,
+    "feed_share", "decay_steps", "teacher", "float32_logits",
     # or belong to other files: environments/test_examples.py, test_layers.py and test_relations.py,
     # test_envs.py and test_vision.py.
     "example", "layer", "freeze_vision", "grounding_reward", "worldmodeling_reward",
@@ -382,14 +384,6 @@ class TestOptions:
         for base, value in FLIPS[option]:
             ours = assert_equal(real, configured(**{**base, option: value}))
             assert differ(ours, slow_step(configured(**base))[0]), (base, value)
-
-    def test_the_learning_rate_of_the_last_step_is_the_final_share(self, real):
-        """Or of the last step of the decay, after which it stays."""
-        constant, falling = (assert_equal(real, configured(steps=2, lr_final=final), first_step=2)
-                             for final in (1.0, 0.1))
-        assert differ(constant, falling)
-        resumed = assert_equal(real, configured(steps=3, lr_final=0.1, decay_steps=2), 3)
-        assert differ(resumed, slow_step(configured(steps=3, lr_final=1.0), 3)[0])
 
     def test_the_kl_coefficient_adapts_as_in_the_slow_step(self, real):
         for context in ("full", "limited"):  # it counts trajectories, however many rows they are
