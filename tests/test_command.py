@@ -44,15 +44,10 @@ class TestRefusals:
 
 
 class TestFirstLine:
-    @pytest.fixture
-    def begun(self, monkeypatch):
-        """What starts instead of a run: the arguments, and whether the first line was said."""
-        calls = []
-        monkeypatch.setattr(start, "main", lambda argv, begun: calls.append((argv, begun)))
-        monkeypatch.setattr(command, "launch", lambda count, run: calls.append(count) or run())
-        return calls
-
-    def test_it_says_what_is_trained_and_in_how_many_processes(self, begun, capsys):
+    def test_it_says_what_is_trained_and_in_how_many_processes(self, monkeypatch, capsys):
+        begun = []  # instead of a run: the arguments, and whether the first line was said
+        monkeypatch.setattr(start, "main", lambda argv, said: begun.append((argv, said)))
+        monkeypatch.setattr(command, "launch", lambda count, run: begun.append(count) or run())
         command.train(["--env", "bandit", "--nproc", "1", "--algo", "ppo", "--seed", "3"])
         command.train(["--env", "bandit", "--nproc", "3"])
         command.train(["--resume", "--run", "mine"])

@@ -420,8 +420,6 @@ class TestResume:
         assert message("--run", "b", "--init-from", "a", *BRIEF).endswith(again)
         (runs / "a-again" / "checkpoint").mkdir(parents=True)
         assert message("--run", "a", "--resume").endswith("take RUN=a-again.")
-        assert "unknown run 'c'. Known: a." in message(
-            "--run", "b", "--init-from", "c", "--model", "tiny", *BRIEF)
         (runs / "d").mkdir()
         assert "Choose another name" in message("--run", "d", *BRIEF)
 
@@ -497,6 +495,7 @@ class TestResume:
         one, two = ((folder / "checkpoint" / "model.safetensors").read_bytes()
                     for folder in (begun, runs / "b"))
         assert one == two and [line["step"] for line in metrics(runs / "b")] == [0, 1, 1]
+        assert "unknown run 'c'. Known: a, b." in message("--env", "bandit", "--init-from", "c")
 
 
 class TestDataFile:

@@ -3,8 +3,6 @@
 test_step.py compares whole steps of training with the plain loops of slow.py.
 """
 
-import ast
-import inspect
 import math
 from types import SimpleNamespace
 
@@ -324,11 +322,3 @@ class TestModule:
         for dual_clip in (1.0, -3):
             with pytest.raises(ValueError, match=f"got dual_clip={dual_clip}, expected more than"):
                 starpo.policy_loss(x, x, x, dual_clip=dual_clip)
-
-    def test_the_only_loop_is_the_doubling_of_the_recursion(self):
-        """Ten passes for a thousand tokens. A loop over tokens or rows costs seconds a step."""
-        loops = (ast.For, ast.While, ast.comprehension)
-        tree = ast.parse(inspect.getsource(starpo))
-        found = [(part.name, type(node)) for part in tree.body if hasattr(part, "name")
-                 for node in ast.walk(part) if isinstance(node, loops)]
-        assert found == [("_from_the_end", ast.While)]
