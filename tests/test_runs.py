@@ -64,7 +64,7 @@ def last_line(capsys):
 
 
 class TestFullDisk:
-    """The function that writes a checkpoint or the page fails; long/disk.py has real disks."""
+    """The function that writes a checkpoint or the page fails; long/test_kill.py has real disks."""
 
     @pytest.fixture
     def full(self, monkeypatch):

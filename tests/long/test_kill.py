@@ -157,14 +157,14 @@ def test_several_processes_of_which_one_or_all_are_killed_go_on_as_if_they_had_n
 
 
 def test_a_disk_that_fails_takes_no_checkpoint_and_ends_no_run(place):
-    """A small disk of a mount namespace: full after any write, read-only, gone (disk.py). One of
-    which a call fails once: test_runs.py::TestPowerCut."""
+    """A small disk of a mount namespace: full after any write, read-only, gone. One of which a call
+    fails once: test_runs.py::TestPowerCut."""
     own = ["unshare", "-rm"]
     if not shutil.which("unshare") or subprocess.run([*own, "true"], check=False).returncode:
         pytest.skip("no user namespaces here")
-    script = Path(__file__).with_name("disk.py")
-    done = subprocess.run([*own, sys.executable, script, str(KILLS)], check=False,
-                          capture_output=True, text=True)
+    done = subprocess.run([*own, sys.executable, __file__, str(KILLS)], check=False,
+                          capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
     assert done.returncode == 0, done.stderr
     *full, read_only, gone = map(json.loads, done.stdout.splitlines())
     for trial in (*full, read_only, gone):
@@ -182,3 +182,51 @@ def test_a_disk_that_fails_takes_no_checkpoint_and_ends_no_run(place):
                 rf"checkpoint\S* is of step {trial['step']}\b" if trial["step"] > 0 else
                 "there is no checkpoint"), trial["said"]), trial
     assert len(full) == KILLS and full[0]["exit"] == 1 and full[-1]["step"] == 8
+
+
+def mount(size):
+    """A disk of so many bytes as runs/, holding the run of 6 steps."""
+    subprocess.run(["umount", "-q", "runs"], check=False)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", "runs"], check=True)
+    if Path("saved").exists():
+        shutil.copytree("saved", "runs/a")
+
+
+def trial(name, during=lambda: None):
+    """Train on to step 8 while something happens. Print whether the newest checkpoint is whole, and
+    what was said."""
+    Path("output").write_text("")
+    process = started("--run", "a", "--resume", "--steps", "8")
+    during()
+    process.join()
+    said, run = Path("output").read_text(), Path("runs/a")
+    print(json.dumps({"trial": name, "exit": process.exitcode,
+                      "step": step_of(find_checkpoint(run)) if run.exists() else -1,
+                      "warnings": said.count("warning   cannot write"),
+                      "traceback": "Traceback" in said, "said": said[-2000:]}), flush=True)
+
+
+def at_next_line(action):
+    """Do something as soon as another step is in metrics.jsonl."""
+    path = Path("runs/a/metrics.jsonl")
+    length = path.stat().st_size
+    while path.stat().st_size == length:
+        time.sleep(0.001)
+    action()
+
+
+if __name__ == "__main__":  # in a mount namespace of its own; prints a line for each trial
+    os.makedirs("runs")
+    mount(2**28)
+    finished("--run", "a", *OPTIONS)
+    shutil.copytree("runs/a", "saved")
+    used, trials = shutil.disk_usage("runs").used, int(sys.argv[1])
+    for k in range(trials):  # from no room to more than the run needs
+        room = used * k // trials  # a new checkpoint beside the others takes a third of it
+        mount(used + room)
+        trial(f"{room} bytes are free")
+    mount(2**28)
+    trial("read-only", lambda: at_next_line(lambda: subprocess.run(
+        ["mount", "-o", "remount,ro", "runs"], check=True)))
+    mount(2**28)
+    trial("gone", lambda: at_next_line(lambda: Path("runs/a").rename("runs/elsewhere")))
