@@ -28,7 +28,6 @@ REFUSED = {
     "--env bandit,frozenlak": "unknown env 'frozenlak': did you mean 'frozenlake'?",
     "--env bandit --algo grop": "unknown algo 'grop': did you mean 'grpo'?",
     "--env bandit --steps many": "invalid int value: 'many'",
-    "--env bandit --nproc some": "--nproc: got 'some', expected a number of processes",
     "--env bandit --nproc 0": "--nproc: got '0', expected a number of processes",
     "--resume": "--resume needs --run NAME."}
 

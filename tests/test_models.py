@@ -58,7 +58,6 @@ class TestLogprobs:
         assert seen[0] == n and max(seen[1:]) == 3 and sum(seen[1:]) == 2 * n
         assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*results))
 
-
     def test_they_are_float32_and_rounded_no_further_than_the_weights_of_the_model(self):
         policy, (tokens, mask) = copy.deepcopy(tiny()[0]), ragged()
         model = policy.model.bfloat16()

@@ -471,10 +471,6 @@ class TestRuns:
             with pytest.raises(ValueError, match=match) if match else contextlib.nullcontext():
                 start.refuse_lost_text(ChatFrame(tokenizer), t)
 
-    def test_a_context_that_a_prompt_fills_is_refused_before_there_is_a_folder(self, runs):
-        assert "no room for a reply" in message("--run", "a", *BRIEF, "--max-context", "40")
-        assert not (runs / "a").exists()
-
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):

@@ -35,7 +35,6 @@ OPTIONS = shlex.split(
     "--max-new-tokens 8 --lr 1e-3 --diagnose-every 2 --diagnose-samples 4 --save-every 1 "
     "--val-every 2 --steps 6 --algo ppo --filter none --kl-coef 0.1 --kl-reward-coef 0.1 "
     "--kl-target 0.01")
-TRAINED = ("model.safetensors", "trainer.pt")
 
 
 @pytest.fixture
