@@ -44,9 +44,9 @@ class TestRefusals:
 
 class TestFirstLine:
     def test_it_says_what_is_trained_and_in_how_many_processes(self, monkeypatch, capsys):
-        begun = []  # instead of a run: the arguments, and whether the first line was said
-        monkeypatch.setattr(start, "main", lambda argv, said: begun.append((argv, said)))
-        monkeypatch.setattr(command, "launch", lambda count, run: begun.append(count) or run())
+        calls = []  # instead of a run: the arguments, and whether the first line was said
+        monkeypatch.setattr(start, "main", lambda argv, begun: calls.append((argv, begun)))
+        monkeypatch.setattr(command, "launch", lambda count, run: calls.append(count) or run())
         command.train(["--env", "bandit", "--nproc", "1", "--algo", "ppo", "--seed", "3"])
         command.train(["--env", "bandit", "--nproc", "3"])
         command.train(["--resume", "--run", "mine"])
@@ -54,7 +54,7 @@ class TestFirstLine:
         assert capsys.readouterr().out.splitlines() == [
             "minragen  bandit with ppo, seed 3", "minragen  bandit with grpo, seed 0; 3 processes",
             "minragen  continues mine"]
-        assert begun == [(["--env", "bandit", "--algo", "ppo", "--seed", "3"], True),
+        assert calls == [(["--env", "bandit", "--algo", "ppo", "--seed", "3"], True),
                          3, (["--env", "bandit"], True), (["--resume", "--run", "mine"], True),
                          (["--env", "bandit", "--print-config"], True)]
 

@@ -323,9 +323,7 @@ FLIPS = {
                       (dict(filter="top_p_softmax", filter_value=0.5), "smallest")],
     "filter_metric": [({}, "length"), (dict(filter="top_k", filter_value=0.6), "entropy_std"),
                       (dict(filter="top_k", filter_value=0.4), "entropy"),
-                      (dict(filter="top_k", filter_value=0.4), "reward"),
-                      (LIMITED | dict(filter="top_k", filter_value=0.4), "length"),
-                      (LIMITED | dict(filter="top_k", filter_value=0.4), "entropy")],
+                      (dict(filter="top_k", filter_value=0.4), "reward")],
     "filter_include_zero": [(KEEP_ALL, True)], "resample": [(KEEP_ALL, 2)],
     "credit": [(ARPO, "turn"), (ARPO | LIMITED, "turn")],
     "reward_norm": [({}, "asym_clip"), (ARPO, "mean"), (ARPO, "mean_std"),
@@ -384,6 +382,21 @@ class TestOptions:
         for base, value in FLIPS[option]:
             ours = assert_equal(real, configured(**{**base, option: value}))
             assert differ(ours, slow_step(configured(**base))[0]), (base, value)
+
+    @pytest.mark.parametrize("metric", ["length", "entropy", "entropy_std"])
+    def test_where_an_episode_has_several_rows_the_filter_ranks_by_the_slow_steps_scores(
+            self, real, monkeypatch, metric):
+        config, seen = configured(filter="top_k", filter_metric=metric, filter_value=0.4,
+                                  max_new_tokens=16, **LIMITED), []
+        choose = trainer.starpo.filter_groups
+        monkeypatch.setattr(trainer.starpo, "filter_groups", lambda scores, *rules: (
+            seen.append(scores), choose(scores, *rules))[1])
+        EPISODES.clear()
+        real(config)
+        (played,) = EPISODES.values()
+        expected = slow.group_scores(slow_learner(config), played, config)
+        assert seen[-1].tolist() == pytest.approx(list(expected.values()))
+        assert any(len({sum(row.response_mask) for row in t.sequences}) > 1 for t in played)
 
     def test_the_kl_coefficient_adapts_as_in_the_slow_step(self, real):
         for context in ("full", "limited"):  # it counts trajectories, however many rows they are

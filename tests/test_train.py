@@ -189,6 +189,15 @@ class TestRollOut:
         assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, 1.0, 99, 5)
         assert (frame.context, frame.window) == ("limited", 2)
 
+    def test_dynamic_sampling_asks_for_more_groups_until_enough_have_std(self, monkeypatch):
+        rounds = iter([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 2.0, 2.0]])  # two groups of two
+        monkeypatch.setattr(trainer, "collect", lambda *arguments: [
+            dataclasses.replace(episode(rewards=(reward,), tokens=(1,)), group_id=i // 2)
+            for i, reward in enumerate(next(rounds))])
+        config = parsed("--algo", "dapo", "--num-groups", "2", "--group-size", "2")
+        trajectories = trainer.roll_out(trainer.Learner(*tiny(), None), None, config)
+        assert [t.group_id for t in trajectories] == [0, 0, 1, 1, 2, 2, 3, 3]
+
 
 class TestLearner:
     def test_reference_and_critic_exist_only_when_used(self):
@@ -311,6 +320,7 @@ class TestRuns:
     def test_training_shows_members_of_one_trained_group_with_the_tokens_of_their_replies(
             self, runs):
         config, learner, groups = build(*BRIEF, "--filter", "none")
+        learner.rounds = 1  # in whose groups rewards differ
         trajectories = trainer.roll_out(learner, groups, config)
         batch = make_batch(trajectories)
         rows = (batch.group_ids == 1).nonzero()[:, 0]  # group 0 is not trained on
