@@ -2,6 +2,7 @@
 
 import copy
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -147,10 +148,13 @@ class TestEpisodes:
         assert [t.error for t in play(policy, frame, groups)] == expected
         assert len(set(expected)) == 3
 
-    def test_a_reward_whose_square_float32_does_not_hold_is_a_failure(self, monkeypatch):
-        monkeypatch.setattr(Counts, "step", lambda *_: ("Go on", 1e20, False, True, {}))
-        (t,) = play(*tiny(), EnvGroups("test_rollout:Counts", 1, 1))
-        assert t.stop is StopReason.ENV_ERROR and "1e+20" in t.error
+    def test_one_that_cannot_begin_or_pays_more_than_float32_can_square_has_failed(self):
+        groups = EnvGroups("test_rollout:Counts", 2, 1)
+        groups.envs[0].reset = mock.Mock(side_effect=ConnectionError("no answer"))
+        groups.envs[1].step = lambda answer: ("Go on", 1e20, False, True, {})
+        absent, rich = play(*tiny(), groups)
+        assert (absent.error, absent.turns) == ("ConnectionError: no answer", [])
+        assert rich.stop is StopReason.ENV_ERROR and "1e+20" in rich.error
 
     def test_a_group_whose_episodes_all_failed_is_no_group_of_the_batch(self):
         played = play(*tiny(), EnvGroups("toys:Lottery", 4, 2))
