@@ -101,6 +101,31 @@ def begun(finished, runs):
     return runs / "a"
 
 
+@pytest.fixture
+def float64(monkeypatch):
+    """Compute in float64, also where minragen calls `.float()` and where transformers rounds; only
+    the sampler hands out float32."""
+    import torch
+
+    from minragen import rollout
+
+    def sample(*arguments, real=rollout.sample_tokens):
+        tokens, logprobs = real(*arguments)
+        return tokens, logprobs.to(torch.float32)
+
+    def norm(self, x):
+        return self.weight * x * (x.square().mean(-1, True) + self.variance_epsilon).rsqrt()
+
+    for kind in ("Llama", "Mistral", "Qwen2", "Qwen3"):
+        monkeypatch.setattr(f"transformers.models.{kind.lower()}.modeling_{kind.lower()}."
+                            f"{kind}RMSNorm.forward", norm)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(rollout, "sample_tokens", sample)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 def parsed(*argv):
     """The Config of a command line, by default for tiny."""
     from minragen.config import from_options, parse

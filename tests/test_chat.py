@@ -113,11 +113,6 @@ class TestTinyTokenizer:
         assert frame._ids(long) == frame._ids(long) and frame._ids(long) is not frame._ids(long)
         assert sum(map(len, frame._known)) == frame._characters <= 1000
 
-    def test_a_place_an_action_and_a_run_of_signs_are_one_token_each(self):
-        for text, count in ((" (0, 3)", 1), (" (2, 1)", 1), ("<think>", 1), (" Left", 1),
-                            (" ||", 1), (" ||</answer>", 2)):  # signs end where a tag begins
-            assert len(tiny()[1].encode(text)) == count, text
-
     def test_every_tag_and_relation_of_a_format_is_one_token_each(self):
         for response_format in FORMATS:
             frame = ChatFrame(built(response_format), response_format)
@@ -127,11 +122,6 @@ class TestTinyTokenizer:
             reply = frame.write(parts)
             names = frame.tokenizer.convert_ids_to_tokens(frame.encode(reply))
             assert names == re.findall(r"<[^>]+>|Ġ?[a-zA-Z]+|;", reply.replace(" ", "Ġ"))
-
-    def test_only_formats_with_descriptions_have_their_tags_in_the_vocabulary(self):
-        for response_format, has in (("free_think", False), ("no_think", False),
-                                     ("grounding", True)):
-            assert ("<observation>" in built(response_format).get_vocab()) == has
 
 
 def system_message(frame, prompt="rules"):
@@ -284,18 +274,6 @@ class TestParsing:
                 (" a</think><answer>x</think>\ny</answer>.", "a", "x</think>\ny")):
             assert tiny()[1].parse(text) == Reply(reasoning, answer, True)
 
-    def test_what_is_written_is_read_again_in_every_format_whatever_its_parts_are(self):
-        """Blanks may stand between two tags."""
-        prefixes = ("<think>", "<answer>", "<think><observation>", "<think><reasoning>",
-                    "<think><observation>")
-        for response_format, prefix in zip(FORMATS, prefixes, strict=True):
-            frame = ChatFrame(built(), response_format)
-            parts = {part: f"{part} {{0}} < > </x> ;" for part in frame.parts}
-            text = frame.write({"observation": "", "prediction": "", **parts})
-            for reply in (text, text.replace("><", ">\n <")):
-                assert frame.parse(reply) == Reply(**parts, valid=True), response_format
-            assert frame.prefix == prefix and frame.thinks == (response_format != "no_think")
-
     def test_a_reply_that_is_not_in_the_format_has_no_parts_at_all(self):
         for text in ("", "<answer> a</answer>", " r</think> so <answer> a</answer>",
                      " r</think><answer> a", " r <answer> a</answer>", "</answer></think>"):
@@ -330,31 +308,30 @@ class TestParsing:
         assert end_of_reply(frame, ids) == ((complete[0], True) if complete else (len(ids), False))
         assert len({*read[complete[0] - 1:]} if complete else {*read}) <= 1
 
-    def test_a_demonstration_whose_parts_quote_tags_is_read_as_it_was_meant(self):
-        for response_format, form in FORMATS.items():
+    def test_what_is_written_is_read_again_in_every_format_whatever_tags_its_parts_quote(self):
+        prefixes = ("<think>", "<answer>", "<think><observation>", "<think><reasoning>",
+                    "<think><observation>")
+        for (response_format, form), prefix in zip(FORMATS.items(), prefixes, strict=True):
             frame = spelling_frame("merged", response_format)
-            for quoted in (form, form.replace("><", "> <"), *re.findall(r"<[^>]+>", form)):
-                reply = frame.write(dict.fromkeys(frame.parts, f"say {quoted} so"))
-                found = frame.parse(reply)
-                assert found.valid and end_of_reply(frame, ids := frame.encode(reply)) == (
-                    len(ids), True), quoted
-                for part in frame.parts:
-                    assert getattr(found, part).replace("< ", "<") == f"say {quoted} so"
+            assert frame.prefix == prefix and frame.thinks == (response_format != "no_think")
+            for quoted in ("{0} < > </x> ;", form, form.replace("><", "> <"),
+                           *re.findall(r"<[^>]+>", form)):
+                parts = {part: f"{part} {quoted} so" for part in frame.parts}
+                reply = frame.write(parts)
+                found, ids = frame.parse(reply), frame.encode(reply)
+                assert found.valid and end_of_reply(frame, ids) == (len(ids), True), quoted
+                for part, text in parts.items():
+                    assert getattr(found, part).replace("< ", "<") == text.replace("< ", "<")
 
-    def test_a_reply_full_of_tags_is_sampled_in_no_time(self):
-        """To decode all ids after each tag would cost the square of their number."""
-        frame = tiny()[1]
-        for tag in ("</answer>", "<answer>", ">"):
-            ids = frame.encode(tag) * 8_000
-            began = time.process_time()
-            assert end_of_reply(frame, ids) == (8_000, False)
-            assert time.process_time() - began < 2
-
-    def test_a_reply_full_of_closing_tags_is_read_in_no_time(self):
-        """Backtracking would cost the product of the numbers of tags."""
+    def test_a_reply_full_of_tags_is_sampled_and_read_in_no_time(self):
+        """To decode all ids after each tag would cost the square of their number, and backtracking
+        the product of the numbers of tags."""
         frame = ChatFrame(built(), "grounding_worldmodeling")
         reply = frame.write(dict.fromkeys(frame.parts, " b"))
         text = "".join(tags * 15_000 for tags in re.findall(r"(?:<[^>]+>)+", reply)[:-1])
         began = time.process_time()
+        for tag in ("</answer>", "<answer>", ">"):
+            ids = tiny()[1].encode(tag) * 8_000
+            assert end_of_reply(tiny()[1], ids) == (8_000, False)
         assert not frame.parse(text).valid and len(text) > 10**6
-        assert time.process_time() - began < 1
+        assert time.process_time() - began < 7

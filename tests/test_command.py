@@ -28,7 +28,6 @@ REFUSED = {
     "--env bandit,frozenlak": "unknown env 'frozenlak': did you mean 'frozenlake'?",
     "--env bandit --algo grop": "unknown algo 'grop': did you mean 'grpo'?",
     "--env bandit --steps many": "invalid int value: 'many'",
-    "--env bandit --nproc some": "--nproc: got 'some', expected a number of processes",
     "--env bandit --nproc 0": "--nproc: got '0', expected a number of processes",
     "--resume": "--resume needs --run NAME."}
 
@@ -44,15 +43,10 @@ class TestRefusals:
 
 
 class TestFirstLine:
-    @pytest.fixture
-    def begun(self, monkeypatch):
-        """What starts instead of a run: the arguments, and whether the first line was said."""
-        calls = []
+    def test_it_says_what_is_trained_and_in_how_many_processes(self, monkeypatch, capsys):
+        calls = []  # instead of a run: the arguments, and whether the first line was said
         monkeypatch.setattr(start, "main", lambda argv, begun: calls.append((argv, begun)))
         monkeypatch.setattr(command, "launch", lambda count, run: calls.append(count) or run())
-        return calls
-
-    def test_it_says_what_is_trained_and_in_how_many_processes(self, begun, capsys):
         command.train(["--env", "bandit", "--nproc", "1", "--algo", "ppo", "--seed", "3"])
         command.train(["--env", "bandit", "--nproc", "3"])
         command.train(["--resume", "--run", "mine"])
@@ -60,7 +54,7 @@ class TestFirstLine:
         assert capsys.readouterr().out.splitlines() == [
             "minragen  bandit with ppo, seed 3", "minragen  bandit with grpo, seed 0; 3 processes",
             "minragen  continues mine"]
-        assert begun == [(["--env", "bandit", "--algo", "ppo", "--seed", "3"], True),
+        assert calls == [(["--env", "bandit", "--algo", "ppo", "--seed", "3"], True),
                          3, (["--env", "bandit"], True), (["--resume", "--run", "mine"], True),
                          (["--env", "bandit", "--print-config"], True)]
 

@@ -2,7 +2,6 @@
 together. What several processes do with every other choice is in test_step.py::TestPairs.
 """
 
-import copy
 import dataclasses
 import faulthandler
 import itertools
@@ -20,8 +19,6 @@ import torch
 from safetensors.torch import load_file
 from several import several
 from test_step import KEEP_ALL, assert_equal, configured, rules_of, small_policy, small_tokenizer
-from torch.nn.utils import get_total_norm
-from tqdm import tqdm
 from training import metrics
 from transformers import AutoModelForCausalLM
 
@@ -36,7 +33,7 @@ from minragen.run import bundled, distributed, start
 from minragen.run import runs as storage
 from minragen.run.runs import without_times
 
-float64, real = test_step.float64, test_step.real
+real = test_step.real
 # Mixture, filter, resampling, both KLs, and for ppo a critic and whitening.
 EVERYTHING = KEEP_ALL | dict(
     env="toys:Lottery=2,toys:Raffle=3", val_size=2, resample=2, kl_coef=0.1, kl_reward_coef=0.1,
@@ -192,28 +189,8 @@ class TestLearning:
         for line, expected in zip(other.lines, learner.lines, strict=True):
             assert without_times(line) == pytest.approx(without_times(expected), rel=1e-6, abs=1e-9)
 
-    def test_in_float32_gradients_differ_by_1e_5_of_their_norm_at_most(self, real, monkeypatch):
-        double = test_step.small_model
-        monkeypatch.setattr(test_step, "small_model", lambda *choice: copy.deepcopy(
-            double(*choice)).float())
-        config = configured(algo="ppo", kl_coef=0.1)
-        (policy, critic, *_), _, _ = real(config, play=collect)
-        for processes in (2, 4):
-            others, _, _ = real(config, play=collect, processes=processes)
-            for gradient, other in zip((policy, critic), others):
-                assert gradient[0].dtype == other[0].dtype == torch.float32
-                difference = get_total_norm([a - b for a, b in zip(gradient, other)])
-                assert difference < 1e-5 * get_total_norm(gradient)
-
     def test_a_mini_batch_may_have_fewer_rows_than_there_are_processes(self, real, float64):
         assert_equal(real, configured(mini_batch=2), processes=4)
-
-    @pytest.mark.parametrize("processes", [2, 4])
-    def test_as_many_processes_repeat_themselves_bit_for_bit(self, real, float64, processes):
-        one, other = (real(configured(algo="ppo"), play=collect, processes=processes)[2]
-                      for _ in range(2))
-        assert all(map(torch.equal, one.weights, other.weights))
-        assert [*map(without_times, one.lines)] == [*map(without_times, other.lines)]
 
     def test_resumed_by_another_number_of_processes_it_goes_on_as_if_never_stopped(
             self, float64, monkeypatch, tmp_path):
@@ -296,16 +273,6 @@ class TestEnd:
         first, other = ((tmp_path / f"out-{rank}").read_text() for rank in range(2))
         assert first.startswith("as an environment may\nminragen  toys:Lottery")
         assert other == "as an environment may\n"
-
-    def test_a_process_that_dies_as_it_prints_does_not_lock_the_parent(self):
-        def die():
-            tqdm.get_lock().acquire()
-            os._exit(1)
-
-        shared, _ = tqdm.get_lock().locks
-        assert several(1, die) == [None]
-        assert shared.acquire(block=False)
-        shared.release()
 
     @pytest.mark.parametrize("rank", [0, 1, 2])
     def test_a_killed_process_ends_those_that_are_busy(self, rank):

@@ -4,13 +4,12 @@ import pytest
 from conftest import message
 from test_chat import FAMILIES, family
 from toys import tiny
-from training import metrics, run
 
 from minragen.chat import Trajectory
 from minragen.config import preset
 from minragen.envs import Observation
 from minragen.more.echo import EchoFrame
-from minragen.rollout import collect, make_batch
+from minragen.rollout import collect
 from minragen.run.groups import env_groups
 from minragen.train import rules_of
 
@@ -38,12 +37,6 @@ class TestPredicted:
                 assert word not in shown and word in frame.tokenizer.decode(row.tokens)
             assert not any(row.response_mask[i] for i in row.predicted)
 
-    def test_the_batch_marks_them(self, played):
-        trajectories, _ = played
-        marked = make_batch(trajectories).predicted_mask
-        for row, t in zip(marked, trajectories):
-            assert row.nonzero()[:, 0].tolist() == t.sequences[0].predicted
-
     @pytest.mark.parametrize("name", FAMILIES)
     def test_tokenizers_of_other_models_split_the_state_as_exactly_as_their_tokens_allow(
             self, name):
@@ -69,12 +62,6 @@ class TestPredicted:
 
 
 class TestEcho:
-    def test_its_loss_falls(self, runs):
-        run("--run with --echo-coef 1 --env frozenlake --num-groups 4 --group-size 4 --steps 6 "
-            "--val-size 4 --lr 2e-3 --zero-task true --kl-coef 0 --entropy-coef 0 --filter none")
-        loss = [line["echo_loss"] for line in metrics(runs / "with") if "echo_loss" in line]
-        assert loss[-1] < 0.7 * loss[0]
-
     def test_where_there_is_nothing_to_predict_it_is_refused_with_a_sentence(self):
         for options, said in (
                 ("--env bandit --echo-coef 1", "Episodes of one turn have no observation"),

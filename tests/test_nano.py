@@ -1,11 +1,8 @@
-"""nano.py: its gradients are those of train.py, it trains what it sampled, it fits on a page."""
+"""nano.py: its gradients are those of train.py, and it trains what it sampled."""
 
-import ast
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
-import check
 import pytest
 import torch
 from toys import Lottery
@@ -83,14 +80,6 @@ def test_the_tokens_that_are_trained_are_those_that_were_sampled(played, monkeyp
             break
     assert ended.response_mask[length] and sum(ended.response_mask) == 1
     assert ended.tokens.count(end) == ends + 2  # the reply's and the observation's
-
-
-def test_it_fits_on_a_page_and_needs_the_ground_floor_only():
-    source = Path(nano.__file__).read_text()
-    top = [n for n in ast.parse(source).body if isinstance(n, (ast.Import, ast.ImportFrom))]
-    assert len(source.splitlines()) <= 180
-    assert check.imported(ast.unparse(ast.Module(top, []))) == {"chat", "envs", "models"}
-    assert source.count("import resolve") == source.count("resolve(") == 1
 
 
 def test_main_starts_where_the_preset_does_and_prints(runs, capsys, monkeypatch):

@@ -1,44 +1,21 @@
-"""Samples of older weights and their correction: more/stale.py, `starpo.truncated_weights`."""
+"""Samples of older weights and their correction: more/stale.py, `starpo.truncated_weights`. Whole
+steps are compared with plain loops in test_step.py::TestCollect."""
 
-import copy
-import dataclasses
 import shlex
 from types import SimpleNamespace
 
 import pytest
-import slow
 import torch
 from conftest import parsed
-from test_step import (  # noqa: F401
-    PPO,
-    configured,
-    differ,
-    env_groups,
-    float64,
-    real,
-    slow_learner,
-    start,
-)
 from toys import tiny
 from training import BRIEF, assert_resumed_alike
 
 from minragen import starpo
 from minragen.more.stale import OlderWeights
-from minragen.rollout import collect
-from minragen.run import bundled
+from minragen.run import bundled, start
 
 
 class TestOlderWeights:
-    def test_step_n_plays_with_the_weights_of_step_n_minus_stale_and_trains_the_newest(self):
-        model = torch.nn.Linear(1, 1, bias=False)
-        playing, played = OlderWeights(SimpleNamespace(model=model), 2), []
-        for step in range(5):
-            model.weight.data.fill_(step)
-            with playing():
-                played.append(int(model.weight))
-            assert model.weight == step
-        assert played == [0, 0, 0, 1, 2]
-
     def test_the_newest_weights_come_back_after_an_error(self):
         model = torch.nn.Linear(1, 1, bias=False)
         playing = OlderWeights(SimpleNamespace(model=model), 1)
@@ -51,31 +28,6 @@ class TestOlderWeights:
             assert model.weight == 5
         with playing():  # the rollout that failed, again
             assert model.weight != 5
-
-    @pytest.mark.usefixtures("float64")
-    @pytest.mark.parametrize("options", [
-        dict(), dict(tis_cap=1.1), dict(tis_cap=1.1, lora_rank=2),
-        PPO | dict(tis_cap=1.1, loss_mask="all", advantage_mask="all")], ids=str)
-    def test_four_steps_of_training_are_those_of_the_slow_loop(self, real, options):  # noqa: F811
-        config = configured(steps=4, num_groups=3, stale=2, kl_coef=0.1, lr=0.02, **options)
-        gradients, _, _ = real(config, play=collect)
-        oracle, past = slow_learner(config), []
-        frame = start.frame_of(config, oracle.policy)
-        groups = env_groups(config, "train", 3, 3)
-
-        def play(learner, frame, groups, first_seed, config):
-            past.append(copy.deepcopy(learner.policy.model))
-            older = SimpleNamespace(policy=SimpleNamespace(
-                model=past[max(0, len(past) - 1 - config.stale)],
-                tokenizer=learner.policy.tokenizer))
-            return slow.collect(older, frame, groups, first_seed, config)
-
-        expected = [g for step in (1, 2, 3, 4) for g in slow.train_step(
-            oracle, frame, groups, config, step, play)[0]]
-        for one, other in zip(gradients, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)  # float32 logprobs
-        fresh, _, _ = real(dataclasses.replace(config, stale=0, tis_cap=0.0), play=collect)
-        assert differ(gradients, fresh)
 
     def test_a_resumed_run_plays_with_the_older_weights_that_it_had(self, runs, monkeypatch):
         options = shlex.split("--save-every 1 --steps 4 --stale 2 --tis-cap 2 --kl-coef 0.1")
@@ -96,13 +48,3 @@ class TestTruncatedWeights:
         weights = starpo.truncated_weights(old, sampled, 1.5, sampling)
         assert weights.tolist() == pytest.approx([0.5, 1.0, 1.5])
         assert starpo.truncated_weights(old, sampled, 1.5, ~sampling).tolist() == [1.0] * 3
-
-    def test_the_mean_over_older_samples_is_that_of_fresh_ones_where_no_weight_is_cut(self):
-        """E_old[p_new / p_old * f] = E_new[f], summed over a vocabulary of four."""
-        older, newer = (torch.tensor(logits).log_softmax(0) for logits in
-                        ([0.3, 0.1, -1.0, 0.4], [0.0, 0.9, 0.2, -0.5]))
-        f = torch.tensor([1.0, -2.0, 3.0, 0.5])
-        weights = starpo.truncated_weights(newer, older, 1e9, torch.ones(4, dtype=torch.bool))
-        torch.testing.assert_close((older.exp() * weights * f).sum(), (newer.exp() * f).sum())
-        cut = starpo.truncated_weights(newer, older, 1.0, torch.ones(4, dtype=torch.bool))
-        assert not torch.isclose((older.exp() * cut * f).sum(), (newer.exp() * f).sum())

@@ -184,14 +184,6 @@ class Raffle(Lottery):
     instruction = "Buy a ticket."
 
 
-class Foreign(Lottery):
-    """A lottery that answers as parsers of JSON and numpy do."""
-
-    def step(self, answer):
-        text, reward, *ended, info = super().step(answer)
-        return f"{text} \ud83c", np.float32(reward), *ended, info
-
-
 class Gone(Lottery):
     """Answers the random policy, from whose episodes the tokenizer is made, and nobody else."""
 

