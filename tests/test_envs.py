@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import json
 import os
 import pickle
@@ -11,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections import ChainMap, Counter
 from itertools import product
 from pathlib import Path
@@ -495,6 +497,18 @@ class TestNonsense:
 
 
 class TestThreads:
+    def test_environments_end_with_their_groups_at_once(self):
+        """So do a server's sessions: it may have room for few."""
+        groups = PatientGroups("test_envs:Step", 1, 1)
+        groups.reset(0)
+        there = weakref.ref(groups.envs[0])
+        gc.disable()
+        try:
+            del groups
+            assert there() is None
+        finally:
+            gc.enable()
+
     def test_where_no_thread_can_start_a_step_runs_without(self, monkeypatch):
         groups = PatientGroups("test_envs:Step", 3, 1)
         groups.reset(0)

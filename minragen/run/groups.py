@@ -11,6 +11,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -161,7 +162,9 @@ class _Calls:
     """Resets or steps of an EnvGroups that have begun and whose results were not taken yet."""
 
     def __init__(self, groups):
-        self.groups, self.running, self.ended = groups, {}, SimpleQueue()  # {row: _Call}
+        # Else its sessions on a server would end when Python collects cycles, which may be late.
+        self.groups = weakref.proxy(groups)
+        self.running, self.ended = {}, SimpleQueue()  # {row: _Call}
 
     def begin(self, rows, function):
         """Call function(row) for each row, in a thread where its environment is parallel."""
