@@ -159,7 +159,7 @@ class TextEnv(gymnasium.Env):
         self.render_mode = render_mode
         self.observation_space, self.action_space = text_space(), text_space()
         self._live = False
-        self.outermost = self  # or the outermost layer around it (environments/layers.py)
+        self.outermost_layer = None  # around it (environments/layers.py)
 
     # -- what an environment writes --------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class TextEnv(gymnasium.Env):
         outcomes, valid = [], bool(pieces)
         for piece in pieces[:min(self.budget.max_actions_per_turn, self.actions_left)]:
             action = self._match(piece)
-            outcome = None if action is None else self.outermost._act(action)
+            outcome = None if action is None else (self.outermost_layer or self)._act(action)
             if outcome is None:
                 valid = False
                 continue
@@ -332,7 +332,8 @@ class TextEnv(gymnasium.Env):
         if not valid:
             lines.append("No valid action was given, or not all were valid.")
         # Neither data nor replies can insert an image: theirs becomes "< image>".
-        image, self.state = self.outermost.image(), self.outermost.render_text()
+        shown = self.outermost_layer or self
+        image, self.state = shown.image(), shown.render_text()
         state = self.state.replace(IMAGE, "< image>")
         if image is not None:
             lines.append(IMAGE)

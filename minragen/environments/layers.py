@@ -45,7 +45,7 @@ class Layer(gymnasium.Wrapper):
             raise ValueError(f"no layer fits around {type(env.unwrapped).__name__}: it writes its "
                              f"own step(). Around a server's environment: minragen serve --layer.")
         self.options = check_options(type(self).__name__, self.defaults, options)
-        env.unwrapped.outermost = self
+        env.unwrapped.outermost_layer = self
 
     def __getattr__(self, name):
         return getattr(self.env, name)
