@@ -156,19 +156,18 @@ class TestCurves:
 
     def test_the_map_leads_through_the_regimes_and_buckets_have_the_last_measured_norms(
             self, tmp_path):
-        """In octaves above the limits, which are shares of the first values."""
-        run = Run(store(tmp_path / "a"))
+        """In octaves above the limits, which are shares of the first values. An entropy of 0 is at
+        the edge."""
+        folder = store(tmp_path / "a")
+        run = Run(folder)
         entropy, mi = drawn(figures_of([run])["regimes"])["a"]
         assert entropy == pytest.approx(np.log2([1 / 0.5, 0.125 / 0.5]))
         assert mi == pytest.approx(np.log2([1.875 / (1.875 / 4), 1 / (1.875 / 4)]))
         assert report.gradients(run) == (8, [[0.1, 1, 8, None, None], [None, 1, None, None, None]])
-
-    def test_an_entropy_of_nothing_is_at_the_edge_of_the_map(self, tmp_path):
-        folder = store(tmp_path / "a")
         rewritten(folder / "metrics.jsonl", lambda text: text.replace(
             '"first_turn/conditional_entropy_per_token": 0.125',
             '"first_turn/conditional_entropy_per_token": 0.0'))
-        (entropy, _), = drawn(figures_of([Run(folder)])["regimes"]).values()
+        entropy, _ = drawn(figures_of([Run(folder)])["regimes"])["a"]
         assert entropy == [1.0, -report.OCTAVES]
 
     def test_every_warning_of_the_run_is_marked_and_told(self, tmp_path, monkeypatch):
@@ -203,12 +202,9 @@ class TestCurves:
         assert figures_of([a, b])["success"]["players"] == []
 
     def test_every_metric_of_a_figure_is_explained_by_the_page_on_metrics(self):
-        """In its words, which the package has, too."""
         meanings = report.meanings()
         assert all(meanings[metric][0] for _, titles in report.CURVES.values()
                    for metrics in titles.values() for metric in metrics)
-        assert meanings["reward_std"][1].startswith("well above 0 until the task is solved")
-        assert meanings["first_turn/mi"][1].startswith("near first_turn/mi_upper_bound;")
         assert meanings["kl_ref"] == ["estimated KL to the model before RL (kl_coef > 0), "
                                       "nats/token; kl_estimator says how",
                                       "grows slowly; else raise kl_coef"]
@@ -225,9 +221,6 @@ class TestStory:
                                 "step 8. It still changed between the last two validations."),
         ({0: 32, 4: 30, 8: 5}, "fell from 0.50 [0.38, 0.62] at step 0 to 0.08 [0.03, 0.17] at "
                                "step 8. It still changed between the last two validations."),
-        ({0: 32, 4: 60, 8: 48}, "rose from 0.50 [0.38, 0.62] at step 0 to 0.75 [0.63, 0.84] at "
-                                "step 8. Its best was 0.94 [0.85, 0.98] at step 4; it has fallen "
-                                "since."),
         ({0: 32, 4: 60, 8: 33}, "did not move measurably: 0.50 [0.38, 0.62] at step 0, 0.52 "
                                 "[0.40, 0.63] at step 8. Its best was 0.94 [0.85, 0.98] at step 4; "
                                 "it has fallen since."),
@@ -414,13 +407,6 @@ class TestDamage:
         (folder / "checkpoint" / "manifest.json").write_text(DEEP)
         assert "31 of 64" in report.write([folder]).read_text() or "val_size" in change
 
-    @pytest.mark.parametrize("text", [DEEP, '{"env_arg": [[1]]}', "{" + " " * 10**6 + "}", "7"])
-    def test_a_config_that_cannot_be_read_is_refused(self, tmp_path, text):
-        folder = store(tmp_path / "a")
-        (folder / "config.json").write_text(text)
-        with pytest.raises(ValueError, match="a/config.json cannot be read: "):
-            report.write([folder])
-
     def test_of_very_many_steps_some_are_drawn_and_all_are_counted(self, tmp_path, monkeypatch):
         monkeypatch.setattr(report, "MOST_STEPS", 3)
         folder = store(tmp_path / "a", steps=12)
@@ -531,7 +517,7 @@ class TestBrowser:
         page = report.write([store(tmp_path / "a", hostile=HOSTILE)])
         found, console = browse(page, self.CARDS + """
             const seen = {title: document.title, images: document.images.length,
-                          scripts: document.scripts.length};
+                          scripts: document.scripts.length, address: location.hash};
             seen.text = document.querySelector("#episodes .message.user").textContent;
             seen.val = [cards(), get("shown").textContent];
             set("seed", "4"); seen.seed = cards();
@@ -548,6 +534,7 @@ class TestBrowser:
         card = "frozenlake, seed {}, member {}: {}, ended by terminated".format
         won, lost = "success, return 1.00", "failure, return 0.00"
         assert console == [] and (found["title"], found["images"]) == ("a", 0)
+        assert "step=" not in found["address"]  # a page that reloads stays with the newest
         assert found["scripts"] == 3 and found["text"] == f"step 0{HOSTILE}".replace("0", "8", 1)
         assert found["val"] == [[card(3, 0, won), card(4, 1, lost)], "8"]
         assert found["seed"] == [card(4, 1, lost)]
@@ -642,14 +629,6 @@ class TestBrowser:
         light, dark = (browse(page, "return getComputedStyle(document.body).backgroundColor",
                               dark=dark)[0] for dark in (False, True))
         assert (light, dark) == ("rgb(255, 255, 255)", "rgb(20, 23, 26)")
-
-    def test_a_page_that_reloads_stays_at_its_step_or_with_the_newest(self, tmp_path):
-        page = report.write([store(tmp_path / "a")])
-        (first, moved), _ = browse(page, self.CARDS + """
-            const first = location.hash;
-            get("step").value = 1; get("step").oninput();
-            return [first, location.hash];""")
-        assert "step=" not in first and "step=4" in moved
 
     @pytest.mark.parametrize("width", [390, 1300])
     def test_nothing_is_wider_than_the_window(self, tmp_path, width):
