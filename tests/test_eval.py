@@ -39,17 +39,6 @@ class TestWilson:
                                         (5, 10, 0.2366, 0.7634), (206, 256, 0.7518, 0.8486)):
             assert wilson(successes, n) == pytest.approx((low, high), abs=1e-4)
 
-    def test_it_covers_the_true_rate_about_95_times_in_100(self):
-        """Exactly, by summing the binomial over all outcomes."""
-        for p, n in ((0.02, 40), (0.5, 40), (0.9, 256)):
-            covered = sum(math.comb(n, k) * p**k * (1 - p)**(n - k) for k in range(n + 1)
-                          if wilson(k, n)[0] <= p <= wilson(k, n)[1])
-            assert 0.90 < covered < 0.99
-
-    def test_no_trials_are_refused(self):
-        with pytest.raises(ValueError, match="not less than 1"):
-            wilson(0, 0)
-
 
 class TestPassAtK:
     def test_it_is_the_mean_over_all_choices_of_k_samples(self):
@@ -300,13 +289,6 @@ class TestCommand:
         assert passes == "pass@1 0.250  pass@2 0.500"
         assert last == "F1 of descriptions: grounding 0.250, worldmodeling 0.750"
 
-    def test_a_model_in_a_folder_goes_by_the_last_part_of_its_path(self, trained, capsys):
-        folder = str(trained / "a" / "checkpoint")
-        evaluation.main(["--env", "bandit", "--model", folder, "--size", "2"])
-        printed = capsys.readouterr().out
-        assert "model checkpoint, sampled" in printed and "\ncheckpoint, greedy  " in printed
-        assert str(trained) not in printed
-
     def test_it_measures_a_run_on_the_split_asked_for_as_the_run_measured_itself(
             self, trained, refused, capsys, monkeypatch):
         (trained / "a").rename(trained / "d")  # a run is where its folder is
@@ -464,16 +446,10 @@ class TestPlay:
         assert all(part in said for part in (env.system_prompt, first, second))
         assert "--- success, return 1" in said and "train seed 4" in said
 
-    def test_a_question_mark_shows_the_solvers_answer_and_costs_nothing(self):
-        said = self.play("?", "Right || Up", "Up")
-        assert "Right || Up" in said and "--- success, return 1" in said
-
-    def test_a_blank_line_costs_nothing(self):
-        said = self.play("", "Right || Up", "  ", "Up")
-        assert said.count("Type an answer.") == 2 and "--- success, return 1" in said
-
-    def test_a_line_that_ends_in_a_backslash_goes_on(self):
-        assert "--- success, return 1" in self.play("Right ||\\", "Up", "Up")
+    def test_a_question_mark_a_blank_line_and_a_backslash_at_the_end_cost_no_turn(self):
+        said = self.play("?", "", "Right ||\\", "Up", "  ", "Up")
+        assert "Right || Up" in said and said.count("Type an answer.") == 2
+        assert "--- success, return 1" in said
 
     def test_a_terminal_with_24_bit_colours_shows_the_image_and_any_other_its_mark(
             self, monkeypatch):
@@ -519,11 +495,6 @@ class TestShow:
             assert f"\n{asked}\n> <think>{reply}\n\nReward: {chat['return']:g}\n" in episode
             assert episode.rstrip().endswith(end)
             assert (make("bandit").instruction in episode) == (seed == 2)
-
-    def test_a_grid_of_the_users_own_is_no_board(self):
-        env = make("bandit")
-        env.grid = [[0]]
-        assert on_screen.boards_of(env, Trajectory("", 0, 0, 0, turns=[None])) == ["", ""]
 
     def test_in_a_terminal_enter_goes_on_and_ctrl_d_ends(self, trained, monkeypatch):
         said, config = [], parsed("--env", "bandit")
