@@ -13,21 +13,7 @@ from test_readme import code_blocks
 from training import BRIEF, read_lines, run
 
 from lab import archive, figure, leaderboard, pretrained
-from lab.leaderboard import (
-    MINUTES,
-    RATES,
-    SEEDS,
-    TUNING_SEED,
-    algorithms_table,
-    candidates,
-    fill,
-    finished,
-    interval,
-    over_environments,
-    replicates,
-    stored,
-    verdicts,
-)
+from lab.leaderboard import MINUTES, SEEDS, TUNING_SEED, candidates, fill, finished, stored
 from minragen import config as settings
 from minragen import starpo, train
 from minragen.envs import REGISTRY
@@ -121,61 +107,59 @@ class TestRule:
         fill(("webshop", "grpo"), tmp_path / "rows.json", {})
         assert said("grpo").startswith("0 of 6 runs")
 
-    def test_a_policy_that_diverges_has_no_success(self, runs, monkeypatch):
+    def test_a_policy_that_diverges_has_no_success_and_each_rate_has_its_name(
+            self, runs, monkeypatch):
         def diverges(*_):
             raise FloatingPointError("logits are not finite: the policy has diverged. Is")
 
         monkeypatch.setattr(train, "train", diverges)
-        _, config = next(iter(candidates("bandit", "grpo", **leaderboard.QUICK).items()))
-        assert {**leaderboard.measure(config), "minutes": 0} == {
-            "env": "bandit", "algo": "grpo", "rate": "1", "lr": 3e-4, "seed": TUNING_SEED,
-            "steps": 0, "size": 8, "val": 0.0, "test": 0.0, "valid": 0.0, "minutes": 0}
-
-    def test_each_rate_has_its_name(self, runs, monkeypatch):
-        monkeypatch.setattr(train, "train", lambda *_: (_ for _ in ()).throw(
-            FloatingPointError("the policy has diverged")))
-        made = [*candidates("bandit", "grpo", **leaderboard.QUICK).values()][:3]
-        assert [leaderboard.measure(config)["rate"] for config in made] == [*RATES]
+        configs = candidates("bandit", "grpo", **leaderboard.QUICK).values()
+        for rate, config in zip(("1", "1/3", "3"), configs):
+            assert leaderboard.measure(config) | {"minutes": 0} == {
+                "env": "bandit", "algo": "grpo", "rate": rate, "lr": config.lr,
+                "seed": TUNING_SEED, "steps": 0, "size": 8, "val": 0.0, "test": 0.0, "valid": 0.0,
+                "minutes": 0}
 
 
 class TestBootstrap:
     def test_it_has_the_mean_of_the_seeds_and_the_variance_of_seeds_and_instances(self):
         rates, size = np.array([[[0.5, 0.6, 0.9]]]), 50
-        drawn = replicates(rates, size)[:, 0, 0]
+        drawn = leaderboard.replicates(rates, size)[:, 0, 0]
         between, within = rates.var(), (rates * (1 - rates)).mean() / size
         assert drawn.mean() == pytest.approx(rates.mean(), abs=0.01)
         assert drawn.var() == pytest.approx((between + within) / 3, rel=0.1)
 
     def test_a_replicate_draws_the_same_environments_for_all_algorithms(self):
         drawn = np.tile([[0.1, 0.5, 0.9], [0.2, 0.6, 1.0]], (leaderboard.DRAWS, 1, 1))
-        means = over_environments(drawn)
+        means = leaderboard.over_environments(drawn)
         assert np.allclose(means[:, 1] - means[:, 0], 0.1)
         assert means[:, 0].std() == pytest.approx(np.std([0.1, 0.5, 0.9]) / 3**0.5, rel=0.1)
 
     def test_an_interval_leaves_out_a_fortieth_at_each_end(self):
-        assert interval(np.arange(1001)) == pytest.approx([25, 975])
+        assert leaderboard.interval(np.arange(1001)) == pytest.approx([25, 975])
 
     def test_far_apart_ranks_are_certain_and_equal_ones_are_not(self):
-        lines = algorithms_table(standings(grpo=0.2, ppo=0.9, rloo=0.5, gspo=0.5)).splitlines()[2:]
-        heads = [line.split(" | ")[:2] for line in lines]
+        table = leaderboard.algorithms_table(standings(grpo=0.2, ppo=0.9, rloo=0.5, gspo=0.5))
+        heads = [line.split(" | ")[:2] for line in table.splitlines()[2:]]
         assert heads[0] == ["| 1 [1, 1]", "`ppo`"] and heads[3] == ["| 4 [4, 4]", "`grpo`"]
         assert {head[0][-6:] for head in heads[1:3]} == {"[2, 3]"}
 
     def test_an_algorithm_is_above_or_below_another_only_beyond_the_noise(self):
         done = standings(grpo=0.6, ppo=0.9, rloo=0.59, gspo=0.2)
         done["gspo"].pop("webshop")
-        said = [line.split() for line in verdicts("grpo", done)[1:]]
+        said = [line.split() for line in leaderboard.verdicts("grpo", done)[1:]]
         assert [words[:-3] + words[-3:-2] for words in said] == [
             ["below", "ppo", "-0.300"], ["within", "the", "noise", "of", "rloo", "+0.010"]]
-        assert verdicts("gspo", done)[0].startswith("gspo in bandit, countdown")
-        assert len(verdicts("gspo", done)) == 4
+        assert leaderboard.verdicts("gspo", done)[0].startswith("gspo in bandit, countdown")
+        assert len(leaderboard.verdicts("gspo", done)) == 4
 
     def test_two_algorithms_differ_alike_from_either_side(self):
         done = standings(grpo=0.60, ppo=0.62, rloo=0.59)
         for mine, other in (("grpo", "ppo"), ("ppo", "rloo"), ("rloo", "grpo")):
-            (one,), (two,) = ([[float(number) for number in re.findall(r"[+-]\d\.\d+", line)]
-                               for line in verdicts(asked, done) if f" {named} " in line]
-                              for asked, named in ((mine, other), (other, mine)))
+            one, two = ([float(number) for number in re.findall(
+                rf" {named} +([+-][\d.]+) \[([+-][\d.]+), ([+-][\d.]+)\]",
+                "\n".join(leaderboard.verdicts(asked, done)))[0]]
+                for asked, named in ((mine, other), (other, mine)))
             assert one == [-two[0], -two[2], -two[1]]
 
 
@@ -184,7 +168,7 @@ class TestPage:
         done = standings(grpo=0.5)
         done["mine:preset"] = {"bandit": [row("bandit", "mine:preset", seed, 0.5, "1/3")
                                           for seed in SEEDS]}
-        first, second = algorithms_table(done).splitlines()[2:]
+        first, second = leaderboard.algorithms_table(done).splitlines()[2:]
         assert first.startswith("| 1 [1, 1] | `grpo` | 0.500 [0.4")
         assert first.endswith("| 1.00 | 10.0 | `make leaderboard ALGO=grpo ARGS=--again` |")
         assert second.startswith("|  | `mine:preset` |  | 0.50 [") and "] lr x 1/3 |  |" in second
@@ -192,7 +176,7 @@ class TestPage:
     def test_empty_files_are_said_to_be_empty(self, tmp_path, monkeypatch):
         for name in ("STORED", "MODELS"):
             monkeypatch.setattr(leaderboard, name, tmp_path / "rows.json")
-        assert algorithms_table() == "No run is stored yet."
+        assert leaderboard.algorithms_table() == "No run is stored yet."
         assert leaderboard.models_table() == "No model is stored yet."
 
 
@@ -304,7 +288,6 @@ class TestModels:
                 leaderboard.main([*words, *more])
 
     def test_the_table_has_a_row_for_each_model_and_player_and_one_for_tiny(self, stored_at):
-        assert leaderboard.models_table() == "No model is stored yet."
         for env in REGISTRY:
             for model in ("one", "two")[:1 + (env != "lean")]:
                 leaderboard.store(stored_at, {
