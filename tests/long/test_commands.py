@@ -7,7 +7,6 @@ import re
 import runpy
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -123,27 +122,6 @@ class TestCommands:
             run_here(words, checkout, monkeypatch, capfd)
         else:
             run(words, checkout)
-
-    def test_watch_writes_the_page_until_ctrl_c(self, checkout):
-        run(shortened("make train ENV=bandit RUN=watched"), checkout)
-        page = checkout / "runs/watched/report.html"
-        page.unlink()
-        (words,) = re.findall(r"`(\.venv/bin/python -m minragen watch) lake", PAGES["running.md"])
-        # Ctrl-C as a terminal has it: what started the tests may ignore or block it.
-        begin = ("import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-                 "signal.pthread_sigmask(signal.SIG_SETMASK, ()); os.execv(sys.argv[1], "
-                 "sys.argv[1:])")
-        with subprocess.Popen([sys.executable, "-c", begin, *words.split(), "watched"],
-                              cwd=checkout, text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE) as watch:
-            try:
-                said, written = watch.stdout.readline().strip(), page.read_text()
-                watch.send_signal(signal.SIGINT)
-                assert (said, watch.wait(60), watch.stderr.read()) == (
-                    "runs/watched/report.html", 0, "")
-            finally:
-                watch.kill()  # else a watch that goes on would be waited for
-        assert "location.reload(), 5000)" in written  # milliseconds
 
     @pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
     def test_the_sweep_runs_as_written(self, checkout, tmp_path, monkeypatch, capfd):
