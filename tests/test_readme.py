@@ -11,11 +11,10 @@ from collections import Counter
 import pytest
 from conftest import parsed
 
-from lab import archive, figure, scoreboard
+from lab import figure, scoreboard
 from lab.figure import ROOT
 from minragen.config import ALGOS
 from minragen.envs import REGISTRY, make
-from minragen.options import parse_options
 
 PAGES = {path.name: path.read_text()
          for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]}
@@ -59,20 +58,6 @@ class TestPages:
         again = [match[2] for path in figure.PAGES
                  for match in figure.EPISODE.finditer((ROOT / path).read_text())]
         assert sorted(shown) == sorted(again) == sorted(REGISTRY)
-
-    def test_the_episode_in_the_readme_is_of_held_out_instances_and_can_be_played_again(self):
-        """Its thoughts are what the environment notes, as they are in the demonstrations."""
-        config = archive.config(figure.FIRST)
-        shown, seen = code_blocks("README.md", "text")[0], []
-        env = make("frozenlake", "val", **parse_options(config.env_arg))
-        observation, _ = env.reset(seed=figure.last_episode(figure.FIRST)["seed"])
-        for reply in (line for line in shown if line.startswith("> ")):
-            thought, answer = re.fullmatch(
-                r"> <think> (.*)</think><answer>(.*)</answer>", reply).groups()
-            assert thought == env.note()
-            seen += [*observation.splitlines(), reply]
-            observation, _, terminated, _, info = env.step(answer)
-        assert seen == shown and terminated and info["success"] == 1
 
     def test_the_step_in_the_readme_calls_what_the_training_calls(self):
         (step,) = code_blocks("README.md", "python")
