@@ -144,8 +144,6 @@ class TestPresets:
         assert options("searchqa", f"searchqa.{url}") == {"searchqa.url": "http://localhost"}
         own = options("searchqa,countdown", f"searchqa.{url}")
         assert "searchqa.hops" not in own and own["countdown.count"] == 3
-        mixed = options("sudoku,frozenlake")
-        assert mixed["sudoku.hints"] is True and mixed["frozenlake.view"] == "coord"
         counted = options("frozenlake=16,sokoban=16", "frozenlake.view=grid")
         assert (counted["frozenlake.view"], counted["sokoban.view"]) == ("grid", "coord")
         mine = options("frozenlake,sokoban", "view=grid", "sokoban.walls=0.1")

@@ -139,7 +139,6 @@ class TestEvaluate:
         table = evaluated(config, split, 40, once, once)["frozenlake"]
         groups = env_groups(config, split, 40)
         groups.reset(0)
-        assert table.distinct == len({env.instance() for env in groups.envs})
         episodes = []
         for row, env in enumerate(groups.envs):
             rng, turns, over = np.random.default_rng([0, row]), 0, False
