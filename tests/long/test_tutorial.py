@@ -115,6 +115,10 @@ def rewritten(page, blocks, outputs):
 
 
 class TestTutorial:
+    def test_no_block_is_overlooked(self):
+        page = PAGE.read_text()
+        assert len(blocks_of(page)) == len(re.findall(r"^```(?!text)\w", page, re.MULTILINE)) > 5
+
     @pytest.mark.parametrize("block", [block for block in blocks_of(PAGE.read_text())
                                        if block.label == "python" and not block.file],
                              ids=lambda block: f"line {block.line}")
