@@ -338,7 +338,7 @@ def environments_table():
 
 
 def mutants_result():
-    """What the stored run of `make mutants` found, and of which trees."""
+    """What the stored run of tests/mutants.py found, and of which trees."""
     found = json.loads((ROOT / "lab" / "results" / "mutants.json").read_text())
     trees = " and ".join(f"`{name}/` {tree[:12]}" for name, tree in found["trees"].items())
     return (f"The stored run, `lab/results/mutants.json`, is of the trees {trees}: "

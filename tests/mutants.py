@@ -1,6 +1,6 @@
 """Mutants: wrong lines that the tests must notice, each tried by itself on a copy of the project.
 
-    make mutants                                     # the table below
+    .venv/bin/python tests/mutants.py                # the table below
     .venv/bin/python tests/mutants.py --only train   # only files whose name holds `train`
     .venv/bin/python tests/mutants.py --sample       # 150 generic mutants instead
 
@@ -61,7 +61,7 @@ LEAST_SHARE = 0.85  # of the generic sample that must die
 PRELOADED = ("torch", "transformers", "transformers.models.llama.modeling_llama", "gymnasium",
              "matplotlib.figure", "hypothesis", "jinja2", "pytest", "safetensors.torch",
              "scipy.stats")
-# Files whose tests are skipped without a package: `make extras` has them all.
+# Files whose tests are skipped without a package.
 NEEDS = {"more/lora.py": "peft", "environments/openenv.py": "openenv", "look/serve.py": "openenv",
          "environments/reasoning_gym.py": "reasoning_gym"}
 # Tables -> the file whose import reads them: its tests are those of the table's rows.

@@ -223,7 +223,7 @@ class TestMakefile:
                                     for path in (ROOT / folder).rglob("*.py"))]
         named = {"".join(name) for text in pages for name in re.findall(
             r"(?:`|or: )make ([\w-]+)|[(:] make ([\w-]+) [A-Z]+=", text)}
-        assert {"check", "test-all", "figure", "reproduce"} <= named <= targets | {"mutants"}
+        assert {"check", "test-all", "figure", "reproduce"} <= named <= targets
 
 
 class TestCommandsForDevelopers:
