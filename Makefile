@@ -14,7 +14,7 @@ $(foreach name,$(OPTIONS),$(eval $(name) =))
 option  = $(if $($1),--$2 "$($1)")
 NAMES   = $(or $(RUN),$(error give the name of a run: make $@ RUN=name))
 # Runs that are not in runs/ may be among the stored ones.
-UNPACK  = $(foreach name,$(NAMES),$(if $(wildcard runs/$(name)),,$(PY) -m lab.archive $(name);))
+UNPACK  = $(foreach name,$(NAMES),$(if $(wildcard runs/$(name)),,$(PY) -m lab.archive $(name) &&))
 
 # Any other variable is refused before anything is installed or run. GNU make 3.81 (macOS) can do it.
 KNOWN = $(OPTIONS) PYTHON PY

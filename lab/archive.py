@@ -15,6 +15,7 @@ import zipfile
 from fnmatch import filter as matching
 from pathlib import Path
 
+from minragen.options import nearest
 from minragen.run import runs
 
 ARCHIVE = Path(__file__).parent / "results" / "runs.zip"
@@ -65,7 +66,7 @@ def add(name):
         if (path := runs.RUNS / name / file).exists():
             contents[f"{name}/{file}"] = (
                 validations(path) if file == "trajectories.jsonl" else path.read_bytes())
-    with zipfile.ZipFile(ARCHIVE, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(ARCHIVE, "w") as archive:
         for entry, content in sorted(contents.items()):
             archive.writestr(zipfile.ZipInfo(entry), content, zipfile.ZIP_DEFLATED, 9)
 
@@ -88,6 +89,9 @@ def main():
             add(name)
         elif name in names():
             unpack(name)
+        else:
+            own = [path.parent.name for path in runs.RUNS.glob("*/config.json")]
+            parser.error(nearest("run", name, sorted({*own, *names()})))
     if not args.name:
         print(*names(), sep="\n")
 

@@ -30,6 +30,12 @@ class TestArchive:
         (folder / "config.json").write_text("mine")
         assert archive.unpack(RUN) == folder and (folder / "config.json").read_text() == "mine"
 
+    def test_a_run_that_is_nowhere_is_refused_with_the_nearest_name(self, monkeypatch, capsys):
+        monkeypatch.setattr("sys.argv", ["", "frozenlake-grp-s0"])
+        with pytest.raises(SystemExit):
+            archive.main()
+        assert f"did you mean '{RUN}'" in capsys.readouterr().err
+
     def test_what_is_put_in_comes_out_and_other_runs_stay(self, copied):
         folder = archive.unpack(RUN)
         told = [dict(step=step, split=split, seed=step) for step, split in (
