@@ -604,7 +604,7 @@ MUTANTS = {
          "a demonstration predicts the state before its answer"),
         ("default_rng([VERSION, step])", "default_rng([VERSION])",
          "every step of the warm-up has the same noise"),
-        ("step % distinct)", "step)", "Lean's demonstrations are not repeated"),
+        ("step % distinct, DEMO", "step, DEMO", "Lean's demonstrations are not repeated"),
         ("-logprobs.sum() / total", "-logprobs.sum() / int(part.response_mask.sum())",
          "each part of a demonstrated batch is averaged by itself"),
         ("part.tokens, part.response_mask)", "part.tokens, part.attention_mask)",
