@@ -103,14 +103,14 @@ class TestWarmUp:
         """Of some hundreds of noisy demonstrations it would learn the noise."""
         played = []
         monkeypatch.setattr(bundled, "imitate", lambda policy, ts: played.append(ts) or 0.0)
-        keys = set()
         for name in ("tiny", "a/pretrained-model"):
-            policy, frame, groups = fresh("frozenlake", name)
-            warm_up(policy, frame, groups, 3)
-            keys.add(warmup_key(policy, frame, groups, 3))
+            given = fresh("frozenlake", name)
+            warm_up(*given, 3)
             won = [t.success for ts in played[-3:] for t in ts]
             assert all(won) == (name != "tiny") and len(played[-1]) == (64, 16)[name != "tiny"]
-        assert len(keys) == 2
+        key = warmup_key(*given, 3)
+        monkeypatch.setitem(bundled.DEMONSTRATOR, "pretrained", bundled.noisy_answer)
+        assert warmup_key(*given, 3) != key
 
     def test_a_step_is_adam_on_the_mean_over_all_reply_tokens_of_its_demonstrations(
             self, monkeypatch):

@@ -6,17 +6,18 @@ Reinforcement learning can only reinforce what is sometimes done. A random model
 so it first imitates demonstrations in the response format:
 
     reasoning   the environment's own truthful note (FrozenLake: holes, player, goal, safe moves)
-    answer      of a pretrained model, which sees some hundreds of them: the solver's
-                of a tiny one, which sees a hundred thousand, noisy: the solver's with the
-                probability of its Recipe (tiny.py); otherwise each action is the environment's
-                habit (FrozenLake: the first safe move) with probability HABIT, else random
+    answer      pretrained models: the solver's
+                tiny models: the solver's with the probability of its Recipe (tiny.py); otherwise
+                each action is the environment's habit (FrozenLake: the first safe move) with
+                probability HABIT, else random
     observation, prediction (where the format has them)
                 a perfect description of the state before the answer and after it
 
-Where that is 0.3 and there is a habit, the habit is more likely than the solver's action, so
-greedy play is not the solver's. Elsewhere it may already be good (SearchQA: 0.99). The loss is on
-the replies only: on every token, a model of this size learns to predict observations, not to name
-positions. It sees only training instances.
+A pretrained model sees hundreds of demonstrations, and of noisy ones learns the noise; a tiny model
+sees a hundred thousand. Where a Recipe's probability is 0.3 and there is a habit, the habit is more
+likely than the solver's action, so greedy play is not the solver's. Elsewhere it may already be
+good (SearchQA: 0.99). The loss is on the replies only: on every token, a tiny model learns to
+predict observations, not to name positions. It sees only training instances.
 
 The result is cached under a key of everything that shaped it; for the presets it is bundled.
 """
@@ -68,7 +69,7 @@ VERSION = 1  # raise it when this file or tiny.py changes the resulting weights
 BATCH = {"tiny": 64, "pretrained": 16}  # demonstrations a step; half as many of long episodes
 LONG = 6  # turns beyond which an episode is long
 LEARNING_RATE = {"tiny": 3e-3, "pretrained": 3e-4}  # peak, after a tenth of the steps; then to 0
-LORA_LEARNING_RATE = 1e-3  # of adapters: SmolLM2 then imitates as fast as with all weights
+LORA_LEARNING_RATE = 1e-3  # of adapters: SmolLM2 imitates as fast as with all weights at 1e-4
 WARMUP_TOKENS = 2400  # padded tokens in one forward pass
 
 
