@@ -22,6 +22,7 @@ from minragen import config as settings
 from minragen import starpo
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, SPLITS, Failure, image_of
+from minragen.fast import scheduler
 from minragen.fast.policies import faster
 from minragen.look import report
 from minragen.look.faults import Console
@@ -142,7 +143,7 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
         say(f"warning   {warning}")
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
                       world=distributed.world(), kl_reward_coef=config.kl_reward_coef,
-                      gradients=memory.careful_gradients)
+                      collect=scheduler.collect, gradients=memory.careful_gradients)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
         learner.critic = vision.with_tower(Critic(policy))
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
