@@ -352,7 +352,7 @@ class TestRuns:
         assert {*(images // learner.policy.image_store.size).tolist()} == {1, 2}
 
     @pytest.mark.parametrize("options, said", [
-        ("--context single_turn --window 2", "use --context full or limited."),
+        ("--context single_turn --window 2", "use --context full or limited"),
         ("--model tiny --freeze-vision true", "model 'tiny' has no vision tower"),
         ("--model tiny --env frozenlake --env-arg view=image", "this model reads only text"),
         ("--env frozenlake --env-arg view=grid", "tiny-vlm needs square images"),
