@@ -435,8 +435,9 @@ class TestResume:
         """Step 4 ends with a validation, which is made when the run is resumed."""
         real, handler, successes = trainer.roll_out, signal.getsignal(number), {4: 0.75}
         validate = trainer.validate
-        monkeypatch.setattr(trainer, "validate", lambda learner, groups, *given: validate(
-            learner, groups, *given) | {f"{groups.split}/success": successes.get(learner.step)})
+        monkeypatch.setattr(trainer, "validate", lambda learner, groups, *given: (
+            validate(learner, groups, *given)
+            | {f"{groups.split}/success": successes.get(learner.step, math.nan)}))
         shutil.copytree(begun, runs / "b")
         run(f"--run b --resume --steps {steps}")
         with monkeypatch.context() as patch:

@@ -55,8 +55,8 @@ def run(config, resume=False, say=print):
         say(f"run       {log.folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then "
             f"report.html")
         final = train(learner, groups, config, log)
-    if final and log.writes:
-        say(f"done      {finish(log)}")
+    if log.writes:
+        say(f"done      {finish(log)}" if final else f"stopped   {stopped(log)}")
     if any(learner.world.gather(bool(final and log.writes and log.missing()))):
         distributed.end()
         sys.exit(1)
@@ -234,6 +234,12 @@ def refuse_lost_text(frame, t):
         if plain(line) not in prompt:
             raise ValueError(f"the model would not see what {t.env} says: its tokenizer cannot "
                              f"write {line[:200]!r}. Use another model, or other data.")
+
+
+def stopped(log):
+    """Where the user stopped the run, and how it goes on, for the last line."""
+    lost = log.missing()
+    return f"after step {log.learner.step}{f', but {lost}' if lost else ''}. {log.advice()}"
 
 
 def finish(log):
