@@ -364,8 +364,8 @@ ELSEWHERE = {
     # are compared by other tests of this file,
     "algo", "max_rows", "token_budget", "steps", "lr_final", "kl_target", "kl_horizon", "attention",
     "activation_checkpointing", "stale", "tis_cap",
-    # by test_rows.py, test_runs.py, test_distil.py and test_models.py,
-    "feed_share", "decay_steps", "teacher", "float32_logits",
+    # by test_train.py, test_rows.py, test_runs.py, test_distil.py and test_models.py,
+    "plain", "feed_share", "decay_steps", "teacher", "float32_logits",
     # or belong to other files: environments/test_examples.py, test_layers.py and test_relations.py,
     # test_envs.py and test_vision.py.
     "example", "layer", "freeze_vision", "grounding_reward", "worldmodeling_reward",

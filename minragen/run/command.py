@@ -43,7 +43,8 @@ def train(argv):
                 pkgutil.resolve_name(ELSEWHERE)(name)
         for text in config.layer:
             layer_class(text)
-        alone = resume or show or "init_from" in given and "model" not in given
+        alone = (resume or show or config.plain
+                 or "init_from" in given and "model" not in given)
         count = processes(asked.nproc, config, alone)
     except ValueError as problem:
         sys.exit(told(problem))

@@ -43,7 +43,7 @@ RUNS = Path("runs")
 COUNTERS = ("step", "unvalidated", "best_success", "ended", "empty_steps", "skipped", "halved",
             "rounds", "kl_reward_coef", "ema")
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows", "feed_share",
-                  "token_budget", "activation_checkpointing", "log")
+                  "token_budget", "activation_checkpointing", "plain", "log")
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 # Metrics that differ between equal runs, also as ENV/waited or first_turn/seconds.
 TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "rollout_idle", "waited", "elapsed"}

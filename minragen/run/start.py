@@ -3,6 +3,28 @@
     learner, groups, log = start(config)
     train(learner, groups, config, log)
 
+Most of the reading list runs as one reads it. These functions have others in their places:
+
+    read here                  runs there                   when                        proved by
+    rollout.collect            fast/scheduler.collect       an environment waits, or    test_rows
+                                                            episodes exceed max_rows
+    cache.append               fast/llama.append            Llama's family              test_attention
+                               fast/graphs.append           the same, on CUDA           test_rows
+    cache.states_before,       fast/prefix_tree             Llama's family, and no      test_attention
+    cache.micro_batches                                     --attention
+    EnvGroups, row after row   run/groups.py, in threads    environments that wait      test_envs
+    one process (World)        run/distributed.Processes    --nproc, torchrun           test_distributed
+    -- These do more, so --plain keeps them:
+    train.gradients            run/memory.careful_gradients always: it may run out of   test_train
+                                                            memory once
+    models.load_policy         run/load.load_policy         always: it refuses what     test_models
+                                                            cannot work; images
+    Callbacks, which print     run/log.Log                  always: it keeps a folder   test_runs
+
+`--plain true` turns off those above the line, which are only faster, and starts one process unless
+more are asked for. Then the trajectories are the same token for token, and the weights up to
+rounding: tests/test_train.py::TestPlain.
+
 Reading order: `run` (from the start to the report), `start`, `build_groups`, `load`,
 `build_learner`; last `main` (the command).
 
@@ -103,8 +125,10 @@ def load(config, checkpoint="", say=print):
 
 
 def policy_of(config, *given):
-    """`load_policy`, with the attention and the output layer of a Config."""
-    policy = faster(load_policy(*given), config.attention)
+    """`load_policy`, with the decoder and the output layer of a Config."""
+    policy = load_policy(*given)
+    if not config.plain:
+        policy = faster(policy, config.attention)
     policy.model.float32_logits = config.float32_logits
     return policy
 
