@@ -5,25 +5,26 @@
 
 Most of the reading list runs as one reads it. These functions have others in their places:
 
-    read here                  runs there                   when                        proved by
-    rollout.collect            fast/scheduler.collect       an environment waits, or    test_rows
-                                                            episodes exceed max_rows
-    cache.append               fast/llama.append            Llama's family              test_attention
-                               fast/graphs.append           the same, on CUDA           test_rows
-    cache.states_before,       fast/prefix_tree             Llama's family, and no      test_attention
-    cache.micro_batches                                     --attention
-    EnvGroups, row after row   run/groups.py, in threads    environments that wait      test_envs
-    one process (World)        run/distributed.Processes    --nproc, torchrun           test_distributed
-    -- These do more, so --plain keeps them:
-    train.gradients            run/memory.careful_gradients always: it may run out of   test_train
-                                                            memory once
-    models.load_policy         run/load.load_policy         always: it refuses what     test_models
-                                                            cannot work; images
-    Callbacks, which print     run/log.Log                  always: it keeps a folder   test_runs
+    read here               runs there               when                       proved by (tests/)
+    rollout.collect         fast/scheduler.py        an environment waits, or   test_rows.py
+                                                     rows exceed max_rows
+    cache.append            fast/llama.py            Llama's family             test_attention.py
+                            fast/graphs.py           the same, on CUDA          test_rows.py
+    cache.states_before,    fast/prefix_tree.py      Llama's family, without    test_attention.py
+    cache.micro_batches                              --attention
+    EnvGroups: one row      run/groups.py: threads   environments that wait     test_envs.py
+    after the other
+    train.World: alone      run/distributed.py       --nproc, torchrun          test_distributed.py
 
-`--plain true` turns off those above the line, which are only faster, and starts one process unless
+    train.gradients         run/memory.py            always: memory may run     test_train.py
+                                                     out once
+    models.load_policy      run/load.py              always: it says why a      test_models.py
+                                                     model cannot be used
+    train.Callbacks         run/log.py               always: it keeps files     test_runs.py
+
+Those above the gap are only faster: `--plain true` turns them off, and starts one process unless
 more are asked for. Then the trajectories are the same token for token, and the weights up to
-rounding: tests/test_train.py::TestPlain.
+rounding (test_train.py::TestPlain). Those below do more.
 
 Reading order: `run` (from the start to the report), `start`, `build_groups`, `load`,
 `build_learner`; last `main` (the command).
