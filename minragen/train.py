@@ -26,7 +26,8 @@ from minragen import starpo
 from minragen.chat import ChatFrame
 from minragen.metrics import describe, held_out_metrics, waiting
 from minragen.models import AdamW, Critic, Policy
-from minragen.rollout import Rules, collect, make_batch, play_held_out
+from minragen.rollout import Rules, collect
+from minragen.trajectory import make_batch
 
 # Training instances of run seed s have seeds from TRAIN_SEED + s * config.TRAIN_SEED_STRIDE on,
 # validation instances have seeds from 0 on.
@@ -112,6 +113,7 @@ class Learner:
     skipped: int = 0  # consecutive updates whose gradient was not finite
     world: World = World()
     halved: bool = False  # whether an update ran out of memory, so that token_budget is halved
+    collect: Callable = collect  # plays episodes: rollout.py's, or fast/scheduler.py's
     gradients: Callable = field(default_factory=lambda: gradients)  # below, or run/memory.py's
     playing: Callable = contextlib.nullcontext  # of a rollout; more/stale.py: with older weights
 
@@ -256,7 +258,7 @@ def roll_out(learner, groups, config, callbacks=QUIET):
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
                           + (learner.rounds + attempt) * config.num_groups)
-            played = in_order(learner.world, collect(
+            played = in_order(learner.world, learner.collect(
                 learner.policy, learner.frame, groups, first_seed, rules_of(config), progress))
             for t in played:
                 t.group_id += attempt * config.num_groups
@@ -513,9 +515,10 @@ def policy_losses(policy, part, config):
 # ---- Measuring -----------------------------------------------------------------------------------
 def validate(learner, groups, config, callbacks):
     """Metrics of fixed instances of a split that training never plays."""
+    rules = rules_of(config).held_out(config.val_temperature)
+    learner.policy.begin_rollout()
     with callbacks.progress(f"validation on {groups.split}: tokens sampled") as progress:
-        played = play_held_out(learner.policy, learner.frame, groups, rules_of(config),
-                               config.val_temperature, progress)
+        played = learner.collect(learner.policy, learner.frame, groups, 0, rules, progress)
     played = in_order(learner.world, played)
     callbacks.episodes(learner.step, groups.split, played)
     return held_out_metrics(groups.split, played)

@@ -24,7 +24,6 @@ from toys import tiny
 from training import BRIEF, metrics, read_lines, run
 
 from lab import archive
-from minragen import rollout
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.environments import layers
@@ -32,12 +31,13 @@ from minragen.envs import REGISTRY, RUN_METRICS, EnvGroups, Observation, make
 from minragen.look import diagnostics
 from minragen.metrics import describe, waiting
 from minragen.more.described import DescribedTurn
-from minragen.rollout import Rules, StopReason, Trajectory, collect, first_prompt, make_batch
+from minragen.rollout import Rules, collect, first_prompt
 from minragen.run import bundled, memory, start
 from minragen.run.load import load_policy
 from minragen.run.log import Log, console_line, keep_advantages, texts_of
 from minragen.run.runs import TIMES, run_folder
 from minragen.train import QUIET
+from minragen.trajectory import StopReason, Trajectory, make_batch
 
 pytestmark = pytest.mark.usefixtures("runs")
 
@@ -212,60 +212,59 @@ class TestDescribe:
         assert describe(EPISODES[2:]) == {"env_errors": 1}
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """Every call of `collect`, which returns the first two episodes above."""
-    seen = []
+class Calls(list):
+    """A `collect` that keeps the arguments of its calls and returns the first two episodes."""
 
-    def play(*arguments, **named):
-        seen.append(inspect.signature(collect).bind(*arguments, **named).arguments)
+    def __call__(self, *arguments):
+        self.append(inspect.signature(collect).bind(*arguments).arguments)
         return copy.deepcopy(EPISODES[:2])
-
-    for module in (trainer, rollout):
-        monkeypatch.setattr(module, "collect", play)
-    return seen
 
 
 class TestValidation:
-    def test_it_reports_success_return_and_form(self, calls):
+    def test_it_reports_success_return_and_form(self):
         groups, logged = SimpleNamespace(split="val"), []
         log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: logged.append(entry))
-        learner = trainer.Learner(*tiny(), None, step=7)
+        learner = trainer.Learner(*tiny(), None, step=7, collect=Calls())
         assert trainer.validate(learner, groups, parsed("--val-temperature", "0.3"), log) == {
             "val/success": 0.5, "val/episode_return": pytest.approx(0.45), "val/valid": 0.25,
             "val/env_errors": 0}
         assert [(step, split, len(played)) for step, split, played in logged] == [(7, "val", 2)]
 
     def test_it_plays_the_first_instances_of_its_split_with_the_noise_of_seed_0_and_no_state_reward(
-            self, calls):
+            self):
         config = parsed(*RULES, "--val-size", "3", "--val-temperature", "0.3")
         groups = start.build_groups(config)["test"]
         assert (groups.split, groups.num_groups, groups.group_size) == ("test", 3, 1)
         assert groups.turn == DescribedTurn(("observation", "reasoning", "prediction", "answer"))
         log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: None)
-        trainer.validate(trainer.Learner(*tiny(), None), groups, config, log)
-        (call,) = calls
+        learner = trainer.Learner(*tiny(), None, collect=Calls())
+        trainer.validate(learner, groups, config, log)
+        (call,) = learner.collect
         assert call["rules"] == Rules(0.3, 0, 1.0, 9, 300, 7, 1.0, 99)
         assert call["groups"] is groups and call["first_seed"] == 0
 
 
 class TestRollOut:
-    def test_training_scores_descriptions_and_plays_as_the_settings_say(self, calls):
+    def test_training_scores_descriptions_and_plays_as_the_settings_say(self):
         config = parsed(*RULES)
         groups = start.build_groups(config)["train"]
         frame = start.frame_of(config, tiny()[0])
-        trainer.roll_out(trainer.Learner(tiny()[0], frame, None), groups, config)
+        calls = Calls()
+        trainer.roll_out(trainer.Learner(tiny()[0], frame, None, collect=calls), groups, config)
         assert calls[0]["groups"] is groups and groups.turn == DescribedTurn(frame.parts, 0.5, 0.25)
         assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, 1.0, 99, 5)
         assert (frame.context, frame.window) == ("limited", 2)
 
-    def test_dynamic_sampling_asks_for_more_groups_until_enough_have_std(self, monkeypatch):
+    def test_dynamic_sampling_asks_for_more_groups_until_enough_have_std(self):
         rounds = iter([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 2.0, 2.0]])  # two groups of two
-        monkeypatch.setattr(trainer, "collect", lambda *arguments: [
-            dataclasses.replace(episode(rewards=(reward,), tokens=(1,)), group_id=i // 2)
-            for i, reward in enumerate(next(rounds))])
+
+        def play(*arguments):
+            return [dataclasses.replace(episode(rewards=(reward,), tokens=(1,)), group_id=i // 2)
+                    for i, reward in enumerate(next(rounds))]
+
         config = parsed("--algo", "dapo", "--num-groups", "2", "--group-size", "2")
-        trajectories = trainer.roll_out(trainer.Learner(*tiny(), None), None, config)
+        learner = trainer.Learner(*tiny(), None, collect=play)
+        trajectories = trainer.roll_out(learner, None, config)
         assert [t.group_id for t in trajectories] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 

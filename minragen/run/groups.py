@@ -122,10 +122,13 @@ class PatientGroups(EnvGroups):
         return super().reset(first_seed)
 
     def send(self, rows, replies):
+        """Begin to step rows; `receive` returns the results. `reset` drops those in flight."""
         reply_of = dict(zip(rows, replies))
         self._sent.begin(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
 
     def receive(self, wait=True):
+        """{row: result of `step`} of the rows whose steps have ended since the last call. wait:
+        until there is one, if any is in flight."""
         calls = dict(self._sent.running)
         results = self._sent.take(1 if wait else 0)
         if any(isinstance(result, ServerGone) for result in results.values()):

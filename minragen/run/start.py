@@ -42,9 +42,10 @@ import torch
 import transformers
 
 from minragen import config as settings
-from minragen import starpo
+from minragen import rollout, starpo
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, SPLITS, Failure, image_of
+from minragen.fast import scheduler
 from minragen.fast.policies import faster
 from minragen.look import report
 from minragen.look.faults import Console
@@ -167,6 +168,7 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
         say(f"warning   {warning}")
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
                       world=distributed.world(), kl_reward_coef=config.kl_reward_coef,
+                      collect=rollout.collect if config.plain else scheduler.collect,
                       gradients=memory.careful_gradients)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
         learner.critic = vision.with_tower(Critic(policy))
