@@ -368,7 +368,7 @@ LAYERS = "minragen.environments.layers:wrapped"
 
 def make(name, split="train", budget=None, layers=(), **options):
     """Build an environment: a name from `REGISTRY`, `package.module:Class`, a Gymnasium id with
-    Text spaces, `reasoning_gym:` and a data set, or `openenv:http://host:port`.
+    Text spaces, or `openenv:http://host:port`.
 
     layers: what is put around it, the last outermost: `action_noise,probability=0.2`
     raises: ValueError with the nearest known name, ImportError naming the missing module or class

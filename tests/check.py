@@ -62,7 +62,7 @@ def forbidden_imports(root=ROOT):
     for path in sorted((root / "minragen").rglob("*.py")):
         module = path.relative_to(root / "minragen").with_suffix("").as_posix()
         wing, source = module.partition("/")[0], path.read_text()
-        if re.search(r"^\s*(from|import) (lab|tests)\b", source, re.MULTILINE):
+        if re.search(r"^\s*(from|import) (lab|tests|examples)\b", source, re.MULTILINE):
             faults.append(f"minragen/{module}.py imports what is not installed with it")
         for name in sorted(imported(source, texts=wing not in BELOW)):
             if wing in BELOW:
