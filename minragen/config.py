@@ -162,6 +162,7 @@ class Config:
     lora_rank: int = opt(0, "rank of LoRA adapters, which alone are trained; 0: all weights")
     attention: str = opt("", "transformers' attention of the learner's passes, such as "
                              "flash_attention_2; empty: ours, which shares prompts")
+    plain: bool = opt(False, "turn off everything that is only faster (table in run/start.py)")
     max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm", least=1e-4)
     # -- measuring
     val_size: int = opt(256, "held-out instances per validation", least=1, most=2**16)

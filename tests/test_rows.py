@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from test_step import assert_equal, configured, real  # noqa: F401  a fixture
 from toys import Faulty, Lottery, tiny
 
-from minragen.chat import Reply
 from minragen.envs import EnvGroups
 from minragen.fast import graphs, llama
+from minragen.fast.scheduler import collect
 from minragen.models import Policy
 from minragen.more.windows import WindowedFrame
-from minragen.rollout import Rules, collect
+from minragen.rollout import Rules
 from minragen.run import groups as run_groups
 from minragen.run.groups import PatientGroups
+from minragen.trajectory import Reply
 
 WORD = Reply(answer="word")
 

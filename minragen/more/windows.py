@@ -13,8 +13,9 @@ replies, `single_turn` one user message. A reply is in the loss of its own row o
 Tests: `python -m pytest tests/test_rows.py tests/test_step.py`.
 """
 
-from minragen.chat import ChatFrame, Sequence
+from minragen.chat import ChatFrame
 from minragen.envs import image_of
+from minragen.trajectory import Sequence
 
 
 class WindowedFrame(ChatFrame):

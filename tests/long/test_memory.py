@@ -22,8 +22,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from minragen import train
 from minragen.models import AdamW
 from minragen.more.vision import image_store_of
-from minragen.rollout import make_batch
 from minragen.run import memory, start
+from minragen.trajectory import make_batch
 
 MODELS = {"tiny": None,  # and random ones of so many parameters
           "10M": dict(vocab_size=8192, hidden_size=256, intermediate_size=1024,
