@@ -40,8 +40,8 @@ def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: No
 
 
 def pays(groups, rules):
-    """Whether rows in the same turn would wait: for an environment that others need not wait for,
-    or for the longest of `max_rows` episodes before the next ones may begin."""
+    """Whether rows in the same turn would wait for each other: for slow environments, or, with more
+    episodes than `max_rows`, for the longest ones before the next may begin."""
     return (rules.feed_share < 1 or len(groups) > rules.max_rows
             or any(env.parallel for env in groups.envs))
 
