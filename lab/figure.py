@@ -345,8 +345,8 @@ def mutants_result():
     alive, tried = len(sample["survivors"]), sample["mutants"]
     trees = " and ".join(f"`{name}/` {tree[:12]}" for name, tree in sample["trees"].items())
     return (f"The stored run, `lab/results/mutants.json`, is of the trees {trees}. "
-            f"{tried - alive} of {tried}\nmutants were killed, in {sample['minutes']} minutes on two "
-            f"cores. The file says why each of the others is equivalent.")
+            f"{tried - alive} of {tried}\nmutants were killed, in {sample['minutes']} minutes on "
+            f"two cores. The file says why each of the others is equivalent.")
 
 
 # page -> {name of a block in it: function that makes its text}

@@ -8,7 +8,6 @@
     python -m minragen reproduce my-run          train a run again, and say where the two differ
     python -m minragen serve --env sokoban       an environment as an OpenEnv server
     python -m minragen environments sokoban 0    the solver's episode
-    python -m minragen smollm2                   fetch and convert the bundled pretrained model
 
 --help after a name lists its options.
 """
@@ -28,8 +27,7 @@ COMMANDS = {
     "play": "minragen.eval:play_command",
     "reproduce": "minragen.run.reproduce:main",
     "serve": "minragen.look.serve:main",
-    "environments": "minragen.look.play:environments",
-    "smollm2": "minragen.run.bundled:main"}
+    "environments": "minragen.look.play:environments"}
 
 
 def main(argv=None):

@@ -18,11 +18,12 @@ was. All of it takes less than two hours on two cores.
 """
 
 import argparse
-import ast
+import contextlib
 import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -88,39 +89,50 @@ def mutant(file, line, operator, occurrence):
     return Mutant(file, line, f"{file}:{line}: {old}  ->  {new}", source)
 
 
-def record(tests, folder):
-    """Run tests without a mutant: (coverage with contexts, {test: seconds}).
+def plan(given, mutants):
+    """The first line of PROGRESS, made now if the one there is of another draw or commit: what was
+    given, the seconds of a run without a mutant, and each mutant's tests with their usual seconds.
 
-    raises: SystemExit if a test fails, because it would kill every mutant
+    raises: SystemExit if a test fails without a mutant, because it would kill every mutant
     """
+    kept = json.loads(PROGRESS.open().readline()) if PROGRESS.exists() else {}
+    if kept.get("given") == given:
+        return kept
     from coverage import CoverageData
 
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", str(PROCESSES), "--dist", "loadscope",
-         *tests, "--cov=minragen", "--cov-context=test", "--cov-report=",
-         f"--junitxml={folder}/junit.xml"], cwd=ROOT, check=False, capture_output=True, text=True,
-        env=os.environ | {"COVERAGE_FILE": f"{folder}/coverage"})
-    if done.returncode:
-        sys.exit(f"error: without a mutant the tests fail:\n{done.stdout[-4000:]}")
-    coverage, seconds = CoverageData(f"{folder}/coverage"), Counter()
-    coverage.read()
-    for case in ElementTree.parse(f"{folder}/junit.xml").iter("testcase"):
-        module, dot, classes = case.get("classname").partition(".Test")
-        words = [module.replace(".", "/") + ".py", *(dot[1:] + classes).split("."), case.get("name")]
-        seconds["::".join(filter(None, words))] += float(case.get("time"))
-    return coverage, seconds
+    began, seconds = time.monotonic(), Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-n", str(PROCESSES), "--dist", "loadscope",
+             *given["tests"], "--cov=minragen", "--cov-context=test", "--cov-report=",
+             f"--junitxml={folder}/junit.xml"], cwd=ROOT, check=False, capture_output=True,
+            text=True, env=os.environ | {"COVERAGE_FILE": f"{folder}/coverage"})
+        if done.returncode:
+            sys.exit(f"error: without a mutant the tests fail:\n{done.stdout[-4000:]}")
+        for case in ElementTree.parse(f"{folder}/junit.xml").iter("testcase"):
+            module, *classes = re.split(r"\.(?=Test)", case.get("classname"))
+            test = "::".join([module.replace(".", "/") + ".py", *classes, case.get("name")])
+            seconds[test] += float(case.get("time"))
+        coverage = CoverageData(f"{folder}/coverage")
+        coverage.read()
+        tests = {mutant.name: tests_of(mutant, coverage, seconds) for mutant in mutants}
+    made = {"given": given, "recorded": time.monotonic() - began, "tests": tests, "seconds": {
+        name: sum(map(seconds.get, chosen)) for name, chosen in tests.items()}}
+    PROGRESS.parent.mkdir(exist_ok=True)
+    PROGRESS.write_text(json.dumps(made) + "\n")
+    return made
 
 
 def tests_of(mutant, coverage, seconds):
-    """The tests that execute the mutant's statement, the quickest first, MOST_SECONDS of them.
+    """The tests that execute the mutant's line, the quickest first, MOST_SECONDS of them.
 
-    A fixture is executed in the first test that takes it, so all tests of that file count. A line
-    that only an import executes is no test's: then those that execute any line of the file.
+    Of a statement of several lines not each is recorded, so the nearest one above counts. A fixture
+    is executed in the first test that takes it, so all tests of that file count. A line that only
+    an import executes is no test's: then those that execute any line of the file.
     """
-    path = ROOT / "minragen" / mutant.file
-    contexts = coverage.contexts_by_lineno(str(path))
-    found = {c for line in statement(path.read_text(), mutant.line)
-             for c in contexts.get(line, ()) if c}
+    contexts = coverage.contexts_by_lineno(str(ROOT / "minragen" / mutant.file))
+    nearest = max((line for line in contexts if line <= mutant.line), default=None)
+    found = {c for c in contexts.get(nearest, ()) if c}
     found = found or {c for line in contexts.values() for c in line if c}
     tests = {c.rpartition("|")[0] for c in found}
     files = {c.partition("::")[0] for c in found if c.endswith("|setup")}
@@ -128,37 +140,6 @@ def tests_of(mutant, coverage, seconds):
                      key=seconds.get)
     ends = itertools.accumulate(seconds[test] for test in ordered)
     return [test for test, end in zip(ordered, ends) if end < MOST_SECONDS]
-
-
-def statement(source, line):
-    """The lines of the innermost statement around a line; of a compound one those before its
-    body."""
-    node = max((node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)
-                and node.lineno <= line <= node.end_lineno), key=lambda node: node.lineno,
-               default=None)
-    if node is None:  # a decorator
-        return range(line, line + 1)
-    body = getattr(node, "body", None)
-    return range(node.lineno, max(line, body[0].lineno - 1 if body else node.end_lineno) + 1)
-
-
-def plan(given, mutants):
-    """The first line of PROGRESS, made now if the one there is of another draw or commit: what was
-    given, how long the recording took, and the tests of each mutant with their usual seconds."""
-    if PROGRESS.exists():
-        kept = json.loads(PROGRESS.read_text().partition("\n")[0])
-        if kept["given"] == given:
-            return kept
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        coverage, seconds = record(given["tests"], folder)
-    recorded = time.monotonic() - began
-    tests = {mutant.name: tests_of(mutant, coverage, seconds) for mutant in mutants}
-    made = {"given": given, "recorded": recorded, "tests": tests, "seconds": {
-        name: sum(map(seconds.get, chosen)) for name, chosen in tests.items()}}
-    PROGRESS.parent.mkdir(exist_ok=True)
-    PROGRESS.write_text(json.dumps(made) + "\n")
-    return made
 
 
 def try_all(mutants, planned):
@@ -181,33 +162,24 @@ def try_all(mutants, planned):
 def attempt(mutant, tests, seconds):
     """Run tests on a copy of the project with the mutant: (outcome, test that noticed it)."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        copy = Path(folder)
-        subprocess.run(["git", "checkout-index", "-a", f"--prefix={folder}/"], cwd=ROOT, check=True)
+        copy, noticed = Path(folder), Path(folder, "noticed")
+        git("checkout-index", "-a", f"--prefix={folder}/")
         (copy / ".venv").symlink_to(ROOT / ".venv")
         (copy / "minragen" / mutant.file).write_text(mutant.source)
         (copy / "chosen.json").write_text(json.dumps(tests))
+        # A mutant must not leave wrong weights where real runs look for them.
+        env = os.environ | {"MINRAGEN_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
         child = subprocess.Popen(
-            [sys.executable, "tests/mutants.py", "--run-chosen"], cwd=folder, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True, env=os.environ | {
-                # A mutant must not leave wrong weights where real runs look for them.
-                "MINRAGEN_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1"})
+            [sys.executable, "tests/mutants.py", "--run-chosen"], cwd=folder, env=env,
+            stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            code = child.wait(60 + 2 * seconds)
+            outcome = "killed" if child.wait(60 + 2 * seconds) else "survived"
         except subprocess.TimeoutExpired:
-            return "killed", "time"
-        finally:
-            end(child)
-        noticed = copy / "noticed"
-        return ("killed" if code else "survived"), noticed.read_text() if noticed.exists() else ""
-
-
-def end(child):
-    """Kill a process with whatever its tests have left running."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    child.wait()
+            outcome = "killed"
+        with contextlib.suppress(ProcessLookupError):  # with whatever the tests have left running
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        return outcome, noticed.read_text() if noticed.exists() else ""
 
 
 class Chosen:
@@ -226,14 +198,6 @@ class Chosen:
             Path("noticed").write_text(report.nodeid)
 
 
-def run_chosen():
-    """In a copy: run the tests of chosen.json. Returns pytest's exit code."""
-    tests = json.loads(Path("chosen.json").read_text())
-    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-    return pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "--rootdir=.",
-                        *files], [Chosen(tests)]) if files else 0
-
-
 def git(*words):
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True,
                           check=True).stdout.strip()
@@ -245,8 +209,11 @@ def main():
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--only", default="", help="only files whose path holds this")
     parser.add_argument("tests", nargs="*", default=["tests", "--ignore=tests/long"])
-    if sys.argv[1:] == ["--run-chosen"]:
-        sys.exit(run_chosen())
+    if sys.argv[1:] == ["--run-chosen"]:  # in a copy
+        tests = json.loads(Path("chosen.json").read_text())
+        files = dict.fromkeys(test.partition("::")[0] for test in tests)
+        sys.exit(bool(files) and pytest.main(["-xq", "--assert=plain", "--rootdir=.", *files],
+                                       [Chosen(tests)]))
     args = parser.parse_args()
     if git("status", "--porcelain", "minragen", "tests"):
         sys.exit("error: minragen/ or tests/ differ from the commit that the result would name.")
@@ -257,7 +224,8 @@ def main():
     survivors = [name for name, line in found.items() if line["outcome"] == "survived"]
     seconds = sum(line["seconds"] for line in found.values()) / PROCESSES
     minutes = round((planned["recorded"] + seconds) / 60)
-    print(f"{len(found)} mutants, {len(survivors)} survived, {minutes} minutes", *survivors, sep="\n")
+    print(f"{len(found)} mutants, {len(survivors)} survived, {minutes} minutes:", *survivors,
+          sep="\n")
     if not args.only:
         result = json.loads(RESULT.read_text())
         known = (result["sample"] or {}).get("survivors", {})
