@@ -24,10 +24,12 @@ from toys import tiny
 from training import BRIEF, metrics, read_lines, run
 
 from lab import archive
+from minragen import cache
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.environments import layers
 from minragen.envs import REGISTRY, RUN_METRICS, EnvGroups, Observation, make
+from minragen.fast import graphs, prefix_tree, scheduler
 from minragen.look import diagnostics
 from minragen.metrics import describe, waiting
 from minragen.more.described import DescribedTurn
@@ -352,6 +354,41 @@ class TestLearner:
         failing = {len(calls) + 1}
         with pytest.raises(RuntimeError, match="ran out of memory again"):
             memory.careful_gradients(other, mini, config, progress)
+
+
+class TestPlain:
+    """With `--plain true` nothing that is only faster runs, and all else is the same."""
+
+    # Adam divides a gradient by its size, so rounding decides where a weight moves whose gradient
+    # is almost 0: by up to lr. At 1e-5 that is below the rounding of the logprobs.
+    STEPS = shlex.split("--num-groups 2 --group-size 4 --mini-batch 4 --val-size 1 --filter none "
+                        "--diagnose-every 0 --max-rows 5 --lr 1e-5 --plain")
+
+    def three_steps(self, env, plain):
+        """Which functions run, the trajectories of three steps, and the weights after them."""
+        config, learner, groups = build("--env", env, *self.STEPS, plain)
+        steps = [trainer.train_step(learner, groups, config) for _ in range(3)]
+        assert all(metrics["grad_norm"] for metrics, _ in steps)
+        policy = learner.policy
+        return ((policy.append, policy.states_before, policy.micro_batches, learner.collect,
+                 groups.threads), [t for _, played in steps for t in played],
+                policy.model.state_dict())
+
+    @pytest.mark.parametrize("env", REGISTRY)
+    def test_three_steps_have_the_same_tokens_and_up_to_rounding_the_same_weights(self, env):
+        functions, played, weights = self.three_steps(env, "false")
+        plain_functions, plain, plain_weights = self.three_steps(env, "true")
+        assert functions == (graphs.append, prefix_tree.states_before, prefix_tree.micro_batches,
+                             scheduler.collect, True)
+        assert plain_functions == (cache.append, cache.states_before, cache.micro_batches,
+                                   collect, False)
+        for one, other in zip(played, plain, strict=True):
+            assert one.messages() == other.messages() and one.turn_rewards == other.turn_rewards
+            for ours, theirs in zip(one.sequences, other.sequences, strict=True):
+                assert (ours.tokens, ours.turn_ids) == (theirs.tokens, theirs.turn_ids)
+                assert ours.sample_logprobs == pytest.approx(theirs.sample_logprobs, abs=1e-5)
+        for name, weight in weights.items():
+            assert torch.allclose(weight, plain_weights[name], rtol=0, atol=1e-6), name
 
 
 class TestRuns:
