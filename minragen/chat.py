@@ -130,11 +130,6 @@ class Trajectory:
     def response_tokens(self):
         return sum(sum(sequence.response_mask) for sequence in self.sequences)
 
-    @property
-    def void(self):
-        """Whether the environment found a turn without a valid answer."""
-        return self.metrics.get("valid", 1.0) < 1
-
     def fail(self, exception):
         """End the episode because its environment raised. exception: a Failure, or has its words"""
         self.stop, self.error = StopReason.ENV_ERROR, str(exception)

@@ -88,7 +88,7 @@ class Log(train.Log, contextlib.AbstractContextManager):
         return distributed.progress_bar(title)
 
     def diagnose(self, step, played):
-        if step == 1 and not self.config.zero_task:
+        if step == 1 and self.config.advantages != "none":
             line, warning = diagnostics.first_look(played, self.config)
             self.say(f"start     {line}")
             if warning:
@@ -111,10 +111,10 @@ class Log(train.Log, contextlib.AbstractContextManager):
                 f"has diverged. Is the learning rate too large? See the last lines of "
                 f"metrics.jsonl.")
         if learner.empty_steps >= EMPTY_STEPS:
-            reason = (f"in {EMPTY_STEPS} steps in a row the filter ({self.config.filter} of "
-                      f"{self.config.filter_metric}) kept no group, or every environment failed, "
-                      f"so there is nothing to learn from. Is the task solved, or never solved? If "
-                      f"few replies are valid, raise --warmup-steps.")
+            reason = (f"in {EMPTY_STEPS} steps in a row the filter ({self.config.filter}) "
+                      f"kept no group, or every environment failed, so there is nothing to learn "
+                      f"from. Is the task solved, or never solved? If few replies are valid, raise "
+                      f"--warmup-steps.")
         elif self.config.early_stop:
             lines = [*self.history, metrics]
             if not metrics:  # a resumed run judges its last step again: before the validation, too
