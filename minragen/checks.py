@@ -51,12 +51,14 @@ CONTRADICTIONS = (
      "expected full."),
 )
 _CRITIC = (lambda c: estimator_kind(c) == "critic", "an estimator with a critic")
+_FAST = (lambda c: not c.plain, "plain false")
 _FILTER = (lambda c: c.filter != "none", "a filter")
 # option -> (whether it has an effect, what it needs for one)
 NEEDS = {
     "decay_steps": (lambda c: c.lr_final != 1, "an lr_final that is not 1"),
     "soft_reweight": (lambda c: c.reward_norm != "mean_std" or c.reward_norm_over != "group",
                       "a reward_norm that leaves groups different reward stds"),
+    "attention": _FAST, "feed_share": _FAST,
     "norm_by_std": (lambda c: c.advantages in ("grpo", "gigpo"), "advantages grpo or gigpo"),
     "step_gamma": (lambda c: c.advantages == "gigpo", "advantages gigpo"),
     "dual_clip": (lambda c: c.ratio != "detached", "a ratio that is not detached"),

@@ -11,7 +11,7 @@ from test_vision import folder_of, idefics3
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from minragen.config import from_options
-from minragen.models import LOGIT_BUDGET, Critic, Policy
+from minragen.models import Critic, Policy
 from minragen.more.vision import freeze_tower
 from minragen.run import memory
 from minragen.run.load import load_policy
@@ -84,10 +84,6 @@ class TestParts:
         assert many == 4 * few
         monkeypatch.setattr(World, "size", 2)
         assert slots(num_groups=2, group_size=2, val_size=16) == many / 2
-
-    def test_a_large_vocabulary_decides_what_the_diagnostics_need(self, monkeypatch):
-        monkeypatch.setitem(ARCHITECTURES, "wide", (10**6, 8, 8, 1, 1, 1, True))
-        assert forecast_of_large("wide")[1]["diagnostics"]["one pass"] == 8 * LOGIT_BUDGET
 
     def test_with_observations_in_the_loss_every_token_has_logits(self, monkeypatch):
         monkeypatch.setitem(ARCHITECTURES, "thin", (8, 16, 16, 1, 1, 1, True))

@@ -9,12 +9,12 @@ from toys import Lottery
 
 from minragen import nano
 from minragen import train as trainer
-from minragen.chat import ChatFrame, Sequence, Trajectory
+from minragen.chat import ChatFrame
 from minragen.config import preset
 from minragen.envs import Observation
 from minragen.models import AdamW
-from minragen.rollout import make_batch
 from minragen.run.tiny import tiny_policy
+from minragen.trajectory import Sequence, Trajectory, make_batch
 
 
 @pytest.fixture

@@ -123,12 +123,13 @@ from minragen.envs import EnvGroups
 from minragen.models import AdamW, load_policy
 
 config = dataclasses.replace(preset("bandit"), steps=2, num_groups=4, group_size=4)
-policy, log, lines = load_policy(sys.argv[1]), train.Log(), []
-log.write = lines.append
+policy, callbacks, lines = load_policy(sys.argv[1]), train.Callbacks(), []
+callbacks.write = lines.append
 groups = {split: EnvGroups("bandit", 4, 4, split, {"mixed": True})
           for split in ("train", "val", "test")}
 train.train(train.Learner(policy, ChatFrame(policy.tokenizer, max_new_tokens=24),
-                          AdamW(policy.model.parameters(), config.lr)), groups, config, log)
+                          AdamW(policy.model.parameters(), config.lr)), groups, config,
+            callbacks)
 print(json.dumps(lines))
 """
 
