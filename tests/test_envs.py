@@ -71,7 +71,7 @@ class TestErrors:
                            ("test_envs:Nothing", "no Gymnasium id called 'Nothing'"),
                            ("test_envs:Budget", "test_envs has no TextEnv class"),
                            ("words/Broken-v0", "does not begin with these options: KeyError: "),
-                           ("openenv", "reasoning_gym:DATASET or openenv:URL"),
+                           ("openenv", "a Gymnasium id or openenv:URL"),
                            ("FrozenLake-v1", "has a Discrete space, expected Text spaces")):
             assert said in refusal(make, name)
 
