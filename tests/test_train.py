@@ -322,7 +322,7 @@ class TestLearner:
             assert learner.skipped == 2 * step
         trainer.update(learner, bad, config, 3)
         with pytest.raises(FloatingPointError, match="6 updates in a row had a gradient that is"):
-            trainer.refuse_divergence(learner)
+            trainer.nothing_to_learn(learner, config)
         assert all(torch.equal(before[k], v) for k, v in learner.policy.model.state_dict().items())
         assert trainer.update(learner, good, config, 3)["updates_skipped"] == learner.skipped == 0
 
