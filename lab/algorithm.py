@@ -27,8 +27,8 @@ from PIL import Image
 from lab import archive
 from minragen import starpo, train
 from minragen.fast.prefix_tree import PrefixTree, neighbours
-from minragen.rollout import make_batch
 from minragen.run import start
+from minragen.trajectory import make_batch
 
 # Okabe and Ito's colours, which the colour-blind tell apart.
 SAMPLED, CONTEXT, PADDING = "#009E73", "#CFCFCF", "#FFFFFF"
@@ -61,7 +61,7 @@ def first_step(run):
     minis = list(train.mini_batches(trained, config, 1))
     return SimpleNamespace(
         config=config, batch=batch, kept=kept.numpy(), trained=trained, minis=minis,
-        std=starpo.group_scores(batch.episode_returns, batch.group_ids).numpy(),
+        std=starpo.group_std(batch.episode_returns, batch.group_ids).numpy(),
         passes=[len(list(train.parts_of(mini, learner, config))) for mini in minis],
         decoder=learner.policy.model.base_model, tokenizer=learner.policy.tokenizer,
         metrics=metrics | train.update(learner, trained, config, 1))

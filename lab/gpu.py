@@ -33,6 +33,7 @@ from minragen.cache import KVSlots
 from minragen.fast import graphs, llama
 from minragen.run import bundled, memory, start
 from minragen.run.proof import in_float32
+from minragen.trajectory import make_batch
 
 WORK = dict(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda", num_groups=8, group_size=16,
             val_size=1)
@@ -140,7 +141,7 @@ def measure(config):
 
 def with_random_returns(played):
     """The batch of episodes, with returns that differ within every group."""
-    batch = rollout.make_batch([t for t in played if not t.error])
+    batch = make_batch([t for t in played if not t.error])
     returns = torch.rand(len(played), generator=torch.Generator().manual_seed(0))
     return replace(batch, episode_returns=returns[batch.episode_ids])
 
@@ -193,7 +194,7 @@ def products(learner, batch, config):
     hooks = [layer.register_forward_hook(
         lambda layer, x, _: flops.append(2 * x[0].numel() * layer.out_features))
         for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
-    for mini in train.mini_batches(replace(batch, loss_mask=batch.response_mask), config, 2):
+    for mini in train.mini_batches(batch, config, 2):
         train.in_micro_batches(learner, mini, config, lambda part: learner.policy.logprobs(
             part.tokens, part.response_mask, config.temperature)[0])
     for hook in hooks:

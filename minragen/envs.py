@@ -42,8 +42,8 @@ SPLITS = ("train", "val", "test")
 # Names of a run's own metrics (docs/metrics.md), which no environment and no metric of one has.
 RUN_METRICS = """val test first_turn trajectory gradient step pass@G episode_return reward_std
     groups_kept groups_zero_std rollouts turns response_tokens reply_tokens context_full env_errors
-    void entropy overlong_penalty grounding worldmodeling env_return policy_loss clip_fraction
-    approx_kl kl_ref kl_reward kl_reward_coef echo_loss grad_norm critic_grad_norm updates_skipped
+    entropy overlong_penalty grounding worldmodeling env_return policy_loss clip_fraction
+    approx_kl kl_ref kl_reward echo_loss grad_norm critic_grad_norm updates_skipped
     logprob_gap regime value_loss explained_variance seconds rollout_seconds rollout_idle waited
     tokens_per_second elapsed valid_thinking distinct_3""".split()  # noqa: SIM905
 
@@ -452,7 +452,7 @@ class EnvGroups:
             budget = replace(make(name, split, **own).budget, **(budgets or {}))
             self._given[name] = dict(name=name, split=split, budget=budget, layers=layers, **own)
         self.envs = [make(**self._given[self.names[group]]) for group, _ in self.places]
-        self.seeds, self._broken, self._results = [None] * num_groups, set(), {}
+        self.seeds, self._broken = [None] * num_groups, set()
 
     def __len__(self):
         return len(self.envs)
@@ -460,7 +460,7 @@ class EnvGroups:
     def reset(self, first_seed):
         """Draw new instances: group g gets seed `first_seed + g`. Returns each row's observation,
         or the Failure of its environment."""
-        self.seeds, self._results = [first_seed + g for g in range(self.num_groups)], {}
+        self.seeds = [first_seed + g for g in range(self.num_groups)]
         return self._each(range(len(self)), self._reset_row)
 
     def _reset_row(self, row):
@@ -480,16 +480,6 @@ class EnvGroups:
         that it raised: a fault of the environment, not of the reply (`StopReason.ENV_ERROR`)."""
         reply_of = dict(zip(rows, replies))
         return self._each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
-
-    def send(self, rows, replies):
-        """Begin to step rows; `receive` returns the results. `reset` drops those in flight."""
-        self._results |= zip(rows, self.step(rows, replies))
-
-    def receive(self, wait=True):
-        """{row: result of `step`} of the rows whose steps have ended since the last call. wait:
-        until there is one, if any is in flight. Here `send` has stepped them all."""
-        results, self._results = self._results, {}
-        return results
 
     failure = staticmethod(failure_of)  # run/groups.py adds where it was raised
 

@@ -3,7 +3,6 @@
 import copy
 import math
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from test_families import family
 from toys import tiny
 
 from lab import archive
-from minragen import models, rollout
+from minragen import models
 from minragen.chat import ChatFrame
 from minragen.config import Config
 from minragen.envs import REGISTRY
@@ -21,8 +20,7 @@ from minragen.look import diagnostics
 from minragen.look.diagnostics import VARIED, Pair, collapse_metrics, gradient_metrics, score_matrix
 from minragen.metrics import describe, held_out_metrics
 from minragen.models import AdamW, token_logprobs
-from minragen.more.vision import SeeingPolicy
-from minragen.rollout import Batch, Rules, Trajectory
+from minragen.trajectory import Batch, Trajectory
 
 
 def episode(frame, group, *turns, prompt="state"):
@@ -53,15 +51,6 @@ class TestEpisodes:
         assert {name: value for name, value in found.items() if "success" in name} == {
             "val/success": 0.5, "val/a/success": 0.0, "val/b/success": 1.0}
         assert not any("won" in name for name in found)
-
-    def test_held_out_play_begins_at_the_seed_that_is_asked_for_and_without_images_of_training(
-            self, monkeypatch):
-        store, collect = Mock(), Mock()
-        monkeypatch.setattr(rollout, "collect", collect)
-        policy = SeeingPolicy("", SimpleNamespace(image_store=store), None)
-        rollout.play_held_out(policy, None, None, Rules(), 0.5, first_seed=40)
-        assert collect.call_args.args[3] == 40
-        store.forget.assert_called_once_with()
 
 
 class TestReasoning:
@@ -397,7 +386,7 @@ def gradient_batch(tokens, mask, group_ids):
     """Rows whose loss weights are those of a mean over the tokens in `mask`."""
     zeros, there = torch.zeros(mask.shape), mask | (torch.arange(mask.shape[1]) == 0)
     return Batch(tokens, there, mask, zeros, zeros, zeros, group_ids, group_ids, zeros[:, 0], zeros,
-                 mask[:, 0], mask & False, loss_mask=mask, loss_weights=mask / mask.sum())
+                 mask & False, loss_weights=mask / mask.sum())
 
 
 def first_stop(metrics, untrained=()):
@@ -486,7 +475,7 @@ class TestGradients:
                                torch.tensor([0, 0, 1, 1]))
 
         def losses_of(part):
-            logprobs, entropy = token_logprobs(model, part.tokens, part.loss_mask)
+            logprobs, entropy = token_logprobs(model, part.tokens, part.response_mask)
             return {"task": -(logprobs * part.loss_weights).sum(),
                     "entropy": -(entropy * part.loss_weights).sum()}
 

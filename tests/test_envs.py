@@ -27,7 +27,6 @@ from toys import replies, tiny
 from walks import FAULTS, EchoText, Question, Quoting, Step, Walk
 
 from minragen import envs
-from minragen.chat import StopReason
 from minragen.environments import limits
 from minragen.environments.gymnasium_text import GymnasiumText
 from minragen.environments.layers import Layer
@@ -47,6 +46,7 @@ from minragen.options import parse_mixture
 from minragen.rollout import Rules, collect
 from minragen.run import groups as run_groups
 from minragen.run.groups import PatientGroups
+from minragen.trajectory import StopReason
 
 
 def begun(cls, seed=0, budget=None):

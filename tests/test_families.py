@@ -19,11 +19,12 @@ from minragen.envs import EnvGroups
 from minragen.fast.policies import faster
 from minragen.look import diagnostics
 from minragen.models import Critic
-from minragen.rollout import Rules, collect, make_batch
+from minragen.rollout import Rules, collect
 from minragen.run import memory
 from minragen.run.load import load_policy
 from minragen.run.proof import prove
 from minragen.train import Learner
+from minragen.trajectory import make_batch
 
 PAGE = (ROOT / "docs" / "models.md").read_text()
 CONTEXT, WINDOW = 320, 24

@@ -23,9 +23,9 @@ from minragen.__main__ import main as command
 from minragen.environments import limits
 from minragen.look import faults
 from minragen.look.evaluate import evaluate
-from minragen.rollout import Trajectory
 from minragen.run.groups import PatientGroups, env_groups
 from minragen.run.log import ENDED, Log
+from minragen.trajectory import Trajectory
 
 USERS = """
 import json

@@ -15,12 +15,13 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from minragen.chat import Reply, Trajectory, reply_pattern
+from minragen.chat import reply_pattern
 from minragen.environments.search import fetch, one_line
 from minragen.envs import IMAGE, image_of
 from minragen.formats import FORMATS, forced_prefix, system_message
 from minragen.more.converse import converse
 from minragen.more.vision import data_uri
+from minragen.trajectory import Reply, Trajectory
 
 CONCURRENCY = 16  # conversations at a time
 PAUSES = (0.5, 1, 2, 4, 8, float("inf"))  # seconds to wait after each failed try of a request

@@ -40,7 +40,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from minragen.cache import micro_batches
-from minragen.chat import ChatFrame, Reply, StopReason, Trajectory
+from minragen.chat import ChatFrame
 from minragen.environments.data import cache_folder
 from minragen.envs import SEPARATOR, SPLITS
 from minragen.fast.policies import faster
@@ -48,12 +48,12 @@ from minragen.models import AdamW
 from minragen.more import lora
 from minragen.more.vision import image_store_of
 from minragen.options import nearest, short
-from minragen.rollout import make_batch
 from minragen.run.distributed import progress_bar
 from minragen.run.groups import most_turns
 from minragen.run.load import foreign, load_policy
 from minragen.run.runs import save_policy
 from minragen.run.tiny import EXPERT, UNTRAINED, recipe_of
+from minragen.trajectory import Reply, StopReason, Trajectory, make_batch
 
 TINY_MODELS = tuple(UNTRAINED)  # made for their environments
 BUNDLED = (*TINY_MODELS, "smollm2")
