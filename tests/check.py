@@ -33,8 +33,8 @@ IN_MAIN = {"train": {"run.start"}, "nano": {"run.bundled"}}
 # import of those only envs and options
 BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
          "look": {"look", "more", "fast", "environments"}, "run": set(WINGS)}
-# Both read only what knows nothing of them: the folders of runs, the time limit of a request.
-STORED = {"look/report": "run.runs", "more/api": "environments.limits"}
+# Both read only what knows nothing of them: the folders of runs, a request to a server.
+STORED = {"look/report": "run.runs", "more/api": "environments.search"}
 SIZES = {"the ground floor": (GROUND_FLOOR, 2835), "config.py": (["config"], 350),
          "nano.py": (["nano"], 200)}  # lines at most
 

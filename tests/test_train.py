@@ -395,7 +395,7 @@ class TestRuns:
             "import sys, minragen.train, minragen.eval\n"
             f"minragen.train.main({[*BRIEF, '--run', 'a', '--steps', '1', '--model', 'tiny']})\n"
             "sys.exit(' '.join({'peft', 'matplotlib', 'tensorboard', 'wandb', 'datasets', "
-            "'reasoning_gym', 'openenv', 'fastapi', 'websockets', 'openai', 'trl'} "
+            "'reasoning_gym', 'openenv', 'fastapi', 'websockets', 'trl'} "
             "& sys.modules.keys()) or 0)")
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                               check=False, cwd=tmp_path,
