@@ -61,7 +61,7 @@ def first_step(run):
     minis = list(train.mini_batches(trained, config, 1))
     return SimpleNamespace(
         config=config, batch=batch, kept=kept.numpy(), trained=trained, minis=minis,
-        std=starpo.group_scores(batch.episode_returns, batch.group_ids).numpy(),
+        std=starpo.group_std(batch.episode_returns, batch.group_ids).numpy(),
         passes=[len(list(train.parts_of(mini, learner, config))) for mini in minis],
         decoder=learner.policy.model.base_model, tokenizer=learner.policy.tokenizer,
         metrics=metrics | train.update(learner, trained, config, 1))

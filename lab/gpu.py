@@ -194,7 +194,7 @@ def products(learner, batch, config):
     hooks = [layer.register_forward_hook(
         lambda layer, x, _: flops.append(2 * x[0].numel() * layer.out_features))
         for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
-    for mini in train.mini_batches(replace(batch, loss_mask=batch.response_mask), config, 2):
+    for mini in train.mini_batches(batch, config, 2):
         train.in_micro_batches(learner, mini, config, lambda part: learner.policy.logprobs(
             part.tokens, part.response_mask, config.temperature)[0])
     for hook in hooks:

@@ -160,7 +160,7 @@ def candidates(env, algo, **changes):
     """{key: Config} of the runs that an algorithm may need in an environment: each rate with each
     seed, TUNING_SEED first. changes: options of all of them"""
     base = settings.preset(env, algo)
-    own = dict(device="cpu", threads=1, val_every=base.steps, save_every=base.steps) | changes
+    own = dict(device="cpu", val_every=base.steps, save_every=base.steps) | changes
     made = [dataclasses.replace(base, seed=seed, lr=float(f"{base.lr * rate:.3g}"), **own)
             for seed in (TUNING_SEED, *SEEDS) for rate in RATES.values()]
     return {key_of(config, base.lr): config for config in made}

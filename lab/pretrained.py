@@ -9,6 +9,7 @@ differs from the preset of pretrained models.
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -32,7 +33,7 @@ V1_ENVS = {"bandit": dict(env="bandit"),
 # RAGEN V2's main table: 400 steps, with the filter "softmax top-p of 0.9, zeros included".
 V2 = V1 | dict(env="sokoban", clip_high=0.28, steps=400, aggregation="seq-mean-token-mean",
                val_size=512)
-SMOLLM2 = {f"smollm2-{env}": dict(env=env, model="smollm2", threads=1)
+SMOLLM2 = {f"smollm2-{env}": dict(env=env, model="smollm2")
            for env in ("frozenlake",)}
 # The field's control: what an agent gains from rewards that do not depend on what it does.
 CONTROLS = {f"{name}-random": options | dict(layer="random_reward")
@@ -40,7 +41,7 @@ CONTROLS = {f"{name}-random": options | dict(layer="random_reward")
 RUNS = {**SMOLLM2, **CONTROLS} | {f"v1-{env}{name}": options | own for env, own in V1_ENVS.items()
         for name, options in (("", V1), ("-starpo-s", STARPO_S))} | {
     "v2-sokoban": V2,
-    "v2-sokoban-filter": V2 | dict(filter="top_p_softmax", filter_include_zero=True)}
+    "v2-sokoban-filter": V2 | dict(filter="top_p_softmax")}
 
 
 def train(name, seed, given):
@@ -52,7 +53,7 @@ def train(name, seed, given):
     else:
         command += [f"--{option.replace('_', '-')}={value}" for option, value in {
             **RUNS[name], "seed": seed, **given}.items()]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     return runs.RUNS / run
 
 

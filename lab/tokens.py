@@ -49,7 +49,7 @@ KLS = {"k2": None, "k3": None, "k3, derivative bounded": bounded, "k3, log ratio
 def derivatives(policy, mini, config):
     """How the loss of a mini-batch changes with the logprob of each token, (B, T)."""
     with torch.no_grad():
-        logprobs, entropy = policy.logprobs(mini.tokens, mini.loss_mask, config.temperature)
+        logprobs, entropy = policy.logprobs(mini.tokens, mini.response_mask, config.temperature)
     logprobs.requires_grad_()
     losses, _ = train.policy_losses(
         SimpleNamespace(logprobs=lambda *_: (logprobs, entropy)), mini, config)
@@ -92,7 +92,7 @@ def measure(task):
     counts = {"updates": 0, "clipped": 0, "of_few": 0, "largest_norm": 0.0}
     estimate, real = KLS.get(kl), starpo.kl_estimate
     config = dataclasses.replace(
-        preset(env), run="x", seed=seed, model="tiny", device="cpu", threads=1)
+        preset(env), run="x", seed=seed, model="tiny", device="cpu")
     if kl:
         config = dataclasses.replace(config, kl_estimator="k2" if estimate else kl)
     patched = mock.patch.object(

@@ -12,34 +12,27 @@ def estimator_kind(config):
 
 # (whether a Config contradicts itself, the message)
 CONTRADICTIONS = (
-    (lambda c: estimator_kind(c) == "group" and c.group_size < 2,
+    (lambda c: estimator_kind(c) == "group" and c.advantages != "brpo" and c.group_size < 2,
      "{advantages} compares the members of a group: got group_size 1, expected at least 2."),
-    (lambda c: c.group_size < 2 and (c.soft_reweight or c.filter != "none"
-                                     and c.filter_metric.endswith("std")),
-     "group_size 1 has no reward std: expected at least 2, or filter none without soft_reweight."),
+    (lambda c: c.group_size < 2 and c.filter != "none",
+     "group_size 1 has no reward std: expected at least 2, or filter none."),
     (lambda c: estimator_kind(c) == "group" and c.credit == "turn",
      "{advantages} compares whole episodes: got credit turn, expected episode, or an estimator of "
      "token rewards (gae, reinforce, ...)."),
-    (lambda c: c.reward_norm != "identity" and c.credit == "turn",
-     "reward_norm {reward_norm} normalises episode returns: got credit turn, expected episode."),
     (lambda c: c.advantages in ("bi_level_gae", "turn_gae") and c.context != "full",
      "{advantages} needs all turns in one row: got context {context}, expected full."),
-    (lambda c: c.filter in ("top_p", "min_p") and c.filter_metric == "reward",
-     "filter {filter} takes shares of scores, but rewards may be negative. Use top_p_softmax or "
-     "top_k with filter_metric reward."),
     (lambda c: c.filter == "top_k_abs" and c.filter_value != int(c.filter_value),
      "filter top_k_abs: got filter_value {filter_value}, expected a whole number of groups."),
-    (lambda c: c.resample and (c.filter, c.filter_value, c.filter_metric, c.filter_include_zero)
-     != ("top_p", 1.0, "reward_std", False),
+    (lambda c: c.resample and (c.filter, c.filter_value) != ("top_p", 1.0),
      "resample replaces groups of reward std 0: expected the filter that drops just those, filter "
-     "top_p with filter_value 1 and filter_metric reward_std."),
+     "top_p with filter_value 1."),
     (lambda c: c.ratio == "sequence" and (estimator_kind(c) != "group" or c.advantages == "gigpo"),
-     "ratio sequence needs one advantage per row: got {advantages}, expected grpo, rloo, maxrl or "
-     "reinforce_pp_baseline."),
-    (lambda c: c.advantages == "maxrl" and (c.reward, c.reward_norm, c.kl_reward_coef, c.overlong)
-     != ("success", "identity", 0.0, 0.0),
-     "maxrl compares success and failure: expected reward success, no reward_norm, no "
-     "kl_reward_coef and no overlong."),
+     "ratio sequence needs one advantage per row: got {advantages}, expected grpo, rloo, brpo, "
+     "maxrl or reinforce_pp_baseline."),
+    (lambda c: c.advantages == "maxrl" and (c.reward, c.kl_reward_coef, c.overlong)
+     != ("success", 0.0, 0.0),
+     "maxrl compares success and failure: expected reward success, no kl_reward_coef and no "
+     "overlong."),
     (lambda c: c.tis_cap and (c.top_k or c.top_p < 1),
      "tis_cap weights by probabilities before truncation: expected no top_k and no top_p."),
     (lambda c: c.reward == "success" and (c.grounding_reward or c.worldmodeling_reward
@@ -52,36 +45,26 @@ CONTRADICTIONS = (
 )
 _CRITIC = (lambda c: estimator_kind(c) == "critic", "an estimator with a critic")
 _FAST = (lambda c: not c.plain, "plain false")
-_FILTER = (lambda c: c.filter != "none", "a filter")
 # option -> (whether it has an effect, what it needs for one)
 NEEDS = {
     "decay_steps": (lambda c: c.lr_final != 1, "an lr_final that is not 1"),
-    "soft_reweight": (lambda c: c.reward_norm != "mean_std" or c.reward_norm_over != "group",
-                      "a reward_norm that leaves groups different reward stds"),
     "attention": _FAST, "feed_share": _FAST,
     "norm_by_std": (lambda c: c.advantages in ("grpo", "gigpo"), "advantages grpo or gigpo"),
-    "step_gamma": (lambda c: c.advantages == "gigpo", "advantages gigpo"),
     "dual_clip": (lambda c: c.ratio != "detached", "a ratio that is not detached"),
     "teacher": (lambda c: c.kl_coef > 0 or c.kl_reward_coef > 0, "a kl_coef or kl_reward_coef"),
     "tis_cap": (lambda c: c.stale or c.model not in ("tiny", "tiny-vlm"),
                 "stale samples, or a sampler that rounds otherwise than the learner (bfloat16)"),
-    "gamma": (lambda c: estimator_kind(c) == "reward" or c.advantages in ("gae", "bi_level_gae"),
+    "gamma": (lambda c: estimator_kind(c) == "reward" and c.advantages != "none"
+              or c.advantages in ("gae", "bi_level_gae"),
               "advantages gae, bi_level_gae or a REINFORCE"),
-    "gamma_turn": (lambda c: c.advantages in ("bi_level_gae", "turn_gae")
+    "gamma_turn": (lambda c: c.advantages in ("gigpo", "bi_level_gae", "turn_gae")
                    or c.context != "full" and c.credit == "turn",
-                   "advantages bi_level_gae or turn_gae, or credit turn and rows of one turn"),
-    "lam": _CRITIC, "critic_lr": _CRITIC, "value_clip": _CRITIC,
-    "advantage_mask": (lambda c: c.advantages in ("gae", "bi_level_gae"),
-                       "advantages gae or bi_level_gae"),
-    "loss_mask": (_CRITIC[0], "an estimator with a critic: others train sampled tokens only"),
-    "reward_norm_over": (lambda c: c.reward_norm != "identity", "a reward_norm"),
+                   "advantages gigpo, bi_level_gae or turn_gae, or credit turn and rows of one "
+                   "turn"),
+    "lam": _CRITIC, "critic_lr": _CRITIC,
     "window": (lambda c: c.context != "full", "context limited or single_turn"),
-    "kl_target": (lambda c: c.kl_reward_coef > 0, "a kl_reward_coef to start from"),
-    "kl_horizon": (lambda c: c.kl_target > 0, "a kl_target"),
     "kl_estimator": (lambda c: c.kl_coef > 0, "a kl_coef"),
-    "diagnose_samples": (lambda c: c.diagnose_every > 0, "a diagnose_every"),
-    "filter_value": _FILTER, "filter_select": _FILTER, "filter_metric": _FILTER,
-    "filter_include_zero": _FILTER, "loss_scaling": _FILTER,
+    "filter_value": (lambda c: c.filter != "none", "a filter"),
 }
 
 

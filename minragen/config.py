@@ -24,10 +24,6 @@ TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user
 RUN_NAME = re.compile(r"[\w+=-][\w.+=-]{0,99}")  # cannot leave runs/
 BUDGETS = tuple(f.name for f in dataclasses.fields(Budget))
-# What is measured in each episode, and which statistic of a group is its score.
-FILTER_METRICS = {"reward_std": ("returns", "std"), "reward": ("returns", "mean"),
-                  "length": ("lengths", "mean"), "entropy": ("entropy", "mean"),
-                  "entropy_std": ("entropy", "std")}
 
 
 def _presets():
@@ -73,7 +69,6 @@ class Config:
     model: str = opt("", "tiny, tiny-vlm, smollm2, a folder or a Hugging Face id; empty: by "
                          "the device")
     device: str = opt("", "cpu, cuda or mps; empty: cuda if there is one")
-    threads: int = opt(0, "CPU threads of PyTorch; 0: one for tiny on a CPU, else all", most=1024)
     steps: int = opt(100, "training steps: a rollout and its updates", least=1)
     init_from: str = opt("", "a run whose last checkpoint's weights this one begins with")
     log: str = opt("", "where metrics also go: tensorboard, wandb or both (a,b)")
@@ -108,20 +103,12 @@ class Config:
     filter: str = opt("top_p", "which groups are trained on", "FILTERS")
     filter_value: float = opt(0.9, "top_p: share of the summed scores; top_k: share of the groups; "
                                    "top_k_abs: number of groups; min_p: share of the best score")
-    filter_select: str = opt("largest", "end of the scores that is kept", ("largest", "smallest"))
-    filter_metric: str = opt("reward_std", "score of a group of episodes", tuple(FILTER_METRICS))
-    drop_void: bool = opt(False, "do not train on episodes with a turn without a valid answer")
-    filter_include_zero: bool = opt(False, "whether groups of score 0 are candidates")
     resample: int = opt(0, "DAPO's dynamic sampling: extra rollouts per step, at most", most=100)
     # -- rewards
     credit: str = opt("episode", "where rewards go: to the end of the episode or of each turn",
                       ("episode", "turn"))
-    reward_norm: str = opt("identity", "normalisation of the returns", "REWARD_NORMS")
-    reward_norm_over: str = opt("group", "whose mean and std reward_norm takes", ("group", "batch"))
     overlong: float = opt(0.0, "DAPO: penalise this last share of max_new_tokens", most=0.99)
     kl_reward_coef: float = opt(0.0, "weight of the KL to the model before RL in token rewards")
-    kl_target: float = opt(0.0, "nats per token that kl_reward_coef adapts to; 0: constant")
-    kl_horizon: float = opt(1e4, "trajectories per change of kl_reward_coef by up to 1/5", least=1)
     # -- learning
     lr: float = opt(3e-4, "learning rate of the policy")
     lr_final: float = opt(1.0, "final learning rate / initial learning rate (linear decay)")
@@ -129,23 +116,15 @@ class Config:
     critic_lr: float = opt(1e-3, "learning rate of the critic")
     advantages: str = opt("grpo", "estimator of the advantages", "ESTIMATORS")
     norm_by_std: bool = opt(True, "grpo, gigpo: divide by the group's standard deviation")
-    step_gamma: float = opt(1.0, "gigpo: discount per turn of what it compares", most=1)
     gamma: float = opt(1.0, "discount per sampled token", most=1)
     lam: float = opt(1.0, "lambda of GAE per time step", most=1)
     gamma_turn: float = opt(1.0, "discount per turn, for estimators and credit by turn", most=1)
-    advantage_mask: str = opt("response", "GAE's time steps (all: ablation)", ("response", "all"))
-    soft_reweight: bool = opt(False, "advantages times the group's reward std over the largest one")
-    length_weight: bool = opt(False, "advantages times mean length / length of the episode")
-    loss_scaling: str = opt("none", "policy loss times share of groups kept", "LOSS_SCALINGS")
-    zero_task: bool = opt(False, "advantages 0: only the regularisers train (an ablation)")
     ratio: str = opt("token", "importance ratio per token, per row (GSPO), or a constant weight "
                               "(CISPO)", ("token", "sequence", "detached"))
     clip_low: float = opt(0.2, "lower clip of the ratio: 1 - low")
     clip_high: float = opt(0.28, "upper clip of the ratio: 1 + high")
     dual_clip: float = opt(3.0, "bound on the loss of tokens of negative advantage; >1, or 0: none")
     aggregation: str = opt("token-mean", "mean of the token losses", "AGGREGATIONS")
-    loss_mask: str = opt("response", "tokens in the loss (all: ablation)", ("response", "all"))
-    value_clip: float = opt(0.5, "how far one update may move a value")
     entropy_coef: float = opt(0.001, "weight of the entropy bonus")
     kl_coef: float = opt(0.0, "weight of the KL to the model before RL in the loss")
     teacher: str = opt("", "a run or model that takes the place of the model before RL in the KL")
@@ -155,10 +134,8 @@ class Config:
     kl_estimator: str = opt("k2", "estimator of the KL in the loss", ("k2", "k3"))
     epochs: int = opt(1, "passes over a batch", least=1)
     mini_batch: int = opt(64, "rows (trajectories, or windowed turns) per optimizer step", least=1)
-    float32_logits: bool = opt(False, "output layer in float32 where weights are bfloat16")
     token_budget: int = opt(2400, "ids in one forward pass; speed and memory only", least=1)
     activation_checkpointing: bool = opt(False, "recompute activations in the backward pass")
-    freeze_vision: bool = opt(False, "do not train the vision tower")
     lora_rank: int = opt(0, "rank of LoRA adapters, which alone are trained; 0: all weights")
     attention: str = opt("", "transformers' attention of the learner's passes, such as "
                              "flash_attention_2; empty: ours, which shares prompts")
@@ -169,7 +146,6 @@ class Config:
     val_temperature: float = opt(0.5, "of validation; 0: greedy")
     val_every: int = opt(20, "steps between validations; also before and after training", least=1)
     diagnose_every: int = opt(10, "mutual information at step 1 and every so many; 0: never")
-    diagnose_samples: int = opt(64, "reasonings in such a measurement; 0: all", most=2**16)
     gradients_every: int = opt(0, "gradients by reward std at step 1 and every so many; 0: never")
     early_stop: bool = opt(False, "end when the reward std or validation collapses, as in RAGEN")
     save_every: int = opt(20, "steps between checkpoints; also after the last", least=1)

@@ -42,8 +42,8 @@ SPLITS = ("train", "val", "test")
 # Names of a run's own metrics (docs/metrics.md), which no environment and no metric of one has.
 RUN_METRICS = """val test first_turn trajectory gradient step pass@G episode_return reward_std
     groups_kept groups_zero_std rollouts turns response_tokens reply_tokens context_full env_errors
-    void entropy overlong_penalty grounding worldmodeling env_return policy_loss clip_fraction
-    approx_kl kl_ref kl_reward kl_reward_coef echo_loss grad_norm critic_grad_norm updates_skipped
+    entropy overlong_penalty grounding worldmodeling env_return policy_loss clip_fraction
+    approx_kl kl_ref kl_reward echo_loss grad_norm critic_grad_norm updates_skipped
     logprob_gap regime value_loss explained_variance seconds rollout_seconds rollout_idle waited
     tokens_per_second elapsed valid_thinking distinct_3""".split()  # noqa: SIM905
 

@@ -21,7 +21,8 @@ def data_table(name):
 
 
 NOT_OF_ALGO = {"env", "run", "seed", "algo", "model", "response_format"}
-ELSEWHERE = data_table("elsewhere")  # what other libraries have and call otherwise
+ELSEWHERE = data_table("elsewhere")  # what other libraries have and call otherwise, and old names
+LAST_WITH_REMOVED = "5892899"  # the last commit that has the options of the table `removed`
 
 
 def nearest(kind, name, known, elsewhere=()):
@@ -53,6 +54,9 @@ def unknown_option(name, helps):
     """
     helps = helps | {"resume": "continue from its checkpoint"}
     bare = name.lstrip("-").rpartition(".")[2].replace("-", "_")  # verl: actor.optim.lr=1e-6
+    if bare in ELSEWHERE["removed"]:
+        return (f"unknown option {name!r}: it ended with commit {LAST_WITH_REMOVED}; now "
+                f"{ELSEWHERE['removed'][bare][1]}.")
     for said, theirs in ELSEWHERE["not_here"].items():
         if bare in theirs.split():
             return f"unknown option {name!r}: {said}."

@@ -7,10 +7,9 @@ StarPO (State-Thinking-Actions-Reward Policy Optimisation; Wang et al. 2025, arX
 maximises the return of whole multi-turn trajectories. Only sampled tokens are actions; prompts and
 observations are the environment's. So what is computed per token has a mask: True selects a token.
 
-Reading order: which groups (`filter_groups`), which rewards (`normalise_rewards`, `kl_estimate`,
-`overlong_penalty`), which advantages (`ESTIMATORS` and the functions below it), how they are
-post-processed (`whiten`, `soft_reweight`, ...), which losses (`policy_loss`, `value_loss`), and how
-a loss per token becomes one number (`loss_weights`, `aggregate`).
+Reading order: which groups (`filter_groups`), which rewards (`overlong_penalty`, `kl_estimate`),
+which advantages (`ESTIMATORS` and the functions below it, `whiten`), which losses (`policy_loss`,
+`value_loss`), and how a loss per token becomes one number (`loss_weights`, `aggregate`).
 
 Axes: B rows, T tokens, P groups, G members, K turns. A row is a trajectory, or one turn of it in
 the windowed contexts; the rows of one episode then share their `episode_ids` and count once in the
@@ -36,81 +35,67 @@ from torch.nn.functional import pad
 
 KL_ESTIMATORS = ("k1", "k2", "k3")  # as a loss k2 or k3
 FILTERS = ("none", "top_p", "top_p_softmax", "top_k", "top_k_abs", "min_p")
-REWARD_NORMS = ("identity", "mean", "mean_std", "asym_clip")
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
                 "seq-mean-token-sum-norm")
-LOSS_SCALINGS = ("none", "linear", "sqrt")
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
 ZERO = 1e-10  # a |score| that is no larger counts as 0
 # Sums of the same rewards in another order differ by rounding, and so do stds of equal spread.
 ROUNDING = 1e-6  # two numbers are equal if they differ by at most this share of the largest one
-ASYMMETRIC = (-1.0, 3.0)  # bounds of `asym_clip`: a bad episode counts less than a good one
+VALUE_CLIP = 0.5  # how far one update may move a value
 
 
 # ---- Which groups --------------------------------------------------------------------------------
-def filter_groups(scores, value=0.9, strategy="top_p", select="largest", include_zero=False,
-                  eps=0.01):
+def filter_groups(scores, value=0.9, strategy="top_p", eps=0.01):
     """SNR filter of RAGEN V2: which groups carry enough signal to learn from.
 
-    Candidates are the groups with |score| > 1e-10, or all with `include_zero`. Of the candidates,
-    from the largest score down (or from the smallest up):
+    From the largest score down:
         top_p          the shortest prefix with  sum_kept >= (value - eps) * sum_all
-        top_p_softmax  the shortest prefix with  sum_kept softmax(scores) >= value; from the
-                       smallest up: softmax(-scores). Small scores give equal shares, so below 0.5
-                       nearly all groups are kept
+        top_p_softmax  the shortest prefix with  sum_kept softmax(scores) >= value. Small scores
+                       give equal shares, so below 0.5 nearly all groups are kept
         top_k          int(value * P) groups, at least one
         top_k_abs      int(value) groups, at least one
-        min_p          all with score >= value * largest; from the smallest up: all with
-                       score <= smallest / value
-    At value 1 the first two keep all candidates; `none` keeps every group, candidate or not. Ties
-    are broken by group index: scores are rounded to a millionth of the largest.
+        min_p          all with score >= value * largest
+    top_p and min_p never keep a group of score 0; top_p keeps all others at value 1, and
+    top_p_softmax all. Ties are broken by group index: scores are rounded to a millionth of the
+    largest.
 
-    scores: (P,) float, e.g. the reward's standard deviation within each group (`group_scores`)
-    returns: (P,) bool; all False if there are no candidates
-    raises: ValueError for unknown names, a value outside the strategy's range, scores that are
-        not finite, and negative ones with top_p or min_p
+    scores: (P,) float >= 0, the reward's standard deviation within each group (`group_std`)
+    returns: (P,) bool
+    raises: ValueError for an unknown name, a value outside the strategy's range, and scores that
+        are negative or not finite
 
     >>> filter_groups(torch.tensor([9.0, 1.0, 5.0]), 0.9).tolist()
     [True, False, True]
     """
-    _check_filter(scores, value, strategy, select, eps)
+    _check_filter(scores, value, strategy, eps)
     if strategy == "none":
         return torch.ones_like(scores, dtype=torch.bool)
-    candidate = (scores.abs() > ZERO) | include_zero
-    unit = ROUNDING * scores.abs().max().clamp(min=ZERO)
-    scores = (scores / unit).round() * unit
-    key = scores if select == "largest" else -scores
-    # Candidates first, best first.
-    ranked, order = key.masked_fill(~candidate, -torch.inf).sort(descending=True, stable=True)
-    n = int(candidate.sum())
-    ranked, order = ranked[:n], order[:n]
-    if n == 0 or value == 1 and strategy.startswith("top_p"):  # whatever eps and rounding say
-        kept = torch.ones_like(ranked, dtype=torch.bool)
-    elif strategy == "top_p":
-        held_before = ranked.abs().cumsum(0) - ranked.abs()
-        kept = held_before < (value - eps) * ranked.abs().sum()
-    elif strategy == "top_p_softmax":
-        mass = ranked.softmax(0)
-        kept = mass.cumsum(0) - mass < value
+    scores = scores.masked_fill(scores <= ZERO, 0.0)
+    unit = ROUNDING * scores.max().clamp(min=ZERO)
+    ranked, order = ((scores / unit).round() * unit).sort(descending=True, stable=True)
+    differ = (scores > 0)[order]
+    if strategy in ("top_p", "top_p_softmax"):
+        mass = ranked if strategy == "top_p" else ranked.softmax(0)
+        needed = (value - eps) * mass.sum() if strategy == "top_p" else value
+        kept = (mass.cumsum(0) - mass < needed) | (value == 1)  # whatever eps and rounding say
     elif strategy == "min_p":
-        kept = ranked >= (value * ranked[0] if select == "largest" else ranked[0] / value)
+        kept = ranked >= value * ranked[0]
     else:
         k = int(value * len(scores) + 1e-9) if strategy == "top_k" else int(value)
-        kept = torch.arange(n, device=scores.device) < max(k, 1)
-    return torch.zeros_like(candidate).scatter(0, order, kept)
+        kept = torch.arange(len(scores), device=scores.device) < max(k, 1)
+    kept = kept & differ if strategy in ("top_p", "min_p") else kept
+    return torch.zeros_like(kept).scatter(0, order, kept)
 
 
-def _check_filter(scores, value, strategy, select, eps):
+def _check_filter(scores, value, strategy, eps):
     _check_name("filter", strategy, FILTERS)
-    _check_name("select", select, ("largest", "smallest"))
     least, most = {"top_p": (eps, 1), "top_k_abs": (0, torch.inf)}.get(strategy, (0, 1))
     if strategy != "none" and not (least < value <= most and value < torch.inf):
         raise ValueError(f"filter {strategy}: got a value of {value}, expected more than {least}"
                          + (f" and at most {most}." if most == 1 else "."))
-    positive = strategy in ("top_p", "min_p")
-    if not bool(scores.isfinite().all()) or (positive and bool((scores < 0).any())):
-        raise ValueError(f"filter {strategy}: got scores {scores.tolist()}, expected finite "
-                         f"{'ones >= 0' if positive else 'ones'}.")
+    if not bool((scores.isfinite() & (scores >= 0)).all()):
+        raise ValueError(f"filter {strategy}: got scores {scores.tolist()}, expected finite ones "
+                         f">= 0.")
 
 
 def _check_name(what, name, known):
@@ -118,16 +103,12 @@ def _check_name(what, name, known):
         raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}.")
 
 
-def group_scores(x, group_ids, statistic="std", episode_ids=None):
-    """One number per group for `filter_groups`: the sample standard deviation or the mean of x.
+def group_std(x, group_ids, episode_ids=None):
+    """The sample standard deviation of x in each group; 0 of a group of one.
 
-    The std of a group of one is 0.
-    x: (B,) float, one number an episode (its return, length or mean entropy)
-    group_ids: (B,) int64, 0..P-1      returns: (P,)
+    x: (B,) float, one number an episode      group_ids: (B,) int64, 0..P-1      returns: (P,)
     """
-    _check_name("statistic of a group", statistic, ("std", "mean"))
-    mean, std, _, _ = _moments(x, group_ids, episode_ids)
-    return std if statistic == "std" else mean
+    return _moments(x, group_ids, episode_ids)[1]
 
 
 def _moments(x, group_ids, episode_ids=None):
@@ -164,28 +145,6 @@ def first_rows(x, episode_ids):
 
 
 # ---- Which rewards -------------------------------------------------------------------------------
-def normalise_rewards(episode_returns, group_ids, method="identity", episode_ids=None, eps=1e-6):
-    """RAGEN's reward normalisation: each return R relative to the mean and std of its group.
-
-        identity   R                            RAGEN calls it ARPO
-        mean       R - mean
-        mean_std   (R - mean) / (std + eps)     GRPO; BRPO if the whole batch is one group
-        asym_clip  mean_std clamped to [-1, 3]
-    The last two are 0 where std <= eps.
-
-    episode_returns, group_ids: (B,)      returns: (B,)
-    """
-    _check_name("reward normalisation", method, REWARD_NORMS)
-    if method == "identity":
-        return episode_returns
-    _, std, _, distance = _moments(episode_returns, group_ids, episode_ids)
-    if method == "mean":
-        return distance
-    std = std[group_ids]
-    scaled = torch.where(std > eps, distance / (std + eps), 0.0)
-    return scaled.clamp(*ASYMMETRIC) if method == "asym_clip" else scaled
-
-
 def episode_sums(x, episode_ids):
     """Each row's x becomes the sum over the rows of its episode. x: (B,)      returns: (B,)"""
     total = torch.zeros(int(episode_ids.max()) + 1, dtype=x.dtype, device=x.device)
@@ -272,15 +231,6 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
     return torch.expm1(d) - d
 
 
-def adapt_kl_coef(coef, kl, target, trajectories, horizon):
-    """The controller of a KL in the reward (Ziegler et al. 2019, section 2.2).
-
-        coef <- coef * (1 + clip(kl / target - 1, -0.2, 0.2) * trajectories / horizon)
-    kl, target: nats per token, measured and wanted      returns: float
-    """
-    return coef * (1 + min(max(kl / target - 1, -0.2), 0.2) * trajectories / horizon)
-
-
 # ---- Which advantages ----------------------------------------------------------------------------
 # name -> (kind, function of a Batch and the Config). "group" compares the scores of a group's
 # members, "reward" sums token rewards, "critic" has values too and returns (advantages, returns,
@@ -293,22 +243,25 @@ ESTIMATORS = {
     "maxrl": ("group", lambda b, c: maxrl_advantages(
         b.scores, b.group_ids, b.response_mask, b.episode_ids)),
     "gigpo": ("group", lambda b, c: gigpo_advantages(
-        b.scores, b.rewards, b.group_ids, b.turn_ids, b.state_ids, b.episode_ids, c.step_gamma,
+        b.scores, b.rewards, b.group_ids, b.turn_ids, b.state_ids, b.episode_ids, c.gamma_turn,
         c.norm_by_std)),
+    "brpo": ("group", lambda b, c: group_advantages(
+        b.scores, torch.zeros_like(b.group_ids), b.response_mask, True, b.episode_ids)),
     "reinforce_pp_baseline": ("group", lambda b, c: whiten(group_advantages(
         b.scores, b.group_ids, b.response_mask, False, b.episode_ids), b.response_mask)),
     "reinforce": ("reward", lambda b, c: reinforce_advantages(
         b.token_rewards, b.response_mask, c.gamma)),
     "reinforce_pp": ("reward", lambda b, c: whiten(reinforce_advantages(
         b.token_rewards, b.response_mask, c.gamma), b.response_mask)),
+    "none": ("reward", lambda b, c: torch.zeros_like(b.token_rewards)),
     "gae": ("critic", lambda b, c: (*masked_gae(
-        b.token_rewards, b.values, b.step_mask, c.gamma, c.lam), b.step_mask)),
+        b.token_rewards, b.values, b.response_mask, c.gamma, c.lam), b.response_mask)),
     "bi_level_gae": ("critic", lambda b, c: (*bi_level_gae(
-        b.token_rewards, b.values, b.step_mask, b.turn_ids, c.gamma, c.lam, c.gamma_turn),
-        b.step_mask)),
+        b.token_rewards, b.values, b.response_mask, b.turn_ids, c.gamma, c.lam, c.gamma_turn),
+        b.response_mask)),
     "turn_gae": ("critic", lambda b, c: (*turn_gae(
-        b.token_rewards, b.values, b.step_mask, b.turn_ids, c.lam, c.gamma_turn),
-        turn_ends(b.turn_ids, b.step_mask))),
+        b.token_rewards, b.values, b.response_mask, b.turn_ids, c.lam, c.gamma_turn),
+        turn_ends(b.turn_ids, b.response_mask))),
 }
 
 
@@ -319,7 +272,8 @@ def group_advantages(episode_returns, group_ids, response_mask, by_std=True, epi
         A_i = (R_i - mean_g) / (std_g + eps)
     Every sampled token of row i gets A_i. The std is over G - 1, as in RAGEN. Dr. GRPO (Liu et al.
     2025) does not divide by it: `by_std=False`. REINFORCE++ with baseline (Hu et al. 2025) whitens
-    these over the batch. The advantage of a group of one is 0.
+    these over the batch. BRPO (RAGEN V1) takes the whole batch for one group. The advantage of a
+    group of one is 0.
 
     episode_returns, group_ids: (B,)      response_mask: (B, T) bool
     returns: (B, T), exactly 0 where response_mask is False
@@ -437,7 +391,7 @@ def bi_level_gae(rewards, values, response_mask, turn_ids, gamma=1.0, lam=1.0, g
 
     With one turn it is `masked_gae`. Rewards inside a turn (a KL penalty on each token) take part
     in the token level only.
-    response_mask: the tokens that are time steps, VAGEN's M_adv (Batch.step_mask)
+    response_mask: the tokens that are time steps, VAGEN's M_adv
     returns: advantages, returns as in `masked_gae`
     """
     ends = turn_ends(turn_ids, response_mask)
@@ -489,7 +443,6 @@ def _from_the_end(x, decay):
     return y
 
 
-# ---- How advantages are post-processed -----------------------------------------------------------
 def whiten(x, mask, statistics_mask=None, eps=1e-8):
     """Mean 0 and sample variance 1 over the mask, exactly 0 outside it.
 
@@ -503,37 +456,6 @@ def whiten(x, mask, statistics_mask=None, eps=1e-8):
     base = measured[0]  # exact zeros where all entries are equal
     mean, scale = (measured - base).mean(), torch.rsqrt((measured - base).var() + eps)
     return torch.zeros_like(x).masked_scatter(mask, (x[mask] - base - mean) * scale)
-
-
-def soft_reweight(advantages, episode_returns, group_ids, episode_ids=None, eps=1e-6):
-    """RAGEN's soft alternative to a filter: weight a group by its reward std.
-
-        A_i <- A_i * std_g / (max_g std_g + eps)
-    advantages: (B, T)      returns: (B, T)
-    """
-    std = group_scores(episode_returns, group_ids, "std", episode_ids)
-    return advantages * (std / (std.max() + eps))[group_ids][:, None]
-
-
-def length_weight(advantages, lengths, episode_ids=None):
-    """Weight long episodes less: A_i <- A_i * mean length / length_i.
-
-    lengths: (B,) sampled tokens of the row's episode      returns: (B, T)
-    """
-    lengths = lengths.to(advantages.dtype)
-    once = first_rows(lengths, episode_ids)
-    mean = (lengths * once).sum() / once.sum()
-    return advantages * (mean / lengths.clamp(min=1))[:, None]
-
-
-def loss_scale(kept, mode="none"):
-    """The factor of the advantages, and so of the task's loss, when a filter kept some groups.
-
-    kept: (P,) bool      mode: none 1, linear the share kept, sqrt its root      returns: float
-    """
-    _check_name("loss scaling", mode, LOSS_SCALINGS)
-    share = float(kept.float().mean())
-    return {"none": 1.0, "linear": share, "sqrt": share**0.5}[mode]
 
 
 # ---- Which losses --------------------------------------------------------------------------------
@@ -598,14 +520,14 @@ def truncated_weights(old_logprobs, sample_logprobs, cap, response_mask):
     return log_ratio.exp().clamp(max=cap).where(response_mask, 1.0)
 
 
-def value_loss(values, old_values, returns, value_clip=0.5):
+def value_loss(values, old_values, returns):
     """Half squared error of the critic, clipped so that one update moves a value only so far.
 
-        V_c = clip(V, V_old - value_clip, V_old + value_clip)
+        V_c = clip(V, V_old - 0.5, V_old + 0.5)
         L   = max((V - R)^2, (V_c - R)^2) / 2
     all inputs: (B, T) or (N,)      returns: loss of the same shape
     """
-    near = old_values + (values - old_values).clamp(-value_clip, value_clip)
+    near = old_values + (values - old_values).clamp(-VALUE_CLIP, VALUE_CLIP)
     return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
 
 

@@ -107,7 +107,6 @@ class Learner:
     best_success: float = -1.0  # of the validations after step 0
     ended: str = ""  # why training ends before the last step
     rounds: int = 0  # rollouts of fresh instances; more than steps if resampled
-    kl_reward_coef: float = 0.0  # as adapted so far
     ema: dict = field(default_factory=dict)  # moving averages of the diagnostics
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
     skipped: int = 0  # consecutive updates whose gradient was not finite
@@ -201,17 +200,9 @@ def train_step(learner, groups, config, callbacks=QUIET):
         metrics |= found
         rows = kept[everything.group_ids].nonzero()[:, 0]
         if len(rows):
-            batch, found = compute_targets(learner, everything.take(rows), config,
-                                           starpo.loss_scale(kept, config.loss_scaling))
-            if config.kl_target:  # for the next step
-                learner.kl_reward_coef = starpo.adapt_kl_coef(
-                    learner.kl_reward_coef, found["kl_reward"], config.kl_target,
-                    len(batch.episode_ids.unique()), config.kl_horizon)
+            batch, found = compute_targets(learner, everything.take(rows), config)
             metrics |= found
         metrics |= callbacks.diagnose(learner, step, played, rows, batch)
-        if batch and config.drop_void:  # SimpleTIR (Xue et al. 2025): not trained on
-            metrics["void"] = float(batch.void.float().mean())
-            batch = batch.take((~batch.void).nonzero()[:, 0])
     if batch:
         metrics |= update(learner, batch, config, step, callbacks)
     learner.empty_steps = 0 if batch else learner.empty_steps + 1
@@ -279,8 +270,8 @@ def in_order(world, trajectories):
 
 def informative_groups(trajectories):
     """How many groups have a positive reward std."""
-    reward_std = starpo.group_scores(torch.tensor([t.episode_return for t in trajectories]),
-                                     torch.tensor([t.group_id for t in trajectories]))
+    reward_std = starpo.group_std(torch.tensor([t.episode_return for t in trajectories]),
+                                  torch.tensor([t.group_id for t in trajectories]))
     return int((reward_std > starpo.ZERO).sum())
 
 
@@ -291,20 +282,8 @@ def rules_of(config):
 
 def choose_groups(learner, batch, config):
     """Which groups are trained on, the first `num_groups` at most: (kept (P,) bool, metrics)."""
-    reward_std = starpo.group_scores(batch.episode_returns, batch.group_ids, "std",
-                                     batch.episode_ids)
-    what, statistic = settings.FILTER_METRICS[config.filter_metric]
-    x, tokens = batch.episode_returns, batch.response_mask.sum(dim=1).float()
-    if what == "lengths":
-        x = starpo.episode_sums(tokens, batch.episode_ids)
-    elif what == "entropy":  # mean over an episode's rows of the mean over their tokens
-        entropies = in_micro_batches(learner, batch, config, lambda part: learner.policy.logprobs(
-            part.tokens, part.response_mask, config.temperature)[1])
-        x = (starpo.episode_sums(entropies.sum(dim=1) / tokens, batch.episode_ids)
-             / starpo.episode_sums(torch.ones_like(tokens), batch.episode_ids))
-    scores = starpo.group_scores(x, batch.group_ids, statistic, batch.episode_ids)
-    kept = starpo.filter_groups(scores, config.filter_value, config.filter, config.filter_select,
-                                config.filter_include_zero)
+    reward_std = starpo.group_std(batch.episode_returns, batch.group_ids, batch.episode_ids)
+    kept = starpo.filter_groups(reward_std, config.filter_value, config.filter)
     kept &= kept.cumsum(0) <= config.num_groups
     # Rounding may differ between machines; the choice must not.
     kept = learner.world.gather(kept.cpu())[0].to(kept.device)
@@ -314,34 +293,27 @@ def choose_groups(learner, batch, config):
 
 # ---- What the losses need: old logprobs, rewards, advantages -------------------------------------
 @torch.no_grad()
-def compute_targets(learner, batch, config, scale=1.0):
-    """The batch with logprobs, values, rewards and advantages (times `scale`); and metrics.
+def compute_targets(learner, batch, config):
+    """The batch with logprobs, values, rewards and advantages; and metrics.
 
     In float32 old_logprobs are those that were recorded while sampling, which the learner would
     compute again up to rounding (`logprob_gap`). They are computed here in bfloat16, where rounding
-    matters, with `--stale` (other weights) and `--loss-mask all` (other tokens).
+    matters, and with `--stale` (other weights).
     """
-    predictable = batch.attention_mask.clone()
-    predictable[:, 0] = False
-    masks = {"response": batch.response_mask, "all": predictable}
-    batch = replace(batch, loss_mask=masks[config.loss_mask],
-                    step_mask=masks[config.advantage_mask])
-
     def logprobs_of(policy):
         return in_micro_batches(learner, batch, config, lambda part: policy.logprobs(
-            part.tokens, part.loss_mask, config.temperature)[0])
+            part.tokens, part.response_mask, config.temperature)[0])
 
-    exact = next(learner.policy.model.parameters()).dtype == torch.float32
-    recorded = exact and config.loss_mask == "response" and not config.stale
+    exact = next(learner.policy.model.parameters()).dtype == torch.float32 and not config.stale
     batch = replace(
-        batch, old_logprobs=batch.sample_logprobs if recorded else logprobs_of(learner.policy),
+        batch, old_logprobs=batch.sample_logprobs if exact else logprobs_of(learner.policy),
         ref_logprobs=logprobs_of(learner.reference) if learner.reference else None)
     scores, rewards, metrics = token_rewards(learner, batch, config)
     batch = replace(batch, scores=scores, token_rewards=rewards)
     if learner.critic:
         batch = replace(batch, values=in_micro_batches(
-            learner, batch, config, lambda part: learner.critic(part.tokens, part.step_mask)))
-    batch = compute_advantages(batch, config, scale)
+            learner, batch, config, lambda part: learner.critic(part.tokens, part.response_mask)))
+    batch = compute_advantages(batch, config)
     if config.tis_cap:  # a loss is proportional to its advantage
         batch = replace(batch, advantages=batch.advantages * starpo.truncated_weights(
             batch.old_logprobs, batch.sample_logprobs, config.tis_cap, batch.response_mask))
@@ -356,7 +328,7 @@ def token_rewards(learner, batch, config):
     """scores (B,), token_rewards (B, T) of a Batch, and metrics.
 
     1. The overlong penalty is added to the environment's rewards.
-    2. scores: the sum over the episode, normalised.
+    2. scores: the sum over the episode.
     3. token_rewards: with credit "episode" the score on the row's last token; with credit "turn"
        each turn's reward on the turn's last token, or if each row is one turn, the return from that
        turn on, since its later rewards are in other rows.
@@ -369,8 +341,6 @@ def token_rewards(learner, batch, config):
         turn_rewards = turn_rewards + penalty
         scores = scores + starpo.episode_sums(penalty.sum(dim=1), episode)
         metrics["overlong_penalty"] = float(penalty.sum() / len(episode.unique()))
-    ids = batch.group_ids if config.reward_norm_over == "group" else torch.zeros_like(episode)
-    scores = starpo.normalise_rewards(scores, ids, config.reward_norm, episode)
     if config.credit == "episode":
         rewards = starpo.last_token_rewards(scores, batch.response_mask)
     elif config.context == "full":
@@ -381,31 +351,20 @@ def token_rewards(learner, batch, config):
                                 config.gamma_turn), batch.response_mask)
     if config.kl_reward_coef:
         kl = starpo.kl_estimate(batch.old_logprobs, batch.ref_logprobs, "k1") * batch.response_mask
-        rewards = rewards - learner.kl_reward_coef * kl
-        scores = scores - learner.kl_reward_coef * starpo.episode_sums(kl.sum(dim=1), episode)
-        metrics |= {"kl_reward": float(kl.sum() / batch.response_mask.sum()),
-                    "kl_reward_coef": learner.kl_reward_coef}
+        rewards = rewards - config.kl_reward_coef * kl
+        scores = scores - config.kl_reward_coef * starpo.episode_sums(kl.sum(dim=1), episode)
+        metrics["kl_reward"] = float(kl.sum() / batch.response_mask.sum())
     return scores, rewards, metrics
 
 
-def compute_advantages(batch, config, scale=1.0):
+def compute_advantages(batch, config):
     """Add the advantages of the configured estimator; with a critic also returns and value_mask."""
     kind, estimate = starpo.ESTIMATORS[config.advantages]
     if kind == "critic":
         advantages, returns, value_mask = estimate(batch, config)
-        advantages = starpo.whiten(advantages, batch.step_mask, value_mask)
-        batch = replace(batch, returns=returns, value_mask=value_mask)
-    else:
-        advantages = estimate(batch, config)
-    if config.soft_reweight:
-        advantages = starpo.soft_reweight(advantages, batch.scores, batch.group_ids,
-                                          batch.episode_ids)
-    if config.length_weight:
-        lengths = starpo.episode_sums(batch.response_mask.sum(dim=1), batch.episode_ids)
-        advantages = starpo.length_weight(advantages, lengths, batch.episode_ids)
-    if config.zero_task:
-        advantages = torch.zeros_like(advantages)
-    return replace(batch, advantages=advantages * scale)
+        advantages = starpo.whiten(advantages, batch.response_mask, value_mask)
+        return replace(batch, advantages=advantages, returns=returns, value_mask=value_mask)
+    return replace(batch, advantages=estimate(batch, config))
 
 
 @torch.no_grad()
@@ -455,7 +414,7 @@ def add_loss_weights(mini, config):
         return starpo.loss_weights(mask, config.aggregation, config.max_context)
 
     return replace(
-        mini, loss_weights=weights(mini.loss_mask),
+        mini, loss_weights=weights(mini.response_mask),
         mean_weights=starpo.loss_weights(mini.response_mask),
         value_weights=None if mini.value_mask is None else weights(mini.value_mask),
         predicted_weights=starpo.loss_weights(mini.predicted_mask))
@@ -472,8 +431,7 @@ def gradients(learner, mini, config, progress=lambda rows: None):
         if learner.critic:
             values = learner.critic(part.tokens, part.value_mask)
             shares["value_loss"] = starpo.aggregate(
-                starpo.value_loss(values, part.values, part.returns, config.value_clip),
-                part.value_weights)
+                starpo.value_loss(values, part.values, part.returns), part.value_weights)
             shares["value_loss"].backward()
         sums.update({name: share.detach() for name, share in shares.items()})
         progress(len(rows))
@@ -482,14 +440,14 @@ def gradients(learner, mini, config, progress=lambda rows: None):
 
 def policy_losses(policy, part, config):
     """{term: loss} and {metric: value}, each this part's share of the mini-batch's mean."""
-    logprobs, entropy = policy.logprobs(part.tokens, part.loss_mask | part.predicted_mask,
+    logprobs, entropy = policy.logprobs(part.tokens, part.response_mask | part.predicted_mask,
                                         config.temperature)
     inputs = logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high
     if config.ratio == "detached":
         loss, clipped = starpo.cispo_loss(*inputs)
     else:
         loss, clipped = starpo.policy_loss(
-            *inputs, config.dual_clip, part.loss_mask if config.ratio == "sequence" else None)
+            *inputs, config.dual_clip, part.response_mask if config.ratio == "sequence" else None)
     losses = {"task": starpo.aggregate(loss, part.loss_weights)}
     if config.entropy_coef:
         losses["entropy"] = -config.entropy_coef * starpo.aggregate(entropy, part.loss_weights)

@@ -121,11 +121,6 @@ class Trajectory:
     def response_tokens(self):
         return sum(sum(sequence.response_mask) for sequence in self.sequences)
 
-    @property
-    def void(self):
-        """Whether the environment found a turn without a valid answer."""
-        return self.metrics.get("valid", 1.0) < 1
-
     def fail(self, exception):
         """End the episode because its environment raised. exception: a Failure, or has its words"""
         self.stop, self.error = StopReason.ENV_ERROR, str(exception)
@@ -181,11 +176,8 @@ class Batch:
     episode_ids: Tensor  # (B,) int64
     episode_returns: Tensor  # (B,) float32, the sum of the environment's rewards in the episode
     state_ids: Tensor  # (B, T) int64, the state before a turn, on its last sampled token; else -1
-    void: Tensor  # (B,) bool, whether a turn of the episode had no valid answer
     predicted_mask: Tensor  # (B, T) bool, the tokens of observations that ECHO predicts
     # -- added by train.compute_targets; (B, T) unless said otherwise
-    loss_mask: Tensor | None = None  # the tokens in the policy's loss
-    step_mask: Tensor | None = None  # the tokens that are time steps of GAE
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     scores: Tensor | None = None  # (B,) what estimators compare within a group
@@ -248,5 +240,4 @@ def make_batch(trajectories):
         group_ids=torch.tensor([t.group_id for _, t, _ in rows]).unique(return_inverse=True)[1],
         episode_ids=torch.tensor([e for _, _, e in rows]),
         episode_returns=torch.tensor([t.episode_return for _, t, _ in rows]),
-        state_ids=state_ids, void=torch.tensor([t.void for _, t, _ in rows]),
-        predicted_mask=predicted_mask)
+        state_ids=state_ids, predicted_mask=predicted_mask)

@@ -24,7 +24,7 @@ ZERO = 1e-10  # a score that is no larger counts as 0
 def train_step(learner, frame, groups, config, step, play=None):
     """Play P groups of G episodes, keep the groups that the filter selects, update the weights.
 
-    learner: policy, reference, critic, their optimizers, `rounds` and `kl_reward_coef`
+    learner: policy, reference, critic, their optimizers and `rounds`
     returns: the gradients of every optimizer step (critic after policy), and the metrics
     """
     episodes, P = [], config.num_groups
@@ -38,11 +38,8 @@ def train_step(learner, frame, groups, config, step, play=None):
         stds = [std(map(total, group)) for group in by_group(episodes).values()]
         if sum(s > ZERO for s in stds) >= P:
             break
-    kept = sorted(kept_groups(group_scores(learner, episodes, config), config))[:P]
-    share = len(kept) / len(stds)
-    scale = {"none": 1.0, "linear": share, "sqrt": math.sqrt(share)}[config.loss_scaling]
-    gradients, metrics = update(learner, [e for e in episodes if e.group_id in kept], config, step,
-                                scale)
+    kept = sorted(kept_groups(dict(zip(by_group(episodes), stds)), config))[:P]
+    gradients, metrics = update(learner, [e for e in episodes if e.group_id in kept], config, step)
     return gradients, metrics | {
         "episode_return": fmean(map(total, episodes)), "reward_std": fmean(stds),
         "groups_kept": len(kept), "groups_zero_std": sum(s <= ZERO for s in stds)}
@@ -77,8 +74,7 @@ def play_episode(learner, frame, groups, i, observation, config):
     """Reply, step, observe, until the environment or the context ends the episode."""
     env, (group, member) = groups.envs[i], groups.places[i]
     source = (config.seed, f"{groups.split} {groups.names[group]}", groups.seeds[group], member)
-    episode = SimpleNamespace(group_id=group, sequences=[], turn_rewards=[], error="", turns=[],
-                              void=False)
+    episode = SimpleNamespace(group_id=group, sequences=[], turn_rewards=[], error="", turns=[])
     prompt, turns, over = frame.open(frame.system_message(env), observation), [], False
     while not over:
         # Positions repeat in the windowed contexts, so each turn counts from a number of its own.
@@ -95,8 +91,7 @@ def play_episode(learner, frame, groups, i, observation, config):
         turns.append((observation, answer, said))
         try:
             episode.turns.append(SimpleNamespace(observation=SimpleNamespace(state=env.state)))
-            observation, reward, terminated, truncated, info = env.step(answer)
-            episode.void = episode.void or not info["valid"]
+            observation, reward, terminated, truncated, _ = env.step(answer)
         except OSError as failure:
             episode.error = str(failure)
             break
@@ -192,39 +187,21 @@ class Adapted(torch.nn.Module):
 
 
 # ---- Which groups --------------------------------------------------------------------------------
-def group_scores(learner, episodes, config):
-    """The scores by which the filter ranks the groups: {group id: score}."""
-    def measured(episode):
-        if config.filter_metric.startswith("reward"):
-            return total(episode)
-        if config.filter_metric == "length":
-            return sum(len(sampled(row)) for row in episode.sequences)
-        with torch.no_grad():
-            return fmean(fmean(predict(learner.policy.model, row.tokens, config.temperature)[1][
-                sampled(row)].tolist()) for row in episode.sequences)
-
-    statistic = std if config.filter_metric.endswith("std") else fmean
-    return {g: statistic(map(measured, group)) for g, group in by_group(episodes).items()}
-
-
 def kept_groups(score, config):
     """The groups that the SNR filter of RAGEN V2 keeps."""
-    value, sign = config.filter_value, 1 if config.filter_select == "largest" else -1
-    real, unit = score, 1e-6 * max([ZERO, *map(abs, score.values())])
+    score = {g: s if s > ZERO else 0.0 for g, s in score.items()}
+    value, unit = config.filter_value, 1e-6 * max([ZERO, *score.values()])
+    differ = {g for g in score if score[g] > 0 or config.filter not in ("top_p", "min_p")}
     score = {g: round(s / unit) * unit for g, s in score.items()}  # equal up to rounding: equal
-    best_first = sorted((g for g in score if abs(real[g]) > ZERO or config.filter_include_zero),
-                        key=lambda g: -sign * score[g])
+    best_first = sorted(differ, key=lambda g: (-score[g], g))
     if config.filter == "none":
         return list(score)
     if config.filter in ("top_k", "top_k_abs"):
         count = value * len(score) + 1e-9 if config.filter == "top_k" else value
         return best_first[:max(1, int(count))]
     if config.filter == "min_p":
-        best = score[best_first[0]]
-        return [g for g in best_first
-                if (score[g] >= value * best if sign > 0 else score[g] <= best / value)]
-    mass = {g: abs(score[g]) if config.filter == "top_p" else math.exp(sign * score[g])
-            for g in best_first}
+        return [g for g in best_first if score[g] >= value * score[best_first[0]]]
+    mass = {g: score[g] if config.filter == "top_p" else math.exp(score[g]) for g in best_first}
     needed = (value - (0.01 if config.filter == "top_p" else 0)) * sum(mass.values())
     kept, held = [], 0.0
     for g in best_first:  # top_p and top_p_softmax: the shortest prefix that holds enough
@@ -248,17 +225,16 @@ def predict(model, tokens, temperature):
 
 
 # ---- Learning ------------------------------------------------------------------------------------
-def update(learner, episodes, config, step, scale):
+def update(learner, episodes, config, step):
     """Rewards, advantages, then an optimizer step for each mini-batch of rows in each epoch."""
     critic = config.advantages in ("gae", "bi_level_gae", "turn_gae")
     for e in episodes:
         e.rows = [make_row(learner, e, sequence, config) for sequence in e.sequences]
     rows, metrics = [row for e in episodes for row in e.rows], {}
     score(episodes, config, metrics)
-    assign_rewards(learner, episodes, config, metrics)
+    assign_rewards(episodes, config, metrics)
     compute_advantages(episodes, rows, config, critic)
     for row in rows:
-        row.advantages *= scale
         if config.tis_cap:
             weight = (row.old - row.sample_logprobs).exp()
             row.advantages[row.sampled] *= weight[row.sampled].clamp(max=config.tis_cap)
@@ -266,12 +242,6 @@ def update(learner, episodes, config, step, scale):
         returns = [r for row in rows for r in row.returns[row.valued].tolist()]
         errors = [x for row in rows for x in (row.returns - row.values)[row.valued].tolist()]
         metrics["explained_variance"] = 1 - std(errors)**2 / (std(returns)**2 + 1e-8)
-    if config.kl_target:  # Ziegler et al. 2019
-        error = min(max(metrics["kl_reward"] / config.kl_target - 1, -0.2), 0.2)
-        learner.kl_reward_coef *= 1 + error * len(episodes) / config.kl_horizon
-    if config.drop_void:
-        metrics["void"] = fmean(row.episode.void for row in rows)
-        rows = [row for row in rows if not row.episode.void]
     last = config.decay_steps or config.steps
     rate = max(1 - (1 - config.lr_final) * (step - 1) / max(1, last - 1), config.lr_final)
     gradients, log = [], defaultdict(list)
@@ -298,9 +268,7 @@ def update(learner, episodes, config, step, scale):
 def make_row(learner, episode, sequence, config):
     """A row: the positions of each part of the step; logprobs and values before the update."""
     row = SimpleNamespace(episode=episode, tokens=sequence.tokens, turn_ids=sequence.turn_ids)
-    row.sampled, every = sampled(sequence), list(range(1, len(sequence.tokens)))
-    row.learned = every if config.loss_mask == "all" else row.sampled
-    row.steps = row.valued = every if config.advantage_mask == "all" else row.sampled
+    row.sampled = row.valued = sampled(sequence)
     row.turns = [[t for t in row.sampled if sequence.turn_ids[t] == k]
                  for k in sorted({sequence.turn_ids[t] for t in row.sampled})]
     row.observed = observed(learner.policy.tokenizer, row) if config.echo_coef else []
@@ -336,7 +304,7 @@ def values_of(learner, tokens):
 
 
 def score(episodes, config, metrics):
-    """Add the overlong penalties to the turn rewards (`rewards`); normalise the sum (`score`)."""
+    """Add the overlong penalties to the turn rewards (`rewards`), and up the sum (`score`)."""
     for e in episodes:
         e.rewards = list(e.turn_rewards)
         for row in e.rows if config.overlong else ():  # DAPO: replies that near their limit
@@ -347,18 +315,9 @@ def score(episodes, config, metrics):
         e.score = sum(e.rewards)
     if config.overlong:
         metrics["overlong_penalty"] = fmean(e.score - total(e) for e in episodes)
-    partition = by_group(episodes) if config.reward_norm_over == "group" else {0: episodes}
-    for members in partition.values() if config.reward_norm != "identity" else ():
-        middle, deviation = mean(e.score for e in members), std(e.score for e in members)
-        for e in members:
-            e.score -= middle
-            if config.reward_norm != "mean":
-                e.score = e.score / (deviation + 1e-6) if deviation > 1e-6 else 0.0
-            if config.reward_norm == "asym_clip":
-                e.score = min(max(e.score, -1.0), 3.0)
 
 
-def assign_rewards(learner, episodes, config, metrics):
+def assign_rewards(episodes, config, metrics):
     """Put the rewards on tokens; subtract the KL to the reference from rewards and scores."""
     for e in episodes:
         return_to_go = 0.0
@@ -375,17 +334,17 @@ def assign_rewards(learner, episodes, config, metrics):
         measured = []
         for row in (row for e in episodes for row in e.rows):
             kl = (row.old - row.ref)[row.sampled]
-            row.rewards[row.sampled] -= learner.kl_reward_coef * kl
-            row.episode.score -= learner.kl_reward_coef * float(kl.sum())
+            row.rewards[row.sampled] -= config.kl_reward_coef * kl
+            row.episode.score -= config.kl_reward_coef * float(kl.sum())
             measured += kl.tolist()
-        metrics |= {"kl_reward": fmean(measured), "kl_reward_coef": learner.kl_reward_coef}
+        metrics["kl_reward"] = fmean(measured)
 
 
 def compute_advantages(episodes, rows, config, critic):
     """Advantages of every row by the estimator of the config, and returns for the critic."""
     groups, kind = by_group(episodes), config.advantages
     for row in rows:
-        members = groups[row.episode.group_id]
+        members = episodes if kind == "brpo" else groups[row.episode.group_id]
         scores = [e.score for e in members]
         row.advantages = torch.zeros(len(row.tokens))
         if critic:
@@ -393,10 +352,10 @@ def compute_advantages(episodes, rows, config, critic):
         elif kind in ("reinforce", "reinforce_pp"):  # GAE without values is the return
             row.advantages = gae(row.sampled, row.rewards, torch.zeros(len(row.tokens)), 1.0,
                                  lambda t: config.gamma)
-        else:
+        elif kind != "none":
             baseline = mean(scores) if kind != "rloo" else (
                 (sum(scores) - row.episode.score) / (len(scores) - 1))
-            normed = kind in ("grpo", "gigpo") and config.norm_by_std
+            normed = kind == "brpo" or kind in ("grpo", "gigpo") and config.norm_by_std
             divisor = (mean(scores) or math.inf) if kind == "maxrl" else (
                 std(scores) + 1e-6 if normed else 1.0)
             row.advantages[row.sampled] = (row.episode.score - baseline) / divisor
@@ -406,16 +365,7 @@ def compute_advantages(episodes, rows, config, critic):
         measured = [a for row in rows for a in row.advantages[row.valued].tolist()]
         middle, deviation = fmean(measured), math.sqrt(std(measured)**2 + 1e-8)
         for row in rows:
-            row.advantages[row.steps] = (row.advantages[row.steps] - middle) / deviation
-    stds = {g: std(e.score for e in group) for g, group in groups.items()}
-    lengths = {id(e): sum(len(row.sampled) for row in e.rows) for e in episodes}
-    for row in rows:
-        if config.soft_reweight:
-            row.advantages *= stds[row.episode.group_id] / (max(stds.values()) + 1e-6)
-        if config.length_weight:
-            row.advantages *= fmean(lengths.values()) / lengths[id(row.episode)]
-        if config.zero_task:
-            row.advantages *= 0
+            row.advantages[row.sampled] = (row.advantages[row.sampled] - middle) / deviation
 
 
 def compare_turns(row, members, config):
@@ -423,9 +373,9 @@ def compare_turns(row, members, config):
     for tokens in row.turns:
         k = row.turn_ids[tokens[0]]
         state = row.episode.turns[k].observation.state
-        others = [return_from(e, i, config.step_gamma) for e in members
+        others = [return_from(e, i, config.gamma_turn) for e in members
                   for i, turn in enumerate(e.turns) if turn.observation.state == state]
-        own = return_from(row.episode, k, config.step_gamma) - mean(others)
+        own = return_from(row.episode, k, config.gamma_turn) - mean(others)
         row.advantages[tokens] += own / (std(others) + 1e-6 if config.norm_by_std else 1.0)
 
 
@@ -448,7 +398,7 @@ def advantages_with_critic(row, config):
     """GAE over tokens, over turns (VAGEN's turn-wise GAE), or over turns and then within them."""
     rewards, ends = row.rewards.clone(), [tokens[-1] for tokens in row.turns]
     if config.advantages == "gae":
-        row.advantages = gae(row.steps, rewards, row.values, config.lam, lambda t: config.gamma)
+        row.advantages = gae(row.sampled, rewards, row.values, config.lam, lambda t: config.gamma)
     if config.advantages == "turn_gae":
         for tokens in row.turns:
             rewards[tokens[-1]] = row.rewards[tokens].sum()
@@ -462,7 +412,7 @@ def advantages_with_critic(row, config):
         return
     if config.advantages == "bi_level_gae":
         rewards[ends] = row.returns[ends]  # so its delta is the turn's advantage
-        row.advantages = gae(row.steps, rewards, row.values, config.lam,
+        row.advantages = gae(row.sampled, rewards, row.values, config.lam,
                              lambda t: 0.0 if t in ends else config.gamma)
     row.returns = row.advantages + row.values
 
@@ -471,7 +421,7 @@ def policy_loss(learner, mini, config, log):
     """PPO's clipped loss, minus the entropy bonus, plus the KL to the reference."""
     loss, task, measured = 0.0, 0.0, defaultdict(list)
     for row in mini:
-        t = row.learned
+        t = row.sampled
         logprobs, entropy = predict(learner.policy.model, row.tokens, config.temperature)
         log_ratio = logprobs - row.old
         if config.ratio == "sequence":  # GSPO: one ratio for all tokens of a row
@@ -487,7 +437,7 @@ def policy_loss(learner, mini, config, log):
         clipped = clipped & (a.abs() > 1e-6)
         d = (row.ref if config.kl_coef else logprobs) - logprobs
         kl = d**2 / 2 if config.kl_estimator == "k2" else d.exp() - d - 1
-        share = weight(mini, row, "learned", config)
+        share = weight(mini, row, "sampled", config)
         task = task + share * token_loss[t].sum()
         loss = loss + share * (config.kl_coef * kl - config.entropy_coef * entropy)[t].sum()
         moved = logprobs - row.old
@@ -509,11 +459,11 @@ def policy_loss(learner, mini, config, log):
 
 
 def value_loss(learner, mini, config, log):
-    """Half the squared error of the critic; moving a value beyond value_clip gains nothing."""
+    """Half the squared error of the critic; moving a value beyond 0.5 gains nothing."""
     loss = 0.0
     for row in mini:
         values, old, target = values_of(learner, row.tokens), row.values, row.returns
-        near = old + (values - old).clamp(-config.value_clip, config.value_clip)
+        near = old + (values - old).clamp(-0.5, 0.5)
         error = torch.maximum((values - target)**2, (near - target)**2)[row.valued] / 2
         loss = loss + weight(mini, row, "valued", config) * error.sum()
     log["value_loss"].append(float(loss.detach()))

@@ -67,27 +67,17 @@ class TestOptions:
 
     def test_an_option_that_would_change_nothing_is_refused_with_what_it_needs(self):
         for argv, needed in (
-                (["--kl-target", "0.1"], "It needs a kl_reward_coef"),
-                (["--kl-reward-coef", "0.1", "--kl-horizon", "2"], "It needs a kl_target"),
                 (["--kl-estimator", "k3"], "It needs a kl_coef"),
                 (["--gamma", "0.9"], "It needs advantages gae, bi_level_gae or a REINFORCE"),
-                (["--gamma-turn", "0.9"], "It needs advantages bi_level_gae or turn_gae, or"),
+                (["--gamma-turn", "0.9"], "It needs advantages gigpo, bi_level_gae or turn_gae"),
                 (["--lam", "0.9"], "It needs an estimator with a critic"),
                 (["--critic-lr", "0.9"], "It needs an estimator with a critic"),
-                (["--value-clip", "0.9"], "It needs an estimator with a critic"),
-                (["--advantage-mask", "all"], "It needs advantages gae or bi_level_gae"),
-                (["--algo", "turn-ppo", "--advantage-mask", "all"], "It needs advantages gae"),
-                (["--filter", "none", "--loss-scaling", "sqrt"], "It needs a filter"),
                 (["--context", "limited", "--window", "2"], "no more than an episode's turns"),
                 (["--decay-steps", "5"], "It needs an lr_final that is not 1"),
-                (["--soft-reweight", "true", "--reward-norm", "mean_std"],
-                 "It needs a reward_norm that leaves groups different reward stds"),
-                (["--loss-mask", "all"], "It needs an estimator with a critic"),
                 (["--algo", "ppo", "--norm-by-std", "false"], "It needs advantages grpo"),
-                (["--reward-norm-over", "batch"], "It needs a reward_norm"),
+                (["--advantages", "none", "--gamma", "0.9"], "It needs advantages gae"),
                 (["--window", "2"], "It needs context limited or single_turn"),
-                (["--filter", "none", "--filter-metric", "length"], "It needs a filter"),
-                (["--diagnose-every", "0", "--diagnose-samples", "3"], "a diagnose_every")):
+                (["--filter", "none", "--filter-value", "0.5"], "It needs a filter")):
             said = message("--env", "bandit", *argv)
             assert "but it has no effect here. " in said and needed in said, argv
         assert "did you mean 'bandit'" in message("--env", "bandi", "--print-config")
@@ -213,7 +203,7 @@ class TestBadInput:
     def test_of_many_known_names_the_five_most_alike_are_shown(self):
         assert message("--step", "1") == (
             "error: unknown option '--step': did you mean '--steps'? Known: --steps, --stale, "
-            f"--step-gamma, --seed, --decay-steps and {len(dataclasses.fields(Config)) - 3} more. "
+            f"--seed, --decay-steps, --top-p and {len(dataclasses.fields(Config)) - 3} more. "
             "See --help.")
         said = message("--algo", "grop")
         assert "unknown algo 'grop': did you mean 'grpo'" in said
@@ -232,6 +222,11 @@ class TestBadInput:
             (["--warmup-ratio", "0.1"], "the learning rate has no warm-up, and warmup_steps are"),
             (["--env", "searchqa", "--env-arg", "retriever=http://x"], "did you mean 'url'? Known"),
             (["--env", "sokoban", "--env-arg", "retriever=1"], "unknown option of Sokoban"))
+
+    def test_an_option_that_was_removed_is_refused_with_what_to_do_now(self):
+        self.check((["--zero-task", "true"], "unknown option '--zero-task': it ended with commit "
+                                             "5892899; now --advantages none trains by the other"))
+        assert not ELSEWHERE["removed"].keys() & {f.name for f in dataclasses.fields(Config)}
 
     @pytest.mark.parametrize("table, known", [
         (ELSEWHERE["options"] | ELSEWHERE["not_here"],
@@ -278,16 +273,11 @@ class TestBadInput:
             (["--stale", "1", "--tis-cap", "2", "--top-k", "5"], "tis_cap weights by probabil"),
             (["--stale", "1", "--tis-cap", "2", "--top-p", "0.9"], "no top_k and no top_p"),
             (["--algo", "ppo", "--group-size", "1"], "group_size 1 has no reward std"),
-            (["--algo", "arpo", "--filter", "none", "--group-size", "1", "--soft-reweight", "true"],
-             "group_size 1 has no reward std"),
             (["--credit", "turn"], "grpo compares whole episodes"),
-            (["--algo", "ppo", "--credit", "turn", "--reward-norm", "mean"],
-             "normalises episode returns"),
             (["--algo", "bi-level", "--context", "limited"], "expected full"),
-            (["--filter-metric", "reward"], "rewards may be negative"),
             (["--filter", "top_k_abs", "--filter-value", "2.5"], "expected a whole number"),
             (["--resample", "2"], "top_p with filter_value 1"),
-            (["--algo", "dapo", "--filter-include-zero", "true"], "replaces groups of reward std"),
+            (["--algo", "dapo", "--filter", "top_k"], "replaces groups of reward std"),
             (["--algo", "ppo", "--ratio", "sequence"], "one advantage per row"),
             (["--kl-coef", "1", "--kl-estimator", "k1"], "unknown kl_estimator 'k1'"),
             (["--reward", "success", "--response-format", "grounding", "--grounding-reward", "1"],

@@ -386,7 +386,7 @@ def gradient_batch(tokens, mask, group_ids):
     """Rows whose loss weights are those of a mean over the tokens in `mask`."""
     zeros, there = torch.zeros(mask.shape), mask | (torch.arange(mask.shape[1]) == 0)
     return Batch(tokens, there, mask, zeros, zeros, zeros, group_ids, group_ids, zeros[:, 0], zeros,
-                 mask[:, 0], mask & False, loss_mask=mask, loss_weights=mask / mask.sum())
+                 mask & False, loss_weights=mask / mask.sum())
 
 
 def first_stop(metrics, untrained=()):
@@ -475,7 +475,7 @@ class TestGradients:
                                torch.tensor([0, 0, 1, 1]))
 
         def losses_of(part):
-            logprobs, entropy = token_logprobs(model, part.tokens, part.loss_mask)
+            logprobs, entropy = token_logprobs(model, part.tokens, part.response_mask)
             return {"task": -(logprobs * part.loss_weights).sum(),
                     "entropy": -(entropy * part.loss_weights).sum()}
 

@@ -8,7 +8,7 @@ from training import BRIEF, metrics, run
 
 from minragen.run import start
 
-DISTIL = ["--zero-task", "true", "--kl-coef", "1", "--filter", "none", "--entropy-coef", "0"]
+DISTIL = ["--advantages", "none", "--kl-coef", "1", "--filter", "none", "--entropy-coef", "0"]
 
 
 class TestTeacher:
@@ -31,11 +31,10 @@ class TestTeacher:
         one, other = (metrics(runs / name)[3]["kl_ref"] for name in ("whole", "half"))
         assert one == other
 
-    def test_it_rounds_its_logits_as_the_run_does_and_has_no_gradients(self, runs):
+    def test_it_has_no_gradients(self, runs):
         run("--run teacher --steps 1", *BRIEF)
-        config = parsed(*BRIEF, *DISTIL, "--teacher", "teacher", "--float32-logits", "true")
+        config = parsed(*BRIEF, *DISTIL, "--teacher", "teacher")
         teacher = start.teacher_of(config, start.load(config)[0])
-        assert teacher.model.float32_logits
         assert not any(p.requires_grad for p in teacher.model.parameters())
 
     def test_what_cannot_teach_is_refused_with_a_sentence(self, runs):

@@ -37,8 +37,7 @@ real = test_step.real
 # Mixture, filter, resampling, both KLs, and for ppo a critic and whitening.
 EVERYTHING = KEEP_ALL | dict(
     env="toys:Lottery=2,toys:Raffle=3", val_size=2, resample=2, kl_coef=0.1, kl_reward_coef=0.1,
-    kl_target=0.01, kl_horizon=50.0, credit="episode", reward_norm="mean_std",
-    reward_norm_over="batch", steps=3)
+    credit="episode", steps=3)
 LOTTERY = shlex.split(
     "--env toys:Lottery --model tiny --warmup-steps 0 --num-groups 4 --group-size 4 --val-size 3 "
     "--max-new-tokens 8 --mini-batch 8 --lr 1e-3 --diagnose-every 0 --save-every 2")

@@ -68,7 +68,7 @@ class TestLogprobs:
         assert {x.dtype for x in (entropy, Critic(policy)(tokens, mask))} == {torch.float32}
 
     @pytest.mark.parametrize("bias", [True, False])
-    def test_with_float32_logits_only_the_states_are_rounded(self, bias):
+    def test_of_bfloat16_weights_only_the_states_are_rounded(self, bias):
         """They are those of the same states and weights in float32, and so is what is sampled."""
         policy, (tokens, mask) = copy.deepcopy(tiny()[0]), ragged()
         model, V = policy.model.bfloat16(), policy.model.config.vocab_size
@@ -78,8 +78,7 @@ class TestLogprobs:
         hidden = states_before(model.base_model, tokens, mask)
         exact = torch.nn.functional.linear(hidden.float(), layer.weight.float(),
                                            layer.bias.float() if bias else None)
-        assert not models.output_layer(model, hidden).float().equal(exact)
-        model.float32_logits = True
+        assert not layer(hidden).float().equal(exact)
         assert models.output_layer(model, hidden).equal(exact)
         exact.sum().backward()
         assert layer.weight.grad is not None

@@ -78,7 +78,7 @@ class TestMask:
         after_the_prompt = torch.arange(len(t.tokens))[None] >= start
         observed = after_the_prompt & ~batch.response_mask
         assert starpo.loss_weights(after_the_prompt)[observed].sum() > 0.8
-        assert starpo.loss_weights(batch.loss_mask)[observed].sum() == 0
+        assert starpo.loss_weights(batch.response_mask)[observed].sum() == 0
 
     def test_the_sampled_end_of_turn_is_trained_even_where_it_is_the_padding_token(self):
         """tiny-grpo train.py:108 masks the padding token, which ends the turn in SmolLM2's
@@ -88,7 +88,7 @@ class TestMask:
         t, _, _ = scripted([40, end], tokenizer=tokenizer)
         assert [i for i in sampled(t.sequences[0]) if i != tokenizer.pad_token_id] == [40]
         batch = with_targets(make_batch([t]))
-        assert batch.tokens[batch.loss_mask].tolist() == [40, end]
+        assert batch.tokens[batch.response_mask].tolist() == [40, end]
 
 
 class TestTokens:
@@ -134,10 +134,10 @@ class TestLogprobs:
         learner, config = Learner(*tiny(), None), Config(temperature=0.25)
         batch, _ = trainer.compute_targets(learner, batch, config)
         with torch.no_grad():
-            at_one, _ = token_logprobs(learner.policy.model, batch.tokens, batch.loss_mask)
+            at_one, _ = token_logprobs(learner.policy.model, batch.tokens, batch.response_mask)
             _, measured = trainer.policy_losses(
                 learner.policy, trainer.add_loss_weights(batch, config), config)
-        ratio = (at_one - batch.sample_logprobs)[batch.loss_mask].exp()
+        ratio = (at_one - batch.sample_logprobs)[batch.response_mask].exp()
         assert ((ratio < 0.8) | (ratio > 1.28)).float().mean() > 0.7
         assert measured["logprob_gap"] < 1e-5 and measured["clip_fraction"] == 0
 
@@ -290,9 +290,10 @@ class TestLoss:
         labels = torch.where(batch.response_mask, batch.tokens, -100)
         labels[:][labels == -100] = 0
         assert (labels != -100).sum() == 10
-        assert starpo.loss_weights(batch.loss_mask).unique().tolist() == pytest.approx([0, 1 / 3])
+        weights = starpo.loss_weights(batch.response_mask)
+        assert weights.unique().tolist() == pytest.approx([0, 1 / 3])
         for padding, theirs in ((0, 0.3), (5, 0.15)):
-            mask = pad(batch.loss_mask, (0, padding))
+            mask = pad(batch.response_mask, (0, padding))
             assert mask.sum(dim=1).float().mean() / mask.shape[1] == pytest.approx(theirs)
             weights = starpo.loss_weights(mask, "seq-mean-token-sum-norm", 5)
             assert starpo.aggregate(torch.ones(mask.shape), weights) == pytest.approx(0.3)

@@ -99,7 +99,7 @@ class TestStructure:
                 ("cache", lambda text: text + "\n\ndef f():\n    from lab import archive\n"),
                 ("starpo", lambda text: text + "\n\ndef f():\n    from minragen import envs\n"
                                                "    from minragen.environments.lean import Lean\n"),
-                ("train", lambda text: text.replace("config.kl_horizon", "1e4"))):
+                ("train", lambda text: text.replace("config.overlong", "0.0"))):
             path = fork / "minragen" / f"{file}.py"
             path.write_text(edit(path.read_text()))
         assert check.forbidden_imports(fork) == [
@@ -110,7 +110,7 @@ class TestStructure:
             "README.md links to #there, but the page has no such heading",
             "README.md links to docs/x.md, which does not exist",
             "page.md links to README.md, which does not exist"]
-        assert check.unread_options(fork) == ["option kl_horizon is never read"]
+        assert check.unread_options(fork) == ["option overlong is never read"]
 
 
 class TestGroundFloor:

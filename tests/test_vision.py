@@ -279,8 +279,7 @@ class TestRuns:
         assert_resumed_alike(runs, monkeypatch, options)
 
     def test_policy_and_critic_train_their_towers_or_leave_them(self):
-        for options, moves in (((), True), (("--freeze-vision", "true"), False),
-                               (("--lora-rank", "4"), False)):
+        for options, moves in (((), True), (("--lora-rank", "4"), False)):
             config, learner, batch = played(*PAINTED, "--algo", "ppo", *options)
             models = learner.policy.model, learner.critic
             before = [copy.deepcopy(model.state_dict()) for model in models]
@@ -353,7 +352,6 @@ class TestRuns:
 
     @pytest.mark.parametrize("options, said", [
         ("--context single_turn --window 2", "use --context full or limited."),
-        ("--model tiny --freeze-vision true", "model 'tiny' has no vision tower"),
         ("--model tiny --env frozenlake --env-arg view=image", "this model reads only text"),
         ("--env frozenlake --env-arg view=grid", "tiny-vlm needs square images"),
         ("--env sokoban --env-arg view=image --env-arg cols=8", "tiny-vlm needs square images"),

@@ -77,7 +77,8 @@ def diagnose(learner, config, step, trajectories, history):
     if due(step, config.diagnose_every):
         metrics |= collapse_metrics(
             learner.policy, learner.frame, trajectories, learner.ema, hash_seed(config.seed, step),
-            config.diagnose_samples, config.temperature, config.token_budget, learner.world)
+            temperature=config.temperature, token_budget=config.token_budget,
+            world=learner.world)
         first = next((line for line in history if "first_turn/mi" in line), metrics)
         metrics["regime"] = regime(first, metrics)
     return metrics
@@ -87,7 +88,7 @@ def diagnose_update(learner, config, step, batch):
     """The gradients of a batch with its targets by reward std, when due."""
     if not due(step, config.gradients_every):
         return {}
-    scores = starpo.group_scores(batch.episode_returns, batch.group_ids, "std", batch.episode_ids)
+    scores = starpo.group_std(batch.episode_returns, batch.group_ids, batch.episode_ids)
     return gradient_metrics(
         learner.policy.model, add_loss_weights(batch, config),
         lambda part: policy_losses(learner.policy, part, config)[0], scores,
@@ -460,7 +461,7 @@ def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buck
     returns: `gradient/...`; a bucket without loss tokens has sizes and no norms
     """
     # Sums over tokens; the norms are divided by the tokens of their bucket.
-    batch = replace(batch, loss_weights=batch.loss_weights * int(batch.loss_mask.sum()))
+    batch = replace(batch, loss_weights=batch.loss_weights * int(batch.response_mask.sum()))
     parameters = [p for p in model.parameters() if p.requires_grad]
     ids, metrics, everything = batch.group_ids.unique(), {}, Counter()
     reward_std = reward_std[ids]
@@ -486,7 +487,7 @@ def _gradients(parameters, losses):
 
 def _gradient_row(prefix, gradients, batch, reward_std):
     """The metrics of a bucket: sizes, and of each term the norm of its gradient per token."""
-    tokens = int(batch.loss_mask.sum())
+    tokens = int(batch.response_mask.sum())
     metrics = {"groups": len(reward_std), "rows": len(batch), "tokens": tokens,
                "reward_std": float(reward_std.mean()), "reward_std_min": float(reward_std.min()),
                "reward_std_max": float(reward_std.max())}

@@ -133,7 +133,7 @@ class Run:
                          for sentence in warnings_of(self.history[:k])]
         self.validated = [x for x in self.history if x.get("val/success") is not None]
         # Equal for runs that differ in their seed alone.
-        self.settings = dataclasses.replace(self.config, run="", seed=0, device="", threads=0)
+        self.settings = dataclasses.replace(self.config, run="", seed=0, device="")
         try:
             self.envs, self.summary = env_names(self.config), summary(self.config)
         except Exception as problem:  # a name that nothing has here

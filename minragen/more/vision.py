@@ -219,16 +219,6 @@ def with_tower(critic):
     return critic
 
 
-def freeze_tower(policy):
-    """Freeze the vision tower. What projects its features onto the decoder is still trained.
-
-    raises: ValueError for a text model
-    """
-    if not image_store_of(policy):
-        raise ValueError(f"freeze_vision: model {policy.name!r} has no vision tower.")
-    policy.model.whole.get_encoder(modality="image").requires_grad_(False)
-
-
 def images_of(trajectory):
     """{"images": those of the messages' placeholders, as data URIs}; {} without any."""
     seen = [image_of(turn.observation) for turn in trajectory.turns]

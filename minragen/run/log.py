@@ -82,7 +82,7 @@ class Log(train.Callbacks, contextlib.AbstractContextManager):
         return distributed.progress_bar(title)
 
     def diagnose(self, learner, step, played, rows, batch):
-        if step == 1 and not self.config.zero_task:
+        if step == 1 and self.config.advantages != "none":
             line, warning = diagnostics.first_look(played, self.config)
             self.say(f"start     {line}")
             if warning:

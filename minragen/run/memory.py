@@ -80,12 +80,11 @@ def _sizes(policy, config, processes):
     tokens = max(context, min(config.token_budget, min(rows, config.mini_batch) * context))
     turns = most_turns(env_groups(config, "val"))
     replies, images = (turns, turns) if config.context == "full" else (1, config.window)
-    share = 1 if config.loss_mask == "all" else replies * config.max_new_tokens / context
+    share = replies * config.max_new_tokens / context
     inner = getattr(c, "intermediate_size", None)
     return SimpleNamespace(
         width=model.dtype.itemsize,
-        head=4 * c.vocab_size * c.hidden_size * (
-            config.float32_logits and model.dtype.itemsize < 4),
+        head=4 * c.vocab_size * c.hidden_size * (model.dtype.itemsize < 4),
         vocab=c.vocab_size, layers=c.num_hidden_layers,
         hidden=c.hidden_size, queries=heads * head_dim,
         keys=2 * head_dim * (getattr(c, "num_key_value_heads", None) or heads),  # and values

@@ -36,13 +36,13 @@ from tqdm import tqdm
 
 from minragen.config import DATA, RUN_NAME, Config, check
 from minragen.more import lora
-from minragen.options import nearest, parse_options
+from minragen.options import ELSEWHERE, LAST_WITH_REMOVED, nearest, parse_options
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
 COUNTERS = ("step", "unvalidated", "best_success", "ended", "empty_steps", "skipped", "halved",
-            "rounds", "kl_reward_coef", "ema")
-FREE_ON_RESUME = ("run", "steps", "max_context", "device", "threads", "max_rows", "feed_share",
+            "rounds", "ema")
+FREE_ON_RESUME = ("run", "steps", "max_context", "device", "max_rows", "feed_share",
                   "token_budget", "activation_checkpointing", "plain", "log")
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 # Metrics that differ between equal runs, also as ENV/waited or first_turn/seconds.
@@ -400,9 +400,15 @@ def warn_once(text):
 
 def refuse_lost_options(run):
     """Raise ValueError if a run had an option on that this version lacks: its learning cannot go on
-    or be repeated. Options of 0, false or nothing are off."""
+    or be repeated. Options of 0, false or nothing are off, and so are those that are listed in
+    elsewhere.toml, if they have a value that is listed there or no value is."""
     folder = RUNS / run
     stored = lost_options(json.loads((folder / "config.json").read_text("utf-8")))
+    for name, (harmless, now) in ELSEWHERE["removed"].items():
+        value = stored.pop(name, None)
+        if value is not None and harmless and value not in harmless:
+            raise ValueError(f"run {run!r} had {name}={value!r}, which ended with commit "
+                             f"{LAST_WITH_REMOVED}; now {now}. Go on at that commit.")
     if on := [f"{name}={value!r}" for name, value in stored.items() if value]:
         raise ValueError(f"run {run!r} had {', '.join(on)[:200]}, which this version lacks. "
                          f"Go on at the commit that made it: {commit_of(folder) or 'not known'}.")

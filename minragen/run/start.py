@@ -33,6 +33,7 @@ Tests: `python -m pytest tests/test_train.py tests/test_runs.py`.
 """
 
 import gc
+import os
 import sys
 import unicodedata
 from functools import partial
@@ -127,12 +128,9 @@ def load(config, checkpoint="", say=print):
 
 
 def policy_of(config, *given):
-    """`load_policy`, with the decoder and the output layer of a Config."""
+    """`load_policy`, with the decoder and the attention of a Config."""
     policy = load_policy(*given)
-    if not config.plain:
-        policy = faster(policy, config.attention)
-    policy.model.float32_logits = config.float32_logits
-    return policy
+    return policy if config.plain else faster(policy, config.attention)
 
 
 def frame_of(config, policy, end_ids=None):
@@ -147,7 +145,8 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     """The Learner of a new run, or of a checkpoint if the folder of a run is given."""
     _, device, _ = bundled.choose_model(config.model, config.device)
     one = config.model in bundled.TINY_MODELS and device.type == "cpu"  # more cores do not pay
-    torch.set_num_threads(config.threads or (1 if one else distributed.own_cores()))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1 if one else distributed.own_cores())
     begun = checkpoint_of or config.init_from and runs.RUNS / config.init_from
     checkpoint = begun and runs.find_checkpoint(begun, say)
     with distributed.main_process_first():  # the warm-up fills the cache
@@ -155,8 +154,6 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     if config.tis_cap and not config.stale and policy.model.dtype == torch.float32:
         raise ValueError("tis_cap: it has no effect here. In float32 a sampler without --stale "
                          "samples as the learner computes, so all weights are 1.")
-    if config.freeze_vision:
-        vision.freeze_tower(policy)
     if config.lora_rank:
         lora.add_adapters(policy, config.lora_rank, config.seed)
     if image_store := vision.image_store_of(policy):
@@ -167,9 +164,8 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     for warning in alike(firsts, groups):
         say(f"warning   {warning}")
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
-                      world=distributed.world(), kl_reward_coef=config.kl_reward_coef,
-                      collect=rollout.collect if config.plain else scheduler.collect,
-                      gradients=memory.careful_gradients)
+                      world=distributed.world(), gradients=memory.careful_gradients,
+                      collect=rollout.collect if config.plain else scheduler.collect)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
         learner.critic = vision.with_tower(Critic(policy))
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)

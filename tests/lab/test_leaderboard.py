@@ -63,7 +63,7 @@ class TestRule:
         base = settings.preset("webshop", "ppo")
         for config in candidates("webshop", "ppo").values():
             assert dataclasses.replace(
-                config, lr=base.lr, seed=0, device="", threads=0, val_every=base.val_every,
+                config, lr=base.lr, seed=0, device="", val_every=base.val_every,
                 save_every=base.save_every) == base
 
     def test_what_is_stored_is_not_repeated_and_what_was_killed_goes_on(

@@ -27,12 +27,11 @@ from minragen.run.runs import find_checkpoint, step_of, write_whole
 from minragen.run.start import main
 
 KILLS = int(os.environ.get("MINRAGEN_KILLS", "4"))
-# A critic, a reference and an adaptive KL: everything that a checkpoint holds.
+# A critic and a reference: everything that a checkpoint holds.
 OPTIONS = shlex.split(
     "--env toys:Lottery --model tiny --warmup-steps 0 --num-groups 2 --group-size 2 --val-size 2 "
-    "--max-new-tokens 8 --lr 1e-3 --diagnose-every 2 --diagnose-samples 4 --save-every 1 "
-    "--val-every 2 --steps 6 --algo ppo --filter none --kl-coef 0.1 --kl-reward-coef 0.1 "
-    "--kl-target 0.01")
+    "--max-new-tokens 8 --lr 1e-3 --diagnose-every 2 --save-every 1 "
+    "--val-every 2 --steps 6 --algo ppo --filter none --kl-coef 0.1 --kl-reward-coef 0.1")
 
 
 @pytest.fixture

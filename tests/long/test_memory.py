@@ -32,7 +32,7 @@ MODELS = {"tiny": None,  # and random ones of so many parameters
                       num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=4)}
 # Untrained replies are as long as they may be, so these conversations fill their context.
 RUN = dict(env="frozenlake", num_groups=2, val_size=1, max_new_tokens=24,
-           max_context=408, warmup_steps=0, filter="none", device="cpu", threads=1)
+           max_context=408, warmup_steps=0, filter="none", device="cpu")
 SHORT = dict(num_groups=1, group_size=4, mini_batch=2, token_budget=160)  # one row at a time
 PAGE = Path(__file__).parent.parent.parent / "docs" / "performance.md"
 SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": SHORT, "60M": SHORT}
@@ -137,8 +137,7 @@ class TestForecast:
             pytest.importorskip("peft")
         check_update("tiny", torch.bfloat16, lora_rank=rank, algo="grpo", max_turns=2)
 
-    @pytest.mark.parametrize("option", ["algo=ppo", "activation_checkpointing=true",
-                                        "freeze_vision=true"])
+    @pytest.mark.parametrize("option", ["algo=ppo", "activation_checkpointing=true"])
     def test_a_vision_tower_is_counted(self, option, tmp_path):
         learner, groups, config = built(
             model=folder_of(large_tower, tmp_path), env="test_memory:Painted", group_size=8,
