@@ -65,7 +65,7 @@ leaderboard: .venv/test $(if $(MODEL)$(findstring --api,$(ARGS)),.venv/lean)    
 
 smollm2: .venv/ready     ## fetch and convert SmolLM2-135M-Instruct (93 MB)
 	@$(PIP) accelerate==1.15.0 gguf==0.19.0
-	@$(PY) -m minragen smollm2
+	@$(PY) -m lab.smollm2
 
 pretrained: .venv/ready  ## train a pretrained model and print its row (hours): RUN=smollm2-frozenlake [SEED= MODEL=]
 	@$(PY) -m lab.pretrained $(RUN) $(call option,SEED,seed) $(call option,MODEL,model) $(ARGS)

@@ -27,8 +27,8 @@ from PIL import Image
 from lab import archive
 from minragen import starpo, train
 from minragen.fast.prefix_tree import PrefixTree, neighbours
-from minragen.rollout import make_batch
 from minragen.run import start
+from minragen.trajectory import make_batch
 
 # Okabe and Ito's colours, which the colour-blind tell apart.
 SAMPLED, CONTEXT, PADDING = "#009E73", "#CFCFCF", "#FFFFFF"

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 
 import minragen
-from minragen.chat import Reply
 from minragen.config import Config, changed_environment, preset
 from minragen.envs import REGISTRY
 from minragen.look.intervals import wilson
 from minragen.look.players import DEMONSTRATIONS, players, scripted
 from minragen.run.groups import env_groups
+from minragen.trajectory import Reply
 
 SIZE = 256
 STORED = Path(minragen.__file__).parent / "data" / "players.json"

@@ -22,7 +22,7 @@ from pathlib import Path
 from minragen.chat import ChatFrame
 from minragen.config import preset
 from minragen.envs import REGISTRY
-from minragen.rollout import play_held_out
+from minragen.rollout import collect
 from minragen.run.groups import env_groups
 from minragen.run.start import load
 from minragen.train import rules_of
@@ -46,7 +46,7 @@ def first_turns(policy, config, temperature):
     frame = FirstTurn(policy.tokenizer, config.response_format,
                       policy.model.generation_config.eos_token_id, config.max_new_tokens,
                       example=config.example)
-    played = play_held_out(policy, frame, groups, rules_of(config), temperature)
+    played = collect(policy, frame, groups, 0, rules_of(config).held_out(temperature))
     shown = groups.envs[0].example_parts()["answer"]
     share = {column: 0.0 for column in COLUMNS}
     for t in played:

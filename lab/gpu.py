@@ -33,6 +33,7 @@ from minragen.cache import KVSlots
 from minragen.fast import graphs, llama
 from minragen.run import bundled, memory, start
 from minragen.run.proof import in_float32
+from minragen.trajectory import make_batch
 
 WORK = dict(model="Qwen/Qwen2.5-0.5B-Instruct", device="cuda", num_groups=8, group_size=16,
             val_size=1)
@@ -140,7 +141,7 @@ def measure(config):
 
 def with_random_returns(played):
     """The batch of episodes, with returns that differ within every group."""
-    batch = rollout.make_batch([t for t in played if not t.error])
+    batch = make_batch([t for t in played if not t.error])
     returns = torch.rand(len(played), generator=torch.Generator().manual_seed(0))
     return replace(batch, episode_returns=returns[batch.episode_ids])
 

@@ -62,11 +62,12 @@ SPEC = "lab.speed:FixedLengths"
 FIRST_SEED = 0
 # What a phase is called -> the function that it is spent in, without other phases inside it.
 PHASES = {
-    "prefill prompts": (rollout._Player, "_prefill"),
-    "append observations": (rollout._Player, "_feed"),
-    "sample replies": (rollout._Player, "_sample_token"),
-    "parse, step environments": (rollout._Player, "_send_replies"),
-    "next prompts": (rollout._Player, "_take_results"),
+    "prefill prompts": (rollout, "prefill"),
+    "append observations": (rollout, "feed"),
+    "sample replies": (rollout, "sample_replies"),
+    "parse replies": (rollout, "end_replies"),
+    "step environments": (EnvGroups, "step"),
+    "next prompts": (rollout, "end_turn"),
     "compute targets": (train, "compute_targets"),
     "forward and backward": (train, "gradients"),
     "optimizer steps": (AdamW, "step"),

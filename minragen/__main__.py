@@ -3,12 +3,10 @@
     python -m minragen train --env bandit        train an agent; --nproc auto: on all idle cores
     python -m minragen eval --run my-run         success beside scripted players
     python -m minragen report my-run             one page about a run, or about several
-    python -m minragen watch my-run              write the page again after every step
     python -m minragen play sokoban              play yourself; with --run NAME a run's policy plays
     python -m minragen reproduce my-run          train a run again, and say where the two differ
     python -m minragen serve --env sokoban       an environment as an OpenEnv server
     python -m minragen environments sokoban 0    the solver's episode
-    python -m minragen smollm2                   fetch and convert the bundled pretrained model
 
 --help after a name lists its options.
 """
@@ -19,17 +17,15 @@ import sys
 from minragen.look.faults import Console, Parser, told
 from minragen.options import nearest
 
-# name -> the function that takes the words after it, and words that go before them
+# name -> the function that takes the words after it
 COMMANDS = {
     "train": "minragen.run.command:train",
     "eval": "minragen.eval:main",
     "report": "minragen.look.report:main",
-    "watch": "minragen.look.report:main --watch",
     "play": "minragen.eval:play_command",
     "reproduce": "minragen.run.reproduce:main",
     "serve": "minragen.look.serve:main",
-    "environments": "minragen.look.play:environments",
-    "smollm2": "minragen.run.bundled:main"}
+    "environments": "minragen.look.play:environments"}
 
 
 def main(argv=None):
@@ -41,9 +37,8 @@ def main(argv=None):
         return print((__doc__ or "python -OO leaves out this text.").strip())
     if name not in COMMANDS:
         Parser().error(nearest("command", name, [*COMMANDS]))
-    function, *first = COMMANDS[name].split()
     try:
-        return pkgutil.resolve_name(function)([*first, *words])
+        return pkgutil.resolve_name(COMMANDS[name])(words)
     except Exception as problem:
         sys.exit(told(problem))
     except KeyboardInterrupt:  # while PyTorch is loaded, for example

@@ -1,8 +1,8 @@
-"""Conversations: how they are stored and become tokens, each text once; how a reply is parsed.
+"""Messages become tokens, each text once; and how a reply is parsed.
 
-Reading order: `Reply` (a parsed reply), `Trajectory` (a conversation with an environment),
-`ChatFrame` (RAGEN's context manager: text to tokens without ever rendering history again). What a
-reply looks like is in formats.py, the texts around messages are in template.py.
+Reading order: `ChatFrame` (RAGEN's context manager: text to tokens without ever rendering history
+again), `reply_pattern`. What a reply looks like is in formats.py, the texts around messages are in
+template.py.
 
 Differences from RAGEN's `ctx_manager`:
   1. The tokens between two turns are derived from the tokenizer's own chat template and *proved* at
@@ -17,158 +17,15 @@ Tests: `python -m pytest tests/test_chat.py`.
 
 import re
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 
 from minragen import formats
-from minragen.envs import IMAGE, Observation, image_of
+from minragen.envs import IMAGE, image_of
 from minragen.template import check_pieces, derive_template
+from minragen.trajectory import Reply
 
-# Metrics that are averaged over an episode's turns; the others are summed.
-PER_TURN = {"valid", "effective", "grounding", "worldmodeling"}
 REMEMBERED = 2**22  # characters of texts whose ids are remembered: about 60 MiB with the ids
 TAG_TAIL = 16  # a tag is made of fewer tokens
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A parsed reply. `valid`: all parts of the format were there, in order; else all are empty."""
-
-    reasoning: str = ""
-    answer: str = ""
-    valid: bool = False
-    observation: str = ""
-    prediction: str = ""
-
-
-class StopReason(Enum):
-    """Why a reply or an episode ended."""
-
-    END_OF_TURN = "end_of_turn"  # reply: the model sampled its end-of-turn token
-    ANSWER = "answer"  # reply: all parts of its format have ended
-    MAX_NEW_TOKENS = "max_new_tokens"  # reply: it used up its tokens
-    CONTEXT = "context"  # both: no room for another token or another observation
-    TERMINATED = "terminated"  # episode: the environment reached an end
-    TRUNCATED = "truncated"  # episode: turns or actions ran out
-    ENV_ERROR = "env_error"  # episode: the environment failed; counted, and left out of all else
-
-
-@dataclass
-class Turn:
-    """One reply and what came of it. `text` is the reply decoded, for people only."""
-
-    observation: str
-    text: str
-    reply: Reply
-    stop: StopReason
-    times: tuple = ()  # seconds of time.time(): prompt fed, reply sent, result received
-
-
-@dataclass
-class Sequence:
-    """One row of a batch. The first four lists have an entry for each token; they only grow."""
-
-    tokens: list = field(default_factory=list)
-    response_mask: list = field(default_factory=list)  # True iff the id came out of our sampler
-    turn_ids: list = field(default_factory=list)  # turn of a sampled token, else -1
-    # Nats at the sampling temperature, before truncation by top_k or top_p, so that the learner can
-    # compute the same quantity; 0.0 where not sampled.
-    sample_logprobs: list = field(default_factory=list)
-    predicted: list = field(default_factory=list)  # positions that ECHO predicts (more/echo.py)
-    advantages: list = field(default_factory=list)  # by run/log.py, of trained groups
-
-    def add(self, ids, logprobs, sampled, turn):
-        self.tokens += ids
-        self.sample_logprobs += logprobs
-        self.response_mask += [sampled] * len(ids)
-        self.turn_ids += [turn] * len(ids)
-
-
-@dataclass
-class Trajectory:
-    """One episode: its instance, the tokens of its conversation, and what came of each turn."""
-
-    env: str
-    seed: int
-    group_id: int
-    member: int
-    row: int = 0  # of its EnvGroups
-    system: str = ""
-    observation: Observation = Observation("")  # what the next reply answers
-    # One Sequence; in the contexts of more/windows.py one for each turn, with all that it saw.
-    sequences: list = field(default_factory=lambda: [Sequence()])
-    turn_rewards: list = field(default_factory=list)
-    turns: list = field(default_factory=list)
-    stop: StopReason | None = None
-    error: str = ""  # what the environment raised; then `stop` is ENV_ERROR
-    fault: object = None  # where in the environment's code it was raised (look/faults.py)
-    success: bool = False
-    metrics: dict = field(default_factory=dict)
-
-    @classmethod
-    def begin(cls, groups, row, observation):
-        """The fresh episode of a row of EnvGroups. observation: what `reset` returned for it"""
-        g, member = groups.places[row]
-        t = cls(groups.envs[row].alias or groups.names[g], groups.seeds[g], g, member, row)
-        if isinstance(observation, Exception):
-            t.fail(observation)
-        else:
-            t.observation = observation
-        return t
-
-    @property
-    def tokens(self):
-        """All ids that the last turn saw or sampled."""
-        return self.sequences[-1].tokens
-
-    @property
-    def episode_return(self):
-        return sum(self.turn_rewards)
-
-    @property
-    def response_tokens(self):
-        return sum(sum(sequence.response_mask) for sequence in self.sequences)
-
-    def fail(self, exception):
-        """End the episode because its environment raised. exception: a Failure, or has its words"""
-        self.stop, self.error = StopReason.ENV_ERROR, str(exception)
-        self.fault = getattr(exception, "fault", None)
-
-    def add_prompt(self, ids):
-        """Append ids that were not sampled: prompt, framing, observation."""
-        self.sequences[-1].add(ids, [0.0] * len(ids), False, -1)
-
-    def add_reply(self, ids, logprobs, turn):
-        """Append the ids of reply number `turn` with the logprobs they were sampled with."""
-        self.sequences[-1].add(ids, logprobs, True, turn)
-
-    def end_turn(self, text, reply, stop, outcome, times=()):
-        """Note what a reply did. outcome: of EnvGroups.step"""
-        if isinstance(outcome, Exception):
-            self.fail(outcome)
-            outcome = self.error, 0.0, False, False, {}
-        observation, reward, terminated, truncated, info = outcome
-        self.turns.append(Turn(self.observation, text, reply, stop, times))
-        self.turn_rewards.append(float(reward))
-        self.observation, self.success = observation, self.success or info.get("success", 0) > 0
-        for name, value in info.items():
-            self.metrics[name] = self.metrics.get(name, 0.0) + value
-        if terminated or truncated:
-            self.stop = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
-
-    def end(self):
-        """Divide the metrics of PER_TURN, summed so far, by the number of turns."""
-        for name in PER_TURN & self.metrics.keys():
-            self.metrics[name] /= len(self.turns)
-
-    def messages(self):
-        """The conversation as chat messages, for people and for JSONL."""
-        chat = [{"role": "system", "content": self.system}]
-        for turn in self.turns:
-            chat += [{"role": "user", "content": turn.observation},
-                     {"role": "assistant", "content": turn.text}]
-        return chat
 
 
 class ChatFrame:
@@ -214,6 +71,11 @@ class ChatFrame:
     def system_message(self, env):
         """`formats.system_message`, whose texts of an environment end and begin no turn."""
         return self.told(env, plain=self.template.plain)
+
+    def begin(self, trajectory, env):
+        """Append the first prompt."""
+        trajectory.system = self.system_message(env)
+        trajectory.add_prompt(self.open(trajectory.system, trajectory.observation))
 
     def next(self, trajectory, rules):
         """Append the prompt of the next turn. Returns False if that leaves no room for a reply."""

@@ -62,7 +62,7 @@ class Config:
     """Every field is an option: `max_new_tokens` is `--max-new-tokens`."""
 
     env: str = opt("frozenlake", "name, mixture (a,b or a=12,b=4), module:Class, Gymnasium id, "
-                                 "reasoning_gym:DATASET or openenv:URL of a server")
+                                 "or openenv:URL of a server")
     run: str = opt("", "folder under runs/; empty: named after env, algo, model and seed")
     seed: int = opt(0, "seed of everything random in the run", most=2**20 - 1)
     algo: str = opt("grpo", f"preset: {', '.join(ALGOS)}; or module:preset, your own dictionary")
@@ -139,6 +139,7 @@ class Config:
     lora_rank: int = opt(0, "rank of LoRA adapters, which alone are trained; 0: all weights")
     attention: str = opt("", "transformers' attention of the learner's passes, such as "
                              "flash_attention_2; empty: ours, which shares prompts")
+    plain: bool = opt(False, "turn off everything that is only faster (table in run/start.py)")
     max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm", least=1e-4)
     # -- measuring
     val_size: int = opt(256, "held-out instances per validation", least=1, most=2**16)

@@ -368,7 +368,7 @@ LAYERS = "minragen.environments.layers:wrapped"
 
 def make(name, split="train", budget=None, layers=(), **options):
     """Build an environment: a name from `REGISTRY`, `package.module:Class`, a Gymnasium id with
-    Text spaces, `reasoning_gym:` and a data set, or `openenv:http://host:port`.
+    Text spaces, or `openenv:http://host:port`.
 
     layers: what is put around it, the last outermost: `action_noise,probability=0.2`
     raises: ValueError with the nearest known name, ImportError naming the missing module or class
@@ -452,7 +452,7 @@ class EnvGroups:
             budget = replace(make(name, split, **own).budget, **(budgets or {}))
             self._given[name] = dict(name=name, split=split, budget=budget, layers=layers, **own)
         self.envs = [make(**self._given[self.names[group]]) for group, _ in self.places]
-        self.seeds, self._broken, self._results = [None] * num_groups, set(), {}
+        self.seeds, self._broken = [None] * num_groups, set()
 
     def __len__(self):
         return len(self.envs)
@@ -460,7 +460,7 @@ class EnvGroups:
     def reset(self, first_seed):
         """Draw new instances: group g gets seed `first_seed + g`. Returns each row's observation,
         or the Failure of its environment."""
-        self.seeds, self._results = [first_seed + g for g in range(self.num_groups)], {}
+        self.seeds = [first_seed + g for g in range(self.num_groups)]
         return self._each(range(len(self)), self._reset_row)
 
     def _reset_row(self, row):
@@ -480,16 +480,6 @@ class EnvGroups:
         that it raised: a fault of the environment, not of the reply (`StopReason.ENV_ERROR`)."""
         reply_of = dict(zip(rows, replies))
         return self._each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
-
-    def send(self, rows, replies):
-        """Begin to step rows; `receive` returns the results. `reset` drops those in flight."""
-        self._results |= zip(rows, self.step(rows, replies))
-
-    def receive(self, wait=True):
-        """{row: result of `step`} of the rows whose steps have ended since the last call. wait:
-        until there is one, if any is in flight. Here `send` has stepped them all."""
-        results, self._results = self._results, {}
-        return results
 
     failure = staticmethod(failure_of)  # run/groups.py adds where it was raised
 

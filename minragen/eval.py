@@ -196,8 +196,8 @@ def checkpoint_player(config, run="", say=print, only=""):
 
     only: "best": the checkpoint of the best validation
     """
+    from minragen.fast.scheduler import collect
     from minragen.more.vision import image_store_of
-    from minragen.rollout import play_held_out
     from minragen.run import distributed, runs, start
     from minragen.run.proof import prove
     from minragen.train import rules_of
@@ -215,10 +215,13 @@ def checkpoint_player(config, run="", say=print, only=""):
             prove(policy, config.max_context)
             unproved = None
         temperatures = {"": config.val_temperature} | ({", greedy": 0.0} if greedy else {})
+        played = {}
         with distributed.progress_bar(f"evaluation on {groups.split}: tokens sampled") as progress:
-            return {f"{name}{how}": play_held_out(policy, frame, groups, rules_of(config),
-                                                  temperature, progress, first_seed)
-                    for how, temperature in temperatures.items()}
+            for how, temperature in temperatures.items():
+                policy.begin_rollout()
+                rules = rules_of(config).held_out(temperature)
+                played[f"{name}{how}"] = collect(policy, frame, groups, first_seed, rules, progress)
+        return played
 
     return play
 

@@ -3,8 +3,8 @@
 Tests: `python -m pytest tests/test_train.py -k Describe`.
 """
 
-from minragen.chat import StopReason
 from minragen.envs import metric_name
+from minragen.trajectory import StopReason
 
 HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
 

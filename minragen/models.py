@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -49,6 +50,21 @@ class Policy:
         """Append counts[i] ids of row i of `tokens` to slot first_row + i, as `cache.place` shows.
         Returns the logits (n, V) after the last id of each row. tokens: (n, q)      counts: (n,)"""
         return output_layer(self.model, self.append(self.model, slots, tokens, counts, first_row))
+
+    def read(self, slots, fresh, token_budget, first_row=0):
+        """`extend` slot first_row + i by the ids fresh[i], `token_budget` padded ids at a time.
+        Returns the logits (n, V) after each one's last id."""
+        bounds, logits = slots.bounds.clone(), []
+        count = max(1, token_budget // max(map(len, fresh)))
+        for start in range(first_row, first_row + len(fresh), count):
+            part = [torch.tensor(ids) for ids in fresh[start - first_row:][:count]]
+            counts = torch.tensor([len(ids) for ids in part])
+            bounds[start:start + len(part)] += counts
+            tokens, counts = (x.to(self.device, non_blocking=True) for x in (
+                pad_sequence(part, batch_first=True), counts))
+            logits.append(self.extend(slots, tokens, counts, start))
+        slots.bounds = bounds  # the lengths, on the CPU; `extend` also counted padding
+        return torch.cat(logits)
 
     def logprobs(self, tokens, mask, temperature=1.0):
         """`token_logprobs` of this model."""

@@ -3,20 +3,12 @@
     python -m minragen.train --env frozenlake            (or: make train ENV=frozenlake)
     python -m minragen.train --run my-run --resume       (continue a stopped run)
 
-Reading order: `train` (the loop), `train_step` and `update` (one step of StarPO), then their parts
-in the order in which they run: `roll_out`, `choose_groups`, `compute_targets` (rewards and
-advantages), `mini_batches`, `policy_losses`; last `validate`. The options are in config.py;
-run/start.py puts a run together. docs/metrics.md explains every metric.
+Reading order: `train` (the loop: when to validate, save and stop), `train_step` and `update` (one
+step of StarPO), then their parts in the order in which they run: `roll_out`, `choose_groups`,
+`compute_targets` (rewards and advantages), `mini_batches`, `policy_losses`; last `validate`. The
+options are in config.py; run/start.py puts a run together. docs/metrics.md explains every metric.
 
 Axes: B rows, T tokens, P groups, G members.
-
-Differences from RAGEN V2's trainer:
-  1. Every optimizer step is normalised over its own tokens, whatever the micro-batch size.
-  2. Mini-batches are random draws, not neighbours in length, and are never padded with duplicates.
-  3. In float32 old_logprobs are those that were recorded while sampling, which the learner would
-     compute again up to rounding (`logprob_gap`). They are computed before the update in bfloat16,
-     where rounding matters, and with `--stale` (other weights).
-  4. The reference model and the critic exist only where they are used.
 """
 
 import contextlib
@@ -34,11 +26,14 @@ from minragen import starpo
 from minragen.chat import ChatFrame
 from minragen.metrics import describe, held_out_metrics, waiting
 from minragen.models import AdamW, Critic, Policy
-from minragen.rollout import Rules, collect, make_batch, play_held_out
+from minragen.rollout import Rules, collect
+from minragen.trajectory import make_batch
 
 # Training instances of run seed s have seeds from TRAIN_SEED + s * config.TRAIN_SEED_STRIDE on,
 # validation instances have seeds from 0 on.
 TRAIN_SEED = 2**41
+EMPTY_STEPS = 5  # consecutive steps without a single informative group after which a run ends
+MOST_SKIPPED = 5  # a run fails after a step with so many updates in a row not finite
 
 
 class World:
@@ -59,46 +54,42 @@ class World:
         """Add the gradients of all processes, in place."""
 
 
-class Log:
-    """What a run reports and keeps: here nothing. run/log.py prints, writes files and saves."""
+class Callbacks:
+    """What a run reports, keeps and is asked. Here it only prints; run/log.py has the files."""
 
     def say(self, line):
         """Print a line."""
+        print(line)
 
     def progress(self, title):
-        """A context that shows progress. Its value is a function, to be called with the number of
-        tokens or rows done since the last call."""
+        """A context whose value is to be called with how many more tokens or rows are done."""
         return contextlib.nullcontext(lambda count: None)
 
-    def diagnose(self, step, played):
-        """More metrics of the played episodes, measured before the update."""
+    def diagnose(self, learner, step, played, rows, batch):
+        """More metrics, measured before the update. batch: what is trained on, with its targets:
+        the rows `rows` of make_batch(played); None if the filter kept nothing."""
         return {}
 
-    def diagnose_update(self, step, played, rows, batch):
-        """More metrics of the training batch, whose rows are the rows `rows` of
-        make_batch(played)."""
-        return {}
-
-    def over(self, learner, metrics):
-        """Why the run ends after the step of these metrics; "" if it goes on."""
-        return ""
+    def write(self, metrics):
+        """Report a step."""
+        print(metrics)
 
     def episodes(self, step, split, trajectories):
         """Keep some episodes."""
 
-    def asked(self):
+    def early_stop(self, metrics):
+        """Why training should end after the step with these metrics; "" if it should not."""
+        return ""
+
+    def stop_requested(self):
         """Whether the user asked the run to stop."""
         return False
 
-    def write(self, metrics):
-        """Report a step."""
-
-    def save(self, learner, last):
-        """Save the learner when due. Returns whether the user asked the run to stop here."""
-        return False
+    def save(self, learner, best):
+        """Save the learner. best: whether its validation is the best so far."""
 
 
-QUIET = Log()
+QUIET = Callbacks()  # a single step prints nothing
 
 
 @dataclass
@@ -113,14 +104,23 @@ class Learner:
     reference: Policy | None = None  # before RL, or the teacher
     step: int = 0  # finished steps
     unvalidated: bool = True  # whether a validation after them is due
+    best_success: float = -1.0  # of the validations after step 0
+    ended: str = ""  # why training ends before the last step
     rounds: int = 0  # rollouts of fresh instances; more than steps if resampled
     ema: dict = field(default_factory=dict)  # moving averages of the diagnostics
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
     skipped: int = 0  # consecutive updates whose gradient was not finite
     world: World = World()
     halved: bool = False  # whether an update ran out of memory, so that token_budget is halved
+    collect: Callable = collect  # plays episodes: rollout.py's, or fast/scheduler.py's
     gradients: Callable = field(default_factory=lambda: gradients)  # below, or run/memory.py's
     playing: Callable = contextlib.nullcontext  # of a rollout; more/stale.py: with older weights
+
+    def improved(self, metrics):
+        """Whether these metrics have a validation better than all before, which is then noted."""
+        before, now = self.best_success, metrics.get("val/success", math.nan)
+        self.best_success = max(before, now)  # `before` if now is nan
+        return now > before
 
     def optimizers(self):
         """[(metric of the gradient norm, optimizer), ...]"""
@@ -128,56 +128,84 @@ class Learner:
         return [("grad_norm", self.optimizer), *critic]
 
 
-def train(learner, groups, config, log):
-    """Train until `config.steps` steps are done. Returns the metrics of the test, None if the user
-    stopped the run.
+def train(learner, groups, config, callbacks):
+    """Train until `config.steps` steps are done, or until there is a reason to end before. Returns
+    the metrics of the test, None if the user stopped the run.
 
     groups: {split: EnvGroups}
     """
-    start, reason = time.time(), log.over(learner, {})
-    if learner.unvalidated:
-        log.write({"step": learner.step, **validate(learner, groups["val"], config, log)})
+    began = time.time()
+    if learner.unvalidated:  # before step 1; or a request to stop has left it out
+        metrics = {"step": learner.step, **validate(learner, groups["val"], config, callbacks)}
         learner.unvalidated = False
-        if learner.step and log.save(learner, last=True):  # a stop had left it out
-            return None
-    while learner.step < config.steps and not reason:
-        metrics, trajectories = train_step(learner, groups["train"], config, log)
-        reason = log.over(learner, metrics)
-        last = learner.step == config.steps or bool(reason)
+        callbacks.write(metrics)
+        if learner.step:
+            callbacks.save(learner, learner.improved(metrics))
+            if callbacks.stop_requested():
+                return None
+    while learner.step < config.steps and not learner.ended:
+        metrics, trajectories = train_step(learner, groups["train"], config, callbacks)
+        callbacks.episodes(learner.step, "train", trajectories)
+        learner.ended = nothing_to_learn(learner, config) or callbacks.early_stop(metrics)
+        last = learner.step == config.steps or bool(learner.ended)
         learner.unvalidated = last or learner.step % config.val_every == 0
-        log.episodes(learner.step, "train", trajectories)
-        if learner.unvalidated and not log.asked():
-            metrics |= validate(learner, groups["val"], config, log)
-            learner.unvalidated = False
-        log.write(metrics)
-        if log.save(learner, last):
+        try:
+            refuse_divergence(learner)
+            if learner.unvalidated and not callbacks.stop_requested():
+                metrics |= validate(learner, groups["val"], config, callbacks)
+                learner.unvalidated = False
+        finally:  # what is done is reported, whatever a validation raises
+            callbacks.write(metrics)
+        best, stopping = learner.improved(metrics), callbacks.stop_requested()
+        if learner.step % config.save_every == 0 or last or best or stopping:
+            callbacks.save(learner, best)
+        if stopping:
             return None
-    if reason:
-        log.say(f"stopped: {reason}")
-    final = {"step": learner.step, **validate(learner, groups["test"], config, log),
-             "elapsed": time.time() - start}
-    log.write(final)
+    if learner.ended:
+        callbacks.say(f"stopped: {learner.ended} Read trajectories.jsonl.")
+    final = {"step": learner.step, **validate(learner, groups["test"], config, callbacks),
+             "elapsed": time.time() - began}
+    callbacks.write(final)
     return final
 
 
-def train_step(learner, groups, config, log=QUIET):
+def nothing_to_learn(learner, config):
+    """Why training ends after steps without an update; "" if it goes on."""
+    if learner.empty_steps < EMPTY_STEPS:
+        return ""
+    return (f"in {EMPTY_STEPS} steps in a row the filter ({config.filter}) kept no group, or every "
+            f"environment failed, so there is nothing to learn from. Is the task solved, or never "
+            f"solved? If few replies are valid, raise --warmup-steps.")
+
+
+def refuse_divergence(learner):
+    """Raise FloatingPointError after too many updates in a row without a finite gradient."""
+    if learner.skipped >= MOST_SKIPPED:
+        raise FloatingPointError(
+            f"{learner.skipped} updates in a row had a gradient that is not finite: the policy has "
+            f"diverged. Is the learning rate too large? See the last lines of metrics.jsonl.")
+
+
+def train_step(learner, groups, config, callbacks=QUIET):
     """One step of StarPO. Returns its metrics and its trajectories."""
     step, began = learner.step + 1, time.time()
-    trajectories = roll_out(learner, groups, config, log)  # play P*G episodes
+    trajectories = roll_out(learner, groups, config, callbacks)  # play P*G episodes
     rollout_seconds = time.time() - began
     played = [t for t in trajectories if not t.error]  # by environments that did not fail
     metrics = {"step": step, **describe(trajectories), **waiting(trajectories)}
-    learner.empty_steps += 1
+    batch = None  # what is trained on
     if played:
-        batch = make_batch(played).to(learner.policy.device)  # ragged lists -> (B, T)
-        kept, filtered = choose_groups(learner, batch, config)  # which groups teach something
-        metrics |= filtered | log.diagnose(step, played)
-        if kept.any():
-            rows = kept[batch.group_ids].nonzero()[:, 0]
-            batch, found = compute_targets(learner, batch.take(rows), config)
-            metrics |= found | log.diagnose_update(step, played, rows, batch)
-            learner.empty_steps = 0
-            metrics |= update(learner, batch, config, step, log)
+        everything = make_batch(played).to(learner.policy.device)  # ragged lists -> (B, T)
+        kept, found = choose_groups(learner, everything, config)  # which groups teach something
+        metrics |= found
+        rows = kept[everything.group_ids].nonzero()[:, 0]
+        if len(rows):
+            batch, found = compute_targets(learner, everything.take(rows), config)
+            metrics |= found
+        metrics |= callbacks.diagnose(learner, step, played, rows, batch)
+    if batch:
+        metrics |= update(learner, batch, config, step, callbacks)
+    learner.empty_steps = 0 if batch else learner.empty_steps + 1
     if config.resample:
         metrics["rollouts"] = 1 + trajectories[-1].group_id // config.num_groups
     learner.step = step
@@ -186,11 +214,11 @@ def train_step(learner, groups, config, log=QUIET):
                       "tokens_per_second": sampled / max(rollout_seconds, 1e-9)}, trajectories
 
 
-def update(learner, batch, config, step, log=QUIET):
+def update(learner, batch, config, step, callbacks=QUIET):
     """Take one optimizer step per mini-batch of a batch with its targets. Returns metrics."""
     set_learning_rates(learner, config, step)
     steps, skipped = [], 0  # metrics of each optimizer step
-    with log.progress(f"step {step}: rows trained on") as progress:
+    with callbacks.progress(f"step {step}: rows trained on") as progress:
         for mini in mini_batches(batch, config, step):  # in epochs x mini-batches
             sums = Counter()
             for part in learner.world.gather(learner.gradients(learner, mini, config, progress)):
@@ -208,7 +236,7 @@ def update(learner, batch, config, step, log=QUIET):
 
 
 # ---- Which episodes ------------------------------------------------------------------------------
-def roll_out(learner, groups, config, log=QUIET):
+def roll_out(learner, groups, config, callbacks=QUIET):
     """Play P*G episodes of instances that no other step and no run with another seed plays.
 
     `resample` (DAPO, Yu et al. 2025, section 3.2): until `num_groups` groups have a positive reward
@@ -216,11 +244,12 @@ def roll_out(learner, groups, config, log=QUIET):
     """
     trajectories = []
     learner.policy.begin_rollout()
-    with learner.playing(), log.progress(f"step {learner.step + 1}: tokens sampled") as progress:
+    title = f"step {learner.step + 1}: tokens sampled"
+    with learner.playing(), callbacks.progress(title) as progress:
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
                           + (learner.rounds + attempt) * config.num_groups)
-            played = in_order(learner.world, collect(
+            played = in_order(learner.world, learner.collect(
                 learner.policy, learner.frame, groups, first_seed, rules_of(config), progress))
             for t in played:
                 t.group_id += attempt * config.num_groups
@@ -265,7 +294,12 @@ def choose_groups(learner, batch, config):
 # ---- What the losses need: old logprobs, rewards, advantages -------------------------------------
 @torch.no_grad()
 def compute_targets(learner, batch, config):
-    """The batch with logprobs, values, rewards and advantages; and metrics."""
+    """The batch with logprobs, values, rewards and advantages; and metrics.
+
+    In float32 old_logprobs are those that were recorded while sampling, which the learner would
+    compute again up to rounding (`logprob_gap`). They are computed here in bfloat16, where rounding
+    matters, and with `--stale` (other weights).
+    """
     def logprobs_of(policy):
         return in_micro_batches(learner, batch, config, lambda part: policy.logprobs(
             part.tokens, part.response_mask, config.temperature)[0])
@@ -441,13 +475,14 @@ def policy_losses(policy, part, config):
 
 
 # ---- Measuring -----------------------------------------------------------------------------------
-def validate(learner, groups, config, log):
+def validate(learner, groups, config, callbacks):
     """Metrics of fixed instances of a split that training never plays."""
-    with log.progress(f"validation on {groups.split}: tokens sampled") as progress:
-        played = play_held_out(learner.policy, learner.frame, groups, rules_of(config),
-                               config.val_temperature, progress)
+    rules = rules_of(config).held_out(config.val_temperature)
+    learner.policy.begin_rollout()
+    with callbacks.progress(f"validation on {groups.split}: tokens sampled") as progress:
+        played = learner.collect(learner.policy, learner.frame, groups, 0, rules, progress)
     played = in_order(learner.world, played)
-    log.episodes(learner.step, groups.split, played)
+    callbacks.episodes(learner.step, groups.split, played)
     return held_out_metrics(groups.split, played)
 
 

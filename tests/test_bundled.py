@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from toys import tiny
 
+from lab import smollm2
 from minragen.chat import ChatFrame
 from minragen.config import PRESETS, preset
 from minragen.environments.frozenlake import FrozenLake
@@ -244,7 +245,7 @@ class TestSmollm2:
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
         monkeypatch.setattr(subprocess, "run", refuse)
         with pytest.raises(subprocess.CalledProcessError):
-            bundled.convert_smollm2()
+            smollm2.convert()
 
 
 class TestHub:

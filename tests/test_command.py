@@ -63,8 +63,9 @@ class TestProcesses:
     @pytest.mark.parametrize("cores, load, more, expected", [
         (8, 0.5, {}, 4), (2, 0.5, {}, 2), (8, 5.0, {}, 3), (2, 0.6, {}, 1), (2, 2.0, {}, 1),
         (8, 0.5, {"model": "smollm2"}, 1), (8, 0.5, {"num_groups": 1, "group_size": 3}, 3),
-        (8, 0.5, {"resume": True}, 1), (1, 0.0, {}, 1), (8, 0.5, {"CI": "true"}, 1),
-        (8, 0.5, {"gpu": True}, 1), (8, 0.5, {"gpu": True, "device": "cpu"}, 4),
+        (8, 0.5, {"resume": True}, 1), (8, 0.5, {"plain": True}, 1), (1, 0.0, {}, 1),
+        (8, 0.5, {"CI": "true"}, 1), (8, 0.5, {"gpu": True}, 1),
+        (8, 0.5, {"gpu": True, "device": "cpu"}, 4),
         (8, 0.5, {"device": "mps"}, 1)])
     def test_auto_is_one_for_each_idle_core_where_that_helps(
             self, cores, load, more, expected, monkeypatch):

@@ -5,13 +5,13 @@ from conftest import message
 from test_chat import FAMILIES, family
 from toys import tiny
 
-from minragen.chat import Trajectory
 from minragen.config import preset
 from minragen.envs import Observation
 from minragen.more.echo import EchoFrame
 from minragen.rollout import collect
 from minragen.run.groups import env_groups
 from minragen.train import rules_of
+from minragen.trajectory import Trajectory
 
 
 @pytest.fixture(scope="module")

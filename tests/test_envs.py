@@ -27,7 +27,6 @@ from toys import replies, tiny
 from walks import FAULTS, EchoText, Question, Quoting, Step, Walk
 
 from minragen import envs
-from minragen.chat import StopReason
 from minragen.environments import limits
 from minragen.environments.gymnasium_text import GymnasiumText
 from minragen.environments.layers import Layer
@@ -47,6 +46,7 @@ from minragen.options import parse_mixture
 from minragen.rollout import Rules, collect
 from minragen.run import groups as run_groups
 from minragen.run.groups import PatientGroups
+from minragen.trajectory import StopReason
 
 
 def begun(cls, seed=0, budget=None):
@@ -71,7 +71,7 @@ class TestErrors:
                            ("test_envs:Nothing", "no Gymnasium id called 'Nothing'"),
                            ("test_envs:Budget", "test_envs has no TextEnv class"),
                            ("words/Broken-v0", "does not begin with these options: KeyError: "),
-                           ("openenv", "reasoning_gym:DATASET or openenv:URL"),
+                           ("openenv", "a Gymnasium id or openenv:URL"),
                            ("FrozenLake-v1", "has a Discrete space, expected Text spaces")):
             assert said in refusal(make, name)
 

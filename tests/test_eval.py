@@ -18,7 +18,6 @@ from training import read_lines, run
 
 from minragen import eval as evaluation
 from minragen import train
-from minragen.chat import Reply, Trajectory, Turn
 from minragen.envs import IMAGE, EnvGroups, make
 from minragen.look import evaluate as tables_of
 from minragen.look import play as on_screen
@@ -31,6 +30,7 @@ from minragen.options import parse_options
 from minragen.run import start
 from minragen.run.groups import env_groups
 from minragen.run.runs import load_config
+from minragen.trajectory import Reply, Trajectory, Turn
 
 
 class TestWilson:

@@ -19,11 +19,12 @@ from minragen.envs import EnvGroups
 from minragen.fast.policies import faster
 from minragen.look import diagnostics
 from minragen.models import Critic
-from minragen.rollout import Rules, collect, make_batch
+from minragen.rollout import Rules, collect
 from minragen.run import memory
 from minragen.run.load import load_policy
 from minragen.run.proof import prove
 from minragen.train import Learner
+from minragen.trajectory import make_batch
 
 PAGE = (ROOT / "docs" / "models.md").read_text()
 CONTEXT, WINDOW = 320, 24
@@ -169,14 +170,17 @@ class TestFamilies:
     @pytest.mark.parametrize("name", ["Ministral", "StarCoder2, window", "GPT-2, longer"])
     @torch.no_grad()
     def test_the_scores_of_the_diagnostics_are_those_of_full_passes(self, name):
-        """They build masks of their own. Behind the last position of a model it serves again."""
+        """Of a pair that is longer than the model's positions the beginning is left out."""
         policy, rng = family(name), torch.Generator().manual_seed(0)
         prompts, reasonings = ([torch.randint(300, (n,), generator=rng).tolist() for n in lengths]
                                for lengths in ((49, 31, 12), (30, 6, 1)))
-        scores, _ = diagnostics.score_matrix(policy, prompts, reasonings)
+        scores = diagnostics.score_matrix(policy, prompts, reasonings)
         for i, z in enumerate(reasonings):
             for j, x in enumerate(prompts):
                 logits = policy.model(torch.tensor([x + z])).logits
                 log_p = logits[0, len(x) - 1:-1].log_softmax(dim=-1)
                 assert abs(log_p[range(len(z)), z].sum() - scores[i, j]) < 1e-3
-        diagnostics.score_matrix(policy, [prompts[0] + reasonings[0]], reasonings)
+        long, most = prompts[0] + reasonings[0], diagnostics.max_positions(policy.model)
+        assert torch.equal(
+            diagnostics.score_matrix(policy, [long], reasonings[:1]),
+            diagnostics.score_matrix(policy, [(long + reasonings[0])[-most:-30]], reasonings[:1]))

@@ -23,9 +23,9 @@ from minragen.__main__ import main as command
 from minragen.environments import limits
 from minragen.look import faults
 from minragen.look.evaluate import evaluate
-from minragen.rollout import Trajectory
 from minragen.run.groups import PatientGroups, env_groups
 from minragen.run.log import ENDED, Log
+from minragen.trajectory import Trajectory
 
 USERS = """
 import json
@@ -221,7 +221,7 @@ class TestSentences:
                 (evaluation.main, ["--run", "a", "--split", "foo"], "unknown split 'foo'. Known"),
                 (evaluation.main, ["--size", "3"], "give --run NAME, --env ENV or --play ENV"),
                 (evaluation.main, ["--play", "a", "--seed", "x"], "invalid int value: 'x'"),
-                (command, ["report", "a", "--wach"], "did you mean '--watch'?"),
+                (command, ["report", "a", "--watch"], "unknown option '--watch'"),
                 (command, ["reproduce"], "arguments are required: run"),
                 (command, ["reprot", "a"], "unknown command 'reprot': did you mean 'report'?")):
             with pytest.raises(SystemExit) as stop:

@@ -11,7 +11,7 @@ from test_vision import folder_of, idefics3
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from minragen.config import from_options
-from minragen.models import LOGIT_BUDGET, Critic, Policy
+from minragen.models import Critic, Policy
 from minragen.run import memory
 from minragen.run.load import load_policy
 from minragen.train import World
@@ -84,9 +84,6 @@ class TestParts:
         monkeypatch.setattr(World, "size", 2)
         assert slots(num_groups=2, group_size=2, val_size=16) == many / 2
 
-    def test_a_large_vocabulary_decides_what_the_diagnostics_need(self, monkeypatch):
-        monkeypatch.setitem(ARCHITECTURES, "wide", (10**6, 8, 8, 1, 1, 1, True))
-        assert forecast_of_large("wide")[1]["diagnostics"]["one pass"] == 8 * LOGIT_BUDGET
 
     def test_a_vision_tower_that_is_trained_keeps_its_results_and_a_frozen_one_nothing(
             self, tmp_path):

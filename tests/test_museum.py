@@ -13,24 +13,25 @@ from test_chat import family
 from torch.nn.functional import pad, scaled_dot_product_attention
 from toys import puppet, sampled, scripted, tiny
 
+from minragen import cache, envs, models, starpo
 from minragen import config as settings
-from minragen import envs, models, rollout, starpo
 from minragen import train as trainer
 from minragen.config import Config
 from minragen.envs import EnvGroups, Observation
 from minragen.models import Policy, token_logprobs
 from minragen.more.estimators import bi_level_gae
-from minragen.rollout import Rules, StopReason, collect, make_batch
+from minragen.rollout import Rules, collect
 from minragen.run import bundled, runs
 from minragen.run.load import load_policy
 from minragen.train import Learner
+from minragen.trajectory import StopReason, Trajectory, make_batch
 
 
 def written(*rows):
     """A batch of one-turn trajectories (group, return, tokens of the reply) after equal prompts."""
     trajectories = []
     for member, (group, episode_return, length) in enumerate(rows):
-        t = rollout.Trajectory("frozenlake", group, group, member, turn_rewards=[episode_return],
+        t = Trajectory("frozenlake", group, group, member, turn_rewards=[episode_return],
                                turns=[SimpleNamespace(observation=Observation(""))])
         t.add_prompt([3, 4, 5])
         t.add_reply([*range(10, 10 + length)], [0.0] * length, 0)
@@ -148,7 +149,7 @@ class TestLogprobs:
         appended = scaled_dot_product_attention(q[:, :, 6:], k, v, is_causal=True)
         assert appended[0, 0, 0].tolist() == pytest.approx(v[0, 0, 0].tolist())
         policy, tokens = tiny()[0], torch.arange(3, 15)[None]
-        slots = rollout.KVSlots(policy.model, 1, 12)
+        slots = cache.KVSlots(policy.model, 1, 12)
         policy.extend(slots, tokens[:, :9], torch.tensor([9]))
         logits = policy.extend(slots, tokens[:, 9:], torch.tensor([3]))
         expected = policy.model(tokens).logits[:, -1]

@@ -9,19 +9,18 @@ from toys import Lottery
 
 from minragen import nano
 from minragen import train as trainer
-from minragen.chat import ChatFrame, Sequence, Trajectory
+from minragen.chat import ChatFrame
 from minragen.config import preset
 from minragen.envs import Observation
 from minragen.models import AdamW
-from minragen.options import parse_options
-from minragen.rollout import make_batch
 from minragen.run.tiny import tiny_policy
+from minragen.trajectory import Sequence, Trajectory, make_batch
 
 
 @pytest.fixture
 def played(monkeypatch):
     """An untrained policy, its frame, and 3 groups of 4 of its episodes of one to three turns."""
-    for name, value in dict(ENV="toys:Lottery", ENV_OPTIONS={}, MAX_NEW_TOKENS=6, GROUP_SIZE=4,
+    for name, value in dict(Nim=Lottery, MAX_NEW_TOKENS=6, GROUP_SIZE=4,
                             LEARNING_RATE=1e-4).items():
         monkeypatch.setattr(nano, name, value)
     policy = tiny_policy([Lottery()])
@@ -82,17 +81,35 @@ def test_the_tokens_that_are_trained_are_those_that_were_sampled(played, monkeyp
     assert ended.tokens.count(end) == ends + 2  # the reply's and the observation's
 
 
-def test_main_starts_where_the_preset_does_and_prints(runs, capsys, monkeypatch):
-    config = preset("bandit")
-    assert parse_options(config.env_arg) == nano.ENV_OPTIONS
-    assert config.max_new_tokens == nano.MAX_NEW_TOKENS
-    assert config.warmup_steps == nano.WARMUP_STEPS
-    for name in ("NUM_GROUPS", "GROUP_SIZE", "HELD_OUT_SIZE"):
-        monkeypatch.setattr(nano, name, 2)
-    splits, collect = [], nano.collect
-    monkeypatch.setattr(nano, "collect", lambda *given: (
-        splits.append(given[2]) or collect(*given)))
+def test_main_plays_several_turns_and_never_trains_on_a_held_out_heap(runs, capsys, monkeypatch):
+    for name, value in dict(NUM_GROUPS=8, GROUP_SIZE=2, HELD_OUT_SIZE=8, WARMUP_STEPS=2).items():
+        monkeypatch.setattr(nano, name, value)
+    heaps, played, begin, collect = {"train": set(), "test": set()}, [], nano.begin, nano.collect
+
+    def noted(frame, split, *given):
+        episode = begin(frame, split, *given)
+        heaps[split].add(episode.env.heap)
+        return episode
+
+    monkeypatch.setattr(nano, "begin", noted)
+    monkeypatch.setattr(nano, "collect", lambda *given: played.append(
+        (given[2], collect(*given))) or played[-1][1])
     nano.main(steps=1)
-    assert splits == ["val", "train", "val"]
-    said = capsys.readouterr().out
-    assert "made now" not in said and said.count("held-out success") == 2
+    assert [split for split, _ in played] == ["test", "train", "test"]
+    assert len(heaps["test"]) > 1 and not heaps["test"] & heaps["train"]
+    replies = [sum(a > b for a, b in zip(e.response_mask, [False, *e.response_mask]))
+               for _, episodes in played for e in episodes]
+    assert max(replies) == nano.Nim.budget.max_turns
+    assert capsys.readouterr().out.count("held-out success") == 2
+
+
+@pytest.mark.parametrize("heap", range(2, 12))
+def test_a_player_who_leaves_no_multiple_of_4_gets_one(heap):
+    for taken in {1, 2, 3} - {heap % 4}:
+        game = nano.Nim()
+        game.reset(seed=0)
+        game.heap = heap
+        _, reward, terminated, *_ = game.step(str(taken))
+        if taken < heap:
+            assert game.heap == (heap - taken) // 4 * 4
+            assert (reward, terminated) == (0.0, game.heap == 0)

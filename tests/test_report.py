@@ -8,7 +8,6 @@ import random
 import re
 import shutil
 import subprocess
-import time
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
@@ -148,23 +147,11 @@ class TestCurves:
         figures = figures_of([run])
         assert {(0, round(bound, 6)) for bound in wilson(lines[0]["val/success"] * 32, 32)} <= (
             set.union(*(band(figures["success"], k) for k in range(2))))
-        assert "regimes" not in figures and figures["gradient norm"]["limits"] == [0, 1e-9]
+        assert figures["gradient norm"]["limits"] == [0, 1e-9]
 
-    def test_the_map_leads_through_the_regimes_and_buckets_have_the_last_measured_norms(
-            self, tmp_path):
-        """In octaves above the limits, which are shares of the first values. An entropy of 0 is at
-        the edge."""
-        folder = store(tmp_path / "a")
-        run = Run(folder)
-        entropy, mi = drawn(figures_of([run])["regimes"])["a"]
-        assert entropy == pytest.approx(np.log2([1 / 0.5, 0.125 / 0.5]))
-        assert mi == pytest.approx(np.log2([1.875 / (1.875 / 4), 1 / (1.875 / 4)]))
+    def test_buckets_have_the_last_measured_norms(self, tmp_path):
+        run = Run(store(tmp_path / "a"))
         assert report.gradients(run) == (8, [[0.1, 1, 8, None, None], [None, 1, None, None, None]])
-        rewritten(folder / "metrics.jsonl", lambda text: text.replace(
-            '"first_turn/conditional_entropy_per_token": 0.125',
-            '"first_turn/conditional_entropy_per_token": 0.0'))
-        entropy, _ = drawn(figures_of([Run(folder)])["regimes"])["a"]
-        assert entropy == [1.0, -report.OCTAVES]
 
     def test_every_warning_of_the_run_is_marked_and_told(self, tmp_path, monkeypatch):
         monkeypatch.setattr(report, "warnings_of", lambda lines: [
@@ -444,33 +431,6 @@ class TestCommand:
         with pytest.raises(SystemExit, match="unknown run 'd'. Known: a, b, c."):
             main(["report", "a d"])
 
-    def test_watching_writes_again_what_has_grown_until_ctrl_c(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        written, folder = [], tmp_path / "runs"
-        for name in ("a", "later"):
-            store(folder / name)
-        (folder / "later" / "metrics.jsonl").unlink()
-        monkeypatch.setattr(report, "write", lambda folders, **options: written.append(options))
-        looks = iter(["", "later", "", "a", "", None])  # which metrics grow before the next look
-
-        def sleep(seconds):
-            name = next(looks)
-            if name is None:
-                raise KeyboardInterrupt
-            if name:
-                with open(folder / name / "metrics.jsonl", "a") as file:
-                    file.write("{}\n")
-
-        monkeypatch.setattr(time, "sleep", sleep)
-        main(["watch", "a", "later"])
-        assert written == [{"reload": report.RELOAD}] * 2 + [{}]
-
-    def test_a_page_that_is_watched_reloads_itself_and_the_last_one_does_not(self, tmp_path):
-        folder = store(tmp_path / "a")
-        for reload in (5, 0):
-            page = report.write([folder], reload=reload).read_text()
-            assert re.findall(r"setTimeout\(.*\(\), (\d+)\)", page) == ["5000"] * (reload > 0)
-
 
 # ---- In a browser --------------------------------------------------------------------------------
 def browse(page, script):
@@ -511,12 +471,12 @@ class TestBrowser:
         page = report.write([store(tmp_path / "a", hostile=HOSTILE)])
         found, console = browse(page, self.CARDS + """
             const seen = {title: document.title, images: document.images.length,
-                          scripts: document.scripts.length, address: location.hash};
+                          scripts: document.scripts.length};
             seen.text = document.querySelector("#episodes .message.user").textContent;
             seen.val = [cards(), get("shown").textContent];
             set("seed", "4"); seen.seed = cards();
             get("step").value = 0; get("step").oninput();
-            seen.first = [cards(), get("shown").textContent, location.hash.includes("step=0")];
+            seen.first = [cards(), get("shown").textContent];
             set("seed", "all"); set("outcome", "failure"); seen.failure = cards();
             set("outcome", "all"); set("env", "frozenlake"); seen.env = cards();
             set("split", "train"); seen.train = cards(); seen.advantage = colours();
@@ -528,11 +488,10 @@ class TestBrowser:
         card = "frozenlake, seed {}, member {}: {}, ended by terminated".format
         won, lost = "success, return 1.00", "failure, return 0.00"
         assert console == [] and (found["title"], found["images"]) == ("a", 0)
-        assert "step=" not in found["address"]  # a page that reloads stays with the newest
         assert found["scripts"] == 3 and found["text"] == f"step 0{HOSTILE}".replace("0", "8", 1)
         assert found["val"] == [[card(3, 0, won), card(4, 1, lost)], "8"]
         assert found["seed"] == [card(4, 1, lost)]
-        assert found["first"] == [[card(4, 1, lost)], "0", True]
+        assert found["first"] == [[card(4, 1, lost)], "0"]
         assert found["failure"] == [card(4, 1, lost)]
         assert found["env"] == [card(3, 0, won), card(4, 1, lost)]
         assert found["train"] == [card(3, 0, won), card(3, 1, lost)]  # still at step 0
@@ -563,8 +522,6 @@ class TestBrowser:
             pointer("entropy", "down", 0.5); pointer("entropy", "up", 0.5); seen.all = ticks();
             seen.marks = [...figure("gradient norm").querySelectorAll(".mark")].map(
               e => [e.textContent, e.title, e.style.top]);
-            seen.map = [...figure("regimes").querySelectorAll(".plot span")].map(
-              e => e.textContent);
             seen.help = figure("entropy").querySelector("abbr").title;
             seen.figures = texts("figure b");
             seen.large = figure("success").parentNode.className;
@@ -576,8 +533,6 @@ class TestBrowser:
         (step, warning), = run.warnings
         assert found["marks"] == [["!", f"step {step}: {warning}", "0px"],
                                   ["\u25b4", "grad_norm 100000 at step 20", "0%"]]
-        assert {"compressed", "diverse", "low-entropy collapse", "template collapse", "\u25cb 1",
-                "\u25a0 40"} <= {*found["map"]}
         assert found["help"] == "; healthy: ".join(report.meanings()["entropy"])
         assert found["large"] == "figures large"
 

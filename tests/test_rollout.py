@@ -11,17 +11,18 @@ from test_families import family
 from torch.nn.utils.rnn import pad_sequence
 from toys import Lottery, prompt_length, puppet, replies, sampled, scripted, tiny
 
-from minragen import cache, models, rollout
-from minragen.chat import ChatFrame, Reply
+from minragen import cache, models
+from minragen.chat import ChatFrame
 from minragen.envs import EnvGroups
 from minragen.fast import llama, prefix_tree
 from minragen.models import Policy
 from minragen.more.described import DescribedTurn
 from minragen.more.windows import WindowedFrame
 from minragen.noise import noise_keys, uniforms
-from minragen.rollout import Rules, StopReason, collect, make_batch, sample_tokens
+from minragen.rollout import Rules, collect, sample_tokens
 from minragen.run import proof
 from minragen.run.proof import prove
+from minragen.trajectory import Reply, StopReason, Trajectory, make_batch
 
 
 def play(policy, frame, groups, first_seed=0, max_new_tokens=12, max_context=400, **rules):
@@ -223,7 +224,7 @@ class TestCaching:
                             lambda model, hidden: model.get_output_embeddings()(hidden))
         with pytest.raises(RuntimeError, match="its output layer does something"):
             prove(policy, 320)
-        monkeypatch.setattr(rollout.KVSlots, "update", None)
+        monkeypatch.setattr(cache.KVSlots, "update", None)
         with pytest.raises(RuntimeError, match="KV slots: TypeError: 'NoneType'"):
             prove(policy, 320)
 
@@ -231,7 +232,7 @@ class TestCaching:
         """The longer row has 79 of GPT-2's 80 tokens when the other one gets five more."""
         policy, tokens = family("GPT-2, longer"), torch.randint(3, 300, (2, 80))
         model = policy.model
-        slots = rollout.KVSlots(model, 2, 90)
+        slots = cache.KVSlots(model, 2, 90)
         for counts in torch.tensor([[79, 60], [1, 5]]):
             starts = slots.lengths.tolist()
             fresh = [row[start:start + n] for row, start, n in zip(tokens, starts, counts)]
@@ -253,7 +254,7 @@ class TestCaching:
         monkeypatch.setattr(torch.Tensor, "new_empty",
                             lambda x, *shape: x.new_full(shape, math.nan))
         model, tokens = tiny()[0].model, torch.randint(3, 200, (2, 10))
-        slots = rollout.KVSlots(model, 2, 12)
+        slots = cache.KVSlots(model, 2, 12)
         cache.append(model, slots, tokens[:1, :9], torch.tensor([9]))
         cache.append(model, slots, tokens[1:, :4], torch.tensor([4]), 1)
         slots = cache.joined([(slots, [1]), (slots, [0])], 16)
@@ -343,7 +344,7 @@ class TestNoise:
 
     def test_keys_differ_by_run_seed_environment_split_instance_and_member(self):
         def key(run=0, split="train", env="frozenlake", seed=1, member=2):
-            return noise_keys(run, split, [rollout.Trajectory(env, seed, 0, member)]).item()
+            return noise_keys(run, split, [Trajectory(env, seed, 0, member)]).item()
         variants = [key(), key(run=1), key(split="val"), key(env="bandit"), key(seed=2),
                     key(member=1), key(seed=2, member=1), key(seed=2**33 + 1)]
         assert len(set(variants)) == len(variants)

@@ -1,4 +1,4 @@
-"""Rows that move on by themselves: the same trajectories whatever their environments' delays."""
+"""Rows that move on by themselves: the same trajectories as of rows in the same turn."""
 
 import copy
 import dataclasses
@@ -15,22 +15,29 @@ from hypothesis import strategies as st
 from test_step import assert_equal, configured, real  # noqa: F401  a fixture
 from toys import Faulty, Lottery, tiny
 
-from minragen.chat import Reply
+from minragen import rollout
+from minragen.chat import ChatFrame
 from minragen.envs import EnvGroups
 from minragen.fast import graphs, llama
+from minragen.fast.scheduler import collect, pays
 from minragen.models import Policy
+from minragen.more.described import DescribedTurn
 from minragen.more.windows import WindowedFrame
-from minragen.rollout import Rules, collect
+from minragen.rollout import Rules
 from minragen.run import groups as run_groups
 from minragen.run.groups import PatientGroups
+from minragen.trajectory import Reply
 
 WORD = Reply(answer="word")
 
 
 class Slow(Lottery):
-    """A lottery that does not answer at once."""
+    """A lottery that does not answer at once, and grades descriptions."""
 
     parallel = True
+
+    def score_description(self, text):
+        return len(text) % 4 / 3
 
 
 class SlowAndFaulty(Faulty):
@@ -80,11 +87,11 @@ def logprobs(trajectories):
     return [x for t in trajectories for s in t.sequences for x in s.sample_logprobs]
 
 
-def policy_and_frame(context="full"):
+def policy_and_frame(context="full", response_format="free_think"):
     """Replies of many lengths."""
-    policy, frame = map(copy.copy, tiny())
-    if context != "full":
-        frame = WindowedFrame(frame.tokenizer, context=context, window=2)
+    policy = copy.copy(tiny()[0])
+    kind = ChatFrame if context == "full" else partial(WindowedFrame, context=context, window=2)
+    frame = kind(policy.tokenizer, response_format)
     policy.model = copy.deepcopy(policy.model).double()
     frame.end_ids = set(range(0, len(frame.tokenizer), 9))
     return policy, frame
@@ -102,19 +109,22 @@ class TestTrajectories:
     @given(seed=st.integers(0, 9), longest=st.integers(0, 40), share=st.floats(0.01, 1),
            max_rows=st.integers(1, 14), context=st.sampled_from(["full", "limited", "single_turn"]),
            env=st.sampled_from(["Slow", "SlowAndFaulty", "Lottery"]),
+           response_format=st.sampled_from(["free_think", "grounding_worldmodeling"]),
            max_new_tokens=st.integers(1, 14), room=st.integers(1, 120), append=st.sampled_from([
                llama.append, replayed]))
     def test_they_are_the_same_whatever_delays_shares_and_limits(
-            self, seed, longest, share, max_rows, context, env, max_new_tokens, room, append):
+            self, seed, longest, share, max_rows, context, env, response_format, max_new_tokens,
+            room, append):
         """Lengths, stops, failures and contexts that fill up are drawn, too."""
-        policy, frame = policy_and_frame(context)
+        policy, frame = policy_and_frame(context, response_format)
         groups = EnvGroups(f"test_rows:{env}", 4, 3)
         first = len(frame.open(frame.system_message(groups.envs[0]), groups.reset(seed)[0]))
         rules = Rules(max_new_tokens=max_new_tokens, max_context=first + 4 + room)
         draw = random.Random(seed)
         delayed = Delayed(f"test_rows:{env}", 4, 3, delays=iter(
             lambda: draw.randint(0, longest), None))
-        expected = collect(policy, frame, EnvGroups(f"test_rows:{env}", 4, 3), seed, rules)
+        groups.turn = delayed.turn = DescribedTurn(frame.parts, 0.5, 0.25)
+        expected = rollout.collect(policy, frame, groups, seed, rules)
         played = collect(dataclasses.replace(policy, append=append), frame, delayed, seed,
                          dataclasses.replace(rules, feed_share=share, max_rows=max_rows))
         assert said(played) == said(expected)
@@ -166,14 +176,16 @@ class TestFeeding:
         passes, played = self.fed(monkeypatch, groups, feed_share=1.0)
         assert self.turns_at_once(passes) == max(len(t.turns) for t in played) - 1
 
-    @pytest.mark.parametrize("env, share, together", [
-        ("Lottery", 1.0, True), ("Slow", 1.0, False), ("Lottery", 0.1, False)])
-    def test_with_share_1_environments_that_answer_at_once_get_all_replies_of_a_turn_together(
-            self, monkeypatch, env, share, together):
-        """The others get a reply when it has stopped."""
+    @pytest.mark.parametrize("env, share, max_rows, expected", [
+        ("Lottery", 1.0, 12, False), ("Lottery", 1.0, 11, True), ("Lottery", 0.9, 12, True),
+        ("Slow", 1.0, 12, True)])
+    def test_it_pays_with_a_share_with_more_episodes_than_rows_and_where_environments_wait(
+            self, monkeypatch, env, share, max_rows, expected):
+        """Then an environment gets a reply as soon as it has stopped; else rows keep together."""
         groups = Delayed(f"test_rows:{env}", 4, 3)
-        _, played = self.fed(monkeypatch, groups, feed_share=share)
-        assert (len(groups.sent) == max(len(t.turns) for t in played)) == together
+        assert pays(groups, Rules(feed_share=share, max_rows=max_rows)) == expected
+        self.fed(monkeypatch, groups, feed_share=share, max_rows=max_rows)
+        assert bool(groups.sent) == expected
 
     def test_a_small_share_of_all_is_fed_while_others_sample(self, monkeypatch):
         fed = {}
@@ -195,7 +207,8 @@ class TestFeeding:
         assert quick.turns[-1].times[2] < min(t.turns[0].times[2] for t in played)
 
     def test_no_more_than_max_rows_are_played_and_those_that_end_make_room(self, monkeypatch):
-        passes, played = self.fed(monkeypatch, EnvGroups("test_rows:Lottery", 40, 1), max_rows=8)
+        groups = PatientGroups("test_rows:Lottery", 40, 1)
+        passes, played = self.fed(monkeypatch, groups, max_rows=8)
         assert max(n for n, _ in passes) == 8
         batches = sum(max(len(t.turns) for t in played[i:i + 8]) for i in range(0, 40, 8))
         assert sum(q == 1 for _, q in passes) < 0.8 * 9 * batches
@@ -262,11 +275,6 @@ class TestThreads:
         assert groups.receive(wait=False) == {} and groups.envs[0] is not old
         groups.send([0], [WORD])
         assert [*groups.receive()] == [0]
-        plain = EnvGroups("test_rows:Lottery", 3, 1)
-        plain.reset(0)
-        plain.send([0, 1], [WORD] * 2)
-        plain.reset(5)
-        assert plain.receive() == {}
 
     def test_nor_after_an_interrupted_step(self, gates, monkeypatch):
         groups, _ = gates

@@ -37,9 +37,9 @@ from minragen.__main__ import main
 from minragen.config import Config
 from minragen.environments.bandit import Bandit
 from minragen.envs import EnvGroups, ServerGone
+from minragen.fast import scheduler
 from minragen.look import report
 from minragen.models import AdamW
-from minragen.rollout import StopReason, Trajectory
 from minragen.run import log as log_module
 from minragen.run import reproduce, start
 from minragen.run import runs as runs_module
@@ -55,6 +55,7 @@ from minragen.run.runs import (
     step_of,
     with_files,
 )
+from minragen.trajectory import StopReason, Trajectory
 
 pytestmark = pytest.mark.usefixtures("runs")
 
@@ -215,15 +216,15 @@ class TestServerGone:
                                                                        monkeypatch):
         """Of dynamic sampling's second round, whose first must be played again."""
         sampling = ("--filter-value", "1", "--resample", "1", "--save-every", "9")
-        real, rounds, failing = trainer.collect, [], 0
+        real, rounds, failing = scheduler.collect, [], 0
 
         def collect(*given):
-            rounds.append(given[3])
+            rounds.extend([given[3]] * (given[2].split == "train"))
             if len(rounds) == failing:
                 raise ServerGone("the retriever gave no results")
             return real(*given)
 
-        monkeypatch.setattr(trainer, "collect", collect)
+        monkeypatch.setattr(scheduler, "collect", collect)
         run("--run b --steps 3", *BRIEF, *sampling)
         failing, rounds = len(rounds), []
         assert message("--run", "c", "--steps", "3", *BRIEF, *sampling) == (
@@ -442,8 +443,9 @@ class TestResume:
         """Step 4 ends with a validation, which is made when the run is resumed."""
         real, handler, successes = trainer.roll_out, signal.getsignal(number), {4: 0.75}
         validate = trainer.validate
-        monkeypatch.setattr(trainer, "validate", lambda learner, groups, *given: validate(
-            learner, groups, *given) | {f"{groups.split}/success": successes.get(learner.step)})
+        monkeypatch.setattr(trainer, "validate", lambda learner, groups, *given: (
+            validate(learner, groups, *given)
+            | {f"{groups.split}/success": successes.get(learner.step, math.nan)}))
         shutil.copytree(begun, runs / "b")
         run(f"--run b --resume --steps {steps}")
         with monkeypatch.context() as patch:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from minragen import starpo
 from minragen.more import estimators
-from minragen.rollout import Batch
 from minragen.run import start  # noqa: F401  it adds rows to FILTERS
+from minragen.trajectory import Batch
 
 
 def normal(shape, seed):

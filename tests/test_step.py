@@ -22,10 +22,11 @@ from minragen import config as settings
 from minragen import train as trainer
 from minragen.checks import estimator_kind
 from minragen.config import ALGOS, Config, preset
+from minragen.fast import scheduler
 from minragen.fast.policies import faster
+from minragen.fast.scheduler import collect
 from minragen.models import Policy
 from minragen.more import lora
-from minragen.rollout import collect
 from minragen.run import bundled, log, runs, start
 from minragen.run.groups import env_groups
 from minragen.run.load import load_policy
@@ -118,7 +119,7 @@ def real(monkeypatch, tmp_path):
             return real_optimizer_step(optimizer, max_grad_norm)
 
         for module, name, stub in (
-                (start, "build_learner", build), (trainer, "collect", play),
+                (start, "build_learner", build), (scheduler, "collect", play),
                 (start, "load_policy", lambda *_, **__: small_policy(config)),
                 (trainer, "validate", lambda *_: {}), (trainer.AdamW, "step", optimizer_step),
                 (bundled, "resolve", lambda *_: None), (bundled, "source_of", lambda name: None),
@@ -348,8 +349,8 @@ ELSEWHERE = {
     # are compared by other tests of this file,
     "algo", "max_rows", "token_budget", "steps", "lr_final", "attention",
     "activation_checkpointing", "stale", "tis_cap",
-    # by test_rows.py, test_runs.py and test_distil.py,
-    "feed_share", "decay_steps", "teacher",
+    # by test_train.py, test_rows.py, test_runs.py and test_distil.py,
+    "plain", "feed_share", "decay_steps", "teacher",
     # or belong to other files: environments/test_examples.py, test_layers.py and test_relations.py,
     # test_envs.py and test_vision.py.
     "example", "layer", "grounding_reward", "worldmodeling_reward",

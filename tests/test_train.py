@@ -24,20 +24,22 @@ from toys import tiny
 from training import BRIEF, metrics, read_lines, run
 
 from lab import archive
-from minragen import rollout
+from minragen import cache
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.environments import layers
 from minragen.envs import REGISTRY, RUN_METRICS, EnvGroups, Observation, make
+from minragen.fast import graphs, prefix_tree, scheduler
 from minragen.look import diagnostics
 from minragen.metrics import describe, waiting
 from minragen.more.described import DescribedTurn
-from minragen.rollout import Rules, StopReason, Trajectory, collect, first_prompt, make_batch
+from minragen.rollout import Rules, collect, first_prompt
 from minragen.run import bundled, memory, start
 from minragen.run.load import load_policy
 from minragen.run.log import Log, console_line, keep_advantages, texts_of
 from minragen.run.runs import TIMES, run_folder
 from minragen.train import QUIET
+from minragen.trajectory import StopReason, Trajectory, make_batch
 
 pytestmark = pytest.mark.usefixtures("runs")
 
@@ -83,13 +85,84 @@ class TestStep:
         config, learner, groups = build(*shlex.split(
             "--env toys:Faulty --num-groups 4 --group-size 4 --max-new-tokens 6 --filter none "
             "--warmup-steps 0"))
-        log, seen = trainer.Log(), []
-        log.diagnose = lambda step, played: seen.extend(played) or {}
-        found, trajectories = trainer.train_step(learner, groups, config, log)
+        callbacks, seen = trainer.Callbacks(), []
+        callbacks.diagnose = lambda learner, step, played, *_: seen.extend(played) or {}
+        found, trajectories = trainer.train_step(learner, groups, config, callbacks)
         assert seen == [t for t in trajectories if not t.error] and 4 < len(seen) < 16
         tokens = sum(t.response_tokens for t in trajectories)
         assert found["tokens_per_second"] * found["rollout_seconds"] == pytest.approx(tokens)
         assert found["seconds"] > found["rollout_seconds"]
+
+
+class Recorder(trainer.Callbacks):
+    """Notes what `train` asks of it: validations as "v" and their step, "w" of lines, "s" of
+    checkpoints, "b" of the best. stop: the step after whose training the user asks to stop."""
+
+    def __init__(self, stop=None):
+        self.calls, self.stop, self.step = [], stop, 0
+
+    def say(self, line):
+        self.calls.append(line[:12])
+
+    def write(self, metrics):
+        self.calls.append(f"w{metrics['step']}")
+
+    def save(self, learner, best):
+        self.calls.append(f"{'b' if best else 's'}{learner.step}")
+
+    def early_stop(self, metrics):
+        self.step = metrics["step"]
+        return "bored." if self.step == 7 else ""
+
+    def stop_requested(self):
+        return self.step == self.stop
+
+
+class TestLoop:
+    @pytest.fixture
+    def trained(self, monkeypatch):
+        """trained(options, learner, stop): what `train` does; a step takes no time."""
+        def train(options, learner, stop=None, successes=(), skipped=0, empty=0, gone=None):
+            recorder, config = Recorder(stop), parsed("--env", "bandit", *shlex.split(options))
+
+            def step(learner, *_):
+                learner.step += 1
+                learner.skipped, learner.empty_steps = skipped, empty
+                return {"step": learner.step}, []
+
+            def validate(learner, split, *_):
+                recorder.calls.append(f"{split[0]}{learner.step}")
+                if learner.step == gone:
+                    raise ConnectionError
+                return {f"{split}/success": dict(successes).get(learner.step, 0.0)}
+
+            monkeypatch.setattr(trainer, "train_step", step)
+            monkeypatch.setattr(trainer, "validate", validate)
+            try:
+                trainer.train(learner, {s: s for s in ("train", "val", "test")}, config, recorder)
+            except (FloatingPointError, ConnectionError) as error:
+                recorder.calls.append(type(error).__name__[:5])
+            return " ".join(recorder.calls)
+        return train
+
+    @pytest.mark.parametrize("options, given, expected", [
+        ("--steps 5 --val-every 2 --save-every 9", {},  # the first is the best, all are equal
+         "v0 w0 w1 v2 w2 b2 w3 v4 w4 v5 w5 s5 t5 w5"),
+        ("--steps 5 --val-every 2 --save-every 3", dict(successes={2: math.nan, 4: 0.5, 5: 0.5}),
+         "v0 w0 w1 v2 w2 w3 s3 v4 w4 b4 v5 w5 s5 t5 w5"),
+        ("--steps 9 --val-every 9 --save-every 9", {},  # RAGEN's early stop
+         "v0 w0 w1 w2 w3 w4 w5 w6 v7 w7 b7 stopped: bor t7 w7"),
+        ("--steps 9 --val-every 9 --save-every 9", dict(empty=5),
+         "v0 w0 v1 w1 b1 stopped: in  t1 w1"),
+        ("--steps 9 --val-every 1 --save-every 1", dict(skipped=5), "v0 w0 w1 Float"),
+        ("--steps 9 --val-every 2 --save-every 9", dict(gone=2), "v0 w0 w1 v2 w2 Conne")])
+    def test_it_validates_saves_and_ends_as_its_lines_say(self, trained, options, given, expected):
+        assert trained(options, trainer.Learner(*tiny(), None), **given) == expected
+
+    def test_a_request_to_stop_saves_and_leaves_the_validation_to_the_resumed_run(self, trained):
+        learner, options = trainer.Learner(*tiny(), None), "--steps 3 --val-every 2 --save-every 9"
+        assert trained(options, learner, stop=2) == "v0 w0 w1 w2 s2" and learner.unvalidated
+        assert trained(options, learner) == "v2 w2 b2 v3 w3 s3 t3 w3"
 
 
 class TestPolicyLosses:
@@ -141,60 +214,59 @@ class TestDescribe:
         assert describe(EPISODES[2:]) == {"env_errors": 1}
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """Every call of `collect`, which returns the first two episodes above."""
-    seen = []
+class Calls(list):
+    """A `collect` that keeps the arguments of its calls and returns the first two episodes."""
 
-    def play(*arguments, **named):
-        seen.append(inspect.signature(collect).bind(*arguments, **named).arguments)
+    def __call__(self, *arguments):
+        self.append(inspect.signature(collect).bind(*arguments).arguments)
         return copy.deepcopy(EPISODES[:2])
-
-    for module in (trainer, rollout):
-        monkeypatch.setattr(module, "collect", play)
-    return seen
 
 
 class TestValidation:
-    def test_it_reports_success_return_and_form(self, calls):
+    def test_it_reports_success_return_and_form(self):
         groups, logged = SimpleNamespace(split="val"), []
         log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: logged.append(entry))
-        learner = trainer.Learner(*tiny(), None, step=7)
+        learner = trainer.Learner(*tiny(), None, step=7, collect=Calls())
         assert trainer.validate(learner, groups, parsed("--val-temperature", "0.3"), log) == {
             "val/success": 0.5, "val/episode_return": pytest.approx(0.45), "val/valid": 0.25,
             "val/env_errors": 0}
         assert [(step, split, len(played)) for step, split, played in logged] == [(7, "val", 2)]
 
     def test_it_plays_the_first_instances_of_its_split_with_the_noise_of_seed_0_and_no_state_reward(
-            self, calls):
+            self):
         config = parsed(*RULES, "--val-size", "3", "--val-temperature", "0.3")
         groups = start.build_groups(config)["test"]
         assert (groups.split, groups.num_groups, groups.group_size) == ("test", 3, 1)
         assert groups.turn == DescribedTurn(("observation", "reasoning", "prediction", "answer"))
         log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: None)
-        trainer.validate(trainer.Learner(*tiny(), None), groups, config, log)
-        (call,) = calls
+        learner = trainer.Learner(*tiny(), None, collect=Calls())
+        trainer.validate(learner, groups, config, log)
+        (call,) = learner.collect
         assert call["rules"] == Rules(0.3, 0, 1.0, 9, 300, 7, 1.0, 99)
         assert call["groups"] is groups and call["first_seed"] == 0
 
 
 class TestRollOut:
-    def test_training_scores_descriptions_and_plays_as_the_settings_say(self, calls):
+    def test_training_scores_descriptions_and_plays_as_the_settings_say(self):
         config = parsed(*RULES)
         groups = start.build_groups(config)["train"]
         frame = start.frame_of(config, tiny()[0])
-        trainer.roll_out(trainer.Learner(tiny()[0], frame, None), groups, config)
+        calls = Calls()
+        trainer.roll_out(trainer.Learner(tiny()[0], frame, None, collect=calls), groups, config)
         assert calls[0]["groups"] is groups and groups.turn == DescribedTurn(frame.parts, 0.5, 0.25)
         assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, 1.0, 99, 5)
         assert (frame.context, frame.window) == ("limited", 2)
 
-    def test_dynamic_sampling_asks_for_more_groups_until_enough_have_std(self, monkeypatch):
+    def test_dynamic_sampling_asks_for_more_groups_until_enough_have_std(self):
         rounds = iter([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 2.0, 2.0]])  # two groups of two
-        monkeypatch.setattr(trainer, "collect", lambda *arguments: [
-            dataclasses.replace(episode(rewards=(reward,), tokens=(1,)), group_id=i // 2)
-            for i, reward in enumerate(next(rounds))])
+
+        def play(*arguments):
+            return [dataclasses.replace(episode(rewards=(reward,), tokens=(1,)), group_id=i // 2)
+                    for i, reward in enumerate(next(rounds))]
+
         config = parsed("--algo", "dapo", "--num-groups", "2", "--group-size", "2")
-        trajectories = trainer.roll_out(trainer.Learner(*tiny(), None), None, config)
+        learner = trainer.Learner(*tiny(), None, collect=play)
+        trajectories = trainer.roll_out(learner, None, config)
         assert [t.group_id for t in trajectories] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
@@ -242,7 +314,7 @@ class TestLearner:
 
     def test_updates_without_a_finite_gradient_are_skipped_and_five_in_a_row_stop_the_run(self):
         config, learner, batch = played(*BRIEF, "--filter", "none")
-        before, written = copy.deepcopy(learner.policy.model.state_dict()), []
+        before = copy.deepcopy(learner.policy.model.state_dict())
         good, _ = trainer.compute_targets(learner, batch, config)
         bad = dataclasses.replace(good, advantages=torch.full_like(good.advantages, math.nan))
         for step in (1, 2):  # of two mini-batches each
@@ -250,8 +322,7 @@ class TestLearner:
             assert learner.skipped == 2 * step
         trainer.update(learner, bad, config, 3)
         with pytest.raises(FloatingPointError, match="6 updates in a row had a gradient that is"):
-            Log.over(SimpleNamespace(write=written.append), learner, {"step": 3})
-        assert written == [{"step": 3}]
+            trainer.refuse_divergence(learner)
         assert all(torch.equal(before[k], v) for k, v in learner.policy.model.state_dict().items())
         assert trainer.update(learner, good, config, 3)["updates_skipped"] == learner.skipped == 0
 
@@ -281,6 +352,41 @@ class TestLearner:
         failing = {len(calls) + 1}
         with pytest.raises(RuntimeError, match="ran out of memory again"):
             memory.careful_gradients(other, mini, config, progress)
+
+
+class TestPlain:
+    """With `--plain true` nothing that is only faster runs, and all else is the same."""
+
+    # Adam divides a gradient by its size, so rounding decides where a weight moves whose gradient
+    # is almost 0: by up to lr. At 1e-5 that is below the rounding of the logprobs.
+    STEPS = shlex.split("--num-groups 2 --group-size 4 --mini-batch 4 --val-size 1 --filter none "
+                        "--diagnose-every 0 --max-rows 5 --lr 1e-5 --plain")
+
+    def three_steps(self, env, plain):
+        """Which functions run, the trajectories of three steps, and the weights after them."""
+        config, learner, groups = build("--env", env, *self.STEPS, plain)
+        steps = [trainer.train_step(learner, groups, config) for _ in range(3)]
+        assert all(metrics["grad_norm"] for metrics, _ in steps)
+        policy = learner.policy
+        return ((policy.append, policy.states_before, policy.micro_batches, learner.collect,
+                 groups.threads), [t for _, played in steps for t in played],
+                policy.model.state_dict())
+
+    @pytest.mark.parametrize("env", REGISTRY)
+    def test_three_steps_have_the_same_tokens_and_up_to_rounding_the_same_weights(self, env):
+        functions, played, weights = self.three_steps(env, "false")
+        plain_functions, plain, plain_weights = self.three_steps(env, "true")
+        assert functions == (graphs.append, prefix_tree.states_before, prefix_tree.micro_batches,
+                             scheduler.collect, True)
+        assert plain_functions == (cache.append, cache.states_before, cache.micro_batches,
+                                   collect, False)
+        for one, other in zip(played, plain, strict=True):
+            assert one.messages() == other.messages() and one.turn_rewards == other.turn_rewards
+            for ours, theirs in zip(one.sequences, other.sequences, strict=True):
+                assert (ours.tokens, ours.turn_ids) == (theirs.tokens, theirs.turn_ids)
+                assert ours.sample_logprobs == pytest.approx(theirs.sample_logprobs, abs=1e-5)
+        for name, weight in weights.items():
+            assert torch.allclose(weight, plain_weights[name], rtol=0, atol=1e-6), name
 
 
 class TestRuns:
@@ -393,7 +499,7 @@ class TestRuns:
                 for given in diagnosed] == [
             (zlib.crc32(f"(5, {step})".encode()), 0.9, 999) for step in (1, 2, 4)]
         assert all(given[3] is diagnosed[0][3] for given in diagnosed)
-        assert history == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+        assert history == [[0], *([*range(k)] for k in (2, 3, 4, 5)), [0, 1, 2, 3, 4, 4]]
         assert capsys.readouterr().out.count("warning   take care\n") == 1
         lines = metrics(runs / "a")
         first = [pair[0].get("first_turn/mi") for pair in compared]

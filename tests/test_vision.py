@@ -32,9 +32,10 @@ from minragen.look.intervals import wilson
 from minragen.models import Critic, token_logprobs
 from minragen.more import vision
 from minragen.more.vision import ImageStore
-from minragen.rollout import Rules, collect, make_batch
+from minragen.rollout import Rules, collect
 from minragen.run.load import load_policy
 from minragen.run.proof import prove
+from minragen.trajectory import make_batch
 
 SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.3)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from minragen.chat import ChatFrame, Reply
+from minragen.chat import ChatFrame
 from minragen.config import preset
 from minragen.envs import IMAGE, SPLITS, Budget, EnvGroups, Observation, TextEnv
 from minragen.fast.policies import faster
@@ -19,6 +19,7 @@ from minragen.models import Policy
 from minragen.rollout import Rules, collect
 from minragen.run.groups import env_groups
 from minragen.run.tiny import tiny_policy
+from minragen.trajectory import Reply
 
 
 @functools.cache

@@ -12,26 +12,23 @@ from minragen.environments.gymnasium_text import GymnasiumText
 from minragen.envs import REGISTRY, TextEnv
 from minragen.options import in_module, nearest
 
-# prefix -> the class that wraps an environment of another library, given what follows the prefix
-ADAPTERS = {"reasoning_gym": "minragen.environments.reasoning_gym:ReasoningGym",
-            "openenv": "minragen.environments.openenv:OpenEnv"}
+OPENENV = "minragen.environments.openenv:OpenEnv"  # `openenv:` and a URL is one
 
 
 def find(name):
     """The class or function that builds an environment, given its split, budget and options.
 
     name: `package.module:Class`, a Gymnasium id with Text spaces, `package.module:id` if that
-        module registers the id, or a prefix of ADAPTERS with what the adapter takes
+        module registers the id, or `openenv:` and a server's URL
     raises: ValueError with the nearest known name, ImportError naming the missing module
     """
-    prefix, colon, rest = name.partition(":")
-    if colon and prefix in ADAPTERS:
-        return partial(pkgutil.resolve_name(ADAPTERS[prefix]), rest)
-    if colon:
+    if name.startswith("openenv:"):
+        return partial(pkgutil.resolve_name(OPENENV), name.removeprefix("openenv:"))
+    if ":" in name:
         return class_or_id(name)
     if name not in gymnasium.registry:
         raise ValueError(nearest("env", name, sorted(REGISTRY)) + " Or give package.module:"
-                         "Class, a Gymnasium id, reasoning_gym:DATASET or openenv:URL.")
+                         "Class, a Gymnasium id or openenv:URL.")
     return partial(GymnasiumText, name)
 
 
@@ -41,7 +38,7 @@ def class_or_id(name):
     module, _, attribute = name.rpartition(":")
     if isinstance(found, type) and issubclass(found, TextEnv):
         unwritten = found._reset is TextEnv._reset and module.startswith("minragen.")
-        if unwritten or found is GymnasiumText or name in ADAPTERS.values():
+        if unwritten or found is GymnasiumText or name == OPENENV:
             raise ValueError(f"env {name!r} is the base of environments, not one itself.")
         return found
     if attribute not in gymnasium.registry:

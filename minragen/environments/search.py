@@ -1,21 +1,17 @@
-"""Full-text search: BM25 in memory, and the same search over HTTP.
+"""Full-text search: BM25 in memory, and the client of a search over HTTP.
 
-Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `fetch`, `SearchServer`. WebShop uses `BM25`,
-Lean and OpenEnv use `fetch`.
+Reading order: `BM25`, `SearchIndex`, `RemoteIndex`, `fetch`. WebShop uses `BM25`; Lean and OpenEnv
+use `fetch`.
 """
 
-import contextlib
 import functools
 import json
 import math
 import re
-import socket
-import threading
 import time
 import urllib.request
 from collections import Counter, defaultdict
 from http.client import HTTPException
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +19,7 @@ import numpy as np
 from minragen.environments.limits import in_time
 from minragen.envs import ServerGone
 
-MAX_RESULTS = 50  # passages in one reply of the server
-MAX_REQUEST = 2**16  # bytes; a longer request is refused
 MAX_REPLY = 2**22  # bytes; a longer reply of a server is refused
-MAX_CLIENTS = 128  # connections that the server answers at a time
-PATIENCE = 1.0  # seconds that another one waits for a place before it gets 503
-ARRIVAL = 10.0  # seconds in which a request must have arrived
 BUSY = (408, 429)  # statuses of a server that asks to try again
 PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try of `fetch`
 
@@ -107,7 +98,7 @@ class SearchIndex:
 
 
 class RemoteIndex:
-    """A retriever behind `POST url/retrieve`: RAGEN's server or `SearchServer`.
+    """A retriever behind `POST url/retrieve`: RAGEN's server or examples/retriever.py.
 
     timeout: seconds that one search may take, all tries together
     raises: RuntimeError if no usable reply comes, ServerGone if another time one may. An error
@@ -132,7 +123,7 @@ class RemoteIndex:
         except RuntimeError as error:
             kind, problem = type(error), error
         raise kind(f"the retriever at {self.url} gave no results: {problem}. Is it running? "
-                   f"python -m minragen.environments.searchqa serve")
+                   f"python -m examples.retriever")
 
 
 def fetch(url, seconds, body=None, **headers):
@@ -182,86 +173,3 @@ def direct_opener():
     redirects = urllib.request.HTTPRedirectHandler()
     redirects.redirect_request = lambda *_: None
     return urllib.request.build_opener(urllib.request.ProxyHandler({}), redirects)
-
-
-class SearchServer(ThreadingHTTPServer):
-    """A server of `index` on 127.0.0.1, not yet running: GET /health, POST /retrieve.
-
-    /retrieve takes {"query": text, "top_k": 1 to 50 (or "k"), default 10} and returns {"query",
-    "method", "results": [{"id", "content", "score"}], "num_results"}. A bad request gets status 400
-    with {"error"}. port 0: any free port, named by `server_port`.
-    """
-
-    def __init__(self, index, port=0):
-        super().__init__(("127.0.0.1", port), Handler)
-        self.index, self.places = index, threading.Semaphore(MAX_CLIENTS)
-
-    def process_request(self, connection, address):
-        if self.places.acquire(timeout=PATIENCE):
-            super().process_request(connection, address)
-        else:
-            with contextlib.suppress(OSError):
-                connection.sendall(b"HTTP/1.0 503 Service Unavailable\r\n\r\n")
-            super().shutdown_request(connection)
-
-    def shutdown_request(self, connection):
-        super().shutdown_request(connection)
-        self.places.release()
-
-
-class Handler(BaseHTTPRequestHandler):
-    """One request of a SearchServer."""
-
-    timeout = ARRIVAL  # also seconds in which a client has to take the answer
-
-    def handle(self):
-        self.limit = threading.Timer(ARRIVAL, self.connection.shutdown, [socket.SHUT_RDWR])
-        self.limit.start()  # dripping bytes do not renew it
-        with contextlib.suppress(OSError):  # the client has gone
-            super().handle()
-        self.limit.cancel()
-
-    def do_GET(self):
-        self.limit.cancel()
-        self._answer("/health", lambda: {
-            "status": "healthy", "corpus_size": len(self.server.index.passages),
-            "index_type": "bm25", "index_loaded": True})
-
-    def do_POST(self):
-        self._answer("/retrieve", self._retrieve)
-
-    def _answer(self, path, content_of):
-        """Send what `content_of` returns; status 404 for another path, 400 if it raises."""
-        status, content = 404, {"error": f"unknown path: expected {path}, got {self.path!r}"}
-        # A web page that pointed its own name at this machine sends that name.
-        if self.headers.get("Host", "").partition(":")[0] not in ("127.0.0.1", "localhost"):
-            status, content = 403, {"error": "expected Host to be 127.0.0.1 or localhost"}
-        elif self.path == path:
-            try:
-                status, content = 200, content_of()
-            except (ValueError, RecursionError) as problem:
-                status, content = 400, {"error": str(problem)}
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _retrieve(self):
-        length = self.headers.get("Content-Length", "")
-        if not (length.isdecimal() and int(length) <= MAX_REQUEST):
-            raise ValueError(f"expected a Content-Length of at most {MAX_REQUEST} bytes")
-        body = json.loads(self.rfile.read(int(length)))
-        self.limit.cancel()
-        query = body.get("query") if isinstance(body, dict) else None
-        if not isinstance(query, str) or not query.strip():
-            raise ValueError('expected {"query": text}')
-        k = body.get("top_k", body.get("k", 10))
-        if type(k) is not int or not 1 <= k <= MAX_RESULTS:
-            raise ValueError(f"expected top_k to be an integer of 1 to {MAX_RESULTS}")
-        results = self.server.index.search(query, k)
-        return {"query": query, "method": "bm25", "results": results, "num_results": len(results)}
-
-    def log_message(self, *_):
-        """Nothing: a line per search would hide everything else."""

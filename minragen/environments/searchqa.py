@@ -9,18 +9,13 @@ Differences from RAGEN:
   4. Held-out questions are about other people. RAGEN validates on what it trains on.
   5. `reward=f1` pays at most the precision. RAGEN pays F1, which rewards listing: with five
      equally likely names, one guess earns 0.2 on average and a list of all five earns 0.33.
-
-Serve a corpus over HTTP: `python -m minragen.environments.searchqa serve --corpus encyclopaedia`.
 """
 
-import argparse
 import itertools
 import json
 import re
 import string
-import sys
 from collections import Counter, defaultdict
-from contextlib import suppress
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -29,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minragen.environments.data import cached_until_changed, fitted, load_table, read_each, tell
-from minragen.environments.search import Passage, RemoteIndex, SearchIndex, SearchServer, one_line
+from minragen.environments.search import Passage, RemoteIndex, SearchIndex, one_line
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
 MAX_ARGUMENT = 300  # characters of a query or an answer
@@ -444,28 +439,3 @@ def titles_of(kind):
 
 def _draw(rng, things):
     return things[rng.integers(len(things))]
-
-
-def main():
-    """Serve a corpus over HTTP until interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m minragen.environments.searchqa")
-    parser.add_argument("command", choices=["serve"])
-    parser.add_argument("--port", type=int, default=8100, help="on 127.0.0.1 [8100]; 0: a free one")
-    parser.add_argument("--corpus", default="encyclopaedia",
-                        help="encyclopaedia, wiki or a file of passages [encyclopaedia]")
-    arguments = parser.parse_args()
-    try:
-        index = SearchIndex(load_corpus(arguments.corpus))
-        server = SearchServer(index, arguments.port)
-    except (ValueError, OSError, OverflowError) as problem:
-        sys.exit(f"error: {one_line(str(problem))}")
-    source = " (Wikipedia, CC BY-SA 4.0)" if arguments.corpus == "wiki" else ""
-    print(f"{len(index.passages):,} passages{source} at http://127.0.0.1:{server.server_port}",
-          flush=True)
-    with server, suppress(KeyboardInterrupt):
-        server.serve_forever()
-    print("stopped")
-
-
-if __name__ == "__main__":
-    main()

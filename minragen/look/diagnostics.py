@@ -3,7 +3,7 @@
 Success shows a collapse late; these metrics show it earlier. docs/metrics.md defines them all.
 Reading order: `diagnose`, `collapse_metrics`, `regime`, `warnings_of`, `gradient_metrics`.
 
-Axes: M rows (reasonings), N columns (distinct prompts), Q reasoning tokens side by side, P groups.
+Axes: M rows (reasonings), N columns (distinct prompts), P groups.
 
 Entropy alone does not show template collapse: the wording may vary at random without depending on
 the prompt. The chain rule H(Z) = I(X;Z) + H(Z|X) separates the two (RAGEN V2, section 3), with
@@ -21,11 +21,10 @@ Differences from RAGEN V2's CollapseDetector and gradient analysis:
      tokenises it again, which changes tokens at both ends.
   2. Columns are distinct prompts, weighted by their rows. RAGEN's columns have equal weights, which
      adds KL(true mixture || uniform one) to I(X;Z) where prompts have unequal numbers of rows.
-  3. Each prompt goes through the model once. RAGEN makes every pair of N x M a whole sequence.
-  4. Equal scores share the rank: a policy that ignores the prompt retrieves at chance.
-  5. `mi` is the information of the sequence; RAGEN's is the length-normalised proxy.
-  6. A bucket has one exact gradient. RAGEN averages mini-batch norms, too small in small buckets.
-  7. `early_stop` is an option. It applies with every filter, and compares success with its best.
+  3. Equal scores share the rank: a policy that ignores the prompt retrieves at chance.
+  4. `mi` is the information of the sequence; RAGEN's is the length-normalised proxy.
+  5. A bucket has one exact gradient. RAGEN averages mini-batch norms, too small in small buckets.
+  6. `early_stop` is an option. It applies with every filter, and compares success with its best.
 
 Tests: `python -m pytest tests/test_diagnostics.py`.
 """
@@ -45,12 +44,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from minragen import starpo
-from minragen.cache import KVSlots, attention_masks, micro_batches
-from minragen.fast.policies import usual_attention
-from minragen.models import LOGIT_BUDGET, output_layer
+from minragen.cache import micro_batches
 from minragen.train import World, add_loss_weights, hash_seed, policy_losses
 
-PACK_TOKENS = 256  # reasoning tokens side by side; more would mostly compute masked attention
 EMA = 0.9  # weight of the past in the averaged marginal_std
 ZSCORE_EPS = 1e-3  # nats, added to a standard deviation that may be 0
 TIE = 1e-5  # nats per token: scores this close are equal, float32 resolves no finer
@@ -205,15 +201,14 @@ def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=64,
         reasonings = {z: i for i, z in enumerate(dict.fromkeys(p.reasoning for p in rows))}
         if len(prompts) < 2:
             continue
-        scores, tokens = score_matrix(policy, list(prompts), list(reasonings), temperature,
-                                      token_budget, world)
+        scores = score_matrix(policy, list(prompts), list(reasonings), temperature, token_budget,
+                              world)
         scores = scores[[reasonings[p.reasoning] for p in rows]]
         own = torch.tensor([prompts[p.prompt] for p in rows])
         per_token = scores / torch.tensor([[len(p.reasoning)] for p in rows])
         shares = own.bincount().double() / len(own)
         found = {"mi_upper_bound": float(torch.special.entr(shares).sum()),
-                 **retrieval(per_token, own), "rows": len(rows), "columns": len(prompts),
-                 "tokens": tokens}
+                 **retrieval(per_token, own), "rows": len(rows), "columns": len(prompts)}
         for suffix, matrix in (("", scores), ("_per_token", per_token)):
             known = information(matrix, own)
             std, key = known["marginal_std"], f"{name}/marginal_std{suffix}"
@@ -250,73 +245,26 @@ def trajectory_uniform(pairs, num_samples, rng):
 
 @torch.no_grad()
 def score_matrix(policy, prompts, reasonings, temperature=1.0, token_budget=8192, world=ALONE):
-    """S[i, j] = log p(reasoning i | prompt j), each prompt through the model once, in one of the
-    processes of `world`.
+    """S[i, j] = log p(reasoning i | prompt j), (M, N) float64 on the CPU.
 
-        prompt j | z_1 z_1 z_1 | z_2 z_2 | z_3 ...     every z sees the prompt and itself
-    Keys and values of the prompts lie in KV slots. The reasonings follow side by side, each at the
-    positions that it would have alone, under a mask that keeps them apart. The next reasonings
-    reuse their slots.
+    Every pair is a row of the learner's own passes; fast/prefix_tree.py computes each prompt once.
+    Of a pair that is longer than the model's positions the beginning is left out.
 
     prompts, reasonings: non-empty sequences of ids
-    token_budget: padded tokens in one forward pass
-    returns: (M, N) float64 on the CPU, and the number of tokens that went through the model
+    token_budget: tokens in one forward pass, which one of the processes of `world` makes
     """
-    scores = torch.zeros(len(reasonings), len(prompts), dtype=torch.float64)
-    first = torch.tensor([z[0] for z in reasonings])
-    fed = torch.tensor([len(z) - 1 for z in reasonings])  # nothing after the last token is scored
-    widths = torch.tensor([len(x) for x in prompts])
-    for columns in micro_batches(prompts, widths.clamp(min=fed.max()), token_budget,
-                                 world.rank, world.size):
-        lengths = widths[columns]
-        tokens = pad_sequence([torch.tensor(prompts[j]) for j in columns], batch_first=True)
-        packs = micro_batches(reasonings, fed.clamp(min=1),
-                              min(PACK_TOKENS, token_budget // len(columns)))
-        room = max(int(fed[rows].sum()) for rows in packs)
-        slots = KVSlots(policy.model, len(columns), tokens.shape[1] + room)
-        logits = policy.extend(slots, tokens.to(slots.device), lengths.to(slots.device))
-        # The (n, V) logprobs after the prompts stay where they are.
-        log_p = (logits.float() / (temperature or 1.0)).log_softmax(dim=-1)[:, first.to(
-            slots.device)]
-        block = log_p.T.cpu().double()  # (M, n)
-        for rows in packs:
-            block[rows] += _continuations(policy, slots, [reasonings[i] for i in rows], temperature)
-        scores[:, columns] = block
-    return world.sum(scores), int(widths.sum() + len(prompts) * fed.sum())
-
-
-def _continuations(policy, slots, reasonings, temperature):
-    """Logprobs of all but the first token of each reasoning behind each prompt, summed: (m, n)."""
-    model, n, device = policy.model, len(slots.lengths), slots.device
-    lengths = slots.lengths.cpu()
-    longest = int(lengths.max())
-    scores = torch.zeros(len(reasonings), n, dtype=torch.float64)
-    of = torch.tensor([i for i, z in enumerate(reasonings) for _ in z[1:]], dtype=torch.int64)
-    q = len(of)
-    if not q:
-        return scores
-    tokens = torch.tensor([token for z in reasonings for token in z[:-1]], device=device)
-    targets = torch.tensor([token for z in reasonings for token in z[1:]], device=device)
-    depth = torch.tensor([t for z in reasonings for t in range(len(z) - 1)])
-    # All rows write behind the longest prompt; the gap behind a shorter one is masked.
-    slots.set_positions((longest + torch.arange(q)).expand(n, q).to(device), longest + q)
-    prompt = torch.arange(longest) < lengths[:, None]  # (n, longest)
-    itself = (of[:, None] == of) & (torch.arange(q)[:, None] >= torch.arange(q))  # (q, q)
-    visible = torch.cat([prompt[:, None, None].expand(n, 1, q, longest),
-                         itself.expand(n, 1, q, q)], dim=-1).to(device)
-    # A reasoning behind a longer prompt than its own may end behind the model's last position.
-    positions = (lengths[:, None] + depth).clamp(max=max_positions(model) - 1).to(device)
-    keys = torch.cat([torch.arange(longest, device=device).expand(n, longest), positions], dim=1)
-    with usual_attention(model):
-        hidden = model.base_model(
-            input_ids=tokens.expand(n, q), position_ids=positions, past_key_values=slots,
-            attention_mask=attention_masks(model, visible, positions, keys),
-            use_cache=True).last_hidden_state.flatten(0, 1)
-    rows, chosen = max(1, LOGIT_BUDGET // model.config.get_text_config().vocab_size), []
-    for part, target in zip(hidden.split(rows), targets.repeat(n).split(rows)):
-        log_p = (output_layer(model, part).float() / (temperature or 1.0)).log_softmax(dim=-1)
-        chosen.append(log_p.gather(-1, target[:, None])[:, 0])
-    return scores.index_add(0, of, torch.cat(chosen).view(n, q).T.cpu().double())
+    most = max_positions(policy.model)
+    pairs = [([*x, *z][-most:], len(z)) for z in reasonings for x in prompts]
+    tokens = pad_sequence([torch.tensor(ids) for ids, _ in pairs], batch_first=True)
+    lengths, said = torch.tensor([(len(ids), n) for ids, n in pairs]).T
+    place = torch.arange(tokens.shape[1])
+    mask = (place < lengths[:, None]) & (place >= (lengths - said)[:, None])
+    scores = torch.zeros(len(pairs), dtype=torch.float64)
+    for part in policy.micro_batches(tokens, lengths, token_budget, world.rank, world.size):
+        logprobs, _ = policy.logprobs(tokens[part].to(policy.device), mask[part].to(policy.device),
+                                      temperature or 1.0)
+        scores[part] = logprobs.cpu().double().sum(dim=1)
+    return world.sum(scores).view(len(reasonings), len(prompts))
 
 
 def max_positions(model):

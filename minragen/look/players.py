@@ -14,8 +14,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from minragen.chat import Reply, Trajectory
 from minragen.more.converse import converse
+from minragen.trajectory import Reply, Trajectory
 
 DEMONSTRATIONS = 256  # episodes of the solver that the nearest demonstration is chosen from
 

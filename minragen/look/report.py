@@ -2,7 +2,6 @@
 
     python -m minragen report my-run            (or: make report RUN=my-run; training ends with it)
     python -m minragen report "a b c"           several runs in one page, runs/report.html
-    python -m minragen watch my-run             again after every step
 
 `runs/my-run/report.html` is one file that opens without a network. The page is data/report.html, a
 Jinja template that escapes all it is given: what a model wrote is text there, never HTML. This
@@ -18,7 +17,6 @@ import json
 import os
 import pkgutil
 import re
-import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -32,7 +30,7 @@ from minragen.environments.board import Board, read_tiles
 from minragen.environments.limits import within_time_limit
 from minragen.envs import REGISTRY, EnvGroups, image_of
 from minragen.formats import FORMATS, forced_prefix
-from minragen.look.diagnostics import LOW_ENTROPY, LOW_MI, NO_ENTROPY, warnings_of
+from minragen.look.diagnostics import warnings_of
 from minragen.look.faults import Parser, first_line
 from minragen.look.intervals import difference, wilson
 from minragen.more.vision import data_uri
@@ -43,9 +41,7 @@ DATA = Path(__file__).parent.parent / "data"
 EPISODES_SIZE = 2_000_000  # characters of conversations in a page; longer runs leave out steps
 LONGEST_LINE = 2**21  # characters of a line that is read
 MOST_STEPS = 1000  # steps that are drawn of those with a validation, and of the others
-RELOAD = 5  # seconds between two looks at a page that is watched
 SMOOTH = 30  # values from which on a curve is drawn as points behind their running median
-OCTAVES = 6  # the map's axes end at 1/64 and 64 times the limits of a regime
 
 # question -> (how to read its figures, title -> metrics). A page about several configurations shows
 # the first metric of each title only.
@@ -90,12 +86,9 @@ REASONS = {"terminated": "the environment ended the episode without success",
            "truncated": "turns or actions ran out", "context": "the context was full"}
 
 
-def write(folders, reload=0):
-    """Write the page about these runs, and print what is left out. Returns its path.
-
-    reload: seconds after which a browser reads the page again; 0: never
-    raises: ValueError if a folder is no run or has no metrics yet
-    """
+def write(folders):
+    """Write the page about these runs, and print what is left out. Returns its path. Raises
+    ValueError if a folder is no run or has no metrics yet."""
     loaded = [Run(folder) for folder in folders]
     target = folders[0] if len(folders) == 1 else folders[0].parent
     kept = [conversations(run, EPISODES_SIZE // len(loaded)) for run in loaded]
@@ -106,7 +99,7 @@ def write(folders, reload=0):
         facts=facts, problems=problems, rows=table(loaded), curves=CURVES,
         figures=figures_of(loaded),
         gradients=gradients(loaded[0]), episodes=[e for episodes, _ in kept for e in episodes],
-        every=" ".join(dict.fromkeys(said for _, said in kept if said)), reload=reload,
+        every=" ".join(dict.fromkeys(said for _, said in kept if said)),
         tiles={name: [*map(data_uri, read_tiles(board.tiles, 8))] for run in loaded
                for name in run.envs if (board := board_of(name))}))
     for run in (run for run in loaded if run.left_out):
@@ -368,9 +361,6 @@ def figures_of(loaded):
         "are training batches, their line is a running median. Dashed: players without a model. "
         "Move the pointer over a curve to read it, over a name to see what it means; drag to zoom "
         "in, click to zoom out."}
-    figures["regimes"] = {"question": "Does it still explore?", "lines": regime_map(loaded),
-                          "caption": "Right: reasoning varies under one prompt (H(Z|X)). "
-                          "Up: it depends on the prompt (I(X;Z)). 1 is the limit between."}
     figures = {title: figure for title, figure in figures.items() if figure["lines"]}
     for figure in figures.values():
         figure.setdefault("limits", limits(figure["lines"]))
@@ -431,23 +421,6 @@ def players(loaded):
             random, *shallow, _ = (count / row["size"] for count in row["players"].values())
             return [("best shallow player", max(shallow)), ("random policy", random)]
     return []
-
-
-def regime_map(loaded):
-    """Conditional entropy against mutual information of first turns, in octaves (factors of 2)
-    above the limits of `diagnostics.regime`: each run is a path through four regimes."""
-    lines = []
-    for number, run in enumerate(loaded):
-        steps, *both = run.series("first_turn/conditional_entropy_per_token", "first_turn/mi")
-        if len(steps) < 2:
-            continue
-        least = max(LOW_ENTROPY * both[0][0], NO_ENTROPY), LOW_MI * both[1][0]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            x, y = (np.nan_to_num(np.log2(values / bound), nan=-OCTAVES).clip(-OCTAVES, OCTAVES)
-                    for values, bound in zip(both, least))
-        lines.append({"name": run.name, "colour": number, "help": "", "steps": steps.tolist(),
-                      "x": x.tolist(), "y": y.tolist(), "smooth": [], "low": [], "high": []})
-    return lines
 
 
 def gradients(run):
@@ -535,31 +508,10 @@ def boards_of(run):
 
 # ---- The command ---------------------------------------------------------------------------------
 def main(argv):
-    """The command: write a page, or write it again while the run goes on."""
+    """The command: write a page."""
     parser = Parser(prog="minragen report", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", help="folders under runs/")
-    parser.add_argument("--watch", action="store_true",
-                        help="write the page again after every step; it reloads itself")
-    args = parser.parse_args(argv)
-    names = " ".join(args.runs).split()
-    folders = [runs.RUNS / name for name in names]
+    names = " ".join(parser.parse_args(argv).runs).split()
     for name in names or [""]:
         runs.load_config(name)
-    if args.watch:
-        watch(folders)
-    print(write(folders))
-
-
-def watch(folders):
-    """Write the page whenever metrics have been added, until Ctrl-C."""
-    seen = None
-    try:
-        while True:
-            now = [path.stat().st_size if path.exists() else 0
-                   for path in (folder / "metrics.jsonl" for folder in folders)]
-            if now != seen and all(now):
-                seen = now
-                print(write(folders, reload=RELOAD), flush=True)
-            time.sleep(1)
-    except KeyboardInterrupt:
-        print()
+    print(write([runs.RUNS / name for name in names]))

@@ -13,11 +13,11 @@ from dataclasses import fields, replace
 from functools import partial
 
 from minragen.environments.openenv import LOOPBACK, MAX_ANSWER, application, uvicorn
-from minragen.environments.search import ARRIVAL
 from minragen.envs import Budget, image_of, make
 from minragen.look.faults import Parser
 from minragen.options import parse_options
 
+ARRIVAL = 10.0  # seconds in which a request must have arrived
 OPEN_FILES, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
 MAX_CONNECTIONS = OPEN_FILES - 64 if OPEN_FILES > 64 else 2**16  # the rest is for environments
 

@@ -16,12 +16,13 @@ import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from minragen.chat import Reply, Trajectory, reply_pattern
+from minragen.chat import reply_pattern
 from minragen.environments.limits import in_time
 from minragen.envs import IMAGE, image_of
 from minragen.formats import FORMATS, forced_prefix, system_message
 from minragen.more.converse import converse
 from minragen.more.vision import data_uri
+from minragen.trajectory import Reply, Trajectory
 
 CONCURRENCY = 16  # conversations at a time
 ATTEMPTS = 6  # for a request

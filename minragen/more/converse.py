@@ -3,7 +3,7 @@
 Tests: `python -m pytest tests/test_api.py tests/test_eval.py`.
 """
 
-from minragen.chat import StopReason
+from minragen.trajectory import StopReason
 
 
 def converse(step, trajectories, player):

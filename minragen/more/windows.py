@@ -13,8 +13,9 @@ replies, `single_turn` one user message. A reply is in the loss of its own row o
 Tests: `python -m pytest tests/test_rows.py tests/test_step.py`.
 """
 
-from minragen.chat import ChatFrame, Sequence
-from minragen.envs import image_of
+from minragen.chat import ChatFrame
+from minragen.envs import Observation, image_of
+from minragen.trajectory import Sequence
 
 
 class WindowedFrame(ChatFrame):
@@ -28,6 +29,12 @@ class WindowedFrame(ChatFrame):
     def __init__(self, *given, context, window, **named):
         self.context, self.window = context, window
         super().__init__(*given, **named)
+
+    def open(self, system, observation):
+        if self.context == "single_turn" and image_of(observation) is not None:
+            raise ValueError("context single_turn writes earlier turns as text and would lose "
+                             "their images: use --context full or limited.")
+        return super().open(system, observation)
 
     def next(self, trajectory, rules):
         """Begin the row of the next turn. Returns False if its prompt leaves no room for a reply.
@@ -47,12 +54,10 @@ class WindowedFrame(ChatFrame):
         earlier = range(max(0, len(t.turns) - window + 1), len(t.turns))
         shown = [t.turns[k].observation for k in earlier] + [t.observation]
         if self.context == "single_turn":
-            if any(image_of(observation) is not None for observation in shown):
-                raise ValueError("context single_turn writes earlier turns as text and would lose "
-                                 "their images: use --context full or limited.")
             history = [f"{seen}\nYou answered: {t.turns[k].reply.answer or 'nothing valid'}"
                        for k, seen in zip(earlier, shown)]
-            return self.open(t.system, "\n".join([*history, t.observation]))
+            text = "\n".join([*history, t.observation])
+            return self.open(t.system, Observation(text, image_of(t.observation)))
         ids = self.open(t.system, shown[0])
         for k, following in zip(earlier, shown[1:]):
             sequence = t.sequences[k]

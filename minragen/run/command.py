@@ -73,7 +73,8 @@ def processes(asked, config, alone=False):
         raise ValueError(f"--nproc: got {asked!r}, expected a number of processes or auto.")
     cores = os.cpu_count() or 1
     on_cpu = config.device == "cpu" or not (config.device or any(map(os.path.exists, ACCELERATORS)))
-    alone = alone or "CI" in os.environ or not on_cpu or config.model not in settings.PRESETS
+    alone = (alone or config.plain or "CI" in os.environ or not on_cpu
+             or config.model not in settings.PRESETS)
     idle = 1 if alone else round(cores - busy_cores(cores))
     return max(1, min(idle, MOST_PROCESSES, config.num_groups * config.group_size))
 

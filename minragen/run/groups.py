@@ -40,6 +40,7 @@ def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slic
     budgets = {n: getattr(config, n) for n in BUDGETS if getattr(config, n)}
     groups = PatientGroups(spec or ",".join(names), num_groups or len(names), group_size, split,
                            parse_options(config.env_arg), budgets, share, config.layer)
+    groups.threads = not config.plain
     if description_parts(config.response_format):
         weights = (config.grounding_reward, config.worldmodeling_reward) if paid else (0.0, 0.0)
         groups.turn = DescribedTurn(format_parts(config.response_format), *weights)
@@ -102,7 +103,7 @@ def backends(groups):
 
 
 class PatientGroups(EnvGroups):
-    """EnvGroups that steps `parallel` environments in threads.
+    """EnvGroups that steps `parallel` environments in threads, if `threads` is True.
 
     A reset or step that hangs raises TimeoutError after STEP_TIME_LIMIT. All threads share one
     limit: STEP_TIME_LIMIT times the threads per core, rounded up. If a tool's server is gone, the
@@ -113,7 +114,7 @@ class PatientGroups(EnvGroups):
 
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
-        self._sent = _Calls(self)
+        self.threads, self._sent = True, _Calls(self)
 
     def reset(self, first_seed):
         self._broken |= self._sent.running.keys()  # of a rollout that was interrupted
@@ -121,10 +122,13 @@ class PatientGroups(EnvGroups):
         return super().reset(first_seed)
 
     def send(self, rows, replies):
+        """Begin to step rows; `receive` returns the results. `reset` drops those in flight."""
         reply_of = dict(zip(rows, replies))
         self._sent.begin(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
 
     def receive(self, wait=True):
+        """{row: result of `step`} of the rows whose steps have ended since the last call. wait:
+        until there is one, if any is in flight."""
         calls = dict(self._sent.running)
         results = self._sent.take(1 if wait else 0)
         if any(isinstance(result, ServerGone) for result in results.values()):
@@ -168,8 +172,8 @@ class _Calls:
 
     def begin(self, rows, function):
         """Call function(row) for each row, in a thread where its environment is parallel."""
-        envs = self.groups.envs
-        in_threads = [row for row in rows if envs[row].parallel]
+        envs, threads = self.groups.envs, self.groups.threads
+        in_threads = [row for row in rows if threads and envs[row].parallel]
         self.running |= {row: _Call(row, function, time.monotonic()) for row in in_threads}
         limit = limits.STEP_TIME_LIMIT * math.ceil(len(self.running) / (os.cpu_count() or 1))
         for call in self.running.values():

@@ -28,9 +28,6 @@ from minragen.more import loggers
 from minragen.more.vision import images_of
 from minragen.run import distributed, runs
 
-# A run stops at the end of a step after so many updates in a row with a gradient not finite.
-MOST_SKIPPED = 5
-EMPTY_STEPS = 5  # consecutive steps without a single informative group after which a run stops
 SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; and failed ones
 ENDED = "the run ended"  # in errors.txt
 # Metric -> its part of the console line.
@@ -42,9 +39,9 @@ CONSOLE = {
     "val/success": "val {:.3f}", "test/success": "test {:.3f}", "regime": "{}"}
 
 
-class Log(train.Log, contextlib.AbstractContextManager):
-    """The log of a run in `folder`. Until its end no other process may train the run. Of several
-    processes the first one writes; the Logs of the others keep quiet."""
+class Log(train.Callbacks, contextlib.AbstractContextManager):
+    """What a run in `folder` prints and keeps. Until its end no other process may train the run. Of
+    several processes the first one writes; the Logs of the others keep quiet."""
 
     def __init__(self, folder, config, learner, resume=False, say=print):
         """Make the folder of a new run, write the Config, and drop the lines after the learner's
@@ -53,7 +50,6 @@ class Log(train.Log, contextlib.AbstractContextManager):
         self.writes, self.history = learner.world.rank == 0, []
         self.tokenizer, self.unwritten = learner.policy.tokenizer, defaultdict(str)
         self.saved = learner.step  # of the last checkpoint; 0: of none
-        self.pending = {}  # metrics of a step that is done and not written yet
         self.held = contextlib.ExitStack()  # the lock, and the handlers of signals
         if self.writes:
             if not resume:
@@ -74,61 +70,40 @@ class Log(train.Log, contextlib.AbstractContextManager):
         return self
 
     def __exit__(self, kind, error, _):
-        """Keep what is done if a server has gone, and the traceback of what ended the run."""
+        """Save what is done if a server has gone, and the traceback of what ended the run."""
         with self.held:
-            if self.writes and isinstance(error, ServerGone):
-                if self.pending:
-                    self.write(self.pending)
-                if self.learner.step == 0 or self.saved != self.learner.step:
-                    self.save_checkpoint()
+            unsaved = self.learner.step == 0 or self.saved != self.learner.step
+            if isinstance(error, ServerGone) and unsaved:
+                self.save(self.learner)
             if self.writes and isinstance(error, Exception) and (fault := fault_of(error)).place:
                 error.kept_in = self.keep(fault, ENDED)  # for `faults.told`
 
     def progress(self, title):
         return distributed.progress_bar(title)
 
-    def diagnose(self, step, played):
+    def diagnose(self, learner, step, played, rows, batch):
         if step == 1 and self.config.advantages != "none":
             line, warning = diagnostics.first_look(played, self.config)
             self.say(f"start     {line}")
             if warning:
                 self.say(f"warning   {warning}")
-        history = self.history if self.writes else []  # for the regime, which process 0 reports
-        return diagnostics.diagnose(self.learner, self.config, step, played, history)
+        # Process 0 has the history, and reports the regime and the gradients.
+        metrics = diagnostics.diagnose(learner, self.config, step, played, self.history)
+        if self.writes and batch:
+            keep_advantages(played, rows, batch)
+            metrics |= diagnostics.diagnose_update(learner, self.config, step, batch)
+        return metrics
 
-    def diagnose_update(self, step, played, rows, batch):
-        if not self.writes:
-            return {}
-        keep_advantages(played, rows, batch)
-        return diagnostics.diagnose_update(self.learner, self.config, step, batch)
-
-    def over(self, learner, metrics):
-        self.pending, reason = metrics, ""
-        if learner.skipped >= MOST_SKIPPED:
-            self.write(metrics)
-            raise FloatingPointError(
-                f"{learner.skipped} updates in a row had a gradient that is not finite: the policy "
-                f"has diverged. Is the learning rate too large? See the last lines of "
-                f"metrics.jsonl.")
-        if learner.empty_steps >= EMPTY_STEPS:
-            reason = (f"in {EMPTY_STEPS} steps in a row the filter ({self.config.filter}) "
-                      f"kept no group, or every environment failed, so there is nothing to learn "
-                      f"from. Is the task solved, or never solved? If few replies are valid, raise "
-                      f"--warmup-steps.")
-        elif self.config.early_stop:
-            lines = [*self.history, metrics]
-            if not metrics:  # a resumed run judges its last step again: before the validation, too
-                lines = self.history[:-1] + [
-                    {name: value for name, value in line.items() if not name.startswith("val/")}
-                    for line in self.history[-1:]]
-            # Process 0 alone has the history.
-            reason = learner.world.gather(diagnostics.early_stop(lines))[0]
-        return reason and f"{reason} Read {self.folder}/trajectories.jsonl."
+    def early_stop(self, metrics):
+        """RAGEN's, if the run has the option."""
+        if not self.config.early_stop:
+            return ""
+        reason = diagnostics.early_stop([*self.history, metrics])
+        return self.learner.world.gather(reason)[0]  # process 0 alone has the history
 
     def write(self, metrics):
-        """Append the metrics to metrics.jsonl, rounded; print the console line. Those of a
-        validation that a stop had left out become part of their step's line."""
-        self.pending = {}
+        """Append the metrics to metrics.jsonl, rounded; print the console line and warnings. Those
+        of a validation that a stop had left out become part of their step's line."""
         if not self.writes:
             return
         before = self.history[-1]["step"] if self.history else None
@@ -150,37 +125,24 @@ class Log(train.Log, contextlib.AbstractContextManager):
         if metrics.get("step") == 0 and metrics.get("val/valid") == 0:
             self.say("warning   no reply of the first validation is valid: does the model reply in "
                      "the form that it is asked for?")
+        for warning in diagnostics.warnings_of(self.history):
+            self.say(f"warning   {warning}")
 
-    def asked(self):
+    def stop_requested(self):
         """Whether somebody asked any of the processes to stop."""
         return any(self.learner.world.gather(bool(self.requests)))
 
-    def save(self, learner, last):
-        """Print warnings, then save if that is due, if the last validation was the best so far, or
-        if somebody asks the run to stop, which all processes do after the same step."""
-        for warning in diagnostics.warnings_of(self.history):
-            self.say(f"warning   {warning}")
-        asked = self.asked()
-        known = [line.get("val/success") for line in self.history if line["step"] > 0]
-        *before, validated = [-1.0, *(-1.0 if v is None else v for v in known)]  # None: not finite
-        due, best = learner.step % self.config.save_every == 0, validated > max([-1.0, *before])
-        if self.writes and (due or last or best or asked):
-            self.save_checkpoint(best)
-        if asked:
-            lost = self.missing() if self.writes else ""
-            self.say(f"stopped   after step {learner.step}{', but ' * bool(lost)}{lost}. "
-                     f"{self.advice()}")
-        return asked
-
-    def save_checkpoint(self, best=False):
+    def save(self, learner, best=False):
         """Save a checkpoint if the disk holds all lines: it must not be ahead of them."""
+        if not self.writes:
+            return
         with runs.writing("a checkpoint", go_on=True):
             for name in ("metrics.jsonl", "trajectories.jsonl"):
                 if self.unwritten[name]:
                     raise OSError(f"{name} lacks lines")
                 runs.flush(self.folder / name)
-            runs.save_checkpoint(self.folder, self.learner, best)
-            self.saved = self.learner.step
+            runs.save_checkpoint(self.folder, learner, best)
+            self.saved = learner.step
 
     def append(self, name, rows):
         """Append JSON lines to a file, with those that a full disk refused before."""
@@ -237,7 +199,8 @@ class Log(train.Log, contextlib.AbstractContextManager):
             groups = sorted({t.group_id for t in played})
             played = sorted((t for t in played if t.group_id == groups[step % len(groups)]),
                             key=lambda t: -t.episode_return)
-            played = played[:SAMPLE // 2] + played[SAMPLE // 2:][-SAMPLE // 2:]
+            best, others = played[:SAMPLE // 2], played[SAMPLE // 2:]
+            played = best + others[-SAMPLE // 2:]
         else:
             played = [t for t in trajectories[::max(1, len(trajectories) // SAMPLE)]
                       if not t.error]

@@ -1,10 +1,10 @@
 """How much memory training needs: a forecast from the sizes of the model and the run.
 
-What a run always holds adds up; rollout, update and diagnostics follow each other, so only the
-largest of them counts. Every conversation is supposed to fill `max_context`. The forecast counts
-the tensors of one process: not Python, not libraries, not what an allocator keeps for later.
-Activations are those of fast/llama.py; other decoders pad, and keep some results more than once.
-Every image is supposed to be another one.
+What a run always holds adds up; rollout and update follow each other, so only the larger counts.
+Every conversation is supposed to fill `max_context`, and every image to be another one. Only the
+tensors of one process are counted: not Python, not libraries, not what an allocator keeps for
+later. Activations are those of fast/llama.py; other decoders pad, and keep some results more than
+once.
 
 Reading order: `forecast`, `phases`, then a function for each phase.
 
@@ -22,7 +22,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from minragen import train
 from minragen.cache import rounded_up
-from minragen.look import diagnostics
 from minragen.models import LOGIT_BUDGET
 from minragen.more.vision import image_store_of
 from minragen.run.groups import env_groups, most_turns
@@ -60,7 +59,6 @@ def phases(learner, config):
         learner.critic, learner.reference and learner.reference.model])]
     parameters = {id(p): p for m in models for p in m.parameters()}.values()  # LoRA shares some
     trained = [p for p in parameters if p.requires_grad]
-    of_policy = sum(p.numel() for p in learner.policy.model.parameters() if p.requires_grad)
     n = _sizes(learner.policy, config, learner.world.size)
     return {"always": {"weights": sum(p.nbytes for p in parameters),
                        "masters": sum(4 * p.numel() for p in trained if p.itemsize < 4),
@@ -68,8 +66,7 @@ def phases(learner, config):
                        "older weights": config.stale and (config.stale + 1) * sum(
                            p.nbytes for p in trained),
                        "images": n.rows * n.turns * n.pixels},
-            "rollout": _rollout(n, config), "update": (update := _update(n, config, trained)),
-            "diagnostics": _diagnostics(n, config, of_policy, update)}
+            "rollout": _rollout(n, config), "update": _update(n, config, trained)}
 
 
 def _sizes(policy, config, processes):
@@ -124,16 +121,11 @@ def _rollout(n, config):
     # A turn has room for all its tokens before its length is known.
     room = rounded_up(n.context + config.max_new_tokens, 64)
     slots = n.slots * room * n.layers * n.keys * n.width
-    fed = _one_pass(n, min(config.token_budget, n.slots * n.context))
+    fed = min(config.token_budget, n.slots * n.context) * (
+        n.width * (4 * n.hidden + 2 * n.queries + 3 * n.inner + n.context))
     return {"KV slots": slots, "one pass": max(fed, n.slots * n.image_pass,
                                                n.slots * n.vocab * (20 + n.width) + n.head,
                                                slots / n.layers)}
-
-
-def _one_pass(n, tokens):
-    """A layer's results without gradients, and the masks."""
-    results = n.width * (4 * n.hidden + 2 * n.queries + 3 * n.inner)
-    return tokens * (results + n.context * n.width)
 
 
 def _update(n, config, trained):
@@ -151,21 +143,14 @@ def _update(n, config, trained):
                 + n.images * n.image_layers * n.image_output)
     masks = n.context * n.width * (n.tokens / 2 + n.in_loss)
     numbers = [p.numel() for p in trained]
-    return {"gradients": 4 * (sum(numbers) + max(numbers)),  # one is new and not yet added
-            "activations": kept + masks, "logits": logits,
-            "batch": n.rows * n.context * BATCH_BYTES}
-
-
-def _diagnostics(n, config, parameters, update):
-    """Gradients by reward std, where they are measured; else slots of prompts and reasonings."""
+    gradients = sum(numbers) + max(numbers)  # one is new and not yet added
     if config.gradients_every:
         terms = 1 + (config.entropy_coef > 0) + (config.kl_coef > 0)
-        # Of each term: the total, this bucket's sum and this micro-batch's; and two in the making.
-        return update | {"gradients": 4 * parameters * (3 * terms + 2)}
-    packed = config.token_budget * min(1, diagnostics.PACK_TOKENS / n.context)
-    slots = (config.token_budget + packed) * n.layers * n.keys * n.width
-    logits = 8 * min(packed * n.vocab, LOGIT_BUDGET)
-    return {"KV slots": slots, "one pass": max(_one_pass(n, config.token_budget), logits)}
+        # Of each term: the total, a bucket's sum and a micro-batch's; and two in the making.
+        gradients = (3 * terms + 2) * sum(numbers)
+    return {"gradients": 4 * gradients,
+            "activations": kept + masks, "logits": logits,
+            "batch": n.rows * n.context * BATCH_BYTES}
 
 
 def checkpoint_activations(module):

@@ -40,9 +40,10 @@ from minragen.options import ELSEWHERE, LAST_WITH_REMOVED, nearest, parse_option
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
-COUNTERS = ("step", "unvalidated", "empty_steps", "skipped", "halved", "rounds", "ema")
+COUNTERS = ("step", "unvalidated", "best_success", "ended", "empty_steps", "skipped", "halved",
+            "rounds", "ema")
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "max_rows", "feed_share",
-                  "token_budget", "activation_checkpointing", "log")
+                  "token_budget", "activation_checkpointing", "plain", "log")
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
 # Metrics that differ between equal runs, also as ENV/waited or first_turn/seconds.
 TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "rollout_idle", "waited", "elapsed"}
@@ -258,9 +259,8 @@ def load_trainer_state(checkpoint, learner):
         return torch.load(path, map_location=device, weights_only=True)
 
     state = load(checkpoint / "trainer.pt", learner.policy.device)
-    for name in COUNTERS:
-        # Older checkpoints do not say it: at step 0 they were saved before the validation.
-        setattr(learner, name, {"unvalidated": state["step"] == 0, **state}[name])
+    for name in state.keys() & COUNTERS:  # older checkpoints have fewer
+        setattr(learner, name, state[name])
     learner.optimizer.load_state_dict(state["optimizer"])
     if learner.critic:
         lora.load(learner.critic, state["critic"]["model"])

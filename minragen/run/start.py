@@ -3,6 +3,29 @@
     learner, groups, log = start(config)
     train(learner, groups, config, log)
 
+Most of the reading list runs as one reads it. These functions have others in their places:
+
+    read here               runs there               when                       proved by (tests/)
+    rollout.collect         fast/scheduler.py        an environment waits, or   test_rows.py
+                                                     rows exceed max_rows
+    cache.append            fast/llama.py            Llama's family             test_attention.py
+                            fast/graphs.py           the same, on CUDA          test_rows.py
+    cache.states_before,    fast/prefix_tree.py      Llama's family, without    test_attention.py
+    cache.micro_batches                              --attention
+    EnvGroups: one row      run/groups.py: threads   environments that wait     test_envs.py
+    after the other
+    train.World: alone      run/distributed.py       --nproc, torchrun          test_distributed.py
+
+    train.gradients         run/memory.py            always: memory may run     test_train.py
+                                                     out once
+    models.load_policy      run/load.py              always: it says why a      test_models.py
+                                                     model cannot be used
+    train.Callbacks         run/log.py               always: it keeps files     test_runs.py
+
+Those above the gap are only faster: `--plain true` turns them off, and starts one process unless
+more are asked for. Then the trajectories are the same token for token, and the weights up to
+rounding (test_train.py::TestPlain). Those below do more.
+
 Reading order: `run` (from the start to the report), `start`, `build_groups`, `load`,
 `build_learner`; last `main` (the command).
 
@@ -20,9 +43,10 @@ import torch
 import transformers
 
 from minragen import config as settings
-from minragen import starpo
+from minragen import rollout, starpo
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, SPLITS, Failure, image_of
+from minragen.fast import scheduler
 from minragen.fast.policies import faster
 from minragen.look import report
 from minragen.look.faults import Console
@@ -59,8 +83,8 @@ def run(config, resume=False, say=print):
         say(f"run       {log.folder}: metrics.jsonl, trajectories.jsonl, checkpoint/; then "
             f"report.html")
         final = train(learner, groups, config, log)
-    if final and log.writes:
-        say(f"done      {finish(log)}")
+    if log.writes:
+        say(f"done      {finish(log)}" if final else f"stopped   {stopped(log)}")
     if any(learner.world.gather(bool(final and log.writes and log.missing()))):
         distributed.end()
         sys.exit(1)
@@ -107,8 +131,9 @@ def load(config, checkpoint="", say=print):
 
 
 def policy_of(config, *given):
-    """`load_policy`, with the attention of a Config."""
-    return faster(load_policy(*given), config.attention)
+    """`load_policy`, with the decoder and the attention of a Config."""
+    policy = load_policy(*given)
+    return policy if config.plain else faster(policy, config.attention)
 
 
 def frame_of(config, policy, end_ids=None):
@@ -142,7 +167,8 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     for warning in alike(firsts, groups):
         say(f"warning   {warning}")
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
-                      world=distributed.world(), gradients=memory.careful_gradients)
+                      world=distributed.world(), gradients=memory.careful_gradients,
+                      collect=rollout.collect if config.plain else scheduler.collect)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
         learner.critic = vision.with_tower(Critic(policy))
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
@@ -234,6 +260,12 @@ def refuse_lost_text(frame, t):
         if plain(line) not in prompt:
             raise ValueError(f"the model would not see what {t.env} says: its tokenizer cannot "
                              f"write {line[:200]!r}. Use another model, or other data.")
+
+
+def stopped(log):
+    """Where the user stopped the run, and how it goes on, for the last line."""
+    lost = log.missing()
+    return f"after step {log.learner.step}{f', but {lost}' if lost else ''}. {log.advice()}"
 
 
 def finish(log):

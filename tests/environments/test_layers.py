@@ -27,7 +27,6 @@ from training import metrics, run
 
 from minragen import eval as evaluation
 from minragen.__main__ import main as command
-from minragen.chat import Reply, Trajectory, Turn
 from minragen.environments.layers import NOTHING_NEW, Layer
 from minragen.envs import REGISTRY, EnvGroups, Outcome, image_of, make
 from minragen.look import play as on_screen
@@ -35,6 +34,7 @@ from minragen.look import report
 from minragen.run import bundled
 from minragen.run.groups import env_groups
 from minragen.run.runs import read_config
+from minragen.trajectory import Reply, Trajectory, Turn
 
 NOISE, DROPOUT = "action_noise,probability=0.3", "observation_dropout,probability=0.3"
 # What the contract is about; each layer alone is in tests/long/test_layers.py.

@@ -32,6 +32,7 @@ from minragen.__main__ import main as command
 from minragen.config import BUDGETS
 from minragen.environments import limits
 from minragen.envs import FORMAT_PENALTY, ServerGone, make
+from minragen.fast import scheduler
 from minragen.run import groups as run_groups
 from minragen.run import start
 from minragen.run.groups import PatientGroups
@@ -101,9 +102,9 @@ class TestOurs:
     def test_a_run_over_the_network_is_the_local_run(self, runs, monkeypatch, env):
         begun = parsed("--env", env, "--run", "begun", "--steps", "1", *BRIEF)
         start.run(begun, say=lambda _: None)
-        episodes, collect = [], trainer.collect
-        monkeypatch.setattr(trainer, "collect", lambda *given: (
-            episodes.append(collect(*given)) or episodes[-1]))
+        episodes, roll_out = [], trainer.roll_out
+        monkeypatch.setattr(trainer, "roll_out", lambda *given: (
+            episodes.append(roll_out(*given)) or episodes[-1]))
         here = dataclasses.replace(begun, run="here", steps=2, init_from="begun")
         with ours(env, *words_of(begun)) as (_, url):
             there = dataclasses.replace(here, run="there", env=f"openenv:{url}", env_arg=())
@@ -343,8 +344,8 @@ class TestFailures:
         monkeypatch.setattr(run_groups, "SERVER_PAUSES", (0.1, 0.1))
         options = words_of(base)
         words = f"--run gone --init-from begun {' '.join(BRIEF)} --steps 4 --max-new-tokens 24"
-        send, collect, rounds = PatientGroups.send, trainer.collect, []
-        monkeypatch.setattr(trainer, "collect", lambda *given: (
+        send, collect, rounds = PatientGroups.send, scheduler.collect, []
+        monkeypatch.setattr(scheduler, "collect", lambda *given: (
             rounds.append(given[2].split) or collect(*given)))
         with ours("bandit", *options) as (process, url):
             def killing(groups, *given):

@@ -15,7 +15,7 @@ from minragen.envs import Budget, EnvGroups, make
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
-from minragen.environments.reasoning_gym import draw, is_harmless  # noqa: E402
+from examples.reasoning_gym import draw, is_harmless  # noqa: E402
 
 DATA_SETS = reasoning_gym.factory.DATASETS
 # Their score_answer runs eval, of Python or of sympy, on the answer.
@@ -26,7 +26,7 @@ JUDGE_ONLY = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "ru
 
 
 def begun(name, seed=0, budget=None, **options):
-    env = make(f"reasoning_gym:{name}", budget=budget, **options)
+    env = make(f"examples.reasoning_gym:{name}", budget=budget, **options)
     env.reset(seed=seed)
     return env
 
@@ -36,9 +36,11 @@ class TestContract:
         kinds = ("chain_sum", "mini_sudoku", "simple_equations", "knights_knaves", "spiral_matrix")
         arguments = ["-q", "--tb=short", "-p", "no:cacheprovider",
                      str(Path(__file__).parent.parent / "test_env_contract.py")]
-        assert pytest.main([*arguments, *(f"--env=reasoning_gym:{name}" for name in kinds)]) == 0
+        assert pytest.main([*arguments, *(
+            f"--env=examples.reasoning_gym:{name}" for name in kinds)]) == 0
         # Its tasks take 25 ms, its answers are expressions.
-        assert pytest.main([*arguments, "-k", "Hostile", "--env=reasoning_gym:countdown"]) == 0
+        assert pytest.main([*arguments, "-k", "Hostile",
+                            "--env=examples.reasoning_gym:countdown"]) == 0
         capsys.readouterr()
 
 
@@ -137,13 +139,13 @@ class TestRefusal:
         ("chain_sum", {"partial": 1}, "option partial of ReasoningGym: got 1")])
     def test_an_unknown_name_or_a_bad_option_is_a_sentence(self, name, options, said):
         with pytest.raises(ValueError) as refused:
-            make(f"reasoning_gym:{name}", **options)
+            make(f"examples.reasoning_gym:{name}", **options)
         assert said in str(refused.value)
 
     def test_without_the_package_it_is_told_how_to_get_it(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "reasoning_gym", None)
         with pytest.raises(ImportError, match="pip install 'reasoning-gym"):
-            make("reasoning_gym:chain_sum", max_terms=9)
+            make("examples.reasoning_gym:chain_sum", max_terms=9)
 
 
 class TestTraining:
@@ -155,12 +157,12 @@ class TestTraining:
         small = shlex.split(
             "--num-groups 2 --group-size 4 --steps 2 --val-size 4 --warmup-steps 3 --model tiny "
             "--filter none --max-new-tokens 12 --diagnose-every 0")
-        main(["--env", "reasoning_gym:chain_sum,bandit", "--run", "a", *small,
-              "--env-arg", "reasoning_gym:chain_sum.max_terms=2"])
+        main(["--env", "examples.reasoning_gym:chain_sum,bandit", "--run", "a", *small,
+              "--env-arg", "examples.reasoning_gym:chain_sum.max_terms=2"])
         evaluation.main(["--run", "a", "--size", "4"])
         printed = capsys.readouterr().out
-        assert "reasoning_gym:chain_sum" in printed and "solver" in printed
-        groups = EnvGroups("reasoning_gym:chain_sum=2", 2, 3, "test")
+        assert "examples.reasoning_gym:chain_sum" in printed and "solver" in printed
+        groups = EnvGroups("examples.reasoning_gym:chain_sum=2", 2, 3, "test")
         rows = groups.reset(0)
         assert len(set(rows)) == 2 and rows[:3] == [rows[0]] * 3
 
@@ -178,5 +180,5 @@ class TestTraining:
                 f"{', '.join(f'{rate:.2f}' for rate in last)} [{worst:.2f}, {best:.2f}] after 100 "
                 f"steps ({minutes[0]:.1f} to {minutes[-1]:.1f} minutes), on the test split {tests}."
                 ) in page
-        first = EnvGroups("reasoning_gym:aiw", 256, 1, "val").reset(0)
+        first = EnvGroups("examples.reasoning_gym:aiw", 256, 1, "val").reset(0)
         assert "On 256 held-out questions (244 different ones)" in page and len({*first}) == 244

@@ -9,11 +9,11 @@ import pytest
 from fuzz import frame_of
 from toys import prompt_length, puppet, replies, tiny
 
-from minragen.chat import Reply
 from minragen.environments.board import read_relations, relation, relation_f1, relations_text
 from minragen.envs import EnvGroups, make
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, collect
+from minragen.trajectory import Reply
 
 PLACES = [*itertools.product(("above", "same row", "below"), ("left", "same column", "right"))]
 

@@ -6,17 +6,14 @@ import math
 import random
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 import zlib
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
-from http.client import HTTPConnection, IncompleteRead
+from http.client import IncompleteRead
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 from urllib.error import HTTPError
 
@@ -33,7 +30,6 @@ from minragen.environments.search import (
     Passage,
     RemoteIndex,
     SearchIndex,
-    SearchServer,
     fetch,
 )
 from minragen.environments.searchqa import RELATIONS, SearchQA, encyclopaedia, load_corpus
@@ -291,29 +287,6 @@ class TestRecords:
                 SearchQA(**options)
 
 
-@pytest.fixture(scope="module")
-def retriever():
-    """The address at which the command serves the encyclopaedia, as it prints it."""
-    command = [sys.executable, "-m", "minragen.environments.searchqa", "serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
-        yield re.fullmatch(r"360 passages at (http://\S+)\n", server.stdout.readline())[1]
-        server.terminate()
-
-
-def ask(retriever, method, path, body=None, **headers):
-    connection = HTTPConnection(retriever.removeprefix("http://"), timeout=5)
-    connection.request(method, path, body, headers)
-    response = connection.getresponse()
-    return response.status, json.load(response)
-
-
-def fetch_status(address):
-    connection = HTTPConnection(*address, timeout=5)
-    connection.request("GET", "/health")
-    with closing(connection):
-        return connection.getresponse().status
-
-
 def search(*replies):
     """What a client finds, or complains of, that gets these replies, the last again and again."""
     with patch("minragen.environments.search.direct_opener") as opener:
@@ -326,78 +299,6 @@ def search(*replies):
 
 
 class TestRetriever:
-    def test_it_tells_its_health_and_returns_passages_in_the_apis_form(self, retriever):
-        assert retriever.startswith("http://127.0.0.1:")  # and so reachable from this machine only
-        assert ask(retriever, "GET", "/health") == (200, {
-            "status": "healthy", "corpus_size": 360, "index_type": "bm25", "index_loaded": True})
-        results = SearchIndex(load_corpus("encyclopaedia")).search("lives in", 50)
-        for query, options, count in (("lives in", {"k": 1}, 1), ("zebra", {}, 0),
-                                      ("lives in", {"top_k": 50, "k": 9}, 50)):
-            body = json.dumps({"query": query, **options})
-            assert ask(retriever, "POST", "/retrieve", body) == (200, {
-                "query": query, "method": "bm25", "results": results[:count], "num_results": count})
-
-    def test_what_it_cannot_take_is_refused_with_the_reason(self, retriever):
-        for body in (b"", b"[]", b"\xff", b'{"query": " "}', b'{"query": "x", "top_k": 51}',
-                     b'{"query": "x", "k": true}', b"[" * 50_000, b'{"query": "x"}' + b" " * 2**16):
-            status, reply = ask(retriever, "POST", "/retrieve", body)
-            assert (status, list(reply)) == (400, ["error"]) and reply["error"], body
-        assert ask(retriever, "POST", "/health")[0] == ask(retriever, "GET", "/x")[0] == 404
-
-    def test_a_name_that_was_pointed_at_this_machine_reads_nothing(self, retriever):
-        """So does a web page that has its own name resolve to 127.0.0.1 (DNS rebinding)."""
-        for host, status in (("evil.example:80", 403), ("localhost:1", 200), ("127.0.0.1", 200)):
-            assert ask(retriever, "GET", "/health", Host=host)[0] == status
-
-    def test_more_clients_than_it_has_places_wait_or_get_503_and_half_a_request_ends(
-            self, monkeypatch):
-        monkeypatch.setattr("minragen.environments.search.PATIENCE", 0.4)
-        monkeypatch.setattr("minragen.environments.search.ARRIVAL", 1.2)
-        monkeypatch.setattr("minragen.environments.search.MAX_CLIENTS", 2)
-        server = SearchServer(SearchIndex([Passage("a", "b")]))
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        address = server.server_address
-        silent = [socket.create_connection(address) for _ in range(2)]
-        waiting = HTTPConnection(*address, timeout=0.2)
-        waiting.request("GET", "/health")
-        with pytest.raises(TimeoutError):
-            waiting.getresponse()
-        waiting.close()
-        assert fetch_status(address) == 503
-        began = time.monotonic()  # the silent ones are sent away, though they drip
-        while fetch_status(address) == 503 and time.monotonic() < began + 9:
-            for client in silent:
-                with suppress(OSError):
-                    client.send(b"G")
-        assert ask(f"http://127.0.0.1:{address[1]}", "GET", "/health")[0] == 200
-        for client in silent:
-            client.close()
-        server.shutdown()
-        server.server_close()
-
-    def test_an_answer_may_take_longer_than_its_request_but_a_client_has_to_take_it(
-            self, monkeypatch, capfd):
-        monkeypatch.setattr("minragen.environments.search.ARRIVAL", 0.6)
-        monkeypatch.setattr("minragen.environments.search.Handler.timeout", 0.6)
-        slow = SimpleNamespace(search=lambda text, _: time.sleep(0.9) or ["x" * int(text)])
-        server = SearchServer(slow)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        alive, end = threading.active_count(), time.monotonic() + 30
-        request = (b"POST /retrieve HTTP/1.0\r\nHost: localhost\r\nContent-Length: 21\r\n\r\n"
-                   b'{"query": "30000000"}')
-        with socket.create_connection(server.server_address) as gone:
-            gone.sendall(request)
-        with socket.create_connection(server.server_address) as idle:
-            idle.sendall(request)
-            assert ask(f"http://127.0.0.1:{server.server_port}", "POST", "/retrieve",
-                       '{"query": "1"}')[1]["results"] == ["x"]
-            while threading.active_count() > alive and time.monotonic() < end:
-                time.sleep(0.05)
-            assert time.monotonic() < end  # nobody serves it any more
-        server.shutdown()
-        server.server_close()
-        assert capfd.readouterr().err == ""
-
     def test_a_server_cannot_send_us_to_another_address(self):
         reply = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:2/other\r\n\r\n"
         for client, path in ((lambda: RemoteIndex(NOBODY).search("x", 2), b"POST /retrieve "),
@@ -452,13 +353,6 @@ class TestRetriever:
             with pytest.raises(ServerGone, match="timed out"):
                 fetch(f"http://127.0.0.1:{listening.getsockname()[1]}", 0.2)
             assert time.monotonic() - began < 1.5
-
-    def test_an_episode_over_http_is_the_local_one(self, retriever):
-        for seed in range(3):
-            local, remote = started(seed), started(seed, url=f"{retriever}/")
-            assert remote.parallel and remote.backend and not local.parallel
-            for answer in ('search[who plays chess é "x"]', *local.solve()):
-                assert local.step(answer) == remote.step(answer)
 
     def test_an_unreachable_retriever_raises_out_of_the_step(self):
         """No pause before another try fits into the time."""

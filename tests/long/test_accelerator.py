@@ -81,17 +81,15 @@ def on(device):
     return pretend_device() if device.startswith("pretend") else contextlib.nullcontext()
 
 
-class Diagnosing(trainer.Log):
+class Diagnosing(trainer.Callbacks):
     """Measures what a run measures, and writes nothing."""
 
-    def __init__(self, learner, config):
-        self.learner, self.config = learner, config
+    def __init__(self, config):
+        self.config = config
 
-    def diagnose(self, step, played):
-        return diagnostics.diagnose(self.learner, self.config, step, played, ())
-
-    def diagnose_update(self, step, played, rows, batch):
-        return diagnostics.diagnose_update(self.learner, self.config, step, batch)
+    def diagnose(self, learner, step, played, rows, batch):
+        metrics = diagnostics.diagnose(learner, self.config, step, played, ())
+        return metrics | diagnostics.diagnose_update(learner, self.config, step, batch)
 
 
 def step(device, **options):
@@ -104,7 +102,7 @@ def step(device, **options):
         if pretend:
             pretend.waits.clear()
             pretend.moved.clear()
-        found = trainer.train_step(learner, groups["train"], config, Diagnosing(learner, config))
+        found = trainer.train_step(learner, groups["train"], config, Diagnosing(config))
         return learner, *found, pretend
 
 
@@ -199,7 +197,7 @@ class TestNumbers:
             return copy.deepcopy(episodes[0])
 
         monkeypatch.setattr(start, "load_policy", halved)
-        monkeypatch.setattr(trainer, "collect", once)
+        monkeypatch.setattr(start.scheduler, "collect", once)
         learner = self.compare(device, LOTTERY | dict(algo="ppo", kl_coef=0.1, lora_rank=rank),
                                0.03, 0.2)
         assert learner.policy.model.dtype == torch.bfloat16

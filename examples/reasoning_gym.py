@@ -1,4 +1,6 @@
-"""Any data set of the package reasoning-gym: `--env reasoning_gym:chain_sum`.
+"""Any data set of the package reasoning-gym: `--env examples.reasoning_gym:chain_sum`.
+
+A name that the module lacks is a data set: `__getattr__`, at the end, makes its class.
 
 Differences from reasoning-gym:
   1. The splits share no question. There, two seeds may give the same one.
@@ -38,12 +40,14 @@ class ReasoningGym(TextEnv):
     defaults = {"partial": False}
     instruction = "Answer the question."
 
-    def __init__(self, name, split="train", budget=None, partial=False, **options):
+    name = ""  # of the data set
+
+    def __init__(self, split="train", budget=None, partial=False, **options):
         super().__init__(split, budget, partial=partial)
-        self.kind = name, repr(options)  # what `data_set` takes
+        self.kind = self.name, repr(options)  # what `data_set` takes
         self.judge = data_set(*self.kind, 0)
         source = inspect.getsource(type(self.judge).score_answer)
-        self.evaluates = name != "number_sorting" and (  # its eval is one of literals
+        self.evaluates = self.name != "number_sorting" and (  # its eval is one of literals
             re.search(r"\b(eval|exec|parse_expr|sympify)\(", source) is not None)
 
     def _reset(self, rng):
@@ -80,7 +84,7 @@ class ReasoningGym(TextEnv):
 
     def _answer_of(self, task):
         if task["answer"] is None:
-            raise NotImplementedError(f"{self.kind[0]} of reasoning_gym has no answers.")
+            raise NotImplementedError(f"{self.name} of reasoning_gym has no answers.")
         return task["answer"]
 
 
@@ -109,7 +113,7 @@ def data_set(name, options, seed):
         raise ValueError(nearest("data set of reasoning_gym", name, sorted(known)))
     if name == "composite":
         raise ValueError("composite of reasoning_gym is made of other data sets: give their names, "
-                         "as in --env reasoning_gym:chain_sum,reasoning_gym:aiw.")
+                         "as in --env examples.reasoning_gym:aiw,bandit.")
     fields = {f.name for f in dataclasses.fields(known[name][1])} - {"seed", "size"}
     for option in options.keys() - fields:
         raise ValueError(nearest(f"option of {name}", option, sorted(fields | {"partial"})))
@@ -128,3 +132,10 @@ def is_harmless(reply, answer):
         re.fullmatch(r"[-+*/().,\w\s]{0,500}", reply, re.ASCII) is not None
         and {*words.findall(reply)} <= {*words.findall(answer)}
         and not re.search(rf"\d{{16}}|{power}|\)\s*\*\*.*\)\s*\*\*", reply, re.DOTALL))
+
+
+def __getattr__(name):
+    """The class of the data set of this name, if it is a name of one's kind."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return type("ReasoningGym", (ReasoningGym,), {"name": name})

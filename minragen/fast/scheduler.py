@@ -1,0 +1,160 @@
+"""`rollout.collect` for environments that wait: each conversation moves on by itself.
+
+The model reads a row's prompt, samples its reply, and feeds and samples others until the row's
+environment has answered. Time goes to the right:
+
+    a   f s s s s s s - - . f s s s ...       f   it is fed: a prompt, or an observation
+    b   f s s s s - - - - . f s s s ...       s   its next token is sampled
+    c   f s s s - - - - - - - - - - . ...     -   in flight: its environment has the reply
+    d   f s s s s - - |                       .   ready: it waits for others to be fed with
+    e                       f s s s ...       |   its episode is over: e takes its slot
+
+The noise belongs to the trajectory (noise.py), so both play the same trajectories.
+
+Reading order: `collect`, `pays` (where it is worth it), `_Scheduler`.
+
+Tests: `python -m pytest tests/test_rows.py`.
+"""
+
+import torch
+from torch.nn.functional import pad
+
+from minragen import rollout
+from minragen.cache import joined
+from minragen.noise import reply_noise
+
+
+@torch.inference_mode()
+def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: None):
+    """The same as `rollout.collect`, sooner where rows would wait for each other.
+
+    groups: EnvGroups with `send` and `receive`, as run/groups.py has them
+    """
+    if not pays(groups, rules):
+        return rollout.collect(policy, frame, groups, first_seed, rules, progress)
+    trajectories = [rollout.first_prompt(frame, groups, row, observation, rules)
+                    for row, observation in enumerate(groups.reset(first_seed))]
+    begun = [t for t in trajectories if not t.error]
+    _Scheduler(policy, frame, groups, begun, rules, progress).play()
+    return trajectories
+
+
+def pays(groups, rules):
+    """Whether rows in the same turn would wait for each other: for slow environments, or, with more
+    episodes than `max_rows`, for the longest ones before the next may begin."""
+    return (rules.feed_share < 1 or len(groups) > rules.max_rows
+            or any(env.parallel for env in groups.envs))
+
+
+class _Scheduler:
+    """Rows that are ready, sampling, stopped or in flight. Slot i is that of `sampling[i]`."""
+
+    def __init__(self, policy, frame, groups, trajectories, rules, progress):
+        self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
+        self.progress = progress
+        rows = [rollout.Row(t) for t in trajectories]
+        self.ready, self.queue = rows[:rules.max_rows], rows[rules.max_rows:]
+        self.sampling, self.in_flight = [], {}  # in_flight: row of the EnvGroups -> Row
+        # What the rows of `sampling` sample from, (n, V), and their noise, (tokens to come, n).
+        self.slots, self.logits, self.noise = None, None, None
+
+    def play(self):
+        """Play until no conversation is left."""
+        while self.ready:
+            self._feed()
+            # When all episodes are over, none of no rows is ready, which is enough.
+            while not self._time_to_feed():
+                if self.sampling:
+                    self._sample_token()
+                    self._take_results(wait=False)
+                else:
+                    self._take_results(wait=True)
+
+    def _time_to_feed(self):
+        """Whether `feed_share` of the rows are ready, or (below 1) one while none samples."""
+        rows = len(self.sampling) + len(self.in_flight) + len(self.ready)
+        alone = not self.sampling and self.rules.feed_share < 1
+        return len(self.ready) >= min(rows, 1 if alone else max(1, self.rules.feed_share * rows))
+
+    def _feed(self):
+        """Feed the ready rows, which then sample. Slots are copied to a new order: rows in the
+        middle of a reply, rows that go on, rows that begin, rows in flight."""
+        self.ready.sort(key=lambda row: row.slot)  # and not by when their environments returned
+        n, budget = len(self.sampling), self.rules.token_budget
+        go_on = [row for row in self.ready if row.cached]
+        begin = [row for row in self.ready if not row.cached]
+        away = [row for row in self.in_flight.values() if row.cached]
+        fresh = [row.trajectory.tokens[row.cached:] for row in go_on]
+        if not (n or go_on or away):
+            self.slots = None  # frees them before others are made
+        self._begin_replies(go_on + begin)
+        prefilled, index, logits = None, [], [self.logits] if n else []
+        if begin:
+            prefilled, index, first_logits = rollout.prefill(
+                self.policy, [row.trajectory.tokens for row in begin], budget)
+        longest = max(len(row.trajectory.tokens) for row in self.sampling + away)
+        # The padding of shorter rows is written, too, and needs room.
+        padded = max((row.cached for row in go_on), default=0) + max(map(len, fresh), default=0)
+        self.slots = joined([(self.slots, [*range(n), *(row.slot for row in go_on)]),
+                             (prefilled, index), (self.slots, [row.slot for row in away])],
+                            max(longest + self.rules.max_new_tokens, padded))
+        if go_on:
+            logits.append(self.policy.read(self.slots, fresh, budget, n))
+        if begin:
+            logits.append(first_logits)
+        self.logits = torch.cat(logits)
+        for slot, row in enumerate(away, len(self.sampling)):
+            row.slot = slot
+
+    def _begin_replies(self, rows):
+        """Begin an empty reply in each row. They sample from now on."""
+        for row in rows:
+            row.begin_reply()
+        noise = self._upload(reply_noise(self.rules, self.groups.split,
+                                         [row.trajectory for row in rows], self.frame.appends))
+        if self.sampling:
+            earlier = pad(self.noise, (0, 0, 0, len(noise) - len(self.noise)))
+            noise = torch.cat([earlier, noise], dim=1)
+        self.noise, self.sampling, self.ready = noise, self.sampling + rows, []
+
+    def _sample_token(self):
+        """Sample the next token of the rows that sample, and feed it to those that go on. A row
+        that stops changes places with a later one, as in `rollout.sample_replies`."""
+        tokens, logprobs = rollout.sample_tokens(self.logits, self.noise[0], self.rules)
+        self.noise, rows = self.noise[1:], self.sampling
+        self.progress(len(tokens))
+        for row, token, logprob in zip(rows, *torch.stack([tokens.float(), logprobs]).tolist()):
+            row.add(int(token), logprob, self.frame, self.rules)
+        live = [i for i, row in enumerate(rows) if row.stop is None]
+        if len(live) < len(tokens):
+            order = self.slots.move_to_front(live)
+            rows = [rows[i] for i in order[:len(rows)]]
+            index = self._upload(torch.tensor(order[:len(live)], dtype=torch.int64))
+            self.noise, tokens = self.noise[:, index], tokens[index]
+            self.sampling = rows[:len(live)]
+            self._send_replies(rows[len(live):])
+        if live:
+            self.logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
+
+    def _send_replies(self, stopped):
+        """Give the replies of these rows, whose slots follow those that sample, to the
+        environments."""
+        for slot, row in enumerate(stopped, len(self.sampling)):
+            row.slot = slot
+        rollout.end_replies(self.frame, stopped)
+        self.in_flight |= {row.trajectory.row: row for row in stopped}
+        self.groups.send([row.trajectory.row for row in stopped], [row.reply for row in stopped])
+
+    def _take_results(self, wait):
+        """End the turn of each row whose environment has returned."""
+        for number, outcome in self.groups.receive(wait).items():
+            row = self.in_flight.pop(number)
+            if rollout.end_turn(self.frame, self.groups, row, outcome, self.rules):
+                self.ready.append(row)
+            else:
+                self.ready += self.queue[:1]  # takes its place
+                del self.queue[:1]
+
+    def _upload(self, x):
+        """To the policy's device, without waiting for it."""
+        return x.to(self.policy.device, non_blocking=True)
