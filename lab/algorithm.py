@@ -293,8 +293,8 @@ def _members(step):
     """Four members of a group with the advantages that they have as a group of four, as in the
     tutorial."""
     batch = step.batch.take(torch.tensor(MEMBERS))
-    return replace(batch, advantages=starpo.group_advantages(
-        batch.episode_returns, batch.group_ids, batch.response_mask))
+    return replace(batch, advantages=batch.to_tokens(starpo.group_advantages(
+        batch.episode_returns, batch.group_ids)))
 
 
 # ---- The tree ------------------------------------------------------------------------------------

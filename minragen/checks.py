@@ -21,8 +21,6 @@ CONTRADICTIONS = (
      "token rewards (gae, reinforce, ...)."),
     (lambda c: c.advantages in ("bi_level_gae", "turn_gae") and c.context != "full",
      "{advantages} needs all turns in one row: got context {context}, expected full."),
-    (lambda c: c.filter == "top_k_abs" and c.filter_value != int(c.filter_value),
-     "filter top_k_abs: got filter_value {filter_value}, expected a whole number of groups."),
     (lambda c: c.resample and (c.filter, c.filter_value) != ("top_p", 1.0),
      "resample replaces groups of reward std 0: expected the filter that drops just those, filter "
      "top_p with filter_value 1."),

@@ -106,7 +106,7 @@ def in_module(kind, name, what):
 
 def algo_options(algo, known, defaults):
     """The options {name: value} of an algorithm: a preset among `known`, or `module:preset`, a
-    dictionary of the user. Its module may add to starpo.ESTIMATORS when it is imported.
+    dictionary of the user. Its module may add to starpo.ESTIMATORS and FILTERS when it is imported.
 
     defaults: {name: value} of all options; those of NOT_OF_ALGO are refused in a dictionary
     raises: ValueError for an unknown name, and for unknown options or wrong types in it

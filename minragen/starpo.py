@@ -11,9 +11,11 @@ Reading order: which groups (`filter_groups`), which rewards (`overlong_penalty`
 which advantages (`ESTIMATORS` and the functions below it, `whiten`), which losses (`policy_loss`,
 `value_loss`), and how a loss per token becomes one number (`loss_weights`, `aggregate`).
 
-Axes: B rows, T tokens, P groups, G members, K turns. A row is a trajectory, or one turn of it in
-the windowed contexts; the rows of one episode then share their `episode_ids` and count once in the
-statistics of their group. Masks are bool (B, T).
+Axes: E episodes, P groups, G members; B rows, T tokens, K turns. A row is an episode, or in the
+windowed contexts one of its turns. Masks are bool (B, T).
+
+More estimators and filters are in more/: they are rows that run/start.py, or a user's algorithm,
+adds to ESTIMATORS and FILTERS.
 
 Differences from RAGEN V2 and the verl version it pins:
   1. Means over tokens are normalised over the *whole optimizer step* (`loss_weights`), so the
@@ -23,18 +25,15 @@ Differences from RAGEN V2 and the verl version it pins:
      same groups.
   4. The KL in the loss is k2 or k3, never k1, whose gradient as a loss has expectation 0. There, k3
      is clamped at 10 nats, so a token that is 14 times less likely than before RL has no gradient.
-  5. Turns end where `turn_ids` say. There, bi-level GAE looks for rewards that are not 0, so a turn
-     without reward is no turn.
-  6. REINFORCE++ passes later rewards on through observation tokens. There, the sum starts again at
+  5. REINFORCE++ passes later rewards on through observation tokens. There, the sum starts again at
      each of them, and earlier turns get nothing of later rewards.
-  7. The advantage of a group of one is 0 before whitening. There, it is its raw score.
+  6. The advantage of a group of one is 0 before whitening. There, it is its raw score.
 """
 
 import torch
 from torch.nn.functional import pad
 
 KL_ESTIMATORS = ("k1", "k2", "k3")  # as a loss k2 or k3
-FILTERS = ("none", "top_p", "top_p_softmax", "top_k", "top_k_abs", "min_p")
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
                 "seq-mean-token-sum-norm")
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
@@ -45,57 +44,59 @@ VALUE_CLIP = 0.5  # how far one update may move a value
 
 
 # ---- Which groups --------------------------------------------------------------------------------
-def filter_groups(scores, value=0.9, strategy="top_p", eps=0.01):
+def filter_groups(scores, value=0.9, name="top_p"):
     """SNR filter of RAGEN V2: which groups carry enough signal to learn from.
 
-    From the largest score down:
-        top_p          the shortest prefix with  sum_kept >= (value - eps) * sum_all
-        top_p_softmax  the shortest prefix with  sum_kept softmax(scores) >= value. Small scores
-                       give equal shares, so below 0.5 nearly all groups are kept
-        top_k          int(value * P) groups, at least one
-        top_k_abs      int(value) groups, at least one
-        min_p          all with score >= value * largest
-    top_p and min_p never keep a group of score 0; top_p keeps all others at value 1, and
-    top_p_softmax all. Ties are broken by group index: scores are rounded to a millionth of the
-    largest.
+    Scores of up to 1e-10 count as 0. They are rounded to a millionth of the largest, so that groups
+    of equal scores tie; the first of them wins.
 
     scores: (P,) float >= 0, the reward's standard deviation within each group (`group_std`)
-    returns: (P,) bool
-    raises: ValueError for an unknown name, a value outside the strategy's range, and scores that
-        are negative or not finite
+    name, value: a row of FILTERS and its argument      returns: (P,) bool
+    raises: ValueError for an unknown name, a value outside its range, and scores that are negative
+        or not finite
 
     >>> filter_groups(torch.tensor([9.0, 1.0, 5.0]), 0.9).tolist()
     [True, False, True]
     """
-    _check_filter(scores, value, strategy, eps)
-    if strategy == "none":
-        return torch.ones_like(scores, dtype=torch.bool)
+    _check_name("filter", name, FILTERS)
+    if not bool((scores.isfinite() & (scores >= 0)).all()):
+        raise ValueError(f"filter {name}: got scores {scores.tolist()}, expected finite ones >= 0.")
     scores = scores.masked_fill(scores <= ZERO, 0.0)
     unit = ROUNDING * scores.max().clamp(min=ZERO)
     ranked, order = ((scores / unit).round() * unit).sort(descending=True, stable=True)
-    differ = (scores > 0)[order]
-    if strategy in ("top_p", "top_p_softmax"):
-        mass = ranked if strategy == "top_p" else ranked.softmax(0)
-        needed = (value - eps) * mass.sum() if strategy == "top_p" else value
-        kept = (mass.cumsum(0) - mass < needed) | (value == 1)  # whatever eps and rounding say
-    elif strategy == "min_p":
-        kept = ranked >= value * ranked[0]
-    else:
-        k = int(value * len(scores) + 1e-9) if strategy == "top_k" else int(value)
-        kept = torch.arange(len(scores), device=scores.device) < max(k, 1)
-    kept = kept & differ if strategy in ("top_p", "min_p") else kept
+    kept = FILTERS[name](ranked, value)
     return torch.zeros_like(kept).scatter(0, order, kept)
 
 
-def _check_filter(scores, value, strategy, eps):
-    _check_name("filter", strategy, FILTERS)
-    least, most = {"top_p": (eps, 1), "top_k_abs": (0, torch.inf)}.get(strategy, (0, 1))
-    if strategy != "none" and not (least < value <= most and value < torch.inf):
-        raise ValueError(f"filter {strategy}: got a value of {value}, expected more than {least}"
-                         + (f" and at most {most}." if most == 1 else "."))
-    if not bool((scores.isfinite() & (scores >= 0)).all()):
-        raise ValueError(f"filter {strategy}: got scores {scores.tolist()}, expected finite ones "
-                         f">= 0.")
+def top_p(ranked, value, eps=0.01):
+    """The fewest groups that hold this share of all scores; at 1 all of a score above 0.
+
+    ranked: (P,) scores, the largest first      returns: (P,) bool
+    """
+    check_share("top_p", value, eps)
+    held_before = ranked.cumsum(0) - ranked
+    kept = (held_before < (value - eps) * ranked.sum()) | (value == 1)  # whatever eps says
+    return kept & (ranked > 0)
+
+
+def top_k(ranked, value):
+    """This share of all groups, at least one. Arguments and result as in `top_p`."""
+    check_share("top_k", value)
+    k = int(value * len(ranked) + 1e-9)  # in floats .29 * 200 < 58
+    return torch.arange(len(ranked), device=ranked.device) < max(k, 1)
+
+
+# name -> function of the scores, the largest first, and --filter-value, as `top_p`. A new filter is
+# a function and a row here.
+FILTERS = {"none": lambda ranked, value: torch.ones_like(ranked, dtype=torch.bool),
+           "top_p": top_p, "top_k": top_k}
+
+
+def check_share(name, value, least=0):
+    """Raise ValueError unless least < value <= 1."""
+    if not least < value <= 1:
+        raise ValueError(f"filter {name}: got a value of {value}, expected more than {least} and "
+                         f"at most 1.")
 
 
 def _check_name(what, name, known):
@@ -103,54 +104,38 @@ def _check_name(what, name, known):
         raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}.")
 
 
-def group_std(x, group_ids, episode_ids=None):
+def group_std(x, groups):
     """The sample standard deviation of x in each group; 0 of a group of one.
 
-    x: (B,) float, one number an episode      group_ids: (B,) int64, 0..P-1      returns: (P,)
+    x: (E,) float, one number an episode      groups: (E,) int64, 0..P-1      returns: (P,)
     """
-    return _moments(x, group_ids, episode_ids)[1]
+    return group_moments(x, groups)[1]
 
 
-def _moments(x, group_ids, episode_ids=None):
-    """Mean, sample std and size (P,) of each group, and every row's distance (B,) from its mean.
+def group_moments(x, groups):
+    """Mean, sample std and size (P,) of each group, and the distance (E,) of each x from its mean.
 
-    An episode counts once, however many rows it has. The smallest x of a group is subtracted
-    first, so that equal ones have a std of exactly 0: the float32 mean of sixteen 0.9s is not 0.9.
-    A std of at most ROUNDING times the largest |x| is 0, too, and so are the distances.
+    The smallest x of a group is subtracted first, so that equal ones have a std of exactly 0: the
+    float32 mean of sixteen 0.9s is not 0.9. A std of at most ROUNDING times the largest |x| is 0,
+    too, and so are the distances.
     """
-    P, once = int(group_ids.max()) + 1, first_rows(x, episode_ids)
+    P = int(groups.max()) + 1
 
     def total(v):
-        return torch.zeros(P, dtype=x.dtype, device=x.device).index_add(0, group_ids, v * once)
+        return torch.zeros(P, dtype=x.dtype, device=x.device).index_add(0, groups, v)
 
     size = total(torch.ones_like(x))
-    base = torch.full_like(size, torch.inf).scatter_reduce(0, group_ids, x, "amin")
-    above = x - base[group_ids]
+    base = torch.full_like(size, torch.inf).scatter_reduce(0, groups, x, "amin")
+    above = x - base[groups]
     mean = total(above) / size.clamp(min=1)
-    distance = above - mean[group_ids]
+    distance = above - mean[groups]
     std = (total(distance**2) / (size - 1).clamp(min=1)).sqrt()
-    equal = std <= ROUNDING * torch.zeros_like(size).scatter_reduce(0, group_ids, x.abs(), "amax")
-    std, distance = std.masked_fill(equal, 0.0), distance.masked_fill(equal[group_ids], 0.0)
+    equal = std <= ROUNDING * torch.zeros_like(size).scatter_reduce(0, groups, x.abs(), "amax")
+    std, distance = std.masked_fill(equal, 0.0), distance.masked_fill(equal[groups], 0.0)
     return torch.where(size > 0, base + mean, 0.0), std, size, distance
 
 
-def first_rows(x, episode_ids):
-    """(B,) 1.0 on the first row of each episode, 0.0 on its other rows."""
-    if episode_ids is None:
-        return torch.ones_like(x)
-    rows = torch.arange(len(x), device=x.device)
-    first = torch.full((int(episode_ids.max()) + 1,), len(x), device=x.device)
-    first = first.scatter_reduce(0, episode_ids, rows, "amin")
-    return (first[episode_ids] == rows).to(x.dtype)
-
-
 # ---- Which rewards -------------------------------------------------------------------------------
-def episode_sums(x, episode_ids):
-    """Each row's x becomes the sum over the rows of its episode. x: (B,)      returns: (B,)"""
-    total = torch.zeros(int(episode_ids.max()) + 1, dtype=x.dtype, device=x.device)
-    return total.index_add(0, episode_ids, x)[episode_ids]
-
-
 def last_token_rewards(scores, response_mask):
     """Credit per episode: the whole score on the last sampled token of its row.
 
@@ -160,20 +145,6 @@ def last_token_rewards(scores, response_mask):
     return torch.where(last, scores[:, None], 0.0)
 
 
-def turn_returns(turn_rewards, episode_ids, turns, gamma=1.0):
-    """Credit per turn where each turn is a row: the return from this turn on.
-
-        G_k = r_k + gamma * G_{k+1}
-
-    turn_rewards: (B,), the reward of the row's turn      turns: (B,) int64, its number from 0
-    returns: (B,)
-    """
-    shape = int(episode_ids.max()) + 1, int(turns.max()) + 1
-    table = torch.zeros(shape, dtype=turn_rewards.dtype, device=turn_rewards.device)
-    table[episode_ids, turns] = turn_rewards
-    return _from_the_end(table, torch.full_like(table, gamma))[episode_ids, turns]
-
-
 def overlong_penalty(turn_ids, max_new_tokens, share):
     """DAPO's penalty of replies that come close to their limit (Yu et al. 2025, eq. 13): 0 up to a
     length of free = max_new_tokens * (1 - share), then falling linearly to -1 at max_new_tokens.
@@ -181,10 +152,11 @@ def overlong_penalty(turn_ids, max_new_tokens, share):
     turn_ids: (B, T) int64, -1 where not sampled      share: 0 for no penalty
     returns: (B, T), on the last token of a turn
     """
-    ends = turn_ends(turn_ids, turn_ids >= 0)
-    length = turn_sums(torch.ones(turn_ids.shape, device=turn_ids.device), turn_ids)
-    zone = max_new_tokens * share
-    return -((length - max_new_tokens + zone) / max(zone, 1e-9)).clamp(0, 1) * ends * bool(share)
+    ones, zone = torch.ones(turn_ids.shape, device=turn_ids.device), max_new_tokens * share
+    if not share:
+        return torch.zeros_like(ones)
+    beyond = turn_sums(ones, turn_ids) - max_new_tokens + zone
+    return -(beyond / zone).clamp(0, 1) * turn_ends(turn_ids, turn_ids >= 0)
 
 
 def turn_ends(turn_ids, mask):
@@ -232,123 +204,61 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
 
 
 # ---- Which advantages ----------------------------------------------------------------------------
-# name -> (kind, function of a Batch and the Config). "group" compares the scores of a group's
-# members, "reward" sums token rewards, "critic" has values too and returns (advantages, returns,
-# where the critic learns). A new estimator is a function and a row here.
+# name -> (kind, function of a Batch and the Config). A new estimator is a function and a row here.
+#   "group"   compares the scores of a group's members: one advantage an episode (E,), which
+#             train.compute_advantages gives to all sampled tokens of the episode, or (B, T)
+#   "reward"  sums token rewards: (B, T)
+#   "critic"  has values, too: advantages, returns, and where the critic learns, all (B, T)
 ESTIMATORS = {
-    "grpo": ("group", lambda b, c: group_advantages(
-        b.scores, b.group_ids, b.response_mask, c.norm_by_std, b.episode_ids)),
-    "rloo": ("group", lambda b, c: rloo_advantages(
-        b.scores, b.group_ids, b.response_mask, b.episode_ids)),
-    "maxrl": ("group", lambda b, c: maxrl_advantages(
-        b.scores, b.group_ids, b.response_mask, b.episode_ids)),
-    "gigpo": ("group", lambda b, c: gigpo_advantages(
-        b.scores, b.rewards, b.group_ids, b.turn_ids, b.state_ids, b.episode_ids, c.gamma_turn,
-        c.norm_by_std)),
-    "brpo": ("group", lambda b, c: group_advantages(
-        b.scores, torch.zeros_like(b.group_ids), b.response_mask, True, b.episode_ids)),
-    "reinforce_pp_baseline": ("group", lambda b, c: whiten(group_advantages(
-        b.scores, b.group_ids, b.response_mask, False, b.episode_ids), b.response_mask)),
-    "reinforce": ("reward", lambda b, c: reinforce_advantages(
-        b.token_rewards, b.response_mask, c.gamma)),
-    "reinforce_pp": ("reward", lambda b, c: whiten(reinforce_advantages(
-        b.token_rewards, b.response_mask, c.gamma), b.response_mask)),
+    "grpo": ("group", lambda b, c: group_advantages(*b.episode_scores(), c.norm_by_std)),
+    "rloo": ("group", lambda b, c: rloo_advantages(*b.episode_scores())),
+    "reinforce_pp_baseline": ("group", lambda b, c: whiten(
+        b.to_tokens(group_advantages(*b.episode_scores(), by_std=False)), b.response_mask)),
+    "reinforce": ("reward", lambda b, c: returns_to_go(b.token_rewards, b.response_mask, c.gamma)),
+    "reinforce_pp": ("reward", lambda b, c: whiten(
+        returns_to_go(b.token_rewards, b.response_mask, c.gamma), b.response_mask)),
     "none": ("reward", lambda b, c: torch.zeros_like(b.token_rewards)),
     "gae": ("critic", lambda b, c: (*masked_gae(
         b.token_rewards, b.values, b.response_mask, c.gamma, c.lam), b.response_mask)),
-    "bi_level_gae": ("critic", lambda b, c: (*bi_level_gae(
-        b.token_rewards, b.values, b.response_mask, b.turn_ids, c.gamma, c.lam, c.gamma_turn),
-        b.response_mask)),
-    "turn_gae": ("critic", lambda b, c: (*turn_gae(
-        b.token_rewards, b.values, b.response_mask, b.turn_ids, c.lam, c.gamma_turn),
-        turn_ends(b.turn_ids, b.response_mask))),
 }
 
 
-def group_advantages(episode_returns, group_ids, response_mask, by_std=True, episode_ids=None,
-                     eps=1e-6):
+def group_advantages(returns, groups, by_std=True, eps=1e-6):
     """GRPO (Shao et al. 2024, eq. 2-3): return minus the group's mean, over the group's std.
 
         A_i = (R_i - mean_g) / (std_g + eps)
-    Every sampled token of row i gets A_i. The std is over G - 1, as in RAGEN. Dr. GRPO (Liu et al.
-    2025) does not divide by it: `by_std=False`. REINFORCE++ with baseline (Hu et al. 2025) whitens
-    these over the batch. BRPO (RAGEN V1) takes the whole batch for one group. The advantage of a
-    group of one is 0.
+    The std is over G - 1, as in RAGEN. Dr. GRPO (Liu et al. 2025) does not divide by it:
+    `by_std=False`. REINFORCE++ with baseline (Hu et al. 2025) whitens these over the batch. The
+    advantage of a group of one is 0.
 
-    episode_returns, group_ids: (B,)      response_mask: (B, T) bool
-    returns: (B, T), exactly 0 where response_mask is False
+    (E,) floats, one return an episode; (E,) int64, the episode's group, 0..P-1  ->  (E,)
+
+    >>> group_advantages(torch.tensor([1.0, 0, 0, 3]), torch.tensor([0, 0, 1, 1])).tolist()
+    [0.7071057558059692, -0.7071057558059692, -0.7071064114570618, 0.7071064114570618]
     """
-    _, std, _, distance = _moments(episode_returns, group_ids, episode_ids)
-    advantages = distance / (std[group_ids] + eps) if by_std else distance
-    return advantages[:, None] * response_mask
+    _, std, _, distance = group_moments(returns, groups)
+    return distance / (std[groups] + eps) if by_std else distance
 
 
-def rloo_advantages(episode_returns, group_ids, response_mask, episode_ids=None):
+def rloo_advantages(returns, groups):
     """Leave-one-out (Kool et al. 2019; Ahmadian et al. 2024): return minus the others' mean.
 
         A_i = R_i - mean of the G - 1 others = G / (G - 1) * (R_i - mean_g)
     Arguments and result as in `group_advantages`.
     """
-    _, _, size, distance = _moments(episode_returns, group_ids, episode_ids)
-    factor = size / (size - 1).clamp(min=1)
-    return (distance * factor[group_ids])[:, None] * response_mask
+    _, _, size, distance = group_moments(returns, groups)
+    return distance * (size / (size - 1).clamp(min=1))[groups]
 
 
-def maxrl_advantages(successes, group_ids, response_mask, episode_ids=None):
-    """MaxRL (Tajwar et al. 2026): maximise log p in place of p, the chance of success.
-
-        A_i = (r_i - mean_g) / mean_g          0 for a group without a success
-    A group in which one of G members succeeds counts G times as much as with (r_i - mean_g).
-
-    successes: (B,) 1 or 0 an episode      returns: (B, T), exactly 0 where response_mask is False
-    raises: ValueError for other rewards
-
-    >>> one, mask = torch.tensor([1.0, 0, 0, 0]), torch.ones(4, 1, dtype=torch.bool)
-    >>> maxrl_advantages(one, torch.zeros(4, dtype=torch.long), mask)[:, 0].tolist()
-    [3.0, -1.0, -1.0, -1.0]
-    """
-    if not bool(((successes == 0) | (successes == 1)).all()):
-        raise ValueError("maxrl: got returns other than 0 and 1. End an episode at its success.")
-    mean, _, _, distance = _moments(successes, group_ids, episode_ids)
-    return (distance / mean.where(mean > 0, 1.0)[group_ids])[:, None] * response_mask
-
-
-def gigpo_advantages(episode_returns, rewards, group_ids, turn_ids, state_ids, episode_ids,
-                     gamma=1.0, by_std=True):
-    """GiGPO (Feng et al. 2025, eq. 3-8): GRPO's advantage plus one among the turns of a group that
-    began in the same state.
-
-        G_k = r_k + gamma * G_{k+1}                      over the turns of an episode
-        A   = A_episode + (G_k - mean_s) / (std_s + eps)  s: all turns in the state of turn k
-    Members of a group share the first state and may meet in later ones, at any turn; what they
-    earned from there is compared, without a critic. A state met once adds 0. With gamma < 1 a turn
-    closer to the reward is worth more. As in the authors' code, `by_std` divides both levels by
-    the std, or neither; the weight of the second term is 1, as in their runs. An episode counts
-    once in its group's mean and std, as in eq. 3; in their code once for each of its turns.
-
-    rewards: (B, T), on the last sampled token of each turn
-    state_ids: (B, T) int64, there the number of the state before the turn, unique to the group
-    returns: (B, T), exactly 0 where not sampled
-    """
-    at = state_ids >= 0  # the turns' last tokens
-    row = at.nonzero()[:, 0]
-    returns = turn_returns(rewards[at], episode_ids[row], turn_ids[at], gamma)
-    turns = at[at][:, None]  # (N, 1): each turn is a row of one token
-    steps = group_advantages(returns, state_ids[at], turns, by_std)[:, 0]
-    of_turns = turn_sums(torch.zeros_like(rewards).masked_scatter(at, steps), turn_ids)
-    return of_turns + group_advantages(episode_returns, group_ids, turn_ids >= 0, by_std,
-                                       episode_ids)
-
-
-def reinforce_advantages(rewards, response_mask, gamma=1.0):
+def returns_to_go(rewards, mask, gamma=1.0):
     """REINFORCE (Williams 1992): the discounted return from this token on, without a baseline.
 
         G_k = r_k + gamma * G_{k+1}                 k indexes sampled tokens only
     REINFORCE++ (Hu 2025) whitens it over the batch in place of a critic.
-    rewards: (B, T) float      returns: (B, T), exactly 0 where response_mask is False
+    rewards: (B, T) float      mask: (B, T) bool      returns: (B, T), exactly 0 outside the mask
     """
-    decay = torch.ones_like(rewards).masked_fill(response_mask, gamma)
-    return _from_the_end(rewards.masked_fill(~response_mask, 0.0), decay) * response_mask
+    decay = torch.ones_like(rewards).masked_fill(mask, gamma)
+    return _from_the_end(rewards.masked_fill(~mask, 0.0), decay) * mask
 
 
 def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
@@ -377,41 +287,6 @@ def masked_gae(rewards, values, response_mask, gamma=1.0, lam=1.0):
     decay = (torch.ones_like(r) * gamma * lam).masked_fill(~response_mask, 1.0)
     advantages = _from_the_end(deltas, decay) * response_mask
     return advantages, advantages + v
-
-
-def bi_level_gae(rewards, values, response_mask, turn_ids, gamma=1.0, lam=1.0, gamma_turn=0.95):
-    """VAGEN's bi-level GAE (Wang et al. 2025): turns are time steps first, then tokens.
-
-    Turns, with e_k the last token of turn k:
-        delta_k = r[e_k] + gamma_turn * V[e_{k+1}] - V[e_k]
-        A_k     = delta_k + gamma_turn * lam * A_{k+1}
-    Tokens: GAE with gamma and lam inside each turn. The turn's last token has the reward
-    A_k + V[e_k], and nothing after it counts, so its advantage is A_k. gamma_turn discounts turns,
-    however long they are.
-
-    With one turn it is `masked_gae`. Rewards inside a turn (a KL penalty on each token) take part
-    in the token level only.
-    response_mask: the tokens that are time steps, VAGEN's M_adv
-    returns: advantages, returns as in `masked_gae`
-    """
-    ends = turn_ends(turn_ids, response_mask)
-    _, of_turns = masked_gae(rewards, values, ends, gamma_turn, lam)
-    discount = torch.full_like(rewards, gamma).masked_fill(ends, 0.0)
-    return masked_gae(torch.where(ends, of_turns, rewards), values, response_mask, discount, lam)
-
-
-def turn_gae(rewards, values, response_mask, turn_ids, lam=1.0, gamma_turn=1.0):
-    """VAGEN's turn-wise GAE: turns are the only time steps; the tokens of one share its advantage.
-
-    The first level of `bi_level_gae`, with r the sum of the turn's rewards. Only the values of last
-    tokens take part, so the critic is trained on those alone (`turn_ends`).
-
-    returns: advantages (B, T), returns (B, T) which are 0 but on the last token of each turn
-    """
-    ends = turn_ends(turn_ids, response_mask)
-    summed = turn_sums(rewards.masked_fill(~response_mask, 0.0), turn_ids)
-    advantages, returns = masked_gae(summed, values, ends, gamma_turn, lam)
-    return turn_sums(advantages, turn_ids).masked_fill(~response_mask, 0.0), returns
 
 
 def _next(mask):

@@ -277,7 +277,7 @@ def rules_of(config):
 
 def choose_groups(learner, batch, config):
     """Which groups are trained on, the first `num_groups` at most: (kept (P,) bool, metrics)."""
-    reward_std = starpo.group_std(batch.episode_returns, batch.group_ids, batch.episode_ids)
+    reward_std = starpo.group_std(*map(batch.by_episode, (batch.episode_returns, batch.group_ids)))
     kept = starpo.filter_groups(reward_std, config.filter_value, config.filter)
     kept &= kept.cumsum(0) <= config.num_groups
     # Rounding may differ between machines; the choice must not.
@@ -329,25 +329,26 @@ def token_rewards(learner, batch, config):
        turn on, since its later rewards are in other rows.
     4. The KL is subtracted: from token_rewards token by token, from scores its sum.
     """
-    episode, metrics = batch.episode_ids, {}
-    turn_rewards, scores = batch.rewards, batch.episode_returns
+    turn_rewards, scores, metrics = batch.rewards, batch.episode_returns, {}
     if config.overlong:
         penalty = starpo.overlong_penalty(batch.turn_ids, config.max_new_tokens, config.overlong)
         turn_rewards = turn_rewards + penalty
-        scores = scores + starpo.episode_sums(penalty.sum(dim=1), episode)
-        metrics["overlong_penalty"] = float(penalty.sum() / len(episode.unique()))
+        scores = scores + batch.episode_sums(penalty.sum(dim=1))
+        metrics["overlong_penalty"] = float(penalty.sum() / len(batch.episode_ids.unique()))
     if config.credit == "episode":
         rewards = starpo.last_token_rewards(scores, batch.response_mask)
     elif config.context == "full":
         rewards = turn_rewards
-    else:  # the largest turn id of a row is that of its only turn
-        rewards = starpo.last_token_rewards(
-            starpo.turn_returns(turn_rewards.sum(dim=1), episode, batch.turn_ids.amax(dim=1),
-                                config.gamma_turn), batch.response_mask)
+    else:
+        of_turns = batch.by_turn(turn_rewards)  # (E, K)
+        returns = starpo.returns_to_go(of_turns, torch.ones_like(of_turns, dtype=torch.bool),
+                                       config.gamma_turn)
+        rewards = (batch.turns_to_tokens(returns)
+                   * starpo.turn_ends(batch.turn_ids, batch.response_mask))
     if config.kl_reward_coef:
         kl = starpo.kl_estimate(batch.old_logprobs, batch.ref_logprobs, "k1") * batch.response_mask
         rewards = rewards - config.kl_reward_coef * kl
-        scores = scores - config.kl_reward_coef * starpo.episode_sums(kl.sum(dim=1), episode)
+        scores = scores - config.kl_reward_coef * batch.episode_sums(kl.sum(dim=1))
         metrics["kl_reward"] = float(kl.sum() / batch.response_mask.sum())
     return scores, rewards, metrics
 
@@ -359,7 +360,10 @@ def compute_advantages(batch, config):
         advantages, returns, value_mask = estimate(batch, config)
         advantages = starpo.whiten(advantages, batch.response_mask, value_mask)
         return replace(batch, advantages=advantages, returns=returns, value_mask=value_mask)
-    return replace(batch, advantages=estimate(batch, config))
+    advantages = estimate(batch, config)
+    if advantages.ndim == 1:  # one an episode, for all its tokens
+        advantages = batch.to_tokens(advantages)
+    return replace(batch, advantages=advantages)
 
 
 @torch.no_grad()

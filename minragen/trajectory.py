@@ -208,6 +208,42 @@ class Batch:
     def to(self, device):
         return Batch(**{name: v.to(device) for name, v in vars(self).items() if v is not None})
 
+    # -- E episodes and their B rows: the windowed contexts have a row for each turn, others one
+    @property
+    def episodes(self):
+        """(B,) int64: the number of each row's episode, from 0 to E - 1."""
+        return self.episode_ids.unique(return_inverse=True)[1]
+
+    def by_episode(self, x):
+        """One value an episode, (E,), of x (B,), which is the same in all its rows."""
+        episodes = self.episodes
+        return x.new_zeros(int(episodes.max()) + 1).scatter(0, episodes, x)
+
+    def episode_scores(self):
+        """(scores, group_ids), each one number an episode: what estimators compare."""
+        return self.by_episode(self.scores), self.by_episode(self.group_ids)
+
+    def episode_sums(self, x):
+        """Each row's x becomes the sum over the rows of its episode. (B,) -> (B,)"""
+        episodes = self.episodes
+        return x.new_zeros(int(episodes.max()) + 1).index_add(0, episodes, x)[episodes]
+
+    def to_tokens(self, x):
+        """Each episode's x on all its sampled tokens, 0 elsewhere. (E,) -> (B, T)"""
+        return x[self.episodes][:, None] * self.response_mask
+
+    def by_turn(self, x):
+        """The sums of x over the sampled tokens of each turn; 0 for turns that an episode lacks.
+        (B, T) -> (E, K)"""
+        at, episodes = self.response_mask, self.episodes
+        table = x.new_zeros(int(episodes.max()) + 1, int(self.turn_ids.max()) + 1)
+        place = episodes[:, None].expand_as(at)[at], self.turn_ids[at]
+        return table.index_put(place, x[at], accumulate=True)
+
+    def turns_to_tokens(self, table):
+        """Each turn's number on all its sampled tokens, 0 elsewhere. (E, K) -> (B, T)"""
+        return table[self.episodes[:, None], self.turn_ids.clamp(min=0)] * self.response_mask
+
 
 def make_batch(trajectories):
     """Pad to the longest. Masks mark padding, so token id 0 stays usable.

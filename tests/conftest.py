@@ -129,6 +129,7 @@ def float64(monkeypatch):
 def parsed(*argv):
     """The Config of a command line, by default for tiny."""
     from minragen.config import from_options, parse
+    from minragen.run import start  # noqa: F401  it adds the estimators of more/
 
     given = parse([*argv])
     del given["resume"], given["print_config"]

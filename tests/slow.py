@@ -191,8 +191,8 @@ def kept_groups(score, config):
     """The groups that the SNR filter of RAGEN V2 keeps."""
     score = {g: s if s > ZERO else 0.0 for g, s in score.items()}
     value, unit = config.filter_value, 1e-6 * max([ZERO, *score.values()])
-    differ = {g for g in score if score[g] > 0 or config.filter not in ("top_p", "min_p")}
     score = {g: round(s / unit) * unit for g, s in score.items()}  # equal up to rounding: equal
+    differ = {g for g in score if score[g] > 0 or config.filter not in ("top_p", "min_p")}
     best_first = sorted(differ, key=lambda g: (-score[g], g))
     if config.filter == "none":
         return list(score)

@@ -275,7 +275,7 @@ class TestBadInput:
             (["--algo", "ppo", "--group-size", "1"], "group_size 1 has no reward std"),
             (["--credit", "turn"], "grpo compares whole episodes"),
             (["--algo", "bi-level", "--context", "limited"], "expected full"),
-            (["--filter", "top_k_abs", "--filter-value", "2.5"], "expected a whole number"),
+            (["--filter", "top_k_abs", "--filter-value", "2.5"], "expected a whole number above 0"),
             (["--resample", "2"], "top_p with filter_value 1"),
             (["--algo", "dapo", "--filter", "top_k"], "replaces groups of reward std"),
             (["--algo", "ppo", "--ratio", "sequence"], "one advantage per row"),

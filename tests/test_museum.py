@@ -19,6 +19,7 @@ from minragen import train as trainer
 from minragen.config import Config
 from minragen.envs import EnvGroups, Observation
 from minragen.models import Policy, token_logprobs
+from minragen.more.estimators import bi_level_gae
 from minragen.rollout import Rules, collect
 from minragen.run import bundled, runs
 from minragen.run.load import load_policy
@@ -268,8 +269,8 @@ class TestAdvantages:
         for rewards, theirs, ours in ((late, [1, 1, 0, 1, 1], [0.5, 0.5, 0, 1, 1]),
                                    (penalised, [-0.05, 0.1, 0, 0.4, 1], [0.3, 0.4, 0, 0.9, 1])):
             assert bi_level_by_reward(rewards, [1, 1, 0, 1, 1], 0.5) == pytest.approx(theirs)
-            got, _ = starpo.bi_level_gae(torch.tensor([rewards]).float(), torch.zeros(1, 5),
-                                         turn_ids >= 0, turn_ids, gamma_turn=0.5)
+            got, _ = bi_level_gae(torch.tensor([rewards]).float(), torch.zeros(1, 5),
+                                  turn_ids >= 0, turn_ids, gamma_turn=0.5)
             assert got[0].tolist() == pytest.approx(ours, abs=1e-6)
 
     def test_a_time_limit_is_worth_nothing(self):

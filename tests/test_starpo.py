@@ -13,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minragen import starpo
+from minragen.more import estimators
+from minragen.run import start  # noqa: F401  it adds rows to FILTERS
+from minragen.trajectory import Batch
 
 
 def normal(shape, seed):
@@ -57,10 +60,10 @@ class TestFilter:
         assert kept.nonzero()[:, 0].tolist() == sorted(expected)
 
     def test_where_no_group_differs_those_that_take_shares_of_the_std_keep_nothing(self):
-        kept = {name: starpo.filter_groups(torch.zeros(2), strategy=name).tolist()
+        kept = {name: starpo.filter_groups(torch.zeros(2), 1, name).tolist()
                 for name in starpo.FILTERS}
         assert kept == {"none": [True] * 2, "top_p": [False] * 2, "top_p_softmax": [True] * 2,
-                        "top_k": [True, False], "top_k_abs": [True, False], "min_p": [False] * 2}
+                        "top_k": [True] * 2, "top_k_abs": [True, False], "min_p": [False] * 2}
 
     def test_top_k_takes_the_first_of_tied_groups_and_as_many_as_a_percentage_means(self):
         """Two hundred are more than an unstable sort keeps in order; in floats .29 * 200 < 58."""
@@ -79,7 +82,7 @@ class TestFilter:
         """One of three equal groups holds a third, but in float32 three times .1 is too large."""
         scores = torch.full((3,), 0.1)
         assert starpo.filter_groups(scores, 1 / 3).tolist() == [True, False, False]
-        assert starpo.filter_groups(scores, 1 / 3, eps=0.0).tolist() == [True, True, False]
+        assert starpo.top_p(scores, 1 / 3, eps=0.0).tolist() == [True, True, False]
 
     def test_refuses_scores_that_are_not_finite_or_negative(self):
         for strategy, bad in [("top_p", -0.5), ("top_k", math.nan), ("none", math.inf)]:
@@ -90,7 +93,9 @@ class TestFilter:
     def test_refuses_a_value_outside_its_range(self):
         for strategy, value, expected in [
             ("top_p", 0.01, "more than 0.01 and at most 1."),  # needs no group at all
-            ("top_k", 4, "more than 0 and at most 1."), ("top_k_abs", math.inf, "more than 0."),
+            ("top_k", 4, "more than 0 and at most 1."),
+            ("top_k_abs", math.inf, "a whole number above 0, of groups."),
+            ("top_k_abs", 2.5, "a whole number above 0, of groups."),
             ("min_p", math.nan, "more than 0 and at most 1.")]:
             with pytest.raises(ValueError, match=f"{strategy}: got a value of {value}, "
                                                  f"expected {expected}$"):
@@ -103,7 +108,7 @@ class TestGroups:
 
     def test_a_std_of_rounding_is_not_blown_up_by_normalisation(self):
         x, ids = one(0, 1e-7), torch.tensor([0, 0])
-        assert starpo.group_advantages(x, ids, bits("11")).abs().max() < 0.1
+        assert starpo.group_advantages(x, ids).abs().max() < 0.1
 
     def test_equal_returns_leave_exactly_nothing_in_float32(self):
         """Sixteen times .9 has a float32 mean that is not .9."""
@@ -111,21 +116,21 @@ class TestGroups:
         for value in (0.1, 0.9, 123.4):
             x = torch.full((16,), value)
             for left in (starpo.group_std(x, ids),
-                         starpo.group_advantages(x, ids, mask, True),
-                         starpo.group_advantages(x, ids, mask, False),
-                         starpo.rloo_advantages(x, ids, mask),
+                         starpo.group_advantages(x, ids, True),
+                         starpo.group_advantages(x, ids, False),
+                         starpo.rloo_advantages(x, ids),
                          starpo.whiten(x[:, None], mask)):
                 assert not left.any(), value
 
     def test_returns_that_differ_by_the_order_of_a_sum_are_equal(self):
         """One turn of a state differs by its last bit; divided by its std it had counted fully."""
-        x, mask = torch.tensor([1.0, 1.0 + 2**-23, 1.0, 1.0]), torch.ones(4, 1, dtype=torch.bool)
-        for returns, ids in ((x, mask.long()[:, 0] - 1), (-1e4 * x, mask.long()[:, 0])):
-            assert not starpo.group_advantages(returns, ids, mask).any()
-            assert not starpo.rloo_advantages(returns, ids, mask).any()
+        x, zero = torch.tensor([1.0, 1.0 + 2**-23, 1.0, 1.0]), torch.zeros(4, dtype=torch.long)
+        for returns, ids in ((x, zero), (-1e4 * x, zero + 1)):
+            assert not starpo.group_advantages(returns, ids).any()
+            assert not starpo.rloo_advantages(returns, ids).any()
             assert not starpo.group_std(returns, ids).any()
-            assert not starpo.gigpo_advantages(returns, returns[:, None], ids, mask.long() - 1,
-                                               mask.long(), torch.arange(4)).any()
+            assert not estimators.gigpo_advantages(
+                batch_of(returns[:, None], ids, zero[:, None], zero[:, None])).any()
 
     def test_an_overlong_penalty_stands_on_the_last_token_of_a_turn(self):
         """Turns of 5, 2 and 3 tokens, of which 2 of 4 are free, then none, then all."""
@@ -153,6 +158,13 @@ class TestKL:
             assert logprobs.grad[0] == slope, name
 
 
+def batch_of(rewards, group_ids, turn_ids, state_ids):
+    """A Batch whose rows are episodes and whose tokens are all sampled."""
+    rows, there = torch.arange(len(rewards)), turn_ids >= 0
+    return Batch(turn_ids, there, there, turn_ids, rewards, rewards, group_ids, rows,
+                 rewards.sum(dim=1), state_ids, ~there, scores=rewards.sum(dim=1))
+
+
 def discounted(function):
     return lambda rewards, values, mask, turn_ids: function(
         rewards, values, mask, turn_ids, lam=0.9, gamma_turn=0.95)
@@ -164,15 +176,15 @@ TURN_IDS, NAN = turns(". 00 .. 111"), math.nan
 ROW = (torch.tensor([[NAN, 0, 0.5, NAN, NAN, 0, 0, 2]]),
        torch.tensor([[NAN, 0.1, 0.2, NAN, NAN, 0.3, 0.4, 0.5]]), TURN_IDS >= 0, TURN_IDS)
 OF_TOKENS = {
-    "reinforce": (lambda r, v, mask, ids: (starpo.reinforce_advantages(r, mask, 0.5),),
+    "reinforce": (lambda r, v, mask, ids: (starpo.returns_to_go(r, mask, 0.5),),
                   [[0, 0.375, 0.75, 0, 0, 0.5, 1, 2]]),
     "masked_gae": (lambda r, v, mask, ids: starpo.masked_gae(r, v, mask, lam=0.9),
                    [[0, 1.77805, 1.8645, 0, 0, 1.405, 1.45, 1.5],
                     [0, 1.87805, 2.0645, 0, 0, 1.705, 1.85, 2.0]]),
-    "bi_level_gae": (discounted(starpo.bi_level_gae),
+    "bi_level_gae": (discounted(estimators.bi_level_gae),
                      [[0, 1.95175, 2.0575, 0, 0, 1.405, 1.45, 1.5],
                       [0, 2.05175, 2.2575, 0, 0, 1.705, 1.85, 2.0]]),
-    "turn_gae": (discounted(starpo.turn_gae), [[0, 2.0575, 2.0575, 0, 0, 1.5, 1.5, 1.5],
+    "turn_gae": (discounted(estimators.turn_gae), [[0, 2.0575, 2.0575, 0, 0, 1.5, 1.5, 1.5],
                                                [0, 0, 2.2575, 0, 0, 0, 0, 2.0]]),
 }
 
@@ -184,11 +196,11 @@ class TestGroupAdvantages:
         By hand, without stds, gamma .5. Episodes: -.5 and .5. Returns from each turn on:
         0 0 0 and .25 .5 1. State 0: 0 against .25, so -+.125; state 1, met at turn 1 by the first
         and at turn 2 by the second: 0 against 1, so -+.5; state 2: 0 against .5, so -+.25."""
-        rows, turn_ids = torch.arange(2), torch.arange(3).expand(2, 3)
+        turn_ids = torch.arange(3).expand(2, 3)
         states, rewards = torch.tensor([[0, 1, 2], [0, 2, 1]]), torch.zeros(2, 3).double()
         rewards[1, 2] = 1.0
-        got = starpo.gigpo_advantages(rewards.sum(1), rewards, 0 * rows, turn_ids, states, rows,
-                                      gamma=0.5, by_std=False)
+        batch = batch_of(rewards, torch.zeros(2, dtype=torch.long), turn_ids, states)
+        got = estimators.gigpo_advantages(batch, gamma=0.5, by_std=False)
         close(got, [[-0.625, -1.0, -0.75], [0.625, 0.75, 1.0]])
 
     @pytest.mark.parametrize(("by_std", "members", "least_std", "share", "expected"), [
@@ -202,12 +214,12 @@ class TestGroupAdvantages:
         def chance(k, n, p):
             return math.comb(n, k) * p**k * (1 - p) ** (n - k)
 
-        total, member, mask = 0.0, torch.arange(members), torch.ones(members, 1).bool()
+        total, member = 0.0, torch.arange(members)
         for better in range(members + 1):
             chosen = (member < better).double()
             for paid in range(better + 1):
                 returns = torch.where(member < paid, 1.0, 0.1 * (1 - chosen))
-                advantages = starpo.group_advantages(returns, 0 * member, mask, by_std)[:, 0]
+                advantages = starpo.group_advantages(returns, 0 * member, by_std)
                 if returns.std() >= least_std:
                     total += (chance(better, members, share) * chance(paid, better, 0.25)
                               * float((advantages * (chosen - 0.5)).mean()))
@@ -215,11 +227,10 @@ class TestGroupAdvantages:
 
     def test_maxrl_weights_a_group_by_one_over_its_success_and_refuses_other_rewards(self):
         """The mean over a group of A times the gradient of log p is that of log(success rate)."""
-        mask, ids = torch.ones(6, 1, dtype=torch.bool), torch.tensor([0, 0, 0, 1, 1, 1])
-        got = starpo.maxrl_advantages(one(1, 0, 0, 0, 0, 0), ids, mask)
-        close(got[:, 0], [2, -1, -1, 0, 0, 0])
+        ids = torch.tensor([0, 0, 0, 1, 1, 1])
+        close(estimators.maxrl_advantages(one(1, 0, 0, 0, 0, 0), ids), [2, -1, -1, 0, 0, 0])
         with pytest.raises(ValueError, match="returns other than 0 and 1. End an"):
-            starpo.maxrl_advantages(one(1, 0, 0.5, 0, 0, 0), ids, mask)
+            estimators.maxrl_advantages(one(1, 0, 0.5, 0, 0, 0), ids)
 
 
 class TestTokens:

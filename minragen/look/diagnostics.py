@@ -88,7 +88,7 @@ def diagnose_update(learner, config, step, batch):
     """The gradients of a batch with its targets by reward std, when due."""
     if not due(step, config.gradients_every):
         return {}
-    scores = starpo.group_std(batch.episode_returns, batch.group_ids, batch.episode_ids)
+    scores = starpo.group_std(*map(batch.by_episode, (batch.episode_returns, batch.group_ids)))
     return gradient_metrics(
         learner.policy.model, add_loss_weights(batch, config),
         lambda part: policy_losses(learner.policy, part, config)[0], scores,

@@ -51,7 +51,7 @@ from minragen.fast.policies import faster
 from minragen.look import report
 from minragen.look.faults import Console
 from minragen.models import AdamW, Critic
-from minragen.more import loggers, lora, vision
+from minragen.more import estimators, filters, loggers, lora, vision
 from minragen.more.echo import EchoFrame
 from minragen.more.stale import OlderWeights
 from minragen.more.windows import WindowedFrame
@@ -65,6 +65,9 @@ from minragen.run.log import Log
 from minragen.run.proof import prove
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
 
+# What --advantages and --filter may name beside the rows of starpo.py.
+starpo.ESTIMATORS |= estimators.ROWS
+starpo.FILTERS |= filters.ROWS
 LEAST_ALIKE = 4  # instances that begin alike before that is told: a few may do so by chance
 
 

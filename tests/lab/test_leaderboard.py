@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+import re
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from conftest import message
-from test_readme import code_blocks
+from test_readme import PAGES, code_blocks
 from training import BRIEF, read_lines, run
 
 from lab import archive, figure, leaderboard, pretrained
@@ -151,6 +153,7 @@ def here(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(starpo, "ESTIMATORS", {**starpo.ESTIMATORS})
+    monkeypatch.setattr(starpo, "FILTERS", {**starpo.FILTERS})
     monkeypatch.delitem(sys.modules, "my_algo", raising=False)
     (own,) = code_blocks("leaderboard.md", "python")
     assert len([line for line in own if line]) <= 10
@@ -176,6 +179,15 @@ class TestOwnAlgorithm:
         for name in ("a", "a-again"):
             assert read_lines(runs / name / "metrics.jsonl")[-1]["step"] == 2
             assert json.loads((runs / name / "config.json").read_text())["advantages"] == "median"
+
+    def test_a_filter_of_its_own_is_a_row_too(self, here, runs):
+        line, = re.findall(r'`(starpo\.FILTERS\["half"\] = [^`]*)`', PAGES["leaderboard.md"])
+        with open(here / "my_algo.py", "a") as file:
+            file.write(f'{line}\nhalf = {{"filter": "half", "filter_value": 0.5}}\n')
+        run("--algo my_algo:half --steps 1 --run a", *BRIEF)
+        assert json.loads((runs / "a" / "config.json").read_text())["filter"] == "half"
+        assert starpo.filter_groups(torch.tensor([1.0, 3, 2]), 0.5, "half").tolist() == [
+            False, True, True]
 
     def test_a_change_of_its_file_is_seen(self, here):
         before = candidates("bandit", "my_algo:preset")

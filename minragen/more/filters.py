@@ -1,0 +1,40 @@
+"""Further filters of RAGEN V2: rows of `starpo.FILTERS`, where run/start.py puts them.
+
+Each is a function of the groups' scores, the largest first, and --filter-value, as
+`starpo.top_p`: (P,) bool.
+
+Tests: `python -m pytest tests/test_starpo.py -k Filter`.
+"""
+
+import math
+
+import torch
+
+from minragen import starpo
+
+
+def top_p_softmax(ranked, value):
+    """The fewest groups that hold this share of softmax(scores), the rule of RAGEN V2's main table.
+
+    Small scores give equal shares, so below 0.5 nearly all groups are kept. At 1 all are.
+    """
+    starpo.check_share("top_p_softmax", value)
+    mass = ranked.softmax(0)
+    return (mass.cumsum(0) - mass < value) | (value == 1)  # whatever rounding says
+
+
+def top_k_abs(ranked, value):
+    """This many groups."""
+    if not (0 < value < math.inf and value == int(value)):
+        raise ValueError(f"filter top_k_abs: got a value of {value}, expected a whole number above "
+                         f"0, of groups.")
+    return torch.arange(len(ranked), device=ranked.device) < value
+
+
+def min_p(ranked, value):
+    """All groups of at least this share of the largest score, and above 0."""
+    starpo.check_share("min_p", value)
+    return (ranked >= value * ranked[0]) & (ranked > 0)
+
+
+ROWS = {"top_p_softmax": top_p_softmax, "top_k_abs": top_k_abs, "min_p": min_p}
