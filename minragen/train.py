@@ -24,9 +24,9 @@ import torch
 from minragen import config as settings
 from minragen import starpo
 from minragen.chat import ChatFrame
-from minragen.metrics import describe, held_out_metrics, waiting
 from minragen.models import AdamW, Critic, Policy
 from minragen.rollout import Rules, collect
+from minragen.support.metrics import describe, held_out_metrics, waiting
 from minragen.trajectory import make_batch
 
 # Training instances of run seed s have seeds from TRAIN_SEED + s * config.TRAIN_SEED_STRIDE on,

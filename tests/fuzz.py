@@ -36,9 +36,9 @@ from minragen.config import Config, preset  # noqa: E402
 from minragen.environments import board, deepcoder, lean, theorems  # noqa: E402
 from minragen.environments.search import RemoteIndex  # noqa: E402
 from minragen.envs import FORMAT_PENALTY, REGISTRY, Budget, make  # noqa: E402
-from minragen.formats import FORMATS  # noqa: E402
 from minragen.run.groups import env_groups  # noqa: E402
 from minragen.run.tiny import tiny_tokenizer  # noqa: E402  the line above finds it
+from minragen.support.formats import FORMATS  # noqa: E402
 
 SLOW = {"deepcoder", "lean"}  # they run programs: a fifth of the replies of another environment
 

@@ -26,8 +26,8 @@ from minragen import envs
 from minragen.chat import reply_pattern
 from minragen.config import Config, preset
 from minragen.envs import FORMAT_PENALTY, IMAGE, SPLITS, Budget, TextEnv, image_of
-from minragen.formats import FORMATS
 from minragen.run.groups import env_groups
+from minragen.support.formats import FORMATS
 
 # Environments that must be stochastic, with the options that make them so.
 STOCHASTIC = {"bandit": {}, "frozenlake": {"slip": 0.5}}

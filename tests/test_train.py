@@ -31,13 +31,13 @@ from minragen.environments import layers
 from minragen.envs import REGISTRY, RUN_METRICS, EnvGroups, Observation, make
 from minragen.fast import graphs, prefix_tree, scheduler
 from minragen.look import diagnostics
-from minragen.metrics import describe, waiting
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, collect, first_prompt
 from minragen.run import bundled, memory, start
 from minragen.run.load import load_policy
 from minragen.run.log import Log, console_line, keep_advantages, texts_of
 from minragen.run.runs import TIMES, run_folder
+from minragen.support.metrics import describe, waiting
 from minragen.train import QUIET
 from minragen.trajectory import StopReason, Trajectory, make_batch
 

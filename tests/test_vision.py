@@ -33,6 +33,7 @@ from minragen.models import Critic, token_logprobs
 from minragen.more import vision
 from minragen.more.vision import ImageStore
 from minragen.rollout import Rules, collect
+from minragen.run import measure
 from minragen.run.load import load_policy
 from minragen.run.proof import prove
 from minragen.trajectory import make_batch
@@ -341,7 +342,7 @@ class TestRuns:
         evaluation.main(["--run", "a", "--size", "4"])
 
     def test_an_evaluation_with_images_of_another_size_is_refused(self):
-        play = evaluation.checkpoint_player(parsed(*PAINTED))
+        play = measure.checkpoint_player(parsed(*PAINTED))
         with pytest.raises(RuntimeError, match=r"or images of \(32, 32, 3\): "):
             play(EnvGroups("frozenlake", 2, 1, options={"view": "image"}))
 

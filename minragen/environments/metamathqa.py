@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from minragen.environments.data import cached_until_changed, load_table, read_each, refuse_with
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
-from minragen.options import data_table
+from minragen.support.options import data_table
 
 MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of an answer
 DRAWS = 100  # draws of a template's numbers before another template is tried

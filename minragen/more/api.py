@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from minragen.chat import reply_pattern
 from minragen.environments.search import fetch, one_line
 from minragen.envs import IMAGE, image_of
-from minragen.formats import FORMATS, forced_prefix, system_message
 from minragen.more.converse import converse
 from minragen.more.vision import data_uri
+from minragen.support.formats import FORMATS, forced_prefix, system_message
 from minragen.trajectory import Reply, Trajectory
 
 CONCURRENCY = 16  # conversations at a time
