@@ -101,7 +101,7 @@ def load_policy(source, name="", device="cpu", dtype=torch.float32):
 def output_layer(model, hidden):
     """Logits (..., V) of hidden states. Cohere and Granite scale them, Gemma has a soft cap."""
     config, layer = model.config.get_text_config(), model.get_output_embeddings()
-    if layer.weight.itemsize < 4:  # bfloat16 would round logits to 3 digits
+    if hidden.itemsize < 4:  # bfloat16 would round logits to 3 digits
         bias = None if layer.bias is None else layer.bias.float()
         logits = linear(hidden.float(), layer.weight.float(), bias)
     else:
