@@ -22,7 +22,7 @@ import re
 import numpy as np
 
 from minragen.envs import Budget, Outcome, TextEnv, text_space
-from minragen.options import nearest
+from minragen.support.options import nearest
 
 
 class ReasoningGym(TextEnv):

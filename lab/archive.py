@@ -15,8 +15,8 @@ import zipfile
 from fnmatch import filter as matching
 from pathlib import Path
 
-from minragen.options import nearest
 from minragen.run import runs
+from minragen.support.options import nearest
 
 ARCHIVE = Path(__file__).parent / "results" / "runs.zip"
 FILES = ("config.json", "metrics.jsonl", "trajectories.jsonl")

@@ -31,10 +31,10 @@ from lab.environments import table, with_interval
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
-from minragen.formats import forced_prefix
 from minragen.look.intervals import wilson
 from minragen.look.play import transcript
 from minragen.run.log import console_line
+from minragen.support.formats import forced_prefix
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "lab" / "results"  # measured at commits that are named there

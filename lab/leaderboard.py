@@ -41,12 +41,13 @@ from lab.environments import table, with_interval
 from minragen import config as settings
 from minragen import eval as evaluation
 from minragen import train
-from minragen.checks import estimator_kind
 from minragen.envs import REGISTRY
 from minragen.look.evaluate import numbers_of
 from minragen.look.faults import Parser, fault_of, told
-from minragen.options import nearest
+from minragen.run import measure as measuring
 from minragen.run import runs, start
+from minragen.support.checks import estimator_kind
+from minragen.support.options import nearest
 
 ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "lab" / "results" / "leaderboard.json"
@@ -394,7 +395,7 @@ def evaluate_models(of_model, envs, warmup_steps=0, again=False):
     scripted players. of_model: options of minragen.eval"""
     for env in envs:
         args = evaluation.arguments(["--env", env, "--size", f"{SIZE}", *of_model])
-        (name, config, _), = evaluation.subjects(args)
+        (name, config, _), = measuring.subjects(args)
         config = dataclasses.replace(config, warmup_steps=warmup_steps)
         key = key_of(config, args.size)
         name += f", {warmup_steps} supervised steps" * bool(warmup_steps)
@@ -406,7 +407,7 @@ def evaluate_models(of_model, envs, warmup_steps=0, again=False):
             if minutes else ""), flush=True)
         began = time.monotonic()
         asked = args.api_model or name  # a server is asked by the name that measure gets
-        played = evaluation.measure(asked, config, "", args, greedy=False)[2][env].players
+        played = measuring.measure(asked, config, "", args, greedy=False)[2][env].players
         row = {"env": env, "model": name, "size": args.size, "key": key,
                "minutes": round((time.monotonic() - began) / 60, 1), "players": {
                    player if place else "model": {"episodes": len(episodes), **{

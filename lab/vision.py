@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from minragen.environments.frozenlake import FrozenLake
-from minragen.eval import checkpoint_player
 from minragen.look.intervals import wilson
 from minragen.run import runs
 from minragen.run.groups import env_groups
+from minragen.run.measure import checkpoint_player
 
 
 class Shuffled(FrozenLake):

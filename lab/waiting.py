@@ -17,10 +17,10 @@ import torch
 from lab.environments import table
 from minragen.chat import ChatFrame
 from minragen.envs import Budget, Outcome, TextEnv
-from minragen.metrics import waiting
 from minragen.rollout import Rules, collect
 from minragen.run.groups import PatientGroups
 from minragen.run.tiny import tiny_policy
+from minragen.support.metrics import waiting
 
 STORED = Path(__file__).resolve().parent / "results" / "waiting.json"
 SHARES, SEEDS, ROWS = (1.0, 0.25), (0, 1, 2, 3, 4), 12

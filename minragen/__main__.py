@@ -15,7 +15,7 @@ import pkgutil
 import sys
 
 from minragen.look.faults import Console, Parser, told
-from minragen.options import nearest
+from minragen.support.options import nearest
 
 # name -> the function that takes the words after it
 COMMANDS = {

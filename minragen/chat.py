@@ -1,8 +1,8 @@
 """Messages become tokens, each text once; and how a reply is parsed.
 
 Reading order: `ChatFrame` (RAGEN's context manager: text to tokens without ever rendering history
-again), `reply_pattern`. What a reply looks like is in formats.py, the texts around messages are in
-template.py.
+again), `reply_pattern`. In support/, formats.py says what a reply looks like and template.py which
+texts stand around messages.
 
 Differences from RAGEN's `ctx_manager`:
   1. The tokens between two turns are derived from the tokenizer's own chat template and *proved* at
@@ -19,9 +19,9 @@ import re
 from collections import OrderedDict
 from functools import partial
 
-from minragen import formats
 from minragen.envs import IMAGE, image_of
-from minragen.template import check_pieces, derive_template
+from minragen.support import formats
+from minragen.support.template import check_pieces, derive_template
 from minragen.trajectory import Reply
 
 REMEMBERED = 2**22  # characters of texts whose ids are remembered: about 60 MiB with the ids

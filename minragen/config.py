@@ -4,8 +4,8 @@
     python -m minragen.train --help
 
 Reading order: `Config`, `preset`, `from_options`, `check`. What an algorithm or an environment
-changes is in data/presets.toml, which options do not go together in checks.py. docs/algorithms.md
-has equations and papers.
+changes is in data/presets.toml, which options do not go together in support/checks.py.
+docs/algorithms.md has equations and papers.
 """
 
 import argparse
@@ -15,10 +15,17 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from minragen.checks import check_together
 from minragen.envs import REGISTRY, Budget
-from minragen.formats import FORMATS, description_parts
-from minragen.options import algo_options, data_table, nearest, parse_mixture, short, unknown_option
+from minragen.support.checks import check_together
+from minragen.support.formats import FORMATS, description_parts
+from minragen.support.options import (
+    algo_options,
+    data_table,
+    nearest,
+    parse_mixture,
+    short,
+    unknown_option,
+)
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user

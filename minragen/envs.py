@@ -31,7 +31,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from minragen.options import check_options, nearest, options_of, parse_mixture
+from minragen.support.options import check_options, nearest, options_of, parse_mixture
 
 FORMAT_PENALTY = -0.1  # reward added once to a turn with no action or with an unknown one
 LARGEST = 1e15  # largest accepted reward or metric of a step; its square fits float32

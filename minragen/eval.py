@@ -8,20 +8,18 @@
     python -m minragen.eval --play sokoban --seed 3          (or: make play ENV=sokoban)
     python -m minragen.eval --run my-run --show --seed 3     (or: make play RUN=my-run)
 
-This is the command. What it does is in look/: players.py (the scripted players), evaluate.py
-(statistics and tables), play.py. torch and transformers are imported where a model is needed.
+This is the command. run/measure.py turns runs and models into players; look/ has the scripted ones
+(players.py), statistics and tables (evaluate.py) and play.py. torch is imported where it is needed.
 """
 
-import dataclasses
 import sys
-from functools import partial
 from pathlib import Path
 
 from minragen.envs import SPLITS
 from minragen.look import evaluate
 from minragen.look.faults import Parser, told
 from minragen.look.play import play, show_run
-from minragen.options import nearest, parse_options, short
+from minragen.support.options import nearest, parse_options
 
 
 def main(argv=None):
@@ -108,7 +106,7 @@ def measure_all(args):
     """Show a run's policy, or evaluate what is asked for, print the tables and store them."""
     import transformers
 
-    from minragen.run.groups import env_groups
+    from minragen.run.measure import checkpoint_player, env_groups, measure, subjects
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -126,104 +124,6 @@ def measure_all(args):
     for other in measured[1:] if args.run else ():
         evaluate.compare(measured[0], other)
     return None
-
-
-def subjects(args):
-    """What is measured: [(name, Config, run or ""), ...]. Whatever can be refused is refused here,
-    before anything is played."""
-    from minragen.config import changed_environment, check, from_options
-    from minragen.run import runs
-    from minragen.run.bundled import choose_model
-    from minragen.run.groups import check_environments
-
-    changes = dict(device=args.device)
-    if args.temperature is not None:
-        changes["val_temperature"] = args.temperature
-    if args.run is not None:
-        found = [(run, runs.with_files(runs.load_config(run), args.env_arg), run)
-                 for run in args.run.split() or [""]]
-        for name, config, _ in found:
-            runs.find_checkpoint(runs.RUNS / name, lambda line: None, args.checkpoint)
-            tasks = [" ".join([c.env, *changed_environment(c)]) for c in (found[0][1], config)]
-            if tasks[0] != tasks[1]:
-                raise ValueError(f"{found[0][0]} and {name} cannot be compared: they play "
-                                 f"{tasks[0]!r} and {tasks[1]!r}. Evaluate each by itself.")
-    else:
-        model = args.model or args.api_model or choose_model("", args.device)[0]
-        found = [(short(args.api_model or model), from_options(dict(
-            env=env, model=model, layer=tuple(args.layer),
-            env_arg=tuple(  # those of other environments are not its own
-                o for o in args.env_arg if o.partition("=")[0].rpartition(".")[0] in ("", env)))),
-            "") for env in args.env.split(",")]
-    found = [(name, dataclasses.replace(config, **changes), run) for name, config, run in found]
-    for _, config, _ in found:
-        check(config)
-        check_environments(config)
-    return [(name, evaluate.of_set(config, args.set) if args.set else config, run)
-            for name, config, run in found]
-
-
-def measure(name, config, run, args, greedy=True):
-    """Evaluate one subject and print its tables. Returns (name, Config, tables, trajectories).
-
-    greedy: whether a model that is here plays greedily, too, which takes twice as long
-    """
-    from minragen.run.groups import env_groups
-
-    if args.api:
-        from minragen.more.api import Server
-
-        server = Server(args.api, args.api_model, config.response_format, config.max_new_tokens,
-                        config.val_temperature, config.example)
-
-        def play(groups, greedy):
-            return {name: server.collect(groups)}
-    else:
-        play = checkpoint_player(config, run, only=args.checkpoint)
-    tables, trajectories = evaluate.evaluate(
-        partial(env_groups, config), args.split, args.size, play, args.samples, greedy)
-    evaluate.show(tables, f"{args.split}{' ' + args.set if args.set else ''}",
-                  f"{'run' if run else 'model'} {name}", config.val_temperature)
-    if args.api:
-        print(f"the server counted {server.prompt_tokens:,} tokens of prompts and "
-              f"{server.reply_tokens:,} of replies")
-    return name, config, tables, trajectories
-
-
-def checkpoint_player(config, run="", say=print, only=""):
-    """A `play` of `evaluate.evaluate` for a run's checkpoint, or for the model that a run of this
-    Config would begin with. Raises ValueError if the run has no whole checkpoint.
-
-    only: "best": the checkpoint of the best validation
-    """
-    from minragen.fast.scheduler import collect
-    from minragen.more.vision import image_store_of
-    from minragen.run import distributed, runs, start
-    from minragen.run.proof import prove
-    from minragen.train import rules_of
-
-    policy, frame = start.load(dataclasses.replace(config, attention=""), run and
-                               runs.find_checkpoint(runs.RUNS / run, say, only), say)
-    name = (only or "checkpoint") if run else short(config.model)
-
-    unproved = image_store_of(policy)
-
-    def play(groups, greedy=True, first_seed=0):
-        nonlocal unproved
-        if unproved:  # does its tower take images of this size?
-            unproved.expect(groups.reset(first_seed))
-            prove(policy, config.max_context)
-            unproved = None
-        temperatures = {"": config.val_temperature} | ({", greedy": 0.0} if greedy else {})
-        played = {}
-        with distributed.progress_bar(f"evaluation on {groups.split}: tokens sampled") as progress:
-            for how, temperature in temperatures.items():
-                policy.begin_rollout()
-                rules = rules_of(config).held_out(temperature)
-                played[f"{name}{how}"] = collect(policy, frame, groups, first_seed, rules, progress)
-        return played
-
-    return play
 
 
 if __name__ == "__main__":

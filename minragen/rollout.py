@@ -11,8 +11,8 @@ Three invariants, each a test:
   3. a cached multi-turn rollout gives the logprobs of one full forward pass over the finished
      sequence.
 
-A trajectory does not depend on what else is in the batch, up to rounding (noise.py). So rows that
-need not wait for each other (fast/scheduler.py) play the same trajectories.
+A trajectory does not depend on what else is in the batch, up to rounding (support/noise.py). So
+rows that need not wait for each other (fast/scheduler.py) play the same trajectories.
 
 Tests: `python -m pytest tests/test_rollout.py tests/test_rows.py`.
 """
@@ -25,7 +25,7 @@ import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from minragen.cache import KVSlots, joined
-from minragen.noise import reply_noise
+from minragen.support.noise import reply_noise
 from minragen.trajectory import Reply, StopReason, Trajectory
 
 MASS = 2**38  # probabilities are whole multiples of 1 / MASS; less likely tokens are never drawn

@@ -233,8 +233,8 @@ def group_advantages(returns, groups, by_std=True, eps=1e-6):
 
     (E,) floats, one return an episode; (E,) int64, the episode's group, 0..P-1  ->  (E,)
 
-    >>> group_advantages(torch.tensor([1.0, 0, 0, 3]), torch.tensor([0, 0, 1, 1])).tolist()
-    [0.7071057558059692, -0.7071057558059692, -0.7071064114570618, 0.7071064114570618]
+    >>> group_advantages(torch.tensor([1.0, 0, 0, 3]), torch.tensor([0, 0, 1, 1]))
+    tensor([ 0.7071, -0.7071, -0.7071,  0.7071])
     """
     _, std, _, distance = group_moments(returns, groups)
     return distance / (std[groups] + eps) if by_std else distance

@@ -24,9 +24,9 @@ import torch
 from minragen import config as settings
 from minragen import starpo
 from minragen.chat import ChatFrame
-from minragen.metrics import describe, held_out_metrics, waiting
 from minragen.models import AdamW, Critic, Policy
 from minragen.rollout import Rules, collect
+from minragen.support.metrics import describe, held_out_metrics, waiting
 from minragen.trajectory import make_batch
 
 # Training instances of run seed s have seeds from TRAIN_SEED + s * config.TRAIN_SEED_STRIDE on,
@@ -146,15 +146,14 @@ def train(learner, groups, config, callbacks):
     while learner.step < config.steps and not learner.ended:
         metrics, trajectories = train_step(learner, groups["train"], config, callbacks)
         callbacks.episodes(learner.step, "train", trajectories)
-        learner.ended = nothing_to_learn(learner, config) or callbacks.early_stop(metrics)
-        last = learner.step == config.steps or bool(learner.ended)
-        learner.unvalidated = last or learner.step % config.val_every == 0
         try:
-            refuse_divergence(learner)
+            learner.ended = nothing_to_learn(learner, config) or callbacks.early_stop(metrics)
+            last = learner.step == config.steps or bool(learner.ended)
+            learner.unvalidated = last or learner.step % config.val_every == 0
             if learner.unvalidated and not callbacks.stop_requested():
                 metrics |= validate(learner, groups["val"], config, callbacks)
                 learner.unvalidated = False
-        finally:  # what is done is reported, whatever a validation raises
+        finally:  # what is done is reported, whatever is raised
             callbacks.write(metrics)
         best, stopping = learner.improved(metrics), callbacks.stop_requested()
         if learner.step % config.save_every == 0 or last or best or stopping:
@@ -170,20 +169,16 @@ def train(learner, groups, config, callbacks):
 
 
 def nothing_to_learn(learner, config):
-    """Why training ends after steps without an update; "" if it goes on."""
-    if learner.empty_steps < EMPTY_STEPS:
-        return ""
-    return (f"in {EMPTY_STEPS} steps in a row the filter ({config.filter}) kept no group, or every "
-            f"environment failed, so there is nothing to learn from. Is the task solved, or never "
-            f"solved? If few replies are valid, raise --warmup-steps.")
-
-
-def refuse_divergence(learner):
-    """Raise FloatingPointError after too many updates in a row without a finite gradient."""
+    """Why training ends after EMPTY_STEPS steps without an update; "" if it goes on. Raises
+    FloatingPointError after MOST_SKIPPED updates without a finite gradient."""
     if learner.skipped >= MOST_SKIPPED:
         raise FloatingPointError(
             f"{learner.skipped} updates in a row had a gradient that is not finite: the policy has "
             f"diverged. Is the learning rate too large? See the last lines of metrics.jsonl.")
+    return "" if learner.empty_steps < EMPTY_STEPS else (
+        f"in {EMPTY_STEPS} steps in a row the filter ({config.filter}) kept no group, or every "
+        f"environment failed, so there is nothing to learn from. Is the task solved, or never "
+        f"solved? If few replies are valid, raise --warmup-steps.")
 
 
 def train_step(learner, groups, config, callbacks=QUIET):

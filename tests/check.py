@@ -16,27 +16,34 @@ sys.path.insert(0, str(ROOT))
 from minragen.config import Config  # noqa: E402  the line above finds it
 from minragen.envs import REGISTRY  # noqa: E402
 
-WINGS = ("environments", "fast", "more", "look", "run")
-# module of the ground floor -> the modules of minragen that it may import, anywhere in the file
-GROUND_FLOOR = {
-    "starpo": set(), "envs": {"options"}, "cache": set(), "models": {"starpo", "cache"},
-    "trajectory": {"envs"}, "chat": {"envs", "trajectory", "formats", "template"},
-    "rollout": {"trajectory", "cache", "noise"},
-    "train": {"starpo", "chat", "models", "rollout", "trajectory", "config", "metrics"}}
-BESIDE = {"__init__": set(), "options": set(), "noise": set(), "template": set(),
-          "formats": {"options"}, "metrics": {"trajectory", "envs"}, "checks": {"starpo"},
-          "config": {"envs", "formats", "starpo", "checks", "options"},
-          "nano": {"envs", "chat", "models"}}
-# The one import of a wing that each may have, inside of main().
+# The reading list in its order, and which of it each may import; all may import support/.
+READING = {
+    "nano": {"chat", "envs", "models"},
+    "train": {"starpo", "chat", "models", "rollout", "trajectory", "config"},
+    "rollout": {"trajectory", "cache"}, "trajectory": {"envs"}, "starpo": set(),
+    "chat": {"envs", "trajectory"}, "models": {"starpo", "cache"}, "cache": set(), "envs": set(),
+    "config": {"envs"}, "eval": {"envs"}}
+SUPPORT = {"options": set(), "checks": {"starpo"}, "formats": {"support.options"},
+           "template": set(), "noise": set(), "metrics": {"envs", "trajectory"}}
+ALONE = ("starpo", "cache")  # import nothing of ours
+# The wings that each may import inside of main(), or, for the command of evaluation, anywhere.
 IN_MAIN = {"train": {"run.start"}, "nano": {"run.bundled"}}
-# wing -> the wings that it may import, beside the ground floor and what is beside it; environments
-# import of those only envs and options
+COMMANDS = ("eval", "__main__")
+# wing -> the wings that it may import, beside the reading list and support/; environments import
+# only envs and support/options
 BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
-         "look": {"look", "more", "fast", "environments"}, "run": set(WINGS)}
-# Both read only what knows nothing of them: the folders of runs, the time limit of a request.
-STORED = {"look/report": "run.runs", "more/api": "environments.limits"}
-SIZES = {"the ground floor": (GROUND_FLOOR, 2835), "config.py": (["config"], 350),
-         "nano.py": (["nano"], 200)}  # lines at most
+         "look": {"look", "more", "fast", "environments"},
+         "run": {"environments", "fast", "more", "look", "run"}}
+# They read only what knows nothing of them: the folders of runs; how a server is asked, and for how
+# long.
+STORED = {"look/report": {"run.runs"}, "more/api": {"environments.limits", "environments.search"}}
+# What a reader was promised: files, lines at most.
+SIZES = {"the reading list": ("minragen/*.py", 3313), "support/": ("minragen/support/*.py", 655),
+         "nano.py": ("minragen/nano.py", 200), "rollout.py": ("minragen/rollout.py", 260),
+         "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 15750),
+         "the tests": ("tests/**/*.py", 18620)}
+LONGEST = 515  # lines of a file of the reading list
+OPTIONS = 73
 
 
 def imported(source, texts=False):
@@ -48,12 +55,12 @@ def imported(source, texts=False):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            packages = {"minragen", *(f"minragen.{wing}" for wing in WINGS)}
+            packages = {"minragen", "minragen.support", *(f"minragen.{wing}" for wing in BELOW)}
             found |= ({f"{node.module}.{alias.name}" for alias in node.names}
                       if node.module in packages else {node.module or "."})
         elif texts and isinstance(node, ast.Constant) and id(node) not in told:
             found |= {match for match in re.findall(r"\bminragen\.(?:\w+\.)?\w+", str(node.value))
-                      if match.split(".")[1] in WINGS}
+                      if match.split(".")[1] in BELOW}
     return {name.removeprefix("minragen.") for name in found if re.match(r"minragen|\.", name)}
 
 
@@ -62,18 +69,22 @@ def forbidden_imports(root=ROOT):
     for path in sorted((root / "minragen").rglob("*.py")):
         module = path.relative_to(root / "minragen").with_suffix("").as_posix()
         wing, source = module.partition("/")[0], path.read_text()
-        if re.search(r"^\s*(from|import) (lab|tests)\b", source, re.MULTILINE):
+        if re.search(r"^\s*(from|import) (lab|tests|examples)\b", source, re.MULTILINE):
             faults.append(f"minragen/{module}.py imports what is not installed with it")
         for name in sorted(imported(source, texts=wing not in BELOW)):
-            if wing in BELOW:
-                free = name.partition(".")[0] in {*GROUND_FLOOR, *BESIDE, *BELOW[wing]}
-                free = free or name == STORED.get(module)
-                leaf = wing == "environments" and "." not in name
-                allowed = name in ("envs", "options") if leaf else free
-            elif module in ("eval", "__main__"):
+            house, supported = name.partition(".")[0], name.startswith("support")
+            if wing == "environments":
+                allowed = house == "environments" or name in ("envs", "support.options")
+            elif wing in BELOW:
+                allowed = (house in {*READING, "support", *BELOW[wing]}
+                           or name in STORED.get(module, ()))
+            elif wing == "support":
+                allowed = name in SUPPORT.get(path.stem, ())
+            elif module in COMMANDS:
                 allowed = True
             else:
-                allowed = (name in (GROUND_FLOOR | BESIDE)[module]
+                allowed = (name in READING.get(module, ())
+                           or supported and module not in ALONE
                            or name in IN_MAIN.get(module, ()) and only_in_main(source, name)
                            or module == "envs" and name.startswith("environments"))  # the registry
             if not allowed:
@@ -108,14 +119,20 @@ def circles(root=ROOT):
 
 
 def sizes(root=ROOT):
-    """Parts of the package that have grown beyond what a reader was promised."""
-    faults = []
-    for part, (modules, most) in SIZES.items():
-        lines = sum(len((root / "minragen" / f"{module}.py").read_text().splitlines())
-                    for module in modules)
-        if lines > most:
-            faults.append(f"{part}: {lines} lines, expected at most {most}")
+    """What has grown beyond what a reader was promised."""
+    found = [(part, files_of(root, files), most) for part, (files, most) in SIZES.items()]
+    found += [(f"{name}.py", files_of(root, f"minragen/{name}.py"), LONGEST) for name in READING]
+    faults = [f"{part}: {lines} lines, expected at most {most}"
+              for part, lines, most in found if lines > most]
+    options = len(dataclasses.fields(Config))
+    if options > OPTIONS:
+        faults.append(f"{options} options, expected at most {OPTIONS}")
     return faults
+
+
+def files_of(root, pattern):
+    """The lines of all files that match a pattern."""
+    return sum(len(path.read_text().splitlines()) for path in root.glob(pattern))
 
 
 def dead_links(root=ROOT):
@@ -142,10 +159,10 @@ def headings(page):
 
 def unread_options(root=ROOT):
     """Fields of Config and options of environments that no code looks at."""
-    # Of config.py only what builds the environments: its checks read every option.
+    # Of config.py only what builds the environments: its checks, and checks.py, read any option.
     code = "\n".join(path.read_text().rpartition("The environments of a Config")[2]
                      for path in (root / "minragen").rglob("*.py")
-                     if "environments" not in path.parts)
+                     if "environments" not in path.parts and path.stem != "checks")
     faults = [f"option {f.name} is never read" for f in dataclasses.fields(Config)
               if not re.search(rf"\.{f.name}\b|\"{f.name}\"[,)]", code)]
     for env, path in REGISTRY.items():

@@ -36,9 +36,9 @@ from minragen.config import Config, preset  # noqa: E402
 from minragen.environments import board, deepcoder, lean, theorems  # noqa: E402
 from minragen.environments.search import RemoteIndex  # noqa: E402
 from minragen.envs import FORMAT_PENALTY, REGISTRY, Budget, make  # noqa: E402
-from minragen.formats import FORMATS  # noqa: E402
 from minragen.run.groups import env_groups  # noqa: E402
 from minragen.run.tiny import tiny_tokenizer  # noqa: E402  the line above finds it
+from minragen.support.formats import FORMATS  # noqa: E402
 
 SLOW = {"deepcoder", "lean"}  # they run programs: a fifth of the replies of another environment
 
@@ -255,13 +255,12 @@ def relations(source):
 RECORDS = {
     ("countdown", "data"): [{"nums": [3, 7, 14], "target": 24}],
     ("metamathqa", "data"): [
-        {"query": "What is 2+2?", "response": "The answer is: 4", "original_question": "2?"},
+        {"question": "What is 2+2?", "answer": "4", "original_question": "2?"},
         {"question": "How many percent?", "answer": "So\n#### 1/2"}],
     ("searchqa", "data"): [{
         "question": "Who?", "answer": "Ann", "supporting_facts": [["Ann", 0]],
-        "context": {"title": ["Ann"], "sentences": [["Ann is.", "She."]]}},
-        {"question": "Who?", "ground_truth": ["Ann"], "context": [["Ann", ["A", "b"]]]}],
-    ("searchqa", "corpus"): [{"title": "Ann", "text": "Ann is."}, {"contents": "x"}, "y"],
+        "context": [["Ann", ["Ann is.", "She."]]]}, {"question": "Who?", "answer": ["Ann"]}],
+    ("searchqa", "corpus"): [{"title": "Ann", "text": "Ann is."}, {"text": "y"}],
     ("webshop", "products"): [{
         "asin": "B01", "name": "Red mug", "query": "mug", "product_category": "Home › Mugs",
         "pricing": "$9.50$12", "customization_options": {"size": [{"value": "Big"}]},
@@ -269,12 +268,11 @@ RECORDS = {
     ("deepcoder", "data"): [
         {"text": "Add.", "code": "def f(a): return a", "test_list": ["assert f(1) == 1"],
          "test_setup_code": "", "test_imports": ["import math"]},
-        {"problem": "Echo.", "tests": "{\"inputs\": [\"1\"], \"outputs\": [\"1\"]}",
-         "solutions": ["print(input())"], "starter_code": "def"},
-        {"question": "Add.", "metadata": "{\"func_name\": \"f\"}", "public_test_cases": [
-            {"input": "1\n2", "output": "3", "testtype": "functional"}],
-         "private_test_cases": "eJxrYIp3hIAAJGQFaQ==", "solution": "[\"x\"]"},
-        {"prompt": "Add.", "ground_truth": [{"fn_name": "f", "input": [1], "output": [2]}]}],
+        {"question": "Echo.", "tests": [{"input": "1", "output": "1"}],
+         "solution": "print(input())"},
+        {"question": "Add.", "function": "f", "solution": "def f(a): return a + 1",
+         "tests": [{"input": [1], "output": 2, "either": True}],
+         "examples": [{"input": [2], "output": 3}]}],
     ("lean", "data"): [{"formal_statement": "theorem a (n : Nat) : n = n := by sorry",
                         "header": "import Mathlib"},
                        {"formal_statement": "open Nat\nlemma b : 1 = 1 :=\n  by"}]}

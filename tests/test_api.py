@@ -6,9 +6,7 @@ import io
 import itertools
 import json
 import math
-import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -140,43 +138,29 @@ class TestBadServers:
         monkeypatch.setattr(time, "sleep", waits.append)
         (t,) = Server(server(lambda request: next(answers)), "m").collect(EnvGroups("bandit", 1, 1))
         assert t.turns[0].reply.valid and t.metrics["valid"] == 0  # there is no such arm
-        first, second = waits
-        assert second > 1.2 * first > 0.3
+        assert waits == [0.5, 1]
 
     @pytest.mark.parametrize("answer, said", [
-        (404, "no such model"), (302, "Error code: 302"),
-        (b" " * 2**20 + json.dumps(completion("x")).encode(), f"more than {2**20} bytes"),
-        (b"<html>", "does not answer like a chat server"),
+        (404, "no such model"), (302, "HTTP Error 302"),
+        (b" " * 2**22 + json.dumps(completion("x")).encode(), "endless reply"),
+        (b"<html>", "does not answer like a chat server"), (b"\x1f\x8b", "does not answer"),
         (NOTHING, "does not answer"), ([], "does not answer"), ({"choices": []}, "does not answer"),
         (completion("x", usage=USAGE | {"prompt_tokens": math.inf}), "does not answer"),
         (b"[" * 50_000, "does not answer"), (completion(5), "does not answer"),
         (completion("x", usage={"prompt_tokens": "many"}), "does not answer")])
     def test_a_redirect_an_endless_reply_and_what_is_no_chat_completion_are_refused(
-            self, server, monkeypatch, answer, said):
-        monkeypatch.setattr(api, "ATTEMPTS", 1)
+            self, server, answer, said):
         with pytest.raises(RuntimeError, match=said):
             Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 40, 1))
 
-    def test_a_reply_that_drips_is_given_up(self, monkeypatch):
-        clock = itertools.count()
-        monkeypatch.setattr(api, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        with pytest.raises(ValueError, match="or 120 seconds"):
-            api.read_bounded(SimpleNamespace(headers={}, iter_bytes=lambda: itertools.repeat(b" ")))
-        assert next(clock) < 125
-
     def test_one_deadline_holds_for_a_request_with_its_tries(self, server, monkeypatch):
-        monkeypatch.setattr(api, "DEADLINE", 0.2)
-        with pytest.raises(RuntimeError, match="no answer in 0.2 seconds"):
+        monkeypatch.setattr(api, "SECONDS", 0.2)
+        with pytest.raises(RuntimeError, match="HTTP Error 503.*try 1 of 6"):
             Server(server(lambda request: 503), "m").collect(EnvGroups("bandit", 1, 1))
-
-    def test_a_compressed_reply_is_refused_before_it_is_decoded(self):
-        response = SimpleNamespace(headers={"Content-Encoding": "gzip"}, iter_bytes=pytest.fail)
-        with pytest.raises(ValueError, match="compressed"):
-            api.read_bounded(response)
 
     def test_what_a_server_says_cannot_speak_to_the_terminal(self, server):
         body = json.dumps({"error": {"message": "\x1b]0;title\x07 gone"}}).encode()
-        with pytest.raises(RuntimeError, match="title gone") as error:
+        with pytest.raises(RuntimeError, match="title.* gone") as error:
             Server(server(lambda request: (400, body)), "m").collect(EnvGroups("bandit", 1, 1))
         assert str(error.value).isprintable()
 
@@ -196,16 +180,14 @@ class TestBadServers:
 
     def test_a_server_that_stalls_is_given_up(self, server, monkeypatch):
         monkeypatch.setattr(api, "SECONDS", 0.1)
-        monkeypatch.setattr(api, "ATTEMPTS", 1)
         with pytest.raises(RuntimeError, match="timed out"):
             Server(server(lambda request: time.sleep(1) or {}), "m").collect(
                 EnvGroups("bandit", 1, 1))
 
-    def test_an_address_where_nothing_answers_is_refused_before_a_request_is_tried_again(self):
-        server, url = Server("http://127.0.0.1:9/v1", "m"), "http://127.0.0.1:9/v1"
-        server._play = pytest.fail
-        with pytest.raises(RuntimeError, match=f"{url}: Connection error. .*Is the server running"):
-            server.collect(EnvGroups("bandit", 1, 1))
+    def test_an_address_where_nothing_answers_is_refused(self, monkeypatch):
+        monkeypatch.setattr(api, "PAUSES", (0.01, math.inf))
+        with pytest.raises(RuntimeError, match="http://127.0.0.1:9/v1: .*try 2 of 2.*running"):
+            Server("http://127.0.0.1:9/v1", "m").collect(EnvGroups("bandit", 1, 1))
 
     @pytest.mark.parametrize("env, error", [("toys:Gone", "ConnectionError: no answer"),
                                             ("toys:Late", "ConnectionError: not yet")])
@@ -215,8 +197,3 @@ class TestBadServers:
         groups.reset = lambda seed: EnvGroups.reset(groups, TRAIN_SEED)
         (t,) = Server(url, "m").collect(groups)
         assert t.error == error and t.turn_rewards in ([], [0.0])  # as in training
-
-    def test_without_the_package_it_is_told_how_to_get_it(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "openai", None)
-        with pytest.raises(ImportError, match="pip install 'openai>=2'"):
-            Server("http://x", "m")

@@ -20,9 +20,9 @@ from minragen import chat
 from minragen.chat import ChatFrame
 from minragen.config import preset
 from minragen.envs import SPLITS, make
-from minragen.formats import FORMATS, description_parts, format_instructions
 from minragen.run import start
 from minragen.run.tiny import CHAT_TEMPLATE, tiny_tokenizer
+from minragen.support.formats import FORMATS, description_parts, format_instructions
 from minragen.trajectory import Reply
 
 CHATML = CHAT_TEMPLATE

@@ -19,11 +19,11 @@ from minragen.__main__ import main as command
 from minragen.config import ALGOS, PRESETS, ROOM, Config, preset
 from minragen.envs import REGISTRY
 from minragen.look import report
-from minragen.options import ELSEWHERE, nearest, parse_options
-from minragen.run import start
+from minragen.run import measure, start
 from minragen.run.bundled import choose_model
 from minragen.run.groups import check_environments
 from minragen.run.runs import load_config, read_config
+from minragen.support.options import ELSEWHERE, nearest, parse_options
 from minragen.train import main
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -57,7 +57,7 @@ class TestOptions:
         said = [settings.summary(loaded[0].config),
                 settings.explain(parsed("--model", folders["two"]), {}),
                 *map(report.title, loaded), *report.configurations(loaded),
-                choose_model(folders["one"], "cpu")[2], evaluation.subjects(asked)[0][0],
+                choose_model(folders["one"], "cpu")[2], measure.subjects(asked)[0][0],
                 start.asked_for(["--run", "a", "--resume"])[3]]
         assert "away" not in " ".join(said)
         assert all(re.search(r"\b(one|two)\b", text) for text in said), said

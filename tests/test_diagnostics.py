@@ -18,8 +18,8 @@ from minragen.envs import REGISTRY
 from minragen.fast.policies import faster
 from minragen.look import diagnostics
 from minragen.look.diagnostics import VARIED, Pair, collapse_metrics, gradient_metrics, score_matrix
-from minragen.metrics import describe, held_out_metrics
 from minragen.models import AdamW, token_logprobs
+from minragen.support.metrics import describe, held_out_metrics
 from minragen.trajectory import Batch, Trajectory
 
 

@@ -26,8 +26,8 @@ from minragen import envs
 from minragen.chat import reply_pattern
 from minragen.config import Config, preset
 from minragen.envs import FORMAT_PENALTY, IMAGE, SPLITS, Budget, TextEnv, image_of
-from minragen.formats import FORMATS
 from minragen.run.groups import env_groups
+from minragen.support.formats import FORMATS
 
 # Environments that must be stochastic, with the options that make them so.
 STOCHASTIC = {"bandit": {}, "frozenlake": {"slip": 0.5}}
@@ -195,7 +195,7 @@ def numbers(pattern, text):
 class TestSeeds:
     def test_a_seed_gives_one_episode_and_looking_at_it_changes_nothing(self, env_name):
         episodes = random_episodes(env_name, member=1)  # it also imports what is imported late
-        for _ in range(2):  # a thread that another test has left may draw once, as openai's retries
+        for _ in range(2):  # a thread that another test has left may draw once
             before = global_randomness()
             for seed, episode in enumerate(episodes):
                 player = functools.partial(curious, random_player(seed))

@@ -42,10 +42,10 @@ from minragen.envs import (
     image_of,
     make,
 )
-from minragen.options import parse_mixture
 from minragen.rollout import Rules, collect
 from minragen.run import groups as run_groups
 from minragen.run.groups import PatientGroups
+from minragen.support.options import parse_mixture
 from minragen.trajectory import StopReason
 
 

@@ -26,10 +26,10 @@ from minragen.look.faults import Fault, fault_of
 from minragen.look.intervals import pass_at_k, sign_test, wilson
 from minragen.look.play import play
 from minragen.look.players import DEMONSTRATIONS, NearestDemonstration, features, scripted
-from minragen.options import parse_options
-from minragen.run import start
+from minragen.run import measure, start
 from minragen.run.groups import env_groups
 from minragen.run.runs import load_config
+from minragen.support.options import parse_options
 from minragen.trajectory import Reply, Trajectory, Turn
 
 
@@ -329,7 +329,7 @@ class TestCommand:
 
     def test_options_of_the_command_reach_the_config_that_is_measured(self, trained):
         def configs(*words):
-            return [config for _, config, _ in evaluation.subjects(evaluation.arguments(words))]
+            return [config for _, config, _ in measure.subjects(evaluation.arguments(words))]
 
         greedy, plain = configs("--run", "a", "--temperature", "0") + configs("--run", "a")
         assert (greedy.val_temperature, plain.val_temperature) == (0.0, 0.5)
@@ -415,7 +415,7 @@ class TestElsewhere:
         run("--env frozenlake --run lake --steps 1 --num-groups 2 --group-size 4 --val-size 2 "
             "--diagnose-every 0", *options)
         config = load_config("lake")
-        here = evaluation.checkpoint_player(config, "lake")(env_groups(config, "test", 2))
+        here = measure.checkpoint_player(config, "lake")(env_groups(config, "test", 2))
         monkeypatch.chdir(runs.parent)
         for seed, t in enumerate(here["checkpoint, greedy"]):
             exec(program.replace("seed=0", f"seed={seed}"), found := {})
@@ -505,7 +505,7 @@ class TestShow:
                 raise EOFError
 
         on_screen.show_run("a", config, env_groups(config, "test"),
-                       evaluation.checkpoint_player(config, "a"), 0, ask=ask, say=said.append)
+                       measure.checkpoint_player(config, "a"), 0, ask=ask, say=said.append)
         marks = ["Enter" if line == "Enter" else line.strip()[:3] for line in said]
         assert marks[:7] == ["run", "---", "Two", "Enter", "> <", "Rew", "Enter"]
         assert said[-1] == "Enter" and sum(line.startswith("\n---") for line in said) == 5

@@ -18,10 +18,10 @@ from minragen.fast import llama, prefix_tree
 from minragen.models import Policy
 from minragen.more.described import DescribedTurn
 from minragen.more.windows import WindowedFrame
-from minragen.noise import noise_keys, uniforms
 from minragen.rollout import Rules, collect, sample_tokens
 from minragen.run import proof
 from minragen.run.proof import prove
+from minragen.support.noise import noise_keys, uniforms
 from minragen.trajectory import Reply, StopReason, Trajectory, make_batch
 
 

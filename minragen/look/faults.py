@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from minragen.environments.layers import Layer
 from minragen.envs import Failure, ServerGone, TextEnv, failure_of
-from minragen.options import nearest
+from minragen.support.options import nearest
 
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
 LIBRARIES = ("<", sysconfig.get_path("stdlib") + os.sep)  # <: frozen modules, compiled strings

@@ -15,9 +15,9 @@ import sys
 import numpy as np
 
 from minragen.envs import IMAGE, image_of, make
-from minragen.formats import forced_prefix
 from minragen.look.faults import Parser, printable
 from minragen.more.converse import converse
+from minragen.support.formats import forced_prefix
 from minragen.trajectory import Reply, Trajectory
 
 SHOWN = 3  # instances of a run's policy that are printed where nobody can press Enter

@@ -29,13 +29,13 @@ from minragen.config import BUDGETS, Config, changed_environment, env_names, sum
 from minragen.environments.board import Board, read_tiles
 from minragen.environments.limits import within_time_limit
 from minragen.envs import REGISTRY, EnvGroups, image_of
-from minragen.formats import FORMATS, forced_prefix
 from minragen.look.diagnostics import warnings_of
 from minragen.look.faults import Parser, first_line
 from minragen.look.intervals import difference, wilson
 from minragen.more.vision import data_uri
-from minragen.options import parse_options, short
 from minragen.run import runs
+from minragen.support.formats import FORMATS, forced_prefix
+from minragen.support.options import parse_options, short
 
 DATA = Path(__file__).parent.parent / "data"
 EPISODES_SIZE = 2_000_000  # characters of conversations in a page; longer runs leave out steps

@@ -15,7 +15,7 @@ from functools import partial
 from minragen.environments.openenv import LOOPBACK, MAX_ANSWER, application, uvicorn
 from minragen.envs import Budget, image_of, make
 from minragen.look.faults import Parser
-from minragen.options import parse_options
+from minragen.support.options import parse_options
 
 ARRIVAL = 10.0  # seconds in which a request must have arrived
 OPEN_FILES, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

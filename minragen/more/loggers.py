@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from minragen.options import nearest
+from minragen.support.options import nearest
 
 
 def tensorboard(folder, config):

@@ -47,12 +47,12 @@ from minragen.fast.policies import faster
 from minragen.models import AdamW
 from minragen.more import lora
 from minragen.more.vision import image_store_of
-from minragen.options import nearest, short
 from minragen.run.distributed import progress_bar
 from minragen.run.groups import most_turns
 from minragen.run.load import foreign, load_policy
 from minragen.run.runs import save_policy
 from minragen.run.tiny import EXPERT, UNTRAINED, recipe_of
+from minragen.support.options import nearest, short
 from minragen.trajectory import Reply, StopReason, Trajectory, make_batch
 
 TINY_MODELS = tuple(UNTRAINED)  # made for their environments

@@ -20,10 +20,10 @@ from queue import Empty, SimpleQueue
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
 from minragen.envs import EnvGroups, ServerGone, failure_of, image_of
-from minragen.formats import FORMATS, description_parts, format_parts
 from minragen.look.faults import fault_of
 from minragen.more.described import DescribedTurn
-from minragen.options import parse_options
+from minragen.support.formats import FORMATS, description_parts, format_parts
+from minragen.support.options import parse_options
 
 # Threads of steps over their limit, which Python cannot end; with so many no other step begins.
 MOST_LATE, LATE = 1000, "a step over its limit"  # and the name of such a thread

@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 from minragen.config import DATA, RUN_NAME, Config, check
 from minragen.more import lora
-from minragen.options import ELSEWHERE, LAST_WITH_REMOVED, nearest, parse_options
+from minragen.support.options import ELSEWHERE, LAST_WITH_REMOVED, nearest, parse_options
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.

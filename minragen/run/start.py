@@ -55,7 +55,6 @@ from minragen.more import estimators, filters, loggers, lora, vision
 from minragen.more.echo import EchoFrame
 from minragen.more.stale import OlderWeights
 from minragen.more.windows import WindowedFrame
-from minragen.options import short
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
 from minragen.run.command import opening_line
@@ -63,6 +62,7 @@ from minragen.run.groups import backends, check_environments, env_groups
 from minragen.run.load import foreign, load_policy
 from minragen.run.log import Log
 from minragen.run.proof import prove
+from minragen.support.options import short
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
 
 # What --advantages and --filter may name beside the rows of starpo.py.

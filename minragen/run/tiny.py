@@ -17,9 +17,9 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from minragen.envs import IMAGE, image_of
-from minragen.formats import FORMATS, description_parts, format_instructions
 from minragen.models import Policy
 from minragen.more.vision import SeeingPolicy, VisionLanguageModel
+from minragen.support.formats import FORMATS, description_parts, format_instructions
 
 PATCH = 8  # pixels of a patch's side; a board's cell is one patch, and one token
 LEAN_WORDS = Path(__file__).parent.parent / "data" / "lean_words.txt"  # of goals, proofs, messages

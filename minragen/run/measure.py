@@ -1,0 +1,105 @@
+"""What `minragen.eval` measures: runs and models become players, and players become tables.
+
+Reading order: `subjects` (what is asked for, if it can be), `measure`, `checkpoint_player`.
+
+Tests: `python -m pytest tests/test_eval.py`.
+"""
+
+import dataclasses
+from functools import partial
+
+from minragen.config import changed_environment, check, from_options
+from minragen.fast.scheduler import collect
+from minragen.look import evaluate
+from minragen.more.vision import image_store_of
+from minragen.run import distributed, runs, start
+from minragen.run.bundled import choose_model
+from minragen.run.groups import check_environments, env_groups
+from minragen.run.proof import prove
+from minragen.support.options import short
+from minragen.train import rules_of
+
+
+def subjects(args):
+    """What is measured: [(name, Config, run or ""), ...]. Whatever can be refused is refused here,
+    before anything is played."""
+    changes = dict(device=args.device)
+    if args.temperature is not None:
+        changes["val_temperature"] = args.temperature
+    if args.run is not None:
+        found = [(run, runs.with_files(runs.load_config(run), args.env_arg), run)
+                 for run in args.run.split() or [""]]
+        for name, config, _ in found:
+            runs.find_checkpoint(runs.RUNS / name, lambda line: None, args.checkpoint)
+            tasks = [" ".join([c.env, *changed_environment(c)]) for c in (found[0][1], config)]
+            if tasks[0] != tasks[1]:
+                raise ValueError(f"{found[0][0]} and {name} cannot be compared: they play "
+                                 f"{tasks[0]!r} and {tasks[1]!r}. Evaluate each by itself.")
+    else:
+        model = args.model or args.api_model or choose_model("", args.device)[0]
+        found = [(short(args.api_model or model), from_options(dict(
+            env=env, model=model, layer=tuple(args.layer),
+            env_arg=tuple(  # those of other environments are not its own
+                o for o in args.env_arg if o.partition("=")[0].rpartition(".")[0] in ("", env)))),
+            "") for env in args.env.split(",")]
+    found = [(name, dataclasses.replace(config, **changes), run) for name, config, run in found]
+    for _, config, _ in found:
+        check(config)
+        check_environments(config)
+    return [(name, evaluate.of_set(config, args.set) if args.set else config, run)
+            for name, config, run in found]
+
+
+def measure(name, config, run, args, greedy=True):
+    """Evaluate one subject and print its tables. Returns (name, Config, tables, trajectories).
+
+    greedy: whether a model that is here plays greedily, too, which takes twice as long
+    """
+    if args.api:
+        from minragen.more.api import Server  # which needs a package of its own
+
+        server = Server(args.api, args.api_model, config.response_format, config.max_new_tokens,
+                        config.val_temperature, config.example)
+
+        def play(groups, greedy):
+            return {name: server.collect(groups)}
+    else:
+        play = checkpoint_player(config, run, only=args.checkpoint)
+    tables, trajectories = evaluate.evaluate(
+        partial(env_groups, config), args.split, args.size, play, args.samples, greedy)
+    evaluate.show(tables, f"{args.split}{' ' + args.set if args.set else ''}",
+                  f"{'run' if run else 'model'} {name}", config.val_temperature)
+    if args.api:
+        print(f"the server counted {server.prompt_tokens:,} tokens of prompts and "
+              f"{server.reply_tokens:,} of replies")
+    return name, config, tables, trajectories
+
+
+def checkpoint_player(config, run="", say=print, only=""):
+    """A `play` of `evaluate.evaluate` for a run's checkpoint, or for the model that a run of this
+    Config would begin with. Raises ValueError if the run has no whole checkpoint.
+
+    only: "best": the checkpoint of the best validation
+    """
+    policy, frame = start.load(dataclasses.replace(config, attention=""), run and
+                               runs.find_checkpoint(runs.RUNS / run, say, only), say)
+    name = (only or "checkpoint") if run else short(config.model)
+
+    unproved = image_store_of(policy)
+
+    def play(groups, greedy=True, first_seed=0):
+        nonlocal unproved
+        if unproved:  # does its tower take images of this size?
+            unproved.expect(groups.reset(first_seed))
+            prove(policy, config.max_context)
+            unproved = None
+        temperatures = {"": config.val_temperature} | ({", greedy": 0.0} if greedy else {})
+        played = {}
+        with distributed.progress_bar(f"evaluation on {groups.split}: tokens sampled") as progress:
+            for how, temperature in temperatures.items():
+                policy.begin_rollout()
+                rules = rules_of(config).held_out(temperature)
+                played[f"{name}{how}"] = collect(policy, frame, groups, first_seed, rules, progress)
+        return played
+
+    return play

@@ -1,0 +1,1 @@
+"""What the reading list leans on, and nobody needs to read first."""
