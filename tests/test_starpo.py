@@ -53,7 +53,8 @@ class TestFilter:
                lambda scores: max(scores, default=0) > 1))
     def test_it_keeps_the_groups_that_the_slow_loop_keeps(self, strategy, value, scale, scores):
         """Scores of up to 1e-10 count as 0. Shares do not depend on the scale."""
-        scores, value = one(*scores) * scale, value * (3 if strategy == "top_k_abs" else 1)
+        scores = one(*scores) * scale
+        value = math.ceil(3 * value) if strategy == "top_k_abs" else value
         config = SimpleNamespace(filter=strategy, filter_value=value)
         expected = slow.kept_groups(dict(enumerate(scores.tolist())), config)
         kept = starpo.filter_groups(scores, value, strategy)
