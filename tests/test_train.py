@@ -508,10 +508,9 @@ class TestRuns:
 
     def test_a_run_whose_filter_stays_empty_stops_says_why_and_plays_no_step_when_resumed(
             self, runs, capsys):
-        run("--env toys:Lottery --run a --steps 9 --num-groups 2 --group-size 4 --val-size 1 "
-            "--warmup-steps 0 --env-arg prize=0.0 --max-turns 1 --filter min_p "
-            "--temperature 0.0001")
-        assert "the filter (min_p) kept no group" in capsys.readouterr().out
+        run("--env frozenlake --run a --steps 9 --num-groups 2 --group-size 4 --val-size 1 "
+            "--warmup-steps 0 --env-arg slip=0 --max-turns 1 --temperature 0.0001")
+        assert "the filter (top_p) kept no group" in capsys.readouterr().out
         before = metrics(runs / "a")
         assert [line["step"] for line in before] == [0, 1, 2, 3, 4, 5, 5]
         run("--run a --resume")
