@@ -5,24 +5,10 @@ environment state manager). The ten environments are in minragen/environments, o
 
 Axes: P groups, G members of a group (same instance, own dynamics), K turns.
 
-Differences from RAGEN V2's environments and its `es_manager`:
-  1. The instance comes from `seed` alone and the dynamics from `(seed, member)`. In RAGEN all
-     members share the dynamics, and Bandit's members do not even share their prompt.
-  2. `train`, `val` and `test` are disjoint by *instance*: a CRC of the instance's text names its
-     split, and generation draws again until it fits. RAGEN separates seeds, so the splits of a
-     small environment share instances.
-  3. All limits of turns and actions in a prompt come from the one `Budget`. RAGEN announces budgets
-     that its own caps make unreachable.
-  4. The format penalty is part of the turn's reward, so it survives turn-level credit assignment.
-  5. Running out of turns is `truncated`; reaching an end is `terminated`; never both.
-  6. VAGEN lets another language model read descriptions of a state; here an environment scores them
-     itself (`score_description`).
+Tests: `python -m pytest tests/test_envs.py tests/test_env_contract.py`.
 """
 
-import functools
 import pkgutil
-import re
-import threading
 import zlib
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -34,18 +20,10 @@ from gymnasium import spaces
 from minragen.support.options import check_options, nearest, options_of, parse_mixture
 
 FORMAT_PENALTY = -0.1  # reward added once to a turn with no action or with an unknown one
-LARGEST = 1e15  # largest accepted reward or metric of a step; its square fits float32
 MAX_REDRAWS = 20_000  # instances drawn in search of one of the right split before giving up
 SEPARATOR = "||"  # between the actions of one turn
 IMAGE = "<image>"  # the placeholder of an observation's image
 SPLITS = ("train", "val", "test")
-# Names of a run's own metrics (docs/metrics.md), which no environment and no metric of one has.
-RUN_METRICS = """val test first_turn trajectory gradient step pass@G episode_return reward_std
-    groups_kept groups_zero_std rollouts turns response_tokens reply_tokens context_full env_errors
-    entropy overlong_penalty grounding worldmodeling env_return policy_loss clip_fraction
-    approx_kl kl_ref kl_reward echo_loss grad_norm critic_grad_norm updates_skipped
-    logprob_gap regime value_loss explained_variance seconds rollout_seconds rollout_idle waited
-    tokens_per_second elapsed valid_thinking distinct_3""".split()  # noqa: SIM905
 
 
 @dataclass(frozen=True)
@@ -78,22 +56,14 @@ class Outcome(NamedTuple):
 class Observation(str):
     """What the model sees after a reset or a step: text, in which `<image>` marks the image.
 
-    image: RGB, (H, W, 3) uint8, or None; a copy is kept, since environments may draw on theirs
-    state: TextEnv.state at that time, which EnvGroups notes
-    raises: ValueError for another array, or for an image without exactly one placeholder
+    image: RGB, (H, W, 3) uint8, or None; a copy, since environments may draw on theirs
+    state: TextEnv.state at that time, which EnvGroups adds
     """
 
     def __new__(cls, text, image=None, state=""):
         observation = str.__new__(cls, text)
-        if image is not None:
-            image = np.array(image)
-            if image.dtype != np.uint8 or image.shape[2:] != (3,) or not image.size:
-                raise ValueError(f"an image is {image.dtype} of shape {image.shape}, expected "
-                                 f"uint8 of shape (H, W, 3).")
-            if text.count(IMAGE) != 1:
-                raise ValueError(f"an observation with an image has {text.count(IMAGE)} times "
-                                 f"{IMAGE}, expected once.")
-        observation.image, observation.state = image, state
+        observation.image = None if image is None else np.array(image)
+        observation.state = state
         return observation
 
 
@@ -107,18 +77,9 @@ class TextEnv(gymnasium.Env):
 
     One `step` is one *turn*: the text inside `<answer>` is split on `||` if `multi_action` is True,
     each piece is matched against `actions` ignoring case, and the pieces run until one ends the
-    episode or a limit of the budget is reached. An environment writes
+    episode or a limit of the budget is reached. An environment writes `instruction`, `_reset`,
+    `_act`, `render`, `solve`, and what else it likes.
 
-        instruction        str or property: the task, told once in the system message
-        _reset(rng)        draw an instance from the numpy Generator `rng`
-        _act(action)       run one action -> Outcome, or None if it is not an action here
-        render()           the state as the model sees it
-        solve()            list of answers, one per remaining turn, that reach the maximum reward
-
-    and, if it likes, note, instance, random_answer, shallow_answer, image, describe, ... (below).
-
-    reset(seed=, options={"member": k}) -> (observation, info)
-    step(answer) -> (observation, reward, terminated, truncated, info)
     info: `success` and `valid`, 0.0 or 1.0; `effective`, the share of executed actions that changed
         the state; and the `metrics` of the turn's outcomes, summed
     observation: a str; with an image an Observation, which has the line `<image>` exactly once.
@@ -131,17 +92,13 @@ class TextEnv(gymnasium.Env):
     actions: tuple = ()  # names of the actions; empty means that any text is passed to _act
     multi_action = False  # whether an answer may hold several actions joined by ||
     parallel = False  # whether a step waits on something (sandbox, server) and belongs in a thread
-    # Tells the model how to describe the state, in response formats that ask for it.
-    description_language = (
-        "In a world with places, say what you see as things and where they are from the player, "
-        "such as: goal below right; hole same row left; box above same column; target above left.")
     defaults: dict = {}  # option name -> default; the type of the default is the type of the option
     bundled_data = "generated"  # where its instances come from, for the table of environments
     backend = ""  # external program or server, named in a run's first line
     alias = ""  # what metrics call it, for an environment that `make` found at a server's address
-    instruction = ""
-    # A reply to an instance that no split contains: its thought and its answer; then, for response
-    # formats that ask for them, what it sees and what it predicts. `--example` tells it.
+    instruction = ""  # or a property: the task, told once in the system message
+    # A reply to an instance of no split, told by `--example`: its thought and its answer; then, for
+    # response formats that ask for descriptions, what it sees and what it predicts.
     example: tuple = ()
     state = ""  # what `render_text` returned for the last observation
 
@@ -164,12 +121,15 @@ class TextEnv(gymnasium.Env):
     # -- what an environment writes --------------------------------------------------------------
 
     def _reset(self, rng):
+        """Draw an instance from the numpy Generator `rng`."""
         raise NotImplementedError(f"{type(self).__name__} does not write _reset(rng).")
 
     def _act(self, action):
+        """Run one action. Returns its Outcome, or None if it is not an action here."""
         raise NotImplementedError(f"{type(self).__name__} does not write _act(action).")
 
     def render(self):
+        """The state as the model sees it."""
         raise NotImplementedError(f"{type(self).__name__} does not write render().")
 
     def render_text(self):
@@ -212,11 +172,9 @@ class TextEnv(gymnasium.Env):
 
     @staticmethod
     def shallow_answer(texts):
-        """The answer of a shallow player, who pastes, matches words or repeats a fixed tactic. A
-        model that has learnt the task must beat it.
-
-        texts: what a model has seen: system prompt, observation, answer, observation, ...
-        """
+        """The answer of a player who pastes, matches words or repeats a fixed tactic, given the
+        texts that a model has seen: system prompt, observation, answer, observation, ... A model
+        that has learnt the task must beat it."""
         raise NotImplementedError("it does not write shallow_answer().")
 
     # -- what every environment gets -------------------------------------------------------------
@@ -267,7 +225,8 @@ class TextEnv(gymnasium.Env):
                    self.turns_left * self.budget.max_actions_per_turn)
 
     def reset(self, *, seed=None, options=None):
-        """Draw the instance of `seed` that belongs to the split. Returns (observation, info)."""
+        """Draw the instance of `seed` that belongs to the split, with the dynamics of
+        `options["member"]`. Returns (observation, info)."""
         super().reset(seed=seed)
         if seed is None:  # Gymnasium's convention: go on from the environment's own stream
             seed = int(self.np_random.integers(2**31))
@@ -381,56 +340,12 @@ def make(name, split="train", budget=None, layers=(), **options):
     return pkgutil.resolve_name(LAYERS)(env, layers) if layers else env
 
 
-class ServerGone(RuntimeError):
-    """A tool's server does not answer. An environment raises it before it has changed anything, so
-    that the reset or step can be tried again."""
-
-
-class Failure(Exception):
-    """What a reset or a step raised, in words. fault: where it was raised (look/faults.py)"""
-
-    fault = None
-
-
-def failure_of(error):
-    """A Failure that says `ValueError: zzz`, whatever the code of this exception does; of a
-    ServerGone a plain one."""
-    try:
-        name, said = f"{type(error).__name__}", str.__str__(str(error))
-    except BaseException:  # whatever its __str__ raises
-        name, said = type.__repr__(type(error)), "its text cannot be read"
-    gone = issubclass(type(error), ServerGone)
-    return ServerGone(said) if gone else Failure(f"{name}: {said}")
-
-
-def number(x):
-    """The float of a number. Raises ValueError for nan, an array, or what is no number."""
-    if type(x) is not float and hasattr(x, "__float__") and not getattr(x, "ndim", 0):
-        x = float(x)
-    if type(x) is not float or not -LARGEST < x < LARGEST:
-        raise ValueError(f"{x!r:.50} is not a number below {LARGEST:g}.")
-    return x
-
-
-@functools.lru_cache(2**12)
-def metric_name(name):
-    """What an environment, or its metric, is called in a run's metrics: another name, which is
-    printed, if it is one of RUN_METRICS or has a character that no metric's name may have."""
-    name = str.__str__(name)
-    if name.partition("/")[0] not in RUN_METRICS and re.fullmatch(r"[\w ./:@%+-]{1,99}", name):
-        return name
-    other = "env." + re.sub(r"[^\w .:@%+-]", "_", name)[:90]
-    print(f"warning   the run uses the metric's name {name!a:.99}, or it has a forbidden "
-          f"character, so it is logged as {other!a}", flush=True)
-    return other
-
-
 class EnvGroups:
     """P groups of G members, possibly of several environments: reset together, stepped by row.
 
     All G members of a group share the instance (same seed) and have their own dynamics (`member`).
-    Rows are group-major: `places` has the (group, member) of each. An environment that raised is
-    built anew by the next reset. run/groups.py runs those that wait (`parallel`) in threads.
+    Rows are group-major: `places` has the (group, member) of each. What an environment raises is
+    raised here; a run has the subclass of run/groups.py, which ends the row's episode instead.
 
     spec: a mixture; `frozenlake,bandit` splits evenly, `frozenlake=24,bandit=8` as it says
     options: `name.option` addresses one environment of a mixture
@@ -452,63 +367,44 @@ class EnvGroups:
             budget = replace(make(name, split, **own).budget, **(budgets or {}))
             self._given[name] = dict(name=name, split=split, budget=budget, layers=layers, **own)
         self.envs = [make(**self._given[self.names[group]]) for group, _ in self.places]
-        self.seeds, self._broken = [None] * num_groups, set()
+        self.seeds = [None] * num_groups
 
     def __len__(self):
         return len(self.envs)
 
-    def reset(self, first_seed):
-        """Draw new instances: group g gets seed `first_seed + g`. Returns each row's observation,
-        or the Failure of its environment."""
-        self.seeds = [first_seed + g for g in range(self.num_groups)]
-        return self._each(range(len(self)), self._reset_row)
+    def name_of(self, row):
+        """What metrics call the environment of a row."""
+        return self.envs[row].alias or self.names[self.places[row][0]]
 
-    def _reset_row(self, row):
-        group, member = self.places[row]
-        if row in self._broken:
-            self.envs[row] = make(**self._given[self.names[group]])
-            self._broken.remove(row)
-        env = self.envs[row]
+    def reset(self, first_seed):
+        """Draw the instance of seed `first_seed + g` in group g. Returns each row's Observation."""
+        self.seeds = [first_seed + g for g in range(self.num_groups)]
+        return self.each(range(len(self)), self.begin)
+
+    def begin(self, row):
+        (group, member), env = self.places[row], self.envs[row]
         first, _ = env.reset(seed=self.seeds[group], options={"member": member})
-        for what, text in (("reset() returned", first), ("system_prompt is", env.system_prompt)):
-            if not isinstance(text, str):
-                raise TypeError(f"{type(env).__name__}.{what} {text!r:.200}, expected a str.")
-        return Observation(str.__str__(first), image_of(first), str.__str__(env.state))
+        return self.observed(env, first)
 
     def step(self, rows, replies):
-        """Step the given rows. Returns for each what `turn(env, reply)` returned, or the Failure
-        that it raised: a fault of the environment, not of the reply (`StopReason.ENV_ERROR`)."""
+        """Returns for each of the given rows what `turn(env, reply)` returns."""
         reply_of = dict(zip(rows, replies))
-        return self._each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
+        return self.each(rows, lambda row: self.turn(self.envs[row], reply_of[row]))
 
-    failure = staticmethod(failure_of)  # run/groups.py adds where it was raised
+    @classmethod
+    def turn(cls, env, reply):
+        """What env.step returns of a Reply: Observation, reward, terminated, truncated, info."""
+        observation, *rest = env.step(reply.answer)
+        return (cls.observed(env, observation), *rest)
 
-    @staticmethod  # run/groups.py may put another one in its place
-    def turn(env, reply):
-        """What env.step returned, in plain values: Observation, float, bool, bool, {str: float}.
-        Raises ValueError if it breaks the contract."""
-        result = env.step(reply.answer)
-        try:
-            shown, reward, terminated, truncated, info = result
-            return (Observation(str.__str__(shown), image_of(shown), str.__str__(env.state)),
-                    number(reward), bool(number(terminated)), bool(number(truncated)),
-                    {metric_name(name): number(x) for name, x in dict.items(info)})
-        except (TypeError, ValueError) as problem:
-            said = f"{type(env).__name__}.step() returned {result!r:.200}: {problem}"
-            raise ValueError(said) from problem
+    @staticmethod
+    def observed(env, observation):
+        """The Observation that an environment returned, with its state."""
+        return Observation(observation, image_of(observation), env.state)
 
-    def _each(self, rows, function):
-        """What function(row) returned for each row, or its Failure."""
-        return [self.attempt(row, function, row) for row in rows]
+    def each(self, rows, function):
+        return [function(row) for row in rows]
 
     def attempt(self, row, function, *arguments):
-        """function(*arguments), or a Failure, which ends the row's episode and not the run. What an
-        extension raises in a panic is no Exception. Ctrl-C reaches only the main thread."""
-        try:
-            return function(*arguments)
-        except BaseException as error:
-            if (type(error) is KeyboardInterrupt
-                    and threading.current_thread() is threading.main_thread()):
-                raise
-            self._broken.add(row)
-            return self.failure(error)
+        """function(*arguments), which calls the row's environment."""
+        return function(*arguments)

@@ -101,7 +101,7 @@ class Trajectory:
     def begin(cls, groups, row, observation):
         """The fresh episode of a row of EnvGroups. observation: what `reset` returned for it"""
         g, member = groups.places[row]
-        t = cls(groups.envs[row].alias or groups.names[g], groups.seeds[g], g, member, row)
+        t = cls(groups.name_of(row), groups.seeds[g], g, member, row)
         if isinstance(observation, Exception):
             t.fail(observation)
         else:

@@ -24,7 +24,7 @@ READING = {
     "chat": {"envs", "trajectory"}, "models": {"starpo", "cache"}, "cache": set(), "envs": set(),
     "config": {"envs"}, "eval": {"envs"}}
 SUPPORT = {"options": set(), "checks": {"starpo"}, "formats": {"support.options"},
-           "template": set(), "noise": set(), "metrics": {"envs", "trajectory"}}
+           "template": set(), "noise": set(), "metrics": {"trajectory"}}
 ALONE = ("starpo", "cache")  # import nothing of ours
 # The wings that each may import inside of main(), or, for the command of evaluation, anywhere.
 IN_MAIN = {"train": {"run.start"}, "nano": {"run.bundled"}}

@@ -126,8 +126,7 @@ class TestTinyTokenizer:
 
 
 def system_message(frame, prompt="rules"):
-    """That of an environment with this prompt, which describes its states in the language L."""
-    return frame.system_message(SimpleNamespace(system_prompt=prompt, description_language="L"))
+    return frame.system_message(SimpleNamespace(system_prompt=prompt))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -26,7 +26,7 @@ from minragen import envs
 from minragen.chat import reply_pattern
 from minragen.config import Config, preset
 from minragen.envs import FORMAT_PENALTY, IMAGE, SPLITS, Budget, TextEnv, image_of
-from minragen.run.groups import env_groups
+from minragen.run.groups import env_groups, metric_name
 from minragen.support.formats import FORMATS
 
 # Environments that must be stochastic, with the options that make them so.
@@ -104,7 +104,7 @@ def play(env, seed, player, member=0):
         assert isinstance(observation, str) and observation in env.observation_space
         assert (type(reward), type(terminated), type(truncated)) == (float, bool, bool)
         assert {type(value) for value in info.values()} == {float}
-        assert [*map(envs.metric_name, info)] == [*info], "a run has other metrics of this name"
+        assert [*map(metric_name, info)] == [*info], "a run has other metrics of this name"
         assert {info["success"], info["valid"]} <= {0.0, 1.0} and 0.0 <= info["effective"] <= 1.0
         episode.observations.append(observation)
         episode.images.append(bytes_shown(observation))

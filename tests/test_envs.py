@@ -30,18 +30,18 @@ from minragen import envs
 from minragen.environments import limits
 from minragen.environments.gymnasium_text import GymnasiumText
 from minragen.environments.layers import Layer
+from minragen.environments.limits import ServerGone
 from minragen.envs import (
     FORMAT_PENALTY,
     REGISTRY,
     Budget,
     EnvGroups,
-    Failure,
     Observation,
     Outcome,
-    ServerGone,
     image_of,
     make,
 )
+from minragen.look.faults import Failure
 from minragen.rollout import Rules, collect
 from minragen.run import groups as run_groups
 from minragen.run.groups import PatientGroups
@@ -485,6 +485,11 @@ class TestNonsense:
         assert played((*interrupt, True))[1].error == "KeyboardInterrupt: "
         with pytest.raises(KeyboardInterrupt):
             played((*interrupt, False))
+
+    def test_an_environment_takes_no_name_of_the_run(self):
+        groups = PatientGroups("bandit", 2, 1)
+        groups.names, groups.envs[1].alias = ["val", "bandit"], "test/A"
+        assert [groups.name_of(row) for row in (0, 1)] == ["env.val", "env.test_A"]
 
     def test_a_metric_takes_no_name_of_the_run(self, capsys):
         for name, logged in (("val/success", "env.val_success"), ("seconds", "env.seconds"),

@@ -30,7 +30,8 @@ from minragen.trajectory import Trajectory
 USERS = """
 import json
 
-from minragen.envs import Budget, Outcome, ServerGone, TextEnv
+from minragen.environments.limits import ServerGone
+from minragen.envs import Budget, Outcome, TextEnv
 
 WHERE, TRAINING = {where!r}, 2**41
 

@@ -20,6 +20,7 @@ from minragen.more.described import DescribedTurn
 from minragen.more.windows import WindowedFrame
 from minragen.rollout import Rules, collect, sample_tokens
 from minragen.run import proof
+from minragen.run.groups import PatientGroups
 from minragen.run.proof import prove
 from minragen.support.noise import noise_keys, uniforms
 from minragen.trajectory import Reply, StopReason, Trajectory, make_batch
@@ -151,8 +152,8 @@ class TestEpisodes:
     def test_an_environment_that_cannot_score_a_description_ends_only_its_own_trajectory(self):
         policy, _ = tiny()
         frame = ChatFrame(policy.tokenizer, "grounding_worldmodeling")
-        groups = EnvGroups("test_rollout:Mute", 8, 1)
-        groups.turn = DescribedTurn(frame.parts)
+        groups = PatientGroups("test_rollout:Mute", 8, 1)
+        groups.turn = DescribedTurn(frame.parts, turn=groups.turn)
         groups.reset(0)
         expected = [{0: "ValueError: no words", 1: "", 2: "KeyError: 'box'"}[env.number % 3]
                     for env in groups.envs]
@@ -160,7 +161,7 @@ class TestEpisodes:
         assert len(set(expected)) == 3
 
     def test_one_that_cannot_begin_or_pays_more_than_float32_can_square_has_failed(self):
-        groups = EnvGroups("test_rollout:Counts", 2, 1)
+        groups = PatientGroups("test_rollout:Counts", 2, 1)
         groups.envs[0].reset = mock.Mock(side_effect=ConnectionError("no answer"))
         groups.envs[1].step = lambda answer: ("Go on", 1e20, False, True, {})
         absent, rich = play(*tiny(), groups)

@@ -54,7 +54,7 @@ class Sleepy(Faulty):
         return super().step(answer)
 
 
-class Delayed(EnvGroups):
+class Delayed(PatientGroups):
     """Each step takes as many calls of `receive` as `delays` says next; one that waits skips time.
     """
 
@@ -117,7 +117,7 @@ class TestTrajectories:
             room, append):
         """Lengths, stops, failures and contexts that fill up are drawn, too."""
         policy, frame = policy_and_frame(context, response_format)
-        groups = EnvGroups(f"test_rows:{env}", 4, 3)
+        groups = PatientGroups(f"test_rows:{env}", 4, 3)
         first = len(frame.open(frame.system_message(groups.envs[0]), groups.reset(seed)[0]))
         rules = Rules(max_new_tokens=max_new_tokens, max_context=first + 4 + room)
         draw = random.Random(seed)

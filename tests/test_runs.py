@@ -36,7 +36,8 @@ from minragen import train as trainer
 from minragen.__main__ import main
 from minragen.config import Config
 from minragen.environments.bandit import Bandit
-from minragen.envs import EnvGroups, ServerGone
+from minragen.environments.limits import ServerGone
+from minragen.envs import EnvGroups
 from minragen.fast import scheduler
 from minragen.look import report
 from minragen.models import AdamW

@@ -28,12 +28,13 @@ from minragen import cache
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.environments import layers
-from minragen.envs import REGISTRY, RUN_METRICS, EnvGroups, Observation, make
+from minragen.envs import REGISTRY, EnvGroups, Observation, make
 from minragen.fast import graphs, prefix_tree, scheduler
 from minragen.look import diagnostics
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, collect, first_prompt
 from minragen.run import bundled, memory, start
+from minragen.run.groups import RUN_METRICS, PatientGroups
 from minragen.run.load import load_policy
 from minragen.run.log import Log, console_line, keep_advantages, texts_of
 from minragen.run.runs import TIMES, run_folder
@@ -201,11 +202,6 @@ class TestDescribe:
             **{f"lake/{name}": value for name, value in lake.items()},
             **{f"shop/{name}": value for name, value in shop.items()}}
 
-    def test_no_name_of_an_environment_makes_a_metric_of_the_run(self):
-        named = [dataclasses.replace(t, env=env) for t, env in zip(EPISODES[:2], ("val", "test/A"))]
-        assert {name.rpartition("/")[0] for name in describe(named)} == {"", "env.val",
-                                                                         "env.test_A"}
-
     def test_episodes_whose_environment_failed_are_counted_and_in_no_other_number(self):
         lake = describe(EPISODES[:2])
         assert describe(EPISODES) == {
@@ -237,7 +233,8 @@ class TestValidation:
         config = parsed(*RULES, "--val-size", "3", "--val-temperature", "0.3")
         groups = start.build_groups(config)["test"]
         assert (groups.split, groups.num_groups, groups.group_size) == ("test", 3, 1)
-        assert groups.turn == DescribedTurn(("observation", "reasoning", "prediction", "answer"))
+        assert groups.turn == DescribedTurn(("observation", "reasoning", "prediction", "answer"),
+                                             turn=PatientGroups.turn)
         log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: None)
         learner = trainer.Learner(*tiny(), None, collect=Calls())
         trainer.validate(learner, groups, config, log)
@@ -253,7 +250,8 @@ class TestRollOut:
         frame = start.frame_of(config, tiny()[0])
         calls = Calls()
         trainer.roll_out(trainer.Learner(tiny()[0], frame, None, collect=calls), groups, config)
-        assert calls[0]["groups"] is groups and groups.turn == DescribedTurn(frame.parts, 0.5, 0.25)
+        turn = DescribedTurn(frame.parts, 0.5, 0.25, PatientGroups.turn)
+        assert calls[0]["groups"] is groups and groups.turn == turn
         assert calls[0]["rules"] == Rules(1.0, 3, 0.9, 9, 300, 7, 1.0, 99, 5)
         assert (frame.context, frame.window) == ("limited", 2)
 

@@ -34,6 +34,7 @@ from minragen.more import vision
 from minragen.more.vision import ImageStore
 from minragen.rollout import Rules, collect
 from minragen.run import measure
+from minragen.run.groups import PatientGroups
 from minragen.run.load import load_policy
 from minragen.run.proof import prove
 from minragen.trajectory import make_batch
@@ -372,19 +373,23 @@ def changed(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
+def observed(text, image):
+    return PatientGroups.observed(SimpleNamespace(state=""), Observation(text, image))
+
+
 class TestBadInput:
     @pytest.mark.parametrize("image, said", [
-        (np.zeros((8, 8, 3)), "an image is float64 of shape (8, 8, 3), expected uint8"),
-        (np.zeros((8, 8), np.uint8), "uint8 of shape (8, 8), expected uint8 of shape (H, W, 3)"),
+        (np.zeros((8, 8, 3)), "an image is float64 of shape (8, 8, 3)"),
+        (np.zeros((8, 8), np.uint8), "uint8 of shape (8, 8), and"),
         (np.zeros((0, 8, 3), np.uint8), "shape (0, 8, 3)"), ([[1]], "int64 of shape (1, 1)")])
     def test_what_is_no_image_is_the_environments_error(self, image, said):
         with pytest.raises(ValueError, match=re.escape(said)):
-            Observation(IMAGE, image)
+            observed(IMAGE, image)
 
     def test_an_image_has_one_placeholder_and_is_copied(self):
         for text in ("", f"{IMAGE} {IMAGE}"):
-            with pytest.raises(ValueError, match=f"times {IMAGE}, expected once"):
-                Observation(text, image(0))
+            with pytest.raises(ValueError, match=f"has {text.count(IMAGE)} times {IMAGE}: "):
+                observed(text, image(0))
         canvas = image(0)
         seen = Observation(IMAGE, canvas)
         canvas[:] = 0

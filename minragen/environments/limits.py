@@ -1,10 +1,16 @@
-"""How long a step of an environment, or a request to a server, may take."""
+"""How long a step of an environment, or a request to a server, may take, and what tells that a
+server is gone."""
 
 import signal
 import threading
 from concurrent.futures import Future, wait
 
 STEP_TIME_LIMIT = 60.0  # seconds of a core for a step; a reply's own limits are lower
+
+
+class ServerGone(RuntimeError):
+    """A tool's server does not answer. An environment raises it before it has changed anything, so
+    that the reset or step can be tried again."""
 
 
 def within_time_limit(function, *arguments):

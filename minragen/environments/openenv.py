@@ -19,8 +19,9 @@ import numpy as np
 
 from minragen import envs
 from minragen.environments import limits
+from minragen.environments.limits import ServerGone
 from minragen.environments.search import MAX_REPLY, fetch, one_line
-from minragen.envs import Budget, ServerGone
+from minragen.envs import Budget
 
 try:
     import uvicorn.protocols.http.auto  # noqa: F401  for look/serve.py, so that one message names it

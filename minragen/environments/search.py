@@ -17,8 +17,7 @@ from urllib.error import HTTPError
 
 import numpy as np
 
-from minragen.environments.limits import in_time
-from minragen.envs import ServerGone
+from minragen.environments.limits import ServerGone, in_time
 
 MAX_REPLY = 2**22  # bytes; a longer reply of a server is refused
 BUSY = (408, 429)  # statuses of a server that asks to try again

@@ -6,7 +6,8 @@ their own code (of ours, if none of theirs ran) and the traceback. An OSError ou
 code (a missing file, a full disk) is one sentence, too. The class of an exception does not tell
 which it is: anybody raises ValueError.
 
-Reading order: `told` (how a command ends), `fault_of`, `Parser` (wrong options).
+Reading order: `told` (how a command ends), `fault_of`, `failure_of` (what is kept of an exception
+that ends one episode), `Parser` (wrong options).
 """
 
 import argparse
@@ -22,7 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minragen.environments.layers import Layer
-from minragen.envs import Failure, ServerGone, TextEnv, failure_of
+from minragen.environments.limits import ServerGone
+from minragen.envs import TextEnv
 from minragen.support.options import nearest
 
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
@@ -40,6 +42,12 @@ class Fault(NamedTuple):
 
     def __str__(self):
         return printable(f"{self.sentence} ({self.place})." if self.place else self.sentence)
+
+
+class Failure(Exception):
+    """What a reset or a step of an environment raised, in words. fault: its Fault"""
+
+    fault = None
 
 
 def told(error, prefix="error"):
@@ -67,7 +75,23 @@ def fault_of(error):
         fault, sentence = cause.fault or Fault(str(cause)), first_line(str(error)).rstrip(".")
         return fault if cause is error else fault._replace(sentence=sentence)
     except BaseException:
-        return Fault(first_line(str(failure_of(error))))
+        return Fault(first_line(words(error)))
+
+
+def failure_of(error):
+    """The Failure that tells of an exception; for a ServerGone, another one."""
+    failure = (ServerGone if issubclass(type(error), ServerGone) else Failure)(words(error))
+    failure.fault = fault_of(error)
+    return failure
+
+
+def words(error):
+    """`ValueError: zzz`, whatever the code of this exception does; of a ServerGone its text."""
+    try:
+        name, said = f"{type(error).__name__}", str.__str__(str(error))
+    except BaseException:  # whatever its __str__ raises
+        name, said = type.__repr__(type(error)), "its text cannot be read"
+    return said if issubclass(type(error), ServerGone) else f"{name}: {said}"
 
 
 def _found(error):

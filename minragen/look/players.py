@@ -14,6 +14,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from minragen.look.faults import failure_of
 from minragen.more.converse import converse
 from minragen.trajectory import Reply, Trajectory
 
@@ -44,7 +45,7 @@ def scripted(groups, player):
         except (NotImplementedError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the environment failed
-            t.fail(groups.failure(error))
+            t.fail(failure_of(error))
             return None
         return said, Reply(answer=said)
 

@@ -1,26 +1,30 @@
-"""The environments of a run: built from its Config, and patient with those that wait or hang.
+"""The environments of a run: built from its Config; no failure of one ends the run.
 
 Reading order: `env_groups` (the one place that builds an EnvGroups), `check_environments`,
-`PatientGroups`.
+`PatientGroups` (what guards against environments that raise, wait, hang or break the contract).
 
 Tests: `python -m pytest tests/test_envs.py tests/test_config.py`.
 """
 
 import contextlib
+import functools
 import math
 import os
+import re
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from queue import Empty, SimpleQueue
+
+import numpy as np
 
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
-from minragen.envs import EnvGroups, ServerGone, failure_of, image_of
-from minragen.look.faults import fault_of
+from minragen.environments.limits import ServerGone
+from minragen.envs import IMAGE, EnvGroups, Observation, image_of, make
+from minragen.look.faults import failure_of
 from minragen.more.described import DescribedTurn
 from minragen.support.formats import FORMATS, description_parts, format_parts
 from minragen.support.options import parse_options
@@ -28,6 +32,14 @@ from minragen.support.options import parse_options
 # Threads of steps over their limit, which Python cannot end; with so many no other step begins.
 MOST_LATE, LATE = 1000, "a step over its limit"  # and the name of such a thread
 SERVER_PAUSES = (5, 10, 20, 40, 80, 160)  # seconds between tries to reach a tool's server
+LARGEST = 1e15  # largest accepted reward or metric of a step; its square fits float32
+# Names of a run's own metrics (docs/metrics.md), which no environment and no metric of one has.
+RUN_METRICS = """val test first_turn trajectory gradient step pass@G episode_return reward_std
+    groups_kept groups_zero_std rollouts turns response_tokens reply_tokens context_full env_errors
+    entropy overlong_penalty grounding worldmodeling env_return policy_loss clip_fraction
+    approx_kl kl_ref kl_reward echo_loss grad_norm critic_grad_norm updates_skipped
+    logprob_gap regime value_loss explained_variance seconds rollout_seconds rollout_idle waited
+    tokens_per_second elapsed valid_thinking distinct_3""".split()  # noqa: SIM905
 
 
 def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slice(None),
@@ -43,9 +55,9 @@ def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slic
     groups.threads = not config.plain
     if description_parts(config.response_format):
         weights = (config.grounding_reward, config.worldmodeling_reward) if paid else (0.0, 0.0)
-        groups.turn = DescribedTurn(format_parts(config.response_format), *weights)
+        groups.turn = DescribedTurn(format_parts(config.response_format), *weights, groups.turn)
     if paid and config.reward == "success":
-        groups.turn = partial(paid_for_success, groups.turn)
+        groups.turn = functools.partial(paid_for_success, groups.turn)
     return groups
 
 
@@ -103,11 +115,12 @@ def backends(groups):
 
 
 class PatientGroups(EnvGroups):
-    """EnvGroups that steps `parallel` environments in threads, if `threads` is True.
+    """EnvGroups that steps `parallel` environments in threads, if `threads` is True, and returns a
+    Failure for each reset or step that raised. The next reset builds such an environment anew.
 
     A reset or step that hangs raises TimeoutError after STEP_TIME_LIMIT. All threads share one
     limit: STEP_TIME_LIMIT times the threads per core, rounded up. If a tool's server is gone, the
-    rows that need it try again after growing pauses, and all wait. A Failure has its Fault.
+    rows that need it try again after growing pauses, and all wait.
 
     raises: ServerGone, from `reset`, `step` and `receive`, if a tool's server did not come back
     """
@@ -115,11 +128,48 @@ class PatientGroups(EnvGroups):
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
         self.threads, self._sent = True, _Calls(self)
+        self._broken = set()  # rows whose environments are built anew by the next reset
+
+    def name_of(self, row):
+        return metric_name(super().name_of(row))
 
     def reset(self, first_seed):
         self._broken |= self._sent.running.keys()  # of a rollout that was interrupted
         self._sent = _Calls(self)
         return super().reset(first_seed)
+
+    def begin(self, row):
+        if row in self._broken:
+            self.envs[row] = make(**self._given[self.names[self.places[row][0]]])
+            self._broken.remove(row)
+        return super().begin(row)
+
+    @classmethod
+    def turn(cls, env, reply):
+        """As in EnvGroups, in plain values: Observation, float, bool, bool, {str: float}. Raises
+        ValueError if env.step breaks the contract."""
+        result = env.step(reply.answer)
+        try:
+            shown, reward, terminated, truncated, info = result
+            return (cls.observed(env, shown), number(reward), bool(number(terminated)),
+                    bool(number(truncated)),
+                    {metric_name(name): number(x) for name, x in dict.items(info)})
+        except (TypeError, ValueError) as problem:
+            said = f"{type(env).__name__}.step() returned {result!r:.200}: {problem}"
+            raise ValueError(said) from problem
+
+    @staticmethod
+    def observed(env, observation):
+        """As in EnvGroups. Raises TypeError for what is no text, ValueError for a bad image."""
+        text, state = str.__str__(observation), str.__str__(env.state)
+        shown = Observation(text, image_of(observation), state)
+        if (image := shown.image) is not None and (
+                (image.dtype, image.shape[2:], shown.count(IMAGE)) != (np.uint8, (3,), 1)
+                or not image.size):
+            raise ValueError(f"an image is {image.dtype} of shape {image.shape}, and its text has "
+                             f"{shown.count(IMAGE)} times {IMAGE}: expected uint8 of shape "
+                             f"(H, W, 3), and once.")
+        return shown
 
     def send(self, rows, replies):
         """Begin to step rows; `receive` returns the results. `reset` drops those in flight."""
@@ -135,13 +185,8 @@ class PatientGroups(EnvGroups):
             return self._sent.patiently({row: calls[row].function for row in calls}, results)
         return results
 
-    @staticmethod
-    def failure(error):
-        failure = failure_of(error)
-        failure.fault = fault_of(error)
-        return failure
-
-    def _each(self, rows, function):
+    def each(self, rows, function):
+        """What function(row) returned for each row, or its Failure."""
         calls = _Calls(self)  # its own: several threads may step rows of theirs (more/api.py)
         calls.begin(rows, function)
         try:
@@ -149,6 +194,40 @@ class PatientGroups(EnvGroups):
         finally:  # what an interrupt leaves running
             self._broken |= calls.running.keys()
         return [results[row] for row in rows]
+
+    def attempt(self, row, function, *arguments):
+        """function(*arguments), or a Failure, which ends the row's episode and not the run. What an
+        extension raises in a panic is no Exception. Ctrl-C reaches only the main thread."""
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            if (type(error) is KeyboardInterrupt
+                    and threading.current_thread() is threading.main_thread()):
+                raise
+            self._broken.add(row)
+            return failure_of(error)
+
+
+def number(x):
+    """The float of a number. Raises ValueError for nan, an array, or what is no number."""
+    if type(x) is not float and hasattr(x, "__float__") and not getattr(x, "ndim", 0):
+        x = float(x)
+    if type(x) is not float or not -LARGEST < x < LARGEST:
+        raise ValueError(f"{x!r:.50} is not a number below {LARGEST:g}.")
+    return x
+
+
+@functools.lru_cache(2**12)
+def metric_name(name):
+    """What an environment, or its metric, is called in a run's metrics: another name, which is
+    printed, if it is one of RUN_METRICS or has a character that no metric's name may have."""
+    name = str.__str__(name)
+    if name.partition("/")[0] not in RUN_METRICS and re.fullmatch(r"[\w ./:@%+-]{1,99}", name):
+        return name
+    other = "env." + re.sub(r"[^\w .:@%+-]", "_", name)[:90]
+    print(f"warning   the run uses the metric's name {name!a:.99}, or it has a forbidden "
+          f"character, so it is logged as {other!a}", flush=True)
+    return other
 
 
 @dataclass
@@ -188,7 +267,7 @@ class _Calls:
         """Whether the row's call has begun in a thread, or failed because too many hang."""
         call = self.running[row]
         if late >= MOST_LATE:
-            self.ended.put((call, self.groups.failure(RuntimeError(
+            self.ended.put((call, failure_of(RuntimeError(
                 f"{MOST_LATE} steps hang in their threads, so this one did not begin."))))
             return True
         call.thread = threading.Thread(target=self._run, args=(call, call.function, row),
@@ -214,7 +293,7 @@ class _Calls:
             try:
                 call, result = self.ended.get(timeout=left)
             except Empty:
-                call, result = first, self.groups.failure(
+                call, result = first, failure_of(
                     TimeoutError(f"a step took over {first.limit:g} seconds."))
                 call.thread.name = LATE
                 self.groups._broken.add(call.row)

@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from tqdm import tqdm
 
 from minragen import train
-from minragen.envs import ServerGone
+from minragen.environments.limits import ServerGone
 from minragen.look import diagnostics
 from minragen.look.faults import fault_of, first_line
 from minragen.more import loggers

@@ -20,6 +20,8 @@ Most of the reading list runs as one reads it. These functions have others in th
                                                      out once
     models.load_policy      run/load.py              always: it says why a      test_models.py
                                                      model cannot be used
+    EnvGroups: what raises  run/groups.py            always: one failing        test_envs.py
+    ends all                                         episode ends itself
     train.Callbacks         run/log.py               always: it keeps files     test_runs.py
 
 Those above the gap are only faster: `--plain true` turns them off, and starts one process unless
@@ -45,11 +47,11 @@ import transformers
 from minragen import config as settings
 from minragen import rollout, starpo
 from minragen.chat import ChatFrame
-from minragen.envs import IMAGE, SPLITS, Failure, image_of
+from minragen.envs import IMAGE, SPLITS, image_of
 from minragen.fast import scheduler
 from minragen.fast.policies import faster
 from minragen.look import report
-from minragen.look.faults import Console
+from minragen.look.faults import Console, Failure
 from minragen.models import AdamW, Critic
 from minragen.more import estimators, filters, loggers, lora, vision
 from minragen.more.echo import EchoFrame

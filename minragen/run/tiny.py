@@ -19,7 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from minragen.envs import IMAGE, image_of
 from minragen.models import Policy
 from minragen.more.vision import SeeingPolicy, VisionLanguageModel
-from minragen.support.formats import FORMATS, description_parts, format_instructions
+from minragen.support.formats import FORMATS, WORLD, description_parts, format_instructions
 
 PATCH = 8  # pixels of a patch's side; a board's cell is one patch, and one token
 LEAN_WORDS = Path(__file__).parent.parent / "data" / "lean_words.txt"  # of goals, proofs, messages
@@ -128,7 +128,7 @@ def _training_texts(envs, response_format):
             for texts in recipe_of(env).texts:
                 yield from texts(env, seed)
         if description_parts(response_format):
-            yield f"{env.description_language} none"
+            yield f"{WORLD} none"
 
 
 def episode(env, seed, solved=False, turns=20):

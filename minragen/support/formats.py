@@ -23,6 +23,8 @@ FORMATS = {
 }
 DESCRIPTIONS = {"observation": "The observation says what you see.",
                 "prediction": "The prediction says what you will see after the answer."}
+WORLD = ("In a world with places, say what you see as things and where they are from the player, "
+         "such as: goal below right; hole same row left; box above same column; target above left.")
 
 
 def format_parts(response_format):
@@ -54,7 +56,7 @@ def system_message(env, response_format, max_new_tokens=0, example=False, plain=
     """
     told = [plain(env.system_prompt), format_instructions(response_format, max_new_tokens)]
     if description_parts(response_format):
-        told.append(env.description_language)
+        told.append(WORLD)
     if example and (parts := env.example_parts()):
         parts = {name: plain(text) for name, text in parts.items()}
         told.append(f"For example: {FORMATS[response_format].format(**parts)}")

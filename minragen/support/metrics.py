@@ -3,7 +3,6 @@
 Tests: `python -m pytest tests/test_train.py -k Describe`.
 """
 
-from minragen.envs import metric_name
 from minragen.trajectory import StopReason
 
 HELD_OUT = ("success", "episode_return", "valid", "grounding", "worldmodeling", "env_errors")
@@ -38,7 +37,7 @@ def describe(trajectories):
 
     metrics, names = means(trajectories), sorted({t.env for t in trajectories})
     for name in names if len(names) > 1 else ():
-        metrics |= means([t for t in trajectories if t.env == name], f"{metric_name(name)}/")
+        metrics |= means([t for t in trajectories if t.env == name], f"{name}/")
     return metrics
 
 
@@ -59,8 +58,7 @@ def waiting(trajectories):
     for fed, sent, _ in times:
         busy, until = busy + max(0.0, sent - max(fed, until)), max(until, sent)
     whole = max(returned for *_, returned in times) - times[0][0]
-    every = {"": times} | {f"{metric_name(env)}/": own for env, own in turns.items()
-                           if own and len(turns) > 1}
+    every = {"": times} | {f"{env}/": own for env, own in turns.items() if own and len(turns) > 1}
     return {"rollout_idle": 1 - busy / whole if whole > 0 else 0.0} | {  # a clock may stand still
         f"{prefix}waited": sum(returned - sent for _, sent, returned in own) / len(own)
         for prefix, own in every.items()}

@@ -21,8 +21,9 @@ from playing import begun, write
 
 from minragen.environments import lean, theorems
 from minragen.environments.lean import KiminaLean, Lean, PackagedLean, Verdict
+from minragen.environments.limits import ServerGone
 from minragen.environments.theorems import Theorem
-from minragen.envs import FORMAT_PENALTY, Budget, ServerGone, split_of
+from minragen.envs import FORMAT_PENALTY, Budget, split_of
 
 SWAP = Theorem("swap", "theorem swap (p q : Prop) (h : p ∧ q) : q ∧ p := by",
                proof=("cases h", "constructor", "exact right", "exact left"))

@@ -31,7 +31,8 @@ from minragen import train as trainer
 from minragen.__main__ import main as command
 from minragen.config import BUDGETS
 from minragen.environments import limits
-from minragen.envs import FORMAT_PENALTY, ServerGone, make
+from minragen.environments.limits import ServerGone
+from minragen.envs import FORMAT_PENALTY, make
 from minragen.fast import scheduler
 from minragen.run import groups as run_groups
 from minragen.run import start

@@ -25,6 +25,7 @@ from playing import begun, write
 
 from minragen.environments import searchqa
 from minragen.environments.lean import KiminaLean
+from minragen.environments.limits import ServerGone
 from minragen.environments.search import (
     BM25,
     Passage,
@@ -33,7 +34,7 @@ from minragen.environments.search import (
     fetch,
 )
 from minragen.environments.searchqa import RELATIONS, SearchQA, encyclopaedia, load_corpus
-from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, EnvGroups, ServerGone
+from minragen.envs import FORMAT_PENALTY, SPLITS, Budget, EnvGroups
 from minragen.look.players import scripted
 
 ARTICLES = load_corpus("encyclopaedia")
