@@ -50,7 +50,7 @@ class ChatFrame:
         self.parts = formats.format_parts(response_format)
         self.thinks = "reasoning" in self.parts
         self.describes = bool(formats.description_parts(response_format))
-        self.told = partial(formats.system_message, response_format=response_format,
+        self._system_message = partial(formats.system_message, response_format=response_format,
                             max_new_tokens=max_new_tokens, example=example)
         self.prefix = formats.forced_prefix(response_format)
         self._form = formats.FORMATS[response_format]
@@ -65,12 +65,12 @@ class ChatFrame:
         end_ids = end_ids if isinstance(end_ids, (list, tuple)) else [end_ids]
         self.end_ids = {self.end_of_turn, tokenizer.eos_token_id, *end_ids} - {None}
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        self._ends_tag = {i for i, name in enumerate(names)  # "<0x41>" is the byte of an A
+        self._ids_with_bracket = {i for i, name in enumerate(names)  # "<0x41>" is the byte of an A
                           if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
 
     def system_message(self, env):
         """`formats.system_message`, whose texts of an environment end and begin no turn."""
-        return self.told(env, plain=self.template.plain)
+        return self._system_message(env, plain=self.template.plain)
 
     def begin(self, trajectory, env):
         """Append the first prompt."""
@@ -141,11 +141,11 @@ class ChatFrame:
         looked for in text. Only a last id with a ">" can end a part. Only if the tags that end the
         next part are in the last few ids, which is cheap to see, all ids are decoded.
         """
-        if ids[-1] not in self._ends_tag or before == len(self.parts):
+        if ids[-1] not in self._ids_with_bracket or before == len(self.parts):
             return before
         start = len(ids)
         for _ in range(1 + self._ends[before].pattern.count(r">\s*<")):
-            start = next((i for i in range(start - 1, -1, -1) if ids[i] in self._ends_tag), 0)
+            start = next((i for i in range(start - 1, -1, -1) if ids[i] in self._ids_with_bracket), 0)
         if not self._ends[before].search(self.tokenizer.decode(ids[max(0, start - TAG_TAIL):])):
             return before
         text = self.prefix + self.tokenizer.decode(ids)

@@ -44,7 +44,7 @@ def _presets():
 
 _TABLES = _presets()
 ALGOS, MODELS, ROOM, RECIPES = (_TABLES[kind] for kind in ("algo", "model", "room", "smollm2"))
-PRETRAINED, DESCRIPTION = MODELS["pretrained"], _TABLES["format"]["part"]
+PRETRAINED, EXTRA_PER_PART = MODELS["pretrained"], _TABLES["format"]["part"]
 PRESETS = {model: _TABLES[model] for model in ("tiny", "tiny-vlm")}
 
 
@@ -162,11 +162,11 @@ class Config:
 def preset(env="frozenlake", algo="grpo", model="tiny", response_format=""):
     """The complete Config. Without a response format, of the one that the preset names."""
     options = {}
-    for layer in _layers(env, algo, model, response_format).values():
+    for layer in _sources(env, algo, model, response_format).values():
         options |= layer
     options.setdefault("response_format", response_format or Config.response_format)
     parts = len(description_parts(options["response_format"]))
-    for name, tokens in DESCRIPTION.items():
+    for name, tokens in EXTRA_PER_PART.items():
         options[name] = options.get(name, getattr(Config, name)) + parts * tokens
     return Config(env=env, algo=algo, model=model, **options)
 
@@ -176,7 +176,7 @@ def preset_of(config):
     return preset(config.env, config.algo, config.model, config.response_format)
 
 
-def _layers(env, algo, model, response_format):
+def _sources(env, algo, model, response_format):
     """What a preset is made of: {where from: options}; the later ones win."""
     own = f"env {env} and model {short(model)}"
     of_algo = {f"algo {algo}": algo_options(algo, ALGOS, vars(Config()))}
@@ -267,17 +267,17 @@ def summary(config):
 
 def explain(config, given):
     """All settings as text: what differs from the base and where from, then the rest."""
-    layers = _layers(config.env, config.algo, config.model, config.response_format)
+    sources = _sources(config.env, config.algo, config.model, config.response_format)
     if description_parts(config.response_format):
-        layers[f"env {config.env} and format {config.response_format}"] = DESCRIPTION
-    layers["you"] = given
+        sources[f"env {config.env} and format {config.response_format}"] = EXTRA_PER_PART
+    sources["you"] = given
     own = f"env {config.env} and model {short(config.model)}"  # also of a resumed run's options
     title = f"{own}, algo {config.algo}: what differs from the base"
     lines, rest = [title], ["", "the rest is the base"]
     for f in (f for f in dataclasses.fields(config) if f.name not in ("env", "algo", "model")):
         value = getattr(config, f.name)
         line = f"{f.name.replace('_', '-'):22} {value!r:14}"
-        through = [own, *(source for source, options in layers.items() if f.name in options)]
+        through = [own, *(source for source, options in sources.items() if f.name in options)]
         if value == f.default:
             rest.append(line.rstrip())
         else:

@@ -113,7 +113,7 @@ class Learner:
     world: World = World()
     halved: bool = False  # whether an update ran out of memory, so that token_budget is halved
     collect: Callable = collect  # plays episodes: rollout.py's, or fast/scheduler.py's
-    gradients: Callable = field(default_factory=lambda: gradients)  # below, or run/memory.py's
+    backward: Callable = field(default_factory=lambda: backward)  # below, or run/memory.py's
     playing: Callable = contextlib.nullcontext  # of a rollout; more/stale.py: with older weights
 
     def improved(self, metrics):
@@ -216,7 +216,7 @@ def update(learner, batch, config, step, callbacks=QUIET):
     with callbacks.progress(f"step {step}: rows trained on") as progress:
         for mini in mini_batches(batch, config, step):  # in epochs x mini-batches
             sums = Counter()
-            for part in learner.world.gather(learner.gradients(learner, mini, config, progress)):
+            for part in learner.world.gather(learner.backward(learner, mini, config, progress)):
                 sums.update(part)  # adds; not all processes need to have all names
             for name, optimizer in learner.optimizers():
                 learner.world.sum_gradients(optimizer.masters)
@@ -313,7 +313,7 @@ def compute_targets(learner, batch, config):
         batch = replace(batch, advantages=batch.advantages * starpo.truncated_weights(
             batch.old_logprobs, batch.sample_logprobs, config.tis_cap, batch.response_mask))
     if learner.critic:
-        target = batch.returns[batch.value_mask]
+        target = batch.value_targets[batch.value_mask]
         residual = target - batch.values[batch.value_mask]
         metrics["explained_variance"] = 1 - float(residual.var() / (target.var() + 1e-8))
     return batch, metrics
@@ -359,7 +359,7 @@ def compute_advantages(batch, config):
     if kind == "critic":
         advantages, returns, value_mask = estimate(batch, config)
         advantages = starpo.whiten(advantages, batch.response_mask, value_mask)
-        return replace(batch, advantages=advantages, returns=returns, value_mask=value_mask)
+        return replace(batch, advantages=advantages, value_targets=returns, value_mask=value_mask)
     advantages = estimate(batch, config)
     if advantages.ndim == 1:  # one an episode, for all its tokens
         advantages = batch.to_tokens(advantages)
@@ -419,7 +419,7 @@ def add_loss_weights(mini, config):
         predicted_weights=starpo.loss_weights(mini.predicted_mask))
 
 
-def gradients(learner, mini, config, progress=lambda rows: None):
+def backward(learner, mini, config, progress=lambda rows: None):
     """Backpropagate this process's micro-batches of a mini-batch. Returns {metric: their share of
     its mean over the mini-batch}."""
     sums = Counter()
@@ -430,7 +430,7 @@ def gradients(learner, mini, config, progress=lambda rows: None):
         if learner.critic:
             values = learner.critic(part.tokens, part.value_mask)
             shares["value_loss"] = starpo.aggregate(
-                starpo.value_loss(values, part.values, part.returns), part.value_weights)
+                starpo.value_loss(values, part.values, part.value_targets), part.value_weights)
             shares["value_loss"].backward()
         sums.update({name: share.detach() for name, share in shares.items()})
         progress(len(rows))

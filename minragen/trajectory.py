@@ -84,7 +84,7 @@ class Trajectory:
     seed: int
     group_id: int
     member: int
-    row: int = 0  # of its EnvGroups
+    env_index: int = 0  # of its EnvGroups
     system: str = ""
     observation: Observation = Observation("")  # what the next reply answers
     # One Sequence; in the contexts of more/windows.py one for each turn, with all that it saw.
@@ -184,7 +184,7 @@ class Batch:
     token_rewards: Tensor | None = None  # what REINFORCE and GAE sum up
     values: Tensor | None = None
     advantages: Tensor | None = None
-    returns: Tensor | None = None  # what the critic learns to predict
+    value_targets: Tensor | None = None  # what the critic learns to predict
     value_mask: Tensor | None = None  # the tokens where it learns
     # -- added by train.add_loss_weights
     loss_weights: Tensor | None = None
@@ -210,13 +210,13 @@ class Batch:
 
     # -- E episodes and their B rows: the windowed contexts have a row for each turn, others one
     @property
-    def episodes(self):
+    def episode_index(self):
         """(B,) int64: the number of each row's episode, from 0 to E - 1."""
         return self.episode_ids.unique(return_inverse=True)[1]
 
     def by_episode(self, x):
         """One value an episode, (E,), of x (B,), which is the same in all its rows."""
-        episodes = self.episodes
+        episodes = self.episode_index
         return x.new_zeros(int(episodes.max()) + 1).scatter(0, episodes, x)
 
     def episode_scores(self):
@@ -225,24 +225,24 @@ class Batch:
 
     def episode_sums(self, x):
         """Each row's x becomes the sum over the rows of its episode. (B,) -> (B,)"""
-        episodes = self.episodes
+        episodes = self.episode_index
         return x.new_zeros(int(episodes.max()) + 1).index_add(0, episodes, x)[episodes]
 
     def to_tokens(self, x):
         """Each episode's x on all its sampled tokens, 0 elsewhere. (E,) -> (B, T)"""
-        return x[self.episodes][:, None] * self.response_mask
+        return x[self.episode_index][:, None] * self.response_mask
 
     def by_turn(self, x):
         """The sums of x over the sampled tokens of each turn; 0 for turns that an episode lacks.
         (B, T) -> (E, K)"""
-        at, episodes = self.response_mask, self.episodes
+        at, episodes = self.response_mask, self.episode_index
         table = x.new_zeros(int(episodes.max()) + 1, int(self.turn_ids.max()) + 1)
         place = episodes[:, None].expand_as(at)[at], self.turn_ids[at]
         return table.index_put(place, x[at], accumulate=True)
 
     def turns_to_tokens(self, table):
         """Each turn's number on all its sampled tokens, 0 elsewhere. (E, K) -> (B, T)"""
-        return table[self.episodes[:, None], self.turn_ids.clamp(min=0)] * self.response_mask
+        return table[self.episode_index[:, None], self.turn_ids.clamp(min=0)] * self.response_mask
 
 
 def make_batch(trajectories):
