@@ -136,11 +136,11 @@ def policy_of(config, *given):
     return policy if config.plain else faster(policy, config.attention)
 
 
-def frame_of(config, policy, end_ids=None):
+def frame_of(config, policy, model_eos=None):
     """How a Config's conversations are held. Proves that appending equals rendering."""
     kind = EchoFrame if config.echo_coef else ChatFrame if config.context == "full" else partial(
         WindowedFrame, context=config.context, window=config.window)
-    return foreign(policy.name, kind, policy.tokenizer, config.response_format, end_ids,
+    return foreign(policy.name, kind, policy.tokenizer, config.response_format, model_eos,
                    config.max_new_tokens, vision.image_store_of(policy), config.example)
 
 
