@@ -28,7 +28,7 @@ class KVSlots:
 
     FOOTGUN: `new_zeros`, never `new_empty`: a masked key still adds 0 * value, and 0 * nan is nan.
 
-    capacity: tokens a row, rounded up to a multiple of 64
+    capacity: tokens a row, rounded up to a multiple of 64 (`attention_masks` says why)
     """
 
     def __init__(self, model, rows, capacity):

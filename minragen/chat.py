@@ -52,7 +52,7 @@ class ChatFrame:
                             max_new_tokens=max_new_tokens, example=example)
         self.prefix = formats.forced_prefix(response_format)
         self._form = formats.FORMATS[response_format]
-        self._ends = [re.compile(end) for end in part_ends(self._form).values()]
+        self._part_ends = [re.compile(end) for end in part_ends(self._form).values()]
         # Of the first part, of the first two, and so on to the whole reply.
         self._patterns = [reply_pattern(self._form, n + 1) for n in range(len(self.parts))]
         self.tokenizer, self.image_store = tokenizer, image_store
@@ -130,7 +130,7 @@ class ChatFrame:
         """
         if ids[-1] not in self._ids_with_bracket or before == len(self.parts):
             return before
-        last_tag = self._ends[before].pattern.rpartition("*")[2]
+        last_tag = self._part_ends[before].pattern.rpartition("*")[2]
         if last_tag not in self.tokenizer.decode(ids[-TAG_TAIL:]):
             return before
         text = self.prefix + self.tokenizer.decode(ids)
@@ -142,7 +142,7 @@ class ChatFrame:
         Tags that would end a part too early get a blank: `</answer>` becomes `< /answer>`.
         """
         texts = {part: end.sub(lambda tags: f"< {tags[0][1:]}", parts[part])
-                 for part, end in zip(self.parts, self._ends)}
+                 for part, end in zip(self.parts, self._part_ends)}
         return self._form.format_map(texts)[len(self.prefix):]
 
     def parse(self, text):

@@ -98,7 +98,7 @@ class Config:
                                    "top_k: share of the groups; top_k_abs: their number")
     resample: int = opt(0, "DAPO's dynamic sampling: extra rollouts per step, at most", most=100)
     # -- rewards
-    credit: str = opt("episode", "at whose end rewards are paid", ("episode", "turn"))
+    credit: str = opt("episode", "whose last token gets the rewards", ("episode", "turn"))
     overlong: float = opt(0.0, "DAPO: penalise this last share of max_new_tokens", most=0.99)
     kl_reward_coef: float = opt(0.0, "weight of the KL to the model before RL in token rewards")
     # -- learning

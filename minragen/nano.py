@@ -120,7 +120,7 @@ def collect(policy, frame, split, first_seed, num_groups, group_size, temperatur
 
 
 def begin(frame, split, seed, member):
-    """A new episode, with its prompt. `seed` fixes the instance, (seed, member) its luck."""
+    """A new episode with its prompt. `seed` fixes the instance, (seed, member) what is random."""
     episode = Episode(Nim(split))
     observation, _ = episode.env.reset(seed=seed, options={"member": member})
     episode.add(frame.open(frame.system_message(episode.env), observation))
