@@ -214,7 +214,7 @@ def parse(argv):
 
 
 def from_options(given):
-    """`unchecked`, checked."""
+    """The Config of the given options, checked: see `unchecked`."""
     config = unchecked(given)
     check(config)
     return config
@@ -297,7 +297,7 @@ def check(config):
                          f"{TRAIN_SEED_STRIDE}, the instances of a seed.")
     for name in filter(None, (config.run, config.init_from)):
         if not RUN_NAME.fullmatch(name):
-            raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits, -_.+=")
+            raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and -_.+=")
     check_together(config, base)
     typed.parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)
 
