@@ -48,8 +48,9 @@ class ChatFrame:
         self.parts = formats.format_parts(response_format)
         self.thinks = "reasoning" in self.parts
         self.describes = bool(formats.description_parts(response_format))
-        self._system_message = partial(formats.system_message, response_format=response_format,
-                            max_new_tokens=max_new_tokens, example=example)
+        self._system_message = partial(
+            formats.system_message, response_format=response_format, max_new_tokens=max_new_tokens,
+            example=example)
         self.prefix = formats.forced_prefix(response_format)
         self._form = formats.FORMATS[response_format]
         self._part_ends = [re.compile(end) for end in part_ends(self._form).values()]
@@ -65,8 +66,9 @@ class ChatFrame:
         model_eos = model_eos if isinstance(model_eos, (list, tuple)) else [model_eos]
         self.end_ids = {self.end_of_turn, tokenizer.eos_token_id, *model_eos} - {None}
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        self._ids_with_bracket = {i for i, name in enumerate(names)  # "<0x41>" is the byte of an A
-                          if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
+        self._ids_with_bracket = {
+            i for i, name in enumerate(names)  # "<0x41>" is the byte of an A
+            if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
 
     def system_message(self, env):
         """The system message; the environment's texts in it cannot begin or end a turn."""
