@@ -75,8 +75,8 @@ def decode_steps(config):
     """{name: milliseconds} of steps that append a token to each row."""
     policy, _ = start.load(config)
     ways = {"eager": policy}
-    if policy.append is graphs.append and policy.device.type == "cuda":
-        ways = {"eager": replace(policy, append=llama.append), "graph": policy}
+    if policy.last_hidden is graphs.last_hidden and policy.device.type == "cuda":
+        ways = {"eager": replace(policy, last_hidden=llama.last_hidden), "graph": policy}
     return {f"{rows} rows, {name}, ms": step_ms(way, rows)
             for rows in ROWS for name, way in ways.items()}
 

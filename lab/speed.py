@@ -196,7 +196,7 @@ def rollout_sides(work):
     kept = {"generate, prompt shared, cache kept": Rollout(work, partial(generate, True))}
     if work.args.device != "cpu":  # a graph is replayed without showing its operations
         eager = copy.copy(work)
-        eager.policy = replace(work.policy, append=llama.append)
+        eager.policy = replace(work.policy, last_hidden=llama.last_hidden)
         return {"collect": partial(ours, work),
                 "collect without graphs": partial(ours, eager), **kept}
     sides = {"collect": collected, "its products with weights alone": collected.replay,

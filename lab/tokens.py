@@ -63,9 +63,9 @@ def gradient_norm(optimizer):
 
 
 def watched(counts):
-    """`train.gradients`, which adds to {what: how often}."""
-    def gradients(learner, mini, config, progress=lambda rows: None):
-        found = train.gradients(learner, mini, config, progress)
+    """`train.backward`, which adds to {what: how often}."""
+    def backward(learner, mini, config, progress=lambda rows: None):
+        found = train.backward(learner, mini, config, progress)
         optimizer, norm = learner.optimizer, gradient_norm(learner.optimizer)
         counts["updates"] += 1
         counts["largest_norm"] = max(counts["largest_norm"], norm)
@@ -75,14 +75,14 @@ def watched(counts):
             weights = mini.loss_weights.clone()
             most = derivatives(learner.policy, mini, config).abs().flatten().topk(FEW).indices
             weights.view(-1)[most] = 0
-            train.gradients(learner, dataclasses.replace(mini, loss_weights=weights), config)
+            train.backward(learner, dataclasses.replace(mini, loss_weights=weights), config)
             counts["clipped"] += 1
             counts["of_few"] += gradient_norm(optimizer) < norm / 2
             for p, gradient in zip(optimizer.masters, kept):
                 p.grad = gradient
         return found
 
-    return gradients
+    return backward
 
 
 def measure(task):
@@ -101,7 +101,7 @@ def measure(task):
     with (patched, tempfile.TemporaryDirectory() as scratch,
           mock.patch.object(runs, "RUNS", Path(scratch))):
         learner, groups, log = start.start(config, say=lambda line: None)
-        learner.gradients = watched(counts)
+        learner.backward = watched(counts)
         with log:
             last = train.train(learner, groups, config, log)
         last |= [line for line in log.history if "val/success" in line][-1]

@@ -1,11 +1,13 @@
 """The keys and values that are kept while sampling, and masks: which token sees which.
 
-Sampling keeps keys and values in `KVSlots`, so that nothing is computed twice. A decoder of
-transformers takes the slots as its `past_key_values`, with `position_ids` and a 4-D mask of floats.
-Learning runs whole rows through the decoder. For Llama's family fast/ computes the same with less
-work.
+Sampling keeps keys and values in `KVSlots`, which a decoder of transformers takes as its
+`past_key_values`. Learning runs whole rows. For Llama's family fast/ computes both with less work.
 
-Reading order: `KVSlots`, `joined`, `append`, `place`; `states_before`, `micro_batches`; masks.
+    rollout.feed                       prefill or regathered: makes the slots
+        Policy.extend_in_chunks        reads prompts or observations
+            Policy.extend              one forward pass; also of each sampled token
+                last_hidden            place, then the decoder: in each layer KVSlots.update
+                models.output_layer
 
 Axes: n rows in a forward pass, q new tokens of each, k keys, D hidden size, B rows, T tokens.
 
@@ -21,14 +23,12 @@ import torch
 class KVSlots:
     """The keys and values of conversations, each of which has a slot: one row of every buffer.
 
-    `update` writes a row's new keys after its earlier ones and returns the buffers up to the end of
-    the longest row. After the end of a shorter row there is padding from earlier calls. No query
-    sees it: masks hide it until new keys overwrite it.
+    `update` writes a row's new keys after its earlier keys and returns the buffers up to the end of
+    the longest row. A shorter row ends in padding, which masks hide until new keys overwrite it.
 
     FOOTGUN: `new_zeros`, never `new_empty`: a masked key still adds 0 * value, and 0 * nan is nan.
 
-    capacity: tokens a row, rounded up to a multiple of 64, because a GPU's attention copies masks
-        of other widths
+    capacity: tokens a row, rounded up to a multiple of 64 (`attention_masks` says why)
     """
 
     def __init__(self, model, rows, capacity):
@@ -62,8 +62,8 @@ class KVSlots:
         return self._filled
 
     def move_to_front(self, chosen):
-        """Exchange slots so that those numbered `chosen`, a rising list, come first. Returns where
-        each slot's contents had been: of five slots, with 0 2 4 chosen, 0 4 2 3 1."""
+        """Exchange slots so that the slots `chosen`, a rising list, come first. Returns each slot's
+        old index: 0 4 2 3 1 if 0 2 4 of five slots are chosen."""
         order, kept = list(range(len(self.lengths))), {*chosen}
         gaps = [i for i in range(len(chosen)) if i not in kept]
         fill = [i for i in chosen if i >= len(chosen)]
@@ -79,11 +79,11 @@ class KVSlots:
         return order
 
 
-def joined(parts, capacity):
-    """Copy slots, one part after the other, to new buffers of `capacity` tokens a row (rounded up).
-    The given KVSlots cannot be used afterwards: their buffers are freed layer by layer.
+def regathered(parts, capacity):
+    """New KVSlots of `capacity` tokens a row with copies of the chosen slots, part after part. The
+    given KVSlots cannot be used afterwards: their buffers are freed layer by layer.
 
-    parts: [(KVSlots, [slot, ...])]; a list may be empty, or have a slot several times
+    parts: [(KVSlots, [slot, ...])]; a list may be empty, or name a slot several times
     """
     parts = [(slots, torch.tensor(index)) for slots, index in parts if index]
     made = copy.copy(parts[0][0])
@@ -112,8 +112,8 @@ def rounded_up(n, unit):
 
 
 @torch.no_grad()
-def append(model, slots, tokens, counts, first_row=0):
-    """Append ids to slots, as `place` draws it. Returns each row's last hidden state, (n, D)."""
+def last_hidden(model, slots, tokens, counts, first_row=0):
+    """One pass of new ids, as `place` draws it. Returns each row's last hidden state, (n, D)."""
     positions, masks, ends = place(model, slots, tokens, counts, first_row)
     hidden = model.base_model(input_ids=tokens, attention_mask=masks, position_ids=positions,
                               past_key_values=slots, use_cache=True).last_hidden_state
@@ -144,18 +144,16 @@ def place(model, slots, tokens, counts, first_row=0):
     # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
     visible = keys[:, None, None] <= positions[:, None, :, None]
     masks = attention_masks(model, visible, positions, keys)
-    # Padding may stand beyond the largest position that the model has. So the model is told the
-    # position of the row's last token instead.
+    # The model has no positions beyond its largest; so padding gets that of the row's last token.
     positions = positions.minimum(slots.lengths[rows, None] - 1)
     return positions, masks, counts - 1 + q * torch.arange(n, device=slots.device)
 
 
 # ---- Learning ------------------------------------------------------------------------------------
-def states_before(decoder, tokens, mask):
+def hidden_before(decoder, tokens, mask):
     """Last hidden states (N, D) at the positions before the masked tokens, in row-major order.
 
-    Whole rows need no mask: under causal attention a real token never sees the padding to its
-    right.
+    Whole rows need no attention mask: a causal model's tokens never see the padding on their right.
 
     decoder: a model without its head      tokens: (B, T) int64      mask: (B, T), False in column 0
     """
@@ -164,9 +162,9 @@ def states_before(decoder, tokens, mask):
 
 
 def micro_batches(tokens, lengths, token_budget, rank=0, size=1):
-    """Divide rows, longest first, into micro-batches of at most `token_budget` ids with their
-    padding, or of one longer row. Returns the row indices of each for process `rank` of `size`.
-    (The tokens are for fast/prefix_tree.py.)"""
+    """Divide rows, longest first, into micro-batches of at most `token_budget` ids, padding
+    included, or of one longer row. Returns each micro-batch's row indices, for process `rank` of
+    `size`. Only fast/prefix_tree.py needs `tokens`."""
     rows, parts = lengths.argsort(descending=True, stable=True)[rank::size], []
     while len(rows):
         count = max(1, token_budget // int(lengths[rows[0]]))
@@ -178,15 +176,15 @@ def micro_batches(tokens, lengths, token_budget, rank=0, size=1):
 # ---- Masks ---------------------------------------------------------------------------------------
 def attention_masks(model, visible, queries, keys):
     """What a decoder takes as attention_mask: floats to add to the scores, 0 where a query sees a
-    key and -inf elsewhere; a dict of them where layers differ in kind.
+    key and -inf elsewhere; {kind: mask} if the model has layers of several kinds.
 
     Under a sliding window of w the query at position p sees the keys at p - w + 1 to p, as in
     transformers.masking_utils.
 
     visible: (n, 1, q, k) bool, what full attention sees
     queries, keys: their positions, (n, q) and (n or 1, k)
-    returns: (n, 1, q, k), whose rows begin at multiples of 16 numbers in memory: memory-efficient
-        attention on CUDA copies other masks, in each layer
+    returns: (n, 1, q, k), whose rows begin at multiples of 16 numbers in memory: in each layer,
+        memory-efficient attention on CUDA would copy a mask of another layout
     """
     config, dtype = model.config.get_text_config(), next(model.parameters()).dtype
     window = getattr(config, "sliding_window", None)

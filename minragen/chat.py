@@ -16,15 +16,14 @@ Tests: `python -m pytest tests/test_chat.py`.
 """
 
 import re
-from collections import OrderedDict
-from functools import partial
+from functools import lru_cache, partial
 
 from minragen.envs import IMAGE, image_of
 from minragen.support import formats
 from minragen.support.template import check_pieces, derive_template
 from minragen.trajectory import Reply
 
-REMEMBERED = 2**22  # characters of texts whose ids are remembered: about 60 MiB with the ids
+REMEMBERED = 2**10  # texts whose ids are remembered
 TAG_TAIL = 16  # a tag is made of fewer tokens
 
 
@@ -33,10 +32,9 @@ class ChatFrame:
 
     A prompt ends with the forced prefix of the reply, such as `<think>`, which no policy samples.
     A reply ends where `parse` reads it as complete: at `</answer>`, unless a thought quotes it. It
-    also ends with the template's end of turn, the tokenizer's eos or the model's: the attribute
-    `end_ids` holds them all.
+    also ends at the ids `end_ids`: the template's end of turn, the tokenizer's eos, `model_eos`.
 
-    end_ids: the model's alone, its `generation_config.eos_token_id`: one id, several or None
+    model_eos: the model's `generation_config.eos_token_id`: one id, several or None
     max_new_tokens: the limit that the system message tells; 0: none
     example: whether the system message shows a reply
     image_store: the images of a policy that sees
@@ -45,32 +43,36 @@ class ChatFrame:
 
     appends = True  # a prompt goes on where the last reply ended; in more/windows.py it begins anew
 
-    def __init__(self, tokenizer, response_format="free_think", end_ids=None, max_new_tokens=0,
+    def __init__(self, tokenizer, response_format="free_think", model_eos=None, max_new_tokens=0,
                  image_store=None, example=False):
         self.parts = formats.format_parts(response_format)
         self.thinks = "reasoning" in self.parts
         self.describes = bool(formats.description_parts(response_format))
-        self.told = partial(formats.system_message, response_format=response_format,
-                            max_new_tokens=max_new_tokens, example=example)
+        self._system_message = partial(
+            formats.system_message, response_format=response_format, max_new_tokens=max_new_tokens,
+            example=example)
         self.prefix = formats.forced_prefix(response_format)
         self._form = formats.FORMATS[response_format]
-        self._ends = [re.compile(end) for end in part_ends(self._form).values()]
-        # Those of the first part, of the first two, and so on; the last one is the whole reply's.
+        self._part_ends = [re.compile(end) for end in part_ends(self._form).values()]
+        # Of the first part, of the first two, and so on to the whole reply.
         self._patterns = [reply_pattern(self._form, n + 1) for n in range(len(self.parts))]
         self.tokenizer, self.image_store = tokenizer, image_store
-        self._known, self._characters = OrderedDict(), 0  # text -> ids, the latest last; of texts
+        # Ids of a text. The last ones are remembered: members of a group see much alike.
+        self._ids = lru_cache(REMEMBERED)(
+            lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
         self.template = derive_template(tokenizer, self.prefix)
         self.end_of_turn = self.template.end_of_turn
         check_pieces(self)
-        end_ids = end_ids if isinstance(end_ids, (list, tuple)) else [end_ids]
-        self.end_ids = {self.end_of_turn, tokenizer.eos_token_id, *end_ids} - {None}
+        model_eos = model_eos if isinstance(model_eos, (list, tuple)) else [model_eos]
+        self.end_ids = {self.end_of_turn, tokenizer.eos_token_id, *model_eos} - {None}
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        self._ends_tag = {i for i, name in enumerate(names)  # "<0x41>" is the byte of an A
-                          if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
+        self._ids_with_bracket = {
+            i for i, name in enumerate(names)  # "<0x41>" is the byte of an A
+            if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
 
     def system_message(self, env):
-        """`formats.system_message`, whose texts of an environment end and begin no turn."""
-        return self.told(env, plain=self.template.plain)
+        """The system message; the environment's texts in it cannot begin or end a turn."""
+        return self._system_message(env, plain=self.template.plain)
 
     def begin(self, trajectory, env):
         """Append the first prompt."""
@@ -93,18 +95,15 @@ class ChatFrame:
     def between(self, last_id, observation):
         """Ids from the end of a reply, whose last id is `last_id`, through the next forced prefix.
 
-        If the reply did not end with the end-of-turn id, they begin with this id, as part of the
-        prompt: it is not in the loss.
+        If the reply did not end with the end-of-turn id, the prompt begins with this id, which is
+        then not in the loss.
         """
         ids = self._prompt(self.encode, self.template.after_reply, observation)
         ended = last_id is not None and last_id == self.end_of_turn
         return ids[ids.index(last_id) + 1:] if ended else ids
 
     def _prompt(self, encode, before, observation):
-        """Ids of a text, an observation, and the opening of the reply to it.
-
-        The ids of an image replace its placeholder.
-        """
+        """Ids of a text, an observation (an image as its own ids), and the reply's opening."""
         plain, to_reply = self.template.plain, self.template.to_reply
         if (image := image_of(observation)) is None:
             return encode(f"{before}{plain(observation)}{to_reply}")
@@ -121,16 +120,6 @@ class ChatFrame:
         line, ids = self._ids("\n"), self._ids(f"\n{text}")
         return ids[len(line):] if ids[:len(line)] == line else self._ids(text)
 
-    def _ids(self, text):
-        """Ids of a text. The last ones are remembered: members of a group see much alike."""
-        if (ids := self._known.pop(text, None)) is None:
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            self._characters += len(text)
-        self._known[text] = ids
-        while self._characters > REMEMBERED:
-            self._characters -= len(self._known.popitem(last=False)[0])
-        return ids
-
     def parts_ended(self, ids, before=0):
         """The number of parts of the format that a reply has ended. The reply is complete, and
         nothing that follows changes what `parse` reads in it, once this is len(parts).
@@ -138,15 +127,13 @@ class ChatFrame:
         before: the same number for ids[:-1]
 
         Tokenizers merge "</", "answer" and ">" with their neighbours as they like, so tags are
-        looked for in text. Only a last id with a ">" can end a part. Only if the tags that end the
-        next part are in the last few ids, which is cheap to see, all ids are decoded.
+        looked for in text. All ids are decoded only if the last few, which are cheap to decode,
+        hold the tag that ends the next part (of several adjacent tags the last one).
         """
-        if ids[-1] not in self._ends_tag or before == len(self.parts):
+        if ids[-1] not in self._ids_with_bracket or before == len(self.parts):
             return before
-        start = len(ids)
-        for _ in range(1 + self._ends[before].pattern.count(r">\s*<")):
-            start = next((i for i in range(start - 1, -1, -1) if ids[i] in self._ends_tag), 0)
-        if not self._ends[before].search(self.tokenizer.decode(ids[max(0, start - TAG_TAIL):])):
+        last_tag = self._part_ends[before].pattern.rpartition("*")[2]
+        if last_tag not in self.tokenizer.decode(ids[-TAG_TAIL:]):
             return before
         text = self.prefix + self.tokenizer.decode(ids)
         return sum(bool(pattern.match(text)) for pattern in self._patterns)
@@ -157,11 +144,11 @@ class ChatFrame:
         Tags that would end a part too early get a blank: `</answer>` becomes `< /answer>`.
         """
         texts = {part: end.sub(lambda tags: f"< {tags[0][1:]}", parts[part])
-                 for part, end in zip(self.parts, self._ends)}
+                 for part, end in zip(self.parts, self._part_ends)}
         return self._form.format_map(texts)[len(self.prefix):]
 
     def parse(self, text):
-        """Read sampled text, without the forced prefix and the end-of-turn token, as a Reply."""
+        """The Reply in a sampled text, which lacks the forced prefix and the end-of-turn token."""
         found = self._patterns[-1].match(self.prefix + text)
         parts = found.groupdict() if found else {}
         return Reply(**{part: text.strip() for part, text in parts.items()}, valid=bool(found))
@@ -178,7 +165,7 @@ def reply_pattern(form, count=None):
 
 
 def part_ends(form):
-    """{part: the regular expression of the tags that end it}: only blanks may stand between two
-    adjacent tags."""
+    """{part: the regular expression of the tags that end it}; between two tags only blanks may
+    stand."""
     _, *rest = re.split(r"{(\w+)}", form)
     return {part: tags.replace("><", r">\s*<") for part, tags in zip(rest[::2], rest[1::2])}

@@ -4,8 +4,7 @@
     python -m minragen.train --help
 
 Reading order: `Config`, `preset`, `from_options`, `check`. What an algorithm or an environment
-changes is in data/presets.toml, which options do not go together in support/checks.py.
-docs/algorithms.md has equations and papers.
+changes is in data/presets.toml, which options exclude each other in support/checks.py.
 """
 
 import argparse
@@ -16,16 +15,9 @@ import re
 from dataclasses import dataclass, field
 
 from minragen.envs import REGISTRY, Budget
+from minragen.support import options as typed
 from minragen.support.checks import check_together
 from minragen.support.formats import FORMATS, description_parts
-from minragen.support.options import (
-    algo_options,
-    data_table,
-    nearest,
-    parse_mixture,
-    short,
-    unknown_option,
-)
 
 TRAIN_SEED_STRIDE = 2**24  # instances of a run seed
 DATA = ("data", "corpus", "url", "products")  # environment options that bring data of the user
@@ -35,7 +27,7 @@ BUDGETS = tuple(f.name for f in dataclasses.fields(Budget))
 
 def _presets():
     """The tables of presets.toml; one that is `like` another begins with its values."""
-    tables = data_table("presets")
+    tables = typed.data_table("presets")
     for options in [o for table in tables.values() for o in table.values() if "like" in o]:
         kind, name = options.pop("like").split(".")
         options.update(tables[kind][name] | options)
@@ -44,22 +36,19 @@ def _presets():
 
 _TABLES = _presets()
 ALGOS, MODELS, ROOM, RECIPES = (_TABLES[kind] for kind in ("algo", "model", "room", "smollm2"))
-PRETRAINED, DESCRIPTION = MODELS["pretrained"], _TABLES["format"]["part"]
+PRETRAINED, EXTRA_PER_PART = MODELS["pretrained"], _TABLES["format"]["part"]
 PRESETS = {model: _TABLES[model] for model in ("tiny", "tiny-vlm")}
 
 
 def opt(default, text, choices=(), least=0, most=2**31):
-    """A field with its help, and its choices or the bounds of its number.
-
-    choices: the names, or the name of a table in starpo.py that has them
-    """
+    """A field with its help, and its bounds or its choices (names, or a table of starpo.py)."""
     return field(default=default, metadata=dict(help=text, choices=choices, least=least, most=most))
 
 
 def choices_of(option):
     """The names that a field of Config may have; () for any."""
     names = option.metadata["choices"]
-    if isinstance(names, str):  # PyTorch takes seconds to import, so it is done when needed
+    if isinstance(names, str):  # imported when needed: PyTorch takes seconds
         names = tuple(getattr(importlib.import_module("minragen.starpo"), names))
     return names
 
@@ -68,13 +57,12 @@ def choices_of(option):
 class Config:
     """Every field is an option: `max_new_tokens` is `--max-new-tokens`."""
 
-    env: str = opt("frozenlake", "name, mixture (a,b or a=12,b=4), module:Class, Gymnasium id, "
-                                 "or openenv:URL of a server")
+    env: str = opt("frozenlake", "name, mixture (a,b or a=12,b=4), module:Class, Gymnasium id or "
+                                 "openenv:URL of a server")
     run: str = opt("", "folder under runs/; empty: named after env, algo, model and seed")
     seed: int = opt(0, "seed of everything random in the run", most=2**20 - 1)
     algo: str = opt("grpo", f"preset: {', '.join(ALGOS)}; or module:preset, your own dictionary")
-    model: str = opt("", "tiny, tiny-vlm, smollm2, a folder or a Hugging Face id; empty: by "
-                         "the device")
+    model: str = opt("", "tiny, tiny-vlm, smollm2, folder or Hugging Face id; empty: by the device")
     device: str = opt("", "cpu, cuda or mps; empty: cuda if there is one")
     steps: int = opt(100, "training steps: a rollout and its updates", least=1)
     init_from: str = opt("", "a run whose last checkpoint's weights this one begins with")
@@ -88,8 +76,8 @@ class Config:
     max_actions: int = opt(0, "actions per episode; 0: the environment's own")
     response_format: str = opt("free_think", "parts of a reply", tuple(FORMATS))
     example: bool = opt(False, "show the model a reply, on another instance (TextEnv.example)")
-    reward: str = opt("environment", "what training pays: the environment's rewards, or 1 for "
-                                     "success and nothing else", ("environment", "success"))
+    reward: str = opt("environment", "what training pays; success: only 1 for success",
+                      ("environment", "success"))
     grounding_reward: float = opt(0.0, "weight of observation F1 in training (VAGEN: 0.5)")
     worldmodeling_reward: float = opt(0.0, "weight of prediction F1 in training (VAGEN: 0.5)")
     # -- rollout
@@ -98,22 +86,19 @@ class Config:
     temperature: float = opt(1.0, "sampling temperature in training", least=1e-4)
     top_k: int = opt(0, "sample among the k most probable tokens; 0: all")
     top_p: float = opt(1.0, "sample among the tokens that hold this mass", least=1e-6, most=1)
-    max_new_tokens: int = opt(24, "tokens per reply; the prompt and so the warm-up depend on it",
-                              least=1, most=2**16)
+    max_new_tokens: int = opt(24, "tokens per reply, told in the prompt", least=1, most=2**16)
     max_context: int = opt(512, "tokens per conversation", least=2, most=2**24)
     max_rows: int = opt(256, "conversations that are generated at a time", least=1)
     feed_share: float = opt(1.0, "feed rows once this share of all is ready", least=0.01, most=1)
-    context: str = opt("full", "history that a turn sees (docs/formats.md)",
-                       ("full", "limited", "single_turn"))
+    context: str = opt("full", "history that a turn sees", ("full", "limited", "single_turn"))
     window: int = opt(3, "limited and single_turn: turns shown, this one included", least=1)
     # -- which groups
     filter: str = opt("top_p", "which groups are trained on", "FILTERS")
-    filter_value: float = opt(0.9, "top_p: share of the summed scores; top_k: share of the groups; "
-                                   "top_k_abs: number of groups; min_p: share of the best score")
+    filter_value: float = opt(0.9, "top_p: share of the summed reward stds; min_p: of the largest; "
+                                   "top_k: share of the groups; top_k_abs: their number")
     resample: int = opt(0, "DAPO's dynamic sampling: extra rollouts per step, at most", most=100)
     # -- rewards
-    credit: str = opt("episode", "where rewards go: to the end of the episode or of each turn",
-                      ("episode", "turn"))
+    credit: str = opt("episode", "whose last token gets the rewards", ("episode", "turn"))
     overlong: float = opt(0.0, "DAPO: penalise this last share of max_new_tokens", most=0.99)
     kl_reward_coef: float = opt(0.0, "weight of the KL to the model before RL in token rewards")
     # -- learning
@@ -144,8 +129,7 @@ class Config:
     token_budget: int = opt(2400, "ids in one forward pass; speed and memory only", least=1)
     activation_checkpointing: bool = opt(False, "recompute activations in the backward pass")
     lora_rank: int = opt(0, "rank of LoRA adapters, which alone are trained; 0: all weights")
-    attention: str = opt("", "transformers' attention of the learner's passes, such as "
-                             "flash_attention_2; empty: ours, which shares prompts")
+    attention: str = opt("", "of the learner's passes, such as flash_attention_2; empty: our own")
     plain: bool = opt(False, "turn off everything that is only faster (table in run/start.py)")
     max_grad_norm: float = opt(1.0, "gradients are clipped to this global norm", least=1e-4)
     # -- measuring
@@ -160,13 +144,13 @@ class Config:
 
 # ---- Presets -------------------------------------------------------------------------------------
 def preset(env="frozenlake", algo="grpo", model="tiny", response_format=""):
-    """The complete Config. Without a response format, of the one that the preset names."""
+    """The complete Config. An empty response_format means the preset's own."""
     options = {}
-    for layer in _layers(env, algo, model, response_format).values():
-        options |= layer
+    for source in _sources(env, algo, model, response_format).values():
+        options |= source
     options.setdefault("response_format", response_format or Config.response_format)
     parts = len(description_parts(options["response_format"]))
-    for name, tokens in DESCRIPTION.items():
+    for name, tokens in EXTRA_PER_PART.items():
         options[name] = options.get(name, getattr(Config, name)) + parts * tokens
     return Config(env=env, algo=algo, model=model, **options)
 
@@ -176,21 +160,21 @@ def preset_of(config):
     return preset(config.env, config.algo, config.model, config.response_format)
 
 
-def _layers(env, algo, model, response_format):
-    """What a preset is made of: {where from: options}; the later ones win."""
-    own = f"env {env} and model {short(model)}"
-    of_algo = {f"algo {algo}": algo_options(algo, ALGOS, vars(Config()))}
+def _sources(env, algo, model, response_format):
+    """What a preset is made of: {where from: options}; the later win."""
+    own = f"env {env} and model {typed.short(model)}"
+    of_algo = {f"algo {algo}": typed.algo_options(algo, ALGOS, vars(Config()))}
     if model in PRESETS:
         return {own: _of_envs(PRESETS[model], env)} | of_algo
-    of_model = {f"model {short(model)}": MODELS.get(model, PRETRAINED)}
+    of_model = {f"model {typed.short(model)}": MODELS.get(model, PRETRAINED)}
     recipe = RECIPES.get(env) if model == "smollm2" else None
-    fits = recipe and response_format in ("", recipe["response_format"])  # its tokens a reply do
+    fits = recipe and response_format in ("", recipe["response_format"])  # sized for that
     return of_algo | of_model | {own: _of_envs(ROOM, env) | (recipe if fits else {})}
 
 
 def _of_envs(table, env):
-    """The entry of an environment; of a mixture the largest of the numbers that its entries set,
-    all environment options under their environment's name, and no texts and budgets."""
+    """An environment's entry. A mixture gets the largest of each number and every environment
+    option, as env.name=value, but no texts and no budgets."""
     merged, names = {}, [part.partition("=")[0].strip() for part in env.split(",")]
     for name in names:
         owner = f"{name}." if len(names) > 1 else ""
@@ -207,9 +191,8 @@ def parse(argv):
     """{name: value} of the given options, with `resume` and `print_config`. Raises ValueError."""
     parser = argparse.ArgumentParser(
         prog="minragen.train", allow_abbrev=False, argument_default=argparse.SUPPRESS,
-        description="Train a language-model agent. [base default]; presets change it: "
-                    "see --print-config. `minragen train` takes --nproc, too: a number of "
-                    "processes, or auto.")
+        description="Train a language-model agent. [base default]; presets change it: see "
+                    "--print-config. `minragen train` also takes --nproc: a number, or auto.")
     parser.error = _usage_error
     parser.add_argument("--resume", action="store_true", default=False,
                         help="continue from runs/NAME/checkpoint")
@@ -225,7 +208,7 @@ def parse(argv):
     if given.resume and not vars(given).get("run"):
         raise ValueError("--resume needs --run NAME.")
     if unknown:
-        raise ValueError(unknown_option(unknown[0].partition("=")[0], {
+        raise ValueError(typed.unknown_option(unknown[0].partition("=")[0], {
             f.name: f.metadata["help"] for f in dataclasses.fields(Config)}))
     return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(given).items()}
 
@@ -240,8 +223,8 @@ def from_options(given):
 def unchecked(given):
     """The preset with the given options {name: value}; `model` must be among them.
 
-    Given environment options are added to the preset's and replace those of the same name. An
-    environment that gets data of the user keeps none of the preset's: they shape the bundled data.
+    Given environment options are added to the preset's and replace options of the same name. An
+    environment with data of the user keeps none of the preset's, which shape the bundled data.
     """
     base = preset(**{name: value for name, value in given.items()
                      if name in ("env", "algo", "model", "response_format")})
@@ -250,34 +233,34 @@ def unchecked(given):
     names = {text.partition("=")[0].removeprefix(single) for text in options}
     kept = []
     for text in base.env_arg:
-        env, dot, option = text.partition("=")[0].rpartition(".")
-        replaced = {name for o in (option, *DATA) for name in (o, env + dot + o)}
-        kept += [text] if not names & replaced else []
+        env, dot, option = text.partition("=")[0].rpartition(".")  # a mixture's has env and dot
+        if not any({name, env + dot + name} & names for name in (option, *DATA)):
+            kept.append(text)
     return dataclasses.replace(base, **given | {"env_arg": (*kept, *options)})
 
 
 def summary(config):
     """One line: what differs from the preset."""
     base = preset_of(config)
-    changed = ", ".join(f"{name}={short(value)}" for name, value in vars(config).items()
+    changed = ", ".join(f"{name}={typed.short(value)}" for name, value in vars(config).items()
                         if value != getattr(base, name) and name not in ("run", "seed", "device"))
-    kind = config.env, config.algo, short(config.model), config.response_format
+    kind = config.env, config.algo, typed.short(config.model), config.response_format
     return f"the preset of {', '.join((*kind, changed and 'with ' + changed or 'unchanged'))}"
 
 
 def explain(config, given):
     """All settings as text: what differs from the base and where from, then the rest."""
-    layers = _layers(config.env, config.algo, config.model, config.response_format)
+    sources = _sources(config.env, config.algo, config.model, config.response_format)
     if description_parts(config.response_format):
-        layers[f"env {config.env} and format {config.response_format}"] = DESCRIPTION
-    layers["you"] = given
-    own = f"env {config.env} and model {short(config.model)}"  # also of a resumed run's options
-    title = f"{own}, algo {config.algo}: what differs from the base"
-    lines, rest = [title], ["", "the rest is the base"]
+        sources[f"env {config.env} and format {config.response_format}"] = EXTRA_PER_PART
+    sources["you"] = given
+    own = f"env {config.env} and model {typed.short(config.model)}"  # also for a resumed run
+    lines = [f"{own}, algo {config.algo}: what differs from the base"]
+    rest = ["", "the rest is the base"]
     for f in (f for f in dataclasses.fields(config) if f.name not in ("env", "algo", "model")):
         value = getattr(config, f.name)
         line = f"{f.name.replace('_', '-'):22} {value!r:14}"
-        through = [own, *(source for source, options in layers.items() if f.name in options)]
+        through = [own, *(source for source, options in sources.items() if f.name in options)]
         if value == f.default:
             rest.append(line.rstrip())
         else:
@@ -297,13 +280,13 @@ def _boolean(text):
 
 # ---- What cannot work ----------------------------------------------------------------------------
 def check(config):
-    """Refuse what cannot work, before anything is built. Raises ValueError with one sentence."""
-    base = preset_of(config)  # a user's algorithm, which this imports, may add choices
+    """Raise ValueError, with one sentence, for what cannot work."""
+    base = preset_of(config)  # imports a user's algorithm, which may add choices
     for f in dataclasses.fields(config):
         value, choices = getattr(config, f.name), choices_of(f)
         least, most = f.metadata["least"], f.metadata["most"]
         if choices and value not in choices:
-            raise ValueError(nearest(f.name, str(value), list(choices)))
+            raise ValueError(typed.nearest(f.name, str(value), list(choices)))
         if f.type in (int, float) and not least <= value <= most:
             bound = ("a finite number" if not math.isfinite(value) else
                      f"at least {least}" if value < least else f"at most {most}")
@@ -314,16 +297,15 @@ def check(config):
                          f"{TRAIN_SEED_STRIDE}, the instances of a seed.")
     for name in filter(None, (config.run, config.init_from)):
         if not RUN_NAME.fullmatch(name):
-            raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and "
-                             f"-_.+= only.")
+            raise ValueError(f"bad run name {name!r}: expected up to 100 letters, digits and -_.+=")
     check_together(config, base)
-    parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)
+    typed.parse_mixture(",".join(env_names(config)), config.val_size, REGISTRY)
 
 
 # ---- The environments of a Config ----------------------------------------------------------------
 def env_names(config):
     """The distinct environments of the mixture."""
-    mixture = parse_mixture(config.env, config.num_groups, REGISTRY)
+    mixture = typed.parse_mixture(config.env, config.num_groups, REGISTRY)
     return list(dict.fromkeys(name for name, _ in mixture))
 
 

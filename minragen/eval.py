@@ -93,12 +93,12 @@ def arguments(argv):
             parser.error(f"--{name.replace('_', '-')} needs --{needed.replace('_', '-')}")
     if args.show and len(args.run.split()) > 1:
         parser.error("--show takes one run")
-    measured = ("set", "temperature", "device", "out", "size", "samples")
-    for mode, unused in (("run", ("layer", *["seed"] * (not args.show))),
-                         ("env", ("seed",)), ("show", measured[3:]), ("play", measured)):
-        for name in unused if getattr(args, mode) not in (None, False) else ():
-            if getattr(args, name) != parser.get_default(name):
-                parser.error(f"--{name.replace('_', '-')} has no effect with --{mode}")
+    mode = "show" if args.show else "run" if args.run else "env" if args.env else "play"
+    unused = {"run": ("layer", "seed"), "show": ("layer", "out", "size", "samples"),
+              "env": ("seed",), "play": ("set", "temperature", "device", "out", "size", "samples")}
+    for name in unused[mode]:
+        if getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name} has no effect with --{mode}")
     return args
 
 

@@ -38,9 +38,9 @@ class Policy:
     tokenizer: object
     base: nn.Module | None = None  # with LoRA: the model without its adapters
     weights: Callable | None = None  # with LoRA: returns the state dict to save
-    append: Callable = cache.append  # how the decoder is run in a rollout
-    states_before: Callable = cache.states_before  # how it is run in an update
-    micro_batches: Callable = cache.micro_batches  # how an update divides its rows
+    last_hidden: Callable = cache.last_hidden  # runs the decoder in a rollout
+    hidden_before: Callable = cache.hidden_before  # runs the decoder in an update
+    micro_batches: Callable = cache.micro_batches  # divides the rows of an update
 
     @property
     def device(self):
@@ -49,11 +49,11 @@ class Policy:
     def extend(self, slots, tokens, counts, first_row=0):
         """Append counts[i] ids of row i of `tokens` to slot first_row + i, as `cache.place` shows.
         Returns the logits (n, V) after the last id of each row. tokens: (n, q)      counts: (n,)"""
-        return output_layer(self.model, self.append(self.model, slots, tokens, counts, first_row))
+        hidden = self.last_hidden(self.model, slots, tokens, counts, first_row)
+        return output_layer(self.model, hidden)
 
-    def read(self, slots, fresh, token_budget, first_row=0):
-        """`extend` slot first_row + i by the ids fresh[i], `token_budget` padded ids at a time.
-        Returns the logits (n, V) after each one's last id."""
+    def extend_in_chunks(self, slots, fresh, token_budget, first_row=0):
+        """`extend` slot first_row + i by the ids fresh[i], `token_budget` padded ids at a time."""
         bounds, logits = slots.bounds.clone(), []
         count = max(1, token_budget // max(map(len, fresh)))
         for start in range(first_row, first_row + len(fresh), count):
@@ -63,12 +63,12 @@ class Policy:
             tokens, counts = (x.to(self.device, non_blocking=True) for x in (
                 pad_sequence(part, batch_first=True), counts))
             logits.append(self.extend(slots, tokens, counts, start))
-        slots.bounds = bounds  # the lengths, on the CPU; `extend` also counted padding
+        slots.bounds = bounds  # exact again: `extend` has added padding, too
         return torch.cat(logits)
 
     def logprobs(self, tokens, mask, temperature=1.0):
         """`token_logprobs` of this model."""
-        return token_logprobs(self.model, tokens, mask, temperature, self.states_before)
+        return token_logprobs(self.model, tokens, mask, temperature, self.hidden_before)
 
     def begin_rollout(self):
         """Called before episodes are played: more/vision.py forgets the images of earlier ones."""
@@ -112,26 +112,26 @@ def output_layer(model, hidden):
     return torch.tanh(logits / cap) * cap if cap else logits
 
 
-def token_logprobs(model, tokens, mask, temperature=1.0, states_before=cache.states_before):
+def token_logprobs(model, tokens, mask, temperature=1.0, hidden_before=cache.hidden_before):
     """The logprob of every masked token, and the entropy over the vocabulary at its position.
 
     Token t is predicted at position t-1. Only such positions go through the output layer, in chunks
     that are recomputed in the backward pass, so a (B, T, V) tensor never exists.
 
     tokens: (B, T) int64      mask: (B, T) bool, False in column 0
-    states_before: of cache.py or fast/, runs the decoder
+    hidden_before: of cache.py or fast/, runs the decoder
     returns: logprobs, entropy, both (B, T) float32 in nats, exactly 0 where mask is False
     """
-    predicts = states_before(model.base_model, tokens, mask)  # (N, D)
+    hidden = hidden_before(model.base_model, tokens, mask)  # (N, D)
     targets = tokens[mask]  # (N,)
     rows = max(1, LOGIT_BUDGET // model.config.get_text_config().vocab_size)
 
-    def chunk(hidden, target):
-        logits = output_layer(model, hidden).float() / (temperature or 1.0)
+    def chunk(states, target):
+        logits = output_layer(model, states).float() / (temperature or 1.0)
         log_p = logits.log_softmax(dim=-1)
         return log_p.gather(-1, target[:, None])[:, 0], starpo.entropy(log_p)
 
-    pieces = list(zip(predicts.split(rows), targets.split(rows)))
+    pieces = list(zip(hidden.split(rows), targets.split(rows)))
     if len(pieces) > 1 and torch.is_grad_enabled():
         chunk = partial(checkpoint, chunk, use_reentrant=False)
     pieces = [chunk(h, t) for h, t in pieces]
@@ -148,7 +148,7 @@ class Critic(nn.Module):
 
     def __init__(self, policy):
         super().__init__()
-        self.trunk, self.states_before = twin(policy.model.base_model), policy.states_before
+        self.trunk, self.hidden_before = twin(policy.model.base_model), policy.hidden_before
         hidden_size = policy.model.config.get_text_config().hidden_size
         self.head = nn.Linear(hidden_size, 1, device=policy.device)
         nn.init.zeros_(self.head.weight)
@@ -156,7 +156,7 @@ class Critic(nn.Module):
 
     def forward(self, tokens, mask):
         """The values (B, T) float32, exactly 0 where mask is False."""
-        values = self.head(self.states_before(self.trunk, tokens, mask).float())[:, 0]
+        values = self.head(self.hidden_before(self.trunk, tokens, mask).float())[:, 0]
         return torch.zeros(tokens.shape, device=tokens.device).masked_scatter(mask, values)
 
 

@@ -103,8 +103,8 @@ def train(policy, frame, seed=0, steps=STEPS):
 def collect(policy, frame, split, first_seed, num_groups, group_size, temperature=1.0):
     """Play P * G episodes to their ends; group g plays the instance of seed first_seed + g.
 
-    Each forward pass reads the unfinished conversations from their beginnings, which train.py
-    avoids with a cache, and gives each one token. No token sees the padding on its right.
+    Each forward pass rereads every unfinished conversation (train.py has a cache instead) and gives
+    each one token. No token sees the padding on its right.
     """
     episodes = [begin(frame, split, first_seed + g, member)
                 for g in range(num_groups) for member in range(group_size)]
@@ -120,7 +120,7 @@ def collect(policy, frame, split, first_seed, num_groups, group_size, temperatur
 
 
 def begin(frame, split, seed, member):
-    """A new episode, with its prompt. `seed` draws the instance, (seed, member) what happens."""
+    """A new episode with its prompt. `seed` fixes the instance, (seed, member) what is random."""
     episode = Episode(Nim(split))
     observation, _ = episode.env.reset(seed=seed, options={"member": member})
     episode.add(frame.open(frame.system_message(episode.env), observation))
@@ -143,7 +143,7 @@ def add_token(frame, episode, token, logprob):
 
 
 def held_out_success(policy, frame):
-    """The share of episodes that are won, of heaps with which no training episode begins."""
+    """The share of episodes that are won, from heaps with which no training episode begins."""
     episodes = collect(policy, frame, "test", 0, HELD_OUT_SIZE, 1, HELD_OUT_TEMPERATURE)
     return sum(e.episode_return > 0 for e in episodes) / len(episodes)  # only a win pays
 

@@ -3,7 +3,7 @@
 Reading order: `Rules` (how a conversation is held), `collect` and `play` (RAGEN's agent proxy), the
 parts of a turn in order: `feed`, `sample_replies`, `act`; last `sample_tokens`.
 
-Axes: n conversations (rows), V vocabulary.
+Axes: n conversations (rows of a forward pass), V vocabulary.
 
 Three invariants, each a test:
   1. tokens in = tokens out: the ids that were sampled are the ids that are trained;
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from minragen.cache import KVSlots, joined
+from minragen.cache import KVSlots, regathered
 from minragen.support.noise import reply_noise
 from minragen.trajectory import Reply, StopReason, Trajectory
 
@@ -87,10 +87,10 @@ def play(policy, frame, groups, trajectories, rules, progress):
         turn 2   a   c d   feed the observations, ...           b's episode has ended
         turn 3       c
 
-    A slot holds the keys and values of all of a row's ids but the last one that was sampled, which
+    A slot holds the keys and values of all ids of a conversation except the last sampled id, which
     goes through the model with the next observation.
     """
-    rows, slots = [Row(t) for t in trajectories], None
+    rows, slots = [Conversation(t) for t in trajectories], None
     while rows:
         for row in rows:
             row.begin_reply()
@@ -103,34 +103,34 @@ def play(policy, frame, groups, trajectories, rules, progress):
 
 
 @dataclass
-class Row:
+class Conversation:
     """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    slot: int = -1  # of its keys and values between replies; within one the row's index counts
-    cached: int = 0  # how many of its ids are in the slot between replies; 0: none
-    # -- of the reply
+    slot: int = -1  # its KVSlots index between replies; while sampling, its index in `rows`
+    cached: int = 0  # how many of its ids are in the slot between replies
+    # -- the reply that is being sampled
     ids: list = field(default_factory=list)
     logprobs: list = field(default_factory=list)
-    parts: int = 0  # of its format that have ended
+    parts_ended: int = 0  # of the format's parts
     stop: StopReason | None = None
     text: str = ""
     reply: Reply = Reply()
     times: tuple = ()  # of Turn
 
     def begin_reply(self):
-        self.ids, self.logprobs, self.parts, self.stop = [], [], 0, None
+        self.ids, self.logprobs, self.parts_ended, self.stop = [], [], 0, None
         self.times = (time.time(),)
 
     def add(self, token, logprob, frame, rules):
-        """Add a token to the reply and note whether it ends it."""
+        """Add a token to the reply and note whether the token ends the reply."""
         if not math.isfinite(logprob):
             raise FloatingPointError("the policy's logits are not finite: the policy has diverged. "
                                      "Is the learning rate too large?")
         self.ids.append(token)
         self.logprobs.append(logprob)
-        self.parts = frame.parts_ended(self.ids, self.parts)
-        if self.parts == len(frame.parts):
+        self.parts_ended = frame.parts_ended(self.ids, self.parts_ended)
+        if self.parts_ended == len(frame.parts):
             self.stop = StopReason.ANSWER
         elif token in frame.end_ids:
             self.stop = StopReason.END_OF_TURN
@@ -145,40 +145,40 @@ def feed(policy, slots, rows, rules):
     """Let the model read what is new: prompts, if there are no slots yet, or observations.
 
     slots: of the last turn; they cannot be used afterwards
-    returns: KVSlots whose slot i is that of rows[i], and the logits (n, V) of the first tokens
+    returns: KVSlots with slot i for rows[i], and the logits (n, V) of the replies' first tokens
     """
     fresh = [row.trajectory.tokens[row.cached:] for row in rows]
     capacity = max(len(row.trajectory.tokens) for row in rows) + rules.max_new_tokens
     if slots is None:
         slots, index, logits = prefill(policy, fresh, rules.token_budget)
-        return joined([(slots, index)], capacity), logits
+        return regathered([(slots, index)], capacity), logits
     # The padding of shorter rows is written, too, and needs room.
     padded = max(row.cached for row in rows) + max(map(len, fresh))
-    slots = joined([(slots, [row.slot for row in rows])], max(capacity, padded))
-    return slots, policy.read(slots, fresh, rules.token_budget)
+    slots = regathered([(slots, [row.slot for row in rows])], max(capacity, padded))
+    return slots, policy.extend_in_chunks(slots, fresh, rules.token_budget)
 
 
 def prefill(policy, prompts, token_budget):
-    """Feed each distinct prompt once. Returns the slots, the index of the slot that each row begins
-    with, and its logits, (n, V)."""
+    """Feed each distinct prompt once. Returns the slots, each row's slot index, and each row's
+    logits (n, V)."""
     distinct = {ids: i for i, ids in enumerate(dict.fromkeys(map(tuple, prompts)))}
     slots = KVSlots(policy.model, len(distinct), max(map(len, distinct)))
-    logits = policy.read(slots, list(distinct), token_budget)
+    logits = policy.extend_in_chunks(slots, list(distinct), token_budget)
     index = [distinct[tuple(ids)] for ids in prompts]
     return slots, index, logits[torch.tensor(index).to(policy.device)]
 
 
 def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
-    """Sample a reply in each row, a token at a time. A row that stops changes places with a later
-    one, slot included, so that the rows that go on come first:
+    """Sample a reply in each row, a token at a time. The rows that go on come first: a row that
+    stops changes places, and slots, with a later row.
 
         rows   a b c d e      b and d stop      a e c | d b
 
     logits: (n, V)      noise: (max_new_tokens, n)
     """
-    places = torch.arange(len(rows), device=policy.device)  # in the noise, of those that go on
+    columns = torch.arange(len(rows), device=policy.device)  # of the noise, for the rows that go on
     for uniforms in noise:
-        tokens, logprobs = sample_tokens(logits, uniforms[places], rules)
+        tokens, logprobs = sample_tokens(logits, uniforms[columns], rules)
         progress(len(tokens))
         # As one tensor, so that the host waits for an accelerator once. Ids are below 2**24.
         for row, token, logprob in zip(rows, *torch.stack([tokens.float(), logprobs]).tolist()):
@@ -190,7 +190,7 @@ def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
             order = slots.move_to_front(live)
             rows[:] = [rows[i] for i in order]
             moved = torch.tensor(order[:len(live)]).to(policy.device)
-            places, tokens = places[moved], tokens[moved]
+            columns, tokens = columns[moved], tokens[moved]
         logits = policy.extend(slots, tokens[:, None], torch.ones_like(tokens))
     for slot, row in enumerate(rows):
         row.slot = slot
@@ -199,13 +199,13 @@ def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
 def act(frame, groups, rows, rules):
     """Step the environments. Returns the rows that go on, with their next prompts."""
     end_replies(frame, rows)
-    outcomes = groups.step([row.trajectory.row for row in rows], [row.reply for row in rows])
+    outcomes = groups.step([row.trajectory.env_index for row in rows], [row.reply for row in rows])
     return [row for row, outcome in zip(rows, outcomes)
             if end_turn(frame, groups, row, outcome, rules)]
 
 
 def end_replies(frame, rows):
-    """Add the replies to their conversations, and parse them."""
+    """Add each reply to its conversation, and parse it."""
     texts = frame.tokenizer.batch_decode(
         [row.ids[:-1] if row.stop is StopReason.END_OF_TURN else row.ids for row in rows])
     for row, row.text in zip(rows, texts):
@@ -217,12 +217,12 @@ def end_replies(frame, rows):
 
 
 def end_turn(frame, groups, row, outcome, rules):
-    """Note the outcome, of `groups.step`, and append the next prompt, if there is one. Returns
-    whether there is one."""
+    """Note what `groups.step` returned, and append the next prompt. Returns False if the episode is
+    over, so that there is none."""
     t = row.trajectory
     t.end_turn(row.text, row.reply, row.stop, outcome, (*row.times, time.time()))
     if not t.stop:
-        fits = groups.attempt(t.row, frame.next, t, rules)  # the model may not take its image
+        fits = groups.attempt(t.env_index, frame.next, t, rules)  # an image may be refused
         if isinstance(fits, Exception):
             t.fail(fits)
         elif not fits:
@@ -254,7 +254,7 @@ def sample_tokens(logits, u, rules):
         cdf = (kept.exp() * MASS).long().cumsum(dim=-1)
         # floor(u * total), in integers of at most 24 + 38 bits. It is below the total, as u < 1.
         target = ((u * 2**24).long() * cdf[:, -1]) >> 24
-        # The clamp is for logits that are nan: `Row.add` refuses them.
+        # The clamp is for logits that are nan: `Conversation.add` refuses them.
         token = torch.searchsorted(cdf, target[:, None], right=True)[:, 0].clamp(
             max=logits.shape[1] - 1)
     return token, log_p.gather(-1, token[:, None])[:, 0]

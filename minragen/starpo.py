@@ -21,7 +21,7 @@ Differences from RAGEN V2 and the verl version it pins:
   1. Means over tokens are normalised over the *whole optimizer step* (`loss_weights`), so the
      micro-batch size cannot change the gradient. There, every micro-batch is averaged by itself.
   2. Values, advantages and losses are exactly 0 outside the mask, whitened advantages too.
-  3. The eps of filter top_p is relative to the sum of the scores, so scaling all rewards keeps the
+  3. The eps of filter top_p is relative to the sum of the spreads, so scaling all rewards keeps the
      same groups.
   4. The KL in the loss is k2 or k3, never k1, whose gradient as a loss has expectation 0. There, k3
      is clamped at 10 nats, so a token that is 14 times less likely than before RL has no gradient.
@@ -37,41 +37,41 @@ KL_ESTIMATORS = ("k1", "k2", "k3")  # as a loss k2 or k3
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
                 "seq-mean-token-sum-norm")
 LOG_RATIO_LIMIT = 20.0  # |log ratio| is clamped to it before exp, so a freak token cannot be inf
-ZERO = 1e-10  # a |score| that is no larger counts as 0
-# Sums of the same rewards in another order differ by rounding, and so do stds of equal spread.
-ROUNDING = 1e-6  # two numbers are equal if they differ by at most this share of the largest one
+ZERO = 1e-10  # a reward std that is no larger counts as 0
+# Sums of the same rewards in another order differ by up to this share of the largest.
+ROUNDING = 1e-6  # numbers that differ by less count as equal, advantages of less as 0
 VALUE_CLIP = 0.5  # how far one update may move a value
 
 
 # ---- Which groups --------------------------------------------------------------------------------
-def filter_groups(scores, value=0.9, name="top_p"):
+def filter_groups(spreads, value=0.9, name="top_p"):
     """SNR filter of RAGEN V2: which groups carry enough signal to learn from.
 
-    Scores of up to 1e-10 count as 0. They are rounded to a millionth of the largest, so that groups
-    of equal scores tie; the first of them wins.
+    Spreads of up to 1e-10 count as 0. They are rounded to a millionth of the largest, so that equal
+    spreads tie; of tied groups the earlier wins.
 
-    scores: (P,) float >= 0, the reward's standard deviation within each group (`group_std`)
+    spreads: (P,) float >= 0, the reward's standard deviation within each group (`group_std`)
     name, value: a row of FILTERS and its argument      returns: (P,) bool
-    raises: ValueError for an unknown name, a value outside its range, and scores that are negative
+    raises: ValueError for an unknown name, a value outside its range, or a spread that is negative
         or not finite
 
     >>> filter_groups(torch.tensor([9.0, 1.0, 5.0]), 0.9).tolist()
     [True, False, True]
     """
     _check_name("filter", name, FILTERS)
-    if not bool((scores.isfinite() & (scores >= 0)).all()):
-        raise ValueError(f"filter {name}: got scores {scores.tolist()}, expected finite ones >= 0.")
-    scores = scores.masked_fill(scores <= ZERO, 0.0)
-    unit = ROUNDING * scores.max().clamp(min=ZERO)
-    ranked, order = ((scores / unit).round() * unit).sort(descending=True, stable=True)
+    if not bool((spreads.isfinite() & (spreads >= 0)).all()):
+        raise ValueError(f"filter {name}: got {spreads.tolist()}, expected finite stds >= 0.")
+    spreads = spreads.masked_fill(spreads <= ZERO, 0.0)
+    unit = ROUNDING * spreads.max().clamp(min=ZERO)
+    ranked, order = ((spreads / unit).round() * unit).sort(descending=True, stable=True)
     kept = FILTERS[name](ranked, value)
     return torch.zeros_like(kept).scatter(0, order, kept)
 
 
 def top_p(ranked, value, eps=0.01):
-    """The fewest groups that hold this share of all scores; at 1 all of a score above 0.
+    """The fewest groups that hold this share, less eps, of all spreads; at 1 all groups above 0.
 
-    ranked: (P,) scores, the largest first      returns: (P,) bool
+    ranked: (P,) spreads, the largest first      returns: (P,) bool
     """
     check_share("top_p", value, eps)
     held_before = ranked.cumsum(0) - ranked
@@ -86,8 +86,8 @@ def top_k(ranked, value):
     return torch.arange(len(ranked), device=ranked.device) < max(k, 1)
 
 
-# name -> function of the scores, the largest first, and --filter-value, as `top_p`. A new filter is
-# a function and a row here.
+# name -> function of the spreads, the largest first, and --filter-value, as `top_p`. A new filter
+# is a function and a row here.
 FILTERS = {"none": lambda ranked, value: torch.ones_like(ranked, dtype=torch.bool),
            "top_p": top_p, "top_k": top_k}
 
@@ -115,9 +115,9 @@ def group_std(x, groups):
 def group_moments(x, groups):
     """Mean, sample std and size (P,) of each group, and the distance (E,) of each x from its mean.
 
-    The smallest x of a group is subtracted first, so that equal ones have a std of exactly 0: the
-    float32 mean of sixteen 0.9s is not 0.9. A std of at most ROUNDING times the largest |x| is 0,
-    too, and so are the distances.
+    The smallest x of a group is subtracted first, so that equal x have a std of exactly 0: the
+    float32 mean of sixteen 0.9s is not 0.9. If a std is at most ROUNDING times the largest |x|, it
+    and the group's distances are 0.
     """
     P = int(groups.max()) + 1
 
@@ -205,10 +205,10 @@ def kl_estimate(logprobs, ref_logprobs, estimator="k3"):
 
 # ---- Which advantages ----------------------------------------------------------------------------
 # name -> (kind, function of a Batch and the Config). A new estimator is a function and a row here.
-#   "group"   compares the scores of a group's members: one advantage an episode (E,), which
-#             train.compute_advantages gives to all sampled tokens of the episode, or (B, T)
-#   "reward"  sums token rewards: (B, T)
-#   "critic"  has values, too: advantages, returns, and where the critic learns, all (B, T)
+#   "group"   compares the scores of a group's members: advantages (E,), which
+#             train.compute_advantages copies to each sampled token, or (B, T)
+#   "reward"  sums token rewards: advantages (B, T)
+#   "critic"  sums them with values: advantages, returns, value_mask, all (B, T)
 ESTIMATORS = {
     "grpo": ("group", lambda b, c: group_advantages(*b.episode_scores(), c.norm_by_std)),
     "rloo": ("group", lambda b, c: rloo_advantages(*b.episode_scores())),
@@ -334,7 +334,7 @@ def whiten(x, mask, statistics_mask=None, eps=1e-8):
 
 
 # ---- Which losses --------------------------------------------------------------------------------
-def policy_loss(logprobs, old_logprobs, advantages, clip_low=0.2, clip_high=0.28, dual_clip=3.0,
+def policy_loss(logprobs, old_logprobs, advantages, clip_low, clip_high, dual_clip,
                 sequence_mask=None):
     """PPO's clipped loss of every token, with decoupled bounds and dual clipping.
 
@@ -370,12 +370,12 @@ def policy_loss(logprobs, old_logprobs, advantages, clip_low=0.2, clip_high=0.28
     return loss, bounded > free
 
 
-def cispo_loss(logprobs, old_logprobs, advantages, clip_low=1.0, clip_high=4.0):
+def cispo_loss(logprobs, old_logprobs, advantages, clip_low, clip_high):
     """CISPO (MiniMax-M1 2025, eq. 4): REINFORCE with a clipped importance weight as a constant.
 
         L = -stop_gradient(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * logprobs
     In `policy_loss` a token whose ratio has left the bounds loses its gradient, rare ones first.
-    Here only its weight is bounded. The paper has no lower bound, which is clip_low 1.
+    Here only its weight is bounded. The paper has no lower bound: clip_low 1.
 
     all inputs: (B, T) or (N,)      returns: loss, and clipped (bool: the weight was bounded)
     """
@@ -388,8 +388,8 @@ def cispo_loss(logprobs, old_logprobs, advantages, clip_low=1.0, clip_high=4.0):
 def truncated_weights(old_logprobs, sample_logprobs, cap, response_mask):
     """Truncated importance weights (Ionides 2008): min(cap, exp(old_logprobs - sample_logprobs)).
 
-    They correct for samples of older weights or another sampler; the cap trades variance for bias.
-    They are 1 where response_mask is False.
+    The weights correct for samples of older weights or another sampler; the cap trades variance for
+    bias. Where response_mask is False they are 1.
     """
     log_ratio = (old_logprobs - sample_logprobs).clamp(max=LOG_RATIO_LIMIT)
     return log_ratio.exp().clamp(max=cap).where(response_mask, 1.0)

@@ -3,10 +3,9 @@
     python -m minragen.train --env frozenlake            (or: make train ENV=frozenlake)
     python -m minragen.train --run my-run --resume       (continue a stopped run)
 
-Reading order: `train` (the loop: when to validate, save and stop), `train_step` and `update` (one
-step of StarPO), then their parts in the order in which they run: `roll_out`, `choose_groups`,
-`compute_targets` (rewards and advantages), `mini_batches`, `policy_losses`; last `validate`. The
-options are in config.py; run/start.py puts a run together. docs/metrics.md explains every metric.
+Reading order: `train` (when to validate, save and stop), `train_step` and `update` (one step of
+StarPO), then their parts in the order in which they run. The options are in config.py; run/start.py
+puts a run together. docs/metrics.md explains every metric.
 
 Axes: B rows, T tokens, P groups, G members.
 """
@@ -18,6 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 
 import torch
 
@@ -29,21 +29,21 @@ from minragen.rollout import Rules, collect
 from minragen.support.metrics import describe, held_out_metrics, waiting
 from minragen.trajectory import make_batch
 
-# Training instances of run seed s have seeds from TRAIN_SEED + s * config.TRAIN_SEED_STRIDE on,
-# validation instances have seeds from 0 on.
+# Seeds of training instances begin at TRAIN_SEED + (seed of the run) * config.TRAIN_SEED_STRIDE,
+# seeds of validation instances at 0.
 TRAIN_SEED = 2**41
-EMPTY_STEPS = 5  # consecutive steps without a single informative group after which a run ends
-MOST_SKIPPED = 5  # a run fails after a step with so many updates in a row not finite
+EMPTY_STEPS = 5  # a run ends after this many steps in a row without an informative group
+MOST_SKIPPED = 5  # a run fails after this many updates in a row that are not finite
 
 
 class World:
-    """How processes that train one policy exchange values. This World has a single process, and
-    run/distributed.py one of several."""
+    """How processes that train one policy exchange values. This one is for a single process;
+    run/distributed.py has several."""
 
     rank, size = 0, 1
 
     def gather(self, value):
-        """The values of all processes, in the order of their ranks."""
+        """The values of all processes, by rank."""
         return [value]
 
     def sum(self, x):
@@ -55,19 +55,19 @@ class World:
 
 
 class Callbacks:
-    """What a run reports, keeps and is asked. Here it only prints; run/log.py has the files."""
+    """What a run reports, keeps and is asked. This one only prints; run/log.py writes files."""
 
     def say(self, line):
         """Print a line."""
         print(line)
 
     def progress(self, title):
-        """A context whose value is to be called with how many more tokens or rows are done."""
+        """A context that yields a function: call it with the number of new tokens or rows."""
         return contextlib.nullcontext(lambda count: None)
 
     def diagnose(self, learner, step, played, rows, batch):
-        """More metrics, measured before the update. batch: what is trained on, with its targets:
-        the rows `rows` of make_batch(played); None if the filter kept nothing."""
+        """More metrics, measured before the update. batch: rows `rows` of make_batch(played), with
+        their targets; None if the filter kept nothing."""
         return {}
 
     def write(self, metrics):
@@ -103,21 +103,21 @@ class Learner:
     critic_optimizer: AdamW | None = None
     reference: Policy | None = None  # before RL, or the teacher
     step: int = 0  # finished steps
-    unvalidated: bool = True  # whether a validation after them is due
-    best_success: float = -1.0  # of the validations after step 0
+    unvalidated: bool = True  # whether `step` is not validated yet
+    best_success: float = -1.0  # best held-out success after step 0
     ended: str = ""  # why training ends before the last step
     rounds: int = 0  # rollouts of fresh instances; more than steps if resampled
     ema: dict = field(default_factory=dict)  # moving averages of the diagnostics
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
     skipped: int = 0  # consecutive updates whose gradient was not finite
     world: World = World()
-    halved: bool = False  # whether an update ran out of memory, so that token_budget is halved
+    halved: bool = False  # whether token_budget is halved, because an update ran out of memory
     collect: Callable = collect  # plays episodes: rollout.py's, or fast/scheduler.py's
-    gradients: Callable = field(default_factory=lambda: gradients)  # below, or run/memory.py's
-    playing: Callable = contextlib.nullcontext  # of a rollout; more/stale.py: with older weights
+    backward: Callable = field(default_factory=lambda: backward)  # below, or run/memory.py's
+    playing: Callable = contextlib.nullcontext  # context of a rollout; more/stale.py: older weights
 
     def improved(self, metrics):
-        """Whether these metrics have a validation better than all before, which is then noted."""
+        """Whether these metrics have a new `best_success`. Notes it."""
         before, now = self.best_success, metrics.get("val/success", math.nan)
         self.best_success = max(before, now)  # `before` if now is nan
         return now > before
@@ -129,13 +129,10 @@ class Learner:
 
 
 def train(learner, groups, config, callbacks):
-    """Train until `config.steps` steps are done, or until there is a reason to end before. Returns
-    the metrics of the test, None if the user stopped the run.
-
-    groups: {split: EnvGroups}
-    """
+    """Train for `config.steps` steps, or until there is a reason to end before. Returns the metrics
+    of the test, None if the user stopped the run. groups: {split: EnvGroups}"""
     began = time.time()
-    if learner.unvalidated:  # before step 1; or a request to stop has left it out
+    if learner.unvalidated:  # before step 1, or a stop skipped it
         metrics = {"step": learner.step, **validate(learner, groups["val"], config, callbacks)}
         learner.unvalidated = False
         callbacks.write(metrics)
@@ -153,7 +150,7 @@ def train(learner, groups, config, callbacks):
             if learner.unvalidated and not callbacks.stop_requested():
                 metrics |= validate(learner, groups["val"], config, callbacks)
                 learner.unvalidated = False
-        finally:  # what is done is reported, whatever is raised
+        finally:  # also after an error
             callbacks.write(metrics)
         best, stopping = learner.improved(metrics), callbacks.stop_requested()
         if learner.step % config.save_every == 0 or last or best or stopping:
@@ -191,18 +188,18 @@ def train_step(learner, groups, config, callbacks=QUIET):
     batch = None  # what is trained on
     if played:
         everything = make_batch(played).to(learner.policy.device)  # ragged lists -> (B, T)
-        kept, found = choose_groups(learner, everything, config)  # which groups teach something
-        metrics |= found
+        kept, more = choose_groups(learner, everything, config)  # which groups teach something
+        metrics |= more
         rows = kept[everything.group_ids].nonzero()[:, 0]
         if len(rows):
-            batch, found = compute_targets(learner, everything.take(rows), config)
-            metrics |= found
+            batch, more = compute_targets(learner, everything.take(rows), config)
+            metrics |= more
         metrics |= callbacks.diagnose(learner, step, played, rows, batch)
     if batch:
         metrics |= update(learner, batch, config, step, callbacks)
     learner.empty_steps = 0 if batch else learner.empty_steps + 1
     if config.resample:
-        metrics["rollouts"] = 1 + trajectories[-1].group_id // config.num_groups
+        metrics["rollouts"] = len(trajectories) // (config.num_groups * config.group_size)
     learner.step = step
     sampled = sum(t.response_tokens for t in trajectories)
     return metrics | {"seconds": time.time() - began, "rollout_seconds": rollout_seconds,
@@ -210,14 +207,14 @@ def train_step(learner, groups, config, callbacks=QUIET):
 
 
 def update(learner, batch, config, step, callbacks=QUIET):
-    """Take one optimizer step per mini-batch of a batch with its targets. Returns metrics."""
+    """Take one optimizer step per mini-batch of a batch with targets. Returns metrics."""
     set_learning_rates(learner, config, step)
     steps, skipped = [], 0  # metrics of each optimizer step
     with callbacks.progress(f"step {step}: rows trained on") as progress:
         for mini in mini_batches(batch, config, step):  # in epochs x mini-batches
             sums = Counter()
-            for part in learner.world.gather(learner.gradients(learner, mini, config, progress)):
-                sums.update(part)  # adds; not all processes need to have all names
+            for part in learner.world.gather(learner.backward(learner, mini, config, progress)):
+                sums.update(part)  # adds; a process may lack some names
             for name, optimizer in learner.optimizers():
                 learner.world.sum_gradients(optimizer.masters)
                 sums[name] = float(optimizer.step(config.max_grad_norm))
@@ -232,11 +229,9 @@ def update(learner, batch, config, step, callbacks=QUIET):
 
 # ---- Which episodes ------------------------------------------------------------------------------
 def roll_out(learner, groups, config, callbacks=QUIET):
-    """Play P*G episodes of instances that no other step and no run with another seed plays.
-
-    `resample` (DAPO, Yu et al. 2025, section 3.2): until `num_groups` groups have a positive reward
-    std, play P*G more, at most `resample` times.
-    """
+    """Play P*G episodes of instances that no other step and no run with another seed plays. At most
+    `resample` times play P*G more, until `num_groups` groups have a positive reward std (DAPO, Yu
+    et al. 2025, section 3.2)."""
     trajectories = []
     learner.policy.begin_rollout()
     title = f"step {learner.step + 1}: tokens sampled"
@@ -244,13 +239,13 @@ def roll_out(learner, groups, config, callbacks=QUIET):
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
                           + (learner.rounds + attempt) * config.num_groups)
-            played = in_order(learner.world, learner.collect(
+            fresh = in_order(learner.world, learner.collect(
                 learner.policy, learner.frame, groups, first_seed, rules_of(config), progress))
-            for t in played:
+            for t in fresh:
                 t.group_id += attempt * config.num_groups
-            trajectories += played
-            known = [t for t in trajectories if not t.error]
-            if known and informative_groups(known) >= config.num_groups:
+            trajectories += fresh
+            played = [t for t in trajectories if not t.error]
+            if played and informative_groups(played) >= config.num_groups:
                 break
     learner.rounds += attempt + 1
     learner.policy.end_rollout(trajectories)
@@ -265,9 +260,8 @@ def in_order(world, trajectories):
 
 def informative_groups(trajectories):
     """How many groups have a positive reward std."""
-    reward_std = starpo.group_std(torch.tensor([t.episode_return for t in trajectories]),
-                                  torch.tensor([t.group_id for t in trajectories]))
-    return int((reward_std > starpo.ZERO).sum())
+    returns, groups = zip(*((t.episode_return, t.group_id) for t in trajectories))
+    return int((starpo.group_std(torch.tensor(returns), torch.tensor(groups)) > starpo.ZERO).sum())
 
 
 def rules_of(config):
@@ -276,7 +270,7 @@ def rules_of(config):
 
 
 def choose_groups(learner, batch, config):
-    """Which groups are trained on, the first `num_groups` at most: (kept (P,) bool, metrics)."""
+    """Which groups are trained on, at most the first `num_groups`: kept (P,) bool, and metrics."""
     reward_std = starpo.group_std(*map(batch.by_episode, (batch.episode_returns, batch.group_ids)))
     kept = starpo.filter_groups(reward_std, config.filter_value, config.filter)
     kept &= kept.cumsum(0) <= config.num_groups
@@ -291,9 +285,8 @@ def choose_groups(learner, batch, config):
 def compute_targets(learner, batch, config):
     """The batch with logprobs, values, rewards and advantages; and metrics.
 
-    In float32 old_logprobs are those that were recorded while sampling, which the learner would
-    compute again up to rounding (`logprob_gap`). They are computed here in bfloat16, where rounding
-    matters, and with `--stale` (other weights).
+    In float32, old_logprobs are the sample_logprobs: the learner would get the same up to rounding
+    (`logprob_gap`). They are computed anew in bfloat16 and with `--stale` (other weights).
     """
     def logprobs_of(policy):
         return in_micro_batches(learner, batch, config, lambda part: policy.logprobs(
@@ -303,7 +296,7 @@ def compute_targets(learner, batch, config):
     batch = replace(
         batch, old_logprobs=batch.sample_logprobs if exact else logprobs_of(learner.policy),
         ref_logprobs=logprobs_of(learner.reference) if learner.reference else None)
-    scores, rewards, metrics = token_rewards(learner, batch, config)
+    scores, rewards, metrics = token_rewards(batch, config)
     batch = replace(batch, scores=scores, token_rewards=rewards)
     if learner.critic:
         batch = replace(batch, values=in_micro_batches(
@@ -313,38 +306,36 @@ def compute_targets(learner, batch, config):
         batch = replace(batch, advantages=batch.advantages * starpo.truncated_weights(
             batch.old_logprobs, batch.sample_logprobs, config.tis_cap, batch.response_mask))
     if learner.critic:
-        target = batch.returns[batch.value_mask]
+        target = batch.value_targets[batch.value_mask]
         residual = target - batch.values[batch.value_mask]
         metrics["explained_variance"] = 1 - float(residual.var() / (target.var() + 1e-8))
     return batch, metrics
 
 
-def token_rewards(learner, batch, config):
+def token_rewards(batch, config):
     """scores (B,), token_rewards (B, T) of a Batch, and metrics.
 
     1. The overlong penalty is added to the environment's rewards.
     2. scores: the sum over the episode.
     3. token_rewards: with credit "episode" the score on the row's last token; with credit "turn"
-       each turn's reward on the turn's last token, or if each row is one turn, the return from that
-       turn on, since its later rewards are in other rows.
+       each turn's reward on its last token. If rows are single turns, it is the return from that
+       turn on, since later rewards are in other rows.
     4. The KL is subtracted: from token_rewards token by token, from scores its sum.
     """
-    turn_rewards, scores, metrics = batch.rewards, batch.episode_returns, {}
+    rewards, scores, metrics = batch.rewards, batch.episode_returns, {}
     if config.overlong:
         penalty = starpo.overlong_penalty(batch.turn_ids, config.max_new_tokens, config.overlong)
-        turn_rewards = turn_rewards + penalty
+        rewards = rewards + penalty
         scores = scores + batch.episode_sums(penalty.sum(dim=1))
         metrics["overlong_penalty"] = float(penalty.sum() / len(batch.episode_ids.unique()))
     if config.credit == "episode":
         rewards = starpo.last_token_rewards(scores, batch.response_mask)
-    elif config.context == "full":
-        rewards = turn_rewards
-    else:
-        of_turns = batch.by_turn(turn_rewards)  # (E, K)
-        returns = starpo.returns_to_go(of_turns, torch.ones_like(of_turns, dtype=torch.bool),
+    elif config.context != "full":
+        of_turns = batch.by_turn(rewards)  # (E, K)
+        returns = starpo.returns_to_go(of_turns, torch.ones_like(of_turns).bool(),
                                        config.gamma_turn)
-        rewards = (batch.turns_to_tokens(returns)
-                   * starpo.turn_ends(batch.turn_ids, batch.response_mask))
+        last = starpo.turn_ends(batch.turn_ids, batch.response_mask)
+        rewards = batch.turns_to_tokens(returns) * last
     if config.kl_reward_coef:
         kl = starpo.kl_estimate(batch.old_logprobs, batch.ref_logprobs, "k1") * batch.response_mask
         rewards = rewards - config.kl_reward_coef * kl
@@ -354,21 +345,20 @@ def token_rewards(learner, batch, config):
 
 
 def compute_advantages(batch, config):
-    """Add the advantages of the configured estimator; with a critic also returns and value_mask."""
+    """Add the advantages of the configured estimator; with a critic also what the critic needs."""
     kind, estimate = starpo.ESTIMATORS[config.advantages]
     if kind == "critic":
         advantages, returns, value_mask = estimate(batch, config)
         advantages = starpo.whiten(advantages, batch.response_mask, value_mask)
-        return replace(batch, advantages=advantages, returns=returns, value_mask=value_mask)
+        return replace(batch, advantages=advantages, value_targets=returns, value_mask=value_mask)
     advantages = estimate(batch, config)
-    if advantages.ndim == 1:  # one an episode, for all its tokens
-        advantages = batch.to_tokens(advantages)
-    return replace(batch, advantages=advantages)
+    per_episode = advantages.ndim == 1
+    return replace(batch, advantages=batch.to_tokens(advantages) if per_episode else advantages)
 
 
 @torch.no_grad()
 def in_micro_batches(learner, batch, config, function):
-    """function(part) -> (b, t) for every micro-batch, put together to (B, T)."""
+    """(B, T), put together from function(micro-batch) -> (b, t)."""
     result = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
     for rows in parts_of(batch, learner, config):
         part = function(batch.take(rows))
@@ -378,9 +368,9 @@ def in_micro_batches(learner, batch, config, function):
 
 def parts_of(batch, learner, config):
     """The rows of each micro-batch that this process computes."""
-    budget = config.token_budget // 2 if learner.halved else config.token_budget
-    return learner.policy.micro_batches(batch.tokens, batch.lengths, max(1, budget),
-                                        learner.world.rank, learner.world.size)
+    budget = max(1, config.token_budget // (2 if learner.halved else 1))
+    return learner.policy.micro_batches(batch.tokens, batch.lengths, budget, learner.world.rank,
+                                        learner.world.size)
 
 
 # ---- The update ----------------------------------------------------------------------------------
@@ -394,11 +384,8 @@ def set_learning_rates(learner, config, step):
 
 
 def mini_batches(batch, config, step):
-    """The mini-batches of all epochs: random rows, with each token's weights in the losses.
-
-    Sizes differ by at most one row, because rows of a small mini-batch would count more: each
-    mini-batch gets one optimizer step.
-    """
+    """The mini-batches of all epochs: random rows, with each token's weights in the losses. Sizes
+    differ by at most one row: each mini-batch is one step, so rows of a small one count more."""
     count = math.ceil(len(batch) / config.mini_batch)
     for epoch in range(config.epochs):
         shuffle = torch.Generator().manual_seed(hash_seed(config.seed, step, epoch))
@@ -409,9 +396,7 @@ def mini_batches(batch, config, step):
 
 def add_loss_weights(mini, config):
     """Add the weight of each token in the losses of a mini-batch and in its mean metrics."""
-    def weights(mask):
-        return starpo.loss_weights(mask, config.aggregation, config.max_context)
-
+    weights = partial(starpo.loss_weights, mode=config.aggregation, horizon=config.max_context)
     return replace(
         mini, loss_weights=weights(mini.response_mask),
         mean_weights=starpo.loss_weights(mini.response_mask),
@@ -419,9 +404,9 @@ def add_loss_weights(mini, config):
         predicted_weights=starpo.loss_weights(mini.predicted_mask))
 
 
-def gradients(learner, mini, config, progress=lambda rows: None):
-    """Backpropagate this process's micro-batches of a mini-batch. Returns {metric: their share of
-    its mean over the mini-batch}."""
+def backward(learner, mini, config, progress=lambda rows: None):
+    """Backpropagate this process's micro-batches of a mini-batch. Returns {metric: this process's
+    part of the mean}."""
     sums = Counter()
     for rows in parts_of(mini, learner, config):
         part = mini.take(rows)
@@ -430,7 +415,7 @@ def gradients(learner, mini, config, progress=lambda rows: None):
         if learner.critic:
             values = learner.critic(part.tokens, part.value_mask)
             shares["value_loss"] = starpo.aggregate(
-                starpo.value_loss(values, part.values, part.returns), part.value_weights)
+                starpo.value_loss(values, part.values, part.value_targets), part.value_weights)
             shares["value_loss"].backward()
         sums.update({name: share.detach() for name, share in shares.items()})
         progress(len(rows))
@@ -439,6 +424,8 @@ def gradients(learner, mini, config, progress=lambda rows: None):
 
 def policy_losses(policy, part, config):
     """{term: loss} and {metric: value}, each this part's share of the mini-batch's mean."""
+    loss_mean = partial(starpo.aggregate, weights=part.loss_weights)
+    mean = partial(starpo.aggregate, weights=part.mean_weights)
     logprobs, entropy = policy.logprobs(part.tokens, part.response_mask | part.predicted_mask,
                                         config.temperature)
     inputs = logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high
@@ -447,25 +434,22 @@ def policy_losses(policy, part, config):
     else:
         loss, clipped = starpo.policy_loss(
             *inputs, config.dual_clip, part.response_mask if config.ratio == "sequence" else None)
-    losses = {"task": starpo.aggregate(loss, part.loss_weights)}
+    losses = {"task": loss_mean(loss)}
     if config.entropy_coef:
-        losses["entropy"] = -config.entropy_coef * starpo.aggregate(entropy, part.loss_weights)
-    shares = {"policy_loss": losses["task"],
-              "entropy": starpo.aggregate(entropy, part.mean_weights)}
+        losses["entropy"] = -config.entropy_coef * loss_mean(entropy)
+    shares = {"policy_loss": losses["task"], "entropy": mean(entropy)}
     if config.kl_coef:
         kl = starpo.kl_estimate(logprobs, part.ref_logprobs, config.kl_estimator)
-        losses["kl"] = config.kl_coef * starpo.aggregate(kl, part.loss_weights)
-        shares["kl_ref"] = starpo.aggregate(kl, part.mean_weights)
+        losses["kl"] = config.kl_coef * loss_mean(kl)
+        shares["kl_ref"] = mean(kl)
     if config.echo_coef:
         shares["echo_loss"] = starpo.aggregate(-logprobs, part.predicted_weights)
         losses["echo"] = config.echo_coef * shares["echo_loss"]
     with torch.no_grad():
-        clipped &= part.advantages.abs() > starpo.ROUNDING  # without one there is nothing to clip
-        shares |= {"clip_fraction": starpo.aggregate(clipped.float(), part.mean_weights),
-                   "approx_kl": starpo.aggregate(
-                       starpo.kl_estimate(part.old_logprobs, logprobs), part.mean_weights),
-                   "logprob_gap": starpo.aggregate(
-                       (logprobs - part.sample_logprobs).abs(), part.mean_weights)}
+        clipped &= part.advantages.abs() > starpo.ROUNDING  # advantage 0: nothing to clip
+        shares |= {"clip_fraction": mean(clipped.float()),
+                   "approx_kl": mean(starpo.kl_estimate(part.old_logprobs, logprobs)),
+                   "logprob_gap": mean((logprobs - part.sample_logprobs).abs())}
     return losses, shares
 
 
@@ -475,10 +459,10 @@ def validate(learner, groups, config, callbacks):
     rules = rules_of(config).held_out(config.val_temperature)
     learner.policy.begin_rollout()
     with callbacks.progress(f"validation on {groups.split}: tokens sampled") as progress:
-        played = learner.collect(learner.policy, learner.frame, groups, 0, rules, progress)
-    played = in_order(learner.world, played)
-    callbacks.episodes(learner.step, groups.split, played)
-    return held_out_metrics(groups.split, played)
+        own = learner.collect(learner.policy, learner.frame, groups, 0, rules, progress)
+    trajectories = in_order(learner.world, own)
+    callbacks.episodes(learner.step, groups.split, trajectories)
+    return held_out_metrics(groups.split, trajectories)
 
 
 def hash_seed(*parts):

@@ -39,7 +39,7 @@ class StopReason(Enum):
     END_OF_TURN = "end_of_turn"  # reply: the model sampled its end-of-turn token
     ANSWER = "answer"  # reply: all parts of its format have ended
     MAX_NEW_TOKENS = "max_new_tokens"  # reply: it used up its tokens
-    CONTEXT = "context"  # both: no room for another token or another observation
+    CONTEXT = "context"  # reply or episode: no room for what comes next
     TERMINATED = "terminated"  # episode: the environment reached an end
     TRUNCATED = "truncated"  # episode: turns or actions ran out
     ENV_ERROR = "env_error"  # episode: the environment failed; counted, and left out of all else
@@ -67,6 +67,7 @@ class Sequence:
     # compute the same quantity; 0.0 where not sampled.
     sample_logprobs: list = field(default_factory=list)
     predicted: list = field(default_factory=list)  # positions that ECHO predicts (more/echo.py)
+    last_of_turn: dict = field(default_factory=dict)  # turn -> position of its last sampled token
     advantages: list = field(default_factory=list)  # by run/log.py, of trained groups
 
     def add(self, ids, logprobs, sampled, turn):
@@ -74,6 +75,8 @@ class Sequence:
         self.sample_logprobs += logprobs
         self.response_mask += [sampled] * len(ids)
         self.turn_ids += [turn] * len(ids)
+        if sampled:
+            self.last_of_turn[turn] = len(self.tokens) - 1
 
 
 @dataclass
@@ -84,7 +87,7 @@ class Trajectory:
     seed: int
     group_id: int
     member: int
-    row: int = 0  # of its EnvGroups
+    env_index: int = 0  # of its environment in the EnvGroups
     system: str = ""
     observation: Observation = Observation("")  # what the next reply answers
     # One Sequence; in the contexts of more/windows.py one for each turn, with all that it saw.
@@ -164,7 +167,7 @@ class Trajectory:
 
 @dataclass
 class Batch:
-    """Sequences as right-padded tensors; B rows, one for each trajectory or one for each turn."""
+    """Sequences as right-padded tensors: B rows, each a trajectory or one of its turns."""
 
     tokens: Tensor  # (B, T) int64
     attention_mask: Tensor  # (B, T) bool, the tokens that are no padding
@@ -175,7 +178,7 @@ class Batch:
     group_ids: Tensor  # (B,) int64
     episode_ids: Tensor  # (B,) int64
     episode_returns: Tensor  # (B,) float32, the sum of the environment's rewards in the episode
-    state_ids: Tensor  # (B, T) int64, the state before a turn, on its last sampled token; else -1
+    state_ids: Tensor  # (B, T) int64, number of a turn's first state, at its last token; else -1
     predicted_mask: Tensor  # (B, T) bool, the tokens of observations that ECHO predicts
     # -- added by train.compute_targets; (B, T) unless said otherwise
     old_logprobs: Tensor | None = None
@@ -184,7 +187,7 @@ class Batch:
     token_rewards: Tensor | None = None  # what REINFORCE and GAE sum up
     values: Tensor | None = None
     advantages: Tensor | None = None
-    returns: Tensor | None = None  # what the critic learns to predict
+    value_targets: Tensor | None = None  # what the critic learns to predict
     value_mask: Tensor | None = None  # the tokens where it learns
     # -- added by train.add_loss_weights
     loss_weights: Tensor | None = None
@@ -208,48 +211,46 @@ class Batch:
     def to(self, device):
         return Batch(**{name: v.to(device) for name, v in vars(self).items() if v is not None})
 
-    # -- E episodes and their B rows: the windowed contexts have a row for each turn, others one
+    # -- E episodes: one row each, or in the windowed contexts one for each turn
     @property
-    def episodes(self):
-        """(B,) int64: the number of each row's episode, from 0 to E - 1."""
+    def episode_index(self):
+        """(B,) int64: each row's episode, numbered from 0 to E - 1 without gaps."""
         return self.episode_ids.unique(return_inverse=True)[1]
 
     def by_episode(self, x):
-        """One value an episode, (E,), of x (B,), which is the same in all its rows."""
-        episodes = self.episodes
-        return x.new_zeros(int(episodes.max()) + 1).scatter(0, episodes, x)
+        """x is equal in all rows of an episode: keep one. (B,) -> (E,)"""
+        index = self.episode_index
+        return x.new_zeros(int(index.max()) + 1).scatter(0, index, x)
 
     def episode_scores(self):
-        """(scores, group_ids), each one number an episode: what estimators compare."""
+        """scores and group_ids, both (E,): what estimators compare."""
         return self.by_episode(self.scores), self.by_episode(self.group_ids)
 
     def episode_sums(self, x):
-        """Each row's x becomes the sum over the rows of its episode. (B,) -> (B,)"""
-        episodes = self.episodes
-        return x.new_zeros(int(episodes.max()) + 1).index_add(0, episodes, x)[episodes]
+        """In each row the sum of x over all rows of the episode. (B,) -> (B,)"""
+        index = self.episode_index
+        return x.new_zeros(int(index.max()) + 1).index_add(0, index, x)[index]
 
     def to_tokens(self, x):
         """Each episode's x on all its sampled tokens, 0 elsewhere. (E,) -> (B, T)"""
-        return x[self.episodes][:, None] * self.response_mask
+        return x[self.episode_index][:, None] * self.response_mask
 
     def by_turn(self, x):
         """The sums of x over the sampled tokens of each turn; 0 for turns that an episode lacks.
         (B, T) -> (E, K)"""
-        at, episodes = self.response_mask, self.episodes
-        table = x.new_zeros(int(episodes.max()) + 1, int(self.turn_ids.max()) + 1)
-        place = episodes[:, None].expand_as(at)[at], self.turn_ids[at]
+        at, index = self.response_mask, self.episode_index
+        table = x.new_zeros(int(index.max()) + 1, int(self.turn_ids.max()) + 1)
+        place = index[:, None].expand_as(at)[at], self.turn_ids[at]
         return table.index_put(place, x[at], accumulate=True)
 
     def turns_to_tokens(self, table):
         """Each turn's number on all its sampled tokens, 0 elsewhere. (E, K) -> (B, T)"""
-        return table[self.episodes[:, None], self.turn_ids.clamp(min=0)] * self.response_mask
+        return table[self.episode_index[:, None], self.turn_ids.clamp(min=0)] * self.response_mask
 
 
 def make_batch(trajectories):
-    """Pad to the longest. Masks mark padding, so token id 0 stays usable.
-
-    Groups are numbered again without gaps: one whose episodes all failed is no group.
-    """
+    """Pad to the longest. Groups are numbered again without gaps: a group whose episodes all failed
+    is left out."""
     rows = [(sequence, t, e) for e, t in enumerate(trajectories) for sequence in t.sequences]
 
     def column(name, fill):
@@ -260,9 +261,7 @@ def make_batch(trajectories):
     rewards, predicted_mask = torch.zeros(turn_ids.shape), torch.zeros_like(turn_ids).bool()
     state_ids, states = torch.full_like(turn_ids, -1), {}
     for b, (sequence, t, _) in enumerate(rows):
-        # A later position of the same turn replaces an earlier one.
-        last = {turn: position for position, turn in enumerate(sequence.turn_ids) if turn >= 0}
-        for turn, position in last.items():
+        for turn, position in sequence.last_of_turn.items():
             rewards[b, position] = t.turn_rewards[turn]
             state = t.turns[turn].observation.state
             state_ids[b, position] = states.setdefault((t.group_id, state), len(states))

@@ -41,7 +41,7 @@ STORED = {"look/report": {"run.runs"}, "more/api": {"environments.limits", "envi
 SIZES = {"the reading list": ("minragen/*.py", 3313), "support/": ("minragen/support/*.py", 655),
          "nano.py": ("minragen/nano.py", 200), "rollout.py": ("minragen/rollout.py", 260),
          "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 15750),
-         "the tests": ("tests/**/*.py", 18620)}
+         "the tests": ("tests/**/*.py", 18621)}
 LONGEST = 515  # lines of a file of the reading list
 OPTIONS = 73
 

@@ -43,7 +43,7 @@ PROGRESS = ROOT / "runs" / "mutants.jsonl"  # the plan, then a line for each mut
 PROCESSES = os.cpu_count()
 MOST_SECONDS = 300.0  # of usual time of the tests that one mutant is tried on
 # Their tests need packages that requirements-test.lock does not have.
-SKIPPED = ("environments/openenv.py", "environments/reasoning_gym.py", "look/serve.py")
+SKIPPED = ("environments/openenv.py", "look/serve.py")
 
 
 class Mutant(NamedTuple):

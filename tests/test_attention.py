@@ -16,7 +16,7 @@ from minragen import train as trainer
 from minragen.fast import graphs, prefix_tree
 from minragen.fast.llama import attend_to
 from minragen.fast.policies import faster
-from minragen.fast.prefix_tree import states_before
+from minragen.fast.prefix_tree import hidden_before
 from minragen.models import Critic
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -52,7 +52,7 @@ class TestPrefixTree:
     def test_logprobs_values_and_gradients_are_those_of_a_plain_full_pass(
             self, name, float64, monkeypatch):
         policy = family(name)
-        assert (policy.append, policy.states_before) == (graphs.append, states_before)
+        assert (policy.last_hidden, policy.hidden_before) == (graphs.last_hidden, hidden_before)
         for p in policy.model.double().parameters():
             if p.dim() == 1:  # norms, and the biases that are 0 at first
                 p.data.normal_(1.0, 0.5)
@@ -92,10 +92,10 @@ class TestPrefixTree:
         model, gaps = family("Qwen2").model, []
         tokens, mask, _ = related_rows(1)
         with torch.no_grad():
-            exact = states_before(model.base_model, tokens, mask)
+            exact = hidden_before(model.base_model, tokens, mask)
             model.bfloat16()
             plain = model.base_model(tokens, use_cache=False).last_hidden_state[:, :-1]
-            for states in (plain[mask[:, 1:]], states_before(model.base_model, tokens, mask)):
+            for states in (plain[mask[:, 1:]], hidden_before(model.base_model, tokens, mask)):
                 assert states.dtype == torch.bfloat16
                 gaps.append((states - exact).norm())
         assert 0 < gaps[1] < 1.5 * gaps[0]
@@ -161,7 +161,7 @@ class TestForCUDA:
                     assert mask[~visible].eq(-torch.inf).all()
             slots = cache.KVSlots(model, 2, 65)
             assert slots.capacity == 128
-            assert cache.joined([(slots, [0, 1, 1])], 129).capacity == 192
+            assert cache.regathered([(slots, [0, 1, 1])], 129).capacity == 192
 
     def test_cudnn_does_not_plan_attention_for_each_new_shape(self, monkeypatch):
         used = []

@@ -62,7 +62,7 @@ class TestOptions:
         assert "away" not in " ".join(said)
         assert all(re.search(r"\b(one|two)\b", text) for text in said), said
         assert parsed("--model", folders["one"]).model == folders["one"]  # as it is stored
-        assert [settings.short(x) for x in ("tiny", "a/b", ".", 3)] == [
+        assert [settings.typed.short(x) for x in ("tiny", "a/b", ".", 3)] == [
             "tiny", "a/b", Path.cwd().name, 3]
 
     def test_an_option_that_would_change_nothing_is_refused_with_what_it_needs(self):

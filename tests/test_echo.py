@@ -42,7 +42,7 @@ class TestPredicted:
             self, name):
         """A token that begins before the state or ends behind it is left out."""
         tokenizer, end = family(name)
-        frame = EchoFrame(tokenizer, end_ids=end)
+        frame = EchoFrame(tokenizer, model_eos=end)
         t = Trajectory("x", 0, 0, 0)
         state = "player: (0, 2)\ngoal: (3, 3)"
         t.observation = Observation(f"Reward: 0\n{state}\nTurns left: 3", state=state)

@@ -16,7 +16,7 @@ from test_families import family
 from toys import tiny
 
 from minragen import models
-from minragen.cache import KVSlots, states_before
+from minragen.cache import KVSlots, hidden_before
 from minragen.config import preset
 from minragen.fast.policies import faster
 from minragen.models import AdamW, Critic, Policy, token_logprobs
@@ -61,7 +61,7 @@ class TestLogprobs:
     def test_they_are_float32_and_rounded_no_further_than_the_weights_of_the_model(self):
         policy, (tokens, mask) = copy.deepcopy(tiny()[0]), ragged()
         model = policy.model.bfloat16()
-        logits = models.output_layer(model, states_before(model.base_model, tokens, mask))
+        logits = models.output_layer(model, hidden_before(model.base_model, tokens, mask))
         exact = (logits.float() / 0.7).log_softmax(-1)
         logprobs, entropy = token_logprobs(model, tokens, mask, 0.7)
         assert logprobs[mask].equal(exact.gather(-1, tokens[mask][:, None])[:, 0])
@@ -75,7 +75,7 @@ class TestLogprobs:
         layer = model.get_output_embeddings()
         if bias:
             layer.bias = torch.nn.Parameter(torch.linspace(-1, 1, V, dtype=torch.bfloat16))
-        hidden = states_before(model.base_model, tokens, mask)
+        hidden = hidden_before(model.base_model, tokens, mask)
         exact = torch.nn.functional.linear(hidden.float(), layer.weight.float(),
                                            layer.bias.float() if bias else None)
         assert not layer(hidden).float().equal(exact)

@@ -42,7 +42,7 @@ def test_the_gradients_of_each_optimizer_step_are_those_of_train(played, monkeyp
                      clip_low=nano.CLIP, clip_high=nano.CLIP, dual_clip=0.0, entropy_coef=0.0)
     learner = trainer.Learner(policy, frame, AdamW(policy.model.parameters(), config.lr))
     rows = [Sequence(e.tokens, e.response_mask, [mask - 1 for mask in e.response_mask],
-                     e.sample_logprobs) for e in episodes]
+                     e.sample_logprobs, last_of_turn={0: len(e.tokens) - 1}) for e in episodes]
     turn = SimpleNamespace(observation=Observation(""))
     batch = make_batch([Trajectory("", 0, i // 4, i % 4, turn_rewards=[e.episode_return],
                                    turns=[turn], sequences=[rows[i]])

@@ -256,10 +256,10 @@ class TestCaching:
                             lambda x, *shape: x.new_full(shape, math.nan))
         model, tokens = tiny()[0].model, torch.randint(3, 200, (2, 10))
         slots = cache.KVSlots(model, 2, 12)
-        cache.append(model, slots, tokens[:1, :9], torch.tensor([9]))
-        cache.append(model, slots, tokens[1:, :4], torch.tensor([4]), 1)
-        slots = cache.joined([(slots, [1]), (slots, [0])], 16)
-        states = cache.append(model, slots, tokens[:, 9:], torch.tensor([1, 1]))
+        cache.last_hidden(model, slots, tokens[:1, :9], torch.tensor([9]))
+        cache.last_hidden(model, slots, tokens[1:, :4], torch.tensor([4]), 1)
+        slots = cache.regathered([(slots, [1]), (slots, [0])], 16)
+        states = cache.last_hidden(model, slots, tokens[:, 9:], torch.tensor([1, 1]))
         assert states.isfinite().all()
 
 

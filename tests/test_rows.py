@@ -98,9 +98,9 @@ def policy_and_frame(context="full", response_format="free_think"):
 
 
 def replayed(*given):
-    """`graphs.append` on a CPU, where a captured function is called again instead."""
+    """`graphs.last_hidden` on a CPU, where a captured function is called again instead."""
     with mock.patch.multiple(graphs, DEVICES={"cpu"}, captured=lambda function, device: function):
-        return graphs.append(*given)
+        return graphs.last_hidden(*given)
 
 
 @pytest.mark.usefixtures("float64")
@@ -111,7 +111,7 @@ class TestTrajectories:
            env=st.sampled_from(["Slow", "SlowAndFaulty", "Lottery"]),
            response_format=st.sampled_from(["free_think", "grounding_worldmodeling"]),
            max_new_tokens=st.integers(1, 14), room=st.integers(1, 120), append=st.sampled_from([
-               llama.append, replayed]))
+               llama.last_hidden, replayed]))
     def test_they_are_the_same_whatever_delays_shares_and_limits(
             self, seed, longest, share, max_rows, context, env, response_format, max_new_tokens,
             room, append):
@@ -125,7 +125,7 @@ class TestTrajectories:
             lambda: draw.randint(0, longest), None))
         groups.turn = delayed.turn = DescribedTurn(frame.parts, 0.5, 0.25)
         expected = rollout.collect(policy, frame, groups, seed, rules)
-        played = collect(dataclasses.replace(policy, append=append), frame, delayed, seed,
+        played = collect(dataclasses.replace(policy, last_hidden=append), frame, delayed, seed,
                          dataclasses.replace(rules, feed_share=share, max_rows=max_rows))
         assert said(played) == said(expected)
         assert logprobs(played) == pytest.approx(logprobs(expected), abs=1e-7)

@@ -87,8 +87,8 @@ class TestFilter:
 
     def test_refuses_scores_that_are_not_finite_or_negative(self):
         for strategy, bad in [("top_p", -0.5), ("top_k", math.nan), ("none", math.inf)]:
-            with pytest.raises(ValueError, match=rf"filter {strategy}: got scores \[1.0, {bad}\], "
-                                                 f"expected finite ones >= 0"):
+            with pytest.raises(ValueError, match=rf"filter {strategy}: got \[1.0, {bad}\], "
+                                                 f"expected finite stds >= 0"):
                 starpo.filter_groups(one(1, bad), 0.9, strategy)
 
     def test_refuses_a_value_outside_its_range(self):
@@ -276,7 +276,7 @@ class TestLosses:
         advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
         for dual_clip in (3.0, 0):
             logprobs = torch.tensor([-1000.0, 1000.0] * 2, requires_grad=True)
-            loss, _ = starpo.policy_loss(logprobs, torch.zeros(4), advantages, dual_clip=dual_clip)
+            loss, _ = starpo.policy_loss(logprobs, torch.zeros(4), advantages, 0.2, 0.28, dual_clip)
             loss.sum().backward()
             assert loss.isfinite().all() and logprobs.grad.isfinite().all()
 
@@ -314,4 +314,4 @@ class TestModule:
                 starpo.masked_gae(*arguments)
         for dual_clip in (1.0, -3):
             with pytest.raises(ValueError, match=f"got dual_clip={dual_clip}, expected more than"):
-                starpo.policy_loss(x, x, x, dual_clip=dual_clip)
+                starpo.policy_loss(x, x, x, 0.2, 0.28, dual_clip)

@@ -333,7 +333,7 @@ class TestLearner:
         sampled = batch.response_mask
         batch.advantages[sampled] = torch.linspace(-1, 1, int(sampled.sum()))
         mini = next(trainer.mini_batches(batch, config, 1))
-        expected, calls = trainer.gradients(learner, mini, config), []
+        expected, calls = trainer.backward(learner, mini, config), []
 
         def progress(rows):  # fails after a micro-batch has added to the gradients
             calls.append(rows)
@@ -341,7 +341,7 @@ class TestLearner:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
 
         failing = {1}
-        found = memory.careful_gradients(other, mini, config, progress)
+        found = memory.careful_backward(other, mini, config, progress)
         assert {k: float(v) for k, v in found.items()} == pytest.approx(
             {k: float(v) for k, v in expected.items()}, rel=1e-4, abs=1e-7)
         assert "going on with token_budget 60" in capsys.readouterr().out and other.halved
@@ -349,7 +349,7 @@ class TestLearner:
             assert one.grad.abs().max() > 0 and torch.allclose(one.grad, two.grad, atol=1e-5)
         failing = {len(calls) + 1}
         with pytest.raises(RuntimeError, match="ran out of memory again"):
-            memory.careful_gradients(other, mini, config, progress)
+            memory.careful_backward(other, mini, config, progress)
 
 
 class TestPlain:
@@ -366,7 +366,7 @@ class TestPlain:
         steps = [trainer.train_step(learner, groups, config) for _ in range(3)]
         assert all(metrics["grad_norm"] for metrics, _ in steps)
         policy = learner.policy
-        return ((policy.append, policy.states_before, policy.micro_batches, learner.collect,
+        return ((policy.last_hidden, policy.hidden_before, policy.micro_batches, learner.collect,
                  groups.threads), [t for _, played in steps for t in played],
                 policy.model.state_dict())
 
@@ -374,9 +374,9 @@ class TestPlain:
     def test_three_steps_have_the_same_tokens_and_up_to_rounding_the_same_weights(self, env):
         functions, played, weights = self.three_steps(env, "false")
         plain_functions, plain, plain_weights = self.three_steps(env, "true")
-        assert functions == (graphs.append, prefix_tree.states_before, prefix_tree.micro_batches,
-                             scheduler.collect, True)
-        assert plain_functions == (cache.append, cache.states_before, cache.micro_batches,
+        assert functions == (graphs.last_hidden, prefix_tree.hidden_before,
+                             prefix_tree.micro_batches, scheduler.collect, True)
+        assert plain_functions == (cache.last_hidden, cache.hidden_before, cache.micro_batches,
                                    collect, False)
         for one, other in zip(played, plain, strict=True):
             assert one.messages() == other.messages() and one.turn_rewards == other.turn_rewards
@@ -508,8 +508,8 @@ class TestRuns:
 
     def test_a_run_whose_filter_stays_empty_stops_says_why_and_plays_no_step_when_resumed(
             self, runs, capsys):
-        run("--env frozenlake --run a --steps 9 --num-groups 2 --group-size 4 --val-size 1 "
-            "--warmup-steps 0 --env-arg slip=0 --max-turns 1 --temperature 0.0001")
+        run("--env toys:Lottery --run a --steps 9 --num-groups 2 --group-size 4 --val-size 1 "
+            "--warmup-steps 0 --env-arg prize=0.0 --max-turns 1 --reward success")
         assert "the filter (top_p) kept no group" in capsys.readouterr().out
         before = metrics(runs / "a")
         assert [line["step"] for line in before] == [0, 1, 2, 3, 4, 5, 5]

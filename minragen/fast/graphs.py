@@ -30,15 +30,15 @@ STEPS = WeakKeyDictionary()
 
 
 @torch.no_grad()
-def append(model, slots, tokens, counts, first_row=0):
-    """`llama.append`; from the second step of one id a row on, as a graph. Then the result is
+def last_hidden(model, slots, tokens, counts, first_row=0):
+    """`llama.last_hidden`; from the second step of one id a row on, as a graph. Then the result is
     overwritten by the next step."""
     n, q = tokens.shape
     if q > 1 or first_row or slots.device.type not in DEVICES or synchronizes(model):
-        return llama.append(model, slots, tokens, counts, first_row)
+        return llama.last_hidden(model, slots, tokens, counts, first_row)
     if slots not in STEPS:
         STEPS[slots] = None  # what runs for the first time, such as cuBLAS, may not be captured
-        return llama.append(model, slots, tokens, counts)
+        return llama.last_hidden(model, slots, tokens, counts)
     step = STEPS[slots]
     if step is None or not step.rows / 4 < n <= step.rows:
         step = STEPS[slots] = Step(model, slots, n)
@@ -65,7 +65,7 @@ class Step:
         """What is captured: all positions of the slots are attended to."""
         bounds, slots.bounds = slots.bounds, torch.full_like(slots.bounds, slots.capacity)
         try:
-            return llama.append(model, slots, self.tokens, self.counts)
+            return llama.last_hidden(model, slots, self.tokens, self.counts)
         finally:
             slots.bounds = bounds
 

@@ -6,7 +6,7 @@ queries, attention and MLP only where a state is wanted. It uses the modules of 
 model, so weights, biases and rotary frequencies are the same; run/proof.py compares the two at the
 start of a run. Other decoders run as transformers has them.
 
-Reading order: `append` (one turn of sampling), `decode`; prefix_tree.py has the learner's pass.
+Reading order: `last_hidden` (for sampling), `decode`; prefix_tree.py has the learner's pass.
 
 Axes: N tokens, M wanted ones, H query heads, K key heads, d width of a head, D hidden size.
 
@@ -28,7 +28,7 @@ def supports(decoder):
 
 
 @torch.no_grad()
-def append(model, slots, tokens, counts, first_row=0):
+def last_hidden(model, slots, tokens, counts, first_row=0):
     """Append ids to slots and return the last hidden states (n, D), as in cache.py."""
     positions, masks, ends = place(model, slots, tokens, counts, first_row)
     n, q = tokens.shape

@@ -25,10 +25,11 @@ def faster(policy, attention=""):
     ours = llama.supports(policy.model.base_model)
     if attention:
         set_attention(policy, attention)
-        return replace(policy, append=graphs.append if ours else append,
-                       states_before=cache.states_before, micro_batches=cache.micro_batches)
+        return replace(policy, last_hidden=graphs.last_hidden if ours else last_hidden,
+                       hidden_before=cache.hidden_before, micro_batches=cache.micro_batches)
     if ours:
-        return replace(policy, append=graphs.append, states_before=prefix_tree.states_before,
+        return replace(policy, last_hidden=graphs.last_hidden,
+                       hidden_before=prefix_tree.hidden_before,
                        micro_batches=prefix_tree.micro_batches)
     return policy
 
@@ -58,7 +59,7 @@ def usual_attention(model):
             config._attn_implementation = chosen
 
 
-def append(model, *given):
-    """`cache.append` with the usual attention."""
+def last_hidden(model, *given):
+    """`cache.last_hidden` with the usual attention."""
     with usual_attention(model):
-        return cache.append(model, *given)
+        return cache.last_hidden(model, *given)

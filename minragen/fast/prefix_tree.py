@@ -4,7 +4,7 @@ The members of a group share their prompt, all groups the rules of the game, and
 first replies. Gradients flow back through what is shared. Llama's family only: llama.py runs its
 decoder on the nodes of the tree.
 
-Reading order: `states_before`, `PrefixTree`, `neighbours`, `micro_batches`.
+Reading order: `hidden_before`, `PrefixTree`, `neighbours`, `micro_batches`.
 
 Axes: B rows, T tokens, N nodes, M queries of the last layer, D hidden size.
 
@@ -24,7 +24,7 @@ from minragen.fast.llama import attend_to, decode, mask_of
 PAIRS = {"cpu": 2**18}  # of queries and keys in one attention call; on an accelerator 2**24
 
 
-def states_before(decoder, tokens, mask):
+def hidden_before(decoder, tokens, mask):
     """Last hidden states (N, D) at the positions before the masked tokens, as in cache.py."""
     tree = PrefixTree(decoder, tokens, mask)
     if not len(tree.tokens):  # nothing is masked

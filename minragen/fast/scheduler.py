@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import pad
 
 from minragen import rollout
-from minragen.cache import joined
+from minragen.cache import regathered
 from minragen.support.noise import reply_noise
 
 
@@ -52,9 +52,9 @@ class _Scheduler:
     def __init__(self, policy, frame, groups, trajectories, rules, progress):
         self.policy, self.frame, self.groups, self.rules = policy, frame, groups, rules
         self.progress = progress
-        rows = [rollout.Row(t) for t in trajectories]
+        rows = [rollout.Conversation(t) for t in trajectories]
         self.ready, self.queue = rows[:rules.max_rows], rows[rules.max_rows:]
-        self.sampling, self.in_flight = [], {}  # in_flight: row of the EnvGroups -> Row
+        self.sampling, self.in_flight = [], {}  # in_flight: env_index -> Conversation
         # What the rows of `sampling` sample from, (n, V), and their noise, (tokens to come, n).
         self.slots, self.logits, self.noise = None, None, None
 
@@ -95,11 +95,11 @@ class _Scheduler:
         longest = max(len(row.trajectory.tokens) for row in self.sampling + away)
         # The padding of shorter rows is written, too, and needs room.
         padded = max((row.cached for row in go_on), default=0) + max(map(len, fresh), default=0)
-        self.slots = joined([(self.slots, [*range(n), *(row.slot for row in go_on)]),
+        self.slots = regathered([(self.slots, [*range(n), *(row.slot for row in go_on)]),
                              (prefilled, index), (self.slots, [row.slot for row in away])],
                             max(longest + self.rules.max_new_tokens, padded))
         if go_on:
-            logits.append(self.policy.read(self.slots, fresh, budget, n))
+            logits.append(self.policy.extend_in_chunks(self.slots, fresh, budget, n))
         if begin:
             logits.append(first_logits)
         self.logits = torch.cat(logits)
@@ -142,8 +142,9 @@ class _Scheduler:
         for slot, row in enumerate(stopped, len(self.sampling)):
             row.slot = slot
         rollout.end_replies(self.frame, stopped)
-        self.in_flight |= {row.trajectory.row: row for row in stopped}
-        self.groups.send([row.trajectory.row for row in stopped], [row.reply for row in stopped])
+        self.in_flight |= {row.trajectory.env_index: row for row in stopped}
+        self.groups.send([row.trajectory.env_index for row in stopped],
+                         [row.reply for row in stopped])
 
     def _take_results(self, wait):
         """End the turn of each row whose environment has returned."""

@@ -40,7 +40,7 @@ def scripted(groups, player):
     def answer(t):
         texts = [*(message["content"] for message in t.messages()), t.observation]
         try:
-            said = str.__str__(player(groups.envs[t.row], texts, rngs[t.row]))
+            said = str.__str__(player(groups.envs[t.env_index], texts, rngs[t.env_index]))
         # A user's environment may have no solver.
         except (NotImplementedError, KeyboardInterrupt, SystemExit):
             raise

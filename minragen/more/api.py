@@ -74,7 +74,8 @@ class Server:
             with self.stepping:
                 return groups.step(rows, replies)
 
-        told = groups.attempt(t.row, system_message, groups.envs[t.row], self.response_format,
+        told = groups.attempt(t.env_index, system_message, groups.envs[t.env_index],
+                              self.response_format,
                               self.max_new_tokens, self.example)
         if isinstance(told, Exception):
             t.fail(told)

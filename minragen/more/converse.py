@@ -13,7 +13,7 @@ def converse(step, trajectories, player):
     player: Trajectory -> (text, Reply), or None to leave the conversation as it is
     """
     while said := [(t, *turn) for t in trajectories if not t.stop and (turn := player(t))]:
-        outcomes = step([t.row for t, _, _ in said], [reply for _, _, reply in said])
+        outcomes = step([t.env_index for t, _, _ in said], [reply for _, _, reply in said])
         for (t, text, reply), outcome in zip(said, outcomes):
             t.end_turn(text, reply, StopReason.END_OF_TURN, outcome)
             if t.stop:

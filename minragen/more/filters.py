@@ -1,6 +1,6 @@
 """Further filters of RAGEN V2: rows of `starpo.FILTERS`, where run/start.py puts them.
 
-Each is a function of the groups' scores, the largest first, and --filter-value, as
+Each is a function of the groups' reward stds, the largest first, and --filter-value, as
 `starpo.top_p`: (P,) bool.
 
 Tests: `python -m pytest tests/test_starpo.py -k Filter`.
@@ -14,9 +14,9 @@ from minragen import starpo
 
 
 def top_p_softmax(ranked, value):
-    """The fewest groups that hold this share of softmax(scores), the rule of RAGEN V2's main table.
+    """The fewest groups that hold this share of softmax(stds), the rule of RAGEN V2's main table.
 
-    Small scores give equal shares, so below 0.5 nearly all groups are kept. At 1 all are.
+    Small stds give equal shares, so below 0.5 nearly all groups are kept. At 1 all are.
     """
     starpo.check_share("top_p_softmax", value)
     mass = ranked.softmax(0)
@@ -32,7 +32,7 @@ def top_k_abs(ranked, value):
 
 
 def min_p(ranked, value):
-    """All groups of at least this share of the largest score, and above 0."""
+    """All groups of at least this share of the largest std, and above 0."""
     starpo.check_share("min_p", value)
     return (ranked >= value * ranked[0]) & (ranked > 0)
 

@@ -166,11 +166,11 @@ def checkpoint_activations(module):
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-def careful_gradients(learner, mini, config, progress=lambda rows: None):
-    """`train.gradients`. The first time that it runs out of memory, halve the token budget for the
+def careful_backward(learner, mini, config, progress=lambda rows: None):
+    """`train.backward`. The first time that it runs out of memory, halve the token budget for the
     rest of the run and try again; the second time raise RuntimeError."""
     try:
-        sums, failed = train.gradients(learner, mini, config, progress), False
+        sums, failed = train.backward(learner, mini, config, progress), False
     except torch.OutOfMemoryError:
         failed = True
     if not any(learner.world.gather(failed)):
@@ -184,4 +184,4 @@ def careful_gradients(learner, mini, config, progress=lambda rows: None):
     torch.cuda.empty_cache()
     tqdm.write(f"warning   the update ran out of memory: going on with token_budget "
                f"{config.token_budget // 2}")
-    return careful_gradients(learner, mini, config, progress)
+    return careful_backward(learner, mini, config, progress)

@@ -8,15 +8,15 @@ Most of the reading list runs as one reads it. These functions have others in th
     read here               runs there               when                       proved by (tests/)
     rollout.collect         fast/scheduler.py        an environment waits, or   test_rows.py
                                                      rows exceed max_rows
-    cache.append            fast/llama.py            Llama's family             test_attention.py
+    cache.last_hidden       fast/llama.py            Llama's family             test_attention.py
                             fast/graphs.py           the same, on CUDA          test_rows.py
-    cache.states_before,    fast/prefix_tree.py      Llama's family, without    test_attention.py
+    cache.hidden_before,    fast/prefix_tree.py      Llama's family, without    test_attention.py
     cache.micro_batches                              --attention
     EnvGroups: one row      run/groups.py: threads   environments that wait     test_envs.py
     after the other
     train.World: alone      run/distributed.py       --nproc, torchrun          test_distributed.py
 
-    train.gradients         run/memory.py            always: memory may run     test_train.py
+    train.backward          run/memory.py            always: memory may run     test_train.py
                                                      out once
     models.load_policy      run/load.py              always: it says why a      test_models.py
                                                      model cannot be used
@@ -138,11 +138,11 @@ def policy_of(config, *given):
     return policy if config.plain else faster(policy, config.attention)
 
 
-def frame_of(config, policy, end_ids=None):
+def frame_of(config, policy, model_eos=None):
     """How a Config's conversations are held. Proves that appending equals rendering."""
     kind = EchoFrame if config.echo_coef else ChatFrame if config.context == "full" else partial(
         WindowedFrame, context=config.context, window=config.window)
-    return foreign(policy.name, kind, policy.tokenizer, config.response_format, end_ids,
+    return foreign(policy.name, kind, policy.tokenizer, config.response_format, model_eos,
                    config.max_new_tokens, vision.image_store_of(policy), config.example)
 
 
@@ -169,7 +169,7 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     for warning in alike(firsts, groups):
         say(f"warning   {warning}")
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
-                      world=distributed.world(), gradients=memory.careful_gradients,
+                      world=distributed.world(), backward=memory.careful_backward,
                       collect=rollout.collect if config.plain else scheduler.collect)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
         learner.critic = vision.with_tower(Critic(policy))

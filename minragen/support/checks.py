@@ -81,5 +81,5 @@ def check_together(config, base):
         if refused(config):
             raise ValueError(sentence.format_map(vars(config)))
     nothing = torch.zeros(1)  # these functions themselves refuse bad values
-    starpo.policy_loss(nothing, nothing, nothing, dual_clip=config.dual_clip)
+    starpo.policy_loss(nothing, nothing, nothing, 0, 0, config.dual_clip)
     starpo.filter_groups(nothing, config.filter_value, config.filter)

@@ -183,7 +183,7 @@ class TestOwnAlgorithm:
     def test_a_filter_of_its_own_is_a_row_too(self, here, runs):
         line, = re.findall(r'`(starpo\.FILTERS\["half"\] = [^`]*)`', PAGES["leaderboard.md"])
         with open(here / "my_algo.py", "a") as file:
-            file.write(f'{line}\nhalf = {{"filter": "half", "filter_value": 0.5}}\n')
+            file.write(f'\n{line}\nhalf = {{"filter": "half", "filter_value": 0.5}}\n')
         run("--algo my_algo:half --steps 1 --run a", *BRIEF)
         assert json.loads((runs / "a" / "config.json").read_text())["filter"] == "half"
         assert starpo.filter_groups(torch.tensor([1.0, 3, 2]), 0.5, "half").tolist() == [
