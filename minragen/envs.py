@@ -191,10 +191,9 @@ class TextEnv(gymnasium.Env):
                    else f"joined by {SEPARATOR}.")
             said.append(f"Up to {b.max_actions_per_turn} a turn, {how} "
                         f"You have {b.max_turns} turns and {b.max_actions} actions.")
-        elif self.actions:
-            said.append(f"One action a turn, {b.max_turns} turns{fewer}.")
-        elif b.max_turns > 1:
-            said.append(f"You have {b.max_turns} turns{fewer}.")
+        elif self.actions or b.max_turns > 1:
+            how = "One action a turn," if self.actions else "You have"
+            said.append(f"{how} {b.max_turns} turns{fewer}.")
         return "\n".join(filter(None, [self.instruction, " ".join(said)]))
 
     def example_parts(self):

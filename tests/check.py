@@ -38,7 +38,7 @@ BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
 # long.
 STORED = {"look/report": {"run.runs"}, "more/api": {"environments.limits", "environments.search"}}
 # What a reader was promised: files, lines at most.
-SIZES = {"the reading list": ("minragen/*.py", 3313), "support/": ("minragen/support/*.py", 655),
+SIZES = {"the reading list": ("minragen/*.py", 3158), "support/": ("minragen/support/*.py", 650),
          "nano.py": ("minragen/nano.py", 200), "rollout.py": ("minragen/rollout.py", 260),
          "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 15750),
          "the tests": ("tests/**/*.py", 18622)}

@@ -18,6 +18,7 @@ from minragen.envs import IMAGE, EnvGroups
 from minragen.look.players import scripted
 from minragen.more import api
 from minragen.more.api import Server
+from minragen.run.groups import PatientGroups
 from minragen.train import TRAIN_SEED
 
 NOTHING = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
@@ -193,7 +194,7 @@ class TestBadServers:
                                             ("toys:Late", "ConnectionError: not yet")])
     def test_an_environment_that_fails_is_no_fault_of_the_model(self, server, env, error):
         url = server(lambda request: completion("<think></think><answer>x</answer>"))
-        groups = EnvGroups(env, 1, 1)
-        groups.reset = lambda seed: EnvGroups.reset(groups, TRAIN_SEED)
+        groups = PatientGroups(env, 1, 1)
+        groups.reset = lambda seed: PatientGroups.reset(groups, TRAIN_SEED)
         (t,) = Server(url, "m").collect(groups)
         assert t.error == error and t.turn_rewards in ([], [0.0])  # as in training

@@ -31,16 +31,7 @@ from minragen.environments import limits
 from minragen.environments.gymnasium_text import GymnasiumText
 from minragen.environments.layers import Layer
 from minragen.environments.limits import ServerGone
-from minragen.envs import (
-    FORMAT_PENALTY,
-    REGISTRY,
-    Budget,
-    EnvGroups,
-    Observation,
-    Outcome,
-    image_of,
-    make,
-)
+from minragen.envs import FORMAT_PENALTY, REGISTRY, Budget, EnvGroups, Observation, Outcome, make
 from minragen.look.faults import Failure
 from minragen.rollout import Rules, collect
 from minragen.run import groups as run_groups
@@ -163,7 +154,7 @@ class TestImages:
             shown = f"{envs.IMAGE}\n" * (env.day % 2)
             assert said == (f"Reward: -0.125\n{shown}Day {env.day}: {quoted}\n"
                             "Turns left: 4, actions left: 8")
-            assert (image_of(said) is None) == (env.day % 2 == 0)
+            assert (said.image is None) == (env.day % 2 == 0)
             days.add(env.day % 2)
         assert days == {0, 1}
 

@@ -13,6 +13,7 @@ from minragen.environments.board import read_relations, relation, relation_f1, r
 from minragen.envs import EnvGroups, make
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, collect
+from minragen.run.groups import PatientGroups
 from minragen.trajectory import Reply
 
 PLACES = [*itertools.product(("above", "same row", "below"), ("left", "same column", "right"))]
@@ -123,7 +124,8 @@ class TestStateReward:
 
     def test_each_is_compared_with_the_state_on_its_side_of_the_answer(self, monkeypatch):
         """Played by a puppet. F1 is averaged over turns; a turn that raises has no reward."""
-        groups, frame = EnvGroups("frozenlake", 1, 1, budgets={"max_turns": 2}), frame_of(FORMAT)
+        groups = PatientGroups("frozenlake", 1, 1, budgets={"max_turns": 2})
+        frame = frame_of(FORMAT)
         first, second = (frame.encode(frame.write({
             "observation": seen, "reasoning": "", "prediction": then, "answer": "Up"}))
             for seen, then in ((self.AHEAD, self.AHEAD), (self.HERE, self.HERE)))
