@@ -38,11 +38,11 @@ BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
 # long.
 STORED = {"look/report": {"run.runs"}, "more/api": {"environments.limits", "environments.search"}}
 # What a reader was promised: files, lines at most.
-SIZES = {"the reading list": ("minragen/*.py", 3313), "support/": ("minragen/support/*.py", 655),
-         "nano.py": ("minragen/nano.py", 200), "rollout.py": ("minragen/rollout.py", 260),
-         "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 15750),
+SIZES = {"the reading list": ("minragen/*.py", 3159), "support/": ("minragen/support/*.py", 650),
+         "nano.py": ("minragen/nano.py", 199), "rollout.py": ("minragen/rollout.py", 260),
+         "starpo.py": ("minragen/starpo.py", 439), "the package": ("minragen/**/*.py", 15685),
          "the tests": ("tests/**/*.py", 18621)}
-LONGEST = 515  # lines of a file of the reading list
+LONGEST = 480  # lines of a file of the reading list
 OPTIONS = 73
 
 
