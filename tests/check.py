@@ -40,9 +40,9 @@ STORED = {"look/report": {"run.runs"}, "more/api": {"environments.limits", "envi
 # What a reader was promised: files, lines at most.
 SIZES = {"the reading list": ("minragen/*.py", 3158), "support/": ("minragen/support/*.py", 650),
          "nano.py": ("minragen/nano.py", 200), "rollout.py": ("minragen/rollout.py", 260),
-         "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 15750),
+         "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 15700),
          "the tests": ("tests/**/*.py", 18622)}
-LONGEST = 515  # lines of a file of the reading list
+LONGEST = 480  # lines of a file of the reading list
 OPTIONS = 73
 
 
