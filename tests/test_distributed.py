@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from minragen import eval as evaluation
 from minragen import train as trainer
 from minragen.chat import ChatFrame
-from minragen.look import diagnostics
+from minragen.look import diagnostics, report
 from minragen.look.diagnostics import score_matrix
 from minragen.models import Policy
 from minragen.rollout import collect
@@ -202,7 +202,7 @@ class TestLearning:
 
         for module, name, stub in ((start, "load_policy", policy), (storage, "RUNS", tmp_path),
                                    (trainer, "validate", lambda *_: {}),
-                                   (start.report, "write", lambda folders: "report.html"),
+                                   (report, "write", lambda folders: "report.html"),
                                    (bundled, "resolve", lambda *_: None)):
             monkeypatch.setattr(module, name, stub)
 

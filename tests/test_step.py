@@ -24,6 +24,7 @@ from minragen.config import ALGOS, Config, preset
 from minragen.fast import scheduler
 from minragen.fast.policies import faster
 from minragen.fast.scheduler import collect
+from minragen.look import report
 from minragen.models import Policy
 from minragen.more import lora
 from minragen.run import bundled, log, runs, start
@@ -124,7 +125,7 @@ def real(monkeypatch, tmp_path):
                 (trainer, "validate", lambda *_: {}), (trainer.AdamW, "step", optimizer_step),
                 (bundled, "resolve", lambda *_: None), (bundled, "source_of", lambda name: None),
                 (runs, "RUNS", tmp_path / str(len(list(tmp_path.iterdir())))),
-                (runs, "save_checkpoint", lambda *_: None), (start.report, "write", id),
+                (runs, "save_checkpoint", lambda *_: None), (report, "write", id),
                 (log.Log, "write", lambda _, line: lines.append(line))):
             monkeypatch.setattr(module, name, stub)
 

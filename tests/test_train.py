@@ -30,7 +30,7 @@ from minragen.chat import ChatFrame
 from minragen.environments import layers
 from minragen.envs import REGISTRY, EnvGroups, Observation, make
 from minragen.fast import graphs, prefix_tree, scheduler
-from minragen.look import diagnostics
+from minragen.look import diagnostics, report
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, collect, first_prompt
 from minragen.run import bundled, memory, start
@@ -487,7 +487,7 @@ class TestRuns:
         compared, history, diagnosed, real = [], [], [], diagnostics.collapse_metrics
         monkeypatch.setattr(diagnostics, "collapse_metrics", lambda *given, **named: (
             diagnosed.append((*given, named)), real(*given, **named))[1])
-        monkeypatch.setattr(start.report, "write", lambda folders: None)
+        monkeypatch.setattr(report, "write", lambda folders: None)
         monkeypatch.setattr(diagnostics, "regime", lambda *pair: compared.append(pair) or "here")
         monkeypatch.setattr(diagnostics, "warnings_of", lambda lines: (
             history.append([line["step"] for line in lines]) or ["take care"] * (len(lines) == 3)))

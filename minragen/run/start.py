@@ -50,13 +50,9 @@ from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, SPLITS, image_of
 from minragen.fast import scheduler
 from minragen.fast.policies import faster
-from minragen.look import report
 from minragen.look.faults import Console, Failure
 from minragen.models import AdamW, Critic
 from minragen.more import estimators, filters, loggers, lora, vision
-from minragen.more.echo import EchoFrame
-from minragen.more.stale import OlderWeights
-from minragen.more.windows import WindowedFrame
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
 from minragen.run.command import opening_line
@@ -140,8 +136,13 @@ def policy_of(config, *given):
 
 def frame_of(config, policy, model_eos=None):
     """How a Config's conversations are held. Proves that appending equals rendering."""
-    kind = EchoFrame if config.echo_coef else ChatFrame if config.context == "full" else partial(
-        WindowedFrame, context=config.context, window=config.window)
+    kind = ChatFrame
+    if config.echo_coef:
+        from minragen.more.echo import EchoFrame as kind
+    elif config.context != "full":
+        from minragen.more.windows import WindowedFrame
+
+        kind = partial(WindowedFrame, context=config.context, window=config.window)
     return foreign(policy.name, kind, policy.tokenizer, config.response_format, model_eos,
                    config.max_new_tokens, vision.image_store_of(policy), config.example)
 
@@ -177,6 +178,8 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
     if config.kl_coef > 0 or config.kl_reward_coef > 0:
         learner.reference = teacher_of(config, policy) if config.teacher else policy.frozen()
     if config.stale:
+        from minragen.more.stale import OlderWeights
+
         learner.playing = OlderWeights(policy, config.stale)
     if config.activation_checkpointing:
         memory.checkpoint_activations(policy.model)
@@ -272,6 +275,8 @@ def stopped(log):
 
 def finish(log):
     """Write the report. Returns what is on the disk and what to do next, for the last line."""
+    from minragen.look import report
+
     page, name = None, log.folder.name
     with runs.writing("the report", go_on=True):
         page = report.write([log.folder])
