@@ -144,7 +144,7 @@ def place(model, slots, tokens, counts, first_row=0):
     # NOTE: never `is_causal`: with more keys than queries it aligns the triangle to the top left.
     visible = keys[:, None, None] <= positions[:, None, :, None]
     masks = attention_masks(model, visible, positions, keys)
-    # The model has no positions beyond its largest; so padding gets that of the row's last token.
+    # Padding may pass the model's largest position, so it gets that of the row's last token.
     positions = positions.minimum(slots.lengths[rows, None] - 1)
     return positions, masks, counts - 1 + q * torch.arange(n, device=slots.device)
 

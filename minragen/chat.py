@@ -95,8 +95,8 @@ class ChatFrame:
     def between(self, last_id, observation):
         """Ids from the end of a reply, whose last id is `last_id`, through the next forced prefix.
 
-        If the reply did not end with the end-of-turn id, the prompt begins with this id, which is
-        then not in the loss.
+        A reply that was cut short lacks the end-of-turn id. Then the prompt supplies it, outside
+        the loss.
         """
         ids = self._prompt(self.encode, self.template.after_reply, observation)
         ended = last_id is not None and last_id == self.end_of_turn
@@ -127,8 +127,8 @@ class ChatFrame:
         before: the same number for ids[:-1]
 
         Tokenizers merge "</", "answer" and ">" with their neighbours as they like, so tags are
-        looked for in text. All ids are decoded only if the last few, which are cheap to decode,
-        hold the tag that ends the next part (of several adjacent tags the last one).
+        looked for in text. Decoding is dear, so the last few ids are searched first, for the tag
+        that ends the next part (the last of adjacent tags).
         """
         if ids[-1] not in self._ids_with_bracket or before == len(self.parts):
             return before

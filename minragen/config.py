@@ -223,8 +223,8 @@ def from_options(given):
 def unchecked(given):
     """The preset with the given options {name: value}; `model` must be among them.
 
-    Given environment options are added to the preset's and replace options of the same name. An
-    environment with data of the user keeps none of the preset's, which shape the bundled data.
+    Given environment options are added to the preset's and replace options of the same name. If
+    the user gives an environment data, the preset's are dropped: they fit only the bundled data.
     """
     base = preset(**{name: value for name, value in given.items()
                      if name in ("env", "algo", "model", "response_format")})

@@ -97,8 +97,8 @@ class TextEnv(gymnasium.Env):
     backend = ""  # external program or server, named in a run's first line
     alias = ""  # what metrics call it, for an environment that `make` found at a server's address
     instruction = ""  # or a property: the task, told once in the system message
-    # A reply to an instance of no split, told by `--example`: its thought and its answer; then, for
-    # response formats that ask for descriptions, what it sees and what it predicts.
+    # What `--example` shows: thought and answer for an instance in no split; in formats with
+    # descriptions also what is seen and what is predicted.
     example: tuple = ()
     state = ""  # what `render_text` returned for the last observation
 
@@ -116,7 +116,7 @@ class TextEnv(gymnasium.Env):
         self.render_mode = render_mode
         self.observation_space, self.action_space = text_space(), text_space()
         self._live = False
-        self.outermost_layer = None  # around it (environments/layers.py)
+        self.outermost_layer = None  # if set, its _act and render run (environments/layers.py)
 
     # -- what an environment writes --------------------------------------------------------------
 
@@ -197,8 +197,8 @@ class TextEnv(gymnasium.Env):
         return "\n".join(filter(None, [self.instruction, " ".join(said)]))
 
     def example_parts(self):
-        """The example as {part of a response format: text}, cut to the actions of a turn. One is
-        made of `actions` where the environment writes none; {} without both."""
+        """{part of a response format: text}, with the actions of one turn. Without `example` it is
+        made from `actions`; without both it is {}."""
         if not (self.example or self.actions):
             return {}
         own = self.example or (f"I try {self.actions[0]} first.",
@@ -405,5 +405,5 @@ class EnvGroups:
         return [function(row) for row in rows]
 
     def attempt(self, row, function, *arguments):
-        """function(*arguments), which calls the row's environment."""
+        """function(*arguments); in run/groups.py what it raised is returned as a Failure."""
         return function(*arguments)

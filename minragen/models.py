@@ -53,7 +53,7 @@ class Policy:
         return output_layer(self.model, hidden)
 
     def extend_in_chunks(self, slots, fresh, token_budget, first_row=0):
-        """`extend` slot first_row + i by the ids fresh[i], `token_budget` padded ids at a time."""
+        """`extend` slot first_row + i by ids fresh[i], `token_budget` padded ids a pass."""
         bounds, logits = slots.bounds.clone(), []
         count = max(1, token_budget // max(map(len, fresh)))
         for start in range(first_row, first_row + len(fresh), count):

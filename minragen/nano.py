@@ -87,7 +87,7 @@ def train(policy, frame, seed=0, steps=STEPS):
         episodes = collect(policy, frame, "train", first_seed, NUM_GROUPS, GROUP_SIZE)
         tokens, response_mask, old_logprobs, returns = make_batch(episodes)
         advantages = group_advantages(returns, GROUP_SIZE)  # (B,)
-        advantages = advantages.repeat_interleave(response_mask.sum(dim=1))  # (N,), of all turns
+        advantages = advantages.repeat_interleave(response_mask.sum(dim=1))  # (N,), per token
         for _ in range(EPOCHS):
             logprobs = token_logprobs(policy.model, tokens, response_mask)
             loss = policy_loss(logprobs, old_logprobs, advantages).mean()

@@ -107,7 +107,7 @@ class Conversation:
     """A conversation, and the reply that is being sampled."""
 
     trajectory: Trajectory
-    slot: int = -1  # its KVSlots index between replies; while sampling, its index in `rows`
+    slot: int = -1  # its KVSlots index between replies; while sampling, rows[i] has slot i
     cached: int = 0  # how many of its ids are in the slot between replies
     # -- the reply that is being sampled
     ids: list = field(default_factory=list)
@@ -208,8 +208,8 @@ def end_replies(frame, rows):
     """Add each reply to its conversation, and parse it."""
     texts = frame.tokenizer.batch_decode(
         [row.ids[:-1] if row.stop is StopReason.END_OF_TURN else row.ids for row in rows])
-    for row, row.text in zip(rows, texts):
-        t, row.reply = row.trajectory, frame.parse(row.text)
+    for row, text in zip(rows, texts):
+        t, row.text, row.reply = row.trajectory, text, frame.parse(text)
         t.add_reply(row.ids, row.logprobs, len(t.turns))
         # The last id has not been through the model.
         row.cached = len(t.tokens) - 1 if frame.appends else 0

@@ -24,7 +24,7 @@ Differences from RAGEN V2 and the verl version it pins:
   3. The eps of filter top_p is relative to the sum of the spreads, so scaling all rewards keeps the
      same groups.
   4. The KL in the loss is k2 or k3, never k1, whose gradient as a loss has expectation 0. There, k3
-     is clamped at 10 nats, so a token that is 14 times less likely than before RL has no gradient.
+     is cut off at 10, so a token that is 14 times less likely than before RL has no gradient.
   5. REINFORCE++ passes later rewards on through observation tokens. There, the sum starts again at
      each of them, and earlier turns get nothing of later rewards.
   6. The advantage of a group of one is 0 before whitening. There, it is its raw score.
@@ -388,7 +388,7 @@ def cispo_loss(logprobs, old_logprobs, advantages, clip_low, clip_high):
 def truncated_weights(old_logprobs, sample_logprobs, cap, response_mask):
     """Truncated importance weights (Ionides 2008): min(cap, exp(old_logprobs - sample_logprobs)).
 
-    The weights correct for samples of older weights or another sampler; the cap trades variance for
+    They correct for samples of an older policy or another sampler; the cap trades variance for
     bias. Where response_mask is False they are 1.
     """
     log_ratio = (old_logprobs - sample_logprobs).clamp(max=LOG_RATIO_LIMIT)

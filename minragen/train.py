@@ -66,8 +66,8 @@ class Callbacks:
         return contextlib.nullcontext(lambda count: None)
 
     def diagnose(self, learner, step, played, rows, batch):
-        """More metrics, measured before the update. batch: rows `rows` of make_batch(played), with
-        their targets; None if the filter kept nothing."""
+        """More metrics, measured before the update. rows: of make_batch(played), kept by
+        the filter; batch: these rows with their targets, or None without any."""
         return {}
 
     def write(self, metrics):
@@ -103,7 +103,7 @@ class Learner:
     critic_optimizer: AdamW | None = None
     reference: Policy | None = None  # before RL, or the teacher
     step: int = 0  # finished steps
-    unvalidated: bool = True  # whether `step` is not validated yet
+    unvalidated: bool = True  # whether a validation is due
     best_success: float = -1.0  # best held-out success after step 0
     ended: str = ""  # why training ends before the last step
     rounds: int = 0  # rollouts of fresh instances; more than steps if resampled
@@ -318,8 +318,8 @@ def token_rewards(batch, config):
     1. The overlong penalty is added to the environment's rewards.
     2. scores: the sum over the episode.
     3. token_rewards: with credit "episode" the score on the row's last token; with credit "turn"
-       each turn's reward on its last token. If rows are single turns, it is the return from that
-       turn on, since later rewards are in other rows.
+       each turn's reward on its last token. If rows are single turns, each turn gets its return
+       from there on: later rewards are in other rows.
     4. The KL is subtracted: from token_rewards token by token, from scores its sum.
     """
     rewards, scores, metrics = batch.rewards, batch.episode_returns, {}
@@ -385,7 +385,7 @@ def set_learning_rates(learner, config, step):
 
 def mini_batches(batch, config, step):
     """The mini-batches of all epochs: random rows, with each token's weights in the losses. Sizes
-    differ by at most one row: each mini-batch is one step, so rows of a small one count more."""
+    differ by at most one row: in a smaller mini-batch each row would weigh more."""
     count = math.ceil(len(batch) / config.mini_batch)
     for epoch in range(config.epochs):
         shuffle = torch.Generator().manual_seed(hash_seed(config.seed, step, epoch))

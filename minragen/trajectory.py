@@ -125,7 +125,7 @@ class Trajectory:
         return sum(sum(sequence.response_mask) for sequence in self.sequences)
 
     def fail(self, exception):
-        """End the episode because its environment raised. exception: a Failure, or has its words"""
+        """End the episode because its environment raised. exception: a Failure or any other"""
         self.stop, self.error = StopReason.ENV_ERROR, str(exception)
         self.fault = getattr(exception, "fault", None)
 
@@ -178,7 +178,7 @@ class Batch:
     group_ids: Tensor  # (B,) int64
     episode_ids: Tensor  # (B,) int64
     episode_returns: Tensor  # (B,) float32, the sum of the environment's rewards in the episode
-    state_ids: Tensor  # (B, T) int64, number of a turn's first state, at its last token; else -1
+    state_ids: Tensor  # (B, T) int64, at a turn's last token the state it met; else -1
     predicted_mask: Tensor  # (B, T) bool, the tokens of observations that ECHO predicts
     # -- added by train.compute_targets; (B, T) unless said otherwise
     old_logprobs: Tensor | None = None
