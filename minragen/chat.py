@@ -127,13 +127,16 @@ class ChatFrame:
         before: the same number for ids[:-1]
 
         Tokenizers merge "</", "answer" and ">" with their neighbours as they like, so tags are
-        looked for in text. Decoding is dear, so the last few ids are searched first, for the tag
-        that ends the next part (the last of adjacent tags).
+        looked for in text. Decoding is dear, so the last few ids are searched first for the tags
+        that end the next part.
         """
         if ids[-1] not in self._ids_with_bracket or before == len(self.parts):
             return before
-        last_tag = self._part_ends[before].pattern.rpartition("*")[2]
-        if last_tag not in self.tokenizer.decode(ids[-TAG_TAIL:]):
+        start, end = len(ids), self._part_ends[before]
+        for _ in range(1 + end.pattern.count(r">\s*<")):  # back to the first of its adjacent tags
+            start = next((i for i in range(start - 1, -1, -1)
+                          if ids[i] in self._ids_with_bracket), 0)
+        if not end.search(self.tokenizer.decode(ids[max(0, start - TAG_TAIL):])):
             return before
         text = self.prefix + self.tokenizer.decode(ids)
         return sum(bool(pattern.match(text)) for pattern in self._patterns)

@@ -40,6 +40,14 @@ class Slow(Lottery):
         return len(text) % 4 / 3
 
 
+class Endless(Slow):
+    """A slow lottery that goes on for all its turns."""
+
+    def step(self, answer):
+        shown, reward, _, _, info = super().step(answer)
+        return shown, reward, False, self.turns_left == 0, info
+
+
 class SlowAndFaulty(Faulty):
     parallel = True
 
@@ -199,7 +207,7 @@ class TestFeeding:
     def test_enough_are_a_share_of_all_and_one_is_enough_if_nothing_can_be_sampled(
             self, monkeypatch):
         """Eleven of twelve environments take very long."""
-        groups = Delayed("test_rows:Slow", 12, 1, delays=itertools.chain(
+        groups = Delayed("test_rows:Endless", 12, 1, delays=itertools.chain(
             [0], [10_000] * 11, itertools.repeat(0)))
         passes, played = self.fed(monkeypatch, groups, feed_share=0.5)
         quick = played.pop(groups.sent[0][0])
