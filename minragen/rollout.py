@@ -96,7 +96,7 @@ def play(policy, frame, groups, trajectories, rules, progress):
             row.begin_reply()
         noise = reply_noise(rules, groups.split, [row.trajectory for row in rows], frame.appends)
         slots, logits = feed(policy, slots, rows, rules)
-        sample_replies(policy, frame, slots, logits, noise.to(policy.device), rows, rules, progress)
+        sample_replies(policy, frame, slots, logits, noise, rows, rules, progress)
         rows = act(frame, groups, rows, rules)
         if not frame.appends:  # the next prompts begin anew
             slots = None
@@ -165,7 +165,7 @@ def prefill(policy, prompts, token_budget):
     slots = KVSlots(policy.model, len(distinct), max(map(len, distinct)))
     logits = policy.extend_in_chunks(slots, list(distinct), token_budget)
     index = [distinct[tuple(ids)] for ids in prompts]
-    return slots, index, logits[torch.tensor(index).to(policy.device)]
+    return slots, index, logits[torch.tensor(index).to(policy.device, non_blocking=True)]
 
 
 def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
@@ -177,7 +177,7 @@ def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
     logits: (n, V)      noise: (max_new_tokens, n)
     """
     columns = torch.arange(len(rows), device=policy.device)  # of the noise, for the rows that go on
-    for uniforms in noise:
+    for uniforms in noise.to(policy.device, non_blocking=True):  # the host goes on meanwhile
         tokens, logprobs = sample_tokens(logits, uniforms[columns], rules)
         progress(len(tokens))
         # As one tensor, so that the host waits for an accelerator once. Ids are below 2**24.
@@ -189,7 +189,7 @@ def sample_replies(policy, frame, slots, logits, noise, rows, rules, progress):
         if len(live) < len(tokens):
             order = slots.move_to_front(live)
             rows[:] = [rows[i] for i in order]
-            moved = torch.tensor(order[:len(live)]).to(policy.device)
+            moved = torch.tensor(order[:len(live)]).to(policy.device, non_blocking=True)
             columns, tokens = columns[moved], tokens[moved]
         logits = policy.extend(slots, tokens[:, None], torch.ones_like(tokens))
     for slot, row in enumerate(rows):
