@@ -69,7 +69,7 @@ PHASES = {
     "step environments": (EnvGroups, "step"),
     "next prompts": (rollout, "end_turn"),
     "compute targets": (train, "compute_targets"),
-    "forward and backward": (train, "gradients"),
+    "forward and backward": (train, "backward"),
     "optimizer steps": (AdamW, "step"),
 }
 
