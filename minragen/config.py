@@ -104,7 +104,6 @@ class Config:
     # -- learning
     lr: float = opt(3e-4, "learning rate of the policy")
     lr_final: float = opt(1.0, "final learning rate / initial learning rate (linear decay)")
-    decay_steps: int = opt(0, "steps over which the learning rate decays; 0: all")
     critic_lr: float = opt(1e-3, "learning rate of the critic")
     advantages: str = opt("grpo", "estimator of the advantages", "ESTIMATORS")
     norm_by_std: bool = opt(True, "grpo, gigpo: divide by the group's standard deviation")

@@ -8,17 +8,16 @@
     python -m minragen.eval --play sokoban --seed 3          (or: make play ENV=sokoban)
     python -m minragen.eval --run my-run --show --seed 3     (or: make play RUN=my-run)
 
-This is the command. run/measure.py turns runs and models into players; look/ has the scripted ones
-(players.py), statistics and tables (evaluate.py) and play.py. torch is imported where it is needed.
+This is the command. run/measure.py turns runs and models into players, which needs torch; look/ has
+the scripted ones (players.py), statistics and tables (evaluate.py) and play.py.
 """
 
 import sys
-from pathlib import Path
 
 from minragen.envs import SPLITS
 from minragen.look import evaluate
 from minragen.look.faults import Parser, told
-from minragen.look.play import play, show_run
+from minragen.look.play import play
 from minragen.support.options import nearest, parse_options
 
 
@@ -34,7 +33,9 @@ def main(argv=None):
             play(args.play, args.split, args.seed,
                  parse_options(args.env_arg) | {"layers": args.layer})
         else:
-            measure_all(args)
+            from minragen.run import measure
+
+            measure.main(args)
     except Exception as problem:
         sys.exit(told(problem))
     except KeyboardInterrupt:
@@ -100,30 +101,6 @@ def arguments(argv):
         if getattr(args, name) != parser.get_default(name):
             parser.error(f"--{name} has no effect with --{mode}")
     return args
-
-
-def measure_all(args):
-    """Show a run's policy, or evaluate what is asked for, print the tables and store them."""
-    import transformers
-
-    from minragen.run.measure import checkpoint_player, env_groups, measure, subjects
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    chosen = subjects(args)
-    if args.show:
-        run, config, _ = chosen[0]
-        groups = env_groups(config, args.split)
-        return show_run(run, config, groups, checkpoint_player(config, run, only=args.checkpoint),
-                        args.seed)
-    if args.out:
-        Path(args.out).mkdir(parents=True, exist_ok=True)
-    measured = [measure(*subject, args) for subject in chosen]
-    if args.out:
-        evaluate.write(Path(args.out), measured, args.split, args.set)
-    for other in measured[1:] if args.run else ():
-        evaluate.compare(measured[0], other)
-    return None
 
 
 if __name__ == "__main__":

@@ -375,9 +375,8 @@ def parts_of(batch, learner, config):
 
 # ---- The update ----------------------------------------------------------------------------------
 def set_learning_rates(learner, config, step):
-    """Over `decay_steps` (0: all steps) each rate falls linearly to `lr_final` times itself."""
-    last = config.decay_steps or config.steps
-    decay = 1 - (1 - config.lr_final) * min(1, (step - 1) / max(1, last - 1))
+    """Over all steps each rate falls linearly to `lr_final` times itself."""
+    decay = 1 - (1 - config.lr_final) * (step - 1) / max(1, config.steps - 1)
     learner.optimizer.set_lr(config.lr * decay)
     if learner.critic:
         learner.critic_optimizer.set_lr(config.critic_lr * decay)

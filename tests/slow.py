@@ -242,8 +242,7 @@ def update(learner, episodes, config, step):
         returns = [r for row in rows for r in row.returns[row.valued].tolist()]
         errors = [x for row in rows for x in (row.returns - row.values)[row.valued].tolist()]
         metrics["explained_variance"] = 1 - std(errors)**2 / (std(returns)**2 + 1e-8)
-    last = config.decay_steps or config.steps
-    rate = max(1 - (1 - config.lr_final) * (step - 1) / max(1, last - 1), config.lr_final)
+    rate = 1 - (1 - config.lr_final) * (step - 1) / max(1, config.steps - 1)
     gradients, log = [], defaultdict(list)
     for epoch in range(config.epochs):
         seed = zlib.crc32(repr((config.seed, step, epoch)).encode())

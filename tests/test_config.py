@@ -73,7 +73,6 @@ class TestOptions:
                 (["--lam", "0.9"], "It needs an estimator with a critic"),
                 (["--critic-lr", "0.9"], "It needs an estimator with a critic"),
                 (["--context", "limited", "--window", "2"], "no more than an episode's turns"),
-                (["--decay-steps", "5"], "It needs an lr_final that is not 1"),
                 (["--algo", "ppo", "--norm-by-std", "false"], "It needs advantages grpo"),
                 (["--advantages", "none", "--gamma", "0.9"], "It needs advantages gae"),
                 (["--window", "2"], "It needs context limited or single_turn"),
@@ -203,7 +202,7 @@ class TestBadInput:
     def test_of_many_known_names_the_five_most_alike_are_shown(self):
         assert message("--step", "1") == (
             "error: unknown option '--step': did you mean '--steps'? Known: --steps, --stale, "
-            f"--seed, --decay-steps, --top-p and {len(dataclasses.fields(Config)) - 3} more. "
+            f"--seed, --top-p, --top-k and {len(dataclasses.fields(Config)) - 3} more. "
             "See --help.")
         said = message("--algo", "grop")
         assert "unknown algo 'grop': did you mean 'grpo'" in said

@@ -351,7 +351,7 @@ ELSEWHERE = {
     "algo", "max_rows", "token_budget", "steps", "lr_final", "attention",
     "activation_checkpointing", "stale", "tis_cap",
     # by test_train.py, test_rows.py, test_runs.py and test_distil.py,
-    "plain", "feed_share", "decay_steps", "teacher",
+    "plain", "feed_share", "teacher",
     # or belong to other files: environments/test_examples.py, test_layers.py and test_relations.py,
     # test_envs.py and test_vision.py.
     "example", "layer", "grounding_reward", "worldmodeling_reward",

@@ -1,16 +1,21 @@
 """What `minragen.eval` measures: runs and models become players, and players become tables.
 
-Reading order: `subjects` (what is asked for, if it can be), `measure`, `checkpoint_player`.
+Reading order: `main`, `subjects` (what is asked for, if it can be), `measure`,
+`checkpoint_player`.
 
 Tests: `python -m pytest tests/test_eval.py`.
 """
 
 import dataclasses
 from functools import partial
+from pathlib import Path
+
+import transformers
 
 from minragen.config import changed_environment, check, from_options
 from minragen.fast.scheduler import collect
 from minragen.look import evaluate
+from minragen.look.play import show_run
 from minragen.more.vision import image_store_of
 from minragen.run import distributed, runs, start
 from minragen.run.bundled import choose_model
@@ -18,6 +23,25 @@ from minragen.run.groups import check_environments, env_groups
 from minragen.run.proof import prove
 from minragen.support.options import short
 from minragen.train import rules_of
+
+
+def main(args):
+    """Show a run's policy, or evaluate what is asked for, print the tables and store them."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    chosen = subjects(args)
+    if args.show:
+        run, config, _ = chosen[0]
+        show_run(run, config, env_groups(config, args.split),
+                 checkpoint_player(config, run, only=args.checkpoint), args.seed)
+        return
+    if args.out:
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+    measured = [measure(*subject, args) for subject in chosen]
+    if args.out:
+        evaluate.write(Path(args.out), measured, args.split, args.set)
+    for other in measured[1:] if args.run else ():
+        evaluate.compare(measured[0], other)
 
 
 def subjects(args):

@@ -288,9 +288,6 @@ def resumed_config(given):
             raise ValueError(f"--resume keeps the run's settings: {name} was "
                              f"{getattr(stored, name)!r}, got {value!r}. Start a new run.")
     config = dataclasses.replace(stored, **given)
-    if config.steps > stored.steps and config.lr_final != 1 and not config.decay_steps:
-        # Keep the original decay; added steps run at its final rate.
-        config = dataclasses.replace(config, decay_steps=stored.steps)
     for name in ("max_context", "steps"):
         if getattr(config, name) < getattr(stored, name):
             raise ValueError(f"--resume cannot reduce {name}: it was {getattr(stored, name)}, got "

@@ -45,7 +45,6 @@ _CRITIC = (lambda c: estimator_kind(c) == "critic", "an estimator with a critic"
 _FAST = (lambda c: not c.plain, "plain false")
 # option -> (whether it has an effect, what it needs for one)
 NEEDS = {
-    "decay_steps": (lambda c: c.lr_final != 1, "an lr_final that is not 1"),
     "attention": _FAST, "feed_share": _FAST,
     "norm_by_std": (lambda c: c.advantages in ("grpo", "gigpo"), "advantages grpo or gigpo"),
     "dual_clip": (lambda c: c.ratio != "detached", "a ratio that is not detached"),
