@@ -48,18 +48,6 @@ class TestPassAtK:
                     slow = np.mean([any(some) for some in itertools.combinations(samples, k)])
                     assert pass_at_k(n, successes, k) == pytest.approx(slow)
 
-    def test_more_draws_than_samples_are_refused(self):
-        with pytest.raises(ValueError, match="got k=3 of 2 samples"):
-            pass_at_k(2, 1, 3)
-
-
-class TestSignTest:
-    def test_it_sums_all_divisions_that_are_as_uneven(self):
-        for first, second in itertools.product(range(6), repeat=2):
-            flips = [*itertools.product((0, 1), repeat=first + second)]
-            uneven = sum(abs(2 * sum(flip) - len(flip)) >= abs(first - second) for flip in flips)
-            assert sign_test(first, second) == pytest.approx(uneven / len(flips))
-
 
 def trajectory(success, episode_return, error="", grounding=0.0):
     return Trajectory("", 0, 0, 0, success=success, turn_rewards=[episode_return], turns=[None],
