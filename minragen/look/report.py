@@ -397,21 +397,15 @@ def players(loaded):
 
 # ---- Conversations -------------------------------------------------------------------------------
 def conversations(run, size):
-    """The stored episodes that fit into so many characters, and a sentence about those left out.
-
-    Of a long run every second step of each split is kept, or every fourth, ...; and the last one.
-    """
-    steps = {split: sorted({e["step"] for e in run.episodes if e["split"] == split})
-             for split in {e["split"] for e in run.episodes}}
-    kept, every, longest = run.episodes, 1, max(map(len, steps.values()), default=0)
-    while len(json.dumps(kept)) > size and every < longest:
-        every *= 2
-        chosen = {(split, step) for split, all_of in steps.items()
-                  for step in (*all_of[::every], all_of[-1])}
-        kept = [e for e in run.episodes if (e["split"], e["step"]) in chosen]
-    boards = boards_of(run)
-    return ([episode | {"run": run.name, "boards": boards(episode)} for episode in kept],
-            f"Only every {every}th stored step fits into this page." if every > 1 else "")
+    """The stored episodes of so many steps as make about `size` characters, evenly and the last one
+    of each split, and a sentence about those left out."""
+    every, chosen, boards = -(-len(json.dumps(run.episodes)) // size), set(), boards_of(run)
+    for split in {e["split"] for e in run.episodes}:
+        steps = sorted({e["step"] for e in run.episodes if e["split"] == split})
+        chosen |= {(split, step) for step in (*steps[::every], steps[-1])}
+    return ([e | {"run": run.name, "boards": boards(e)} for e in run.episodes
+             if (e["split"], e["step"]) in chosen],
+            f"Only one in {every} stored steps fits into this page." if every > 1 else "")
 
 
 def board_of(name):
