@@ -111,15 +111,9 @@ class TestFiles:
 
 class TestRefusal:
     def test_a_name_that_is_no_logger_and_a_missing_package_are_refused_before_anything_is_made(
-            self, runs, monkeypatch, tmp_path):
+            self, runs, monkeypatch):
         for name in ("tensorboard", "wandb"):
-            monkeypatch.setitem(sys.modules, name, None)  # wandb leaves a folder of that name, too
-            with monkeypatch.context() as patch:
-                patch.delitem(sys.modules, name)
-                patch.syspath_prepend(tmp_path)
-                patch.setattr(sys, "path", [str(tmp_path)])
-                (tmp_path / name).mkdir()
-                assert message("--run", "a", "--log", name).endswith(f"pip install {name}")
+            monkeypatch.setitem(sys.modules, name, None)
             assert message("--run", "a", "--log", name) == (
                 f"error: --log {name} needs a package: pip install {name}")
         assert "unknown log 'wanbd': did you mean 'wandb'?" in message("--log", "wanbd")

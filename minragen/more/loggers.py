@@ -72,8 +72,7 @@ def check(log):
     for name in names(log):
         if name not in LOGGERS:
             raise ValueError(nearest("log", name, list(LOGGERS)))
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # the latter is a folder of that name
+        if importlib.util.find_spec(name) is None:
             raise ImportError(f"--log {name} needs a package: pip install {name}")
 
 
