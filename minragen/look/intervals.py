@@ -14,6 +14,9 @@ def wilson(successes, n):
     Wilson's (1927) stays inside [0, 1] and holds near 0 and 1, where the normal one does not.
 
     successes: rounded to a whole number, for a caller that has a rate times n
+
+    >>> [round(float(bound), 4) for bound in wilson(206, 256)]
+    [0.7518, 0.8486]
     """
     return scipy.stats.binomtest(round(successes), n).proportion_ci(method="wilson")
 
