@@ -152,25 +152,17 @@ class Run:
                                  f"{hurt[0]}")
         return lines
 
-    def series(self, *metrics):
-        """The steps that have all these metrics, and their values: arrays of equal length."""
-        found = [(line["step"], *(line[m] for m in metrics)) for line in self.history
-                 if all(line.get(m) is not None for m in metrics)]
-        return np.array(found, float).reshape(-1, 1 + len(metrics)).T
-
     def held_out(self, line, split):
         """The success of a split, its 95 % interval (low, high), and of how many episodes: those
         whose environment did not fail."""
         success = line[f"{split}/success"]
-        n = self.config.val_size - (line.get(f"{split}/env_errors") or 0)
-        n = min(max(int(n), 1), 2**31)  # of a damaged file, too
+        n = max(self.config.val_size - (line.get(f"{split}/env_errors") or 0), 1)
         return success, *wilson(success * n, n), n
 
     def latest(self, split):
         """`held_out` of the test or of the last validation; None if there is none."""
-        tested = [self.tested] if self.tested.get("test/success") is not None else []
-        lines = self.validated if split == "val" else tested
-        return self.held_out(lines[-1], split) if lines else None
+        line = self.tested if split == "test" else (self.validated or [{}])[-1]
+        return self.held_out(line, split) if line.get(f"{split}/success") is not None else None
 
 
 # ---- Text ----------------------------------------------------------------------------------------
@@ -240,7 +232,7 @@ def facts(run):
     if tested := run.latest("test"):
         rows.append(("test", rate(*tested)))
     if regimes:
-        rows.append(("regime", regimes[-1][:99]))
+        rows.append(("regime", regimes[-1]))
     rows.append(("time", f"{run.history[-1]['step']} of {config.steps} steps in "
                          f"{run.seconds / 60:.1f} minutes"))
     if commit := runs.commit_of(run.folder):
@@ -268,7 +260,7 @@ def problems(run):
     recent = [e for e in run.episodes if not (e["success"] or e["error"])
               and e["step"] > 0.75 * run.history[-1]["step"]]
     if reasons := "; ".join(f"{count} because {REASONS.get(reason, reason)}" for reason, count in
-                            Counter(e["stop"][:99] for e in recent).most_common(9)):
+                            Counter(e["stop"] for e in recent).most_common()):
         said.append(f"How the {len(recent)} failed conversations that are stored from the last "
                     f"quarter of the steps ended: {reasons}.")
     return said + ([f"Warning at step {step}: {sentence}" for step, sentence in run.warnings]
@@ -356,11 +348,12 @@ def curves(loaded, metrics):
     groups, lines = configurations(loaded), []
     for number, (label, members) in enumerate(groups.items()):
         for colour, metric in enumerate(metrics if len(groups) == 1 else metrics[:1], number):
-            series = [dict(zip(*run.series(metric))) for run in members]  # step -> value
+            series = [{line["step"]: line[metric] for line in run.history
+                       if line.get(metric) is not None} for run in members]
             steps = sorted(set.intersection(*map(set, series)))
             if not steps:
                 continue
-            values = np.array([[one[step] for step in steps] for one in series])
+            values = np.array([[one[step] for step in steps] for one in series], float)
             low, high, mean = values.min(axis=0), values.max(axis=0), values.mean(axis=0)
             if metric == "val/success" and len(members) == 1:
                 low, high = np.array([members[0].held_out(line, "val")[1:3]
