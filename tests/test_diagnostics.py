@@ -78,7 +78,7 @@ class TestReasoning:
             pairs, _ = diagnostics.reasoning_pairs(frame, [episode(frame, 0, ids)])
             assert [p.reasoning for p in pairs] == ([tuple(ids[:kept])] if kept else []), words
 
-    def test_blank_and_unclosed_reasoning_is_none_and_a_form_without_it_is_refused(self):
+    def test_blank_and_unclosed_reasoning_is_none(self):
         _, frame = tiny()
         inner = "<observation> player</observation><reasoning> goal</reasoning>"
         t = episode(frame, 0, "</think>", " \n</think>", " not closed", f"{inner}</think><answer>")
@@ -86,8 +86,6 @@ class TestReasoning:
         assert frame.tokenizer.decode(pair.reasoning) == inner and turns == 4
         assert diagnostics.reply_metrics(frame, [t])["valid_thinking"] == 0.25
         assert diagnostics.reply_metrics(frame, []) == {"valid_thinking": 0.0}
-        with pytest.raises(ValueError, match="nothing to measure"):
-            diagnostics.reasoning_pairs(ChatFrame(tiny()[0].tokenizer, "no_think"), [])
 
 
 class TestDistinctNgrams:
@@ -104,10 +102,10 @@ class TestSamplers:
         pairs = [Pair(i, k, (i, k), (1,)) for i in range(10) for k in range(1 + i % 4)]
         for draw, available in ((diagnostics.first_turns, [p for p in pairs if p.turn == 0]),
                                 (diagnostics.trajectory_uniform, pairs)):
-            for num_samples in (0, 1, 7, 100):
+            for num_samples in (1, 7, 100):
                 drawn = draw(pairs, num_samples, np.random.default_rng(0))
                 assert set(drawn) <= set(available)
-                assert len(set(drawn)) == len(drawn) == min(num_samples or 100, len(available))
+                assert len(set(drawn)) == len(drawn) == min(num_samples, len(available))
 
     def test_a_trajectory_counts_the_same_however_many_turns_it_has(self):
         rng = np.random.default_rng(0)
@@ -260,7 +258,7 @@ class TestRegimes:
             assert diagnostics.regime(first, now) == "undetermined", now
 
 
-HEALTHY = {"success": 0.5, "reward_std": 0.4, "entropy": 0.4, VARIED: 0.3}
+HEALTHY = {"success": 0.5, "reward_std": 0.4, "entropy": 0.4, VARIED: 0.3, "turns": 4.0}
 
 
 def history(steps=60, **factors):
@@ -291,15 +289,11 @@ class TestWarnings:
         assert given(history(**{metric: {30: silent}})) == {}
 
     def test_turns_that_fall_to_one_without_success_warn(self):
-        turns = {"turns": {1: 1, 30: 1.05 / 4}}
-        HEALTHY["turns"] = 4.0
-        try:
-            (step, (sentence,)), = given(history(**turns)).items()
-            assert step == 34 and "episodes end after their first turn" in sentence
-            assert given(history(turns={30: 1.2 / 4})) == {}
-            assert given(history(**turns, success={20: 1.3})) == {}  # it has learnt to be quick
-        finally:
-            del HEALTHY["turns"]
+        turns = {"turns": {30: 1.05 / 4}}
+        (step, (sentence,)), = given(history(**turns)).items()
+        assert step == 34 and "episodes end after their first turn" in sentence
+        assert given(history(turns={30: 1.2 / 4})) == {}
+        assert given(history(**turns, success={20: 1.3})) == {}  # it has learnt to be quick
 
     def test_the_first_five_steps_count_however_slowly_a_change_came(self):
         for metric, factors, found in (("reward_std", (0.9, 0.8, 0.7, 0.5), 42),

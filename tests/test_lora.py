@@ -146,12 +146,10 @@ class TestRuns:
         options = [*LORA, *shlex.split("--algo ppo --kl-coef 0.1 --steps 2 --save-every 1 --epochs "
                                        "2 --filter none")]
         assert_resumed_alike(runs, monkeypatch, options)
-        one, other = (torch.load(runs / name / "checkpoint/trainer.pt", weights_only=True)
-                      for name in ("straight", "stopped"))
-        assert one.pop("ended") == other.pop("ended") == ""
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
-        assert all(".lora_" in name for name in one["adapters"])
-        assert all(".lora_" in name or name.startswith("head.") for name in one["critic"]["model"])
+        stored = torch.load(runs / "stopped" / "checkpoint" / "trainer.pt", weights_only=True)
+        assert all(".lora_" in name for name in stored["adapters"])
+        assert all(".lora_" in name or name.startswith("head.")
+                   for name in stored["critic"]["model"])
 
     def test_its_checkpoint_is_a_plain_folder_with_merged_weights(self, runs, monkeypatch, capsys):
         """Without peft it is loaded, evaluated, and another run begins with it; with peft another

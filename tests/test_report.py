@@ -3,8 +3,6 @@
 import dataclasses
 import html
 import json
-import math
-import random
 import re
 import shutil
 import subprocess
@@ -21,13 +19,10 @@ from minragen.envs import Budget, make
 from minragen.look import report
 from minragen.look.intervals import difference, wilson
 from minragen.look.report import Run, conversations, figures_of
-from minragen.more.vision import data_uri
 
 HOSTILE = ("</script><script>document.title = 1</script><img src=x onerror=alert(1)>"
            "{{ 7 * 7 }}{% set x %}")
 DEEP = "[" * 100_000 + "]" * 100_000
-WRONG = ["NaN", "1e999", "1" + "0" * 400, "[]", "{}", '[{"role": 1}]', DEEP,
-         f'"{"x" * 3_000_000}"', '{"a": [NaN]}']
 INTERVAL = "95 % interval [{:.3f}, {:.3f}]"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -47,10 +42,8 @@ def store(folder, steps=8, hostile="", size=1, **options):
                      "grad_norm": step, "reward_std": 0.3, "groups_kept": 7, "seconds": 2.0}
         if step in (1, steps):
             line |= {"first_turn/conditional_entropy_per_token": 1 / step,
-                     "first_turn/mi": 2 - step / 8, "gradient/all/groups": 2,
-                     "regime": "diverse" if step == 1 else "compressed",
-                     "gradient/bucket_1/groups": 1, "gradient/bucket_1/reward_std": 0.1,
-                     "gradient/bucket_1/task": step, "gradient/bucket_2/groups": 1}
+                     "first_turn/mi": 2 - step / 8, "gradient/bucket_1/task": step,
+                     "regime": "diverse" if step == 1 else "compressed"}
         lines.append(line)
         for member in range(2):
             for split in ("val", "train") if step % 4 == 0 else ("train",):
@@ -105,6 +98,8 @@ class TestCurves:
         interval = {(step, round(bound, 6)) for step, rate in rates.items()
                     for bound in wilson(64 * rate, 64)}
         assert interval <= band(figures["success"])
+        assert drawn(figures["gradient norm of groups by reward std"]) == {
+            "gradient/bucket_1/task": ([1, 8], [1, 8])}
         assert "KL" not in figures
 
     def test_seeds_of_one_configuration_are_a_mean_with_a_band_from_lowest_to_highest(
@@ -149,10 +144,6 @@ class TestCurves:
             set.union(*(band(figures["success"], k) for k in range(2))))
         assert figures["gradient norm"]["limits"] == [0, 1e-9]
 
-    def test_buckets_have_the_last_measured_norms(self, tmp_path):
-        run = Run(store(tmp_path / "a"))
-        assert report.gradients(run) == (8, [[0.1, 1, 8, None, None], [None, 1, None, None, None]])
-
     def test_every_warning_of_the_run_is_marked_and_told(self, tmp_path, monkeypatch):
         monkeypatch.setattr(report, "warnings_of", lambda lines: [
             "take care"] * (lines[-1]["step"] == 5))
@@ -160,16 +151,13 @@ class TestCurves:
         assert run.warnings == figures_of([run])["entropy"]["warnings"] == [(5, "take care")]
         assert report.problems(run)[-1] == "Warning at step 5: take care"
 
-    def test_a_long_curve_has_its_running_median_and_an_outlier_does_not_squeeze_it(self, tmp_path):
+    def test_an_outlier_does_not_squeeze_a_curve(self, tmp_path):
         folder = store(tmp_path / "a", steps=100)
         rewritten(folder / "metrics.jsonl", lambda text: text.replace(
             '"grad_norm": 50', '"grad_norm": 1e5'))
         figure = figures_of([Run(folder)])["gradient norm"]
-        (line,), values = figure["lines"], [1e5 if k == 50 else k for k in range(1, 101)]
-        assert line["y"] == values and figure["limits"][0] == 0 and 100 < figure["limits"][1] < 300
-        assert line["smooth"] == [np.median(values[k - w:k + w + 1]) for k, w in enumerate(
-            [0, 1, 2, 3, 4, *[5] * 90, 4, 3, 2, 1, 0])]
-        assert figures_of([Run(store(tmp_path / "b"))])["gradient norm"]["lines"][0]["smooth"] == []
+        assert figure["lines"][0]["y"] == [1e5 if k == 50 else k for k in range(1, 101)]
+        assert figure["limits"][0] == 0 and 100 < figure["limits"][1] < 300
 
     def test_the_scripted_players_are_shown_where_they_played_with_the_same_options(self, tmp_path):
         """The better of the two shallow ones."""
@@ -319,67 +307,51 @@ class TestPage:
         run = Run(store(tmp_path / "a", steps=21))
         everything, said = conversations(run, 2_000_000)
         assert said == "" and {e["step"] for e in everything} == {*range(22)}
-        some, said = conversations(run, 15_000)
+        some, said = conversations(run, 1 + len(json.dumps(run.episodes)) // 4)
         steps = {split: {e["step"] for e in some if e["split"] == split}
                  for split in ("train", "val")}
         assert steps == {"train": {0, 4, 8, 12, 16, 20, 21}, "val": {0, 16, 20}}
-        assert said == "Only every 4th stored step fits into this page."
+        assert said == "Only one in 4 stored steps fits into this page."
 
-    @pytest.mark.parametrize("view", ["coord", "image"])
-    def test_an_episode_has_pictures_of_its_boards_which_are_played_again(self, tmp_path, view):
-        """Before each reply and after the last; none if the environment now shows another one."""
-        options = (f"view={view}", "slip=0.5")
-        run = Run(store(tmp_path / "a", env_arg=options, max_turns=4))
-        env = make("frozenlake", "val", Budget(4, 2, 10), view=view, slip=0.5, frozen=0.8)
-        seen, images, messages = [], [], [{"role": "system", "content": env.system_prompt}]
+    def test_an_episode_has_pictures_of_its_boards_which_are_played_again(self, tmp_path):
+        """Before each reply and after the last; none if the environment now shows another one, and
+        none beside stored images."""
+        run = Run(store(tmp_path / "a", env_arg=("slip=0.5",), max_turns=4))
+        env = make("frozenlake", "val", Budget(4, 2, 10), view="coord", slip=0.5, frozen=0.8)
+        seen, messages = [], [{"role": "system", "content": env.system_prompt}]
         observation, _ = env.reset(seed=3, options={"member": 1})
         for reply in ("one</think><answer>Up</answer>", "no answer", "<answer>Up</answer>"):
             seen.append(env.cells())
-            images.append(data_uri(env.draw()))
             messages += [{"role": "user", "content": observation},
                          {"role": "assistant", "content": reply}]
             observation, *_ = env.step("Up" if reply.startswith("one") else "")
         episode = {"split": "val", "env": "frozenlake", "seed": 3, "member": 1,
-                   "messages": messages} | ({"images": images} if view == "image" else {})
+                   "messages": messages}
         boards = report.boards_of(run)
-        assert boards(episode) == [*seen, env.cells()] and len({*images}) == 2
-        assert boards(episode | {"seed": 4}) == []
+        assert boards(episode) == [*seen, env.cells()]
+        for other in ({"seed": 4}, {"env": "nowhere"}, {"images": ["data:image/png;base64,AAAA"]}):
+            assert boards(episode | other) == []
         assert report.boards_of(Run(store(tmp_path / "b", env="countdown")))(episode) == []
-
-
-def damaged(path, seed):
-    """All lines but the first have a wrong value, or end early, or hold bytes that are no text.
-    Returns how many."""
-    rng, (first, *rest) = random.Random(seed), path.read_text().splitlines()
-    for k, line in enumerate(rest):
-        start, end = rng.choice([*re.finditer(r'(?<=: )("[^"]*"|[^"{}\[\], ]+)', line)]).span()
-        rest[k] = rng.choice([line[:start] + wrong + line[end:] for wrong in WRONG]
-                             + [line[:start], line[:start] + "\0\udcff" + line[end:], "7"])
-    path.write_text("\n".join([first, *rest]), errors="surrogateescape")
-    return len(rest)
 
 
 class TestDamage:
     """The files of a run may be damaged, or come from elsewhere."""
 
-    @pytest.mark.parametrize("seed", range(6))
-    def test_a_page_shows_what_can_be_read_and_tells_how_many_lines_cannot(
-            self, tmp_path, capsys, seed):
+    def test_a_page_shows_what_can_be_read_and_tells_how_many_lines_cannot(self, tmp_path, capsys):
         folder = store(tmp_path / "a")
-        said = (f"{damaged(folder / 'metrics.jsonl', seed)} lines of metrics.jsonl cannot be read, "
-                f"or not all of them; the first is line 2; ")
-        said += f"{damaged(folder / 'trajectories.jsonl', seed)} lines of trajectories.jsonl"
+        for name, least in (("metrics.jsonl", '{"step"'), ("trajectories.jsonl", '{"step": 1}')):
+            with open(folder / name, "ab") as file:
+                for line in (least, DEEP, "7", "[]", "{}", "\0\udcff"):
+                    file.write(f"{line}\n".encode(errors="surrogateescape"))
+        said = ("6 lines of metrics.jsonl cannot be read; the first is line 11; 6 lines of "
+                "trajectories.jsonl cannot be read; the first is line 25")
         page = report.write([folder]).read_text()
-        assert f"Left out of a: {said}" in page
+        assert f"Left out of a: {said}" in page and "31 of 64" in page
         assert f"left out  a: {said}" in capsys.readouterr().out
-        assert len(page) < 4 * report.EPISODES_SIZE
-        stored = re.search('<script id="data".*?>(.*?)</script>', page)[1]
-        assert json.loads(stored, parse_constant=pytest.fail)["episodes"]  # as browsers read it
 
     @pytest.mark.parametrize("change", [
         {"env": "nowhere"}, {"env": "frozenlake=1,bandit"}, {"algo": "nowhere:preset"},
-        {"response_format": "none"}, {"val_size": -5}, {"val_size": 10**400}, {"lr": math.nan},
-        {"env_arg": ["size=99999"]}, {"model": "\ud800" * 9000}])
+        {"response_format": "none"}, {"val_size": -5}, {"env_arg": ["size=99999"]}])
     def test_a_config_that_cannot_be_played_has_a_page_without_boards(self, tmp_path, change):
         folder = store(tmp_path / "a")
         rewritten(folder / "config.json", lambda text: json.dumps(json.loads(text) | change))
@@ -393,30 +365,9 @@ class TestDamage:
         rewritten(folder / "metrics.jsonl", lambda text: text.replace(
             '"step"', '"env_errors": 1, "step"'))
         run = Run(folder)
-        assert [line["step"] for line in run.history] == [0, 1, 6, 8, 11, 12]
+        assert [line["step"] for line in run.history] == [0, 2, 4, 7, 8, 12]
         assert run.left_out == ["only 6 of 13 steps are drawn"]
         assert "In 13 training episodes the environment failed." in report.problems(run)
-
-    def test_a_conversation_that_cannot_be_replayed_takes_no_board_from_the_others(self, tmp_path):
-        env = make("frozenlake", "val", view="coord", frozen=0.8)  # as in tiny's preset
-        observation, _ = env.reset(seed=3, options={"member": 0})
-        run = Run(store(tmp_path / "a"))
-        good = run.episodes[0] | {
-            "split": "val", "env": "frozenlake", "seed": 3, "member": 0, "images": [], "messages": [
-                {"role": "system", "content": ""}, {"role": "user", "content": observation},
-                {"role": "assistant", "content": "no answer"}]}
-        run.episodes = [good, good | {"env": "nowhere"}]
-        shown, _ = conversations(run, 50_000)
-        assert [bool(e["boards"]) for e in shown] == [True, False]
-
-    def test_a_conversation_that_is_too_long_is_left_out(self, tmp_path):
-        folder = store(tmp_path / "a")
-        episode = read_lines(folder / "trajectories.jsonl")[-1] | {"error": "x" * 10**6}
-        rewritten(folder / "trajectories.jsonl", lambda text: text + json.dumps(episode))
-        run = Run(folder)
-        shown, _ = conversations(run, 50_000)
-        assert {e["step"] for e in shown} == {0, 8} and not any(e["error"] for e in shown)
-        assert run.left_out == ["1 conversations do not fit"]
 
 
 class TestCommand:
@@ -461,10 +412,6 @@ class TestBrowser:
           e => e.style.background);
         const figure = title => [...document.querySelectorAll("figure")].find(
           e => e.querySelector("b").textContent === title);
-        const pointer = (title, kind, share) => {
-          const plot = figure(title).querySelector(".plot"), box = plot.getBoundingClientRect();
-          plot["onpointer" + kind]({clientX: box.left + share * plot.clientWidth});
-        };
     """
 
     def test_every_control_does_what_it_says_and_the_console_is_silent(self, tmp_path):
@@ -503,23 +450,19 @@ class TestBrowser:
         assert found["none"] == [""] * 6
         assert (found["third"], found["steps"]) == ("3", "8")
 
-    def test_a_curve_is_read_under_the_pointer_and_dragging_shows_a_part_of_its_steps(
-            self, tmp_path):
-        """Until a click shows all again. Outliers are marked at the edge; so are warnings."""
+    def test_a_curve_is_read_under_the_pointer_and_outliers_and_warnings_are_marked(self, tmp_path):
         folder = store(tmp_path / "a", steps=40)
         fallen = re.compile(r'("step": 3\d.*?"success": )0.\d+(.*"reward_std": )0.3')
         rewritten(folder / "metrics.jsonl", lambda text: fallen.sub(
             r"\g<1>0.0\g<2>0.1", text.replace('"grad_norm": 20', '"grad_norm": 1e5')))
         run = Run(folder)
         found, console = browse(report.write([folder]), self.CARDS + """
-            const legend = title => figure(title).querySelector(".legend").textContent;
-            const ticks = () => [...figure("entropy").querySelectorAll(
-              ".plot span:not(.mark)")].map(e => e.textContent).slice(-3);
-            const seen = {first: legend("entropy")};
-            pointer("entropy", "move", 0.1); seen.moved = legend("entropy");
-            pointer("entropy", "down", 0.5); pointer("entropy", "move", 0.75);
-            pointer("entropy", "up", 0.75); seen.part = ticks();
-            pointer("entropy", "down", 0.5); pointer("entropy", "up", 0.5); seen.all = ticks();
+            const plot = figure("entropy").querySelector(".plot");
+            const legend = () => figure("entropy").querySelector(".legend").textContent;
+            const seen = {first: legend()};
+            plot.onpointermove({
+              clientX: plot.getBoundingClientRect().left + 0.1 * plot.clientWidth});
+            seen.moved = legend();
             seen.marks = [...figure("gradient norm").querySelectorAll(".mark")].map(
               e => [e.textContent, e.title, e.style.top]);
             seen.help = figure("entropy").querySelector("abbr").title;
@@ -529,7 +472,6 @@ class TestBrowser:
         assert console == [] and sorted(found["figures"]) == sorted(figures_of([run]))
         assert found["first"] == "entropy— entropy 0.025"
         assert found["moved"] == "entropy— entropy 0.25step 4"
-        assert found["part"] == ["26", "28", "30"] and found["all"] == ["20", "30", "40"]
         (step, warning), = run.warnings
         assert found["marks"] == [["!", f"step {step}: {warning}", "0px"],
                                   ["\u25b4", "grad_norm 100000 at step 20", "0%"]]

@@ -137,7 +137,7 @@ def policy(request, tmp):
 def conversations(request, policy, tmp):
     """Trajectories of two groups of two."""
     trajectories = played_by(request.node.callspec.params["policy"], tmp)
-    policy.image_store.add_images_of(trajectories)
+    policy.end_rollout(trajectories)
     return trajectories
 
 
@@ -186,7 +186,7 @@ class TestImageStore:
             with pytest.raises(KeyError):
                 embed(torch.tensor([ids]))
         assert mine.ids_of(image(0)) == before
-        mine.add_images_of([SimpleNamespace(turns=[SimpleNamespace(
+        policy.end_rollout([SimpleNamespace(turns=[SimpleNamespace(
             observation=Observation(IMAGE, image(2)))])])
         embed(torch.tensor([before, theirs.ids_of(image(2))]))
 

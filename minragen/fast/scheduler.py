@@ -110,8 +110,8 @@ class _Scheduler:
         """Begin an empty reply in each row. They sample from now on."""
         for row in rows:
             row.begin_reply()
-        noise = self._upload(reply_noise(self.rules, self.groups.split,
-                                         [row.trajectory for row in rows], self.frame.appends))
+        noise = reply_noise(self.rules, self.groups.split, [row.trajectory for row in rows],
+                            self.frame.appends).to(self.policy.device, non_blocking=True)
         if self.sampling:
             earlier = pad(self.noise, (0, 0, 0, len(noise) - len(self.noise)))
             noise = torch.cat([earlier, noise], dim=1)
@@ -129,7 +129,8 @@ class _Scheduler:
         if len(live) < len(tokens):
             order = self.slots.move_to_front(live)
             rows = [rows[i] for i in order[:len(rows)]]
-            index = self._upload(torch.tensor(order[:len(live)], dtype=torch.int64))
+            index = torch.tensor(order[:len(live)], dtype=torch.int64).to(
+                self.policy.device, non_blocking=True)
             self.noise, tokens = self.noise[:, index], tokens[index]
             self.sampling = rows[:len(live)]
             self._send_replies(rows[len(live):])
@@ -155,7 +156,3 @@ class _Scheduler:
             else:
                 self.ready += self.queue[:1]  # takes its place
                 del self.queue[:1]
-
-    def _upload(self, x):
-        """To the policy's device, without waiting for it."""
-        return x.to(self.policy.device, non_blocking=True)

@@ -16,16 +16,6 @@ Here p(z) is the probability that the reply begins with z. The estimate is exact
 samples only the reasonings; it may be negative by chance and never exceeds H(w). With the suffix
 `_per_token`, S[i,j] / |z_i| replaces S[i,j]: comparable between lengths, not information in nats.
 
-Differences from RAGEN V2's CollapseDetector and gradient analysis:
-  1. Z is the sampled ids before the first token that `</think>` touches. RAGEN strips the text and
-     tokenises it again, which changes tokens at both ends.
-  2. Columns are distinct prompts, weighted by their rows. RAGEN's columns have equal weights, which
-     adds KL(true mixture || uniform one) to I(X;Z) where prompts have unequal numbers of rows.
-  3. Equal scores share the rank: a policy that ignores the prompt retrieves at chance.
-  4. `mi` is the information of the sequence; RAGEN's is the length-normalised proxy.
-  5. A bucket has one exact gradient. RAGEN averages mini-batch norms, too small in small buckets.
-  6. `early_stop` is an option. It applies with every filter, and compares success with its best.
-
 Tests: `python -m pytest tests/test_diagnostics.py`.
 """
 
@@ -115,11 +105,8 @@ def reasoning_pairs(frame, trajectories):
     """The Pairs of all turns with a reasoning, and the number of all turns.
 
     Without a closed tag, or with only blanks before it, there is no reasoning. VAGEN's observation
-    and prediction are part of it. Raises ValueError for a response format without thinking.
+    and prediction are part of it.
     """
-    if not frame.thinks:
-        raise ValueError("nothing to measure: the response format has no reasoning.")
-
     @functools.cache  # replies repeat
     def reasoning_of(reply):
         ids = reply[:end_of_thought(frame, reply)]
@@ -187,9 +174,8 @@ def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=64,
 
     ema: {name: moving average}, {} at first; advanced in place, kept in the checkpoint
     seed: of the choice of rows; no other generator is touched
-    num_samples: rows of each of the two; 0: all. With fewer than two prompts it has no metrics.
+    num_samples: rows of each of the two, at most. With fewer than two prompts it has no metrics.
     temperature: of the sampling, so that p is what was sampled from (before top_k and top_p)
-    raises: ValueError for a response format without thinking
     """
     pairs, _ = reasoning_pairs(frame, trajectories)
     rng, metrics = np.random.default_rng(seed), {}
@@ -224,7 +210,7 @@ def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=64,
 def first_turns(pairs, num_samples, rng):
     """The first turns of all trajectories; a random subset if there are more than num_samples."""
     chosen = [p for p in pairs if p.turn == 0]
-    if 0 < num_samples < len(chosen):
+    if len(chosen) > num_samples:
         chosen = [chosen[i] for i in sorted(rng.choice(len(chosen), num_samples, replace=False))]
     return chosen
 
@@ -234,7 +220,7 @@ def trajectory_uniform(pairs, num_samples, rng):
     left, drawn = {}, []
     for p in pairs:
         left.setdefault(p.trajectory, []).append(p)
-    while left and len(drawn) < (num_samples or len(pairs)):
+    while left and len(drawn) < num_samples:
         trajectory = list(left)[rng.integers(len(left))]
         turns = left[trajectory]
         drawn.append(turns.pop(rng.integers(len(turns))))
@@ -477,12 +463,12 @@ def gradient_metrics(model, batch, losses_of, reward_std, token_budget, num_buck
 
 
 def _gradients(parameters, losses):
-    """{(term, number of a parameter): gradient in float32, which keeps small shares}."""
-    # A term that does not depend on the parameters has no gradient.
+    """{term: its gradient, a vector in float32, which keeps small shares}, without the terms that
+    do not depend on the parameters."""
     live = [name for name, value in losses.items() if value.requires_grad]
-    return {(name, number): piece.float() for name in live for number, piece in enumerate(
-        torch.autograd.grad(losses[name], parameters, retain_graph=name != live[-1],
-                            materialize_grads=True))}
+    return {name: torch.cat([piece.flatten().float() for piece in torch.autograd.grad(
+        losses[name], parameters, retain_graph=name != live[-1], materialize_grads=True)])
+        for name in live}
 
 
 def _gradient_row(prefix, gradients, batch, reward_std):
@@ -491,7 +477,6 @@ def _gradient_row(prefix, gradients, batch, reward_std):
     metrics = {"groups": len(reward_std), "rows": len(batch), "tokens": tokens,
                "reward_std": float(reward_std.mean()), "reward_std_min": float(reward_std.min()),
                "reward_std_max": float(reward_std.max())}
-    for term in dict.fromkeys(name for name, _ in gradients) if tokens else ():
-        norms = [piece.norm() for (name, _), piece in gradients.items() if name == term]
-        metrics[term] = float(torch.stack(norms).norm()) / tokens
+    if tokens:
+        metrics |= {term: float(gradient.norm()) / tokens for term, gradient in gradients.items()}
     return {f"{prefix}/{name}": value for name, value in metrics.items()}

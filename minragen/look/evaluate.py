@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minragen.config import changed_environment, env_names
 from minragen.look import faults
 from minragen.look.intervals import pass_at_k, sign_test, wilson
 from minragen.look.players import DEMONSTRATIONS, players, scripted
+from minragen.more.vision import images_of
 from minragen.support.metrics import describe
 from minragen.support.options import nearest
 
@@ -39,7 +41,7 @@ class Table(NamedTuple):
     players: dict  # name -> [Trajectory, ...], one for each row, the model first
     distinct: int  # different instances
     described: dict  # part of the format -> F1 of the model's descriptions
-    passed: dict  # k -> pass@k
+    passed: dict  # k -> mean pass@k for k = 1, 2, 4, ..., samples; {} for one sample
 
 
 # ---- Measuring -----------------------------------------------------------------------------------
@@ -66,6 +68,7 @@ def evaluate(groups_of, split, size, play, samples=1, greedy=True):
         print("warning   no reply is valid: does the model reply in the form that it is asked for? "
               "See --out FOLDER.", file=sys.stderr)
     groups.reset(0)
+    ks = sorted({2**i for i in range(samples.bit_length())} | {samples}) if samples > 1 else ()
     tables = {}
     for env in dict.fromkeys(groups.names):
         mine = [row for row, name in enumerate(groups.names) if name == env and not any(
@@ -78,15 +81,9 @@ def evaluate(groups_of, split, size, play, samples=1, greedy=True):
             mine, {name: [ts[row] for row in mine] for name, ts in played.items()},
             len({groups.envs[row].instance() for row in mine}),
             {name: stats[name] for name in ("grounding", "worldmodeling") if name in stats},
-            passed([again[row] for row in mine], samples))
+            {k: float(np.mean([pass_at_k(samples, sum(t.success for t in again[row]), k)
+                               for row in mine])) for k in ks})
     return tables, first
-
-
-def passed(instances, samples):
-    """{k: mean pass@k} for k = 1, 2, 4, ..., samples; {} for one sample."""
-    ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
-    return {k: float(np.mean([pass_at_k(samples, sum(t.success for t in same), k)
-                              for same in instances])) for k in ks} if samples > 1 else {}
 
 
 def numbers_of(trajectories):
@@ -115,8 +112,8 @@ def show(tables, split, subject, temperature):
         if table.passed:
             print("  ".join(f"pass@{k} {rate:.3f}" for k, rate in table.passed.items()))
         if table.described:
-            parts = (f"{name} {f1:.3f}" for name, f1 in table.described.items())
-            print(f"F1 of descriptions: {', '.join(parts)}")
+            print("F1 of descriptions:", ", ".join(
+                f"{name} {f1:.3f}" for name, f1 in table.described.items()))
 
 
 def compare(one, other):
@@ -133,9 +130,6 @@ def compare(one, other):
 
 def write(folder, measured, split, set_name):
     """results.csv, a row for each player, and chats.jsonl, an episode a line."""
-    from minragen.config import changed_environment
-    from minragen.more.vision import images_of
-
     rows = [{"subject": subject, "env": env, "options": " ".join(changed_environment(config)),
              "split": split, "set": set_name, "player": player, "episodes": len(table.rows),
              "distinct": table.distinct, **numbers_of(played), "pass@k": " ".join(
@@ -158,14 +152,11 @@ def write(folder, measured, split, set_name):
 def of_set(config, name):
     """The Config with the options of a generalisation set, and with twice the context, since larger
     boards take more tokens."""
-    from minragen.config import env_names
-
     if name not in SETS:
         raise ValueError(nearest("set", name, sorted(SETS)))
-    options = [f"{env}.{option}" for env in env_names(config) for option in SETS[name].get(env, ())]
-    without = [env for env in env_names(config) if env not in SETS[name]]
-    if without:
+    if without := [env for env in env_names(config) if env not in SETS[name]]:
         raise ValueError(f"set {name} is of {', '.join(SETS[name])}, not of {', '.join(without)}.")
+    options = [f"{env}.{option}" for env in env_names(config) for option in SETS[name][env]]
     changed = {option.partition("=")[0].partition(".")[2] for option in options}
     kept = [o for o in config.env_arg if o.partition("=")[0].rpartition(".")[2] not in changed]
     return dataclasses.replace(config, env_arg=(*kept, *options),

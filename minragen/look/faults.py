@@ -1,10 +1,10 @@
 """What a user reads when something fails: one sentence, and whose line of code it was.
 
-A refusal is an exception that this package raised on purpose, with a `raise` of its own. Its
-sentence is enough. For any other exception the user also gets the environment, the last line of
-their own code (of ours, if none of theirs ran) and the traceback. An OSError outside of the user's
-code (a missing file, a full disk) is one sentence, too. The class of an exception does not tell
-which it is: anybody raises ValueError.
+A refusal is an exception that this package raised on purpose, with a `raise` of its own: its class
+does not tell, since anybody raises ValueError. Its sentence is enough, and so is that of an OSError
+(a missing file, a full disk) or a SyntaxError outside of the user's code. For any other exception
+the user also gets the environment, the last line of their own code (of ours, if none of theirs ran)
+and the traceback.
 
 Reading order: `told` (how a command ends), `fault_of`, `failure_of` (what is kept of an exception
 that ends one episode), `Parser` (wrong options).
@@ -12,7 +12,6 @@ that ends one episode), `Parser` (wrong options).
 
 import argparse
 import contextlib
-import dis
 import os
 import re
 import sys
@@ -103,42 +102,29 @@ def _found(error):
     env = next((type(held) for frame, _ in reversed(frames) for name in ("self", "env")
                 if isinstance(held := frame.f_locals.get(name), (TextEnv, Layer))), None)
     theirs = [place for place in frames if is_users(place[0], env)]
-    unread = isinstance(cause, SyntaxError) and os.path.exists(cause.filename or "")
-    of_files = isinstance(cause, OSError) and not (theirs or unread)
-    if of_files or (refusal and (cause is error or not theirs)):
+    if (refusal and cause is error) or (
+            not theirs and (refusal or isinstance(cause, (OSError, SyntaxError)))):
         return Fault(str(error))
     frame, line = (theirs or [place for place in frames if is_ours(place[0])] or frames)[-1]
-    who = frame.f_globals.get("__name__") if theirs else "minRAGEN"
-    if env:
-        ours = env.__module__.startswith("minragen.")
-        who = env.__name__ if ours else f"{env.__module__}:{env.__qualname__}"
-    file, function, said = frame.f_code.co_filename, f" in {frame.f_code.co_name}", str(cause)
-    if unread:  # a file that Python could not read has no frame
-        file, line, function, said = cause.filename, cause.lineno, "", cause.msg
-        who = Path(file).stem
-    said = f"{type(cause).__name__}: {first_line(said)}".rstrip(": .")
-    near = os.path.relpath(file)
-    return Fault(first_line(str(error)).rstrip(".") if refusal else f"{who} raised {said}",
-                 f"{file if near.startswith('..') else near}:{line}{function}",
-                 printable("".join(traceback.format_exception(error, limit=-MOST_FRAMES)
-                                   ))[:MOST_CHARACTERS])
+    who = (f"{env.__module__}:{env.__qualname__}" if env else
+           frame.f_globals.get("__name__") if theirs else "minRAGEN")
+    said = f"{who} raised {type(cause).__name__}: {first_line(str(cause))}".rstrip(": ")
+    file = frame.f_code.co_filename.removeprefix(os.getcwd() + os.sep)
+    whole = "".join(traceback.format_exception(error, limit=-MOST_FRAMES))
+    return Fault((first_line(str(error)) if refusal else said).rstrip("."),
+                 f"{file}:{line} in {frame.f_code.co_name}", printable(whole)[:MOST_CHARACTERS])
 
 
 def is_refusal(error):
     """Whether a `raise` of this package made the exception.
 
-    What an operation of ours raises (a missing key, a call of PyTorch) is no refusal, nor is an
-    assertion. A time limit interrupts somebody's code. ServerGone is how an environment asks to
-    stop.
+    What an operation of ours raises (a missing key, a call of PyTorch) is no refusal. A time limit
+    interrupts somebody's code. ServerGone is how an environment asks to stop.
     """
-    tb = error.__traceback__
-    if tb is None or isinstance(error, ServerGone):
-        return True
-    while tb.tb_next:
-        tb = tb.tb_next
-    return (is_ours(tb.tb_frame)
-            and tb.tb_frame.f_code.co_code[tb.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-            and not isinstance(error, (AssertionError, TimeoutError)))
+    last = traceback.extract_tb(error.__traceback__, limit=-1)
+    return not last or isinstance(error, ServerGone) or (
+        last[0].filename.startswith(PACKAGE) and last[0].line.startswith("raise ")
+        and not isinstance(error, TimeoutError))
 
 
 def is_ours(frame):

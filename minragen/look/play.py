@@ -9,12 +9,10 @@ Reading order: `play`, `show_run`, `shown`, `transcript`, `environments`.
 
 import contextlib
 import itertools
-import os
 import sys
 
-import numpy as np
-
-from minragen.envs import IMAGE, image_of, make
+from minragen.environments.board import Board
+from minragen.envs import make
 from minragen.look.faults import Parser, printable
 from minragen.more.converse import converse
 from minragen.support.formats import forced_prefix
@@ -24,9 +22,9 @@ SHOWN = 3  # instances of a run's policy that are printed where nobody can press
 
 
 def play(name, split, seed, options, ask=input, say=print):
-    """Let a person play seed, seed + 1, ... with the policy's prompts and rewards, until Ctrl-D.
-    A terminal with 24-bit colours also shows the images."""
+    """Let a person play seed, seed + 1, ... with the policy's prompts and rewards, until Ctrl-D."""
     env = make(name, split, **options)
+    grid = env.grid if isinstance(env.unwrapped, Board) else str
     say("Type the text inside <answer>. A line that ends in \\ goes on; ? shows the solver's "
         "answer; Ctrl-D ends.\n")
 
@@ -43,12 +41,13 @@ def play(name, split, seed, options, ask=input, say=print):
 
     def step(_, replies):
         outcome = env.step(replies[0].answer)
-        say(f"\n{shown(outcome[0])}")
+        say(f"\n{shown(outcome[0], grid())}")
         return [outcome]
 
     for instance in itertools.count(seed):
         t = Trajectory(name, instance, 0, 0, observation=env.reset(seed=instance)[0])
-        say(f"--- {name}, {split} seed {instance}\n{env.system_prompt}\n\n{shown(t.observation)}")
+        say(f"--- {name}, {split} seed {instance}\n{env.system_prompt}\n\n"
+            f"{shown(t.observation, grid())}")
         converse(step, [t], person)
         if not t.stop:
             return
@@ -77,8 +76,6 @@ def show_run(run, config, groups, policy_plays, seed, ask=input, say=print):
 
 def boards_of(env, t):
     """The board before each turn of a Trajectory and after the last, as symbols; "" for none."""
-    from minragen.environments.board import Board
-
     boards = [""] * (1 + len(t.turns))
     if isinstance(env.unwrapped, Board):
         env.reset(seed=t.seed, options={"member": t.member})
@@ -108,25 +105,9 @@ def show_episode(t, prefix, wait, say, boards):
 
 
 def shown(observation, board=""):
-    """An observation for this terminal: with its image, if it has the colours for it, and with the
-    board, if the model sees only coordinates."""
-    colours = sys.stdout.isatty() and os.environ.get("COLORTERM") in ("truecolor", "24bit")
-    text, image = printable(observation), image_of(observation)
-    if image is not None and colours:
-        return text.replace(IMAGE, half_blocks(image))
+    """An observation for a terminal, with the board, if the model sees coordinates or an image."""
+    text = printable(observation)
     return text if board in text else f"{text}\n{board}"
-
-
-def half_blocks(image):
-    """An image for a terminal: each character is two pixels, the upper one as its own colour and
-    the lower one as its background.
-
-    image: (H, W, 3) uint8; of an odd H the last row is shown twice
-    """
-    image = np.pad(image, ((0, len(image) % 2), (0, 0), (0, 0)), mode="edge")
-    return "\n".join("".join("\33[38;2;{};{};{};48;2;{};{};{}m▀".format(*upper, *lower)
-                             for upper, lower in zip(*rows)) + "\33[0m"
-                     for rows in zip(image[::2], image[1::2]))
 
 
 def transcript(name, seed):
@@ -146,8 +127,6 @@ def environments(argv):
     """The command: print the solver's episode in an environment."""
     parser = Parser(prog="minragen environments", description="Print the solver's episode.")
     parser.add_argument("env", nargs="?", default="frozenlake", help="as in training [frozenlake]")
-    parser.add_argument("seed", nargs="?", default="0", help="of the instance [0]")
+    parser.add_argument("seed", nargs="?", type=int, default=0, help="of the instance [0]")
     args = parser.parse_args(argv)
-    if not args.seed.isdecimal():
-        parser.error(f"seed: got {args.seed!r}, expected a number such as 0")
-    print(transcript(args.env, int(args.seed)))
+    print(transcript(args.env, args.seed))

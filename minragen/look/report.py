@@ -19,6 +19,7 @@ import pkgutil
 import re
 from collections import Counter
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import jinja2
@@ -27,8 +28,7 @@ import numpy as np
 from minragen.chat import reply_pattern
 from minragen.config import BUDGETS, Config, changed_environment, env_names, summary
 from minragen.environments.board import Board, read_tiles
-from minragen.environments.limits import within_time_limit
-from minragen.envs import REGISTRY, EnvGroups, image_of
+from minragen.envs import REGISTRY, EnvGroups
 from minragen.look.diagnostics import warnings_of
 from minragen.look.faults import Parser, first_line
 from minragen.look.intervals import difference, wilson
@@ -39,9 +39,8 @@ from minragen.support.options import parse_options, short
 
 DATA = Path(__file__).parent.parent / "data"
 EPISODES_SIZE = 2_000_000  # characters of conversations in a page; longer runs leave out steps
-LONGEST_LINE = 2**21  # characters of a line that is read
-MOST_STEPS = 1000  # steps that are drawn of those with a validation, and of the others
-SMOOTH = 30  # values from which on a curve is drawn as points behind their running median
+MOST_STEPS = 1000  # that are drawn, beside those with a validation
+BUCKETS = *(f"bucket_{k}" for k in range(1, 7)), "all"  # of groups by reward std
 
 # question -> (how to read its figures, title -> metrics). A page about several configurations shows
 # the first metric of each title only.
@@ -54,6 +53,9 @@ CURVES = {
         "or before it.",
         {"return": ("episode_return", "val/episode_return"),
          "reward std": ("reward_std",),
+         "gradient norm of groups by reward std": (
+             *(f"gradient/{bucket}/task" for bucket in BUCKETS[:-1]),
+             "gradient/all/entropy", "gradient/all/kl"),
          "groups": ("groups_kept", "groups_zero_std")}),
     "Does it still explore?": (
         "A policy that always says the same, or the same to every prompt, has nothing to select "
@@ -74,14 +76,9 @@ CURVES = {
          "share of the rollout that waits for environments": ("rollout_idle",),
          "seconds a reply waits for its environment": ("waited",),
          "reply tokens per episode": ("response_tokens",)})}
-# What is read of a line (`fits`). Two numbers are the bounds of one; the page can draw a NUMBER.
-NUMBER, RATE = (-1e99, 1e99), (0, 1)
-METRICS = {"step": int, "regime": str, "val/success": RATE, "test/success": RATE}
-EPISODE = {"step": int, "split": str, "env": str, "seed": int, "group": int, "member": int,
-           "success": bool, "stop": str, "error": str, "turn_rewards": [NUMBER],
-           "messages": [{"role": str, "content": str}], "images": [str],
-           "replies": [{"tokens": [str], "logprobs": [NUMBER], "advantages": [NUMBER]}]}
-OPTIONAL = {*METRICS, "group", "member", "images", "replies"} - {"step"}
+# What a line must have to be read.
+NEEDED = {"metrics.jsonl": {"step"}, "trajectories.jsonl": {
+    "step", "split", "env", "seed", "success", "stop", "error", "turn_rewards", "messages"}}
 REASONS = {"terminated": "the environment ended the episode without success",
            "truncated": "turns or actions ran out", "context": "the context was full"}
 
@@ -97,8 +94,7 @@ def write(folders):
     runs.write_whole(target / "report.html", template.render(
         runs=loaded, story=[*map(story, configurations(loaded).items())], title=title,
         facts=facts, problems=problems, rows=table(loaded), curves=CURVES,
-        figures=figures_of(loaded),
-        gradients=gradients(loaded[0]), episodes=[e for episodes, _ in kept for e in episodes],
+        figures=figures_of(loaded), episodes=[e for episodes, _ in kept for e in episodes],
         every=" ".join(dict.fromkeys(said for _, said in kept if said)),
         tiles={name: [*map(data_uri, read_tiles(board.tiles, 8))] for run in loaded
                for name in run.envs if (board := board_of(name))}))
@@ -109,23 +105,21 @@ def write(folders):
 
 class Run:
     """The metrics of a run by step, its warnings and its episodes, as far as they can be read.
-    `left_out`: clauses on what cannot, or does not fit into a page."""
+    `left_out`: clauses on what cannot, or is not drawn."""
 
     def __init__(self, folder):
         self.name, self.folder, self.config = folder.name, folder, runs.read_config(folder)
-        self.left_out, self.history = [], []
-        lines = self.read_lines("metrics.jsonl", METRICS, NUMBER)
-        self.episodes = self.read_lines("trajectories.jsonl", EPISODE)
+        self.left_out = []
+        lines, self.episodes = map(self.read_lines, NEEDED)
         self.tested = {k: v for line in lines for k, v in line.items() if k.startswith("test/")}
         steps = {x["step"]: x for x in lines if not any(k.startswith("test/") for k in x)}
-        for lacks in (False, True):  # steps with a validation, the others
-            own = [x for x in steps.values() if (x.get("val/success") is None) is lacks]
-            self.history += own[:-1:1 + len(own) // MOST_STEPS] + own[-1:]
         if not steps:
             raise ValueError(f"{folder} has no metrics yet, or none that can be read.")
+        every = 1 + len(steps) // MOST_STEPS
+        self.history = [line for k, line in enumerate(reversed(steps.values()))
+                        if k % every == 0 or line.get("val/success") is not None][::-1]
         if len(self.history) < len(steps):
             self.left_out.append(f"only {len(self.history)} of {len(steps)} steps are drawn")
-        self.history.sort(key=lambda line: line["step"])
         self.seconds, self.env_errors = (sum(line.get(name) or 0 for line in steps.values())
                                          for name in ("seconds", "env_errors"))
         self.seconds = lines[-1].get("elapsed") or self.seconds
@@ -139,59 +133,36 @@ class Run:
         except Exception as problem:  # a name that nothing has here
             self.envs, self.summary = [], f"unknown: {first_line(str(problem))}"
 
-    def read_lines(self, name, shape, rest=None):
-        """The JSON objects of a file that another process may be writing, without what does not
-        fit. shape: {key: shape of its value}, needed unless OPTIONAL; rest: that of other keys"""
-        path, lines, hurt, number = self.folder / name, [], set(), 1
+    def read_lines(self, name):
+        """The JSON objects of a file that another process may be writing, without those that lack
+        what is NEEDED."""
+        path, lines, hurt = self.folder / name, [], []
         with open(path if path.is_file() else os.devnull, encoding="utf-8", errors="replace") as f:
-            for text in iter(lambda: f.readline(LONGEST_LINE), ""):  # pieces of a longer one
+            for number, text in enumerate(f, 1):
                 try:
-                    stored = json.loads(text)
-                    line = {k: v for k, v in stored.items() if fits(v, shape.get(k, rest))}
-                except (ValueError, AttributeError, RecursionError):
-                    stored = line = {}
-                if shape.keys() - OPTIONAL <= line.keys():
+                    line = json.loads(text)
+                except (ValueError, RecursionError):
+                    line = None
+                if isinstance(line, dict) and line.keys() >= NEEDED[name]:
                     lines.append(line)
-                if lines[-1:] != [stored]:
-                    hurt.add(number)
-                number += text.endswith("\n")
+                else:
+                    hurt.append(number)
         if hurt:
-            self.left_out.append(f"{len(hurt)} lines of {name} cannot be read, or not all of them; "
-                                 f"the first is line {min(hurt)}")
+            self.left_out.append(f"{len(hurt)} lines of {name} cannot be read; the first is line "
+                                 f"{hurt[0]}")
         return lines
-
-    def series(self, *metrics):
-        """The steps that have all these metrics, and their values: arrays of equal length."""
-        found = [(line["step"], *(line[m] for m in metrics)) for line in self.history
-                 if all(line.get(m) is not None for m in metrics)]
-        return np.array(found, float).reshape(-1, 1 + len(metrics)).T
 
     def held_out(self, line, split):
         """The success of a split, its 95 % interval (low, high), and of how many episodes: those
         whose environment did not fail."""
         success = line[f"{split}/success"]
-        n = self.config.val_size - (line.get(f"{split}/env_errors") or 0)
-        n = min(max(int(n), 1), 2**31)  # of a damaged file, too
+        n = max(self.config.val_size - (line.get(f"{split}/env_errors") or 0), 1)
         return success, *wilson(success * n, n), n
 
     def latest(self, split):
         """`held_out` of the test or of the last validation; None if there is none."""
-        tested = [self.tested] if self.tested.get("test/success") is not None else []
-        lines = self.validated if split == "val" else tested
-        return self.held_out(lines[-1], split) if lines else None
-
-
-def fits(value, shape):
-    """Whether a JSON value is of a type, within bounds, or [such values], or {key: such a value}.
-    None, in place of a number that is not finite, is within all bounds."""
-    if isinstance(shape, dict):
-        return (isinstance(value, dict) and value.keys() == shape.keys()
-                and all(fits(value[key], inner) for key, inner in shape.items()))
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(fits(item, shape[0]) for item in value)
-    if isinstance(shape, tuple):
-        return value is None or isinstance(value, (int, float)) and shape[0] <= value <= shape[1]
-    return type(value) is shape and (shape is not int or abs(value) < 2**53)
+        line = self.tested if split == "test" else (self.validated or [{}])[-1]
+        return self.held_out(line, split) if line.get(f"{split}/success") is not None else None
 
 
 # ---- Text ----------------------------------------------------------------------------------------
@@ -261,7 +232,7 @@ def facts(run):
     if tested := run.latest("test"):
         rows.append(("test", rate(*tested)))
     if regimes:
-        rows.append(("regime", regimes[-1][:99]))
+        rows.append(("regime", regimes[-1]))
     rows.append(("time", f"{run.history[-1]['step']} of {config.steps} steps in "
                          f"{run.seconds / 60:.1f} minutes"))
     if commit := runs.commit_of(run.folder):
@@ -289,7 +260,7 @@ def problems(run):
     recent = [e for e in run.episodes if not (e["success"] or e["error"])
               and e["step"] > 0.75 * run.history[-1]["step"]]
     if reasons := "; ".join(f"{count} because {REASONS.get(reason, reason)}" for reason, count in
-                            Counter(e["stop"][:99] for e in recent).most_common(9)):
+                            Counter(e["stop"] for e in recent).most_common()):
         said.append(f"How the {len(recent)} failed conversations that are stored from the last "
                     f"quarter of the steps ended: {reasons}.")
     return said + ([f"Warning at step {step}: {sentence}" for step, sentence in run.warnings]
@@ -336,8 +307,9 @@ def meanings():
     found = {}
     for line in (DATA / "metrics.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("| `"):
-            for sampler in ("first_turn", "trajectory"):
-                filled = line.replace("SAMPLER", sampler).replace("SPLIT", "val")
+            for sampler, bucket in product(("first_turn", "trajectory"), BUCKETS):
+                filled = line.replace("SAMPLER", sampler).replace("SPLIT", "val").replace(
+                    "BUCKET", bucket)
                 keys, *texts = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", filled).split("|")[1:4]
                 found |= dict.fromkeys(re.findall("`(.*?)`", keys),
                                        [text.replace("`", "").strip() for text in texts])
@@ -357,10 +329,9 @@ def figures_of(loaded):
     figures["success"] |= {
         "players": players(loaded), "limits": [0, 1], "caption":
         "Success at each step; higher is better. "
-        f"A band is a 95 % interval{', or the range of several seeds' * (len(loaded) > 1)}. Dots "
-        "are training batches, their line is a running median. Dashed: players without a model. "
-        "Move the pointer over a curve to read it, over a name to see what it means; drag to zoom "
-        "in, click to zoom out."}
+        f"A band is a 95 % interval{', or the range of several seeds' * (len(loaded) > 1)}. "
+        "Dashed: players without a model. Move the pointer over a curve to read it, over a name to "
+        "see what it means."}
     figures = {title: figure for title, figure in figures.items() if figure["lines"]}
     for figure in figures.values():
         figure.setdefault("limits", limits(figure["lines"]))
@@ -372,16 +343,17 @@ def curves(loaded, metrics):
     """Lines over steps: of all metrics for one configuration, else of the first for each.
 
     A validation success has its 95 % band; several seeds have one from lowest to highest, over the
-    steps that all of them have. A long curve has its running median, too.
+    steps that all of them have.
     """
     groups, lines = configurations(loaded), []
     for number, (label, members) in enumerate(groups.items()):
         for colour, metric in enumerate(metrics if len(groups) == 1 else metrics[:1], number):
-            series = [dict(zip(*run.series(metric))) for run in members]  # step -> value
+            series = [{line["step"]: line[metric] for line in run.history
+                       if line.get(metric) is not None} for run in members]
             steps = sorted(set.intersection(*map(set, series)))
             if not steps:
                 continue
-            values = np.array([[one[step] for step in steps] for one in series])
+            values = np.array([[one[step] for step in steps] for one in series], float)
             low, high, mean = values.min(axis=0), values.max(axis=0), values.mean(axis=0)
             if metric == "val/success" and len(members) == 1:
                 low, high = np.array([members[0].held_out(line, "val")[1:3]
@@ -390,16 +362,9 @@ def curves(loaded, metrics):
             lines.append({
                 "name": f"{label} ({len(members)})" if label else metric, "colour": colour,
                 "help": "; healthy: ".join(filter(None, meanings().get(metric, ()))),
-                "x": steps, "y": mean.tolist(), "smooth": running_median(mean),
+                "x": steps, "y": mean.tolist(),
                 "low": low.tolist() if band else [], "high": high.tolist() if band else []})
     return lines
-
-
-def running_median(values):
-    """Medians of a tenth of the values around each, fewer at the ends; [] of a short series."""
-    n = len(values)
-    widths = [min(n // 20, k, n - 1 - k) for k in range(n if n >= SMOOTH else 0)]
-    return [float(np.median(values[k - w:k + w + 1])) for k, w in enumerate(widths)]
 
 
 def limits(lines):
@@ -423,48 +388,17 @@ def players(loaded):
     return []
 
 
-def gradients(run):
-    """(step, rows) of the last measurement by bucket: mean reward std, groups, and the gradient
-    norm per token of each term, None where it has none; () without a measurement."""
-    for now in reversed(run.history):
-        if "gradient/all/groups" in now:
-            buckets = [name.removesuffix("/groups") for name in now
-                       if re.fullmatch(r"gradient/bucket_\d\d?/groups", name)]
-            return now["step"], [[now.get(f"{bucket}/{name}") for name in (
-                "reward_std", "groups", "task", "entropy", "kl")] for bucket in buckets]
-    return ()
-
-
 # ---- Conversations -------------------------------------------------------------------------------
 def conversations(run, size):
-    """The stored episodes that fit into so many characters, and a sentence about those left out.
-
-    Of a long run every second step of each split is kept, or every fourth, ...; and the last one.
-    """
-    steps = {split: sorted({e["step"] for e in run.episodes if e["split"] == split})
-             for split in {e["split"] for e in run.episodes}}
-    kept, every, longest = run.episodes, 1, max(map(len, steps.values()), default=0)
-    while len(json.dumps(kept)) > size and every < longest:
-        every *= 2
-        chosen = {(split, step) for split, all_of in steps.items()
-                  for step in (*all_of[::every], all_of[-1])}
-        kept = [e for e in run.episodes if (e["split"], e["step"]) in chosen]
-    boards, shown, room = boards_of(run), [], 3 * size  # conversations with boards
-    for episode in reversed(kept):
-        try:
-            cells = within_time_limit(boards, episode)
-        except TimeoutError:  # the next episode could take as long
-            cells, boards = [], lambda episode: []
-            run.left_out.append("boards take too long to draw")
-        except Exception:  # a damaged episode
-            cells = []
-        whole = episode | {"run": run.name, "boards": cells}
-        if (length := len(json.dumps(whole))) <= room:
-            shown.insert(0, whole)
-            room -= length
-    if len(shown) < len(kept):
-        run.left_out.append(f"{len(kept) - len(shown)} conversations do not fit")
-    return shown, f"Only every {every}th stored step fits into this page." if every > 1 else ""
+    """The stored episodes of so many steps as make about `size` characters, evenly and the last one
+    of each split, and a sentence about those left out."""
+    every, chosen, boards = -(-len(json.dumps(run.episodes)) // size), set(), boards_of(run)
+    for split in {e["split"] for e in run.episodes}:
+        steps = sorted({e["step"] for e in run.episodes if e["split"] == split})
+        chosen |= {(split, step) for step in (*steps[::every], steps[-1])}
+    return ([e | {"run": run.name, "boards": boards(e)} for e in run.episodes
+             if (e["split"], e["step"]) in chosen],
+            f"Only one in {every} stored steps fits into this page." if every > 1 else "")
 
 
 def board_of(name):
@@ -476,10 +410,8 @@ def board_of(name):
 def boards_of(run):
     """A function from an episode to its boards before each reply and after the last: rows of the
     indices of tiles. It plays the episode again; [] if the environment has no board, or does not
-    show what the model was shown."""
+    show what the model was shown, or showed images, which are stored."""
     config, names = run.config, run.envs
-    if not all(map(board_of, names)):
-        return lambda episode: []
     budgets = {name: getattr(config, name) for name in BUDGETS if getattr(config, name)}
 
     @cache
@@ -487,21 +419,25 @@ def boards_of(run):
         return EnvGroups(",".join(names), len(names), 1, split, parse_options(config.env_arg),
                          budgets, layers=config.layer)
 
-    def boards(episode):
+    def played(episode):
         pattern = reply_pattern(FORMATS[config.response_format])
         env = groups(episode["split"]).envs[names.index(episode["env"])]
         observation, _ = env.reset(seed=episode["seed"],
                                    options={"member": episode.get("member", 0)})
-        grids, images = [env.cells()], iter(episode.get("images", ()))
+        grids = [env.cells()]
         for told, reply in zip(episode["messages"][1::2], episode["messages"][2::2]):
-            image = image_of(observation)
-            shown = None if image is None else data_uri(image)
-            if (told["content"], next(images, None)) != (observation, shown):
+            if told["content"] != observation:
                 return []
             found = pattern.match(forced_prefix(config.response_format) + reply["content"])
             observation, *_ = env.step(found["answer"].strip() if found else "")
             grids.append(env.cells())
         return grids
+
+    def boards(episode):
+        try:
+            return played(episode) if all(map(board_of, names)) and "images" not in episode else []
+        except Exception:  # options that are no more, an episode that has been changed
+            return []
 
     return boards
 

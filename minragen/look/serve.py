@@ -5,7 +5,6 @@
 Tests: `python -m pytest tests/environments/test_openenv.py`.
 """
 
-import resource
 import socket
 import sys
 from contextlib import suppress
@@ -16,31 +15,6 @@ from minragen.environments.openenv import LOOPBACK, MAX_ANSWER, application, uvi
 from minragen.envs import Budget, image_of, make
 from minragen.look.faults import Parser
 from minragen.support.options import parse_options
-
-ARRIVAL = 10.0  # seconds in which a request must have arrived
-OPEN_FILES, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-MAX_CONNECTIONS = OPEN_FILES - 64 if OPEN_FILES > 64 else 2**16  # the rest is for environments
-
-
-class Bounded(uvicorn.protocols.http.auto.AutoHTTPProtocol):
-    """HTTP of which a request arrives within ARRIVAL seconds, on at most MAX_CONNECTIONS."""
-
-    def connection_made(self, transport):
-        super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n\r\n")
-            transport.close()
-        self.limit = self.loop.call_later(ARRIVAL, self.give_up)
-
-    def on_response_complete(self):
-        self.limit.cancel()
-        self.limit = self.loop.call_later(ARRIVAL, self.give_up)  # of the next request
-        super().on_response_complete()
-
-    def give_up(self):  # a WebSocket is not of these connections
-        if self in self.connections and (
-                not self.cycle or self.cycle.more_body or self.cycle.response_complete):
-            self.transport.close()
 
 
 def main(argv):
@@ -69,7 +43,7 @@ def main(argv):
     except OSError as problem:
         sys.exit(f"error: cannot listen on {address}: {problem}. Take another --port or --host.")
     app = application(given["env"], build, host in LOOPBACK)
-    config = uvicorn.Config(app, http=Bounded, log_level="warning", ws_max_size=MAX_ANSWER,
+    config = uvicorn.Config(app, log_level="warning", ws_max_size=MAX_ANSWER,
                             timeout_graceful_shutdown=5)
     print(f"{given['env']} at http://{host}:{listening.getsockname()[1]}", flush=True)
     with suppress(KeyboardInterrupt):

@@ -75,8 +75,7 @@ class Server:
                 return groups.step(rows, replies)
 
         told = groups.attempt(t.env_index, system_message, groups.envs[t.env_index],
-                              self.response_format,
-                              self.max_new_tokens, self.example)
+                              self.response_format, self.max_new_tokens, self.example)
         if isinstance(told, Exception):
             t.fail(told)
             return
@@ -103,8 +102,8 @@ class Server:
                 PAUSES, Authorization=f"Bearer {os.environ.get('OPENAI_API_KEY') or 'none'}")
             text, usage = self._text_of(answer["choices"][0]["message"]), answer.get("usage")
             sizes = usage and (int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
-        except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError,
-                TypeError, ValueError) as problem:
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
+                ValueError) as problem:
             raise RuntimeError(f"{self.url} does not answer like a chat server: "
                                f"{one_line(str(problem))[:300]}") from None
         except RuntimeError as problem:
@@ -120,11 +119,8 @@ class Server:
     def _text_of(self, message):
         """The text of a reply. Servers with a reasoning parser have cut the thought out of it; it
         is put back where the format asks for it. Raises TypeError for what is no text"""
-        text, thoughts = message.get("content"), [message.get(name) for name in THOUGHTS]
-        if not all(isinstance(part, str | None) for part in (text, *thoughts)):
-            raise TypeError(f"its content is {type(text).__name__}, its thought "
-                            f"{', '.join(type(thought).__name__ for thought in thoughts)}")
-        text, thought = text or "", next(filter(None, thoughts), "").strip()
+        text, *thoughts = (message.get(name) or "" for name in ("content", *THOUGHTS))
+        text, thought = str.__str__(text), str.strip(next(filter(None, thoughts), ""))
         if not thought or not self.prefix.startswith(OPEN) or CLOSE in text:
             return text
         thought = thought.removeprefix(OPEN)
@@ -136,8 +132,6 @@ def with_image(message):
     content = message["content"]
     if image_of(content) is None:
         return message
-    above, _, below = content.partition(IMAGE)
-    return {**message, "content": [
-        *[{"type": "text", "text": above}] * bool(above),
-        {"type": "image_url", "image_url": {"url": data_uri(content.image)}},
-        *[{"type": "text", "text": below}] * bool(below)]}
+    above, below = ({"type": "text", "text": text} for text in content.split(IMAGE))
+    image = {"type": "image_url", "image_url": {"url": data_uri(content.image)}}
+    return {**message, "content": [p for p in (above, image, below) if p.get("text") != ""]}

@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import shutil
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -24,7 +23,6 @@ def tensorboard(folder, config):
     """Open a SummaryWriter. Returns write(metrics), which skips texts."""
     from torch.utils.tensorboard import SummaryWriter
 
-    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
     writer = SummaryWriter(folder / "tensorboard", purge_step=0)  # a viewer drops older points
     writer.add_text("config", f"```\n{json.dumps(vars(config), indent=1)}\n```")
 
@@ -53,9 +51,7 @@ def wandb(folder, config):
         id=(home / "id").read_text("utf-8"), name=folder.name, dir=folder, mode=mode,
         config=vars(config), project=os.environ.get("WANDB_PROJECT", "minragen"),
         reinit="finish_previous", resume="allow" if mode == "online" else None,
-        settings=wandb.Settings(quiet=True))
-    for path in filter(Path.is_symlink, home.rglob("*")):
-        path.unlink()  # `load_config` refuses a folder with symbolic links
+        settings=wandb.Settings(quiet=True, symlink=False))  # `load_config` refuses them
 
     def write(metrics):  # a number that is not finite is None
         run.log({k: v for k, v in metrics.items() if v is not None}, step=metrics["step"])
@@ -76,8 +72,7 @@ def check(log):
     for name in names(log):
         if name not in LOGGERS:
             raise ValueError(nearest("log", name, list(LOGGERS)))
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # the latter is a folder of that name
+        if importlib.util.find_spec(name) is None:
             raise ImportError(f"--log {name} needs a package: pip install {name}")
 
 
@@ -96,7 +91,6 @@ def start(folder, config, history):
             raise RuntimeError(f"--log {name}: {said[0]}") from None
 
     def write_all(metrics):
-        """Write one step to all loggers that have not raised."""
         for name, write in [*writers.items()]:
             try:
                 write(metrics)

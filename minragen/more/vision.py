@@ -50,12 +50,6 @@ class ImageStore:
         self.size = None  # F
         self._ids, self.pixels = {}, {}  # number -> ids; number -> the model's arguments
 
-    def add_images_of(self, trajectories):
-        """Add what the episodes of other processes showed, which are trained on too."""
-        for turn in (turn for t in trajectories for turn in t.turns):
-            if (image := image_of(turn.observation)) is not None:
-                self.ids_of(image)
-
     def ids_of(self, image):
         """The ids that stand for an image, (H, W, 3) uint8, in a conversation.
 
@@ -125,8 +119,10 @@ class SeeingPolicy(Policy):
         self.image_store.forget()
 
     def end_rollout(self, trajectories):
-        """Add the images that other processes showed."""
-        self.image_store.add_images_of(trajectories)
+        """Add the images that other processes showed, which are trained on too."""
+        for turn in (turn for t in trajectories for turn in t.turns):
+            if (image := image_of(turn.observation)) is not None:
+                self.image_store.ids_of(image)
 
 
 def image_store_of(policy):

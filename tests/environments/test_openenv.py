@@ -9,16 +9,12 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
@@ -160,62 +156,6 @@ class TestOurs:
                     assert json.loads(socket.recv())["type"] == "observation"
             process.send_signal(signal.SIGINT)
             assert (process.wait(20), process.stdout.read()) == (0, "stopped\n")
-
-    def test_half_a_request_and_a_connection_too_many_are_sent_away(self, monkeypatch):
-        """An answer may take longer than its request, and a WebSocket stays open."""
-        import uvicorn
-        from websockets.sync.client import connect
-
-        from minragen.look import serve
-
-        async def app(scope, receive, send):
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.accept"})
-                await receive()
-                await send({"type": "websocket.send", "text": (await receive()).get("text")})
-            else:
-                while (await receive()).get("more_body"):
-                    pass
-                await asyncio.sleep(float(scope["path"][1:]) * serve.ARRIVAL)
-                await send({"type": "http.response.start", "status": 200})
-                await send({"type": "http.response.body", "body": b"late"})
-
-        def begun(text):
-            client = socket.create_connection(address, timeout=9)
-            client.sendall(text)
-            return client
-
-        def drip(client):
-            with pytest.raises(OSError):
-                for _ in range(90):
-                    client.sendall(b"a")
-                    time.sleep(0.1)
-
-        monkeypatch.setattr(serve, "ARRIVAL", 0.5)
-        monkeypatch.setattr(serve, "MAX_CONNECTIONS", 6)
-        server = uvicorn.Server(uvicorn.Config(app, http=serve.Bounded, lifespan="off",
-                                               log_level="error"))
-        listening = socket.create_server(("127.0.0.1", 0))
-        address = listening.getsockname()
-        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-        thread.start()
-        half, end = b" HTTP/1.1\r\nHost: a", b"\r\n\r\n"
-        with connect(f"ws://{address[0]}:{address[1]}") as session:  # one of the six
-            late, silent, *dripping = map(begun, (
-                b"GET /3" + half + end, b"GET /" + half, b"GET /" + half,
-                b"GET /0" + half + end + b"GET",
-                b"POST /0" + half + b"\r\nContent-Length: 999" + end))
-            assert begun(b"").recv(99).startswith(b"HTTP/1.1 503 ")
-            with ThreadPoolExecutor() as pool:  # dripping does not renew the time
-                list(pool.map(drip, dripping))
-            assert silent.recv(99) == b""
-            answer = HTTPResponse(late)
-            answer.begin()
-            assert answer.read() == b"late"
-            session.send("still here")
-            assert session.recv(9) == "still here"
-        server.should_exit = True
-        thread.join(9)
 
     @pytest.mark.parametrize("words, said", [
         ("bandot", "unknown env 'bandot': did you mean 'bandit'?"),
