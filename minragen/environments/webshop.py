@@ -295,8 +295,7 @@ class WebShop(TextEnv):
     def solve(self):
         """The shortest way to a purchase that scores 1, cut to the actions that are left."""
         left = self.actions_left
-        walk, choices = min(self._ways(), key=lambda way: len(way[0] + way[1]),
-                            default=([self.first_choice()], []))
+        walk, choices = min(self._ways(), key=lambda way: len(way[0] + way[1]))
         if self.page == "item" and len(walk + choices) >= left:
             walk, choices = [], self._choices(self.item, self.chosen)
         choices = choices[:max(0, left - len(walk) - 1)]
@@ -405,16 +404,13 @@ class WebShop(TextEnv):
 class Shop:
     """Products and a BM25 search over them: the generated ones, or those of WebShop's two files.
 
-    All environments with the same data share one shop.
-    raises: ValueError if only one file is given, and as `load_products` does
+    All environments with the same data share one shop. Raises ValueError as `load_products` does.
     """
 
     def __init__(self, products, instructions, wording):
-        if bool(products) != bool(instructions):
-            raise ValueError(f"a shop needs both of WebShop's files or neither: got "
-                             f"products={products!r} and instructions={instructions!r}.")
-        self.products = found = tuple(load_products(products, instructions) if products else
-                                      generate_products(wording == "plain"))
+        self.products = found = tuple(
+            load_products(products, instructions) if products or instructions else
+            generate_products(wording == "plain"))
         self.characters = frozenset(itertools.chain(*map(str, found)))
         index = BM25([" ".join((p.title, p.description, *p.features[:1], *p.options,
                                 *itertools.chain(*p.options.values()))) for p in found])
@@ -563,16 +559,17 @@ def generate_products(plain=False):
 def load_products(products_path, instructions_path):
     """The products of WebShop's files (`items_shuffle*.json`, `items_ins_v2*.json`).
 
-    Without a usable id or name, or with too many options, a product is left out. One without an
-    instruction is on sale, but is never a goal. Raises ValueError for files of another form.
+    A product without a usable id or name, or with too many options, is left out. One without an
+    instruction is on sale, but is never a goal. Raises ValueError for a file that is missing or of
+    another form.
     """
     try:
         told = json.loads(Path(instructions_path).read_text("utf-8-sig"))
         if not all(isinstance(entry, dict) for entry in told.values()):
             raise ValueError("a product has several goals, or none")
     except (OSError, ValueError, RecursionError, AttributeError) as problem:
-        raise ValueError(f"cannot read {instructions_path}: {problem}. Expected one instruction of "
-                         f"each product, as in items_ins_v2.") from None
+        raise ValueError(f"cannot read instructions={instructions_path}: {problem}. Expected one "
+                         f"for each product, as in items_ins_v2.") from None
     products = {}
     for product in read_each(
             products_path, partial(product_of, told=told), "record {number} of {path} is not of "

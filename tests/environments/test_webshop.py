@@ -300,11 +300,14 @@ class TestWebShopsFiles:
 
     @pytest.mark.parametrize("records, told, said", [
         ([lamp(0)], {"B00": [asked(0), asked(1)]}, "several goals.*as in items_ins_v2"),
-        ([lamp(0)], [], "cannot read .*i: .*Expected one instruction"),
+        ([lamp(0)], [], "cannot read .*i: .*Expected one for"),
         ([lamp(0), 3], {}, "record 2 of .*p.json is not of WebShop's form"),
         ([lamp(0)], {}, "no goal of WebShop")])
     def test_files_of_another_form_are_refused_with_a_sentence(self, shop, records, told, said):
         with pytest.raises(ValueError, match=said):
             shop(records, told)
-        with pytest.raises(ValueError, match="needs both of WebShop's files"):
-            make(NAME, products="p")
+
+    def test_one_file_without_the_other_is_refused(self, tmp_path):
+        for name, said in ("products", "cannot read instructions="), ("instructions", "no file ''"):
+            with pytest.raises(ValueError, match=said):
+                make(NAME, **{name: write(tmp_path / name, {})})
