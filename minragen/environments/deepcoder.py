@@ -183,7 +183,8 @@ class CodeProblem:
     arguments: str = "*given"  # of that function
     simpler: tuple = ("given[0]",)  # expressions that should not solve it
     kinds: tuple = ()  # of the arguments of a generated problem, from KINDS
-    check: str = ""  # MBPP's assertions as a test program, instead of hidden tests
+    check: tuple = ()  # MBPP's assertions, instead of hidden tests
+    setup: str = ""  # what stands before them
 
 
 def program_of(answer, problem):
@@ -214,19 +215,20 @@ def verdict(problem, code, examples, seconds):
 
     Groups repeat programs, so verdicts are cached; timeouts, which load may cause, are not.
     """
-    key = (problem.key, problem.check, len(problem.hidden), code, examples, seconds,
+    key = (problem.key, problem.check, problem.setup, len(problem.hidden), code, examples, seconds,
            sandbox.SUBMISSIONS.kind)
     if key in VERDICTS:
         return VERDICTS[key]
     results = []
     if problem.check:
-        passed, total, words = sandbox.judge_check(code, problem.name, problem.check, seconds)
+        passed, words = sandbox.judge_check(code, problem.name, problem.check, problem.setup,
+                                            seconds)
     else:
         cases = (*problem.public[:examples], *problem.hidden)
         results = sandbox.judge(code, cases, problem.name, seconds)
         words = [result.word for result in results]
-        passed, total = words[examples:].count("passed"), len(problem.hidden)
-    found = passed, total, results[:examples], {*words}
+        passed = words[examples:].count("passed")
+    found = passed, len(problem.check or problem.hidden), results[:examples], {*words}
     if "time" not in words:
         if len(VERDICTS) >= MAX_VERDICTS:
             VERDICTS.clear()
@@ -394,7 +396,8 @@ def problem_of(record, referee):
     """
     if "test_list" in record:
         problem = mbpp_problem(record)
-        return problem if problem and sandbox.can_judge(referee, problem.check) else None
+        return problem if problem and sandbox.can_judge(
+            referee, problem.name, problem.check, problem.setup) else None
     question, name, solution = (record.get(key) or "" for key in (
         "question", "function", "solution"))
     if not (isinstance(question, str) and question.strip()):
@@ -424,9 +427,7 @@ def mbpp_problem(record):
     if not names:
         return None
     setup = [record.get("test_setup_code") or "", *(record.get("test_imports") or ())]
-    check = [*setup, f"def check({names[0]}):",
-             *(textwrap.indent(test, "  ") for test in tests[1:] or tests)]
     question = (record.get("text") or record["prompt"]).strip()
     return CodeProblem(key=f"{question} {tests}", text=f"{question}\n{tests[0]}",
                        meaning=" ".join(question.split()), name=names[0], solution=code,
-                       check="\n".join(check))
+                       check=tuple(tests[1:] or tests), setup="\n".join(setup))

@@ -315,8 +315,7 @@ class TestRecords:
         assert problem.text.endswith("\nassert f(1) == 1")
         told = capfd.readouterr().err
         assert re.search(r"/0\.jsonl: 1 of 2 records left out: its assertions do not call", told)
-        check = f"def check(f): assert f({'1j, x=[int]'}) == 1"
-        assert sandbox.judge_check(good["code"], "f", check) == (0, 1, [])
+        assert sandbox.judge_check(good["code"], "f", ["assert f(1j, x=[int]) == 1"]) == (0, [])
 
     def test_references_that_fail_are_left_out_and_counted_but_not_for_what_a_machine_decides(
             self, tmp_path, capfd, monkeypatch):
