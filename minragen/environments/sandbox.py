@@ -84,8 +84,8 @@ def judge_check(code, name, tests, setup="", cpu=2, pool=None):
     """Run a data set's own tests, such as `assert f(2) == 4`, on the function `name`.
 
     They always run in Monty, one by one after `setup`, and the submission in the sandbox.
-    returns: (tests that raise nothing, the words of the calls, followed by `time` if a test itself
-        ran out of time); no test follows one that runs out of time
+    returns: (tests that raise nothing, the words of the calls, followed by `time` if one of them or
+        a test itself ran out of time, which ends the judgement)
     raises: RuntimeError if the sandbox fails
     """
     words, passed = [], 0
@@ -102,9 +102,8 @@ def judge_check(code, name, tests, setup="", cpu=2, pool=None):
             monty.Monty(max_processes=1) as referee:
         for failure in run_tests(referee, name, tests, setup, candidate):
             passed += not failure
-            if failure == "time":
-                words.append(failure)
-            if "time" in words:
+            if "time" in (failure, *words):
+                words.append("time")
                 break
         if "failed" in words:  # the test took it for an exception of the submission
             raise RuntimeError("the sandbox failed in a call of a test.")

@@ -139,13 +139,11 @@ class WebShop(TextEnv):
 
     Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size`;
     `attributes`, how many a goal names: 1 to 3, the third is not in a title; `show_attrs`, RAGEN's;
-    `wording` of the generated shop. natural: half of the attributes and kinds are paraphrased
-    (`something to boil water in that does not make noise`: a quiet kettle), and an item's pages
-    say what an attribute means. plain: a goal is a list of words, with synonyms of attributes
-    (`silent`), results have numbers instead of ids, and brackets have spaces inside, so that a word
+    `wording` of the generated shop. natural: half of the attributes and kinds are paraphrased, and
+    an item's pages say what an attribute means. plain: a goal is a list of words, with synonyms of
+    attributes, results have numbers instead of ids, and brackets have spaces inside, so that a word
     is the same token wherever it stands. `products` and `instructions`: paths of WebShop's
-    items_shuffle and items_ins_v2 JSON files, to replace the generated shop; longer pages need a
-    larger `--max-context`.
+    items_shuffle and items_ins_v2 JSON files, whose pages need a larger `--max-context`.
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
@@ -303,20 +301,16 @@ class WebShop(TextEnv):
 
     def _ways(self):
         """Ways to purchases that score 1: (answers up to the item's page, labels to choose)."""
-        prev, back, lists = self._click("< prev"), [], []
-        if self.page not in ("search", "results"):
-            back = [prev] * (self.page != "item")
-            if self._perfect(self.item):
-                yield back, self._choices(self.item, self.chosen)
-            back = [*back, prev]
-        if self.page != "search":
-            lists = [(back, self.found, self.at)]
-            back = [self._click("back to search")]
-        lists += [([*back, f"search{self._box(words)}"], self.shop.search(words), 0)
+        depth = {"search": 0, "results": 1, "item": 2}.get(self.page, 3)
+        prev, home = [self._click("< prev")], [self._click("back to search")]
+        if depth > 1 and self._perfect(self.item):
+            yield prev * (depth - 2), self._choices(self.item, self.chosen)
+        lists = [(prev * (depth - 1), self.found, self.at)] if depth else []
+        lists += [([*home[:depth], f"search{self._box(words)}"], self.shop.search(words), 0)
                   for words in self._searches()]
         for steps, found, at in lists:
             for page in range(LISTED):  # more than there can be
-                turns = [self._click("next >")] * (page - at) or [prev] * (at - page)
+                turns = [self._click("next >")] * (page - at) or prev * (at - page)
                 for label, product in self._listed(found, page).items():
                     if self._perfect(product):
                         yield [*steps, *turns, self._click(label)], self._choices(product, {})
