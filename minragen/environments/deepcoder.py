@@ -15,6 +15,7 @@ import itertools
 import json
 import re
 import textwrap
+import threading
 import warnings
 from collections import Counter
 from contextlib import suppress
@@ -30,6 +31,9 @@ from minragen.envs import Budget, Outcome, TextEnv, text_space
 MAX_SOURCE = 32_768  # characters of an answer
 VERDICTS = {}  # the cache of `verdict`
 MAX_VERDICTS = 4096  # in it
+# CPython 3.11 counts the recursion of `ast.parse` for all threads together and raises SystemError
+# when two of them parse at a time.
+PARSING = threading.Lock()
 POOL = 90  # random inputs, besides the edge cases, on which functions are compared
 # Its first lines explain programs.json, too.
 PROGRAMS = (data.DATA / "programs.txt").read_text("utf-8")
@@ -200,7 +204,7 @@ def bound_names(code):
     """Return the functions and variables that `code` binds, and "()" if it calls anything; None if
     it is not Python. The code is only parsed, to a bounded depth."""
     try:
-        with sandbox.PARSING:
+        with PARSING:
             nodes = list(ast.walk(ast.parse(code, "<answer>")))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

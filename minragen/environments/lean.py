@@ -290,7 +290,7 @@ LEAN_MEMORY = 16 * 2**30  # bytes of address space; Lean reserves far more than 
 # Seconds of CPU; a slower check gets its own child. Eight faster ones stay far below every limit,
 # that of memory too.
 SLOW_CHECK = 0.1
-CACHE_SIZE = 2**16  # answers
+CACHE_SIZE = 2**14  # answers
 CORES = os.cpu_count() or 1  # threads that ask Lean at a time
 BATCH = 8  # scripts that one child of the packaged Lean checks, if so many wait
 # Mathlib's own proofs use these axioms; `sorry` and `native_decide` show up as others.

@@ -21,7 +21,6 @@ import string
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from contextlib import contextmanager, suppress
 from decimal import Decimal
@@ -40,9 +39,6 @@ TOTAL_SECONDS = 40.0  # of the clock for all tests of a submission; a step may t
 CHECK_SECONDS = 10.0  # of one of a data set's own tests, without the submission's
 WORKER_SECONDS = 15.0  # until a worker must answer
 TOLERANCE = 1e-6  # relative, where a float is expected
-# CPython 3.11 counts the recursion of `ast.parse` for all threads together and raises SystemError
-# when two of them parse at a time.
-PARSING = threading.Lock()
 NUMERAL = re.compile(r"[-+]?(?:[0-9]{1,99}\.?[0-9]{0,99}|\.[0-9]{1,99})(?:[eE][-+]?[0-9]{1,3})?")
 
 

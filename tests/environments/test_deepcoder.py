@@ -213,7 +213,7 @@ class TestAnswers:
         """CPython 3.11 counts the recursion of `ast.parse` for all threads together."""
         parse, alone = ast.parse, []
         monkeypatch.setattr(ast, "parse", lambda *given: (
-            alone.append(sandbox.PARSING.locked()) or parse(*given)))
+            alone.append(deepcoder.PARSING.locked()) or parse(*given)))
         assert deepcoder.bound_names("x = 1") == {"x"} and alone == [True]
 
     def test_python_that_defines_the_function_is_a_program(self):
