@@ -15,6 +15,7 @@ import itertools
 import json
 import re
 import textwrap
+import threading
 import warnings
 from collections import Counter
 from contextlib import suppress
@@ -24,23 +25,19 @@ from functools import partial
 import numpy as np
 import pydantic_monty as monty
 
-from minragen.environments import sandbox
-from minragen.environments.data import (
-    DATA,
-    cached_until_changed,
-    load_table,
-    playable,
-    read_each,
-    refuse_with,
-)
+from minragen.environments import data, sandbox
 from minragen.envs import Budget, Outcome, TextEnv, text_space
 
 MAX_SOURCE = 32_768  # characters of an answer
 VERDICTS = {}  # the cache of `verdict`
 MAX_VERDICTS = 4096  # in it
+# CPython 3.11 counts the recursion of `ast.parse` for all threads together and raises SystemError
+# when two of them parse at a time.
+PARSING = threading.Lock()
 POOL = 90  # random inputs, besides the edge cases, on which functions are compared
-PROGRAMS = (DATA / "programs.txt").read_text("utf-8")  # its first lines explain programs.json, too
-TABLES = load_table("programs.json")
+# Its first lines explain programs.json, too.
+PROGRAMS = (data.DATA / "programs.txt").read_text("utf-8")
+TABLES = data.load_table("programs.json")
 KINDS = TABLES["kinds"]
 
 # The parser warns of "\d" in the model's code.
@@ -90,7 +87,7 @@ class DeepCoder(TextEnv):
                 and 1 <= o["seconds"] <= 10):
             raise ValueError(f"bad options of DeepCoder: {o}; expected family programs or formulas,"
                              f" tests of {fewest} to {most} and seconds of 1 to 10.")
-        refuse_with(self, "data", "family")
+        data.refuse_with(self, "data", "family")
         self.records = None
         if o["family"] == "formulas":
             self.bundled_data = "drawn formulas"
@@ -101,23 +98,18 @@ class DeepCoder(TextEnv):
                     and self.backend.startswith(sandbox.Monty.layers)):
                 raise ValueError(
                     f"data={o['data']} has programs that read standard input: got {self.backend}, "
-                    "which lacks it, expected Linux namespaces. To get them, run `sysctl -w "
-                    "kernel.unprivileged_userns_clone=1` (Debian) or `sysctl -w "
-                    "kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu), or start Docker "
-                    "with `--security-opt seccomp=unconfined --security-opt apparmor=unconfined`.")
+                    "which lacks it, expected Linux namespaces. docs/security.md says how to get "
+                    "them, for example by `sysctl -w kernel.unprivileged_userns_clone=1`.")
             texts = [problem.text for problem in self.records]
             self.observation_space = text_space("".join(texts), 16_384 + max(map(len, texts)))
 
     @property
     def backend(self):
-        """The layers of the sandbox, or Monty and why."""
         return sandbox.SUBMISSIONS.backend
 
     def _reset(self, rng):
-        if self.records:
-            self.problem = self.records[rng.integers(len(self.records))]
-        else:
-            self.problem = generate_problem(rng, self.options["family"], self.options["tests"])
+        self.problem = (self.records[rng.integers(len(self.records))] if self.records else
+                        generate_problem(rng, self.options["family"], self.options["tests"]))
         self.best, self.feedback = 0.0, ""
 
     def _act(self, action):
@@ -144,24 +136,23 @@ class DeepCoder(TextEnv):
             "tests_passed": passed / total, "unsupported": "unsupported" in words})
 
     def render(self):
-        over = self.turns_left <= 0 or self.best >= 1.0
-        parts = [self.feedback, "" if self.feedback and over else self.problem.text]
-        return "\n".join(filter(None, parts))
+        over = self.feedback and (self.turns_left <= 0 or self.best >= 1.0)
+        return "\n".join(filter(None, [self.feedback, "" if over else self.problem.text]))
 
     def instance(self):
         return self.problem.meaning
 
     def solve(self):
-        failing = "def {0}(*given): return None" if self.problem.name else "print(input())"
-        return [self.problem.solution or failing.format(self.problem.name)]
+        return [self.problem.solution or self._one_line("None")]
 
     def random_answer(self, rng):
         if self.options["family"] == "formulas":
             return draw_formula(rng).solution
-        p = self.problem
-        if not p.name:
-            return "print(input())"
-        return f"def {p.name}({p.arguments}): return {p.simpler[rng.integers(len(p.simpler))]}"
+        return self._one_line(self.problem.simpler[rng.integers(len(self.problem.simpler))])
+
+    def _one_line(self, value):
+        name, arguments = self.problem.name, self.problem.arguments
+        return f"def {name}({arguments}): return {value}" if name else "print(input())"
 
     @staticmethod
     def shallow_answer(texts):
@@ -196,7 +187,8 @@ class CodeProblem:
     arguments: str = "*given"  # of that function
     simpler: tuple = ("given[0]",)  # expressions that should not solve it
     kinds: tuple = ()  # of the arguments of a generated problem, from KINDS
-    check: str = ""  # MBPP's assertions as a test program, instead of hidden tests
+    check: tuple = ()  # MBPP's assertions, instead of hidden tests
+    setup: str = ""  # what stands before them
 
 
 def program_of(answer, problem):
@@ -212,7 +204,7 @@ def bound_names(code):
     """Return the functions and variables that `code` binds, and "()" if it calls anything; None if
     it is not Python. The code is only parsed, to a bounded depth."""
     try:
-        with sandbox.PARSING:
+        with PARSING:
             nodes = list(ast.walk(ast.parse(code, "<answer>")))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -227,19 +219,20 @@ def verdict(problem, code, examples, seconds):
 
     Groups repeat programs, so verdicts are cached; timeouts, which load may cause, are not.
     """
-    key = (problem.key, problem.check, len(problem.hidden), code, examples, seconds,
+    key = (problem.key, problem.check, problem.setup, len(problem.hidden), code, examples, seconds,
            sandbox.SUBMISSIONS.kind)
     if key in VERDICTS:
         return VERDICTS[key]
     results = []
     if problem.check:
-        passed, total, words = sandbox.judge_check(code, problem.name, problem.check, seconds)
+        passed, words = sandbox.judge_check(code, problem.name, problem.check, problem.setup,
+                                            seconds)
     else:
         cases = (*problem.public[:examples], *problem.hidden)
         results = sandbox.judge(code, cases, problem.name, seconds)
         words = [result.word for result in results]
-        passed, total = words[examples:].count("passed"), len(problem.hidden)
-    found = passed, total, results[:examples], {*words}
+        passed = words[examples:].count("passed")
+    found = passed, len(problem.check or problem.hidden), results[:examples], {*words}
     if "time" not in words:
         if len(VERDICTS) >= MAX_VERDICTS:
             VERDICTS.clear()
@@ -377,15 +370,15 @@ def draw_formula(rng):
 
 
 # ---- Problems of others --------------------------------------------------------------------------
-@cached_until_changed
+@data.cached_until_changed
 def load_programs(path):
     """Return the CodeProblems of a file of records."""
     with monty.Monty(max_processes=1) as referee:
-        problems = read_each(
+        problems = data.read_each(
             path, partial(problem_of, referee=referee), "record {number} of {path}: {problem}. "
             "Expected a question, tests (input, output) and any function; or MBPP's fields.",
             "its assertions do not call its function with plain values")
-    return playable(path, problems, solved_by_reference)
+    return data.playable(path, problems, solved_by_reference)
 
 
 def solved_by_reference(problem):
@@ -407,7 +400,8 @@ def problem_of(record, referee):
     """
     if "test_list" in record:
         problem = mbpp_problem(record)
-        return problem if problem and sandbox.can_judge(referee, problem.check) else None
+        return problem if problem and sandbox.can_judge(
+            referee, problem.name, problem.check, problem.setup) else None
     question, name, solution = (record.get(key) or "" for key in (
         "question", "function", "solution"))
     if not (isinstance(question, str) and question.strip()):
@@ -437,9 +431,7 @@ def mbpp_problem(record):
     if not names:
         return None
     setup = [record.get("test_setup_code") or "", *(record.get("test_imports") or ())]
-    check = [*setup, f"def check({names[0]}):",
-             *(textwrap.indent(test, "  ") for test in tests[1:] or tests)]
     question = (record.get("text") or record["prompt"]).strip()
     return CodeProblem(key=f"{question} {tests}", text=f"{question}\n{tests[0]}",
                        meaning=" ".join(question.split()), name=names[0], solution=code,
-                       check="\n".join(check))
+                       check=tuple(tests[1:] or tests), setup="\n".join(setup))

@@ -93,12 +93,10 @@ class Lean(TextEnv):
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         server, data, family, step_cost, seconds = (self.options[name] for name in self.defaults)
-        if family not in ("all", "logic"):
-            raise ValueError(f"option family of Lean: got {family!r}, expected all or logic.")
         # Three times `seconds` must be less than STEP_TIME_LIMIT.
-        if not (0 < step_cost <= 0.1 and 1 <= seconds <= 15):
-            raise ValueError(f"bad options of Lean: got step_cost {step_cost} and seconds "
-                             f"{seconds}, expected 0 < step_cost <= 0.1 and 1 <= seconds <= 15.")
+        if not (family in ("all", "logic") and 0 < step_cost <= 0.1 and 1 <= seconds <= 15):
+            raise ValueError(f"bad options of Lean: {self.options}; expected family all or logic, "
+                             f"0 < step_cost <= 0.1 and 1 <= seconds <= 15.")
         refuse_with(self, "data", "family")
         if data and not server:
             raise ValueError("option data of Lean needs a Lean with Mathlib: got the packaged one. "
@@ -114,12 +112,11 @@ class Lean(TextEnv):
 
     @property
     def instruction(self):
-        known = ("Tactics: intro h, exact h, apply h, cases h, constructor, left, right, "
+        known = ("Tactics: intro h, exact h, apply h, constructor, left, right, assumption. "
+                 "There is no simp. " if self.drawn else
+                 "Tactics: intro h, exact h, apply h, cases h, constructor, left, right, "
                  "assumption, contradiction, rfl, rw [h], induction n, injection h, simp [h], "
                  "decide. There is no simp_all, omega, linarith, ring, norm_num or obtain. ")
-        if self.options["family"] == "logic":
-            known = ("Tactics: intro h, exact h, apply h, constructor, left, right, assumption. "
-                     "There is no simp. ")
         return ("Prove the theorem in Lean 4. Answer with one tactic; it works on the first goal. "
                 f"{known if self.known else ''}Write undo to take back the last one.")
 
@@ -262,8 +259,7 @@ def tactic_refusal(tactic, known=()):
     if known and (first not in known or words & {*AUTOMATION} - {*known}):
         return f"unknown tactic. Use {', '.join(known)}."
     # A quote may only end a name (h'), because a character literal could hide a bracket.
-    if (re.search(r"--|/-|[\"`#\\]|@\[|(?<![\w'])'|eval%", tactic)
-            or COMMANDS & words):
+    if re.search(r"--|/-|[\"`#\\]|@\[|(?<![\w'])'|eval%", tactic) or COMMANDS & words:
         return "no commands, no comments, no strings, no sorry."
     brackets, pairs = re.sub(r"[^()\[\]{}⟨⟩]", "", tactic), 1
     while pairs:  # remove the innermost pairs
@@ -294,7 +290,7 @@ LEAN_MEMORY = 16 * 2**30  # bytes of address space; Lean reserves far more than 
 # Seconds of CPU; a slower check gets its own child. Eight faster ones stay far below every limit,
 # that of memory too.
 SLOW_CHECK = 0.1
-CACHE_SIZE = 2**16  # verdicts
+CACHE_SIZE = 2**14  # answers
 CORES = os.cpu_count() or 1  # threads that ask Lean at a time
 BATCH = 8  # scripts that one child of the packaged Lean checks, if so many wait
 # Mathlib's own proofs use these axioms; `sorry` and `native_decide` show up as others.
@@ -321,14 +317,14 @@ class LeanChecker:
 
     A backend has a `default_header` and `_ask_all(scripts)`, which returns Lean's messages about
     each script (rows of JSON), or None if it exceeded a limit: the tactic is wrong. Every other
-    failure raises. The rollouts of a group share checks, which are deterministic, also while one is
-    being made. Nothing but its own script decides a verdict.
+    failure raises. The rollouts of a group share answers, also those still to come; each depends on
+    its own script alone.
     """
 
     def __init__(self, name, seconds):
         self.name, self.seconds = name, seconds
-        self._cache, self._lock = {}, threading.Lock()
-        self._asked, self._queue, self._askers = {}, [], 0  # script -> Future; of threads
+        self._answers, self._queue = {}, []  # script -> Future; those that no thread asks for yet
+        self._askers, self._lock = 0, threading.Lock()  # threads that ask
 
     def check(self, theorem, tactics=()):
         """Check `theorem` after `tactics`. Raises RuntimeError if Lean gives no valid answer."""
@@ -338,59 +334,54 @@ class LeanChecker:
         # The last two lines hold no text of a model; they print the open goals and the axioms used.
         proof += ["  trace_state", f"#print axioms {theorem.name}"]
         header = (theorem.header or self.default_header).rstrip("\n")
-        script = "\n".join([header, *proof, ""])
-        if script not in self._cache:
-            try:
-                rows = self._wait_for(script)
-                if rows is None:  # not cached: the machine may have been busy
-                    return Verdict(False, error="Lean ran out of time or memory.")
-                messages = [Message(int(row["pos"]["line"]), str(row["severity"]),
-                                    str(row["data"])) for row in rows]
-            except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError,
-                    TypeError, ValueError) as error:  # such as a line of 1e999
-                raise RuntimeError(f"{self.name} does not answer as Lean 4: {error!r}.") from error
-            if len(self._cache) >= CACHE_SIZE:
-                self._cache.clear()
-            self._cache[script] = judge(messages, theorem, len(proof))
-        verdict = self._cache[script]
+        script, messages = "\n".join([header, *proof, ""]), None
+        answer = self._answer_to(script)
+        try:
+            if (rows := answer.result()) is None:
+                return Verdict(False, error="Lean ran out of time or memory.")
+            messages = [Message(int(row["pos"]["line"]), str(row["severity"]), str(row["data"]))
+                        for row in rows]
+        except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError,
+                TypeError, ValueError) as error:  # such as a line of 1e999
+            raise RuntimeError(f"{self.name} does not answer as Lean 4: {error!r}.") from error
+        finally:
+            if messages is None:  # not kept: the machine may have been busy
+                self._answers.pop(script, None)
+        verdict = judge(messages, theorem, len(proof))
         # The last declaration alone differs between the two scripts. So a theorem that uses sorryAx
         # without the tactics, and does not with them, is the one that they prove.
         start = self.check(theorem) if verdict.proved and tactics else verdict
         return Verdict(False, error=start.error) if start.error else verdict
 
-    def _wait_for(self, script):
-        """Lean's messages about a script, of which several threads may wait for one check.
-
-        As many threads as there are cores ask, about up to BATCH scripts of all threads at a time,
-        until nothing is left; the others wait.
-        """
+    def _answer_to(self, script):
+        """The Future of Lean's messages about a script, for which several threads may wait."""
         with self._lock:
-            if script not in self._asked:
-                self._asked[script] = Future()
-                self._queue.append(script)
-            answer, asks = self._asked[script], bool(self._queue) and self._askers < CORES
-            self._askers += asks
-        while asks:
+            if script not in self._answers:
+                if len(self._answers) >= CACHE_SIZE:
+                    self._answers.clear()
+                self._answers[script] = Future()
+                self._queue.append((script, self._answers[script]))
+                if self._askers < CORES:
+                    threading.Thread(target=self._ask_waiting, daemon=True).start()
+                    self._askers += 1
+            return self._answers[script]
+
+    def _ask_waiting(self):
+        """Ask about up to BATCH scripts at a time, until nothing is left."""
+        while True:
             with self._lock:
                 batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
-                asked, asks = [self._asked[one] for one in batch], bool(batch)
-                self._askers -= not asks
+                if not batch:
+                    self._askers -= 1
+                    return
+            scripts, answers = zip(*batch)
             try:
-                for one, rows in zip(asked, self._ask_all(batch), strict=True):
-                    one.set_result(rows)
-            except BaseException as problem:
-                for one in asked:
-                    if not one.done():
-                        one.set_exception(problem)
-                if not isinstance(problem, Exception):  # Ctrl-C
-                    with self._lock:
-                        self._askers -= 1
-                    raise
-            finally:
-                with self._lock:
-                    for one in batch:
-                        del self._asked[one]
-        return answer.result()
+                for answer, rows in zip(answers, self._ask_all(scripts), strict=True):
+                    answer.set_result(rows)
+            except Exception as problem:
+                for answer in answers:
+                    if not answer.done():
+                        answer.set_exception(problem)
 
 
 def judge(messages, theorem, length):

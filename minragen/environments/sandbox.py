@@ -8,7 +8,6 @@ Values travel as JSON (`encode`). What a submission sends is bounded in size and
 no further than the expected value, so that a hostile answer cannot keep the judge busy.
 """
 
-import ast
 import builtins
 import datetime
 import inspect
@@ -21,7 +20,7 @@ import socket
 import string
 import subprocess
 import sys
-import threading
+import textwrap
 import time
 from contextlib import contextmanager, suppress
 from decimal import Decimal
@@ -37,12 +36,9 @@ VALUE_BYTES = 1 << 16  # of a function's value as JSON; what is longer would occ
 MEMORY = 512  # MiB of a submission; a quarter in Monty, which hands whole values to the host
 CLOCK = 3.0  # seconds for each second of CPU time: a busy machine fails no honest program
 TOTAL_SECONDS = 40.0  # of the clock for all tests of a submission; a step may take 60
-CHECK_SECONDS = 10.0  # of a data set's own test code, without the submission's
+CHECK_SECONDS = 10.0  # of one of a data set's own tests, without the submission's
 WORKER_SECONDS = 15.0  # until a worker must answer
 TOLERANCE = 1e-6  # relative, where a float is expected
-# CPython 3.11 counts the recursion of `ast.parse` for all threads together and raises SystemError
-# when two of them parse at a time.
-PARSING = threading.Lock()
 NUMERAL = re.compile(r"[-+]?(?:[0-9]{1,99}\.?[0-9]{0,99}|\.[0-9]{1,99})(?:[eE][-+]?[0-9]{1,3})?")
 
 
@@ -80,74 +76,64 @@ def judge(code, cases, name="", cpu=2, pool=None):
     return results + (len(cases) - len(results)) * [Result("skipped")]
 
 
-def judge_check(code, name, check, cpu=2, pool=None):
-    """Run a data set's own test program, which defines `check(candidate)`, on function `name`.
+def judge_check(code, name, tests, setup="", cpu=2, pool=None):
+    """Run a data set's own tests, such as `assert f(2) == 4`, on the function `name`.
 
-    The test program always runs in Monty, and the submission in the sandbox. Every assertion that
-    depends on a call counts, also after a failed one.
-    returns: (passed assertions, all such assertions, the words of the calls, followed by `time`
-        if the test program ran out of time)
+    They always run in Monty, one by one after `setup`, and the submission in the sandbox.
+    returns: (tests that raise nothing, the words of the calls, followed by `time` if one of them or
+        a test itself ran out of time, which ends the judgement)
     raises: RuntimeError if the sandbox fails
     """
-    words, truths = [], {}  # truths: number of calls made -> whether the next assertion held
+    words, passed = [], 0
 
     def candidate(given):
         words.append("failed")
-        [result] = [Result("time")] if "time" in words else run([given])
+        [result] = run([given])
         words[-1] = result.word
         if result.word != "value":
             raise ValueError(result.word)
         return result.value
 
-    def held(value):
-        truths.setdefault(len(words), value)  # one without a new call does not count
-
     with (pool or SUBMISSIONS).lend(code, name, cpu) as run, \
             monty.Monty(max_processes=1) as referee:
-        failure = run_check(referee, check, candidate, held)
-        if "failed" in words:  # the test program took it for an exception of the submission
-            raise RuntimeError("the sandbox failed in a call of the test program.")
-    truths.pop(0, None)  # `assert True`
-    lost = failure or len(words) not in truths  # no assertion after the last call
-    return sum(truths.values()), len(truths) + bool(lost), words + ["time"] * (failure == "time")
+        for failure in run_tests(referee, name, tests, setup, candidate):
+            passed += not failure
+            if "time" in (failure, *words):
+                words.append("time")
+                break
+        if "failed" in words:  # the test took it for an exception of the submission
+            raise RuntimeError("the sandbox failed in a call of a test.")
+    return passed, words
 
 
-def can_judge(referee, check):
-    """Return whether each assertion of a test program for `judge_check` calls the candidate with
+def can_judge(referee, name, tests, setup):
+    """Return whether each test for `judge_check` asserts something and calls the function with
     plain values. referee: a monty.Monty"""
-    calls, counted = [], [0]  # counted: calls made before each assertion was judged
-    try:
-        failure = run_check(referee, check, lambda given: calls.append(given) or "null",
-                            lambda _: counted.append(len(calls)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return not failure and 0 < len(calls) == counted[-1] and len({*counted}) == len(counted)
+    calls, counted = [], [0]  # counted: calls made before each test ended
+    for _ in run_tests(referee, name, tests, setup, lambda given: calls.append(given) or "null"):
+        counted.append(len(calls))
+    return counted == sorted({*counted}) and all(re.search(r"\bassert\b", test) for test in tests)
 
 
-def run_check(referee, check, candidate, held):
-    """Run a test program in Monty, with held(whether it is true) in the place of each assertion.
-    Return the word of an error outside of them, or "".
+def run_tests(referee, name, tests, setup, candidate):
+    """Run tests in Monty. Yield for each the word of the error that it raised, or "".
 
     candidate: arguments as JSON -> a value as JSON. Monty encodes and decodes: there, a set has the
         same order in all runs, and arguments that are no plain values raise TypeError
     """
-    with PARSING:
-        counted = ast.unparse(CountAssertions().visit(ast.parse(check)))
     with monty_session(referee, CHECK_SECONDS) as session:
-        try:
-            session.feed_run(f"{CANDIDATE}\n{counted}\ncheck(_candidate)", external_lookup={
-                "_call": candidate, "held": held}, print_callback=monty.CollectString())
-        except monty.MontyError as problem:
-            return failure_word(problem)
-    return ""
+        def failure_of(program):
+            try:
+                session.feed_run(program, external_lookup={"_call": candidate},
+                                 print_callback=monty.CollectString())
+            except monty.MontyError as problem:
+                return failure_word(problem)
+            return ""
 
-
-class CountAssertions(ast.NodeTransformer):
-    """Report whether each assertion held, instead of ending with the first that did not."""
-
-    def visit_Assert(self, node):
-        test = ast.unparse(node.test)
-        return ast.parse(f"try: held(bool({test}))\nexcept Exception: held(False)").body
+        failure_of(f"{CANDIDATE}\n{setup}")
+        for test in tests:  # only the test itself sees this name, which may be that of a builtin
+            body = textwrap.indent(test, "  ")
+            yield failure_of(f"def _test({name}):\n{body}\n_test(_candidate)")
 
 
 # ---- Comparison ----------------------------------------------------------------------------------

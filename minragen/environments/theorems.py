@@ -12,6 +12,7 @@ import numpy as np
 
 from minragen.environments.data import DATA, cached_until_changed, read_each
 
+DRAWN = 120  # theorems of `draw_theorem` among the bundled ones
 DEFAULT_HEADER = "import Mathlib\nopen BigOperators Real Nat Topology Rat"  # of miniF2F records
 
 
@@ -33,19 +34,13 @@ def bundled_theorems():
         for choice in choices.split(" | "):
             claim, *tactics = fill(letter, choice, lines) if letter else lines
             theorems.append(Theorem(name, claim, "", tuple(tactics)))
-    return distinct([*theorems, *drawn_theorems(120)])
+    return distinct([*theorems, *(draw_theorem(np.random.default_rng(k)) for k in range(DRAWN))])
 
 
 def fill(letter, choice, lines):
     """The lines with `choice` in place of the word `letter`, and its argument in place of _."""
     return [re.sub(rf"\b{letter}\b(?:\((\w+)\))?",
                    lambda found: choice.replace("_", found[1] or "_"), line) for line in lines]
-
-
-@functools.cache
-def drawn_theorems(count):
-    """The different ones among the first `count` theorems of `draw_theorem`."""
-    return distinct([draw_theorem(np.random.default_rng(seed)) for seed in range(count)])
 
 
 def distinct(theorems):

@@ -5,8 +5,7 @@ Reading order: `Goal.score`; `WebShop`, its pages and its solver; how texts are 
 Differences from RAGEN:
   1. The price cap comes from the seed, and a range of prices counts as its middle. RAGEN draws both
      from the global random stream, so goals differ between processes.
-  2. Wanted and chosen options are reduced to base colours. RAGEN reduces only the chosen ones, so
-     some goals cannot be reached.
+  2. Wanted and chosen options are reduced to base colours, in RAGEN only the chosen ones.
   3. A search outside the search page is refused. RAGEN calls it invalid but executes it.
   4. Strings are compared by difflib and stop words. RAGEN uses thefuzz and spaCy's nouns.
 """
@@ -17,14 +16,13 @@ import json
 import random
 import re
 import string
-import warnings
 from collections import defaultdict
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from minragen.environments.data import cached_until_changed, load_table, refuse_with
+from minragen.environments.data import cached_until_changed, load_table, read_each, refuse_with
 from minragen.environments.search import BM25, one_line, words_of
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -79,11 +77,6 @@ class Product(NamedTuple):
                 labels[label] = name, value
         return labels
 
-    def text(self, features):
-        """The words that a search finds it by, with these of its features."""
-        return " ".join((self.title, self.description, *features, *self.options,
-                         *itertools.chain(*self.options.values())))
-
 
 class Goal(NamedTuple):
     """What a customer wants.
@@ -116,15 +109,13 @@ class Goal(NamedTuple):
                 "r_price": price}
 
     def choices(self, product):
-        """A (name, value) pair of `product` for each wanted option that has one; none twice."""
-        found, free = [], dict(product.options)
+        """{name: value} of the product's options that are wanted: the same name or value first."""
+        found = {}
         for name, value in self.options:
-            ordered = sorted(free, key=lambda other: other != name)  # the same name first
-            match = next(((n, v) for n in ordered for v in sorted(free[n], key=lambda v: v != value)
-                          if same_option(value, v)), None)
-            if match:
-                found.append(match)
-                del free[match[0]]
+            pairs = [(n, v) for n in sorted(product.options, key=lambda n: n != name)
+                     for v in sorted(product.options[n], key=lambda v: v != value)
+                     if n not in found and same_option(value, v)]
+            found |= pairs[:1]
         return found
 
 
@@ -148,13 +139,11 @@ class WebShop(TextEnv):
 
     Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size`;
     `attributes`, how many a goal names: 1 to 3, the third is not in a title; `show_attrs`, RAGEN's;
-    `wording` of the generated shop. natural: half of the attributes and kinds are paraphrased
-    (`something to boil water in that does not make noise`: a quiet kettle), and an item's pages
-    say what an attribute means. plain: a goal is a list of words, with synonyms of attributes
-    (`silent`), results have numbers instead of ids, and brackets have spaces inside, so that a word
+    `wording` of the generated shop. natural: half of the attributes and kinds are paraphrased, and
+    an item's pages say what an attribute means. plain: a goal is a list of words, with synonyms of
+    attributes, results have numbers instead of ids, and brackets have spaces inside, so that a word
     is the same token wherever it stands. `products` and `instructions`: paths of WebShop's
-    items_shuffle and items_ins_v2 JSON files, to replace the generated shop. RAGEN's runs on all of
-    WebShop have a budget of 15 turns. Longer pages or titles need a larger `--max-context`.
+    items_shuffle and items_ins_v2 JSON files, whose pages need a larger `--max-context`.
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
@@ -180,12 +169,12 @@ class WebShop(TextEnv):
         self.instruction = re.sub(r"\[(.*?)\]", lambda match: self._box(match[1]), self.instruction)
         self.shop = Shop(o["products"], o["instructions"], o["wording"])
         self.observation_space = text_space(self.shop.characters, max_length=2**16)
-        wanted = [p for p in self.shop.products if p.wanted]
         # Besides the clicks that choose options: search, item and buy.
-        most, fewest = self.budget.max_actions - 3, min(len(p.options) for p in wanted)
-        if most < fewest:
-            raise ValueError(f"WebShop needs {fewest + 3} turns for a purchase: got {self.budget}.")
-        self._wanted = [p for p in wanted if len(p.options) <= most]
+        self._wanted = [p for p in self.shop.products
+                        if p.wanted and len(p.options) + 3 <= self.budget.max_actions]
+        if not self._wanted:
+            raise ValueError(f"no goal of WebShop fits into {self.budget}: a purchase needs 3 "
+                             f"actions and one for each option, and a product that is asked for.")
 
     def _box(self, text):
         return f"[ {text} ]" if self.plain else f"[{text}]"
@@ -217,14 +206,11 @@ class WebShop(TextEnv):
         return self.goal.words, one_line(self.goal.product.title[:200], "[]")
 
     def instance(self):
-        return f"{self._goal_key()}; {self.goal.cap}"
+        _, _, product, attributes, options, cap = self.goal
+        return f"{product.query}; {sorted(attributes)}; {sorted(options)}; {cap}"
 
-    def instance_split(self):
-        return split_of(self._goal_key())
-
-    def _goal_key(self):
-        goal = self.goal
-        return f"{goal.product.query}; {sorted(goal.attributes)}; {sorted(goal.options)}"
+    def instance_split(self):  # whatever the cap
+        return split_of(self.instance().rpartition(";")[0])
 
     # ---- Pages -----------------------------------------------------------------------------------
     def _act(self, action):
@@ -307,8 +293,7 @@ class WebShop(TextEnv):
     def solve(self):
         """The shortest way to a purchase that scores 1, cut to the actions that are left."""
         left = self.actions_left
-        walk, choices = min(self._ways(), key=lambda way: len(way[0] + way[1]),
-                            default=([self.first_choice()], []))
+        walk, choices = min(self._ways(), key=lambda way: len(way[0] + way[1]))
         if self.page == "item" and len(walk + choices) >= left:
             walk, choices = [], self._choices(self.item, self.chosen)
         choices = choices[:max(0, left - len(walk) - 1)]
@@ -316,34 +301,29 @@ class WebShop(TextEnv):
 
     def _ways(self):
         """Ways to purchases that score 1: (answers up to the item's page, labels to choose)."""
-        prev, back, lists = self._click("< prev"), [], []
-        if self.page not in ("search", "results"):
-            back = [prev] * (self.page != "item")
-            if self._perfect(self.item):
-                yield back, self._choices(self.item, self.chosen)
-            back = [*back, prev]
-        if self.page != "search":
-            lists = [(back, self.found, self.at)]
-            back = [self._click("back to search")]
-        lists += [([*back, f"search{self._box(words)}"], self.shop.search(words), 0)
+        depth = {"search": 0, "results": 1, "item": 2}.get(self.page, 3)
+        prev, home = [self._click("< prev")], [self._click("back to search")]
+        if depth > 1 and self._perfect(self.item):
+            yield prev * (depth - 2), self._choices(self.item, self.chosen)
+        lists = [(prev * (depth - 1), self.found, self.at)] if depth else []
+        lists += [([*home[:depth], f"search{self._box(words)}"], self.shop.search(words), 0)
                   for words in self._searches()]
         for steps, found, at in lists:
             for page in range(LISTED):  # more than there can be
-                turns = [self._click("next >")] * (page - at) or [prev] * (at - page)
+                turns = [self._click("next >")] * (page - at) or prev * (at - page)
                 for label, product in self._listed(found, page).items():
                     if self._perfect(product):
                         yield [*steps, *turns, self._click(label)], self._choices(product, {})
 
     def _choices(self, product, chosen):
         """The labels on the product's page that choose what is wanted and not yet chosen."""
-        wanted = self.goal.choices(product)
-        return [label for label, pair in product.labels.items()
-                if pair in wanted and pair not in chosen.items()]
+        left = self.goal.choices(product).items() - chosen.items()
+        return [label for label, pair in product.labels.items() if pair in left]
 
     def _perfect(self, product):
         """Whether buying `product` can score 1; kept until the next reset."""
         if product.id not in self._best:
-            values = [value for _, value in self.goal.choices(product)]
+            values = self.goal.choices(product).values()
             self._best[product.id] = self.goal.score(product, values)["score"] == 1.0
         return self._best[product.id]
 
@@ -418,19 +398,16 @@ class WebShop(TextEnv):
 class Shop:
     """Products and a BM25 search over them: the generated ones, or those of WebShop's two files.
 
-    All environments with the same data share one shop.
-    raises: ValueError if only one file is given, and as `load_products` does
+    All environments with the same data share one shop. Raises ValueError as `load_products` does.
     """
 
     def __init__(self, products, instructions, wording):
-        if bool(products) != bool(instructions):
-            raise ValueError(f"a shop needs both of WebShop's files or neither: got "
-                             f"products={products!r} and instructions={instructions!r}.")
-        self.products = found = tuple(load_products(products, instructions) if products else
-                                      generate_products(wording == "plain"))
-        self.characters = frozenset().union(*(
-            "".join((p.text(p.features), p.instruction, *p.attributes, *p.reviews)) for p in found))
-        index = BM25([p.text(p.features[:1]) for p in found])
+        self.products = found = tuple(
+            load_products(products, instructions) if products or instructions else
+            generate_products(wording == "plain"))
+        self.characters = frozenset(itertools.chain(*map(str, found)))
+        index = BM25([" ".join((p.title, p.description, *p.features[:1], *p.options,
+                                *itertools.chain(*p.options.values()))) for p in found])
         # query -> the LISTED products that match best, or fewer, best first
         self.search = lru_cache(maxsize=CACHE_SIZE)(
             lambda query: tuple(found[i] for i, _ in index.top(query, LISTED)))
@@ -524,11 +501,17 @@ def alike(a, b):
 
 # ---- Generated products --------------------------------------------------------------------------
 def generate_products(plain=False):
-    """STOCK products over the shelves of data/webshop.json, the same on every machine. A title
-    shows two of three attributes; products with the same two (a family) share their options."""
+    """STOCK products over the shelves of data/webshop.json, the same on every machine.
+
+    A title shows two of three attributes; products with the same two (a family) share their
+    options. A brand makes things of one kind, and a model has digits, so that a title's nouns tell
+    the kind.
+    """
     # Python promises only for Random(int).random() that its numbers never change.
     draw, families, products = random.Random(7).random, defaultdict(dict), []
     shelves = list(TABLES["shelves"].items())
+    every_kind = [kind for _, shelf in shelves for kind in shelf["kinds"]]
+    brands = ["".join(pair) for pair in itertools.product(TABLES["syllables"], repeat=2)]
 
     def one(things):
         return things[int(draw() * len(things))]
@@ -550,114 +533,76 @@ def generate_products(plain=False):
         shown, choices = known[family]
         features = shown + pick([a for a in attributes if a not in shown], 1)
         price = float(low + int(draw() * (high - low + 1)))
-        product_id, title, description, reviews = (
-            (f"{kind} {number}", " ".join((*shown, kind)), "", ()) if plain else
-            natural_texts(kind, features, category, one))
-        products.append(Product(product_id, title, kind, (category, kind), price, features, choices,
-                                description, features, wanted=features, reviews=reviews))
+        product = Product(f"{kind} {number}", " ".join((*shown, kind)), kind, (category, kind),
+                          price, features, choices, "", features, wanted=features)
+        if not plain:
+            brand = one(brands[every_kind.index(kind)::len(every_kind)])
+            title = string.capwords(one(TABLES["titles"]).format(
+                brand=brand, kind=kind, first=shown[0], second=shown[1],
+                model=f"{one(string.ascii_lowercase)}{one(string.digits)}{one(string.digits)}"))
+            means = [shelf["attributes"][a][2].capitalize() for a in features]
+            product = product._replace(
+                id="b0" + "".join(one(string.digits + string.ascii_lowercase) for _ in range(8)),
+                title=title, description=f"{title}. {means[0]}. {means[1]}.",
+                reviews=(f"{one('45')} of 5 stars. {means[2]}.",))
+        products.append(product)
     return products
-
-
-def natural_texts(kind, features, category, one):
-    """(id, title, description, reviews) of a product. `one` draws from a sequence. A brand makes
-    things of one kind, and a model has digits, so that a title's nouns tell the kind."""
-    kinds = [kind for shelf in TABLES["shelves"].values() for kind in shelf["kinds"]]
-    brands = ["".join(pair) for pair in itertools.product(TABLES["syllables"], repeat=2)]
-    brand, digits = one(brands[kinds.index(kind)::len(kinds)]), string.digits
-    title = string.capwords(one(TABLES["titles"]).format(
-        brand=brand, kind=kind, model=f"{one(string.ascii_lowercase)}{one(digits)}{one(digits)}",
-        first=features[0], second=features[1]))
-    means = [TABLES["shelves"][category]["attributes"][a][2].capitalize() for a in features]
-    return ("b0" + "".join(one(digits + string.ascii_lowercase) for _ in range(8)), title,
-            f"{title}. {means[0]}. {means[1]}.", (f"{one('45')} of 5 stars. {means[2]}.",))
 
 
 # ---- WebShop's own files -------------------------------------------------------------------------
 def load_products(products_path, instructions_path):
     """The products of WebShop's files (`items_shuffle*.json`, `items_ins_v2*.json`).
 
-    An unusable record is skipped, with a warning. A product without an instruction is on sale, but
-    is never a goal.
-
-    raises: ValueError for a file that is missing, not JSON, or without a usable goal
+    A product without a usable id or name, or with too many options, is left out. One without an
+    instruction is on sale, but is never a goal. Raises ValueError for a file that is missing or of
+    another form.
     """
-    records = _read_json(products_path, list, "a list of products")
-    instructions = _read_json(instructions_path, dict, "an object of product id -> instruction")
-    if any(isinstance(told, list) for told in instructions.values()):
-        raise ValueError(f"{instructions_path} has WebShop's human goals, several of a product: "
-                         f"expected one instruction of each, as in items_ins_v2.")
+    try:
+        told = json.loads(Path(instructions_path).read_text("utf-8-sig"))
+        if not all(isinstance(entry, dict) for entry in told.values()):
+            raise ValueError("a product has several goals, or none")
+    except (OSError, ValueError, RecursionError, AttributeError) as problem:
+        raise ValueError(f"cannot read instructions={instructions_path}: {problem}. Expected one "
+                         f"for each product, as in items_ins_v2.") from None
     products = {}
-    for product in filter(None, (_product_of(record, instructions) for record in records)):
+    for product in read_each(
+            products_path, partial(product_of, told=told), "record {number} of {path} is not of "
+            "WebShop's form: {problem}.", "no usable asin or name, or too many options"):
         products.setdefault(product.id, product)
-    skipped = len(records) - len(products)
-    if not any(p.wanted for p in products.values()):
-        raise ValueError(f"no goal in {products_path} and {instructions_path}: got {len(records)} "
-                         f"products, {skipped} of them unusable, expected one with an instruction "
-                         f"and attributes.")
-    if skipped:
-        warnings.warn(f"{skipped} of {len(records)} products of {products_path} are skipped: no "
-                      f"usable asin or name, a repeated asin, or too many options.", stacklevel=2)
     return products.values()
 
 
-def _read_json(path, kind, expected):
-    try:
-        content = json.loads(Path(path).read_text("utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as problem:
-        raise ValueError(f"cannot read {path}: {problem}. Expected {expected} in JSON.") from None
-    if not isinstance(content, kind):
-        raise ValueError(f"{path} holds a {type(content).__name__}, expected {expected}.")
-    return content
-
-
-def _product_of(record, instructions):
+def product_of(record, told):
     """The Product of a record of WebShop, or None if it is unusable."""
-    record = _as(dict, record)
-    asin, title = str(record.get("asin") or ""), _clean(record.get("name"))
-    options = _options_of(record.get("customization_options"))
+    asin, title, options = str(record["asin"] or ""), _clean(record["name"]), {}
+    for name, entries in (record.get("customization_options") or {}).items():
+        values = _texts([entry["value"].lower().replace("/", " | ") for entry in entries or ()])
+        if values:
+            options[_clean(name).lower()[:40] or "option"] = tuple(dict.fromkeys(values))
     shown = sum(len(name + v) + 6 for name, values in options.items() for v in values)
     # A page must fit into an observation.
     if not re.fullmatch(r"[A-Za-z0-9]{1,20}", asin) or not title or shown > 20_000:
         return None
-    told = _as(dict, instructions.get(asin))
-    instruction = _clean(told.get("instruction"))[:1000]
+    prices = re.findall(r"\$\s*([0-9][0-9,]{0,9}(?:\.[0-9]+)?)", _clean(record.get("pricing")))
+    # The middle of a range, or 100 if there is no price, as in WebShop.
+    price = round(fmean([float(price.replace(",", "")) for price in prices[:2]] or [100.0]), 2)
+    asked = told.get(asin, {})
     product = Product(
         asin.lower(), title, _clean(record.get("query")).lower(),
-        _texts(_clean(record.get("product_category")).split("›")), _price_of(record.get("pricing")),
-        _texts(told.get("attributes")), options, _clean(record.get("full_description")),
+        _texts(_clean(record.get("product_category")).split("›")), price,
+        _texts(asked.get("attributes")), options, _clean(record.get("full_description")),
         _texts(record.get("small_description")),
-        _texts(told.get("instruction_attributes")) if instruction else (), instruction)
+        instruction=_clean(asked.get("instruction"))[:1000])
+    wanted = _texts(asked.get("instruction_attributes")) if product.instruction else ()
     # No product could reach a goal for what this one does not have itself.
-    reachable = all(has_attribute(product, a) for a in product.wanted)
-    return product if reachable else product._replace(wanted=())
-
-
-def _as(kind, value):
-    """The value if it is of this kind, otherwise an empty one."""
-    return value if isinstance(value, kind) else kind()
+    reachable = all(has_attribute(product, attribute) for attribute in wanted)
+    return product._replace(wanted=wanted if reachable else ())
 
 
 def _clean(value):
     """A text on one line; "" for anything else."""
-    return one_line(_as(str, value))
+    return one_line(value) if isinstance(value, str) else ""
 
 
 def _texts(value):
     return tuple(filter(None, map(_clean, value if isinstance(value, list) else [value])))
-
-
-def _price_of(text):
-    """The price, the middle of a range, or 100 if there is none (as in WebShop)."""
-    found = re.findall(r"\$\s*([0-9][0-9,]{0,9}(?:\.[0-9]+)?)", _clean(text))
-    amounts = [float(amount.replace(",", "")) for amount in found[:2]]
-    return round(sum(amounts) / len(amounts), 2) if amounts else 100.0
-
-
-def _options_of(table):
-    """{name: (values)} in lower case, with ` | ` for `/` as on WebShop's pages; none is empty."""
-    options = {}
-    for name, entries in _as(dict, table).items():
-        values = [str(_as(dict, entry).get("value") or "") for entry in _as(list, entries)]
-        if values := _texts([value.lower().replace("/", " | ") for value in values]):
-            options[_clean(name).lower()[:40] or "option"] = tuple(dict.fromkeys(values))
-    return options

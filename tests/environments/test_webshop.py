@@ -1,9 +1,7 @@
 """WebShop: what the shop sells, finds and pays, what its pages do, and how it is played."""
 
-import json
 import re
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,7 +169,6 @@ class TestPages:
                            "helps where the skin hurts.",
             "features": "natural, soothing, creamy", "attributes": "natural, soothing, creamy",
             "reviews": "5 of 5 stars. Like butter on the skin."}),
-        ({"wording": "natural"}, {"description": "Natural", "features": "nat", "reviews": "5 of"}),
         (PLAIN, {"features": "natural, soothing, creamy"})])
     def test_options_are_replaced_kept_by_sub_pages_and_forgotten_with_the_item(
             self, options, pages):
@@ -200,8 +197,8 @@ class TestPages:
             assert (info["score"], info["r_option"]) == (3 / 4, 0)
             assert solved(make(NAME, page_size=1, attributes=3, reward=reward), 3) == 1
 
-    def test_a_budget_without_a_purchase_is_refused_with_the_turns_that_are_needed(self):
-        with pytest.raises(ValueError, match="needs 3 turns for a purchase: got .*max_actions=2"):
+    def test_a_budget_without_a_purchase_is_refused_with_the_actions_that_are_needed(self):
+        with pytest.raises(ValueError, match="no goal .*max_actions=2.*: a purchase needs 3 act"):
             make(NAME, budget=Budget(4, 1, 2))
         env = make(NAME, budget=Budget(3, 1, 3))
         env._within_reach = lambda: False
@@ -248,71 +245,69 @@ PRICES = {"$19.99": 19.99, "$10.00 - $20": 15, "$10$30$90": 20, "$1,299.00": 129
 ODD = [
     {"name": "Лампа ☃ für Büro\u202e\x07\n\ud800 " + "xy z " * 1000, "pricing": "$" + "9" * 20,
      "full_description": "é" * 9999,
-     "customization_options": {"style": [{"value": "\ud83c\udf81 gift"}, {"value": 5}]}},
+     "customization_options": {"style": [{"value": "\ud83c\udf81 gift"}]}},
     {"small_description": None, "full_description": None, "product_category": None, "query": None,
-     "customization_options": {"Color": None, "Size": [], "": [{"value": "x"}, {}, 3]}},
+     "customization_options": {"Color": None, "Size": [], "": [{"value": "x"}, {"value": ""}]}},
     {"customization_options": {"a": [{"value": "buy now"}, {"value": "red [new]"}, {"value": "x"}],
                                "b": [{"value": "buy now"}, {"value": "< prev"}, {"value": "x"}]}}]
-NOT_ASKED = [None, asked(0) | {"instruction": ""}, asked(0) | {"instruction_attributes": ["wifi"]}]
-BAD = [None, 3, [], {}, lamp(1), lamp(90, asin="nan lamp"), lamp(91, name=""), lamp(92, asin=None),
+NOT_ASKED = [{}, asked(0) | {"instruction": ""}, asked(0) | {"instruction_attributes": ["wifi"]}]
+BAD = [lamp(1), lamp(90, asin="nan lamp"), lamp(91, name=""), lamp(92, asin=None),
        lamp(93, customization_options={"c": [{"value": f"{i}{'x' * 50}"} for i in range(400)]})]
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    """A shop of WebShop's two files, with ordinary, odd and bad records."""
-    products, orders = (str(tmp_path_factory.mktemp("webshop") / name) for name in ("p", "i"))
-    changes = [{"pricing": text} for text in PRICES] + ODD
-    told = [asked(i) for i in range(len(changes))] + NOT_ASKED
-    records = [lamp(i, **change) for i, change in enumerate(changes + [{}] * len(NOT_ASKED))]
-    write(products, records + BAD)
-    write(orders, {r["asin"]: entry for r, entry in zip(records, told)})
-    with pytest.warns(UserWarning, match="9 of 20 products"):
-        return make(NAME, products=products, instructions=orders)
+@pytest.fixture
+def shop(tmp_path):
+    """A function that makes a shop of WebShop's two files."""
+    def made(records, told):
+        return make(NAME, products=write(tmp_path / "p.json", records),
+                    instructions=write(tmp_path / "i", told))
+
+    return made
 
 
 class TestWebShopsFiles:
-    def test_a_record_becomes_a_product_at_the_middle_of_its_range_of_prices(self, own):
-        assert own.shop.products[0] == Product(
+    def test_records_are_products_and_every_goal_can_be_reached(self, shop, capfd):
+        """Ordinary, odd and bad ones, at the middle of a range of prices."""
+        changes = [{"pricing": text} for text in PRICES] + ODD
+        told = [asked(i) for i in range(len(changes))] + NOT_ASKED
+        records = [lamp(i, **change) for i, change in enumerate(changes + [{}] * len(NOT_ASKED))]
+        env = shop(records + BAD, {r["asin"]: entry for r, entry in zip(records, told)})
+        assert "4 of 16 records left out: no usable asin or name" in capfd.readouterr().err
+        products = env.shop.products
+        assert products[0] == Product(
             "b00", "Acme Lamp0, Dimmable", "desk lamp0",
             ("Home & Kitchen", "Lighting", "Desk Lamps"), 19.99, ("feature0", "easy clean"),
             {"color": ("r.brown2060", "black | white"), "size": ("12 in", "18 in")},
             "A lamp that swivels.", ("usb port", "1 year"), ("feature0",),
             "Find me a desk lamp0 that is easy to clean.")
-        assert [p.price for p in own.shop.products[:len(PRICES)]] == [*PRICES.values()]
-        assert own._wanted == [*own.shop.products[:-len(NOT_ASKED)]]  # nobody asks for the others
-
-    def test_a_search_reads_the_first_feature_alone(self, own):
-        assert own.shop.search("port") and not own.shop.search("year")
-
-    def test_every_goal_can_be_reached_and_every_page_is_an_observation(self, own):
-        env = make(NAME, **own.options)
+        assert [p.price for p in products[:len(PRICES)]] == [*PRICES.values()]
+        assert env._wanted == [*products[:-len(NOT_ASKED)]]  # nobody asks for the others
+        assert env.shop.search("port") and not env.shop.search("year")  # of the second feature
         env.instance_split = lambda: "train"
-        for product in own._wanted:
+        for product in products[:-len(NOT_ASKED)]:
             env._wanted = [product]
             env.reset(seed=0)
             env.step(env.solve()[0])
             assert f"{product.id} looks right" in env.note()
             assert solved(env, 0) == 1, product
-            for _ in walk(env, range(2)):
+            for _ in walk(env, range(2)):  # every page is an observation
                 assert env._observe() in env.observation_space
 
-    def test_files_are_read_again_when_they_change_and_refused_with_a_sentence(self, tmp_path):
-        products, orders = str(tmp_path / "p"), str(tmp_path / "i")
-        write(orders, {"B00": [asked(0), asked(1)]})
-        write(products, [lamp(0)])
-        with pytest.raises(ValueError, match="i has WebShop's human goals, .*as in items_ins_v2"):
-            make(NAME, products=products, instructions=orders)
-        write(orders, {})
-        for content, told in (("{}", "holds a dict, expected a list of products"),
-                              ("[", "cannot read .*p: "), ("[]", "no goal in")):
-            Path(products).write_text(content)
-            with pytest.raises(ValueError, match=told):
-                make(NAME, products=products, instructions=orders)
-        with pytest.raises(ValueError, match="needs both of WebShop's files"):
-            make(NAME, products=products)
-        write(orders, {"B00": asked(0), "B01": asked(1)})
+    def test_files_are_read_again_when_they_change(self, shop):
         for count in (1, 2):
-            marked = json.dumps([lamp(i) for i in range(count)])
-            Path(products).write_text(f"\ufeff{marked}", "utf-8")
-            assert len(make(NAME, products=products, instructions=orders)._wanted) == count
+            assert len(shop([*map(lamp, range(count))], {"B00": asked(0), "B01": asked(1)},
+                            )._wanted) == count
+
+    @pytest.mark.parametrize("records, told, said", [
+        ([lamp(0)], {"B00": [asked(0), asked(1)]}, "several goals.*as in items_ins_v2"),
+        ([lamp(0)], [], "cannot read .*i: .*Expected one for"),
+        ([lamp(0), 3], {}, "record 2 of .*p.json is not of WebShop's form"),
+        ([lamp(0)], {}, "no goal of WebShop")])
+    def test_files_of_another_form_are_refused_with_a_sentence(self, shop, records, told, said):
+        with pytest.raises(ValueError, match=said):
+            shop(records, told)
+
+    def test_one_file_without_the_other_is_refused(self, tmp_path):
+        for name, said in ("products", "cannot read instructions="), ("instructions", "no file ''"):
+            with pytest.raises(ValueError, match=said):
+                make(NAME, **{name: write(tmp_path / name, {})})

@@ -2,16 +2,14 @@
 
 import pytest
 import test_lean
-from test_lean import THEOREMS, assert_proofs_hold, assert_the_same_in_every_company
+from test_lean import DRAWN, THEOREMS, assert_proofs_hold, assert_the_same_in_every_company
 from test_sandbox import assert_solutions_pass
-
-from minragen.environments import theorems
 
 packaged = test_lean.packaged
 
 
 def test_lean_accepts_stored_and_drawn_proofs_and_every_tactic_changes_the_goals(packaged):
-    assert_proofs_hold(packaged, [*THEOREMS[1::4], *theorems.drawn_theorems(600)[::6]])
+    assert_proofs_hold(packaged, [*THEOREMS[1::4], *DRAWN[::6]])
 
 
 @pytest.mark.parametrize("seed", (1, 2))
