@@ -265,7 +265,7 @@ class TestBadInput:
             (["--env", "frozenlake=²"], "a number for every environment or none"),
             (["--env", "frozenlake,bandit", "--val-size", "1"], "and at least one each"),
             (["--env-arg", "slip"], "expected name=value"),
-            (["--env-arg", "slip=2"], "bad options of FrozenLake"))
+            (["--env-arg", "slip=2"], "option slip of FrozenLake: got 2, expected 0 to 1."))
 
     def test_choices_that_contradict_each_other_are_refused(self):
         self.check(

@@ -36,6 +36,7 @@ class FrozenLake(Board):
     bundled_data = "generated maps"
     defaults = {"size": 4, "frozen": 0.9, "slip": 0.0, "view": "grid_coord", "symbols": "P_OGX√",
                 "tile": 8}
+    ranges = Board.ranges | {"size": (2, 64), "frozen": (0.01, 1), "slip": (0, 1)}
     story = "You walk on a frozen lake. Reach the goal and stay out of the holes."
     meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
     looks = "the player is a person, holes are dark water, and the goal is a green flag"
@@ -47,12 +48,8 @@ class FrozenLake(Board):
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        o, slip = self.options, self.options["slip"]
-        if not (2 <= o["size"] <= 64 and 0 < o["frozen"] <= 1 and 0 <= slip <= 1):
-            raise ValueError(f"bad options of FrozenLake: {o}; expected size of 2 to 64, "
-                             f"0 < frozen <= 1 and 0 <= slip <= 1.")
-        self.rows = self.cols = o["size"]
-        if slip:
+        self.rows = self.cols = self.options["size"]
+        if slip := self.options["slip"]:
             self.rules = f"\nThe ice is slippery: with probability {slip:.3g} a step goes sideways."
 
     def _reset(self, rng):

@@ -20,7 +20,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minragen.environments.data import cached_until_changed, fitted, load_table, read_each, tell
+from minragen.environments.data import (
+    cached_until_changed,
+    fitted,
+    load_table,
+    read_each,
+    refuse_with,
+)
 from minragen.environments.search import Passage, RemoteIndex, SearchIndex, one_line
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -103,6 +109,7 @@ class SearchQA(TextEnv):
     bundled_data = "generated encyclopaedia"
     defaults = {"hops": 0, "results": 5, "reward": "em", "data": "", "corpus": "", "url": "",
                 "timeout": 20.0}
+    ranges = {"hops": (0, 2), "results": (1, 10), "reward": ["em", "f1"], "timeout": (0.01, 60)}
     example = ("I need the article about Zora Quill.", "search[Zora Quill]",
                "A question about Zora Quill.", "The article about Zora Quill.")
     instruction = ("Answer the question. A search shows the articles that fit its words best, each "
@@ -111,18 +118,14 @@ class SearchQA(TextEnv):
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
-        # Only generated questions have a number of hops.
-        if not (0 <= o["hops"] <= 2 * (not o["data"]) and 1 <= o["results"] <= 10
-                and 0 < o["timeout"] <= 60 and o["reward"] in ("em", "f1")):
-            raise ValueError(f"options of SearchQA: got {o}, expected hops of 0 to 2 (0 with "
-                             f"data), results of 1 to 10, timeout of at most 60, reward em or f1.")
+        refuse_with(self, "data", "hops")
         if o["url"] and o["corpus"]:
             raise ValueError("options url and corpus of SearchQA: got both, expected one.")
         needed = 1 + max(1, o["hops"])
         if self.budget.max_actions < needed:
             raise ValueError(f"SearchQA needs {needed} turns, for a search per hop and the answer: "
                              f"got {self.budget}.")
-        self.questions = _questions(o["data"])[0]
+        self.questions = _questions(o["data"])[0] if o["data"] else ()
         self.parallel, self.backend = bool(o["url"]), o["url"]
         self.index = (RemoteIndex(o["url"], o["timeout"]) if o["url"] else
                       _index(o["data"], o["corpus"]))
@@ -132,7 +135,7 @@ class SearchQA(TextEnv):
     def _reset(self, rng):
         self.question = (self.questions[rng.integers(len(self.questions))] if self.questions else
                          self._ask(rng))
-        self.shown, self.screen, self.finished = None, [], False
+        self.screen, self.finished = None, False  # screen: the texts that the last search found
 
     def _ask(self, rng):
         """Generate a question: draw the number of hops, the relations, a person and the words."""
@@ -157,11 +160,9 @@ class SearchQA(TextEnv):
     def _act(self, action):
         name, argument = action
         if name == "search":
-            before = self.shown
-            found = self.index.search(argument, self.options["results"])
+            before, found = self.screen, self.index.search(argument, self.options["results"])
             self.screen = [r["content"] for r in found]
-            self.shown = [self._line(content, MAX_SHOWN) for content in self.screen]
-            return Outcome(0.0, effective=self.shown != before)
+            return Outcome(0.0, effective=self.screen != before)
         self.finished = True
         em, f1, paid = score_answer(argument, self.question.answers)
         reward = em if self.options["reward"] == "em" else paid if paid >= 0.3 else 0.0
@@ -171,8 +172,9 @@ class SearchQA(TextEnv):
         if self.finished:
             return f"Correct answer: {self._line(self.question.answers[0])}"
         lines = [f"Question: {self._line(self.question.text)}"]
-        if self.shown is not None:
-            lines += [f"- {passage}" for passage in self.shown] or ["Nothing was found."]
+        if self.screen is not None:
+            passages = [f"- {self._line(content, MAX_SHOWN)}" for content in self.screen]
+            lines += passages or ["Nothing was found."]
         return "\n".join(lines)
 
     def _line(self, text, most=1000):
@@ -180,8 +182,8 @@ class SearchQA(TextEnv):
 
     def _missing(self):
         """The hops after the last one whose passage this observation shows, not an earlier one."""
-        steps = self.question.steps
-        found = [n for n, step in enumerate(steps, 1) if any(map(step.found_in, self.screen))]
+        steps, screen = self.question.steps, self.screen or ()
+        found = [n for n, step in enumerate(steps, 1) if any(map(step.found_in, screen))]
         return steps[max(found, default=0):]
 
     def note(self):
@@ -204,7 +206,7 @@ class SearchQA(TextEnv):
 
     def random_answer(self, rng):
         """Three times in four a search, mostly for a title in sight; else a word in sight."""
-        sight = " ".join([self.question.text, *(self.shown or [])])
+        sight = " ".join([self.question.text, *(self.screen or [])])
         if rng.random() >= 0.75:
             words = re.findall(r"[A-Za-z]+", sight)
             return f"finish[ {_draw(rng, words or ['yes'])} ]"
@@ -288,22 +290,21 @@ def _usable(argument):
 # ---- Questions of the user -----------------------------------------------------------------------
 @cached_until_changed
 def _questions(data):
-    """(questions, passages) of `data`; no questions for the encyclopaedia, which draws them."""
-    if not data:
-        return (), load_corpus("encyclopaedia")
-    pairs = read_each(data, _question_of, "bad record in {path}: {problem}")
-    questions = tuple(question for question, _ in pairs if question.answers)
-    if not questions:
+    """(questions, passages) of `data`."""
+    pairs = read_each(data, _question_of, "bad record in {path}: {problem!r}; expected HotpotQA's "
+                      "question, answer (a text or several), context and supporting_facts, if any.",
+                      "no answer fits into finish[...]")
+    if not pairs:
         raise ValueError(f"no usable question in {data!r}: no answer fits into finish[...].")
-    if unusable := len(pairs) - len(questions):
-        tell(f"{data}: {unusable:,} questions left out: no answer fits into finish[...].")
-    return questions, tuple({p.content: p for _, context in pairs for p in context}.values())
+    questions, contexts = zip(*pairs)
+    return questions, tuple({p.content: p for context in contexts for p in context}.values())
 
 
 @cached_until_changed
 def _index(data, corpus):
     """The local index of `corpus`, or of the passages that belong to `data`."""
-    passages = load_corpus(corpus) if corpus else _questions(data)[1]
+    passages = (_questions(data)[1] if data and not corpus else
+                load_corpus(corpus or "encyclopaedia"))
     if not passages:
         raise ValueError(f"the records of {data!r} have no context: give corpus or url.")
     return SearchIndex(passages)
@@ -311,49 +312,33 @@ def _index(data, corpus):
 
 def _question_of(record):
     """(Question, passages) of one record, as the authors of HotpotQA write it; there may also be
-    several answers, no context and no supporting facts.
-
-    Answers that do not fit into finish[...] are dropped. The hops are the record's supporting
-    titles, or else the question itself.
-    """
-    record = record if isinstance(record, dict) else {}
-    text, answers = record.get("question"), record.get("answer")
-    answers = answers if isinstance(answers, list) else [answers]
-    if not (answers and all(isinstance(part, str) for part in (text, *answers)) and text.strip()):
-        raise ValueError(f"got {str(record)[:80]}, expected question (a text) and answer (a text "
-                         f"or a list of them).")
-    try:
-        passages = [Passage(title, " ".join(" ".join(said).split()))
-                    for title, said in record.get("context") or []]
-        support = dict.fromkeys(fact[0] for fact in record.get("supporting_facts") or [])
-        steps = [_search_for(title, title) for title in support]
-    except (TypeError, ValueError, AttributeError, LookupError):
-        raise ValueError(f"context or supporting_facts of {text[:60]!r} are not HotpotQA's titles "
-                         f"with sentences.") from None
-    answers = tuple(filter(_usable, map(str.strip, answers)))
-    return Question(text, answers, tuple(steps or [_search_for(text, "")]), "answer",
-                    " ".join(_bare(text))), passages
-
-
-def _search_for(text, title):
-    return Hop(one_line(text, "[]")[:MAX_ARGUMENT].strip(), "need to read more", title)
+    several answers, no context and no supporting facts. None if no answer fits into finish[...];
+    others are dropped. The hops are the record's supporting titles, or else the question itself."""
+    text, answers = record["question"], record["answer"]
+    if not text.strip():
+        raise ValueError("no question")
+    passages = [Passage(title, " ".join(" ".join(said).split()))
+                for title, said in record.get("context") or []]
+    support = dict.fromkeys(fact[0] for fact in record.get("supporting_facts") or [])
+    hops = [(title, title) for title in support] or [(text, "")]
+    steps = [Hop(one_line(query, "[]")[:MAX_ARGUMENT].strip(), "need to read more", title)
+             for query, title in hops]
+    answers = map(str.strip, answers if isinstance(answers, list) else [answers])
+    question = Question(text, tuple(filter(_usable, answers)), tuple(steps), "answer",
+                        " ".join(_bare(text)))
+    return (question, passages) if question.answers else None
 
 
 # ---- Corpora -------------------------------------------------------------------------------------
 def load_corpus(name):
     """The passages of `encyclopaedia`, or of a file of records with `text` and any `title`."""
     if name == "encyclopaedia":
-        return [Passage(title, "".join(f"{fact.sentence}. " for fact in facts.values()).strip())
+        return [Passage(title, " ".join(f"{fact.sentence}." for fact in facts.values()))
                 for title, facts in encyclopaedia().items()]
-    return read_each(name, _passage, "bad passage in {path}: {problem}")
-
-
-def _passage(record):
-    fields = record if isinstance(record, dict) else {}
-    title, text = fields.get("title", ""), fields.get("text")
-    if not isinstance(text, str) or not isinstance(title, str):
-        raise ValueError(f"got {str(record)[:80]}, expected text and any title.")
-    return Passage(title, text)
+    # str.strip takes nothing but a text.
+    return read_each(name, lambda record: Passage(
+        *map(str.strip, (record.get("title", ""), record["text"]))),
+        "bad passage in {path}: {problem!r}; expected text and any title.")
 
 
 class Fact(NamedTuple):

@@ -68,8 +68,12 @@ def unknown_option(name, helps):
     return nearest("option", name, known) + " See --help."
 
 
-def check_options(owner, defaults, options):
-    """The defaults, replaced by `options`. Raises ValueError for unknown names and wrong types."""
+def check_options(owner, defaults, options, ranges=()):
+    """The defaults, replaced by `options`. Raises ValueError for unknown names, wrong types and
+    values out of range.
+
+    ranges: {name: (least, most) or [choice, ...]}
+    """
     checked = dict(defaults)
     for name, value in options.items():
         if name not in defaults:
@@ -80,6 +84,14 @@ def check_options(owner, defaults, options):
         if type(checked[name]) is not want or (want is float and not abs(checked[name]) < 1e9):
             raise ValueError(f"option {name} of {owner}: got {value!r}, expected {want.__name__} "
                              f"such as {defaults[name]!r}.")
+        if name in ranges:
+            allowed = ranges[name]
+            inside = (value in allowed if isinstance(allowed, list) else
+                      allowed[0] <= value <= allowed[1])
+            if not inside:
+                expected = (f"one of {', '.join(map(str, allowed))}" if isinstance(allowed, list)
+                            else f"{allowed[0]} to {allowed[1]}")
+                raise ValueError(f"option {name} of {owner}: got {value!r}, expected {expected}.")
     return checked
 
 
