@@ -9,6 +9,7 @@ Differences from RAGEN:
 """
 
 import functools
+import math
 import re
 from decimal import Decimal
 from fractions import Fraction
@@ -62,20 +63,22 @@ class MetaMathQA(TextEnv):
 
     Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
     the most operations of a problem; `largest`, the largest result and number that it is computed
-    from, at least 12; `repeat`, whether to repeat the question; `data`, a file of
+    from, at least 12, or 0 for any; `repeat`, whether to repeat the question; `data`, a file of
     GSM8K records instead of the templates. Records without a result are
     left out. Rephrasings of one `original_question` belong to one split. A result that is not a
     number (an interval, x+1) must be given literally, except for case, spaces and LaTeX decoration.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
-    defaults = {"data": "", "distractors": True, "largest": 10_000, "max_steps": 4, "repeat": True}
-    ranges = {"largest": (12, 10_000), "max_steps": (1, 4)}  # no problem has a larger number
+    defaults = {"data": "", "distractors": True, "largest": 0, "max_steps": 4, "repeat": True}
+    ranges = {"largest": (0, 10_000), "max_steps": (1, 4)}
     example = ("5 boxes of 48 pens are 5 * 48 = 240 pens. 10 are lost, so 240 - 10 = 230 are left.",
                "230", "A question about pens in boxes.", "The answer is right.")
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
+        if 0 < self.options["largest"] < 12:
+            raise ValueError("option largest of MetaMathQA: expected at least 12, or 0 for any.")
         refuse_with(self, "data", "distractors", "largest", "max_steps")
         self._names, templates = word_problems()
         self.templates = [t for t in templates if t["steps"] <= self.options["max_steps"]]
@@ -104,10 +107,14 @@ class MetaMathQA(TextEnv):
         while True:
             template = self.templates[rng.integers(len(self.templates))]
             for _ in range(DRAWS):
-                people = dict(zip(("name", "friend"), rng.permutation(self._names).tolist()))
-                self.problem = fill_template(template, draw_values(template, rng), people, distract)
-                if self.problem.largest <= self.options["largest"]:
+                self.problem = self.pose(template, rng, distract)
+                if self.problem.largest <= (self.options["largest"] or math.inf):
                     return
+
+    def pose(self, template, rng, distract):
+        """Draw names and numbers for a template. Returns a WordProblem."""
+        people = dict(zip(("name", "friend"), rng.permutation(self._names).tolist()))
+        return fill_template(template, draw_values(template, rng), people, distract)
 
     def _act(self, action):
         given = self.problem.read(action)
