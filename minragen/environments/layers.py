@@ -105,8 +105,6 @@ class ObservationDropout(Chance):
     """With `probability` a turn shows nothing new: no state and no image, only the reward and what
     is left of the budget. The first observation of an episode is always shown."""
 
-    hidden = False
-
     @property
     def rule(self):
         return (f"With probability {self.options['probability']:.3g} you see only this after a "
@@ -154,7 +152,6 @@ class Reminder(Layer):
 
     defaults, ranges = {"states": 1}, {"states": (1, 100)}
     rule = "Each turn begins with what you saw before."
-    earlier = ()
 
     def reset(self, *, seed=None, options=None):
         self.earlier = []
@@ -186,11 +183,7 @@ def wrapped(env, layers):
     """
     for text in layers:
         _, *options = text.split(",")
-        layer = layer_class(text)(env, **parse_options(options, "option of a layer"))
-        if layer.env is not env:
-            raise ValueError(f"layer {text!r}: its __init__ does not call super().__init__(env, "
-                             f"**options).")
-        env = layer
+        env = layer_class(text)(env, **parse_options(options, "option of a layer"))
     return env
 
 
