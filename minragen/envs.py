@@ -383,8 +383,7 @@ class EnvGroups:
 
     def begin(self, row):
         (group, member), env = self.places[row], self.envs[row]
-        first, _ = env.reset(seed=self.seeds[group], options={"member": member})
-        return self.observed(env, first)
+        return self.observed(env, env.reset(seed=self.seeds[group], options={"member": member})[0])
 
     def step(self, rows, replies):
         """Returns for each of the given rows what `turn(env, reply)` returns."""

@@ -376,9 +376,10 @@ class TestBudget:
             outside[option] = outside.get(option, ()) + (
                 (allowed[0] - step, allowed[1] + step) if isinstance(allowed, tuple) else
                 (max(allowed) * 2,))
-        for option, value in ((option, value) for option in outside for value in outside[option]):
-            with pytest.raises(ValueError, match="expected"):
-                make(env_name, **{option: value})
+        for option, values in outside.items():
+            for value in values:
+                with pytest.raises(ValueError, match="expected"):
+                    make(env_name, **{option: value})
 
     @pytest.mark.parametrize("name, data, option", [
         ("metamathqa", "data", {"max_steps": 1}), ("deepcoder", "data", {"family": "formulas"}),

@@ -20,13 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minragen.environments.data import (
-    cached_until_changed,
-    fitted,
-    load_table,
-    read_each,
-    refuse_with,
-)
+from minragen.environments import data
 from minragen.environments.search import Passage, RemoteIndex, SearchIndex, one_line
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -39,7 +33,7 @@ NUM_PEOPLE = 320
 #   article, asks: questions, names: phrases for the value in a longer question}. Questions and
 #   sentences share no telling word, so that matching words does not find the fact. No sentence
 #   begins with its value: a small model learns to copy it by the words that precede it.
-WORDS, RELATIONS = map(load_table("encyclopaedia.json").get, ("words", "relations"))
+WORDS, RELATIONS = map(data.load_table("encyclopaedia.json").get, ("words", "relations"))
 # The relations from a person to an answer, in one hop and in two.
 PATHS = [*((first,) for first in RELATIONS["person"]),
          *((first, second) for first, words in RELATIONS["person"].items() if "names" in words
@@ -118,7 +112,7 @@ class SearchQA(TextEnv):
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
-        refuse_with(self, "data", "hops")
+        data.refuse_with(self, "data", "hops")
         if o["url"] and o["corpus"]:
             raise ValueError("options url and corpus of SearchQA: got both, expected one.")
         needed = 1 + max(1, o["hops"])
@@ -145,9 +139,9 @@ class SearchQA(TextEnv):
         person = title = phrase = _draw(rng, titles_of("person"))
         kind, proof, steps = "person", "", []
         for relation in path:
-            fact, words = encyclopaedia()[title][relation], RELATIONS[kind][relation]
+            (sentence, value), words = encyclopaedia()[title][relation], RELATIONS[kind][relation]
             steps.append(Hop(title, f"{proof}search {title}", title))
-            proof, title, kind = f"{fact.sentence}, so ", fact.value, words["value"]
+            proof, title, kind = f"{sentence}, so ", value, words["value"]
             phrase = _draw(rng, words["asks" if relation == path[-1] else "names"]).format(phrase)
         return Question(phrase, (title,), tuple(steps), path[-1], person, proof)
 
@@ -178,7 +172,7 @@ class SearchQA(TextEnv):
         return "\n".join(lines)
 
     def _line(self, text, most=1000):
-        return fitted(" ".join(text.split()), most, self.observation_space)
+        return data.fitted(" ".join(text.split()), most, self.observation_space)
 
     def _missing(self):
         """The hops after the last one whose passage this observation shows, not an earlier one."""
@@ -288,25 +282,26 @@ def _usable(argument):
 
 
 # ---- Questions of the user -----------------------------------------------------------------------
-@cached_until_changed
-def _questions(data):
-    """(questions, passages) of `data`."""
-    pairs = read_each(data, _question_of, "bad record in {path}: {problem!r}; expected HotpotQA's "
-                      "question, answer (a text or several), context and supporting_facts, if any.",
-                      "no answer fits into finish[...]")
+@data.cached_until_changed
+def _questions(path):
+    """(questions, passages) of a file of records."""
+    pairs = data.read_each(
+        path, _question_of, "bad record in {path}: {problem!r}; expected HotpotQA's question, "
+        "answer (a text or several), context and supporting_facts, if any.",
+        "no answer fits into finish[...]")
     if not pairs:
-        raise ValueError(f"no usable question in {data!r}: no answer fits into finish[...].")
+        raise ValueError(f"no usable question in {path!r}: no answer fits into finish[...].")
     questions, contexts = zip(*pairs)
     return questions, tuple({p.content: p for context in contexts for p in context}.values())
 
 
-@cached_until_changed
-def _index(data, corpus):
-    """The local index of `corpus`, or of the passages that belong to `data`."""
-    passages = (_questions(data)[1] if data and not corpus else
+@data.cached_until_changed
+def _index(path, corpus):
+    """The local index of `corpus`, or of the passages that belong to the records."""
+    passages = (_questions(path)[1] if path and not corpus else
                 load_corpus(corpus or "encyclopaedia"))
     if not passages:
-        raise ValueError(f"the records of {data!r} have no context: give corpus or url.")
+        raise ValueError(f"the records of {path!r} have no context: give corpus or url.")
     return SearchIndex(passages)
 
 
@@ -333,25 +328,19 @@ def _question_of(record):
 def load_corpus(name):
     """The passages of `encyclopaedia`, or of a file of records with `text` and any `title`."""
     if name == "encyclopaedia":
-        return [Passage(title, " ".join(f"{fact.sentence}." for fact in facts.values()))
+        return [Passage(title, " ".join(f"{sentence}." for sentence, _ in facts.values()))
                 for title, facts in encyclopaedia().items()]
     # str.strip takes nothing but a text.
-    return read_each(name, lambda record: Passage(
+    return data.read_each(name, lambda record: Passage(
         *map(str.strip, (record.get("title", ""), record["text"]))),
         "bad passage in {path}: {problem!r}; expected text and any title.")
 
 
-class Fact(NamedTuple):
-    """What an article says of one relation: the sentence, without its full stop, and the value."""
-
-    sentence: str
-    value: str
-
-
 @lru_cache(maxsize=1)
 def encyclopaedia():
-    """The generated world, the same on every machine: title -> {relation: Fact} in the order of
-    the article; people first, then towns, then companies.
+    """The generated world, the same on every machine: title -> {relation: (sentence, value)}, each
+    sentence without its full stop, in the order of the article; people first, then towns, then
+    companies.
 
     Values are dealt evenly, so that no guess is better than another. Two relations of a title with
     values of one kind differ, such as where somebody was born and lives.
@@ -371,7 +360,7 @@ def encyclopaedia():
             dealt[words["value"]] = places
             for title, i in zip(titles, places):
                 sentence = _draw(rng, words["tells"])
-                articles[title][relation] = Fact(
+                articles[title][relation] = (
                     sentence.format(name=title.split()[-1], value=values[i]), values[i])
     return {title: {relation: facts[relation] for relation in rng.permutation([*facts]).tolist()}
             for title, facts in articles.items()}

@@ -81,8 +81,8 @@ class TestCorpora:
         assert zlib.crc32("\n".join(p.content for p in ARTICLES).encode()) == 1547107064
         index = SearchIndex(ARTICLES)
         for article, (title, facts) in zip(ARTICLES, encyclopaedia().items(), strict=True):
-            assert article == (title, " ".join(f"{fact.sentence}." for fact in facts.values()))
-            assert all(fact.value in fact.sentence.split() for fact in facts.values())
+            assert article == (title, " ".join(f"{sentence}." for sentence, _ in facts.values()))
+            assert all(value in sentence.split() for sentence, value in facts.values())
             assert index.search(title, 1)[0]["content"] == article.content
             assert len(article.content) < searchqa.MAX_SHOWN  # never cut
 
@@ -168,8 +168,7 @@ class TestEpisodes:
         assert len(lines) == 10 and {len(line) for line in lines} == {2 + 800 + 3}
         assert lines[0].startswith("- ada ?? Ω 誰が 북경에서 👩‍🔬 کتاب‌ها ? long")
 
-    def test_words_are_compared_as_squad_does_and_f1_pays_at_most_the_precision_from_three_tenths_on(
-            self):
+    def test_words_are_compared_as_squad_does_and_f1_pays_the_precision_at_most_from_0_3_on(self):
         for said, right, em, f1, paid in (  # right answers are joined by |
                 ("The paris!", "Paris", 1, 1, 1), ("U.S. an", "a us", 1, 1, 1), ("x", "y", 0, 0, 0),
                 ("b c b", "b b b d", 0, 4 / 7, 4 / 7), ("yes it is", "yes", 0, 0, 0),
@@ -180,7 +179,7 @@ class TestEpisodes:
                 ("New York", "NYC|New York City|new york", 1, 1, 1),
                 ("A", "A", 1, 1, 1),  # grade A is no article
                 ("Marc Henry Platt", "Marc Platt", 0, 0.8, 2 / 3),
-                ("Paris, France", "Paris", 0, 2 / 3, 1 / 2), ("b, c, Paris", "Paris", 0, 0.5, 1 / 3),
+                ("Paris, France", "Paris", 0, 2 / 3, 0.5), ("b, c, Paris", "Paris", 0, 0.5, 1 / 3),
                 ("b, c, d, Paris", "Paris", 0, 0.4, 0)):
             for option, earned in (("em", em), ("f1", paid)):
                 env = started(reward=option)
