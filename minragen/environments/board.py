@@ -34,7 +34,8 @@ CLAIM = re.compile(rf"(\w+) ({'|'.join(VERTICAL)}) ({'|'.join(HORIZONTAL)})")
 class Board(TextEnv):
     """The base of FrozenLake and Sokoban: shown as coordinates, a grid of symbols, an image.
 
-    A subclass has the options `view`, `symbols` and `tile`, sets `rows` and `cols`, and writes
+    A subclass has the options `view` (of VIEWS), `symbols` (one for each of its `meanings`) and
+    `tile` (pixels of a cell's side in the image), sets `rows` and `cols`, and writes
 
         story, rules       the instruction's first line, and what follows the line on positions
         meanings           what the symbols stand for, in their order

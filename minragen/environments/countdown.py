@@ -52,8 +52,7 @@ class Countdown(TextEnv):
         count, _, operators, data = (self.options[name] for name in self.defaults)
         self.operators = [op for op in "+-*/" if op in operators]
         if {*self.operators} != {*operators} or not operators:
-            raise ValueError(f"option operators of Countdown: got {operators!r}, expected some of "
-                             f"+-*/.")
+            raise ValueError(f"operators of Countdown: got {operators!r}, expected some of +-*/.")
         self.counts = (count,) if count else (3, 4)
         rows = read_tasks(data) if data else []
         self.rows = [row for row in rows if len(row[0]) in self.counts]

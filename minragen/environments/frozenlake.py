@@ -25,9 +25,8 @@ class FrozenLake(Board):
 
     Options: `size`; `frozen`, the probability that a tile is ice and not a hole; `slip`, the
     probability that a step goes to one of the two perpendicular sides instead (0 in RAGEN V2's run,
-    0.2 under the tag in its configuration, 2/3 in V1); `view`, one of coord, grid, grid_coord,
-    image, image+text; `symbols`, one for each of `meanings`; `tile`, pixels of a cell's side in the
-    image, which does not show the start. A path within the action budget joins start and goal.
+    0.2 under the tag in its configuration, 2/3 in V1); `view`, `symbols` and `tile` as in Board; an
+    image does not show the start. A path within the action budget joins start and goal.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)

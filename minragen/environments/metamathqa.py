@@ -64,9 +64,9 @@ class MetaMathQA(TextEnv):
     Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
     the most operations of a problem; `largest`, the largest result and number that it is computed
     from, at least 12, or 0 for any; `repeat`, whether to repeat the question; `data`, a file of
-    GSM8K records instead of the templates. Records without a result are
-    left out. Rephrasings of one `original_question` belong to one split. A result that is not a
-    number (an interval, x+1) must be given literally, except for case, spaces and LaTeX decoration.
+    GSM8K records instead of the templates. Records without a result are left out. Rephrasings of
+    one `original_question` belong to one split. A result that is not a number (an interval, x+1)
+    must be given literally, but for case, spaces and LaTeX decoration.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)

@@ -30,10 +30,9 @@ class Sokoban(Board):
 
     Options: `rows`, `cols`, `boxes` (RAGEN's larger board: 8, 8, 2); `walls`, the probability that
     an inner cell is a wall; `pulls`: at most `boxes * pulls` pulls set up an instance; `view`,
-    one of coord, grid, grid_coord, image, image+text; `symbols`, one for each of `meanings`
-    (RAGEN's other set: W.GCBA@); `tile`, pixels of a cell's side in the image.
-    An instance is played backwards from its solution in at most `max_actions` moves, so it can be
-    solved. A box that can no longer reach a target does not end the episode: others still count.
+    `symbols` (RAGEN's other set: W.GCBA@) and `tile` as in Board. An instance is played backwards
+    from its solution in at most `max_actions` moves, so it can be solved. A box that can no longer
+    reach a target does not end the episode: others still count.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
@@ -62,8 +61,7 @@ class Sokoban(Board):
         rows, cols = self.rows, self.cols = self.options["rows"], self.options["cols"]
         boxes, most = self.options["boxes"], (rows - 2) * (cols - 2) // 4
         if not 1 <= boxes <= most:
-            raise ValueError(f"option boxes of Sokoban: got {boxes}, expected 1 to {most}, a "
-                             f"quarter of the inner cells.")
+            raise ValueError(f"option boxes of Sokoban: got {boxes}, expected 1 to {most}.")
         # Cells are numbered row by row; the border is wall, so no step ever leaves the board.
         self.steps = dict(zip(self.actions, (-cols, cols, -1, 1)))
         self.inner = [r * cols + c for r in range(1, rows - 1) for c in range(1, cols - 1)]
