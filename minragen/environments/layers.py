@@ -150,7 +150,8 @@ class Reminder(Layer):
     """Each observation begins with the last states that the model saw before, `states` of them, the
     oldest first. What ObservationDropout inside of it hid is left out; so are images."""
 
-    defaults, ranges = {"states": 1}, {"states": (1, 100)}
+    defaults = {"states": 1}
+    ranges = {"states": (1, 100)}
     rule = "Each turn begins with what you saw before."
 
     def reset(self, *, seed=None, options=None):

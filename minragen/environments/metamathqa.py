@@ -77,8 +77,8 @@ class MetaMathQA(TextEnv):
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        if 0 < self.options["largest"] < 12:
-            raise ValueError("option largest of MetaMathQA: expected at least 12, or 0 for any.")
+        if 0 < (largest := self.options["largest"]) < 12:
+            raise ValueError(f"largest of MetaMathQA: got {largest}, expected 12 or more; 0: any.")
         refuse_with(self, "data", "distractors", "largest", "max_steps")
         self._names, templates = word_problems()
         self.templates = [t for t in templates if t["steps"] <= self.options["max_steps"]]
@@ -241,8 +241,7 @@ def load_problems(path):
 
 
 def problem_of(record):
-    """The WordProblem of a record: GSM8K's, or one whose answer is the result alone. None if it is
-    unusable."""
+    """The WordProblem of a record: GSM8K's, or one whose answer is the result alone; or None."""
     question, result = record["question"].strip(), record["answer"].rpartition("####")[2].strip()
     percent = "%" in result or bool(re.search(r"percent|what %", question, re.IGNORECASE))
     value = read_value(result, percent)

@@ -154,8 +154,8 @@ class SearchQA(TextEnv):
     def _act(self, action):
         name, argument = action
         if name == "search":
-            before, found = self.screen, self.index.search(argument, self.options["results"])
-            self.screen = [r["content"] for r in found]
+            found = self.index.search(argument, self.options["results"])
+            before, self.screen = self.screen, [r["content"] for r in found]
             return Outcome(0.0, effective=self.screen != before)
         self.finished = True
         em, f1, paid = score_answer(argument, self.question.answers)
@@ -176,8 +176,8 @@ class SearchQA(TextEnv):
 
     def _missing(self):
         """The hops after the last one whose passage this observation shows, not an earlier one."""
-        steps, screen = self.question.steps, self.screen or ()
-        found = [n for n, step in enumerate(steps, 1) if any(map(step.found_in, screen))]
+        steps = self.question.steps
+        found = [n for n, step in enumerate(steps, 1) if any(map(step.found_in, self.screen or ()))]
         return steps[max(found, default=0):]
 
     def note(self):
@@ -290,7 +290,7 @@ def _questions(path):
         "answer (a text or several), context and supporting_facts, if any.",
         "no answer fits into finish[...]")
     if not pairs:
-        raise ValueError(f"no usable question in {path!r}: no answer fits into finish[...].")
+        raise ValueError(f"no usable question in {path!r}.")
     questions, contexts = zip(*pairs)
     return questions, tuple({p.content: p for context in contexts for p in context}.values())
 
