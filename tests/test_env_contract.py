@@ -370,11 +370,10 @@ class TestHostileAnswers:
 
 class TestBudget:
     def test_a_value_out_of_the_range_of_an_option_is_refused_with_what_is_expected(self, env_name):
-        outside, env = dict(OUT_OF_RANGE.get(env_name.split()[0], {})), make(env_name).unwrapped
-        for option, allowed in env.ranges.items():
-            step = 0.01 if isinstance(env.defaults[option], float) else 1
+        outside = dict(OUT_OF_RANGE.get(env_name.split()[0], {}))
+        for option, allowed in make(env_name).unwrapped.ranges.items():
             outside[option] = outside.get(option, ()) + (
-                (allowed[0] - step, allowed[1] + step) if isinstance(allowed, tuple) else
+                (allowed[0] - 1, allowed[1] + 1) if isinstance(allowed, tuple) else
                 (max(allowed) * 2,))
         for option, values in outside.items():
             for value in values:

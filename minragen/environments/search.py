@@ -20,9 +20,7 @@ import numpy as np
 from minragen.environments.limits import ServerGone, in_time
 
 MAX_REPLY = 2**22  # bytes; a longer reply of a server is refused
-BUSY = (408, 429)  # statuses of a server that asks to try again
 PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try of `fetch`
-MOST_SAID = 300  # bytes that are told of what a server says of an error
 
 
 def words_of(text):
@@ -143,7 +141,7 @@ def fetch(url, seconds, body=None, pauses=PAUSES, **headers):
         except (OSError, HTTPException) as error:
             # Below 500 the server understood and refused: it would refuse again, unless it is busy.
             problem, code = error, getattr(error, "code", 500)
-            retry = code >= 500 or code in BUSY
+            retry = code >= 500 or code in (408, 429)
             asked = (getattr(error, "headers", None) or {}).get("Retry-After", "")
             wait = max(pause, int(asked)) if re.fullmatch(r"[0-9]{1,4}", asked) else pause
         if not retry or time.monotonic() + wait >= deadline:
@@ -160,7 +158,7 @@ def read_bounded(request, seconds):
         response = direct_opener().open(request, timeout=seconds)
     except HTTPError as error:
         if error.fp:
-            error.msg += f" {error.read(MOST_SAID).decode(errors='replace')}"
+            error.msg += f" {error.read(300).decode(errors='replace')}"
         raise
     with response:
         reply = response.read(MAX_REPLY + 1)

@@ -26,7 +26,6 @@ from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
 MAX_ARGUMENT = 300  # characters of a query or an answer
 MAX_SHOWN = 800  # characters of a passage in an observation
-ENCYCLOPAEDIA_SEED = 1
 NUM_PEOPLE = 320
 # WORDS: kind of value -> values, and people's names
 # RELATIONS: kind of article -> relation -> {value: kind of its value, tells: sentences of the
@@ -345,7 +344,7 @@ def encyclopaedia():
     Values are dealt evenly, so that no guess is better than another. Two relations of a title with
     values of one kind differ, such as where somebody was born and lives.
     """
-    rng = np.random.default_rng(ENCYCLOPAEDIA_SEED)
+    rng = np.random.default_rng(1)
     names = map(" ".join, itertools.product(WORDS["first_name"], WORDS["last_name"]))
     people = rng.permutation(list(names))[:NUM_PEOPLE].tolist()
     articles = defaultdict(dict)

@@ -240,7 +240,7 @@ class TestRuns:
         (tmp_path / "fog.py").write_text("\n".join(lines))
         return runs
 
-    def test_it_trains_resumes_and_is_measured_inside_its_layers(self, fog, capsys):
+    def test_it_trains_resumes_and_is_measured_and_compared_inside_its_layers(self, fog, capsys):
         run(f"--run a --steps 1 {self.SMALL}", *self.LAYERS)
         assert "fog:Fog,every=3" in capsys.readouterr().out  # what differs from the preset
         run("--run a --resume --steps 2")
@@ -254,6 +254,9 @@ class TestRuns:
         capsys.readouterr()
         evaluation.main(["--run", "a", "--show"])
         assert capsys.readouterr().out.count("Before:\n") >= 3  # the second turn of each episode
+        run(f"--run plain --steps 1 {self.SMALL}")
+        with pytest.raises(SystemExit, match="cannot be compared: they play 'frozenlake .*fog:Fog"):
+            evaluation.main(["--run", "a plain", "--size", "2"])
 
     def test_an_episode_is_played_again_inside_the_layers_for_its_boards(self, fog):
         config = parsed("--layer", NOISE, "--layer", "fog:Fog", "--env-arg", "frozen=1.0")
@@ -295,12 +298,6 @@ class TestRuns:
             evaluation.main(["--run", "a", "--layer", NOISE])
         assert "--layer has no effect with --run" in capsys.readouterr().err
 
-    def test_runs_inside_different_layers_are_not_compared(self, fog):
-        for name, layers in (("a", self.LAYERS), ("b", ())):
-            run(f"--run {name} --steps 1 {self.SMALL}", *layers)
-        with pytest.raises(SystemExit, match="cannot be compared: they play 'frozenlake .*fog:Fog"):
-            evaluation.main(["--run", "a b", "--size", "2"])
-
     def test_weights_that_were_warmed_up_without_layers_are_not_taken(self, fog):
         """Also if the first demonstrations do not show the layers, as in bandit's only turn."""
         (fog.parent / "silent.py").write_text("from minragen.environments.layers import Layer\n"
@@ -318,10 +315,3 @@ class TestRuns:
         groups = env_groups(parsed("--layer", "broken:Broken"), "val")
         assert str(groups.reset(0)[0].fault) == (
             "broken:Broken raised KeyError: 'state' (broken.py:6 in render_text).")
-
-    def test_python_in_the_folder_of_a_run_is_not_imported(self, fog):
-        run(f"--run a --steps 1 {self.SMALL}", *self.LAYERS)
-        path = fog / "a" / "config.json"
-        path.write_text(path.read_text().replace('"reminder"', '"runs.a.evil:Evil"'))
-        (fog / "a" / "evil.py").write_text("open('it ran', 'w')")
-        assert "names code in" in message("--run", "a", "--resume")
