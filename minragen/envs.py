@@ -93,6 +93,7 @@ class TextEnv(gymnasium.Env):
     multi_action = False  # whether an answer may hold several actions joined by ||
     parallel = False  # whether a step waits on something (sandbox, server) and belongs in a thread
     defaults: dict = {}  # option name -> default; the type of the default is the type of the option
+    ranges: dict = {}  # option name -> (least, most), or a list of choices; none for any value
     bundled_data = "generated"  # where its instances come from, for the table of environments
     backend = ""  # external program or server, named in a run's first line
     alias = ""  # what metrics call it, for an environment that `make` found at a server's address
@@ -112,7 +113,7 @@ class TextEnv(gymnasium.Env):
         if self.budget.max_actions_per_turn > 1 and not self.multi_action:
             raise ValueError(f"{type(self).__name__} takes one action a turn: max_actions_per_turn "
                              f"is {self.budget.max_actions_per_turn}, expected 1.")
-        self.options = check_options(type(self).__name__, self.defaults, options)
+        self.options = check_options(type(self).__name__, self.defaults, options, self.ranges)
         self.render_mode = render_mode
         self.observation_space, self.action_space = text_space(), text_space()
         self._live = False
@@ -382,8 +383,7 @@ class EnvGroups:
 
     def begin(self, row):
         (group, member), env = self.places[row], self.envs[row]
-        first, _ = env.reset(seed=self.seeds[group], options={"member": member})
-        return self.observed(env, first)
+        return self.observed(env, env.reset(seed=self.seeds[group], options={"member": member})[0])
 
     def step(self, rows, replies):
         """Returns for each of the given rows what `turn(env, reply)` returns."""

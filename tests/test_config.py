@@ -264,7 +264,7 @@ class TestBadInput:
             (["--env", "frozenlake=²"], "a number for every environment or none"),
             (["--env", "frozenlake,bandit", "--val-size", "1"], "and at least one each"),
             (["--env-arg", "slip"], "expected name=value"),
-            (["--env-arg", "slip=2"], "bad options of FrozenLake"))
+            (["--env-arg", "slip=2"], "option slip of FrozenLake: got 2, expected 0 to 1."))
 
     def test_choices_that_contradict_each_other_are_refused(self):
         self.check(
@@ -353,7 +353,8 @@ class TestBadInput:
 
     @pytest.mark.parametrize("option", [
         {"env": "runs.a.evil:Evil"}, {"env": "runs:Evil"}, {"env": "bandit=8, runs.a.evil:Evil=8"},
-        {"env": "runs.a.evil:Evil-v0"}, {"algo": "runs.a.evil:preset"}])
+        {"env": "runs.a.evil:Evil-v0"}, {"algo": "runs.a.evil:preset"},
+        {"layer": ("reminder", "runs.a.evil:Evil,x=1")}])
     def test_python_in_the_folder_of_a_run_is_not_imported(self, runs, tmp_path, option,
                                                            monkeypatch):
         monkeypatch.chdir(tmp_path)

@@ -33,17 +33,12 @@ from minragen.support.formats import FORMATS
 STOCHASTIC = {"bandit": {}, "frozenlake": {"slip": 0.5}}
 # Its own, and numbers that none has. An environment may refuse some, but then with a ValueError.
 BUDGETS = (None, Budget(7, 3, 13), Budget(11, 2, 17), Budget(13, 1, 12))
+# What no environment takes beside what is out of its `ranges`.
 OUT_OF_RANGE = {
-    "bandit": {"high_prob": (-0.1, 1.1)},
-    "frozenlake": {"size": (1, 65), "frozen": (0.0, 1.1), "slip": (-0.1, 1.1), "view": ("text",),
-                   "tile": (7, 65), "symbols": ("P_OGX", "PPOGX√", "P_OGX√√", "P_OGX\n")},
-    "sokoban": {"rows": (4, 33), "cols": (4, 33), "boxes": (0, 5), "walls": (-0.1, 0.31),
-                "pulls": (0, 100), "view": ("coord_grid", "text"), "tile": (0, 65)},
-    "sudoku": {"size": (5,), "difficulty": ("harder", "hard"), "view": ("grid",)},
-    "countdown": {"count": (5,), "operators": ("", "+^"), "largest": (1, 1001)},
-    "metamathqa": {"max_steps": (0, 5), "largest": (-1, 11, 10_001)},
-    "searchqa": {"hops": (-1, 3), "results": (0, 11), "reward": ("bleu",), "timeout": (0.0, 60.1),
-                 "url": ("file:///etc/passwd",)},
+    "frozenlake": {"symbols": ("P_OGX", "PPOGX√", "P_OGX√√", "P_OGX\n")},
+    "sokoban": {"boxes": (0, 5)}, "sudoku": {"difficulty": ("hard",)},
+    "countdown": {"operators": ("", "+^")}, "metamathqa": {"largest": (11,)},
+    "searchqa": {"url": ("file:///etc/passwd",)},
     "webshop": {"reward": ("raw",), "page_size": (0, 51), "attributes": (0, 4),
                 "wording": ("bold",)},
     "deepcoder": {"family": ("formula",), "tests": (3, 15), "seconds": (0, 11)},
@@ -375,7 +370,12 @@ class TestHostileAnswers:
 
 class TestBudget:
     def test_a_value_out_of_the_range_of_an_option_is_refused_with_what_is_expected(self, env_name):
-        for option, values in OUT_OF_RANGE.get(env_name.split()[0], {}).items():
+        outside = dict(OUT_OF_RANGE.get(env_name.split()[0], {}))
+        for option, allowed in make(env_name).unwrapped.ranges.items():
+            outside[option] = outside.get(option, ()) + (
+                (allowed[0] - 1, allowed[1] + 1) if isinstance(allowed, tuple) else
+                (max(allowed) * 2,))
+        for option, values in outside.items():
             for value in values:
                 with pytest.raises(ValueError, match="expected"):
                     make(env_name, **{option: value})
@@ -383,6 +383,7 @@ class TestBudget:
     @pytest.mark.parametrize("name, data, option", [
         ("metamathqa", "data", {"max_steps": 1}), ("deepcoder", "data", {"family": "formulas"}),
         ("lean", "data", {"family": "logic"}), ("countdown", "data", {"largest": 9}),
+        ("searchqa", "data", {"hops": 1}),
         ("webshop", "products", {"attributes": 1})])
     def test_an_option_that_data_of_the_user_would_silence_is_refused(self, name, data, option):
         with pytest.raises(ValueError, match=f"{next(iter(option))}.*{data} replaces"):

@@ -35,6 +35,7 @@ class Bandit(TextEnv):
     bundled_data = "20 pairs of names"
     defaults = {"low_reward": 0.1, "high_reward": 1.0, "high_miss": 0.0, "high_prob": 0.25,
                 "reversed": False, "mixed": False}
+    ranges = {"high_prob": (0, 1)}
     instruction = ("You play a bandit with two arms. What an arm pays is related to its name: "
                    "think about what the names mean. Answer with the name of one arm.")
     # Names that suggest no risk, so that the example does not tell which kind of arm pays more.
@@ -46,9 +47,6 @@ class Bandit(TextEnv):
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        chance = self.options["high_prob"]
-        if not 0 <= chance <= 1:
-            raise ValueError(f"option high_prob of Bandit: got {chance}, expected 0 to 1.")
         if self.options["mixed"]:
             self.bundled_data = "400 pairs of 40 names"
 

@@ -34,7 +34,8 @@ CLAIM = re.compile(rf"(\w+) ({'|'.join(VERTICAL)}) ({'|'.join(HORIZONTAL)})")
 class Board(TextEnv):
     """The base of FrozenLake and Sokoban: shown as coordinates, a grid of symbols, an image.
 
-    A subclass has the options `view`, `symbols` and `tile`, sets `rows` and `cols`, and writes
+    A subclass has the options `view` (of VIEWS), `symbols` (one for each of its `meanings`) and
+    `tile` (pixels of a cell's side in the image), sets `rows` and `cols`, and writes
 
         story, rules       the instruction's first line, and what follows the line on positions
         meanings           what the symbols stand for, in their order
@@ -47,18 +48,15 @@ class Board(TextEnv):
     """
 
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # turns a second
+    ranges = {"view": [*VIEWS], "tile": (8, 64)}
     rules = ""
     relation_near = 0.5  # credit for a claim with one of its two relations right
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        view, symbols, tile = (self.options[name] for name in ("view", "symbols", "tile"))
-        name = type(self).__name__
-        if view not in VIEWS or not 8 <= tile <= 64:
-            raise ValueError(f"bad options of {name}: view={view}, tile={tile}; expected a view of "
-                             f"{', '.join(VIEWS)}, and 8 <= tile <= 64.")
+        symbols = self.options["symbols"]
         if not (len(symbols) == len(set(symbols)) == len(self.meanings) and symbols.isprintable()):
-            raise ValueError(f"option symbols of {name}: got {symbols!r}, expected "
+            raise ValueError(f"option symbols of {type(self).__name__}: got {symbols!r}, expected "
                              f"{len(self.meanings)} different symbols.")
         self.observation_space = text_space(symbols)
 

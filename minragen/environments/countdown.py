@@ -40,6 +40,7 @@ class Countdown(TextEnv):
 
     budget = Budget(max_turns=1, max_actions_per_turn=1, max_actions=1)
     defaults = {"count": 0, "largest": 100, "operators": "+-*/", "data": ""}
+    ranges = {"count": [0, 3, 4], "largest": (2, 1000)}
     example = ("3 * 5 is 15, and 15 + 100 is the target 115.", "3 * 5 + 100",
                "Numbers 3 5 100, target 115.", "The value is 115.")
     TARGETS = range(1, 100)  # of generated tasks
@@ -47,13 +48,11 @@ class Countdown(TextEnv):
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        count, largest, operators, data = (self.options[name] for name in self.defaults)
-        if not (count in (0, 3, 4) and 2 <= largest <= 1000
-                and operators and set(operators) <= set("+-*/")):
-            raise ValueError(f"bad options of Countdown: {self.options}; expected count 3, 4 or 0, "
-                             f"largest of 2 to 1000 and operators from +-*/.")
         refuse_with(self, "data", "largest")
+        count, _, operators, data = (self.options[name] for name in self.defaults)
         self.operators = [op for op in "+-*/" if op in operators]
+        if {*self.operators} != {*operators} or not operators:
+            raise ValueError(f"operators of Countdown: got {operators!r}, expected some of +-*/.")
         self.counts = (count,) if count else (3, 4)
         rows = read_tasks(data) if data else []
         self.rows = [row for row in rows if len(row[0]) in self.counts]

@@ -9,15 +9,16 @@ import io
 import json
 import os
 import sys
-import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
+
+from tqdm import tqdm
 
 DATA = Path(__file__).parent.parent / "data"  # what the package brings along
 PLAYED = 200  # reference solutions that are played when a file is read
-PATIENCE = 5  # seconds of reading or playing until a line says how far it is
+# A bar on stderr for what takes more than 5 seconds.
+watched = functools.partial(tqdm, delay=5, mininterval=1, leave=False)
 
 
 def load_table(name, **how):
@@ -59,14 +60,15 @@ def read_each(path, build, refusal, useless="of no use"):
     their number is printed. Raises ValueError for a record that `build` cannot read: the text
     `refusal`, which may name {path}, {number} and {problem}."""
     built = []
-    for number, record in enumerate(watched(read_records(path), f"reading {path}"), 1):
+    for number, record in enumerate(watched(read_records(path), desc=f"reading {path}"), 1):
         try:
             built.append(build(record))
         except (LookupError, TypeError, ValueError, AttributeError, zlib.error) as problem:
             raise ValueError(refusal.format(path=path, number=number, problem=problem)) from None
     kept = tuple(made for made in built if made is not None)
     if len(kept) < len(built):
-        tell(f"{path}: {len(built) - len(kept):,} of {len(built):,} records left out: {useless}.")
+        tqdm.write(f"{path}: {len(built) - len(kept):,} of {len(built):,} records left out: "
+                   f"{useless}.", file=sys.stderr)
     return kept
 
 
@@ -81,30 +83,15 @@ def playable(path, problems, plays):
     """
     step = -(-len(problems) // PLAYED) or 1
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        played = [*watched(threads.map(plays, problems[::step]), f"playing the records of {path}")]
+        played = [*watched(threads.map(plays, problems[::step]), desc=f"playing {path}")]
     failed = {step * i for i, right in enumerate(played) if right is False}
     if count := sum(right is not None for right in played):
-        tell(f"{path}: left out because the reference solution fails: {len(failed)} of {count}.")
+        tqdm.write(f"{path}: left out because the reference solution fails: {len(failed)} of "
+                   f"{count}.", file=sys.stderr)
         if len(failed) == count:
             raise ValueError(f"all {count} reference solutions of {path} that were run fail: "
                              f"expected some that are right.")
     return tuple(problem for i, problem in enumerate(problems) if i not in failed)
-
-
-def watched(things, doing):
-    """Yield the things. After PATIENCE seconds, and at times ever further apart, say how many."""
-    began, pause = time.monotonic(), PATIENCE
-    for number, thing in enumerate(things, 1):
-        if time.monotonic() - began > pause:
-            tell(f"{doing}: {number:,} after {pause} s ...")
-            pause *= 2
-        yield thing
-
-
-def tell(line):
-    """Print a line on stderr, if anybody is there to read it."""
-    with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
 
 
 def read_records(path):
@@ -127,9 +114,7 @@ def read_records(path):
     except ImportError:
         raise ValueError(f"{path} needs pyarrow: run `pip install pyarrow`, or convert the file to "
                          f"JSONL.") from None
-    # Another format, not UTF-8, not readable, nested too deeply, or a type that pyarrow lacks.
-    except (ValueError, OSError, EOFError, zlib.error, RecursionError, NotImplementedError,
-            ArithmeticError, LookupError, MemoryError) as error:
+    except Exception as error:  # not this format, not readable, a type that pyarrow lacks, ...
         place = f"record {count + 1} of {path}" if count else path
         reason = str(error).partition("\n")[0]
         raise ValueError(f"cannot read {place} as JSONL, JSON or parquet: {reason}.") from None

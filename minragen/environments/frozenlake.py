@@ -25,9 +25,8 @@ class FrozenLake(Board):
 
     Options: `size`; `frozen`, the probability that a tile is ice and not a hole; `slip`, the
     probability that a step goes to one of the two perpendicular sides instead (0 in RAGEN V2's run,
-    0.2 under the tag in its configuration, 2/3 in V1); `view`, one of coord, grid, grid_coord,
-    image, image+text; `symbols`, one for each of `meanings`; `tile`, pixels of a cell's side in the
-    image, which does not show the start. A path within the action budget joins start and goal.
+    0.2 under the tag in its configuration, 2/3 in V1); `view`, `symbols` and `tile` as in Board; an
+    image does not show the start. A path within the action budget joins start and goal.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
@@ -36,6 +35,7 @@ class FrozenLake(Board):
     bundled_data = "generated maps"
     defaults = {"size": 4, "frozen": 0.9, "slip": 0.0, "view": "grid_coord", "symbols": "P_OGX√",
                 "tile": 8}
+    ranges = Board.ranges | {"size": (2, 64), "frozen": (0.01, 1), "slip": (0, 1)}
     story = "You walk on a frozen lake. Reach the goal and stay out of the holes."
     meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
     looks = "the player is a person, holes are dark water, and the goal is a green flag"
@@ -47,12 +47,8 @@ class FrozenLake(Board):
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        o, slip = self.options, self.options["slip"]
-        if not (2 <= o["size"] <= 64 and 0 < o["frozen"] <= 1 and 0 <= slip <= 1):
-            raise ValueError(f"bad options of FrozenLake: {o}; expected size of 2 to 64, "
-                             f"0 < frozen <= 1 and 0 <= slip <= 1.")
-        self.rows = self.cols = o["size"]
-        if slip:
+        self.rows = self.cols = self.options["size"]
+        if slip := self.options["slip"]:
             self.rules = f"\nThe ice is slippery: with probability {slip:.3g} a step goes sideways."
 
     def _reset(self, rng):

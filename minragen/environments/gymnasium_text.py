@@ -26,13 +26,12 @@ class GymnasiumText(TextEnv):
     def __init__(self, env_id, split="train", budget=None, **options):
         try:  # -1: without TimeLimit, which would end episodes before the turns that are announced
             self.inner = gymnasium.make(env_id, max_episode_steps=-1, **options)
-            spaces_of = self.inner.observation_space, self.inner.action_space
             self.by_text = within_time_limit(first_texts_split, env_id, repr(options))
         except Exception as error:  # of somebody else's constructor or reset
             said = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ValueError(f"env {env_id!r} does not begin with these options: {said}."
                              ) from error
-        for space in spaces_of:
+        for space in (self.inner.observation_space, self.inner.action_space):
             if not isinstance(space, spaces.Text):
                 raise ValueError(f"env {env_id!r} has a {type(space).__name__} space, expected "
                                  f"Text spaces.")

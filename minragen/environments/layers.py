@@ -26,7 +26,7 @@ class Layer(gymnasium.Wrapper):
         render_text()     the state as the model sees it; self.env.render_text()
         image()           what a vision-language model sees; self.env.image()
         reset, step       a whole turn, as Gymnasium's wrappers do
-        defaults          its options; self.options has their values
+        defaults, ranges  of its options, as in TextEnv; self.options has their values
 
     Whatever it does not write is the environment's. The instance, and so the split, never depends
     on a layer. `self.luck` is its random stream: every member of a group and every layer has its
@@ -38,13 +38,14 @@ class Layer(gymnasium.Wrapper):
     env = None  # NOTE: without it, a name looked up before __init__ recurses for ever
     rule = ""
     defaults: dict = {}
+    ranges: dict = {}
 
     def __init__(self, env, /, **options):
         super().__init__(env)
         if type(env.unwrapped).step is not TextEnv.step:
             raise ValueError(f"no layer fits around {type(env.unwrapped).__name__}: it writes its "
                              f"own step(). Around a server's environment: minragen serve --layer.")
-        self.options = check_options(type(self).__name__, self.defaults, options)
+        self.options = check_options(type(self).__name__, self.defaults, options, self.ranges)
         env.unwrapped.outermost_layer = self
 
     def __getattr__(self, name):
@@ -64,12 +65,7 @@ class Chance(Layer):
     """A layer that does something with a probability."""
 
     defaults = {"probability": 0.1}
-
-    def __init__(self, env, /, **options):
-        super().__init__(env, **options)
-        if not 0 <= self.options["probability"] <= 1:
-            raise ValueError(f"bad options of {type(self).__name__}: {self.options}; expected "
-                             f"0 <= probability <= 1.")
+    ranges = {"probability": (0, 1)}
 
     def happens(self):
         return bool(self.luck.random() < self.options["probability"])
@@ -108,8 +104,6 @@ class ActionNoise(Chance):
 class ObservationDropout(Chance):
     """With `probability` a turn shows nothing new: no state and no image, only the reward and what
     is left of the budget. The first observation of an episode is always shown."""
-
-    hidden = False
 
     @property
     def rule(self):
@@ -157,14 +151,8 @@ class Reminder(Layer):
     oldest first. What ObservationDropout inside of it hid is left out; so are images."""
 
     defaults = {"states": 1}
+    ranges = {"states": (1, 100)}
     rule = "Each turn begins with what you saw before."
-
-    def __init__(self, env, /, **options):
-        super().__init__(env, **options)
-        if not 1 <= self.options["states"] <= 100:
-            raise ValueError(f"bad options of Reminder: {self.options}; expected 1 <= states <= "
-                             f"100.")
-        self.earlier = []
 
     def reset(self, *, seed=None, options=None):
         self.earlier = []
@@ -196,11 +184,7 @@ def wrapped(env, layers):
     """
     for text in layers:
         _, *options = text.split(",")
-        layer = layer_class(text)(env, **parse_options(options, "option of a layer"))
-        if layer.env is not env:
-            raise ValueError(f"layer {text!r}: its __init__ does not call super().__init__(env, "
-                             f"**options).")
-        env = layer
+        env = layer_class(text)(env, **parse_options(options, "option of a layer"))
     return env
 
 

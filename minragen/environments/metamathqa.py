@@ -64,37 +64,32 @@ class MetaMathQA(TextEnv):
     Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
     the most operations of a problem; `largest`, the largest result and number that it is computed
     from, at least 12, or 0 for any; `repeat`, whether to repeat the question; `data`, a file of
-    GSM8K records instead of the templates. Records without a result are
-    left out. Rephrasings of one `original_question` belong to one split. A result that is not a
-    number (an interval, x+1) must be given literally, except for case, spaces and LaTeX decoration.
+    GSM8K records instead of the templates. Records without a result are left out. Rephrasings of
+    one `original_question` belong to one split. A result that is not a number (an interval, x+1)
+    must be given literally, but for case, spaces and LaTeX decoration.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
     defaults = {"data": "", "distractors": True, "largest": 0, "max_steps": 4, "repeat": True}
+    ranges = {"largest": (0, 10_000), "max_steps": (1, 4)}
     example = ("5 boxes of 48 pens are 5 * 48 = 240 pens. 10 are lost, so 240 - 10 = 230 are left.",
                "230", "A question about pens in boxes.", "The answer is right.")
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        path, steps, largest = (self.options[name] for name in ("data", "max_steps", "largest"))
-        if not 1 <= steps <= 4:
-            raise ValueError(f"option max_steps of MetaMathQA: got {steps}, expected 1 to 4.")
-        if largest and not 12 <= largest <= 10_000:
-            raise ValueError(f"option largest of MetaMathQA: got {largest}, expected 12 to 10000, "
-                             f"or 0 for any.")
+        if 0 < (largest := self.options["largest"]) < 12:
+            raise ValueError(f"largest of MetaMathQA: got {largest}, expected 12 or more; 0: any.")
         refuse_with(self, "data", "distractors", "largest", "max_steps")
         self._names, templates = word_problems()
-        self.templates = [t for t in templates if t["steps"] <= steps]
+        self.templates = [t for t in templates if t["steps"] <= self.options["max_steps"]]
         self.bundled_data = f"{len(self.templates)} templates of word problems"
         self.records = None
-        if path:
+        if path := self.options["data"]:
             by_split, characters = load_problems(path)
             self.records = by_split[split]
             self.observation_space = text_space(characters)
             if not self.records:
-                counts = ", ".join(f"{len(by_split[s])} {s}" for s in by_split)
-                raise ValueError(f"option data of MetaMathQA: got {path!r} with {counts} problems, "
-                                 f"expected some for split {split!r}. Give more records.")
+                raise ValueError(f"{path!r} has no problem of split {split!r}: give more records.")
 
     @property
     def instruction(self):
@@ -109,12 +104,11 @@ class MetaMathQA(TextEnv):
             return
         # Always draw the coin: a seed has the same task with and without distractors.
         distract = rng.random() < 0.5 and self.options["distractors"]
-        largest = self.options["largest"] or math.inf
         while True:
             template = self.templates[rng.integers(len(self.templates))]
             for _ in range(DRAWS):
                 self.problem = self.pose(template, rng, distract)
-                if self.problem.largest <= largest:
+                if self.problem.largest <= (self.options["largest"] or math.inf):
                     return
 
     def pose(self, template, rng, distract):
@@ -239,24 +233,20 @@ def format_number(value, money=False):
 def load_problems(path):
     """({split: list of WordProblem}, their characters) of a file of records."""
     by_split, characters = {"train": [], "val": [], "test": []}, set()
-    for problem in read_each(path, problem_of, "record {number} of {path}: {problem}",
-                             "no question or no result"):
+    for problem in read_each(path, problem_of, "record {number} of {path}: {problem!r}; expected "
+                             "the texts question and answer.", "no question or no result"):
         by_split[split_of(problem.task)].append(problem)
         characters.update(problem.question)
     return by_split, characters
 
 
 def problem_of(record):
-    """The WordProblem of a record: GSM8K's, or one whose answer is the result alone. None if it is
-    unusable. Raises ValueError for another form."""
-    fields = record if isinstance(record, dict) else {}
-    if not all(isinstance(fields.get(name), str) for name in ("question", "answer")):
-        raise ValueError(f"got {str(record)[:80]}, expected the text fields question and answer.")
-    question, result = fields["question"].strip(), fields["answer"].rpartition("####")[2].strip()
+    """The WordProblem of a record: GSM8K's, or one whose answer is the result alone; or None."""
+    question, result = record["question"].strip(), record["answer"].rpartition("####")[2].strip()
     percent = "%" in result or bool(re.search(r"percent|what %", question, re.IGNORECASE))
     value = read_value(result, percent)
     gold = read_text(result) if value is None else value
-    task = " ".join(str(fields.get("original_question") or question).lower().split())
+    task = " ".join(str(record.get("original_question") or question).lower().split())
     usable = gold != "" and 0 < len(question) <= MAX_QUESTION
     if not usable or re.search("[\ud800-\udfff]", question + task):  # lone surrogates
         return None

@@ -20,9 +20,7 @@ import numpy as np
 from minragen.environments.limits import ServerGone, in_time
 
 MAX_REPLY = 2**22  # bytes; a longer reply of a server is refused
-BUSY = (408, 429)  # statuses of a server that asks to try again
 PAUSES = (0.1, 0.2, math.inf)  # seconds to wait after each failed try of `fetch`
-MOST_SAID = 300  # bytes that are told of what a server says of an error
 
 
 def words_of(text):
@@ -114,12 +112,11 @@ class RemoteIndex:
     def search(self, query, k):
         """The best k passages, as `SearchIndex.search` returns them."""
         try:
-            match fetch(f"{self.url}/retrieve", self.timeout, {"query": query, "top_k": k}):
-                case {"results": [*results]} if all(
-                        isinstance(r, dict) and isinstance(r.get("content"), str) for r in results):
-                    return results[:k]
+            reply = fetch(f"{self.url}/retrieve", self.timeout, {"query": query, "top_k": k})
+            if all(isinstance(found["content"], str) for found in reply["results"]):
+                return reply["results"][:k]
             raise ValueError
-        except (ArithmeticError, MemoryError, ValueError, RecursionError):
+        except (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError):
             kind, problem = RuntimeError, 'the reply is not {"results": [{"content": ...}]}'
         except RuntimeError as error:
             kind, problem = type(error), error
@@ -139,11 +136,12 @@ def fetch(url, seconds, body=None, pauses=PAUSES, **headers):
     deadline = time.monotonic() + seconds
     for tries, pause in enumerate(pauses, 1):  # noqa: B007 (in the error)
         try:
-            return json.loads(in_time(deadline - time.monotonic(), read_bounded, request, deadline))
+            left = max(0.01, deadline - time.monotonic())
+            return json.loads(in_time(left, read_bounded, request, left))
         except (OSError, HTTPException) as error:
             # Below 500 the server understood and refused: it would refuse again, unless it is busy.
             problem, code = error, getattr(error, "code", 500)
-            retry = code >= 500 or code in BUSY
+            retry = code >= 500 or code in (408, 429)
             asked = (getattr(error, "headers", None) or {}).get("Retry-After", "")
             wait = max(pause, int(asked)) if re.fullmatch(r"[0-9]{1,4}", asked) else pause
         if not retry or time.monotonic() + wait >= deadline:
@@ -153,23 +151,19 @@ def fetch(url, seconds, body=None, pauses=PAUSES, **headers):
     raise (ServerGone if retry else RuntimeError)(said) from problem
 
 
-def read_bounded(request, deadline):
-    """The body of a server's reply, which may drip until the deadline (else OSError) and have
-    MAX_REPLY bytes (else ValueError)."""
-    left, reply = max(0.01, deadline - time.monotonic()), b""
+def read_bounded(request, seconds):
+    """The body of a server's reply. Raises ValueError if it has more than MAX_REPLY bytes, OSError
+    if none come for so many seconds."""
     try:
-        response = direct_opener().open(request, timeout=left)
+        response = direct_opener().open(request, timeout=seconds)
     except HTTPError as error:
         if error.fp:
-            error.msg += f" {error.read(MOST_SAID).decode(errors='replace')}"
+            error.msg += f" {error.read(300).decode(errors='replace')}"
         raise
     with response:
-        while piece := response.read1(2**16):
-            reply += piece
-            if time.monotonic() > deadline:
-                raise TimeoutError("timed out")
-            if len(reply) > MAX_REPLY:
-                raise ValueError("endless reply")
+        reply = response.read(MAX_REPLY + 1)
+    if len(reply) > MAX_REPLY:
+        raise ValueError("endless reply")
     return reply
 
 

@@ -20,20 +20,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minragen.environments.data import cached_until_changed, fitted, load_table, read_each, tell
+from minragen.environments import data
 from minragen.environments.search import Passage, RemoteIndex, SearchIndex, one_line
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
 MAX_ARGUMENT = 300  # characters of a query or an answer
 MAX_SHOWN = 800  # characters of a passage in an observation
-ENCYCLOPAEDIA_SEED = 1
 NUM_PEOPLE = 320
 # WORDS: kind of value -> values, and people's names
 # RELATIONS: kind of article -> relation -> {value: kind of its value, tells: sentences of the
 #   article, asks: questions, names: phrases for the value in a longer question}. Questions and
 #   sentences share no telling word, so that matching words does not find the fact. No sentence
 #   begins with its value: a small model learns to copy it by the words that precede it.
-WORDS, RELATIONS = map(load_table("encyclopaedia.json").get, ("words", "relations"))
+WORDS, RELATIONS = map(data.load_table("encyclopaedia.json").get, ("words", "relations"))
 # The relations from a person to an answer, in one hop and in two.
 PATHS = [*((first,) for first in RELATIONS["person"]),
          *((first, second) for first, words in RELATIONS["person"].items() if "names" in words
@@ -103,6 +102,7 @@ class SearchQA(TextEnv):
     bundled_data = "generated encyclopaedia"
     defaults = {"hops": 0, "results": 5, "reward": "em", "data": "", "corpus": "", "url": "",
                 "timeout": 20.0}
+    ranges = {"hops": (0, 2), "results": (1, 10), "reward": ["em", "f1"], "timeout": (0.01, 60)}
     example = ("I need the article about Zora Quill.", "search[Zora Quill]",
                "A question about Zora Quill.", "The article about Zora Quill.")
     instruction = ("Answer the question. A search shows the articles that fit its words best, each "
@@ -111,18 +111,14 @@ class SearchQA(TextEnv):
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
-        # Only generated questions have a number of hops.
-        if not (0 <= o["hops"] <= 2 * (not o["data"]) and 1 <= o["results"] <= 10
-                and 0 < o["timeout"] <= 60 and o["reward"] in ("em", "f1")):
-            raise ValueError(f"options of SearchQA: got {o}, expected hops of 0 to 2 (0 with "
-                             f"data), results of 1 to 10, timeout of at most 60, reward em or f1.")
+        data.refuse_with(self, "data", "hops")
         if o["url"] and o["corpus"]:
             raise ValueError("options url and corpus of SearchQA: got both, expected one.")
         needed = 1 + max(1, o["hops"])
         if self.budget.max_actions < needed:
             raise ValueError(f"SearchQA needs {needed} turns, for a search per hop and the answer: "
                              f"got {self.budget}.")
-        self.questions = _questions(o["data"])[0]
+        self.questions = _questions(o["data"])[0] if o["data"] else ()
         self.parallel, self.backend = bool(o["url"]), o["url"]
         self.index = (RemoteIndex(o["url"], o["timeout"]) if o["url"] else
                       _index(o["data"], o["corpus"]))
@@ -132,7 +128,7 @@ class SearchQA(TextEnv):
     def _reset(self, rng):
         self.question = (self.questions[rng.integers(len(self.questions))] if self.questions else
                          self._ask(rng))
-        self.shown, self.screen, self.finished = None, [], False
+        self.screen, self.finished = None, False  # screen: the texts that the last search found
 
     def _ask(self, rng):
         """Generate a question: draw the number of hops, the relations, a person and the words."""
@@ -142,9 +138,9 @@ class SearchQA(TextEnv):
         person = title = phrase = _draw(rng, titles_of("person"))
         kind, proof, steps = "person", "", []
         for relation in path:
-            fact, words = encyclopaedia()[title][relation], RELATIONS[kind][relation]
+            (sentence, value), words = encyclopaedia()[title][relation], RELATIONS[kind][relation]
             steps.append(Hop(title, f"{proof}search {title}", title))
-            proof, title, kind = f"{fact.sentence}, so ", fact.value, words["value"]
+            proof, title, kind = f"{sentence}, so ", value, words["value"]
             phrase = _draw(rng, words["asks" if relation == path[-1] else "names"]).format(phrase)
         return Question(phrase, (title,), tuple(steps), path[-1], person, proof)
 
@@ -157,11 +153,9 @@ class SearchQA(TextEnv):
     def _act(self, action):
         name, argument = action
         if name == "search":
-            before = self.shown
             found = self.index.search(argument, self.options["results"])
-            self.screen = [r["content"] for r in found]
-            self.shown = [self._line(content, MAX_SHOWN) for content in self.screen]
-            return Outcome(0.0, effective=self.shown != before)
+            before, self.screen = self.screen, [r["content"] for r in found]
+            return Outcome(0.0, effective=self.screen != before)
         self.finished = True
         em, f1, paid = score_answer(argument, self.question.answers)
         reward = em if self.options["reward"] == "em" else paid if paid >= 0.3 else 0.0
@@ -171,17 +165,18 @@ class SearchQA(TextEnv):
         if self.finished:
             return f"Correct answer: {self._line(self.question.answers[0])}"
         lines = [f"Question: {self._line(self.question.text)}"]
-        if self.shown is not None:
-            lines += [f"- {passage}" for passage in self.shown] or ["Nothing was found."]
+        if self.screen is not None:
+            passages = [f"- {self._line(content, MAX_SHOWN)}" for content in self.screen]
+            lines += passages or ["Nothing was found."]
         return "\n".join(lines)
 
     def _line(self, text, most=1000):
-        return fitted(" ".join(text.split()), most, self.observation_space)
+        return data.fitted(" ".join(text.split()), most, self.observation_space)
 
     def _missing(self):
         """The hops after the last one whose passage this observation shows, not an earlier one."""
         steps = self.question.steps
-        found = [n for n, step in enumerate(steps, 1) if any(map(step.found_in, self.screen))]
+        found = [n for n, step in enumerate(steps, 1) if any(map(step.found_in, self.screen or ()))]
         return steps[max(found, default=0):]
 
     def note(self):
@@ -204,7 +199,7 @@ class SearchQA(TextEnv):
 
     def random_answer(self, rng):
         """Three times in four a search, mostly for a title in sight; else a word in sight."""
-        sight = " ".join([self.question.text, *(self.shown or [])])
+        sight = " ".join([self.question.text, *(self.screen or [])])
         if rng.random() >= 0.75:
             words = re.findall(r"[A-Za-z]+", sight)
             return f"finish[ {_draw(rng, words or ['yes'])} ]"
@@ -286,92 +281,70 @@ def _usable(argument):
 
 
 # ---- Questions of the user -----------------------------------------------------------------------
-@cached_until_changed
-def _questions(data):
-    """(questions, passages) of `data`; no questions for the encyclopaedia, which draws them."""
-    if not data:
-        return (), load_corpus("encyclopaedia")
-    pairs = read_each(data, _question_of, "bad record in {path}: {problem}")
-    questions = tuple(question for question, _ in pairs if question.answers)
-    if not questions:
-        raise ValueError(f"no usable question in {data!r}: no answer fits into finish[...].")
-    if unusable := len(pairs) - len(questions):
-        tell(f"{data}: {unusable:,} questions left out: no answer fits into finish[...].")
-    return questions, tuple({p.content: p for _, context in pairs for p in context}.values())
+@data.cached_until_changed
+def _questions(path):
+    """(questions, passages) of a file of records."""
+    pairs = data.read_each(
+        path, _question_of, "bad record in {path}: {problem!r}; expected HotpotQA's question, "
+        "answer (a text or several), context and supporting_facts, if any.",
+        "no answer fits into finish[...]")
+    if not pairs:
+        raise ValueError(f"no usable question in {path!r}.")
+    questions, contexts = zip(*pairs)
+    return questions, tuple({p.content: p for context in contexts for p in context}.values())
 
 
-@cached_until_changed
-def _index(data, corpus):
-    """The local index of `corpus`, or of the passages that belong to `data`."""
-    passages = load_corpus(corpus) if corpus else _questions(data)[1]
+@data.cached_until_changed
+def _index(path, corpus):
+    """The local index of `corpus`, or of the passages that belong to the records."""
+    passages = (_questions(path)[1] if path and not corpus else
+                load_corpus(corpus or "encyclopaedia"))
     if not passages:
-        raise ValueError(f"the records of {data!r} have no context: give corpus or url.")
+        raise ValueError(f"the records of {path!r} have no context: give corpus or url.")
     return SearchIndex(passages)
 
 
 def _question_of(record):
     """(Question, passages) of one record, as the authors of HotpotQA write it; there may also be
-    several answers, no context and no supporting facts.
-
-    Answers that do not fit into finish[...] are dropped. The hops are the record's supporting
-    titles, or else the question itself.
-    """
-    record = record if isinstance(record, dict) else {}
-    text, answers = record.get("question"), record.get("answer")
-    answers = answers if isinstance(answers, list) else [answers]
-    if not (answers and all(isinstance(part, str) for part in (text, *answers)) and text.strip()):
-        raise ValueError(f"got {str(record)[:80]}, expected question (a text) and answer (a text "
-                         f"or a list of them).")
-    try:
-        passages = [Passage(title, " ".join(" ".join(said).split()))
-                    for title, said in record.get("context") or []]
-        support = dict.fromkeys(fact[0] for fact in record.get("supporting_facts") or [])
-        steps = [_search_for(title, title) for title in support]
-    except (TypeError, ValueError, AttributeError, LookupError):
-        raise ValueError(f"context or supporting_facts of {text[:60]!r} are not HotpotQA's titles "
-                         f"with sentences.") from None
-    answers = tuple(filter(_usable, map(str.strip, answers)))
-    return Question(text, answers, tuple(steps or [_search_for(text, "")]), "answer",
-                    " ".join(_bare(text))), passages
-
-
-def _search_for(text, title):
-    return Hop(one_line(text, "[]")[:MAX_ARGUMENT].strip(), "need to read more", title)
+    several answers, no context and no supporting facts. None if no answer fits into finish[...];
+    others are dropped. The hops are the record's supporting titles, or else the question itself."""
+    text, answers = record["question"], record["answer"]
+    if not text.strip():
+        raise ValueError("no question")
+    passages = [Passage(title, " ".join(" ".join(said).split()))
+                for title, said in record.get("context") or []]
+    support = dict.fromkeys(fact[0] for fact in record.get("supporting_facts") or [])
+    hops = [(title, title) for title in support] or [(text, "")]
+    steps = [Hop(one_line(query, "[]")[:MAX_ARGUMENT].strip(), "need to read more", title)
+             for query, title in hops]
+    answers = map(str.strip, answers if isinstance(answers, list) else [answers])
+    question = Question(text, tuple(filter(_usable, answers)), tuple(steps), "answer",
+                        " ".join(_bare(text)))
+    return (question, passages) if question.answers else None
 
 
 # ---- Corpora -------------------------------------------------------------------------------------
 def load_corpus(name):
     """The passages of `encyclopaedia`, or of a file of records with `text` and any `title`."""
     if name == "encyclopaedia":
-        return [Passage(title, "".join(f"{fact.sentence}. " for fact in facts.values()).strip())
+        return [Passage(title, " ".join(f"{sentence}." for sentence, _ in facts.values()))
                 for title, facts in encyclopaedia().items()]
-    return read_each(name, _passage, "bad passage in {path}: {problem}")
-
-
-def _passage(record):
-    fields = record if isinstance(record, dict) else {}
-    title, text = fields.get("title", ""), fields.get("text")
-    if not isinstance(text, str) or not isinstance(title, str):
-        raise ValueError(f"got {str(record)[:80]}, expected text and any title.")
-    return Passage(title, text)
-
-
-class Fact(NamedTuple):
-    """What an article says of one relation: the sentence, without its full stop, and the value."""
-
-    sentence: str
-    value: str
+    # str.strip takes nothing but a text.
+    return data.read_each(name, lambda record: Passage(
+        *map(str.strip, (record.get("title", ""), record["text"]))),
+        "bad passage in {path}: {problem!r}; expected text and any title.")
 
 
 @lru_cache(maxsize=1)
 def encyclopaedia():
-    """The generated world, the same on every machine: title -> {relation: Fact} in the order of
-    the article; people first, then towns, then companies.
+    """The generated world, the same on every machine: title -> {relation: (sentence, value)}, each
+    sentence without its full stop, in the order of the article; people first, then towns, then
+    companies.
 
     Values are dealt evenly, so that no guess is better than another. Two relations of a title with
     values of one kind differ, such as where somebody was born and lives.
     """
-    rng = np.random.default_rng(ENCYCLOPAEDIA_SEED)
+    rng = np.random.default_rng(1)
     names = map(" ".join, itertools.product(WORDS["first_name"], WORDS["last_name"]))
     people = rng.permutation(list(names))[:NUM_PEOPLE].tolist()
     articles = defaultdict(dict)
@@ -386,7 +359,7 @@ def encyclopaedia():
             dealt[words["value"]] = places
             for title, i in zip(titles, places):
                 sentence = _draw(rng, words["tells"])
-                articles[title][relation] = Fact(
+                articles[title][relation] = (
                     sentence.format(name=title.split()[-1], value=values[i]), values[i])
     return {title: {relation: facts[relation] for relation in rng.permutation([*facts]).tolist()}
             for title, facts in articles.items()}

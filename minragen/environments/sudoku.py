@@ -55,20 +55,16 @@ class Sudoku(TextEnv):
     bundled_data = "generated, one solution each"
     defaults = {"size": 4, "difficulty": "easy", "view": "compact", "hints": False,
                 "allow_conflicts": False}
-    CHOICES = {"size": (4, 9, 16), "difficulty": ("easy", "medium", "hard"),
-               "view": ("compact", "simple", "detailed", "with_feedback")}
     # The share of blank cells, and the hardest `_reason` that a puzzle needs.
     DIFFICULTY = {"easy": (0.5, 0), "medium": (0.6, 1), "hard": (0.67, 2)}
+    ranges = {"size": [4, 9, 16], "difficulty": [*DIFFICULTY],
+              "view": ["compact", "simple", "detailed", "with_feedback"]}
     example = ("Row 7 lacks only a 4, so the 4 belongs into its empty cell (7, 9).", "(7, 9, 4)",
                "The empty cell of row 7 is (7, 9).", "Row 7 is full.")
     ILLEGAL = -0.1  # reward of an action against the rules
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        for name, choices in self.CHOICES.items():
-            if self.options[name] not in choices:
-                raise ValueError(f"option {name} of Sudoku: got {self.options[name]!r}, expected "
-                                 f"one of {', '.join(map(str, choices))}.")
         self.n, self.view = self.options["size"], self.options["view"]
         self.units, self.peers = geometry(self.n)
         difficulty = self.options["difficulty"]

@@ -11,9 +11,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-LONGEST_NAME = 99  # letters of an unknown name that are told
-MANY = 10  # if more names are known, a message lists only the five nearest
-
 
 def data_table(name):
     """The file minragen/data/NAME.toml as a dictionary."""
@@ -33,12 +30,9 @@ def nearest(kind, name, known, elsewhere=()):
     meant = [ours for ours in elsewhere if ours in known and name in elsewhere[ours].split()]
     likely = meant or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = f": did you mean {likely[0]!r}?" if likely else "."
-    shown, more = known, ""
-    if len(known) > MANY:
-        shown = difflib.get_close_matches(name.lower(), known, n=5, cutoff=0.0)
-        more = f" and {len(known) - len(shown)} more"
-    name = name if len(name) < LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
-    return f"unknown {kind} {name!r}{hint} Known: {', '.join(shown) or 'none'}{more}."
+    shown = known if len(known) <= 10 else difflib.get_close_matches(name.lower(), known, 5, 0)
+    more = f" and {len(known) - len(shown)} more" if len(shown) < len(known) else ""
+    return f"unknown {kind} {name!r:.101}{hint} Known: {', '.join(shown) or 'none'}{more}."
 
 
 def short(value):
@@ -68,8 +62,8 @@ def unknown_option(name, helps):
     return nearest("option", name, known) + " See --help."
 
 
-def check_options(owner, defaults, options):
-    """The defaults, replaced by `options`. Raises ValueError for unknown names and wrong types."""
+def check_options(owner, defaults, options, ranges):
+    """The defaults, replaced by `options`. Raises ValueError for unknown names and wrong values."""
     checked = dict(defaults)
     for name, value in options.items():
         if name not in defaults:
@@ -80,6 +74,11 @@ def check_options(owner, defaults, options):
         if type(checked[name]) is not want or (want is float and not abs(checked[name]) < 1e9):
             raise ValueError(f"option {name} of {owner}: got {value!r}, expected {want.__name__} "
                              f"such as {defaults[name]!r}.")
+        allowed = ranges.get(name, [value])
+        few = isinstance(allowed, list)
+        if not (value in allowed if few else allowed[0] <= value <= allowed[1]):
+            expected = (" or " if few else " to ").join(map(str, allowed))
+            raise ValueError(f"option {name} of {owner}: got {value!r}, expected {expected}.")
     return checked
 
 
@@ -119,7 +118,7 @@ def algo_options(algo, known, defaults):
     if not isinstance(found, dict):
         raise ValueError(f"algo {algo!r} names no dictionary of options.")
     free = {name: value for name, value in defaults.items() if name not in NOT_OF_ALGO}
-    checked = check_options(f"algo {algo}", free, found)
+    checked = check_options(f"algo {algo}", free, found, {})
     return {name: checked[name] for name in found}
 
 

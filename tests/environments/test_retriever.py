@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
@@ -37,14 +37,7 @@ def ask(retriever, method, path, body=None, **headers):
     connection = HTTPConnection(retriever.removeprefix("http://"), timeout=5)
     connection.request(method, path, body, headers)
     response = connection.getresponse()
-    return response.status, json.load(response)
-
-
-def fetch_status(address):
-    connection = HTTPConnection(*address, timeout=5)
-    connection.request("GET", "/health")
-    with closing(connection):
-        return connection.getresponse().status
+    return response.status, json.loads(response.read() or "null")
 
 
 class TestRetriever:
@@ -78,20 +71,20 @@ class TestRetriever:
         monkeypatch.setattr("examples.retriever.MAX_CLIENTS", 2)
         server = SearchServer(SearchIndex([Passage("a", "b")]))
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        address = server.server_address
+        address, url = server.server_address, f"http://127.0.0.1:{server.server_port}"
         silent = [socket.create_connection(address) for _ in range(2)]
         waiting = HTTPConnection(*address, timeout=0.2)
         waiting.request("GET", "/health")
         with pytest.raises(TimeoutError):
             waiting.getresponse()
         waiting.close()
-        assert fetch_status(address) == 503
+        assert ask(url, "GET", "/health")[0] == 503
         began = time.monotonic()  # the silent ones are sent away, though they drip
-        while fetch_status(address) == 503 and time.monotonic() < began + 9:
+        while ask(url, "GET", "/health")[0] == 503 and time.monotonic() < began + 9:
             for client in silent:
                 with suppress(OSError):
                     client.send(b"G")
-        assert ask(f"http://127.0.0.1:{address[1]}", "GET", "/health")[0] == 200
+        assert ask(url, "GET", "/health")[0] == 200
         for client in silent:
             client.close()
         server.shutdown()
