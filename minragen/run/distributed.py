@@ -117,10 +117,12 @@ def world_size():
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def own_cores():
-    """The number of cores for each process of this machine."""
+def use_cores(one=False):
+    """Compute with this process's share of the machine's cores, or with `one`, unless
+    OMP_NUM_THREADS says with how many."""
     here = int(os.environ["LOCAL_WORLD_SIZE"]) if dist.is_initialized() else 1
-    return max(1, os.cpu_count() // here)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1 if one else max(1, os.cpu_count() // here))
 
 
 def world():

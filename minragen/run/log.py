@@ -22,10 +22,9 @@ from tqdm import tqdm
 
 from minragen import train
 from minragen.environments.limits import ServerGone
+from minragen.envs import image_of
 from minragen.look import diagnostics
 from minragen.look.faults import fault_of, first_line
-from minragen.more import loggers
-from minragen.more.vision import images_of
 from minragen.run import distributed, runs
 
 SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; and failed ones
@@ -39,7 +38,7 @@ CONSOLE = {
     "val/success": "val {:.3f}", "test/success": "test {:.3f}", "regime": "{}"}
 
 
-class Log(train.Callbacks, contextlib.AbstractContextManager):
+class Log(train.Callbacks):
     """What a run in `folder` prints and keeps. Until its end no other process may train the run. Of
     several processes the first one writes; the Logs of the others keep quiet."""
 
@@ -49,7 +48,8 @@ class Log(train.Callbacks, contextlib.AbstractContextManager):
         self.folder, self.config, self.learner, self.say = folder, config, learner, say
         self.writes, self.history = learner.world.rank == 0, []
         self.tokenizer, self.unwritten = learner.policy.tokenizer, defaultdict(str)
-        self.saved = learner.step  # of the last checkpoint; 0: of none
+        self.saved = learner.step or None  # of the last checkpoint; None: there is none
+        self.tell = lambda metrics: None  # writes a step elsewhere, too
         self.held = contextlib.ExitStack()  # the lock, and the handlers of signals
         if self.writes:
             if not resume:
@@ -61,7 +61,10 @@ class Log(train.Callbacks, contextlib.AbstractContextManager):
             kept = {name: lines_until(learner.step, folder / name)
                     for name in ("trajectories.jsonl", "metrics.jsonl")}
             self.history = [json.loads(line) for line in kept["metrics.jsonl"]]
-            self.tell = loggers.start(folder, config, self.history)
+            if config.log:
+                from minragen.more import loggers
+
+                self.tell = loggers.start(folder, config, self.history)
             for name, lines in kept.items():
                 runs.write_whole(folder / name, "".join(line + "\n" for line in lines))
 
@@ -72,14 +75,12 @@ class Log(train.Callbacks, contextlib.AbstractContextManager):
     def __exit__(self, kind, error, _):
         """Save what is done if a server has gone, and the traceback of what ended the run."""
         with self.held:
-            unsaved = self.learner.step == 0 or self.saved != self.learner.step
-            if isinstance(error, ServerGone) and unsaved:
+            if isinstance(error, ServerGone) and self.saved != self.learner.step:
                 self.save(self.learner)
             if self.writes and isinstance(error, Exception) and (fault := fault_of(error)).place:
                 error.kept_in = self.keep(fault, ENDED)  # for `faults.told`
 
-    def progress(self, title):
-        return distributed.progress_bar(title)
+    progress = staticmethod(distributed.progress_bar)
 
     def diagnose(self, learner, step, played, rows, batch):
         if step == 1 and self.config.advantages != "none":
@@ -96,10 +97,8 @@ class Log(train.Callbacks, contextlib.AbstractContextManager):
 
     def early_stop(self, metrics):
         """RAGEN's, if the run has the option."""
-        if not self.config.early_stop:
-            return ""
-        reason = diagnostics.early_stop([*self.history, metrics])
-        return self.learner.world.gather(reason)[0]  # process 0 alone has the history
+        reason = self.config.early_stop and diagnostics.early_stop([*self.history, metrics])
+        return self.learner.world.gather(reason or "")[0]  # process 0 alone has the history
 
     def write(self, metrics):
         """Append the metrics to metrics.jsonl, rounded; print the console line and warnings. Those
@@ -202,12 +201,12 @@ class Log(train.Callbacks, contextlib.AbstractContextManager):
             best, others = played[:SAMPLE // 2], played[SAMPLE // 2:]
             played = best + others[-SAMPLE // 2:]
         else:
-            played = [t for t in trajectories[::max(1, len(trajectories) // SAMPLE)]
-                      if not t.error]
+            every = max(1, len(trajectories) // SAMPLE)
+            played = [t for t in trajectories[::every] if not t.error]
         self.append("trajectories.jsonl", [{
             "step": step, "split": split, "env": t.env, "seed": t.seed, "group": t.group_id,
             "member": t.member, "success": t.success, "stop": t.stop.value, "error": t.error,
-            "turn_rewards": t.turn_rewards, "messages": t.messages(), **images_of(t),
+            "turn_rewards": t.turn_rewards, "messages": t.messages(), **images(t),
             "replies": replies(t, self.tokenizer)} for t in played[:SAMPLE] + failed[:SAMPLE]])
         if failed:
             firsts = {t.fault.place: t for t in reversed(failed) if t.fault.place}
@@ -266,6 +265,15 @@ def console_line(metrics, config):
 
 
 # ---- An episode's entry --------------------------------------------------------------------------
+def images(trajectory):
+    """`images_of`, which is imported only for images."""
+    if all(image_of(turn.observation) is None for turn in trajectory.turns):
+        return {}
+    from minragen.more.vision import images_of
+
+    return images_of(trajectory)
+
+
 def keep_advantages(trajectories, rows, batch):
     """Store the advantages of trained rows in their Sequences, for the report.
 

@@ -11,7 +11,6 @@ from functools import partial
 from minragen.config import changed_environment, check, from_options
 from minragen.fast.scheduler import collect
 from minragen.look import evaluate
-from minragen.more.vision import image_store_of
 from minragen.run import distributed, runs, start
 from minragen.run.bundled import choose_model
 from minragen.run.groups import check_environments, env_groups
@@ -85,7 +84,7 @@ def checkpoint_player(config, run="", say=print, only=""):
                                runs.find_checkpoint(runs.RUNS / run, say, only), say)
     name = (only or "checkpoint") if run else short(config.model)
 
-    unproved = image_store_of(policy)
+    unproved = policy.image_store
 
     def play(groups, greedy=True, first_seed=0):
         nonlocal unproved

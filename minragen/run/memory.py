@@ -23,7 +23,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from minragen import train
 from minragen.cache import rounded_up
 from minragen.models import LOGIT_BUDGET
-from minragen.more.vision import image_store_of
 from minragen.run.groups import env_groups, most_turns
 
 # Bytes of an id of a batch: 2 integers, 5 masks, 11 numbers, and the part that mini-batches copy.
@@ -97,7 +96,7 @@ def _sizes(policy, config, processes):
 def _tower(policy):
     """Bytes of one image: its pixels; in a layer of the vision tower the output, what a pass needs
     at a time, and what a trained tower keeps for its gradients."""
-    c, image_store = getattr(policy.model.config, "vision_config", None), image_store_of(policy)
+    c, image_store = getattr(policy.model.config, "vision_config", None), policy.image_store
     numbers = "num_channels", "patch_size", "hidden_size", "intermediate_size", "num_hidden_layers"
     if not image_store or not all(isinstance(getattr(c, n, None), int) for n in numbers):
         return dict(pixels=0, image_output=0, image_pass=0, image_kept=0, image_layers=0)

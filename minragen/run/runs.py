@@ -35,7 +35,6 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from minragen.config import DATA, RUN_NAME, Config, check
-from minragen.more import lora
 from minragen.support.options import ELSEWHERE, LAST_WITH_REMOVED, nearest, parse_options
 
 RUNS = Path("runs")
@@ -125,7 +124,10 @@ def save_checkpoint(folder, learner, best=False):
         new.rename(current)
         if best:
             shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(current, kept, copy_function=link_or_copy)
+            try:
+                shutil.copytree(current, kept, copy_function=os.link)
+            except OSError:  # the file system has no such links
+                shutil.copytree(current, kept, dirs_exist_ok=True)
         flush(folder)
     except (OSError, RuntimeError) as problem:  # torch.save raises the latter for a full disk
         shutil.rmtree(new, ignore_errors=True)
@@ -137,12 +139,14 @@ def write_files(new, learner):
 
     The model before RL and a teacher never change, so they stand once, beside the checkpoints.
     """
-    policy = learner.policy
+    policy, trained = learner.policy, torch.nn.Module.state_dict
+    if policy.base:
+        from minragen.more.lora import trained
     save_policy(policy, new)
-    critic = learner.critic and {"model": lora.trained(learner.critic),
+    critic = learner.critic and {"model": trained(learner.critic),
                                  "optimizer": learner.critic_optimizer.state_dict()}
     torch.save({**{name: getattr(learner, name) for name in COUNTERS},
-                "adapters": policy.base and lora.trained(policy.model),
+                "adapters": policy.base and trained(policy.model),
                 "optimizer": learner.optimizer.state_dict(), "critic": critic,
                 "older_weights": getattr(learner.playing, "kept", None)},
                new / "trainer.pt")
@@ -177,14 +181,6 @@ def commit_of(folder):
         stored = json.loads((folder / "checkpoint" / "manifest.json").read_bytes())
         return str(stored.get("commit", ""))[:99]
     return ""
-
-
-def link_or_copy(path, other):
-    """The same file under another name; a copy where the file system has no such links."""
-    try:
-        os.link(path, other)
-    except OSError:
-        shutil.copy2(path, other)
 
 
 def checksum(path):
@@ -262,11 +258,14 @@ def load_trainer_state(checkpoint, learner):
     for name in state.keys() & COUNTERS:  # older checkpoints have fewer
         setattr(learner, name, state[name])
     learner.optimizer.load_state_dict(state["optimizer"])
-    if learner.critic:
-        lora.load(learner.critic, state["critic"]["model"])
-        learner.critic_optimizer.load_state_dict(state["critic"]["optimizer"])
+    fill = torch.nn.Module.load_state_dict
     if learner.policy.base:
-        lora.load(learner.policy.model, state["adapters"])
+        from minragen.more.lora import load as fill
+
+        fill(learner.policy.model, state["adapters"])
+    if learner.critic:
+        fill(learner.critic, state["critic"]["model"])
+        learner.critic_optimizer.load_state_dict(state["critic"]["optimizer"])
     if state.get("older_weights"):
         learner.playing.kept = state["older_weights"]
     for name, model in frozen(learner).items():

@@ -18,7 +18,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from minragen.envs import IMAGE, image_of
 from minragen.models import Policy
-from minragen.more.vision import SeeingPolicy, VisionLanguageModel
 from minragen.support.formats import FORMATS, WORLD, description_parts, format_instructions
 
 PATCH = 8  # pixels of a patch's side; a board's cell is one patch, and one token
@@ -44,6 +43,8 @@ def tiny_vlm(envs, response_format="free_think"):
     raises: ValueError unless the first observations of `envs` have square images of one size
     """
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    from minragen.more.vision import SeeingPolicy, VisionLanguageModel
 
     images = [image_of(env.reset(seed=0)[0]) for env in envs]
     shapes = {image.shape[:2] for image in images if image is not None}
