@@ -53,14 +53,15 @@ class Log(train.Callbacks):
         self.held = contextlib.ExitStack()  # the lock, and the handlers of signals
         if self.writes:
             if not resume:
-                runs.make_folder(folder)
+                with runs.writing(folder):
+                    folder.mkdir(parents=True)
             self.held.enter_context(runs.locked(folder))
             runs.write_whole(folder / "config.json", json.dumps(
                 dataclasses.asdict(config) | {"data_files": runs.data_files(config.env_arg)},
                 indent=1) + "\n")
             kept = {name: lines_until(learner.step, folder / name)
                     for name in ("trajectories.jsonl", "metrics.jsonl")}
-            self.history = [json.loads(line) for line in kept["metrics.jsonl"]]
+            self.history = [*map(json.loads, kept["metrics.jsonl"])]
             if config.log:
                 from minragen.more import loggers
 
@@ -96,7 +97,6 @@ class Log(train.Callbacks):
         return metrics
 
     def early_stop(self, metrics):
-        """RAGEN's, if the run has the option."""
         reason = self.config.early_stop and diagnostics.early_stop([*self.history, metrics])
         return self.learner.world.gather(reason or "")[0]  # process 0 alone has the history
 
@@ -121,14 +121,13 @@ class Log(train.Callbacks):
         self.tell(rounded)
         tqdm.write(console_line(metrics, self.config))
         sys.stdout.flush()
-        if metrics.get("step") == 0 and metrics.get("val/valid") == 0:
+        if metrics["step"] == 0 and metrics.get("val/valid") == 0:
             self.say("warning   no reply of the first validation is valid: does the model reply in "
                      "the form that it is asked for?")
         for warning in diagnostics.warnings_of(self.history):
             self.say(f"warning   {warning}")
 
     def stop_requested(self):
-        """Whether somebody asked any of the processes to stop."""
         return any(self.learner.world.gather(bool(self.requests)))
 
     def save(self, learner, best=False):
@@ -182,8 +181,7 @@ class Log(train.Callbacks):
 
     def advice(self):
         """How the run goes on, or begins again if there is no checkpoint."""
-        command = "resume" if self.saved else "reproduce"
-        return f"Go on with: make {command} RUN={self.folder.name}"
+        return f"Go on with: make {'resume' if self.saved else 'reproduce'} RUN={self.folder.name}"
 
     def episodes(self, step, split, trajectories):
         """Write a sample, one JSON object a line: in training the best and the worst members of a

@@ -37,19 +37,13 @@ def forecast(learner, config):
     parts = [", ".join(f"{what} {size / 2**20:,.0f}" for what, size in sizes.items() if size)
              for sizes in (held, added)]
     line = f"memory    about {total / 2**20:,.0f} MiB: {parts[0]}; {phase}: {parts[1]}"
-    there = memory_of(learner.policy.device)
+    device = learner.policy.device
+    there = (torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else
+             os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     if total <= there:
         return line
     option = "--max-rows" if phase == "rollout" else "--token-budget"
-    return (f"{line}\nwarning   {learner.policy.device} has only {there / 2**20:,.0f} MiB: lower "
-            f"{option}")
-
-
-def memory_of(device):
-    """Bytes of memory that a device has."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{line}\nwarning   {device} has only {there / 2**20:,.0f} MiB: lower {option}"
 
 
 def phases(learner, config):

@@ -69,17 +69,6 @@ def run_folder(config, resume):
     return next(RUNS / n for n in names if not (RUNS / n).exists())
 
 
-def make_folder(folder):
-    """Make the folder of a new run."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise ValueError(f"another process just made {folder}. Take another --run.") from None
-    except OSError as problem:
-        raise OSError(f"{folder} cannot be made: {problem.strerror}. Start the run in a folder "
-                      f"where you may write.") from None
-
-
 @contextlib.contextmanager
 def locked(folder):
     """Keep other processes from training this run, until this one ends, in whatever way.
@@ -251,9 +240,7 @@ def frozen(learner):
 def load_trainer_state(checkpoint, learner):
     """Fill in all of a Learner but the policy's weights, which are already loaded. Returns what
     differs between the packages that wrote the checkpoint and these, or ""."""
-    def load(path, device):  # weights_only: nothing in a file is executed
-        return torch.load(path, map_location=device, weights_only=True)
-
+    load = functools.partial(torch.load, weights_only=True)  # nothing in a file is executed
     state = load(checkpoint / "trainer.pt", learner.policy.device)
     for name in state.keys() & COUNTERS:  # older checkpoints have fewer
         setattr(learner, name, state[name])
