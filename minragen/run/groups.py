@@ -1,7 +1,8 @@
 """The environments of a run: built from its Config; no failure of one ends the run.
 
-Reading order: `env_groups` (the one place that builds an EnvGroups), `check_environments`,
-`PatientGroups` (what guards against environments that raise, wait, hang or break the contract).
+Reading order: `env_groups` (the one place that builds an EnvGroups), `collect`,
+`check_environments`, `PatientGroups` (what guards against environments that raise, wait, hang or
+break the contract).
 
 Tests: `python -m pytest tests/test_envs.py tests/test_config.py`.
 """
@@ -10,6 +11,7 @@ import contextlib
 import functools
 import math
 import os
+import pkgutil
 import re
 import threading
 import time
@@ -18,6 +20,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
+from minragen import rollout
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
 from minragen.environments.limits import ServerGone
@@ -64,6 +67,15 @@ def paid_for_success(turn, env, reply):
     """A turn of EnvGroups whose reward is 1 if it reached success and 0 otherwise."""
     observation, _, terminated, truncated, info = turn(env, reply)
     return observation, float(info.get("success", 0) > 0), terminated, truncated, info
+
+
+def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: None):
+    """`rollout.collect`, or fast/scheduler.py's where rows would wait for each other: for slow
+    environments, or, with more episodes than `max_rows`, for the longest before the next begin."""
+    waits = (rules.feed_share < 1 or len(groups) > rules.max_rows
+             or any(env.parallel for env in groups.envs))
+    play = pkgutil.resolve_name("minragen.fast.scheduler:collect") if waits else rollout.collect
+    return play(policy, frame, groups, first_seed, rules, progress)
 
 
 def check_environments(config):

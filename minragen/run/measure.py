@@ -9,11 +9,10 @@ import dataclasses
 from functools import partial
 
 from minragen.config import changed_environment, check, from_options
-from minragen.fast.scheduler import collect
 from minragen.look import evaluate
 from minragen.run import distributed, runs, start
 from minragen.run.bundled import choose_model
-from minragen.run.groups import check_environments, env_groups
+from minragen.run.groups import check_environments, collect, env_groups
 from minragen.run.proof import prove
 from minragen.support.options import short
 from minragen.train import rules_of

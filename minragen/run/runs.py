@@ -198,11 +198,8 @@ def find_checkpoint(folder, say=print, only=""):
             why = [*problems, f"{paths[0]} {lacks}"][0]
             say(f"warning   {why}: going on from {path.name} of step {step_of(path)}")
         return path
-    again = f"{folder.name}-again"
     advice = ("Leave out --checkpoint: there is another one."
               if only and (paths[0] / "manifest.json").exists() else
-              f"It was trained again: take RUN={again}."
-              if (folder.parent / again / "checkpoint").exists() else
               f"Train it again with: make reproduce RUN={folder.name}")
     if problems:
         raise ValueError(f"checkpoint is damaged: {problems[0]}. Restore the file. {advice}")
@@ -298,13 +295,12 @@ def is_data(name):
 def with_files(config, texts):
     """A run's Config with the data files that `texts`, as of --env-arg, name at their new places.
 
-    raises: ValueError unless each data file has the content with which the run was stored. Where
-        no checksum was stored, the file at the old place must still be there and equal
+    raises: ValueError unless each data file has the content with which the run was stored
     """
     given = {text.partition("=")[0]: text for text in texts}
     moved = tuple(given.get(text.partition("=")[0], text) for text in config.env_arg)
     stored = json.loads((RUNS / config.run / "config.json").read_text("utf-8"))
-    expected = data_files(config.env_arg if given else ()) | dict(stored.get("data_files", {}))
+    expected = dict(stored.get("data_files", {}))
     was, found = parse_options(config.env_arg), data_files(moved)
     for name, value in parse_options([*moved, *texts]).items():
         if not is_data(name) and value != was.get(name):

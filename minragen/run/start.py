@@ -48,14 +48,13 @@ from minragen import config as settings
 from minragen import rollout, starpo
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, SPLITS, image_of
-from minragen.fast import scheduler
 from minragen.fast.policies import faster
 from minragen.look.faults import Console, Failure
 from minragen.models import AdamW, Critic
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
 from minragen.run.command import opening_line
-from minragen.run.groups import check_environments, env_groups
+from minragen.run.groups import check_environments, collect, env_groups
 from minragen.run.load import foreign, load_policy
 from minragen.run.log import Log
 from minragen.run.proof import prove
@@ -181,7 +180,7 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
         say(f"warning   {warning}")
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
                       world=distributed.world(), backward=memory.careful_backward,
-                      collect=rollout.collect if config.plain else scheduler.collect)
+                      collect=rollout.collect if config.plain else collect)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
         learner.critic = Critic(policy)
         if policy.image_store:
