@@ -289,9 +289,8 @@ def replies(trajectory, tokenizer):
 
     found = []
     for sequence in trajectory.sequences:
-        for turn in sorted({*sequence.turn_ids} - {-1}):
-            start = sequence.turn_ids.index(turn)  # a reply is one stretch of ids
-            part = slice(start, start + sequence.turn_ids.count(turn))
+        for turn, last in sequence.last_of_turn.items():  # a reply is one stretch of ids
+            part = slice(sequence.turn_ids.index(turn), last + 1)
             found.append({"tokens": texts_of(sequence.tokens[part], tokenizer),
                           "logprobs": rounded(sequence.sample_logprobs[part]),
                           "advantages": rounded(sequence.advantages[part])})

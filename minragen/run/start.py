@@ -127,9 +127,8 @@ def load(config, checkpoint="", say=print):
     ChatFrame, which proves that appending equals rendering."""
     device = bundled.choose_model(config.model, config.device)[1]
     source = checkpoint or bundled.resolve(
-        config.model, lambda *size: env_groups(config, *size), config.response_format,
-        config.max_new_tokens, config.warmup_steps, device, say, config.example,
-        config.lora_rank)
+        config.model, partial(env_groups, config), config.response_format, config.max_new_tokens,
+        config.warmup_steps, device, say, config.example, config.lora_rank)
     stored_dtype = checkpoint or config.model in bundled.BUNDLED
     policy = policy_of(config, source, device, stored_dtype, config.model)
     return policy, frame_of(config, policy, policy.model.generation_config.eos_token_id)
