@@ -245,15 +245,15 @@ def alike(firsts, groups):
             if image_of(text) is None:
                 seen.setdefault(held.names[group], {}).setdefault((split, group), set()).add(text)
     for name, texts in seen.items():
-        of = {split: [text for (its, _), text in texts.items() if its == split] for split in SPLITS}
+        train, val = ([text for (its, _), text in texts.items() if its == split][:LEAST_ALIKE]
+                      for split in ("train", "val"))
         if any(len(text) > 1 for text in texts.values()):
             yield (f"{name}: members of a group begin differently, so their rewards are compared "
                    f"over different instances. Does it ignore the seed?")
         elif len(texts) >= LEAST_ALIKE and len(set().union(*texts.values())) == 1:
             yield (f"{name}: all {len(texts)} instances begin alike, in every split. Does it "
                    f"ignore the seed? Then validation and test pose the training question.")
-        elif min(map(len, of.values())) >= LEAST_ALIKE and of["train"][:LEAST_ALIKE] == of["val"][
-                :LEAST_ALIKE]:
+        elif len(train) == LEAST_ALIKE and train == val:
             yield f"{name}: training and validation begin alike. Does it ignore the split?"
 
 
