@@ -29,8 +29,6 @@ from minragen.look.faults import failure_of
 from minragen.support.formats import FORMATS, description_parts, format_parts
 from minragen.support.options import parse_options
 
-# Threads of steps over their limit, which Python cannot end; with so many no other step begins.
-MOST_LATE, LATE = 1000, "a step over its limit"  # and the name of such a thread
 SERVER_PAUSES = (5, 10, 20, 40, 80, 160)  # seconds between tries to reach a tool's server
 LARGEST = 1e15  # largest accepted reward or metric of a step; its square fits float32
 # Names of a run's own metrics (docs/metrics.md), which no environment and no metric of one has.
@@ -248,10 +246,6 @@ class _Call(threading.Thread):
             self.row, limits.within_time_limit, self.function, self.row)))
 
 
-def too_many_hang(row):
-    raise RuntimeError(f"{MOST_LATE} steps hang in their threads, so this one did not begin.")
-
-
 class _Calls:
     """Resets or steps of an EnvGroups that have begun and whose results were not taken yet."""
 
@@ -269,11 +263,7 @@ class _Calls:
         limit = limits.STEP_TIME_LIMIT * math.ceil(len(self.running) / (os.cpu_count() or 1))
         for call in self.running.values():
             call.limit = max(call.limit, limit)
-        late = in_threads and sum(thread.name == LATE for thread in threading.enumerate())
         for call in in_threads:
-            if late >= MOST_LATE:
-                call.function = too_many_hang
-                continue
             with contextlib.suppress(RuntimeError):  # the system may refuse another thread
                 call.start()
         for call in (call for call in calls if call.ident is None):  # not started
@@ -296,7 +286,6 @@ class _Calls:
             except Empty:
                 call, result = first, failure_of(
                     TimeoutError(f"a step took over {first.limit:g} seconds."))
-                call.name = LATE
                 self.groups._broken.add(call.row)
             if self.running.get(call.row) is call:  # else its time was over before
                 del self.running[call.row]
