@@ -19,7 +19,6 @@ from minragen.chat import ChatFrame
 from minragen.config import PRESETS, preset
 from minragen.envs import SPLITS
 from minragen.fast.policies import faster
-from minragen.more.vision import image_store_of
 from minragen.run import bundled
 from minragen.run.groups import env_groups
 
@@ -36,7 +35,7 @@ def make_asset(model, name):
     envs = [env for split in SPLITS for env in groups_of(split).envs]
     policy = faster(bundled.UNTRAINED[model](envs))
     frame = ChatFrame(policy.tokenizer, max_new_tokens=config.max_new_tokens,
-                      image_store=image_store_of(policy))
+                      image_store=policy.image_store)
     groups = bundled.demonstration_groups(policy, groups_of)
     key, steps = bundled.warmup_key(policy, frame, groups, config.warmup_steps), config.warmup_steps
     short = copy.deepcopy(policy)

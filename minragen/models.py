@@ -29,8 +29,7 @@ LOGIT_BUDGET = 2**24  # elements of one (chunk, V) block of logits: 64 MiB in fl
 class Policy:
     """A causal language model with its tokenizer.
 
-    The functions of cache.py run any decoder of transformers. Those of fast/ can take their places:
-    they compute the same numbers with less work.
+    The functions of cache.py run any decoder of transformers; those of fast/ do so with less work.
     """
 
     name: str  # what messages call it
@@ -41,6 +40,7 @@ class Policy:
     last_hidden: Callable = cache.last_hidden  # runs the decoder in a rollout
     hidden_before: Callable = cache.hidden_before  # runs the decoder in an update
     micro_batches: Callable = cache.micro_batches  # divides the rows of an update
+    image_store = None  # in more/vision.py: the images that it sees
 
     @property
     def device(self):

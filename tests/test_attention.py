@@ -13,7 +13,7 @@ from test_train import played
 
 from minragen import cache
 from minragen import train as trainer
-from minragen.fast import graphs, prefix_tree
+from minragen.fast import graphs, llama, prefix_tree
 from minragen.fast.llama import attend_to
 from minragen.fast.policies import faster
 from minragen.fast.prefix_tree import hidden_before
@@ -52,7 +52,7 @@ class TestPrefixTree:
     def test_logprobs_values_and_gradients_are_those_of_a_plain_full_pass(
             self, name, float64, monkeypatch):
         policy = family(name)
-        assert (policy.last_hidden, policy.hidden_before) == (graphs.last_hidden, hidden_before)
+        assert (policy.last_hidden, policy.hidden_before) == (llama.last_hidden, hidden_before)
         for p in policy.model.double().parameters():
             if p.dim() == 1:  # norms, and the biases that are 0 at first
                 p.data.normal_(1.0, 0.5)

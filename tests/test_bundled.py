@@ -164,20 +164,6 @@ class TestBundledWeights:
             keys.append(warmup_key(policy, frame, groups, 2))
         assert len(set(keys)) == 6 and {len(key) for key in keys} == {12}
 
-    def test_another_number_of_threads_has_the_same_key(self):
-        """A sum of floats that threads share does not: a warm-up of minutes would be made again."""
-        threads, keys = torch.get_num_threads(), set()
-        policy, frame, groups = fresh(name="folder")
-        torch.manual_seed(0)
-        policy.model.model.norm.weight.data = torch.randn(2**20)
-        try:
-            for count in (1, 2, 3):
-                torch.set_num_threads(count)
-                keys.add(warmup_key(policy, frame, groups, 0))
-        finally:
-            torch.set_num_threads(threads)
-        assert len(keys) == 1
-
     def test_another_version_of_transformers_has_the_same_key(self, monkeypatch):
         """Else the bundled weights would be found with one version alone, and made anew for minutes
         with all others."""
@@ -201,20 +187,17 @@ class TestBundledWeights:
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path))
         monkeypatch.setattr(bundled, "BATCH", {"tiny": 8})
         said, made = [], []
-        for origin, damage in (("made now", ""), ("from the cache", "model.safetensors"),
-                               ("made now", "tokenizer.json"), ("made now", "")):
+        for origin in ("made now", "from the cache"):
             folder = resolve("tiny", groups_of("bandit"), steps=2, say=said.append)
             assert origin in said[-1]
             made.append(bundled.checksums(load_policy(folder).model))
-            if damage:  # such a folder is made again
-                (folder / damage).write_bytes(b"cut off")
         bundled.save_folder(load_policy(folder), folder)  # as if another process had been faster
         assert [path.name for path in folder.parent.iterdir()] == [folder.name]
         (tmp_path / "file").touch()  # a cache that cannot be written
         monkeypatch.setenv("MINRAGEN_CACHE", str(tmp_path / "file"))
         untrained = load_policy(resolve("tiny", groups_of("bandit"), say=said.append)).model
-        assert made == made[:1] * 4 and made[0] != bundled.checksums(untrained)
-        assert "Set MINRAGEN_CACHE" in said.pop() and len(said) == 4
+        assert made[0] == made[1] != bundled.checksums(untrained)
+        assert "Set MINRAGEN_CACHE" in said.pop() and len(said) == 2
         expected = fresh()[0].model
         bundled.round_weights(expected)
         assert bundled.checksums(untrained) == bundled.checksums(expected)

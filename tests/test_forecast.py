@@ -1,6 +1,7 @@
 """The forecast of memory, computed for models without weights: the tables of the pages, and what is
 counted once, for each process or not at all. long/test_memory.py measures the peaks."""
 
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,7 +112,8 @@ class TestLine:
         for options, option in (({}, "--token-budget"), (dict(token_budget=512), "--max-rows")):
             config = from_options(dict(env="frozenlake", model="hub/x", **options))
             for there, said in ((2**60, 1), (2**30, 2)):
-                monkeypatch.setattr(memory, "memory_of", lambda device, there=there: there)
+                monkeypatch.setattr(os, "sysconf", lambda name, there=there: (
+                    there if name == "SC_PHYS_PAGES" else 1))
                 lines = memory.forecast(learner, config).split("\n")
                 assert len(lines) == said
             assert lines[1] == f"warning   meta has only 1,024 MiB: lower {option}"

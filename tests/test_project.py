@@ -149,6 +149,34 @@ print(json.dumps(lines))
         assert lines[1]["grad_norm"] > 0 and lines[2]["logprob_gap"] < 1e-4
 
 
+class TestWings:
+    PROGRAM = """
+import sys
+from minragen.run import command, start
+
+def lines_loaded(log, ended):
+    files = [module.__file__ for name, module in sys.modules.items()
+             if name.partition(".")[0] == "minragen"]
+    return str(sum(len(open(file).readlines()) for file in files if file))
+
+start.last_line = lines_loaded  # instead of writing the report
+try:
+    command.train(["--help"])
+except SystemExit:
+    command.train(["--env", "bandit", "--model", "tiny", "--steps", "1"])
+"""
+
+    def test_bandits_first_step_loads_at_most_7500_lines_and_the_help_names_what_it_leaves_out(
+            self, tmp_path):
+        """Without look/report.py, which comes after the training."""
+        done = subprocess.run([sys.executable, "-c", self.PROGRAM], cwd=tmp_path, text=True,
+                              capture_output=True, check=False,
+                              env=os.environ | {"PYTHONPATH": str(ROOT)})
+        *told, lines = done.stdout.splitlines() or [""]
+        assert {"gigpo,", "min_p"} <= {*" ".join(told).split()}, done.stderr
+        assert int(lines) <= 7500
+
+
 class TestMakefile:
     @pytest.fixture
     def make(self, tmp_path):

@@ -21,14 +21,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from minragen import config as settings
 from minragen import train as trainer
 from minragen.config import ALGOS, Config, preset
-from minragen.fast import scheduler
 from minragen.fast.policies import faster
-from minragen.fast.scheduler import collect
 from minragen.look import report
 from minragen.models import Policy
 from minragen.more import lora
 from minragen.run import bundled, log, runs, start
-from minragen.run.groups import env_groups
+from minragen.run.groups import collect, env_groups
 from minragen.run.load import load_policy
 from minragen.run.tiny import tiny_tokenizer
 from minragen.support.checks import estimator_kind
@@ -120,7 +118,7 @@ def real(monkeypatch, tmp_path):
             return real_optimizer_step(optimizer, max_grad_norm)
 
         for module, name, stub in (
-                (start, "build_learner", build), (scheduler, "collect", play),
+                (start, "build_learner", build), (start, "collect", play),
                 (start, "load_policy", lambda *_, **__: small_policy(config)),
                 (trainer, "validate", lambda *_: {}), (trainer.AdamW, "step", optimizer_step),
                 (bundled, "resolve", lambda *_: None), (bundled, "source_of", lambda name: None),

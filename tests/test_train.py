@@ -29,7 +29,7 @@ from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.environments import layers
 from minragen.envs import REGISTRY, EnvGroups, Observation, make
-from minragen.fast import graphs, prefix_tree, scheduler
+from minragen.fast import llama, prefix_tree
 from minragen.look import diagnostics, report
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, collect, first_prompt
@@ -374,8 +374,8 @@ class TestPlain:
     def test_three_steps_have_the_same_tokens_and_up_to_rounding_the_same_weights(self, env):
         functions, played, weights = self.three_steps(env, "false")
         plain_functions, plain, plain_weights = self.three_steps(env, "true")
-        assert functions == (graphs.last_hidden, prefix_tree.hidden_before,
-                             prefix_tree.micro_batches, scheduler.collect, True)
+        assert functions == (llama.last_hidden, prefix_tree.hidden_before,
+                             prefix_tree.micro_batches, start.collect, True)
         assert plain_functions == (cache.last_hidden, cache.hidden_before, cache.micro_batches,
                                    collect, False)
         for one, other in zip(played, plain, strict=True):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from minragen import cache
-from minragen.fast import graphs, llama, prefix_tree
+from minragen.fast import llama, prefix_tree
 
 
 def faster(policy, attention=""):
@@ -20,16 +20,19 @@ def faster(policy, attention=""):
         empty: ours where it applies
     raises: ValueError if the model cannot use it
     """
-    if policy.device.type == "cuda":  # cuDNN plans each new shape for 50 ms; hardly any repeats
+    run = llama.last_hidden
+    if policy.device.type == "cuda":
+        from minragen.fast.graphs import last_hidden as run
+
+        # cuDNN plans each new shape for 50 ms; hardly any repeats.
         torch.backends.cuda.enable_cudnn_sdp(False)
     ours = llama.supports(policy.model.base_model)
     if attention:
         set_attention(policy, attention)
-        return replace(policy, last_hidden=graphs.last_hidden if ours else last_hidden,
+        return replace(policy, last_hidden=run if ours else last_hidden,
                        hidden_before=cache.hidden_before, micro_batches=cache.micro_batches)
     if ours:
-        return replace(policy, last_hidden=graphs.last_hidden,
-                       hidden_before=prefix_tree.hidden_before,
+        return replace(policy, last_hidden=run, hidden_before=prefix_tree.hidden_before,
                        micro_batches=prefix_tree.micro_batches)
     return policy
 

@@ -11,7 +11,7 @@ environment has answered. Time goes to the right:
 
 The noise belongs to the trajectory (support/noise.py), so both play the same trajectories.
 
-Reading order: `collect`, `pays` (where it is worth it), `_Scheduler`.
+Reading order: `collect`, `_Scheduler`. Where it is worth it: `collect` of run/groups.py.
 
 Tests: `python -m pytest tests/test_rows.py`.
 """
@@ -30,20 +30,11 @@ def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: No
 
     groups: EnvGroups with `send` and `receive`, as run/groups.py has them
     """
-    if not pays(groups, rules):
-        return rollout.collect(policy, frame, groups, first_seed, rules, progress)
     trajectories = [rollout.first_prompt(frame, groups, row, observation, rules)
                     for row, observation in enumerate(groups.reset(first_seed))]
     begun = [t for t in trajectories if not t.error]
     _Scheduler(policy, frame, groups, begun, rules, progress).play()
     return trajectories
-
-
-def pays(groups, rules):
-    """Whether rows in the same turn would wait for each other: for slow environments, or, with more
-    episodes than `max_rows`, for the longest ones before the next may begin."""
-    return (rules.feed_share < 1 or len(groups) > rules.max_rows
-            or any(env.parallel for env in groups.envs))
 
 
 class _Scheduler:

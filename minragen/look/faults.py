@@ -21,9 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from minragen.environments.layers import Layer
 from minragen.environments.limits import ServerGone
-from minragen.envs import TextEnv
 from minragen.support.options import nearest
 
 PACKAGE = str(Path(__file__).parent.parent) + os.sep
@@ -100,7 +98,7 @@ def _found(error):
     cause = error.__cause__ if refusal and error.__cause__ else error
     frames = [*traceback.walk_tb(cause.__traceback__)]  # (frame, line), the innermost last
     env = next((type(held) for frame, _ in reversed(frames) for name in ("self", "env")
-                if isinstance(held := frame.f_locals.get(name), (TextEnv, Layer))), None)
+                if hasattr(type(held := frame.f_locals.get(name)), "system_prompt")), None)
     theirs = [place for place in frames if is_users(place[0], env)]
     if (refusal and cause is error) or (
             not theirs and (refusal or isinstance(cause, (OSError, SyntaxError)))):

@@ -1,6 +1,6 @@
 """Further estimators of advantages: BRPO, MaxRL, GiGPO, and VAGEN's bi-level and turn-wise GAE.
 
-They are rows of `starpo.ESTIMATORS`, where run/start.py puts them. Axes are those of starpo.py.
+run/start.py has their rows of `starpo.ESTIMATORS`, which call ROWS. Axes are those of starpo.py.
 
 Differences from RAGEN V2 and the verl version it pins: turns end where `turn_ids` say. There,
 bi-level GAE looks for rewards that are not 0, so a turn without reward is no turn.
@@ -98,13 +98,13 @@ def turn_gae(rewards, values, response_mask, turn_ids, lam=1.0, gamma_turn=1.0):
 
 
 ROWS = {
-    "brpo": ("group", lambda b, c: brpo_advantages(*b.episode_scores())),
-    "maxrl": ("group", lambda b, c: maxrl_advantages(*b.episode_scores())),
-    "gigpo": ("group", lambda b, c: gigpo_advantages(b, c.gamma_turn, c.norm_by_std)),
-    "bi_level_gae": ("critic", lambda b, c: (*bi_level_gae(
+    "brpo": lambda b, c: brpo_advantages(*b.episode_scores()),
+    "maxrl": lambda b, c: maxrl_advantages(*b.episode_scores()),
+    "gigpo": lambda b, c: gigpo_advantages(b, c.gamma_turn, c.norm_by_std),
+    "bi_level_gae": lambda b, c: (*bi_level_gae(
         b.token_rewards, b.values, b.response_mask, b.turn_ids, c.gamma, c.lam, c.gamma_turn),
-        b.response_mask)),
-    "turn_gae": ("critic", lambda b, c: (*turn_gae(
+        b.response_mask),
+    "turn_gae": lambda b, c: (*turn_gae(
         b.token_rewards, b.values, b.response_mask, b.turn_ids, c.lam, c.gamma_turn),
-        turn_ends(b.turn_ids, b.response_mask))),
+        turn_ends(b.turn_ids, b.response_mask)),
 }

@@ -1,4 +1,4 @@
-"""Further filters of RAGEN V2: rows of `starpo.FILTERS`, where run/start.py puts them.
+"""Further filters of RAGEN V2. run/start.py has their rows of `starpo.FILTERS`, which call ROWS.
 
 Each is a function of the groups' reward stds, the largest first, and --filter-value, as
 `starpo.top_p`: (P,) bool.

@@ -125,11 +125,6 @@ class SeeingPolicy(Policy):
                 self.image_store.ids_of(image)
 
 
-def image_store_of(policy):
-    """The images that a policy sees; None for a policy that reads only text."""
-    return getattr(policy, "image_store", None)
-
-
 class VisionLanguageModel(nn.Module):
     """A vision-language model behind the interface of a causal language model: `base_model` is its
     decoder, whose embedding layer takes the ids of images."""

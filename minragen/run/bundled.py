@@ -25,7 +25,6 @@ The result is cached under a key of everything that shaped it; for the presets i
 import atexit
 import functools
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -45,8 +44,6 @@ from minragen.environments.data import cache_folder
 from minragen.envs import SEPARATOR, SPLITS
 from minragen.fast.policies import faster
 from minragen.models import AdamW
-from minragen.more import lora
-from minragen.more.vision import image_store_of
 from minragen.run.distributed import progress_bar
 from minragen.run.groups import most_turns
 from minragen.run.load import foreign, load_policy
@@ -108,7 +105,7 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
         else:
             policy = faster(load_policy(source_of(name), device, name in BUNDLED, name))
         frame = foreign(name, ChatFrame, policy.tokenizer, response_format,
-                        max_new_tokens=max_new_tokens, image_store=image_store_of(policy),
+                        max_new_tokens=max_new_tokens, image_store=policy.image_store,
                         example=example)
         groups = demonstration_groups(policy, groups_of)
         key = warmup_key(policy, frame, groups, steps, lora_rank)
@@ -117,13 +114,15 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
         raise ValueError(f"tiny needs random_answer() and the warm-up solve(), but: {problem} "
                          f"Write them, or use a pretrained model with --warmup-steps 0.") from None
     folder, origin = cache_folder() / "models" / stem, "from the cache"
-    if not _is_whole(folder):
-        origin = "bundled weights"
-        if not _load_asset(policy, ASSETS / f"{stem}.safetensors"):
+    if not folder.exists():
+        try:
+            weights, origin = load_file(ASSETS / f"{stem}.safetensors"), "bundled weights"
+            policy.model.load_state_dict(weights, strict=False)  # tied weights are there once
+        except (OSError, SafetensorError):  # there are none, or they are damaged
+            origin = "made now"
             warm_up(policy, frame, groups, steps, lora_rank=lora_rank)
             if name in TINY_MODELS:
                 round_weights(policy.model)
-            origin = "made now"
         try:
             save_folder(policy, folder)
         except OSError as problem:  # a cache that cannot be written costs time, not the run
@@ -134,19 +133,6 @@ def resolve(name, groups_of, response_format="free_think", max_new_tokens=0, ste
     if steps:
         say(f"warm-up   {steps} steps on demonstrations, {origin} ({stem})")
     return folder
-
-
-def _load_asset(policy, path):
-    """Load bundled weights. Returns False if they are missing or damaged."""
-    try:
-        state, own = load_file(path), policy.model.state_dict()  # tied weights are there once
-    except (OSError, SafetensorError):
-        return False
-    if {name: x.shape for name, x in state.items()} != {
-            name: x.shape for name, x in own.items() if not name.endswith("lm_head.weight")}:
-        return False
-    policy.model.load_state_dict(state, strict=False)
-    return True
 
 
 def round_weights(model):
@@ -177,27 +163,15 @@ def source_of(name):
     return source
 
 
-def _is_whole(folder):
-    try:
-        sizes = json.loads((folder / "sizes.json").read_text("utf-8"))
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return False
-
-
 def save_folder(policy, folder):
     """Write model and tokenizer beside `folder` and rename, so that a kill leaves no half of it."""
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     save_policy(policy, part)
-    sizes = {str(f.relative_to(part)): f.stat().st_size for f in part.rglob("*") if f.is_file()}
-    (part / "sizes.json").write_text(json.dumps(sizes), "utf-8")
-    if folder.exists() and not _is_whole(folder):
-        shutil.rmtree(folder)
     try:
         part.rename(folder)
     except OSError:
         shutil.rmtree(part)
-        if not _is_whole(folder):  # otherwise another process has just made the same weights
+        if not folder.exists():  # otherwise another process has just made the same weights
             raise
 
 
@@ -211,8 +185,10 @@ def warm_up(policy, frame, groups, steps, stop_after=None, lora_rank=0):
     """
     peak, losses = LEARNING_RATE[_kind(policy)], []
     if lora_rank:
+        from minragen.more.lora import add_adapters
+
         peak = LORA_LEARNING_RATE
-        lora.add_adapters(policy, lora_rank, VERSION)
+        add_adapters(policy, lora_rank, VERSION)
     distinct = distinct_steps(groups, steps)
     optimizer = AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0)
     with progress_bar("steps of warm-up", stop_after or steps) as progress:
@@ -262,12 +238,7 @@ def noisy_answer(env, rng):
                                  for action in actions)
 
 
-def solver_answer(env, rng):
-    """The solver's answer."""
-    return env.solve()[0]
-
-
-DEMONSTRATOR = {"tiny": noisy_answer, "pretrained": solver_answer}
+DEMONSTRATOR = {"tiny": noisy_answer, "pretrained": lambda env, rng: env.solve()[0]}
 
 
 def demonstrate(frame, groups, step, answer_of=noisy_answer):
@@ -316,9 +287,12 @@ def warmup_key(policy, frame, groups, steps, lora_rank=0):
     kind = _kind(policy)
     # The first demonstrations show prompts, budgets, format, environment options and solver.
     first = [t.tokens for t in demonstrate(frame, groups, 0, DEMONSTRATOR[kind])] if steps else []
-    model = ([(name, *p.shape) for name, p in policy.model.named_parameters()] if kind == "tiny"
-             else [policy.model.config.to_json_string(use_diff=False),
-                   *map(_bytes_of, policy.model.parameters())])  # a folder's model may change
+    if kind == "tiny":
+        model = [(name, *p.shape) for name, p in policy.model.named_parameters()]
+    else:  # a folder's model may change; a sum of its floats would depend on the threads
+        model = [policy.model.config.to_json_string(use_diff=False), *(
+            zlib.crc32(p.detach().cpu().contiguous().view(torch.uint8).numpy())
+            for p in policy.model.parameters())]
     things = (VERSION, policy.name, model, frame.prefix,
               sorted(policy.tokenizer.get_vocab().items()), first, steps,
               distinct_steps(groups, steps), len(groups), LEARNING_RATE[kind], EXPERT, HABIT,
@@ -330,11 +304,6 @@ def asset_stem(name, groups):
     """The readable part of a warm-started model's file name."""
     names = "-".join(dict.fromkeys(groups.names))
     return re.sub(r"[^a-z0-9]+", "-", f"{name}-{names}".lower()).strip("-")
-
-
-def _bytes_of(weight):
-    """A checksum that no number of threads changes: a sum of floats does."""
-    return zlib.crc32(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
 
 
 def checksums(model):

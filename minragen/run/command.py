@@ -20,7 +20,6 @@ import time
 from functools import partial
 
 from minragen import config as settings
-from minragen.environments.layers import layer_class
 from minragen.envs import ELSEWHERE, REGISTRY
 from minragen.look.faults import Console, Parser, told
 
@@ -35,6 +34,8 @@ def train(argv):
     parser.add_argument("--nproc", default="1")
     asked, argv = parser.parse_known_args(argv)
     try:
+        if {"-h", "--help"} & {*argv}:  # which names the estimators of more/, too
+            pkgutil.resolve_name("minragen.run.start")
         given = settings.parse(argv)
         resume, show = given.pop("resume"), given.pop("print_config")
         config = settings.unchecked({"model": "tiny", **given})
@@ -42,7 +43,7 @@ def train(argv):
             if ":" not in name and name not in REGISTRY:
                 pkgutil.resolve_name(ELSEWHERE)(name)
         for text in config.layer:
-            layer_class(text)
+            pkgutil.resolve_name("minragen.environments.layers:layer_class")(text)
         alone = resume or show or "init_from" in given and "model" not in given
         count = processes(asked.nproc, config, alone)
     except ValueError as problem:

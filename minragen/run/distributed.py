@@ -29,7 +29,7 @@ from tqdm import tqdm
 from minragen.look.faults import told
 from minragen.train import World
 
-FIRST_LINE = 10  # seconds until the first progress line, if stderr is not a terminal
+SELDOM = 30  # seconds between the lines of a bar that is not drawn on a terminal
 PATIENCE = timedelta(days=365)  # a slow process is waited for; a dead one closes its connections
 SMALL = 2**16  # numbers; smaller gradients are summed together
 _watched = []  # the process group that only detects a dead process, and its thread
@@ -117,10 +117,12 @@ def world_size():
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def own_cores():
-    """The number of cores for each process of this machine."""
+def use_cores(one=False):
+    """Compute with this process's share of the machine's cores, or with `one`, unless
+    OMP_NUM_THREADS says with how many."""
     here = int(os.environ["LOCAL_WORLD_SIZE"]) if dist.is_initialized() else 1
-    return max(1, os.cpu_count() // here)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1 if one else max(1, os.cpu_count() // here))
 
 
 def world():
@@ -167,24 +169,9 @@ class Processes(World):
 def progress_bar(title, total=None):
     """A context whose value is called with the number of things done since before, by default one.
 
-    Process 0 has a bar on stderr; if that is no terminal, a line after FIRST_LINE seconds, then
-    after twice as many, and so on.
+    Process 0 has a bar on stderr. Where that is no terminal, it is drawn once in SELDOM seconds.
     """
-    if rank() > 0 or sys.stderr.isatty():
-        with tqdm(desc=title, total=total, unit="", leave=False, disable=rank() > 0) as bar:
-            yield bar.update
-        return
-    done, began, due = 0, time.monotonic(), FIRST_LINE
-
-    def update(count=1):
-        nonlocal done, due
-        done += count
-        seconds = time.monotonic() - began
-        if seconds >= due:
-            due = 2 * seconds
-            left = total and seconds * (total - done) / done
-            print(f"progress  {title}: {done:,}" + (
-                f" of {total:,}, about {left:.0f} s are left" if total else
-                f" after {seconds:.0f} s"), file=sys.stderr, flush=True)
-
-    yield update
+    pause = 0.1 if sys.stderr.isatty() else SELDOM
+    with tqdm(desc=title, total=total, unit="", leave=False, disable=rank() > 0, delay=pause,
+              mininterval=pause) as bar:
+        yield bar.update

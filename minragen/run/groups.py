@@ -1,7 +1,8 @@
 """The environments of a run: built from its Config; no failure of one ends the run.
 
-Reading order: `env_groups` (the one place that builds an EnvGroups), `check_environments`,
-`PatientGroups` (what guards against environments that raise, wait, hang or break the contract).
+Reading order: `env_groups` (the one place that builds an EnvGroups), `collect`,
+`check_environments`, `PatientGroups` (what guards against environments that raise, wait, hang or
+break the contract).
 
 Tests: `python -m pytest tests/test_envs.py tests/test_config.py`.
 """
@@ -10,27 +11,24 @@ import contextlib
 import functools
 import math
 import os
+import pkgutil
 import re
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 import numpy as np
 
+from minragen import rollout
 from minragen.config import BUDGETS, env_names, preset_of
 from minragen.environments import limits
 from minragen.environments.limits import ServerGone
 from minragen.envs import IMAGE, EnvGroups, Observation, image_of, make
 from minragen.look.faults import failure_of
-from minragen.more.described import DescribedTurn
 from minragen.support.formats import FORMATS, description_parts, format_parts
 from minragen.support.options import parse_options
 
-# Threads of steps over their limit, which Python cannot end; with so many no other step begins.
-MOST_LATE, LATE = 1000, "a step over its limit"  # and the name of such a thread
 SERVER_PAUSES = (5, 10, 20, 40, 80, 160)  # seconds between tries to reach a tool's server
 LARGEST = 1e15  # largest accepted reward or metric of a step; its square fits float32
 # Names of a run's own metrics (docs/metrics.md), which no environment and no metric of one has.
@@ -54,6 +52,8 @@ def env_groups(config, split, num_groups=None, group_size=1, spec="", share=slic
                            parse_options(config.env_arg), budgets, share, config.layer)
     groups.threads = not config.plain
     if description_parts(config.response_format):
+        from minragen.more.described import DescribedTurn
+
         weights = (config.grounding_reward, config.worldmodeling_reward) if paid else (0.0, 0.0)
         groups.turn = DescribedTurn(format_parts(config.response_format), *weights, groups.turn)
     if paid and config.reward == "success":
@@ -65,6 +65,15 @@ def paid_for_success(turn, env, reply):
     """A turn of EnvGroups whose reward is 1 if it reached success and 0 otherwise."""
     observation, _, terminated, truncated, info = turn(env, reply)
     return observation, float(info.get("success", 0) > 0), terminated, truncated, info
+
+
+def collect(policy, frame, groups, first_seed, rules, progress=lambda tokens: None):
+    """`rollout.collect`, or fast/scheduler.py's where rows would wait for each other: for slow
+    environments, or, with more episodes than `max_rows`, for the longest before the next begin."""
+    waits = (rules.feed_share < 1 or len(groups) > rules.max_rows
+             or any(env.parallel for env in groups.envs))
+    play = pkgutil.resolve_name("minragen.fast.scheduler:collect") if waits else rollout.collect
+    return play(policy, frame, groups, first_seed, rules, progress)
 
 
 def check_environments(config):
@@ -106,12 +115,6 @@ def check_environments(config):
 def most_turns(groups):
     """Turns of the longest episode."""
     return max(env.budget.max_turns for env in groups.envs)
-
-
-def backends(groups):
-    """External backends of the environments, for the first line of a run's output."""
-    return "".join(f"; {name} uses {env.backend}"
-                   for name, env in zip(groups.names, groups.envs) if env.backend)
 
 
 class PatientGroups(EnvGroups):
@@ -230,15 +233,17 @@ def metric_name(name):
     return other
 
 
-@dataclass
-class _Call:
-    """A reset or a step that has begun."""
+class _Call(threading.Thread):
+    """A reset or a step of a row. `start` begins it in a thread of its own, `run` in this one."""
 
-    row: int
-    function: Callable
-    begun: float = math.inf
-    limit: float = 0.0  # seconds that it may take
-    thread: threading.Thread | None = None
+    def __init__(self, row, function, calls):
+        super().__init__(daemon=True)  # else Python's exit waits for those that hang
+        self.row, self.function, self.calls = row, function, calls
+        self.begun, self.limit = time.monotonic(), 0.0  # seconds that it may take
+
+    def run(self):
+        self.calls.ended.put((self, self.calls.groups.attempt(
+            self.row, limits.within_time_limit, self.function, self.row)))
 
 
 class _Calls:
@@ -251,33 +256,19 @@ class _Calls:
 
     def begin(self, rows, function):
         """Call function(row) for each row, in a thread where its environment is parallel."""
-        envs, threads = self.groups.envs, self.groups.threads
-        in_threads = [row for row in rows if threads and envs[row].parallel]
-        self.running |= {row: _Call(row, function, time.monotonic()) for row in in_threads}
+        calls = [_Call(row, function, self) for row in rows]
+        in_threads = [call for call in calls
+                      if self.groups.threads and self.groups.envs[call.row].parallel]
+        self.running |= {call.row: call for call in in_threads}
         limit = limits.STEP_TIME_LIMIT * math.ceil(len(self.running) / (os.cpu_count() or 1))
         for call in self.running.values():
             call.limit = max(call.limit, limit)
-        late = in_threads and sum(thread.name == LATE for thread in threading.enumerate())
-        begun = {row for row in in_threads if self._started(row, late)}
-        for row in (row for row in rows if row not in begun):
-            self.running[row] = _Call(row, function)
-            self._run(self.running[row], limits.within_time_limit, function, row)
-
-    def _started(self, row, late):
-        """Whether the row's call has begun in a thread, or failed because too many hang."""
-        call = self.running[row]
-        if late >= MOST_LATE:
-            self.ended.put((call, failure_of(RuntimeError(
-                f"{MOST_LATE} steps hang in their threads, so this one did not begin."))))
-            return True
-        call.thread = threading.Thread(target=self._run, args=(call, call.function, row),
-                                       daemon=True)  # else Python's exit waits for those that hang
-        with contextlib.suppress(RuntimeError):  # the system may refuse another one
-            call.thread.start()
-        return call.thread.ident is not None
-
-    def _run(self, call, function, *arguments):
-        self.ended.put((call, self.groups.attempt(call.row, function, *arguments)))
+        for call in in_threads:
+            with contextlib.suppress(RuntimeError):  # the system may refuse another thread
+                call.start()
+        for call in (call for call in calls if call.ident is None):  # not started
+            self.running[call.row] = call
+            call.run()
 
     def take(self, least):
         """{row: result} of calls that have ended, once there are `least`. A call past its limit
@@ -295,7 +286,6 @@ class _Calls:
             except Empty:
                 call, result = first, failure_of(
                     TimeoutError(f"a step took over {first.limit:g} seconds."))
-                call.thread.name = LATE
                 self.groups._broken.add(call.row)
             if self.running.get(call.row) is call:  # else its time was over before
                 del self.running[call.row]

@@ -5,23 +5,16 @@ Reading order: `load_policy`, `why_unsupported`. What the weights compute is pro
 Tests: `python -m pytest tests/test_models.py tests/test_families.py`.
 """
 
+import json
 import re
 
 import torch
+import transformers
 from huggingface_hub.errors import HFValidationError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    AutoTokenizer,
-    PreTrainedConfig,
-)
 from transformers.utils import cached_file
 
 from minragen.environments.limits import in_time
 from minragen.models import Policy
-from minragen.more.vision import SeeingPolicy, VisionLanguageModel
 
 MOST_LAYERS = 1000
 FRAME_LIMIT = 60  # seconds for a chat template and its tokenizer
@@ -36,22 +29,26 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     name: what messages call it; empty: the source
     raises: ValueError for what cannot be loaded, RuntimeError for an unsupported architecture
     """
-    device, name = torch.device(device), name or str(source)
+    device, name, kind = torch.device(device), name or str(source), Policy
     dtype = torch.float32 if device.type == "cpu" else "auto" if stored_dtype else torch.bfloat16
     try:
-        refuse_many_layers(PreTrainedConfig.get_config_dict(source)[0])
-        config = AutoConfig.from_pretrained(source, **NO_CODE)
+        refuse_many_layers(transformers.PreTrainedConfig.get_config_dict(source)[0])
+        config = transformers.AutoConfig.from_pretrained(source, **NO_CODE)
         config._attn_implementation = None  # a folder's own may name a kernel to be fetched
         if not (refused := why_unsupported(config)):
             processor = processor_of(config, source)
-            kind = AutoModelForImageTextToText if processor else AutoModelForCausalLM
-            model, loading = kind.from_pretrained(  # NOTE: see models.load_policy
+            loader = (transformers.AutoModelForImageTextToText if processor else
+                      transformers.AutoModelForCausalLM)
+            model, loading = loader.from_pretrained(  # NOTE: see models.load_policy
                 source, config=config, dtype=dtype, output_loading_info=True,
                 ignore_mismatched_sizes=True, **NO_CODE)
-            tokenizer = AutoTokenizer.from_pretrained(source, **NO_CODE)
-            tokenizer.chat_template = tokenizer.chat_template or getattr(
-                processor, "chat_template", None)
-            model = VisionLanguageModel(model, processor) if processor else model
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **NO_CODE)
+            if processor:
+                from minragen.more.vision import SeeingPolicy as kind
+                from minragen.more.vision import VisionLanguageModel
+
+                model = VisionLanguageModel(model, processor)
+                tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
     except Exception as error:  # a folder may hold anything
         first = ("there is no such folder." if isinstance(error.__cause__, HFValidationError)
                  else str(error).strip().splitlines()[0])
@@ -75,7 +72,6 @@ def load_policy(source, device="cpu", stored_dtype=False, name=""):
     if beyond:
         raise ValueError(f"the tokenizer of model {name!r} has tokens beyond the vocabulary of "
                          f"{size}: {', '.join(beyond[:3])}. Resize the model's embeddings.")
-    kind = SeeingPolicy if processor else Policy
     return kind(name, model.to(device).eval(), tokenizer)
 
 
@@ -86,7 +82,7 @@ def processor_of(config, source):
     if not hasattr(config, "vision_config") or not any(cached_file(
             source, name, _raise_exceptions_for_missing_entries=False) for name in files):
         return None
-    processor = AutoProcessor.from_pretrained(source, **NO_CODE)
+    processor = transformers.AutoProcessor.from_pretrained(source, **NO_CODE)
     return processor if hasattr(processor, "image_processor") else None
 
 
@@ -101,13 +97,11 @@ def foreign(name, function, *given, **named):
 
 
 def refuse_many_layers(stored):
-    """Raise ValueError for a config.json, or a part of it, with so many layers that building a
+    """Raise ValueError for a config.json with so many layers, of a part of it too, that building a
     model, or its configuration, would take all memory."""
-    for key, value in stored.items():
-        if isinstance(value, dict):
-            refuse_many_layers(value)
-        elif (re.fullmatch(r"(num|n)_(hidden_)?layers?|depth", key)
-              and isinstance(value, (int, float)) and value > MOST_LAYERS):  # may be null
+    number = r'"((?:num|n)_(?:hidden_)?layers?|depth)": ([\d.e+]+)'
+    for key, value in re.findall(number, json.dumps(stored)):
+        if float(value) > MOST_LAYERS:
             raise ValueError(f"{key} is {value}, expected at most {MOST_LAYERS}.")
 
 

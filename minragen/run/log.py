@@ -22,10 +22,9 @@ from tqdm import tqdm
 
 from minragen import train
 from minragen.environments.limits import ServerGone
+from minragen.envs import image_of
 from minragen.look import diagnostics
 from minragen.look.faults import fault_of, first_line
-from minragen.more import loggers
-from minragen.more.vision import images_of
 from minragen.run import distributed, runs
 
 SAMPLE = 4  # episodes of a split that a step writes to trajectories.jsonl; and failed ones
@@ -39,7 +38,7 @@ CONSOLE = {
     "val/success": "val {:.3f}", "test/success": "test {:.3f}", "regime": "{}"}
 
 
-class Log(train.Callbacks, contextlib.AbstractContextManager):
+class Log(train.Callbacks):
     """What a run in `folder` prints and keeps. Until its end no other process may train the run. Of
     several processes the first one writes; the Logs of the others keep quiet."""
 
@@ -49,19 +48,24 @@ class Log(train.Callbacks, contextlib.AbstractContextManager):
         self.folder, self.config, self.learner, self.say = folder, config, learner, say
         self.writes, self.history = learner.world.rank == 0, []
         self.tokenizer, self.unwritten = learner.policy.tokenizer, defaultdict(str)
-        self.saved = learner.step  # of the last checkpoint; 0: of none
+        self.saved = learner.step or None  # of the last checkpoint; None: there is none
+        self.tell = lambda metrics: None  # writes a step elsewhere, too
         self.held = contextlib.ExitStack()  # the lock, and the handlers of signals
         if self.writes:
             if not resume:
-                runs.make_folder(folder)
+                with runs.writing(folder):
+                    folder.mkdir(parents=True)
             self.held.enter_context(runs.locked(folder))
             runs.write_whole(folder / "config.json", json.dumps(
                 dataclasses.asdict(config) | {"data_files": runs.data_files(config.env_arg)},
                 indent=1) + "\n")
             kept = {name: lines_until(learner.step, folder / name)
                     for name in ("trajectories.jsonl", "metrics.jsonl")}
-            self.history = [json.loads(line) for line in kept["metrics.jsonl"]]
-            self.tell = loggers.start(folder, config, self.history)
+            self.history = [*map(json.loads, kept["metrics.jsonl"])]
+            if config.log:
+                from minragen.more import loggers
+
+                self.tell = loggers.start(folder, config, self.history)
             for name, lines in kept.items():
                 runs.write_whole(folder / name, "".join(line + "\n" for line in lines))
 
@@ -72,14 +76,12 @@ class Log(train.Callbacks, contextlib.AbstractContextManager):
     def __exit__(self, kind, error, _):
         """Save what is done if a server has gone, and the traceback of what ended the run."""
         with self.held:
-            unsaved = self.learner.step == 0 or self.saved != self.learner.step
-            if isinstance(error, ServerGone) and unsaved:
+            if isinstance(error, ServerGone) and self.saved != self.learner.step:
                 self.save(self.learner)
             if self.writes and isinstance(error, Exception) and (fault := fault_of(error)).place:
                 error.kept_in = self.keep(fault, ENDED)  # for `faults.told`
 
-    def progress(self, title):
-        return distributed.progress_bar(title)
+    progress = staticmethod(distributed.progress_bar)
 
     def diagnose(self, learner, step, played, rows, batch):
         if step == 1 and self.config.advantages != "none":
@@ -95,11 +97,8 @@ class Log(train.Callbacks, contextlib.AbstractContextManager):
         return metrics
 
     def early_stop(self, metrics):
-        """RAGEN's, if the run has the option."""
-        if not self.config.early_stop:
-            return ""
-        reason = diagnostics.early_stop([*self.history, metrics])
-        return self.learner.world.gather(reason)[0]  # process 0 alone has the history
+        reason = self.config.early_stop and diagnostics.early_stop([*self.history, metrics])
+        return self.learner.world.gather(reason or "")[0]  # process 0 alone has the history
 
     def write(self, metrics):
         """Append the metrics to metrics.jsonl, rounded; print the console line and warnings. Those
@@ -122,14 +121,13 @@ class Log(train.Callbacks, contextlib.AbstractContextManager):
         self.tell(rounded)
         tqdm.write(console_line(metrics, self.config))
         sys.stdout.flush()
-        if metrics.get("step") == 0 and metrics.get("val/valid") == 0:
+        if metrics["step"] == 0 and metrics.get("val/valid") == 0:
             self.say("warning   no reply of the first validation is valid: does the model reply in "
                      "the form that it is asked for?")
         for warning in diagnostics.warnings_of(self.history):
             self.say(f"warning   {warning}")
 
     def stop_requested(self):
-        """Whether somebody asked any of the processes to stop."""
         return any(self.learner.world.gather(bool(self.requests)))
 
     def save(self, learner, best=False):
@@ -183,8 +181,7 @@ class Log(train.Callbacks, contextlib.AbstractContextManager):
 
     def advice(self):
         """How the run goes on, or begins again if there is no checkpoint."""
-        command = "resume" if self.saved else "reproduce"
-        return f"Go on with: make {command} RUN={self.folder.name}"
+        return f"Go on with: make {'resume' if self.saved else 'reproduce'} RUN={self.folder.name}"
 
     def episodes(self, step, split, trajectories):
         """Write a sample, one JSON object a line: in training the best and the worst members of a
@@ -202,12 +199,12 @@ class Log(train.Callbacks, contextlib.AbstractContextManager):
             best, others = played[:SAMPLE // 2], played[SAMPLE // 2:]
             played = best + others[-SAMPLE // 2:]
         else:
-            played = [t for t in trajectories[::max(1, len(trajectories) // SAMPLE)]
-                      if not t.error]
+            every = max(1, len(trajectories) // SAMPLE)
+            played = [t for t in trajectories[::every] if not t.error]
         self.append("trajectories.jsonl", [{
             "step": step, "split": split, "env": t.env, "seed": t.seed, "group": t.group_id,
             "member": t.member, "success": t.success, "stop": t.stop.value, "error": t.error,
-            "turn_rewards": t.turn_rewards, "messages": t.messages(), **images_of(t),
+            "turn_rewards": t.turn_rewards, "messages": t.messages(), **images(t),
             "replies": replies(t, self.tokenizer)} for t in played[:SAMPLE] + failed[:SAMPLE]])
         if failed:
             firsts = {t.fault.place: t for t in reversed(failed) if t.fault.place}
@@ -266,6 +263,15 @@ def console_line(metrics, config):
 
 
 # ---- An episode's entry --------------------------------------------------------------------------
+def images(trajectory):
+    """`images_of`, which is imported only for images."""
+    if all(image_of(turn.observation) is None for turn in trajectory.turns):
+        return {}
+    from minragen.more.vision import images_of
+
+    return images_of(trajectory)
+
+
 def keep_advantages(trajectories, rows, batch):
     """Store the advantages of trained rows in their Sequences, for the report.
 
@@ -283,9 +289,8 @@ def replies(trajectory, tokenizer):
 
     found = []
     for sequence in trajectory.sequences:
-        for turn in sorted({*sequence.turn_ids} - {-1}):
-            start = sequence.turn_ids.index(turn)  # a reply is one stretch of ids
-            part = slice(start, start + sequence.turn_ids.count(turn))
+        for turn, last in sequence.last_of_turn.items():  # a reply is one stretch of ids
+            part = slice(sequence.turn_ids.index(turn), last + 1)
             found.append({"tokens": texts_of(sequence.tokens[part], tokenizer),
                           "logprobs": rounded(sequence.sample_logprobs[part]),
                           "advantages": rounded(sequence.advantages[part])})

@@ -13,13 +13,11 @@ from pathlib import Path
 import transformers
 
 from minragen.config import changed_environment, check, from_options
-from minragen.fast.scheduler import collect
 from minragen.look import evaluate
 from minragen.look.play import show_run
-from minragen.more.vision import image_store_of
 from minragen.run import distributed, runs, start
 from minragen.run.bundled import choose_model
-from minragen.run.groups import check_environments, env_groups
+from minragen.run.groups import check_environments, collect, env_groups
 from minragen.run.proof import prove
 from minragen.support.options import short
 from minragen.train import rules_of
@@ -109,7 +107,7 @@ def checkpoint_player(config, run="", say=print, only=""):
                                runs.find_checkpoint(runs.RUNS / run, say, only), say)
     name = (only or "checkpoint") if run else short(config.model)
 
-    unproved = image_store_of(policy)
+    unproved = policy.image_store
 
     def play(groups, greedy=True, first_seed=0):
         nonlocal unproved

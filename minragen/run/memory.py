@@ -23,7 +23,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from minragen import train
 from minragen.cache import rounded_up
 from minragen.models import LOGIT_BUDGET
-from minragen.more.vision import image_store_of
 from minragen.run.groups import env_groups, most_turns
 
 # Bytes of an id of a batch: 2 integers, 5 masks, 11 numbers, and the part that mini-batches copy.
@@ -38,19 +37,13 @@ def forecast(learner, config):
     parts = [", ".join(f"{what} {size / 2**20:,.0f}" for what, size in sizes.items() if size)
              for sizes in (held, added)]
     line = f"memory    about {total / 2**20:,.0f} MiB: {parts[0]}; {phase}: {parts[1]}"
-    there = memory_of(learner.policy.device)
+    device = learner.policy.device
+    there = (torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else
+             os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     if total <= there:
         return line
     option = "--max-rows" if phase == "rollout" else "--token-budget"
-    return (f"{line}\nwarning   {learner.policy.device} has only {there / 2**20:,.0f} MiB: lower "
-            f"{option}")
-
-
-def memory_of(device):
-    """Bytes of memory that a device has."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{line}\nwarning   {device} has only {there / 2**20:,.0f} MiB: lower {option}"
 
 
 def phases(learner, config):
@@ -97,7 +90,7 @@ def _sizes(policy, config, processes):
 def _tower(policy):
     """Bytes of one image: its pixels; in a layer of the vision tower the output, what a pass needs
     at a time, and what a trained tower keeps for its gradients."""
-    c, image_store = getattr(policy.model.config, "vision_config", None), image_store_of(policy)
+    c, image_store = getattr(policy.model.config, "vision_config", None), policy.image_store
     numbers = "num_channels", "patch_size", "hidden_size", "intermediate_size", "num_hidden_layers"
     if not image_store or not all(isinstance(getattr(c, n, None), int) for n in numbers):
         return dict(pixels=0, image_output=0, image_pass=0, image_kept=0, image_layers=0)

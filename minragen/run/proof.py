@@ -22,7 +22,6 @@ from torch.nn.utils.rnn import pad_sequence
 from minragen.cache import KVSlots
 from minragen.fast.policies import usual_attention
 from minragen.look.diagnostics import max_positions
-from minragen.more.vision import image_store_of
 
 PROOF_TOKENS = 48  # per row of the proof, in addition to any window
 # Compute limit of the proof, some seconds: tokens of a row x parameters; other devices 2**43.
@@ -45,7 +44,7 @@ def prove(policy, max_context):
                          f"{most} tokens. Lower --max-context.")
     window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
     affordable = PROOF_BUDGET.get(policy.device.type, 2**43) // model.num_parameters()
-    image_store = image_store_of(policy)
+    image_store = policy.image_store
     for dtype, tolerance in {model.dtype: ROUNDED_TOLERANCE, torch.float32: TOLERANCE}.items():
         try:
             least = PROOF_TOKENS
@@ -93,7 +92,7 @@ def _gap(policy, length):
     tokens[1, :length // 2] = tokens[0, :length // 2]  # a beginning to share
     pieces = torch.tensor([[length - 14, length - 18, length - 22], [1, 1, 1], [1, 0, 1],
                            [4, 9, 2], [1, 1, 1], [0, 1, 1]])
-    if image_store := image_store_of(policy):
+    if image_store := policy.image_store:
         _show(image_store, tokens, pieces)
     full = model(tokens.to(slots.device), use_cache=False).logits.float().log_softmax(dim=-1)
     for counts in pieces:

@@ -35,7 +35,6 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from minragen.config import DATA, RUN_NAME, Config, check
-from minragen.more import lora
 from minragen.support.options import ELSEWHERE, LAST_WITH_REMOVED, nearest, parse_options
 
 RUNS = Path("runs")
@@ -68,17 +67,6 @@ def run_folder(config, resume):
     stem = re.sub(r"[^\w.+=-]+", ".", f"{env}-{config.algo}-{model}-s{config.seed}")
     names = (stem if i == 1 else f"{stem}-{i}" for i in range(1, 10**6))
     return next(RUNS / n for n in names if not (RUNS / n).exists())
-
-
-def make_folder(folder):
-    """Make the folder of a new run."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise ValueError(f"another process just made {folder}. Take another --run.") from None
-    except OSError as problem:
-        raise OSError(f"{folder} cannot be made: {problem.strerror}. Start the run in a folder "
-                      f"where you may write.") from None
 
 
 @contextlib.contextmanager
@@ -125,7 +113,10 @@ def save_checkpoint(folder, learner, best=False):
         new.rename(current)
         if best:
             shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(current, kept, copy_function=link_or_copy)
+            try:
+                shutil.copytree(current, kept, copy_function=os.link)
+            except OSError:  # the file system has no such links
+                shutil.copytree(current, kept, dirs_exist_ok=True)
         flush(folder)
     except (OSError, RuntimeError) as problem:  # torch.save raises the latter for a full disk
         shutil.rmtree(new, ignore_errors=True)
@@ -137,12 +128,14 @@ def write_files(new, learner):
 
     The model before RL and a teacher never change, so they stand once, beside the checkpoints.
     """
-    policy = learner.policy
+    policy, trained = learner.policy, torch.nn.Module.state_dict
+    if policy.base:
+        from minragen.more.lora import trained
     save_policy(policy, new)
-    critic = learner.critic and {"model": lora.trained(learner.critic),
+    critic = learner.critic and {"model": trained(learner.critic),
                                  "optimizer": learner.critic_optimizer.state_dict()}
     torch.save({**{name: getattr(learner, name) for name in COUNTERS},
-                "adapters": policy.base and lora.trained(policy.model),
+                "adapters": policy.base and trained(policy.model),
                 "optimizer": learner.optimizer.state_dict(), "critic": critic,
                 "older_weights": getattr(learner.playing, "kept", None)},
                new / "trainer.pt")
@@ -179,14 +172,6 @@ def commit_of(folder):
     return ""
 
 
-def link_or_copy(path, other):
-    """The same file under another name; a copy where the file system has no such links."""
-    try:
-        os.link(path, other)
-    except OSError:
-        shutil.copy2(path, other)
-
-
 def checksum(path):
     """[size in bytes, SHA-256] of a file, read piece by piece."""
     with open(path, "rb") as file:
@@ -213,11 +198,8 @@ def find_checkpoint(folder, say=print, only=""):
             why = [*problems, f"{paths[0]} {lacks}"][0]
             say(f"warning   {why}: going on from {path.name} of step {step_of(path)}")
         return path
-    again = f"{folder.name}-again"
     advice = ("Leave out --checkpoint: there is another one."
               if only and (paths[0] / "manifest.json").exists() else
-              f"It was trained again: take RUN={again}."
-              if (folder.parent / again / "checkpoint").exists() else
               f"Train it again with: make reproduce RUN={folder.name}")
     if problems:
         raise ValueError(f"checkpoint is damaged: {problems[0]}. Restore the file. {advice}")
@@ -255,18 +237,19 @@ def frozen(learner):
 def load_trainer_state(checkpoint, learner):
     """Fill in all of a Learner but the policy's weights, which are already loaded. Returns what
     differs between the packages that wrote the checkpoint and these, or ""."""
-    def load(path, device):  # weights_only: nothing in a file is executed
-        return torch.load(path, map_location=device, weights_only=True)
-
+    load = functools.partial(torch.load, weights_only=True)  # nothing in a file is executed
     state = load(checkpoint / "trainer.pt", learner.policy.device)
     for name in state.keys() & COUNTERS:  # older checkpoints have fewer
         setattr(learner, name, state[name])
     learner.optimizer.load_state_dict(state["optimizer"])
-    if learner.critic:
-        lora.load(learner.critic, state["critic"]["model"])
-        learner.critic_optimizer.load_state_dict(state["critic"]["optimizer"])
+    fill = torch.nn.Module.load_state_dict
     if learner.policy.base:
-        lora.load(learner.policy.model, state["adapters"])
+        from minragen.more.lora import load as fill
+
+        fill(learner.policy.model, state["adapters"])
+    if learner.critic:
+        fill(learner.critic, state["critic"]["model"])
+        learner.critic_optimizer.load_state_dict(state["critic"]["optimizer"])
     if state.get("older_weights"):
         learner.playing.kept = state["older_weights"]
     for name, model in frozen(learner).items():
@@ -309,13 +292,12 @@ def is_data(name):
 def with_files(config, texts):
     """A run's Config with the data files that `texts`, as of --env-arg, name at their new places.
 
-    raises: ValueError unless each data file has the content with which the run was stored. Where
-        no checksum was stored, the file at the old place must still be there and equal
+    raises: ValueError unless each data file has the content with which the run was stored
     """
     given = {text.partition("=")[0]: text for text in texts}
     moved = tuple(given.get(text.partition("=")[0], text) for text in config.env_arg)
     stored = json.loads((RUNS / config.run / "config.json").read_text("utf-8"))
-    expected = data_files(config.env_arg if given else ()) | dict(stored.get("data_files", {}))
+    expected = dict(stored.get("data_files", {}))
     was, found = parse_options(config.env_arg), data_files(moved)
     for name, value in parse_options([*moved, *texts]).items():
         if not is_data(name) and value != was.get(name):

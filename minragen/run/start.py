@@ -35,7 +35,7 @@ Tests: `python -m pytest tests/test_train.py tests/test_runs.py`.
 """
 
 import gc
-import os
+import pkgutil
 import sys
 import unicodedata
 from functools import partial
@@ -48,25 +48,33 @@ from minragen import config as settings
 from minragen import rollout, starpo
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, SPLITS, image_of
-from minragen.fast import scheduler
 from minragen.fast.policies import faster
 from minragen.look.faults import Console, Failure
 from minragen.models import AdamW, Critic
-from minragen.more import estimators, filters, loggers, lora, vision
 from minragen.rollout import first_prompt
 from minragen.run import bundled, distributed, memory, runs
 from minragen.run.command import opening_line
-from minragen.run.groups import backends, check_environments, env_groups
+from minragen.run.groups import check_environments, collect, env_groups
 from minragen.run.load import foreign, load_policy
 from minragen.run.log import Log
 from minragen.run.proof import prove
 from minragen.support.options import short
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
 
-# What --advantages and --filter may name beside the rows of starpo.py.
-starpo.ESTIMATORS |= estimators.ROWS
-starpo.FILTERS |= filters.ROWS
 LEAST_ALIKE = 4  # instances that begin alike before that is told: a few may do so by chance
+
+
+def further(module, name, *given):
+    """Call a row of more/estimators.py or more/filters.py, which is imported for it."""
+    return pkgutil.resolve_name(f"minragen.more.{module}:ROWS")[name](*given)
+
+
+# What --advantages and --filter may name beside the rows of starpo.py.
+starpo.ESTIMATORS |= {name: (kind, partial(further, "estimators", name)) for name, kind in (
+    ("brpo", "group"), ("maxrl", "group"), ("gigpo", "group"), ("bi_level_gae", "critic"),
+    ("turn_gae", "critic"))}
+starpo.FILTERS |= {name: partial(further, "filters", name)
+                   for name in ("top_p_softmax", "top_k_abs", "min_p")}
 
 
 def run(config, resume=False, say=print):
@@ -82,7 +90,7 @@ def run(config, resume=False, say=print):
             f"report.html")
         final = train(learner, groups, config, log)
     if log.writes:
-        say(f"done      {finish(log)}" if final else f"stopped   {stopped(log)}")
+        say(last_line(log, ended=final is not None))
     if any(learner.world.gather(bool(final and log.writes and log.missing()))):
         distributed.end()
         sys.exit(1)
@@ -91,7 +99,6 @@ def run(config, resume=False, say=print):
 
 def start(config, resume=False, say=print):
     """The Learner, {split: EnvGroups} and the Log of a run, new or resumed."""
-    loggers.check(config.log)
     world = distributed.world()
     folder = world.gather(runs.run_folder(config, resume) if world.rank == 0 else None)[0]
     groups = build_groups(config)
@@ -118,11 +125,10 @@ def build_groups(config):
 def load(config, checkpoint="", say=print):
     """The policy of a checkpoint, or the one that a run of this Config begins with, and its
     ChatFrame, which proves that appending equals rendering."""
-    _, device, _ = bundled.choose_model(config.model, config.device)
+    device = bundled.choose_model(config.model, config.device)[1]
     source = checkpoint or bundled.resolve(
-        config.model, lambda *size: env_groups(config, *size), config.response_format,
-        config.max_new_tokens, config.warmup_steps, device, say, config.example,
-        config.lora_rank)
+        config.model, partial(env_groups, config), config.response_format, config.max_new_tokens,
+        config.warmup_steps, device, say, config.example, config.lora_rank)
     stored_dtype = checkpoint or config.model in bundled.BUNDLED
     policy = policy_of(config, source, device, stored_dtype, config.model)
     return policy, frame_of(config, policy, policy.model.generation_config.eos_token_id)
@@ -144,15 +150,14 @@ def frame_of(config, policy, model_eos=None):
 
         kind = partial(WindowedFrame, context=config.context, window=config.window)
     return foreign(policy.name, kind, policy.tokenizer, config.response_format, model_eos,
-                   config.max_new_tokens, vision.image_store_of(policy), config.example)
+                   config.max_new_tokens, policy.image_store, config.example)
 
 
 def build_learner(config, groups, checkpoint_of=None, say=print):
     """The Learner of a new run, or of a checkpoint if the folder of a run is given."""
-    _, device, _ = bundled.choose_model(config.model, config.device)
-    one = config.model in bundled.TINY_MODELS and device.type == "cpu"  # more cores do not pay
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1 if one else distributed.own_cores())
+    device = bundled.choose_model(config.model, config.device)[1]
+    distributed.use_cores(  # of which more than one does not pay for a tiny model
+        one=config.model in bundled.TINY_MODELS and device.type == "cpu")
     begun = checkpoint_of or config.init_from and runs.RUNS / config.init_from
     checkpoint = begun and runs.find_checkpoint(begun, say)
     with distributed.main_process_first():  # the warm-up fills the cache
@@ -161,19 +166,26 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
         raise ValueError("tis_cap: it has no effect here. In float32 a sampler without --stale "
                          "samples as the learner computes, so all weights are 1.")
     if config.lora_rank:
-        lora.add_adapters(policy, config.lora_rank, config.seed)
-    if image_store := vision.image_store_of(policy):
-        image_store.expect(groups["train"].reset(TRAIN_SEED))
+        from minragen.more.lora import add_adapters
+
+        add_adapters(policy, config.lora_rank, config.seed)
+    firsts = {split: held.reset(TRAIN_SEED if split == "train" else 0)  # of each row
+              for split, held in groups.items()}
+    if policy.image_store:
+        policy.image_store.expect(firsts["train"])
     say(f"proved    {prove(policy, config.max_context)}")
-    firsts = first_observations(groups)
     check_first_prompts(config, frame, groups, firsts)
     for warning in alike(firsts, groups):
         say(f"warning   {warning}")
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
                       world=distributed.world(), backward=memory.careful_backward,
-                      collect=rollout.collect if config.plain else scheduler.collect)
+                      collect=rollout.collect if config.plain else collect)
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
-        learner.critic = vision.with_tower(Critic(policy))
+        learner.critic = Critic(policy)
+        if policy.image_store:
+            from minragen.more.vision import with_tower
+
+            learner.critic = with_tower(learner.critic)
         learner.critic_optimizer = AdamW(learner.critic.parameters(), config.critic_lr)
     if config.kl_coef > 0 or config.kl_reward_coef > 0:
         learner.reference = teacher_of(config, policy) if config.teacher else policy.frozen()
@@ -182,9 +194,8 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
 
         learner.playing = OlderWeights(policy, config.stale)
     if config.activation_checkpointing:
-        memory.checkpoint_activations(policy.model)
-        if learner.critic:
-            memory.checkpoint_activations(learner.critic)
+        for module in filter(None, (policy.model, learner.critic)):
+            memory.checkpoint_activations(module)
     if checkpoint_of:
         if other := runs.load_trainer_state(checkpoint, learner):
             say(f"warning   other packages wrote the checkpoint, so the run may differ: {other}")
@@ -197,7 +208,7 @@ def teacher_of(config, policy):
     """The policy of the run or model `config.teacher`, without gradients. Raises ValueError unless
     it reads the same tokens as `policy`."""
     name, run = config.teacher, runs.RUNS / config.teacher
-    if vision.image_store_of(policy):
+    if policy.image_store:
         raise ValueError(f"teacher: {policy.name!r} sees images, which a teacher does not.")
     is_run = runs.RUN_NAME.fullmatch(name) and run.is_dir()
     is_model = name == "smollm2" or "/" in name or Path(name).is_dir()
@@ -208,12 +219,6 @@ def teacher_of(config, policy):
                          f"{policy.name!r}, so its logprobs are of other tokens.")
     teacher.model.requires_grad_(False)
     return teacher
-
-
-def first_observations(groups):
-    """{split: the first observation of each row}"""
-    return {split: held.reset(TRAIN_SEED if split == "train" else 0)
-            for split, held in groups.items()}
 
 
 def check_first_prompts(config, frame, groups, firsts):
@@ -240,15 +245,15 @@ def alike(firsts, groups):
             if image_of(text) is None:
                 seen.setdefault(held.names[group], {}).setdefault((split, group), set()).add(text)
     for name, texts in seen.items():
-        of = {split: [text for (its, _), text in texts.items() if its == split] for split in SPLITS}
+        train, val = ([text for (its, _), text in texts.items() if its == split][:LEAST_ALIKE]
+                      for split in ("train", "val"))
         if any(len(text) > 1 for text in texts.values()):
             yield (f"{name}: members of a group begin differently, so their rewards are compared "
                    f"over different instances. Does it ignore the seed?")
         elif len(texts) >= LEAST_ALIKE and len(set().union(*texts.values())) == 1:
             yield (f"{name}: all {len(texts)} instances begin alike, in every split. Does it "
                    f"ignore the seed? Then validation and test pose the training question.")
-        elif min(map(len, of.values())) >= LEAST_ALIKE and of["train"][:LEAST_ALIKE] == of["val"][
-                :LEAST_ALIKE]:
+        elif len(train) == LEAST_ALIKE and train == val:
             yield f"{name}: training and validation begin alike. Does it ignore the split?"
 
 
@@ -267,25 +272,21 @@ def refuse_lost_text(frame, t):
                              f"write {line[:200]!r}. Use another model, or other data.")
 
 
-def stopped(log):
-    """Where the user stopped the run, and how it goes on, for the last line."""
-    lost = log.missing()
-    return f"after step {log.learner.step}{f', but {lost}' if lost else ''}. {log.advice()}"
-
-
-def finish(log):
-    """Write the report. Returns what is on the disk and what to do next, for the last line."""
+def last_line(log, ended):
+    """What is on the disk and what to do next. Writes the report of a run that has ended."""
+    name, page, lost = log.folder.name, None, log.missing()
+    if not ended:
+        return (f"stopped   after step {log.learner.step}{f', but {lost}' if lost else ''}. "
+                f"{log.advice()}")
     from minragen.look import report
 
-    page, name = None, log.folder.name
     with runs.writing("the report", go_on=True):
         page = report.write([log.folder])
-    if lost := log.missing():
-        return (f"training, but not all is on the disk: {lost}{', no report.html' * (not page)}. "
-                f"The warnings above say why. {log.advice()}")
-    return (f"{log.folder}/report.html" if page else
-            f"{log.folder}, but there is no report.html: make report RUN={name}"
-            ) + f"; measure it again with: make eval RUN={name}"
+    if lost:
+        return (f"done      training, but not all is on the disk: {lost}"
+                f"{'' if page else ', no report.html'}. The warnings above say why. {log.advice()}")
+    there = "/report.html" if page else f", but there is no report.html: make report RUN={name}"
+    return f"done      {log.folder}{there}; measure it again with: make eval RUN={name}"
 
 
 # ---- The command ---------------------------------------------------------------------------------
@@ -336,6 +337,11 @@ def asked_for(argv):
             model = runs.load_config(given["init_from"]).model
         model, _, why = bundled.choose_model(model, given.get("device", ""))
         config = settings.from_options({**given, "model": model})
-    loggers.check(config.log)  # before anything is printed
-    why += backends(check_environments(config))
+    if config.log:
+        from minragen.more import loggers
+
+        loggers.check(config.log)  # before anything is printed
+    groups = check_environments(config)
+    why += "".join(f"; {name} uses {env.backend}"
+                   for name, env in zip(groups.names, groups.envs) if env.backend)
     return config, resume, show and settings.explain(config, given), why

@@ -18,7 +18,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from minragen.envs import IMAGE, image_of
 from minragen.models import Policy
-from minragen.more.vision import SeeingPolicy, VisionLanguageModel
 from minragen.support.formats import FORMATS, WORLD, description_parts, format_instructions
 
 PATCH = 8  # pixels of a patch's side; a board's cell is one patch, and one token
@@ -26,6 +25,7 @@ LEAN_WORDS = Path(__file__).parent.parent / "data" / "lean_words.txt"  # of goal
 EXPERT = 0.3  # probability that a turn is the solver's; raised where that gave too few successes
 TAGS = ("think", "answer")  # in every vocabulary; VAGEN's other tags only where they are used
 TEXT_SEEDS = 64  # instances of each split that give the tokenizer its words
+MOST_TURNS = 20  # of an episode that does so
 CHAT_TEMPLATE = ("{% for m in messages %}"
                  "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
@@ -44,6 +44,8 @@ def tiny_vlm(envs, response_format="free_think"):
     raises: ValueError unless the first observations of `envs` have square images of one size
     """
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    from minragen.more.vision import SeeingPolicy, VisionLanguageModel
 
     images = [image_of(env.reset(seed=0)[0]) for env in envs]
     shapes = {image.shape[:2] for image in images if image is not None}
@@ -131,14 +133,15 @@ def _training_texts(envs, response_format):
             yield f"{WORLD} none"
 
 
-def episode(env, seed, solved=False, turns=20):
+def episode(env, seed, solved=False):
     """The texts of an episode of random answers, or of the solver's."""
-    observation, over, rng = env.reset(seed=seed)[0], False, np.random.default_rng(seed)
-    while not over and turns:
-        answer, turns = env.solve()[0] if solved else env.random_answer(rng), turns - 1
+    observation, rng = env.reset(seed=seed)[0], np.random.default_rng(seed)
+    for _ in range(MOST_TURNS):
+        answer = env.solve()[0] if solved else env.random_answer(rng)
         yield f"{observation}\n {env.note()}\n {answer}"
         observation, _, terminated, truncated, _ = env.step(answer)
-        over = terminated or truncated
+        if terminated or truncated:
+            break
     yield observation
 
 
@@ -183,7 +186,6 @@ def _lean_texts(env, seed):
     yield f"-{step:.4g} {1 - step:.4g}\nTurns left: {seed % env.budget.max_turns + 1}"
 
 
-PLAIN = Recipe()
 RECIPES = {
     "Bandit": Recipe(lambda env: env.actions[0]),
     # Every target, product and sum, also those that no seed happens to show.
@@ -208,4 +210,4 @@ RECIPES = {
 def recipe_of(env):
     """The Recipe of the bundled class that an environment has or derives from."""
     return next((RECIPES[c.__name__] for c in type(env.unwrapped).__mro__ if c.__name__ in RECIPES
-                 and c.__module__.startswith("minragen.environments.")), PLAIN)
+                 and c.__module__.startswith("minragen.environments.")), Recipe())

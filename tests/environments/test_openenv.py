@@ -29,7 +29,6 @@ from minragen.config import BUDGETS
 from minragen.environments import limits
 from minragen.environments.limits import ServerGone
 from minragen.envs import FORMAT_PENALTY, make
-from minragen.fast import scheduler
 from minragen.run import groups as run_groups
 from minragen.run import start
 from minragen.run.groups import PatientGroups
@@ -285,8 +284,8 @@ class TestFailures:
         monkeypatch.setattr(run_groups, "SERVER_PAUSES", (0.1, 0.1))
         options = words_of(base)
         words = f"--run gone --init-from begun {' '.join(BRIEF)} --steps 4 --max-new-tokens 24"
-        send, collect, rounds = PatientGroups.send, scheduler.collect, []
-        monkeypatch.setattr(scheduler, "collect", lambda *given: (
+        send, collect, rounds = PatientGroups.send, start.collect, []
+        monkeypatch.setattr(start, "collect", lambda *given: (
             rounds.append(given[2].split) or collect(*given)))
         with ours("bandit", *options) as (process, url):
             def killing(groups, *given):

@@ -197,7 +197,7 @@ class TestNumbers:
             return copy.deepcopy(episodes[0])
 
         monkeypatch.setattr(start, "load_policy", halved)
-        monkeypatch.setattr(start.scheduler, "collect", once)
+        monkeypatch.setattr(start, "collect", once)
         learner = self.compare(device, LOTTERY | dict(algo="ppo", kl_coef=0.1, lora_rank=rank),
                                0.03, 0.2)
         assert learner.policy.model.dtype == torch.bfloat16

@@ -21,7 +21,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from minragen import train
 from minragen.models import AdamW
-from minragen.more.vision import image_store_of
 from minragen.run import memory, start
 from minragen.trajectory import make_batch
 
@@ -95,7 +94,7 @@ def check_update_of(learner, batch, config, dtype=torch.float32):
         held += sum(x.nbytes for x in (
             *model.parameters(), *(master for _, master in optimizer.copies),
             *(x for state in optimizer.inner.state.values() for x in state.values())))
-    if images := image_store_of(learner.policy):
+    if images := learner.policy.image_store:
         held += sum(image["pixel_values"].nbytes for image in images.pixels.values())
     batch = batch.take(torch.arange(config.mini_batch))
     peak, _ = allocated(lambda: train.update(
