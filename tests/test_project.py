@@ -14,7 +14,6 @@ import sys
 import tomllib
 
 import check
-import fuzz
 import pytest
 from test_readme import PAGES, ROOT, code_blocks
 
@@ -229,9 +228,7 @@ class TestCommandsForDevelopers:
         modules = re.findall(r"-m (lab\.\w+)", text)
         files = re.findall(r"\b(?:tests/[\w/]+\.py|requirements[\w-]*\.lock)", text)
         assert "lab.speed" in modules and all(map(importlib.util.find_spec, modules))
-        assert "tests/fuzz.py" in files and all((ROOT / name).exists() for name in files)
-        (readers,) = re.findall(r"for reader in (.*?); do", text)
-        assert readers.split() == [*fuzz.TARGETS]
+        assert "tests/mutants.py" in files and all((ROOT / name).exists() for name in files)
 
     def test_the_oldest_packages_are_those_of_the_project_beside_all_others_that_are_pinned(self):
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

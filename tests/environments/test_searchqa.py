@@ -18,7 +18,7 @@ from unittest.mock import patch
 from urllib.error import HTTPError
 
 import pytest
-from fuzz import served
+from test_fuzz import served
 from hypothesis import given
 from hypothesis import strategies as st
 from playing import begun, write
