@@ -102,7 +102,9 @@ class TestTurns:
     @given(turns=st.lists(st.lists(st.sampled_from(PIECES), max_size=5), min_size=1, max_size=6),
            budget=st.sampled_from([Budget(), Budget(1, 5, 5), Budget(5, 2, 10), Budget(6, 3, 3)]))
     def test_a_turn_is_what_its_rules_say(self, turns, budget):
-        """Bad pieces cost the penalty once; those over a cap or after the end are ignored."""
+        """Bad pieces cost the penalty once; those over a cap or after the end are ignored. No
+        episode is both terminated and truncated (in RAGEN, es_manager.py:211, one that falls into a
+        hole or has no action left is)."""
         env, at, executed = begun(Walk, budget=budget), 0, 0
         for turns_left, said in zip(range(budget.max_turns - 1, -1, -1), turns):
             pieces = [piece.strip().lower() for piece in said if piece.strip()]
@@ -220,6 +222,8 @@ class TestGroups:
             assert parse_mixture(spec, groups, REGISTRY) == mixture
 
     def test_rows_are_group_major_and_a_group_shares_its_instance(self):
+        """In RAGEN a group of Bandit has several prompts, since a counter is added to the seed, and
+        in FrozenLake equal actions slip equally, since the slips are seeded like the map."""
         groups = EnvGroups("frozenlake=2,bandit=1", 3, 4, "val", {"frozenlake.slip": 0.5})
         alone = [make("frozenlake", "val", slip=0.5), make("bandit", "val")]
         for row, observation in enumerate(groups.reset(100)):

@@ -94,6 +94,7 @@ class TestStops:
         assert full.turns[0].stop is StopReason.END_OF_TURN
 
     def test_a_full_context_ends_the_episode_and_is_never_exceeded(self):
+        """RAGEN gives 3,778 tokens to a model of 3,600; a ValueError ends the run (RAGEN#116)."""
         for room in (1, 7, 8):
             t, _, start = scripted([40] * 7, turns=2, room=room)
             assert t.stop is StopReason.CONTEXT and len(t.tokens) == start + min(room, 7)
@@ -175,7 +176,9 @@ class TestEpisodes:
 
 
 class TestCaching:
-    """That cached turns equal a full pass in every family: tests/test_families.py."""
+    """That cached turns equal a full pass in every family: tests/test_families.py. (In GRPO-Zero,
+    qwen2_model.py:143, is_causal=True aligns its triangle to the top left: the first token after a
+    cache sees one key only.)"""
 
     @pytest.mark.parametrize("shift", [-1, 1], ids=["a key too many", "a key too few"])
     @pytest.mark.parametrize("name", ["Mistral, window", "Gemma 3", "gpt-oss"])
@@ -344,6 +347,7 @@ class TestNoise:
             assert abs(np.corrcoef(a.flatten(), b.flatten())[0, 1]) < 0.015
 
     def test_keys_differ_by_run_seed_environment_split_instance_and_member(self):
+        """verl#6857: members were counted within a worker's chunk; two chunks had equal seeds."""
         def key(run=0, split="train", env="frozenlake", seed=1, member=2):
             return noise_keys(run, split, [Trajectory(env, seed, 0, member)]).item()
         variants = [key(), key(run=1), key(split="val"), key(env="bandit"), key(seed=2),

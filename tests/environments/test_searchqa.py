@@ -18,10 +18,10 @@ from unittest.mock import patch
 from urllib.error import HTTPError
 
 import pytest
-from test_fuzz import served
 from hypothesis import given
 from hypothesis import strategies as st
 from playing import begun, write
+from test_fuzz import served
 
 from minragen.environments import searchqa
 from minragen.environments.lean import KiminaLean
