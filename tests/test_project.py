@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -43,29 +42,19 @@ class TestStructure:
 
     def test_every_text_file_is_opened_as_utf_8_whatever_the_locale(self):
         for path in (ROOT / "minragen").rglob("*.py"):
-            source = path.read_text("utf-8")
-            opens = re.search(r"\bopen\(|\b(read|write)_text\(", source)
-            for node in filter(lambda n: isinstance(n, ast.Call), ast.walk(
-                    ast.parse(source)) if opens else ()):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if not isinstance(node, ast.Call):
+                    continue
                 method, name = getattr(node.func, "attr", ""), getattr(node.func, "id", "")
                 if name == "open" or method in ("read_text", "write_text"):
                     assert re.search("encoding=|'utf-8|'ascii'|'[rwax]b'|os.memfd",
                                      ast.unparse(node)), (path, node.lineno)
 
-    def test_without_docstrings_or_a_locale_with_our_letters_commands_still_print(self):
-        for path in (ROOT / "minragen").rglob("*.py"):
-            assert not re.search(r"\b__doc__[.\[]", path.read_text("utf-8")), path
-        program = """if True:
-            import sys
-            from minragen.__main__ import main
-            for words in ([], ["environments", "sokoban"]):
-                sys.argv[1:] = words
-                main()
-                print("end", flush=True)"""
-        ran = subprocess.run([sys.executable, "-OO", "-c", program], capture_output=True, cwd=ROOT,
-                             check=False, env=os.environ | {"PYTHONIOENCODING": "ascii"})
-        assert ran.returncode == 0 and not ran.stderr, ran.stderr
-        assert all(len(said) > 9 for said in ran.stdout.split(b"end\n")[:2])
+    def test_in_a_locale_without_our_letters_a_command_still_prints(self):
+        ran = subprocess.run([sys.executable, "-m", "minragen", "environments", "sokoban"],
+                             env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False,
+                             capture_output=True, cwd=ROOT)
+        assert ran.returncode == 0 and not ran.stderr and len(ran.stdout) > 9, ran.stderr
 
     def test_messages_about_missing_packages_name_the_requirements_of_the_extras(self):
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
@@ -75,41 +64,8 @@ class TestStructure:
             r"pip install (?:--no-deps )?'?([\w-]+[^'`\".{ ]*[^\"`]*?)['`]", path.read_text())}
         assert {"peft>=0.21", "openenv>=0.10,<0.11"} < told <= wanted
 
-    def test_module_docstrings_name_functions_and_files_that_are_there(self):
-        for path in (ROOT / "minragen").rglob("*.py"):
-            tree = ast.parse(path.read_text())
-            text = ast.get_docstring(tree) or ""
-            order = re.search(r"Reading order: (.*?)(\n\n|\Z)", text, re.DOTALL)
-            known = {getattr(node, "name", getattr(node, "id", "")) for node in ast.walk(tree)
-                     if not isinstance(getattr(node, "ctx", None), ast.Load)}
-            named = re.findall(r"`(?:\w+\.)?(\w+)`", order[1] if order else "")
-            assert {*named} <= known, path
-            for file in re.findall(r"\b(?:tests|docs|lab)/[\w/.]+\.\w+", text):
-                assert (ROOT / file).exists(), (path, file)
-
     def test_imports_are_allowed_links_lead_somewhere_and_options_are_read(self):
         assert check.forbidden_imports() == check.dead_links() == check.unread_options() == []
-
-    def test_a_lazy_forbidden_import_a_dead_link_and_an_unread_option_are_seen(self, fork):
-        (fork / "README.md").write_text("# Here\n[a](#here) [b](#there) [c](docs/x.md) [d](https://x)")
-        (fork / "docs" / "below").mkdir(parents=True)
-        (fork / "docs" / "below" / "page.md").write_text("[a](page.md) [b](README.md)")
-        for file, edit in (
-                ("cache", lambda text: text + "\n\ndef f():\n    from lab import archive\n"),
-                ("starpo", lambda text: text + "\n\ndef f():\n    from minragen import envs\n"
-                                               "    from minragen.environments.lean import Lean\n"),
-                ("train", lambda text: text.replace("config.overlong", "0.0"))):
-            path = fork / "minragen" / f"{file}.py"
-            path.write_text(edit(path.read_text()))
-        assert check.forbidden_imports(fork) == [
-            "minragen/cache.py imports what is not installed with it",
-            "minragen/starpo.py imports minragen.environments.lean",
-            "minragen/starpo.py imports minragen.envs"]
-        assert check.dead_links(fork) == [
-            "README.md links to #there, but the page has no such heading",
-            "README.md links to docs/x.md, which does not exist",
-            "page.md links to README.md, which does not exist"]
-        assert check.unread_options(fork) == ["option overlong is never read"]
 
 
 class TestGroundFloor:
@@ -221,25 +177,13 @@ class TestMakefile:
 
 
 class TestCommandsForDevelopers:
-    (COMMANDS,) = code_blocks("CONTRIBUTING.md", "sh")
-
-    def test_they_name_modules_files_and_readers_that_are_there(self):
-        text = "\n".join(self.COMMANDS)
+    def test_they_name_modules_files_and_oldest_packages_that_are_those_of_the_project(self):
+        (commands,) = code_blocks("CONTRIBUTING.md", "sh")
+        text = "\n".join(commands)
         modules = re.findall(r"-m (lab\.\w+)", text)
-        files = re.findall(r"\b(?:tests/[\w/]+\.py|requirements[\w-]*\.lock)", text)
-        assert "lab.speed" in modules and all(map(importlib.util.find_spec, modules))
-        assert "tests/mutants.py" in files and all((ROOT / name).exists() for name in files)
-
-    def test_the_oldest_packages_are_those_of_the_project_beside_all_others_that_are_pinned(self):
+        assert len(modules) > 2 and all(map(importlib.util.find_spec, modules))
+        files = re.findall(r"\btests/[\w/]+\.py", text)
+        assert len(files) > 2 and all((ROOT / name).exists() for name in files)
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        begin = next(i for i, line in enumerate(self.COMMANDS) if "transformers|" in line)
-        pick, install = self.COMMANDS[begin:begin + 2]
-        kept = subprocess.run(["sh", "-c", pick.rstrip("| ")], cwd=ROOT, text=True, check=True,
-                              capture_output=True).stdout
-        pinned = "".join(path.read_text() for path in ROOT.glob("requirements*.lock"))
-        oldest = [f"{name}=={version}.*" for name, version in re.findall(
-            r"(torch|transformers)>=([\d.]+)", " ".join(project["dependencies"]))]
-        assert len(oldest) == 2 and {*oldest} <= {*shlex.split(install)}
-        left_out = {*pinned.splitlines()} - {*kept.splitlines()}
-        assert {line.partition("==")[0] for line in left_out} == {
-            "torch", "transformers", "tokenizers", "huggingface_hub", "setuptools"}
+        oldest = re.findall(r"(torch|transformers)>=([\d.]+)", " ".join(project["dependencies"]))
+        assert len(oldest) == 2 and all(f"'{a}=={version}.*'" in text for a, version in oldest)
