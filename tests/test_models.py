@@ -58,18 +58,9 @@ class TestLogprobs:
         assert seen[0] == n and max(seen[1:]) == 3 and sum(seen[1:]) == 2 * n
         assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*results))
 
-    def test_they_are_float32_and_rounded_no_further_than_the_weights_of_the_model(self):
-        policy, (tokens, mask) = copy.deepcopy(tiny()[0]), ragged()
-        model = policy.model.bfloat16()
-        logits = models.output_layer(model, hidden_before(model.base_model, tokens, mask))
-        exact = (logits.float() / 0.7).log_softmax(-1)
-        logprobs, entropy = token_logprobs(model, tokens, mask, 0.7)
-        assert logprobs[mask].equal(exact.gather(-1, tokens[mask][:, None])[:, 0])
-        assert {x.dtype for x in (entropy, Critic(policy)(tokens, mask))} == {torch.float32}
-
     @pytest.mark.parametrize("bias", [True, False])
     def test_of_bfloat16_weights_only_the_states_are_rounded(self, bias):
-        """They are those of the same states and weights in float32, and so is what is sampled."""
+        """Logits and logprobs are those of the same states and weights in float32."""
         policy, (tokens, mask) = copy.deepcopy(tiny()[0]), ragged()
         model, V = policy.model.bfloat16(), policy.model.config.vocab_size
         layer = model.get_output_embeddings()
@@ -80,6 +71,10 @@ class TestLogprobs:
                                            layer.bias.float() if bias else None)
         assert not layer(hidden).float().equal(exact)
         assert models.output_layer(model, hidden).equal(exact)
+        log_p = (exact / 0.7).log_softmax(-1)
+        logprobs, entropy = token_logprobs(model, tokens, mask, 0.7)
+        assert logprobs[mask].equal(log_p.gather(-1, tokens[mask][:, None])[:, 0])
+        assert {x.dtype for x in (entropy, Critic(policy)(tokens, mask))} == {torch.float32}
         exact.sum().backward()
         assert layer.weight.grad is not None
 

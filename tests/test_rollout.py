@@ -17,7 +17,6 @@ from minragen.envs import EnvGroups
 from minragen.fast import llama, prefix_tree
 from minragen.models import Policy
 from minragen.more.described import DescribedTurn
-from minragen.more.windows import WindowedFrame
 from minragen.rollout import Rules, collect, sample_tokens
 from minragen.run import proof
 from minragen.run.groups import PatientGroups
@@ -83,15 +82,6 @@ class TestStops:
         assert t.turns[0].text == "".join(pieces).removesuffix("<|im_end|>")
         assert row.turn_ids[start:end + 1] == [0] * len(ids) + [-1] and not row.response_mask[end]
         assert (t.tokens[end] == frame.end_of_turn) == (stop != "end_of_turn")
-
-    def test_a_window_that_holds_all_turns_is_the_whole_conversation(self):
-        policy, frame = puppet()
-        groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=3))
-        policy.model.script = {prompt_length(frame, groups) + 1: frame.end_of_turn}
-        (full,), (shown,) = (play(policy, some, groups) for some in (
-            frame, WindowedFrame(frame.tokenizer, context="limited", window=3)))
-        assert shown.tokens == full.tokens and len(full.sequences[0].tokens) > 300
-        assert full.turns[0].stop is StopReason.END_OF_TURN
 
     def test_a_full_context_ends_the_episode_and_is_never_exceeded(self):
         """RAGEN gives 3,778 tokens to a model of 3,600; a ValueError ends the run (RAGEN#116)."""
