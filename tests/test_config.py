@@ -13,7 +13,6 @@ from conftest import message, parsed
 
 from lab import archive
 from minragen import config as settings
-from minragen import envs
 from minragen import eval as evaluation
 from minragen.__main__ import main as command
 from minragen.config import ALGOS, PRESETS, ROOM, Config, preset
@@ -94,10 +93,6 @@ class TestPresets:
             config = archive.config(name)
             assert config == dataclasses.replace(settings.preset_of(config), run=config.run,
                                                  seed=int(name[-1]))
-
-    def test_no_two_algorithms_are_the_same(self):
-        made = {dataclasses.replace(preset("frozenlake", name), algo="") for name in ALGOS}
-        assert len(made) == len(ALGOS)
 
     def test_the_source_of_every_difference_is_printed(self, capsys):
         main(["--env", "sokoban", "--lr", "0.5", "--model", "smollm2", "--print-config"])
@@ -219,16 +214,6 @@ class TestBadInput:
         self.check((["--zero-task", "true"], "unknown option '--zero-task': it ended with commit "
                                              "5892899; now --advantages none trains by the other"))
         assert not ELSEWHERE["removed"].keys() & {f.name for f in dataclasses.fields(Config)}
-
-    @pytest.mark.parametrize("table, known", [
-        (ELSEWHERE["options"] | ELSEWHERE["not_here"],
-         {f.name for f in dataclasses.fields(Config)} | {"resume"}),
-        (ELSEWHERE["environment_options"],
-         {name for env in REGISTRY for name in envs.make(env).defaults})])
-    def test_no_name_of_another_library_is_there_twice_or_one_of_ours(self, table, known):
-        theirs = [name for names in table.values() for name in names.split()]
-        assert len({*theirs}) == len(theirs) and not {*theirs} & known
-        assert all({*ours.split()} <= known for ours in table if ours not in ELSEWHERE["not_here"])
 
     def test_a_value_outside_its_bounds_is_refused_with_them(self):
         self.check(
