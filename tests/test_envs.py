@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import gc
 import json
 import os
 import pickle
@@ -501,12 +500,8 @@ class TestThreads:
         groups = PatientGroups("test_envs:Step", 1, 1)
         groups.reset(0)
         there = weakref.ref(groups.envs[0])
-        gc.disable()
-        try:
-            del groups
-            assert there() is None
-        finally:
-            gc.enable()
+        del groups
+        assert there() is None
 
     def test_where_no_thread_can_start_a_step_runs_without(self, monkeypatch):
         groups = PatientGroups("test_envs:Step", 3, 1)
