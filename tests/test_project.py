@@ -32,7 +32,8 @@ def fork(tmp_path):
 
 
 EXAMPLES = [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
-            for path in sorted((ROOT / "minragen").rglob("*.py")) if ">>> " in path.read_text()]
+            for folder in ("minragen", "lab") for path in sorted((ROOT / folder).rglob("*.py"))
+            if ">>> " in path.read_text()]
 
 
 class TestStructure:
