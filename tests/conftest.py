@@ -1,5 +1,4 @@
-"""One thread, no progress bars, the order of the files, runs in a temporary folder, and `--env` for
-the contract:
+"""One thread, no progress bars, runs in a temporary folder, and `--env` for the contract:
 
     python -m pytest tests/test_env_contract.py --env package.module:Class
 """
@@ -25,14 +24,6 @@ for folder in (str(TESTS / "environments"), str(TESTS.parent), ""):
 
 from minragen.envs import REGISTRY  # noqa: E402  the loop above finds it
 
-# The order in which the specification is read: the idea on one page, how
-# episodes become tokens, the step.
-ORDER = ("test_nano", "test_rollout", "test_step", "test_starpo", "test_museum", "test_models",
-         "test_attention", "test_lora", "test_families", "test_chat", "test_train", "test_runs",
-         "test_distributed", "test_config", "test_diagnostics", "test_eval", "test_bundled",
-         "test_envs", "test_env_contract")
-
-
 # What the contract is about: boards.py shows two of the ten as images.
 ALL = (*sorted(REGISTRY), "boards:Lake", "boards:Room")
 
@@ -41,8 +32,9 @@ def pytest_ignore_collect(collection_path, config):
     """test_accelerator.py needs a process of its own: autograd makes its queues at the first
     backward pass, for the kinds of devices known then, and a process with two kinds cannot fork
     others that learn (several.py). `make test-all` runs it last."""
-    if collection_path.name == "test_accelerator.py":
-        return not any("test_accelerator" in argument for argument in config.args)
+    if collection_path.name == "test_accelerator.py" and (
+            "test_accelerator" not in " ".join(config.args)):
+        return True
     return None
 
 
@@ -145,11 +137,6 @@ def message(*argv):
     said = str(stop.value)
     assert said.startswith("error: ") and "\n" not in said
     return said
-
-
-def pytest_collection_modifyitems(items):
-    """Sort the files by ORDER; the single environments and the README come last."""
-    items.sort(key=lambda item: (*ORDER, item.path.stem).index(item.path.stem))
 
 
 def pytest_addoption(parser):

@@ -35,8 +35,6 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "lab" / "results" / "mutants.json"
 PROGRESS = ROOT / "runs" / "mutants.jsonl"  # the plan, then a line for each mutant that was tried
@@ -161,17 +159,20 @@ def try_all(mutants, planned):
 
 def attempt(mutant, tests, seconds):
     """Run tests on a copy of the project with the mutant: (outcome, test that noticed it)."""
+    if not tests:
+        return "survived", ""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        copy, noticed = Path(folder), Path(folder, "noticed")
+        copy = Path(folder)
         git("checkout-index", "-a", f"--prefix={folder}/")
         (copy / ".venv").symlink_to(ROOT / ".venv")
         (copy / "minragen" / mutant.file).write_text(mutant.source)
-        (copy / "chosen.json").write_text(json.dumps(tests))
+        (copy / "chosen.txt").write_text("\n".join(tests))
         # A mutant must not leave wrong weights where real runs look for them.
         env = os.environ | {"MINRAGEN_CACHE": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
-        child = subprocess.Popen(
-            [sys.executable, "tests/mutants.py", "--run-chosen"], cwd=folder, env=env,
-            stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True)
+        with open(copy / "said.txt", "w") as said:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "pytest", "-xq", "--assert=plain", "@chosen.txt"],
+                cwd=folder, env=env, stdout=said, stderr=said, start_new_session=True)
         try:
             outcome = "killed" if child.wait(60 + 2 * seconds) else "survived"
         except subprocess.TimeoutExpired:
@@ -179,23 +180,9 @@ def attempt(mutant, tests, seconds):
         with contextlib.suppress(ProcessLookupError):  # with whatever the tests have left running
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        return outcome, noticed.read_text() if noticed.exists() else ""
-
-
-class Chosen:
-    """A plugin of pytest: only these tests, in this order; the first that fails is written down."""
-
-    def __init__(self, tests):
-        self.places = {test: place for place, test in enumerate(tests)}
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items):
-        items[:] = sorted((item for item in items if item.nodeid in self.places),
-                          key=lambda item: self.places[item.nodeid])
-
-    def pytest_runtest_logreport(self, report):
-        if report.failed:
-            Path("noticed").write_text(report.nodeid)
+        noticed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", (copy / "said.txt").read_text(),
+                             re.MULTILINE)
+        return outcome, "".join(noticed[:1])
 
 
 def git(*words):
@@ -209,11 +196,6 @@ def main():
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--only", default="", help="only files whose path holds this")
     parser.add_argument("tests", nargs="*", default=["tests", "--ignore=tests/long"])
-    if sys.argv[1:] == ["--run-chosen"]:  # in a copy
-        tests = json.loads(Path("chosen.json").read_text())
-        files = dict.fromkeys(test.partition("::")[0] for test in tests)
-        sys.exit(bool(files) and pytest.main(["-xq", "--assert=plain", "--rootdir=.", *files],
-                                       [Chosen(tests)]))
     args = parser.parse_args()
     if git("status", "--porcelain", "minragen", "tests"):
         sys.exit("error: minragen/ or tests/ differ from the commit that the result would name.")

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from minragen.look.players import scripted
 from minragen.more import api
 from minragen.more.api import Server
 from minragen.run.groups import PatientGroups
-from minragen.train import TRAIN_SEED
 
 NOTHING = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
@@ -143,6 +143,7 @@ class TestBadServers:
 
     @pytest.mark.parametrize("answer, said", [
         (404, "no such model"), (302, "HTTP Error 302"),
+        ((400, b'{"error": {"message": "\\u001b]0;title\\u0007 gone"}}'), "title.* gone"),
         (b" " * 2**22 + json.dumps(completion("x")).encode(), "endless reply"),
         (b"<html>", "does not answer like a chat server"), (b"\x1f\x8b", "does not answer"),
         (NOTHING, "does not answer"), ([], "does not answer"), ({"choices": []}, "does not answer"),
@@ -151,19 +152,18 @@ class TestBadServers:
         (completion("x", usage={"prompt_tokens": "many"}), "does not answer")])
     def test_a_redirect_an_endless_reply_and_what_is_no_chat_completion_are_refused(
             self, server, answer, said):
-        with pytest.raises(RuntimeError, match=said):
+        with pytest.raises(RuntimeError, match=said) as error:
             Server(server(lambda request: answer), "m").collect(EnvGroups("bandit", 40, 1))
+        assert str(error.value).isprintable()  # it cannot speak to the terminal
 
-    def test_one_deadline_holds_for_a_request_with_its_tries(self, server, monkeypatch):
+    @pytest.mark.parametrize("answer, said", [
+        (lambda request: 503, "HTTP Error 503.*try 1 of 6"),
+        (lambda request: time.sleep(1) or {}, "timed out")])
+    def test_one_deadline_holds_for_a_request_with_its_tries(
+            self, server, answer, said, monkeypatch):
         monkeypatch.setattr(api, "SECONDS", 0.2)
-        with pytest.raises(RuntimeError, match="HTTP Error 503.*try 1 of 6"):
-            Server(server(lambda request: 503), "m").collect(EnvGroups("bandit", 1, 1))
-
-    def test_what_a_server_says_cannot_speak_to_the_terminal(self, server):
-        body = json.dumps({"error": {"message": "\x1b]0;title\x07 gone"}}).encode()
-        with pytest.raises(RuntimeError, match="title.* gone") as error:
-            Server(server(lambda request: (400, body)), "m").collect(EnvGroups("bandit", 1, 1))
-        assert str(error.value).isprintable()
+        with pytest.raises(RuntimeError, match=said):
+            Server(server(answer), "m").collect(EnvGroups("bandit", 1, 1))
 
     def test_after_a_failure_the_other_conversations_end(self, server):
         numbers = itertools.count(1)
@@ -179,22 +179,15 @@ class TestBadServers:
             Server(server(answer), "m").collect(EnvGroups("sokoban", 60, 1))
         assert next(numbers) < 60  # the others have not even begun
 
-    def test_a_server_that_stalls_is_given_up(self, server, monkeypatch):
-        monkeypatch.setattr(api, "SECONDS", 0.1)
-        with pytest.raises(RuntimeError, match="timed out"):
-            Server(server(lambda request: time.sleep(1) or {}), "m").collect(
-                EnvGroups("bandit", 1, 1))
-
     def test_an_address_where_nothing_answers_is_refused(self, monkeypatch):
         monkeypatch.setattr(api, "PAUSES", (0.01, math.inf))
         with pytest.raises(RuntimeError, match="http://127.0.0.1:9/v1: .*try 2 of 2.*running"):
             Server("http://127.0.0.1:9/v1", "m").collect(EnvGroups("bandit", 1, 1))
 
-    @pytest.mark.parametrize("env, error", [("toys:Gone", "ConnectionError: no answer"),
-                                            ("toys:Late", "ConnectionError: not yet")])
-    def test_an_environment_that_fails_is_no_fault_of_the_model(self, server, env, error):
+    def test_an_environment_that_fails_is_no_fault_of_the_model(self, server):
         url = server(lambda request: completion("<think></think><answer>x</answer>"))
-        groups = PatientGroups(env, 1, 1)
-        groups.reset = lambda seed: PatientGroups.reset(groups, TRAIN_SEED)
-        (t,) = Server(url, "m").collect(groups)
-        assert t.error == error and t.turn_rewards in ([], [0.0])  # as in training
+        groups = PatientGroups("toys:Gone", 2, 1)
+        groups.envs[1].reset = mock.Mock(side_effect=ConnectionError("not yet"))
+        gone, late = Server(url, "m").collect(groups)
+        assert (gone.error, gone.turn_rewards) == ("ConnectionError: no answer", [0.0])
+        assert (late.error, late.turn_rewards) == ("ConnectionError: not yet", [])  # as in training

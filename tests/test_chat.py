@@ -16,7 +16,6 @@ from tokenizers.models import BPE
 from toys import tiny
 from transformers import PreTrainedTokenizerFast
 
-from minragen import chat
 from minragen.chat import ChatFrame
 from minragen.config import preset
 from minragen.envs import SPLITS, make
@@ -102,15 +101,6 @@ class TestTinyTokenizer:
     def test_any_text_round_trips_exactly(self, text):
         policy, frame = tiny()
         assert policy.tokenizer.decode(frame.encode(text)) == text
-
-    def test_ids_of_the_last_texts_are_remembered(self, monkeypatch):
-        monkeypatch.setattr(chat, "REMEMBERED", 3)
-        frame = ChatFrame(tiny()[0].tokenizer)
-        kept = frame._ids("Left")
-        for n in range(30):
-            assert frame._ids("Left") is kept  # used again and again, it stays
-            frame._ids(f"Up {n}")
-        assert frame._ids.cache_info().currsize == 3
 
     def test_every_tag_and_relation_of_a_format_is_one_token_each(self):
         for response_format in FORMATS:

@@ -13,13 +13,11 @@ from conftest import message, parsed
 
 from lab import archive
 from minragen import config as settings
-from minragen import envs
 from minragen import eval as evaluation
 from minragen.__main__ import main as command
 from minragen.config import ALGOS, PRESETS, ROOM, Config, preset
 from minragen.envs import REGISTRY
 from minragen.look import report
-from minragen.run import measure, start
 from minragen.run.bundled import choose_model
 from minragen.run.groups import check_environments
 from minragen.run.runs import load_config, read_config
@@ -44,24 +42,17 @@ class TestOptions:
         assert settings.summary(parsed(*options)) == f"{start}unchanged"
         assert settings.summary(parsed(*options, "--lr", "0.5")) == f"{start}with lr=0.5"
 
-    def test_a_model_in_a_folder_goes_by_the_last_part_of_its_path(self, runs, tmp_path):
+    def test_a_model_in_a_folder_goes_by_the_last_part_of_its_path(self, tmp_path):
         options = ("--env", "bandit", "--kl-coef", "0.1")
         folders = {name: str(tmp_path / "far" / "away" / name) for name in ("one", "two")}
         Path(folders["one"]).mkdir(parents=True)  # the other one has gone since
         loaded = [SimpleNamespace(name=name, settings=config, config=config) for name, config in (
             (name, parsed(*options, "--model", path, "--teacher", path))
             for name, path in folders.items())]
-        (runs / "a").mkdir(parents=True)
-        (runs / "a" / "config.json").write_text(json.dumps(vars(loaded[0].config)))
-        asked = evaluation.arguments(["--env", "bandit", "--model", folders["one"]])
-        said = [settings.summary(loaded[0].config),
-                settings.explain(parsed("--model", folders["two"]), {}),
-                *map(report.title, loaded), *report.configurations(loaded),
-                choose_model(folders["one"], "cpu")[2], measure.subjects(asked)[0][0],
-                start.asked_for(["--run", "a", "--resume"])[3]]
+        said = [settings.summary(loaded[0].config), *report.configurations(loaded),
+                choose_model(folders["one"], "cpu")[2]]
         assert "away" not in " ".join(said)
         assert all(re.search(r"\b(one|two)\b", text) for text in said), said
-        assert parsed("--model", folders["one"]).model == folders["one"]  # as it is stored
         assert [settings.typed.short(x) for x in ("tiny", "a/b", ".", 3)] == [
             "tiny", "a/b", Path.cwd().name, 3]
 
@@ -101,10 +92,6 @@ class TestPresets:
             config = archive.config(name)
             assert config == dataclasses.replace(settings.preset_of(config), run=config.run,
                                                  seed=int(name[-1]))
-
-    def test_no_two_algorithms_are_the_same(self):
-        made = {dataclasses.replace(preset("frozenlake", name), algo="") for name in ALGOS}
-        assert len(made) == len(ALGOS)
 
     def test_the_source_of_every_difference_is_printed(self, capsys):
         main(["--env", "sokoban", "--lr", "0.5", "--model", "smollm2", "--print-config"])
@@ -227,16 +214,6 @@ class TestBadInput:
                                              "5892899; now --advantages none trains by the other"))
         assert not ELSEWHERE["removed"].keys() & {f.name for f in dataclasses.fields(Config)}
 
-    @pytest.mark.parametrize("table, known", [
-        (ELSEWHERE["options"] | ELSEWHERE["not_here"],
-         {f.name for f in dataclasses.fields(Config)} | {"resume"}),
-        (ELSEWHERE["environment_options"],
-         {name for env in REGISTRY for name in envs.make(env).defaults})])
-    def test_no_name_of_another_library_is_there_twice_or_one_of_ours(self, table, known):
-        theirs = [name for names in table.values() for name in names.split()]
-        assert len({*theirs}) == len(theirs) and not {*theirs} & known
-        assert all({*ours.split()} <= known for ours in table if ours not in ELSEWHERE["not_here"])
-
     def test_a_value_outside_its_bounds_is_refused_with_them(self):
         self.check(
             (["--lr", "fast"], "invalid float value: 'fast'"),
@@ -244,13 +221,11 @@ class TestBadInput:
             (["--steps", "0"], "steps: got 0, expected at least 1"),
             (["--temperature", "0"], "temperature: got 0.0, expected at least 0.0001"),
             (["--temperature", "nan"], "temperature: got nan, expected a finite number"),
-            (["--seed", "99999999"], "seed: got 99999999, expected at most"),
             (["--steps", "2000000"], "got 64000000, expected at most 16777216, the instances"),
             (["--algo", "dapo", "--steps", "500000"], "(1 + resample): got 64000000, expected"),
             (["--dual-clip", "0.5"], "got dual_clip=0.5, expected more than 1"),
             (["--filter-value", "0.005"], "filter top_p: got a value of 0.005"),
             (["--top-p", "2"], "top_p: got 2.0, expected at most 1."),
-            (["--top-p", "0"], "top_p: got 0.0, expected at least 1e-06."),
             (["--run", "x" * 300], "up to 100 letters"), (["--run", "../x"], "bad run name"),
             (["--run", "."], "bad run name"), (["--max-context", "50"], "no room for a reply"))
         for option in ("mini-batch", "token-budget", "epochs", "num-groups", "val-size", "window",
@@ -310,39 +285,30 @@ class TestBadInput:
                    (["--env", "bandit", "--model", "tiny", "--init-from", name], "bad run name"))
         assert not [*tmp_path.rglob("report.html")]
 
-    @pytest.mark.parametrize("link", ["runs/a", "runs/a/lock", "runs/a/figures",
-                                      "runs/a/figures/success.png"])
-    def test_a_run_with_a_symbolic_link_is_refused_before_anything_is_written(
-            self, runs, tmp_path, link):
-        target = tmp_path / "outside"
-        for folder in (runs, target):
-            folder.mkdir()
-        store(target if link == "runs/a" else runs / "a")
-        before = sorted(target.iterdir())
-        (tmp_path / link).parent.mkdir(exist_ok=True)
-        (tmp_path / link).symlink_to(target)
-        self.check((["--resume", "--run", "a"], "is a symbolic link"))
-        with pytest.raises(SystemExit, match="is a symbolic link"):
-            command(["report", "a"])
-        assert sorted(target.iterdir()) == before
-
-    @pytest.mark.parametrize("name, said", [
-        ("lock", "lock is a hard link"), ("errors.txt", "errors.txt is a hard link"),
-        ("trajectories.jsonl", "trajectories.jsonl is no file")])
-    def test_a_run_with_a_hard_linked_lock_or_with_a_pipe_is_refused(
-            self, runs, tmp_path, name, said):
-        """One would be overwritten, the other be read for ever."""
-        store(runs / "a")
-        if name.endswith("jsonl"):
-            os.mkfifo(runs / "a" / name)
+    @pytest.mark.parametrize("name, make, said", [
+        (".", Path.symlink_to, "is a symbolic link"), ("lock", Path.symlink_to, "a symbolic link"),
+        ("figures", Path.symlink_to, "a symbolic link"),
+        ("figures/success.png", Path.symlink_to, "a symbolic link"),
+        ("lock", Path.hardlink_to, "lock is a hard link"),
+        ("errors.txt", Path.hardlink_to, "errors.txt is a hard link"),
+        ("trajectories.jsonl", lambda path, _: os.mkfifo(path), "trajectories.jsonl is no file")])
+    def test_a_run_with_a_link_or_a_pipe_is_refused_before_anything_is_written(
+            self, runs, tmp_path, name, make, said):
+        """What a link leads to would be overwritten; a pipe would be read for ever."""
+        mine, path = tmp_path / "mine", runs / "a" / name
+        store(mine)
+        before = {file: file.read_text() for file in mine.iterdir()}
+        if name == ".":
+            runs.mkdir()
         else:
-            (tmp_path / "mine").write_text("mine")
-            (runs / "a" / name).hardlink_to(tmp_path / "mine")
+            store(runs / "a")
+        path.parent.mkdir(exist_ok=True)
+        make(path, mine if make is Path.symlink_to else mine / "config.json")
         self.check((["--resume", "--run", "a"], said),
                    (["--env", "bandit", "--model", "tiny", "--init-from", "a"], said))
         with pytest.raises(SystemExit, match=said):
             command(["report", "a"])
-        assert name.endswith("jsonl") or (tmp_path / "mine").read_text() == "mine"
+        assert {file: file.read_text() for file in mine.iterdir()} == before
 
     def test_a_file_that_is_renamed_while_it_is_looked_at_is_nothing_to_refuse(
             self, runs, monkeypatch):

@@ -58,18 +58,9 @@ class TestLogprobs:
         assert seen[0] == n and max(seen[1:]) == 3 and sum(seen[1:]) == 2 * n
         assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*results))
 
-    def test_they_are_float32_and_rounded_no_further_than_the_weights_of_the_model(self):
-        policy, (tokens, mask) = copy.deepcopy(tiny()[0]), ragged()
-        model = policy.model.bfloat16()
-        logits = models.output_layer(model, hidden_before(model.base_model, tokens, mask))
-        exact = (logits.float() / 0.7).log_softmax(-1)
-        logprobs, entropy = token_logprobs(model, tokens, mask, 0.7)
-        assert logprobs[mask].equal(exact.gather(-1, tokens[mask][:, None])[:, 0])
-        assert {x.dtype for x in (entropy, Critic(policy)(tokens, mask))} == {torch.float32}
-
     @pytest.mark.parametrize("bias", [True, False])
     def test_of_bfloat16_weights_only_the_states_are_rounded(self, bias):
-        """They are those of the same states and weights in float32, and so is what is sampled."""
+        """Logits and logprobs are those of the same states and weights in float32."""
         policy, (tokens, mask) = copy.deepcopy(tiny()[0]), ragged()
         model, V = policy.model.bfloat16(), policy.model.config.vocab_size
         layer = model.get_output_embeddings()
@@ -80,6 +71,10 @@ class TestLogprobs:
                                            layer.bias.float() if bias else None)
         assert not layer(hidden).float().equal(exact)
         assert models.output_layer(model, hidden).equal(exact)
+        log_p = (exact / 0.7).log_softmax(-1)
+        logprobs, entropy = token_logprobs(model, tokens, mask, 0.7)
+        assert logprobs[mask].equal(log_p.gather(-1, tokens[mask][:, None])[:, 0])
+        assert {x.dtype for x in (entropy, Critic(policy)(tokens, mask))} == {torch.float32}
         exact.sum().backward()
         assert layer.weight.grad is not None
 
@@ -173,6 +168,13 @@ class TestOptimizer:
         assert torch.equal(p, q) and torch.equal(straight.masters[0], restored.masters[0])
 
 
+def saved(folder, file="config.json", **changes):
+    """Save tiny in a folder, with changes of one of its files."""
+    bundled.save_folder(tiny()[0], folder)
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 class TestLoading:
     @pytest.mark.parametrize("change, problem", [
         (lambda name, x: {name.replace("model.norm", "model.nrom"): x},
@@ -210,14 +212,10 @@ class TestLoading:
     def test_a_folder_without_tokenizer_files_is_refused(self, words, said, tmp_path):
         """Of a class that it knows, transformers makes a tokenizer of a few tokens, which reads
         every prompt as empty."""
-        bundled.save_folder(tiny()[0], tmp_path)
+        saved(tmp_path, "tokenizer_config.json", tokenizer_class=words)
         (tmp_path / "tokenizer.json").unlink()
-        config = tmp_path / "tokenizer_config.json"
-        if words:
-            config.write_text(json.dumps(json.loads(config.read_text())
-                                         | {"tokenizer_class": words}))
-        else:
-            config.unlink()
+        if not words:
+            (tmp_path / "tokenizer_config.json").unlink()
         with pytest.raises(ValueError, match=said):
             load_policy(tmp_path)
 
@@ -229,9 +227,7 @@ class TestLoading:
         ({"_attn_implementation": "somebody/kernel"}, "")])
     def test_a_folder_names_no_kernel_to_be_fetched_and_not_a_million_layers(
             self, change, said, tmp_path):
-        bundled.save_folder(tiny()[0], tmp_path)
-        config = tmp_path / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | change))
+        saved(tmp_path, **change)
         with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
             assert load_policy(tmp_path).model.config._attn_implementation == "sdpa"
 
@@ -243,22 +239,21 @@ class TestLoading:
         with pytest.raises(ValueError, match=r"the chat template or tokenizer .* takes over 0\.1 "):
             start.load(preset("bandit", model=str(tmp_path)))
 
-    @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
-    def test_python_in_a_folder_is_never_run_nor_asked_about(self, file, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("file, changes", [
+        ("config.json", {"model_type": "evil", "auto_map": {
+            "AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}),
+        ("tokenizer_config.json", {"tokenizer_class": "Words", "auto_map": {
+            "AutoTokenizer": [None, "evil.Words"]}})])
+    def test_python_in_a_folder_is_never_run_nor_asked_about(
+            self, file, changes, tmp_path, monkeypatch):
         """transformers asks on the terminal whether to run it."""
-        bundled.save_folder(tiny()[0], tmp_path)
+        saved(tmp_path, file, **changes)
         proof = tmp_path / "it ran"
         (tmp_path / "evil.py").write_text(
             "from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast\n"
             f"open({str(proof)!r}, 'w')\n"
             "class Config(LlamaConfig): model_type = 'evil'\n"
             "class Model(LlamaForCausalLM): pass\nclass Words(PreTrainedTokenizerFast): pass\n")
-        stored = json.loads((tmp_path / file).read_text())
-        stored |= ({"model_type": "evil", "auto_map": {
-            "AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
-            if file == "config.json" else {"tokenizer_class": "Words", "auto_map": {
-                "AutoTokenizer": [None, "evil.Words"]}})
-        (tmp_path / file).write_text(json.dumps(stored))
         asked = []
         monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")
         with contextlib.suppress(ValueError):  # a tokenizer may load as the plain class

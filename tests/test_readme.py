@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import doctest
 import json
 import re
 import shlex
@@ -26,19 +25,6 @@ def code_blocks(page, wanted):
     return [body.splitlines() for label, body in blocks if label == wanted]
 
 
-class TestHiddenAnswers:
-    def test_the_game_of_the_page_validates_on_the_answers_of_training_and_its_solver_guesses(self):
-        """Its first guess is the same for every word."""
-        _, lines, _ = code_blocks("add-an-environment.md", "python")
-        exec("\n".join(lines), names := {})
-        for split in ("train", "val"):
-            envs = [names["Secret"](split) for _ in range(200)]
-            for seed, env in enumerate(envs):
-                env.reset(seed=seed)
-            assert {env.word for env in envs} == {*envs[0].words}
-            assert {env.solve()[0] for env in envs} == {envs[0].words[0]}
-
-
 class TestPages:
     @pytest.mark.parametrize("page", figure.PAGES)
     def test_tables_log_and_episodes_are_what_the_project_prints(self, page):
@@ -47,17 +33,6 @@ class TestPages:
     def test_the_notebook_is_what_the_tutorial_gives(self):
         text = (ROOT / "docs" / "tutorial.ipynb").read_text()
         assert figure.notebook() == text and len(text) < 500_000
-
-    def test_an_episode_counts_the_turns_that_it_leaves_out(self):
-        whole, first = (figure.episode_of("metamathqa-smollm2", turns) for turns in (0, 1))
-        assert whole.count("Turns left") == 5 and "more turns" not in whole
-        assert first.count("Turns left") == 1 and first.endswith("\n[4 more turns]\n```")
-
-    def test_every_episode_is_one_that_is_printed_again(self):
-        shown = [lines[0].split()[-2] for name in PAGES for lines in code_blocks(name, "console")]
-        again = [match[2] for path in figure.PAGES
-                 for match in figure.EPISODE.finditer((ROOT / path).read_text())]
-        assert sorted(shown) == sorted(again) == sorted(REGISTRY)
 
     def test_the_step_in_the_readme_calls_what_the_training_calls(self):
         (step,) = code_blocks("README.md", "python")
@@ -100,20 +75,20 @@ class TestPages:
             of_all = options if name == "every VAGEN recipe" else of_all
         assert "--filter none" in of_all
 
-    def test_every_file_that_a_page_names_is_there(self):
-        for page, text in PAGES.items():
-            for name in re.findall(r"`((?:minragen|tests|docs|lab)/[\w./*-]*)`", text):
-                assert "NAME" in name or list(ROOT.glob(name.rstrip("/"))), (page, name)
+    def test_every_file_that_a_page_or_the_docstring_of_a_module_names_is_there(self):
+        told = "\n".join(ast.get_docstring(ast.parse(path.read_text())) or ""
+                         for path in (ROOT / "minragen").rglob("*.py"))
+        for name in {*re.findall(r"`((?:minragen|tests|docs|lab)/[\w./*-]*)`",
+                                 "".join(PAGES.values())),
+                     *re.findall(r"\b(?:tests|docs|lab)/[\w/.]+\.\w+", told)}:
+            assert "NAME" in name or list(ROOT.glob(name.rstrip("/"))), name
 
     def test_every_test_that_a_page_names_is_there(self):
         for name in {*re.findall(r"`((?:environments/|long/)?test_\w+\.py(?:::\w+)*)`",
                                  "".join(PAGES.values()))}:
             file, *path = name.split("::")
-            body = ast.parse((ROOT / "tests" / file).read_text()).body
-            for part in path:
-                found = [node.body for node in body if getattr(node, "name", "") == part]
-                assert len(found) == 1, name
-                (body,) = found
+            source = (ROOT / "tests" / file).read_text()
+            assert all(re.search(rf"^ *(class|def) {part}\b", source, re.M) for part in path), name
 
     def test_each_mutant_that_survived_has_the_reason_why_it_may(self):
         sample = json.loads((ROOT / "lab" / "results" / "mutants.json").read_text())["sample"] or {}
@@ -148,6 +123,3 @@ class TestFindings:
             assert any(all(abs(value - float(text)) <= 0.5001 * 10**-n
                            for value, text, n in zip(found, texts, digits))
                        for found in intervals), texts
-
-    def test_a_verdict_on_a_claim_follows_its_examples(self):
-        assert doctest.testmod(scoreboard) == (0, 2)

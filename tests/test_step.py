@@ -330,7 +330,8 @@ FLIPS = {
     "gamma_turn": [(BI_LEVEL, 0.5), (TURNS, 0.5), (dict(algo="gigpo"), 0.5),
                    (dict(algo="gigpo", context="limited"), 0.5),
                    (ARPO | dict(context="limited", credit="turn"), 0.5)],
-    "ratio": [({}, "sequence"), (dict(clip_high=0.01, epochs=2), "detached")],
+    "ratio": [({}, "sequence"), (dict(clip_high=0.01, epochs=2), "detached"),
+              (dict(filter="none"), "detached")],  # where no advantage is, nothing is clipped
     "clip_low": [({}, 0.9)],
     "clip_high": [(dict(epochs=2), 0.01)], "dual_clip": [({}, 1.1)],
     "aggregation": [({}, "seq-mean-token-sum"), ({}, "seq-mean-token-mean"),

@@ -23,7 +23,6 @@ from tokenizers import normalizers
 from toys import tiny
 from training import BRIEF, metrics, read_lines, run
 
-from lab import archive
 from minragen import cache
 from minragen import train as trainer
 from minragen.chat import ChatFrame
@@ -166,20 +165,6 @@ class TestLoop:
         assert trained(options, learner) == "v2 w2 b2 v3 w3 s3 t3 w3"
 
 
-class TestPolicyLosses:
-    @pytest.mark.parametrize("ratio", ["token", "detached"])
-    def test_a_token_whose_advantage_is_0_up_to_rounding_is_not_clipped(self, ratio):
-        config = parsed("--env", "bandit", "--ratio", ratio)
-        new = torch.tensor([[0.0, 2.0, 2.0, 2.0]])
-        mask, weights = torch.ones(1, 4, dtype=torch.bool), torch.full((1, 4), 0.25)
-        part = SimpleNamespace(
-            tokens=new.long(), response_mask=mask, predicted_mask=~mask, loss_weights=weights,
-            mean_weights=weights, old_logprobs=0 * new, sample_logprobs=0 * new,
-            ref_logprobs=0 * new, advantages=torch.tensor([[1.0, 1.0, 5e-8, 0.0]]))
-        policy = SimpleNamespace(logprobs=lambda *_: (new, 0 * new))
-        assert trainer.policy_losses(policy, part, config)[1]["clip_fraction"] == 0.25
-
-
 class TestDescribe:
     def test_a_clock_that_stands_still_divides_nothing_by_zero(self):
         t = episode()
@@ -219,36 +204,30 @@ class Calls(list):
 
 
 class TestValidation:
-    def test_it_reports_success_return_and_form(self):
-        groups, logged = SimpleNamespace(split="val"), []
-        log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: logged.append(entry))
-        learner = trainer.Learner(*tiny(), None, step=7, collect=Calls())
-        assert trainer.validate(learner, groups, parsed("--val-temperature", "0.3"), log) == {
-            "val/success": 0.5, "val/episode_return": pytest.approx(0.45), "val/valid": 0.25,
-            "val/env_errors": 0}
-        assert [(step, split, len(played)) for step, split, played in logged] == [(7, "val", 2)]
-
     def test_it_plays_the_first_instances_of_its_split_with_the_noise_of_seed_0_and_no_state_reward(
             self):
-        config = parsed(*RULES, "--val-size", "3", "--val-temperature", "0.3")
+        """It reports success, return and form."""
+        config, logged = parsed(*RULES, "--val-size", "3", "--val-temperature", "0.3"), []
         groups = start.build_groups(config)["test"]
         assert (groups.split, groups.num_groups, groups.group_size) == ("test", 3, 1)
         assert groups.turn == DescribedTurn(("observation", "reasoning", "prediction", "answer"),
                                              turn=PatientGroups.turn)
-        log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: None)
-        learner = trainer.Learner(*tiny(), None, collect=Calls())
-        trainer.validate(learner, groups, config, log)
+        log = SimpleNamespace(progress=QUIET.progress, episodes=lambda *entry: logged.append(entry))
+        learner = trainer.Learner(*tiny(), None, step=7, collect=Calls())
+        assert trainer.validate(learner, groups, config, log) == {
+            "test/success": 0.5, "test/episode_return": pytest.approx(0.45), "test/valid": 0.25,
+            "test/env_errors": 0}
         (call,) = learner.collect
         assert call["rules"] == Rules(0.3, 0, 1.0, 9, 300, 7, 1.0, 99)
         assert call["groups"] is groups and call["first_seed"] == 0
+        assert [(step, split, len(played)) for step, split, played in logged] == [(7, "test", 2)]
 
 
 class TestRollOut:
     def test_training_scores_descriptions_and_plays_as_the_settings_say(self):
-        config = parsed(*RULES)
+        config, calls = parsed(*RULES), Calls()
         groups = start.build_groups(config)["train"]
         frame = start.frame_of(config, tiny()[0])
-        calls = Calls()
         trainer.roll_out(trainer.Learner(tiny()[0], frame, None, collect=calls), groups, config)
         turn = DescribedTurn(frame.parts, 0.5, 0.25, PatientGroups.turn)
         assert calls[0]["groups"] is groups and groups.turn == turn
@@ -271,11 +250,8 @@ class TestRollOut:
 class TestLearner:
     def test_reference_and_critic_exist_only_when_used(self):
         _, plain, _ = build(*BRIEF)
-        _, with_critic, _ = build(*BRIEF, "--algo", "ppo", "--kl-coef", "0.1")
         _, kl_reward, _ = build(*BRIEF, "--algo", "reinforce-pp")
-        assert plain.reference is None and plain.critic is None
-        assert with_critic.reference is not None and with_critic.critic is not None
-        assert kl_reward.reference is not None and kl_reward.critic is None
+        assert plain.reference is None and plain.critic is None and kl_reward.critic is None
         assert not any(p.requires_grad for p in kl_reward.reference.model.parameters())
 
     def test_it_is_built_as_the_options_and_the_model_say(self, monkeypatch):
@@ -456,14 +432,6 @@ class TestRuns:
                                   ("grad", "grad_norm", ".3f"), ("kept", "groups_kept", "2d")):
             assert f"{label} {line[name]:{form}}" in step
         assert re.search(r"  gap \S+  +\d+ tok/s  \d+\.\d\d s  val ", step)
-
-    def test_a_usual_line_of_the_console_has_at_most_130_columns(self):
-        config, lines = (read("frozenlake-grpo-s0") for read in (archive.config, archive.metrics))
-        usual = [console_line(line, config) for line in lines
-                 if line.get("grad_norm", math.inf) < 10 and "regime" not in line
-                 and "val/success" not in line]
-        assert len(usual) > 60 and max(map(len, usual)) <= 130
-        assert not any("no update" in line for line in usual)
 
     def test_a_line_of_the_console_says_if_nothing_was_updated(self):
         config = parsed("--env", "frozenlake")

@@ -192,12 +192,3 @@ class Gone(Lottery):
         if answer == self.random_answer(None):
             return super().step(answer)
         raise ConnectionError("no answer")
-
-
-class Late(Lottery):
-    """Knows the instances from which the tokenizer is made, and none of training."""
-
-    def reset(self, *, seed=None, options=None):
-        if seed >= 2**41:  # train.TRAIN_SEED
-            raise ConnectionError("not yet")
-        return super().reset(seed=seed, options=options)

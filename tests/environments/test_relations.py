@@ -6,7 +6,7 @@ import random
 import time
 
 import pytest
-from fuzz import frame_of
+from test_fuzz import frame_of
 from toys import prompt_length, puppet, replies, tiny
 
 from minragen.environments.board import read_relations, relation, relation_f1, relations_text

@@ -222,10 +222,7 @@ class TestOwnAlgorithm:
         for words, said in ((["--env", "bandi"], "unknown env 'bandi': did you mean 'bandit'"),
                             (["--workrs", "2"], "did you mean '--workers'"),
                             (["--model", "a", "--quick"], "a model takes neither --algo nor"),
-                            (["--warmup-steps", "2"], "--warmup-steps needs --model"),
-                            (["--model", "tiny"], "tiny plays easier versions of the"),
                             (["--model", "a", "--split=val"], "unknown option '--split'"),
-                            (["--size", "9"], "--size=9 needs --model or --api"),
                             (["--workers", "0"], "--workers: got 0, expected at least 1"),
                             (["--algo", "grop"], "unknown algo 'grop': did you mean 'grpo'")):
             with pytest.raises(SystemExit) as stop:

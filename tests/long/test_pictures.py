@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from lab import algorithm, archive
-from lab.algorithm import MEMBERS, PICTURES, ROW
+from lab.algorithm import PICTURES
 from minragen.fast.prefix_tree import PrefixTree, micro_batches
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,12 +32,6 @@ class TestPictures:
             draw(step, tmp_path / name)
             for path in (tmp_path / name, ROOT / "docs" / name):
                 assert 10_000 < path.stat().st_size < MOST_BYTES, path
-
-    def test_the_row_has_two_replies_and_an_advantage_where_it_was_sampled(self, step):
-        batch, row = algorithm._members(step), MEMBERS.index(ROW)
-        mask = batch.response_mask[row]
-        assert set(batch.turn_ids[row][mask].tolist()) == {0, 1}
-        assert torch.equal(batch.advantages[row] != 0, mask)
 
     def test_the_segments_of_the_tree_are_what_the_learner_computes(self, step):
         batch = algorithm._members(step)

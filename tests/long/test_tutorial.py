@@ -1,11 +1,6 @@
-"""The tutorial is true: its blocks, run in order as a notebook, print what the page shows.
+"""The tutorial is true: its notebook, which `make figure` makes of the page, prints what it shows.
 
-    python -m pytest tests/long/test_tutorial.py
-    make figure                                         # makes the notebook from the page
-    WRITE=1 python -m pytest tests/long/test_tutorial.py -k fetches    # writes what it prints there
-
-A block is followed by a `text` block with its output, or prints nothing. A `python` block whose
-first line is a comment with a file name is saved under that name.
+    WRITE=1 python -m pytest tests/long/test_tutorial.py -k fetches    # writes it into the page
 """
 
 import codeop
@@ -16,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
@@ -25,9 +19,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "tutorial.md"
-BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```\n(?:\n*^```text\n.*?^```\n)?",
-                   re.DOTALL | re.MULTILINE)
-FILE = re.compile(r"# (\w+\.py)\n")
+BOOK = nbformat.read(PAGE.with_suffix(".ipynb"), as_version=4)
 FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?|\d+e[-+]\d+")
 TIMES = re.compile(r" +\d+(?= tok/s)|(?<=tok/s)  [\d.]+(?= s)|(?<=passed in )[\d.]+")
 # A sum in the prose, such as `0.25 / 0.5 = 0.5`.
@@ -37,28 +29,6 @@ RELATIVE, ABSOLUTE = 0.01, 0.002
 # Training amplifies it. Of its lines these numbers are not compared, the others within this much.
 CHAOTIC, TRAINED = re.compile(r"(?<=kept|grad) +[\d.]+|(?<=ent) +[\d.]+|(?<=gap) +\S+"), 0.15
 EVERY = 10  # of the lines of a training the page shows the first and those of every tenth step
-
-
-@dataclass
-class Block:
-    """A block of the page, with the text after it. `line`: the number of its first line."""
-
-    label: str
-    source: str
-    line: int
-    start: int  # where block and text stand in the page
-    end: int
-
-    @property
-    def file(self):
-        """The name under which the reader saves it, or None."""
-        found = FILE.match(self.source)
-        return found and found[1]
-
-
-def blocks_of(page):
-    return [Block(found[1], found[2], 2 + page.count("\n", 0, found.start()), *found.span())
-            for found in BLOCK.finditer(page)]
 
 
 def abbreviated(output):
@@ -105,34 +75,25 @@ def pictures_of(cell):
             if "data" in output]
 
 
-def rewritten(page, blocks, outputs):
-    """The page with these outputs."""
-    for block, output in [*zip(blocks, outputs, strict=True)][::-1]:
-        text = f"```text\n{output}```\n" if output and not block.file else ""
-        page = (f"{page[:block.start]}```{block.label}\n{block.source}```\n{text}"
-                f"{page[block.end:]}")
-    return page
+def asks_the_shell(cell):
+    return cell.source.startswith(("%%", "!")) or "\n    !" in cell.source
 
 
 class TestTutorial:
-    def test_no_block_is_overlooked(self):
-        page = PAGE.read_text()
-        assert len(blocks_of(page)) == len(re.findall(r"^```(?!text)\w", page, re.MULTILINE)) > 5
-
-    @pytest.mark.parametrize("block", [block for block in blocks_of(PAGE.read_text())
-                                       if block.label == "python" and not block.file],
-                             ids=lambda block: f"line {block.line}")
-    def test_a_block_can_be_pasted_at_the_prompt_of_python(self, block):
+    @pytest.mark.parametrize("cell", [cell for cell in BOOK.cells if cell.cell_type == "code"
+                                      and not asks_the_shell(cell)], ids=lambda cell: cell.id)
+    def test_a_block_can_be_pasted_at_the_prompt_of_python(self, cell):
         """There an indented block ends with an empty line, and nowhere else."""
         pending = []
-        for line in [*block.source.splitlines(), ""]:
+        for line in [*cell.source.splitlines(), ""]:
             pending.append(line)
             if codeop.compile_command("\n".join(pending), symbol="single"):
                 pending = []
         assert pending == []
 
     def test_what_is_computed_by_hand_is_right(self):
-        sums = SUM.findall(BLOCK.sub("", PAGE.read_text()).replace("^", "**"))
+        prose = re.sub(r"^```.*?^```$", "", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+        sums = SUM.findall(prose.replace("^", "**"))
         assert len(sums) > 10
         for term, result in sums:
             value = eval(term, {"exp": math.exp, "sqrt": math.sqrt, "max": max})
@@ -140,10 +101,6 @@ class TestTutorial:
 
 
 class TestNotebook:
-    @pytest.fixture
-    def book(self):
-        return nbformat.read(PAGE.with_suffix(".ipynb"), as_version=4)
-
     @pytest.fixture
     def execute(self, tmp_path, monkeypatch):
         """(notebook, folder) -> the notebook with the outputs of this run, in a home of its own.
@@ -168,24 +125,25 @@ class TestNotebook:
         return folder.as_uri()
 
     def test_without_a_checkout_it_fetches_one_and_prints_what_the_page_shows(
-            self, book, execute, address, tmp_path):
+            self, execute, address, tmp_path):
         (folder := tmp_path / "alone").mkdir()
+        book = copy.deepcopy(BOOK)
         first, *cells = book.cells
         first.source = re.sub(r"input\(.*?\)", repr(address), first.source)
         _, *done = execute(book, folder).cells
         assert "Would install minragen" in (tmp_path / "pip.log").read_text()
+        shown = [(shown_by(old), abbreviated(shown_by(new))) for old, new in zip(cells, done)]
         if "WRITE" in os.environ:
             page = PAGE.read_text()
-            PAGE.write_text(rewritten(page, blocks_of(page), [
-                abbreviated(shown_by(cell)) for cell in done if cell.cell_type == "code"
-                and not cell.source.startswith("Image(")]))
-        assert not (faults := "".join(
-            f"\n\ncell {old.id}:\n{fault}" for old, new in zip(cells, done)
-            if (fault := difference(shown_by(old), abbreviated(shown_by(new)))))), (
-                f"{faults}\nIf the run is right, write it into the page: WRITE=1")
+            for old, new in shown:
+                page = page.replace(f"```text\n{old}```", f"```text\n{new}```")
+            PAGE.write_text(page)
+        faults = "\n\n".join(filter(None, (difference(*pair) for pair in shown)))
+        assert not faults, f"{faults}\nIf the run is right, write it into the page: WRITE=1"
         assert [*map(pictures_of, done)] == [*map(pictures_of, cells)]
 
-    def test_in_a_checkout_its_first_cell_only_goes_to_the_folder(self, book, execute):
+    def test_in_a_checkout_its_first_cell_only_goes_to_the_folder(self, execute):
+        book = copy.deepcopy(BOOK)
         first, where = book.cells[0], nbformat.v4.new_code_cell("print(os.getcwd())")
         book.cells = [first, first, where]
         *before, last = execute(book, PAGE.parent).cells
