@@ -145,7 +145,7 @@ class Config:
 def preset(env="frozenlake", algo="grpo", model="tiny", response_format=""):
     """The complete Config. An empty response_format means the preset's own."""
     options = {}
-    for source in _sources(env, algo, model, response_format).values():
+    for source in sources_of(env, algo, model, response_format).values():
         options |= source
     options.setdefault("response_format", response_format or Config.response_format)
     parts = len(description_parts(options["response_format"]))
@@ -159,7 +159,7 @@ def preset_of(config):
     return preset(config.env, config.algo, config.model, config.response_format)
 
 
-def _sources(env, algo, model, response_format):
+def sources_of(env, algo, model, response_format):
     """What a preset is made of: {where from: options}; the later win."""
     own = f"env {env} and model {typed.short(model)}"
     of_algo = {f"algo {algo}": typed.algo_options(algo, ALGOS, vars(Config()))}
@@ -245,26 +245,6 @@ def summary(config):
                         if value != getattr(base, name) and name not in ("run", "seed", "device"))
     kind = config.env, config.algo, typed.short(config.model), config.response_format
     return f"the preset of {', '.join((*kind, changed and 'with ' + changed or 'unchanged'))}"
-
-
-def explain(config, given):
-    """All settings as text: what differs from the base and where from, then the rest."""
-    sources = _sources(config.env, config.algo, config.model, config.response_format)
-    if description_parts(config.response_format):
-        sources[f"env {config.env} and format {config.response_format}"] = EXTRA_PER_PART
-    sources["you"] = given
-    own = f"env {config.env} and model {typed.short(config.model)}"  # also for a resumed run
-    lines = [f"{own}, algo {config.algo}: what differs from the base"]
-    rest = ["", "the rest is the base"]
-    for f in (f for f in dataclasses.fields(config) if f.name not in ("env", "algo", "model")):
-        value = getattr(config, f.name)
-        line = f"{f.name.replace('_', '-'):22} {value!r:14}"
-        through = [own, *(source for source, options in sources.items() if f.name in options)]
-        if value == f.default:
-            rest.append(line.rstrip())
-        else:
-            lines.append(f"{line} base {f.default!r:14} through {through[-1]}")
-    return "\n".join(lines + rest)
 
 
 def _usage_error(message):

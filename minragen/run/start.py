@@ -38,6 +38,7 @@ import gc
 import pkgutil
 import sys
 import unicodedata
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -58,6 +59,7 @@ from minragen.run.groups import check_environments, collect, env_groups
 from minragen.run.load import foreign, load_policy
 from minragen.run.log import Log
 from minragen.run.proof import prove
+from minragen.support.formats import description_parts
 from minragen.support.options import short
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
 
@@ -344,4 +346,24 @@ def asked_for(argv):
     groups = check_environments(config)
     why += "".join(f"; {name} uses {env.backend}"
                    for name, env in zip(groups.names, groups.envs) if env.backend)
-    return config, resume, show and settings.explain(config, given), why
+    return config, resume, show and explained(config, given), why
+
+
+def explained(config, given):
+    """All settings as text: what differs from the base and where from, then the rest."""
+    sources = settings.sources_of(config.env, config.algo, config.model, config.response_format)
+    if description_parts(config.response_format):
+        sources[f"env {config.env} and format {config.response_format}"] = settings.EXTRA_PER_PART
+    sources["you"] = given
+    own = f"env {config.env} and model {short(config.model)}"  # also for a resumed run
+    lines = [f"{own}, algo {config.algo}: what differs from the base"]
+    rest = ["", "the rest is the base"]
+    for f in (f for f in fields(config) if f.name not in ("env", "algo", "model")):
+        value = getattr(config, f.name)
+        line = f"{f.name.replace('_', '-'):22} {value!r:14}"
+        through = [own, *(source for source, options in sources.items() if f.name in options)]
+        if value == f.default:
+            rest.append(line.rstrip())
+        else:
+            lines.append(f"{line} base {f.default!r:14} through {through[-1]}")
+    return "\n".join(lines + rest)
