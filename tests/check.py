@@ -38,12 +38,12 @@ BELOW = {"environments": {"environments"}, "more": {"more"}, "fast": {"fast"},
 # long.
 STORED = {"look/report": {"run.runs"}, "more/api": {"environments.limits", "environments.search"}}
 # What a reader was promised: files, lines at most.
-SIZES = {"the reading list": ("minragen/*.py", 3161), "support/": ("minragen/support/*.py", 650),
+SIZES = {"the reading list": ("minragen/*.py", 3116), "support/": ("minragen/support/*.py", 650),
          "nano.py": ("minragen/nano.py", 200), "rollout.py": ("minragen/rollout.py", 260),
-         "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 15700),
-         "the tests": ("tests/**/*.py", 18626)}
+         "starpo.py": ("minragen/starpo.py", 480), "the package": ("minragen/**/*.py", 15259),
+         "the tests": ("tests/**/*.py", 17667)}
 LONGEST = 480  # lines of a file of the reading list
-OPTIONS = 73
+OPTIONS = 72
 
 
 def imported(source, texts=False):

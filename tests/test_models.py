@@ -233,7 +233,7 @@ class TestLoading:
 
     def test_a_chat_template_that_computes_for_long_is_refused(self, tmp_path, monkeypatch):
         tokenizer = copy.deepcopy(tiny()[0].tokenizer)
-        tokenizer.chat_template += "{% for i in range(99999) %}{{ '' }}{% endfor %}" * 9
+        tokenizer.chat_template += "{% for i in range(99999) %}{{ '' }}{% endfor %}" * 99
         bundled.save_folder(Policy("", tiny()[0].model, tokenizer), tmp_path)
         monkeypatch.setattr(load, "FRAME_LIMIT", 0.1)
         with pytest.raises(ValueError, match=r"the chat template or tokenizer .* takes over 0\.1 "):

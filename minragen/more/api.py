@@ -120,7 +120,10 @@ class Server:
         """The text of a reply. Servers with a reasoning parser have cut the thought out of it; it
         is put back where the format asks for it. Raises TypeError for what is no text"""
         text, *thoughts = (message.get(name) or "" for name in ("content", *THOUGHTS))
-        text, thought = str.__str__(text), str.strip(next(filter(None, thoughts), ""))
+        thought = next(filter(None, thoughts), "")
+        if not (isinstance(text, str) and isinstance(thought, str)):
+            raise TypeError("its content is no text")
+        thought = thought.strip()
         if not thought or not self.prefix.startswith(OPEN) or CLOSE in text:
             return text
         thought = thought.removeprefix(OPEN)
