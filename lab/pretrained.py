@@ -34,7 +34,7 @@ V1_ENVS = {"bandit": dict(env="bandit"),
 V2 = V1 | dict(env="sokoban", clip_high=0.28, steps=400, aggregation="seq-mean-token-mean",
                val_size=512)
 SMOLLM2 = {f"smollm2-{env}": dict(env=env, model="smollm2")
-           for env in ("frozenlake",)}
+           for env in ("frozenlake", "lean")}
 # The field's control: what an agent gains from rewards that do not depend on what it does.
 CONTROLS = {f"{name}-random": options | dict(layer="random_reward")
             for name, options in SMOLLM2.items()}
