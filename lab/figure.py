@@ -2,7 +2,7 @@
 
     python -m lab.figure      (or: make figure)
 
-Draws docs/learning.png from the stored runs (archive.py); and in
+Draws docs/learning.png and docs/pretrained.png from the stored runs (archive.py); and in
 docs/environments/ boards.png, the images of FrozenLake and Sokoban, and seen.png, those of an
 episode. algorithm.py draws step.png, row.png and tree.png in docs/: for them a step of a stored run
 is made again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
@@ -26,7 +26,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lab import algorithm, archive, environments, gpu, leaderboard, tokens, waiting
+from lab import algorithm, archive, environments, gpu, leaderboard, pretrained, tokens, waiting
 from lab.environments import table, with_interval
 from minragen.config import changed_environment
 from minragen.environments.board import read_tiles
@@ -90,6 +90,32 @@ def draw(path):
     grid[0, 0].set_ylim(-0.02, 1.02)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="lower center", ncol=5, fontsize=8)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def draw_pretrained(path):
+    """Success in training against minutes of it, and that of the two validations: a panel for each
+    recipe, with the same runs under a random reward in gray."""
+    recipes = [name for name in pretrained.SMOLLM2 if archive.names(f"{name}-s?")]
+    figure, axes = plt.subplots(1, len(recipes), figsize=(5 * len(recipes), 3), squeeze=False,
+                                layout="constrained")
+    for axis, name in zip(axes[0], recipes):
+        for run in archive.names(f"{name}*-s?"):
+            lines, random = archive.metrics(run), "-random-" in run
+            minutes = np.cumsum([0] + [value for _, value in curve(lines, "seconds")]) / 60
+            colour = "lightgray" if random else COLOURS[archive.config(run).seed]
+            axis.plot(minutes[1:], [value for _, value in curve(lines, "success")], ".",
+                      color=colour, zorder=-random)
+            axis.plot(minutes[[0, -1]], [value for _, value in curve(lines, "val/success")],
+                      "o-", color=colour, zorder=-random, label="random reward" * random or
+                      f"seed {archive.config(run).seed}")
+        axis.set(title=archive.config(f"{name}-s0").env, xlabel="minutes of training on one core",
+                 ylim=(0, 1))
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("success")
+    handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1]))
+    figure.legend(handles.values(), handles, loc="outside upper center", ncol=4, fontsize=8)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -187,23 +213,19 @@ def headline_table():
         for random, *shallow, _ in [baselines(env).values()]])
 
 
-def smollm2_table():
-    """One row for each run of SmolLM2: success before, during and after RL."""
+def pretrained_table():
+    """One row for each stored run of SmolLM2: its first and its last validation."""
     rows = []
-    for run in archive.names("*-smollm2-grpo"):
-        config, metrics = archive.config(run), archive.metrics(run)
-        first, *_, last = [line for line in metrics if "val/success" in line]
-        training = [value for _, value in curve(metrics, "success")]
+    for run in archive.names("smollm2-*-s?"):
+        row = pretrained.row_of(archive.config(run), archive.metrics(run))
+        low, high = row["after - before"]
         rows.append([
-            ", ".join([config.env, *changed_environment(config)]), str(config.warmup_steps),
-            f"{len(training)} x {config.num_groups} x {config.group_size}",
-            with_interval(first["val/success"], config.val_size),
-            with_interval(last["val/success"], config.val_size),
-            ", ".join(f"{np.mean(part):.2f}" for part in np.array_split(training, 5)),
-            f"{sum(value for _, value in curve(metrics, 'seconds')) / 60:.0f}"])
-    return table(("environment and options", "warm-up steps", "steps x groups x members",
-                  "before RL: sampled", "after", "success in training, by fifths",
-                  "minutes of training"), rows)
+            run.removeprefix("smollm2-"),
+            *("{:.2f} [{:.2f}, {:.2f}]".format(*row[when]) for when in ("before", "after")),
+            f"{low:+.2f} to {high:+.2f}", f"{row['valid before']:.2f}, {row['valid after']:.2f}",
+            str(row["steps"]), f"{row['minutes']:.0f}"])
+    return table(("environment and seed", "before", "after", "after - before",
+                  "valid replies before, after", "steps", "minutes of training"), rows)
 
 
 def lora_table(steps=60):
@@ -362,7 +384,8 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
          "docs/performance.md": {"gpu": gpu.tables, "waiting": waiting.figures},
          "docs/running.md": {"log": log_lines},
          "docs/specification.md": {"mutants": mutants_result},
-         "docs/results.md": {"results": results_table, "smollm2": smollm2_table},
+         "docs/pretrained.md": {"runs": pretrained_table},
+         "docs/results.md": {"results": results_table},
          **{f"docs/environments/{env}.md": {
              "tiny": partial(episode_of, f"{env}-grpo-s0", turns=2),
              "smollm2": partial(episode_of, f"{env}-smollm2", turns=1)}
@@ -407,6 +430,7 @@ def notebook():
 
 if __name__ == "__main__":
     draw(ROOT / "docs" / "learning.png")
+    draw_pretrained(ROOT / "docs" / "pretrained.png")
     draw_waiting(ROOT / "docs" / "waiting.png")
     draw_boards(ROOT / "docs" / "environments" / "boards.png")
     draw_seen(ROOT / "docs" / "environments" / "seen.png", "frozenlake-image-grpo-s0")
