@@ -148,6 +148,10 @@ class TextEnv(gymnasium.Env):
         """One truthful line about the current state, the thought of a good player; "" for none."""
         return ""
 
+    def thought(self):
+        """What a pretrained model is shown to think here; a sentence teaches more than a list."""
+        return self.note()
+
     def describe(self):
         """What a perfect description of the current state says."""
         return self.note()

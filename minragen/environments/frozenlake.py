@@ -10,6 +10,8 @@ import numpy as np
 from minragen.environments.board import MOVES, TILES, Board, flood, moved, read_places, straight
 from minragen.envs import Budget, Outcome
 
+WAYS = {"Up": "row", "Down": "row", "Left": "column", "Right": "column"}
+
 
 class FrozenLake(Board):
     """Walk over ice from a start to a goal without entering a hole.
@@ -39,8 +41,8 @@ class FrozenLake(Board):
     story = "You walk on a frozen lake. Reach the goal and stay out of the holes."
     meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
     looks = "the player is a person, holes are dark water, and the goal is a green flag"
-    example = ("I am at (7, 2) and the goal is at (8, 3): one row down and one column right, with "
-               "no hole on that way.", "Down || Right", "goal below right",
+    example = ("I am at (7, 2) and the goal is at (8, 3): 1 row down and 1 column right, with no "
+               "hole on that way.", "Down || Right", "goal below right",
                "goal same row same column")
     tiles = "\n".join(TILES["FrozenLake"])
     relation_weights = {"goal": 0.7, "hole": 0.3}
@@ -102,6 +104,13 @@ class FrozenLake(Board):
                   "safe": self.safe_moves()}
         return " ".join(f"{name} {' '.join(map(str, what))}"
                         for name, what in places.items() if what)
+
+    def thought(self):
+        """Player, goal, and the way between them over an empty lake."""
+        moves = straight(self.player, self.goal)
+        way = [f"{n} {what}{'s' * (n > 1)} {move.lower()}" for move, what in WAYS.items()
+               if (n := moves.count(move))]
+        return f"I am at {self.player} and the goal is at {self.goal}: {' and '.join(way)}."
 
     def safe_moves(self):
         """The actions that lead to another cell without a hole."""

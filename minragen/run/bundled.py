@@ -258,7 +258,8 @@ def demonstrate(frame, groups, step, answer_of=noisy_answer):
         parts = {}  # row -> the parts of its reply
         for row in live:
             env = groups.envs[row]
-            parts[row] = {"answer": f" {answer_of(env, rng)}", "reasoning": f" {env.note()}"}
+            thought = env.note() if answer_of is noisy_answer else env.thought()
+            parts[row] = {"answer": f" {answer_of(env, rng)}", "reasoning": f" {thought}"}
             if frame.describes:
                 parts[row]["observation"] = f" {env.describe()}"
         # The last answer is executed only where its outcome has to be predicted.
