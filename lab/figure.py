@@ -169,7 +169,7 @@ def draw_boards(path):
 def draw_seen(path, run):
     """The images of the episode that `episode_of` tells."""
     images = [plt.imread(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
-              for uri in last_episode(run)["images"]]
+              for uri in episode_at(run)["images"]]
     figure, axes = plt.subplots(1, len(images), figsize=(2 * len(images), 2.2), squeeze=False)
     for turn, (axis, image) in enumerate(zip(axes.flat, images), 1):
         axis.imshow(image, interpolation="nearest")
@@ -284,9 +284,9 @@ def baselines(env):
 
 
 def episode_of(run, turns=0):
-    """What was said in the `last_episode` of a run, by turns. The lines of a reply after the SHOWN
-    first are counted; so are the turns after the first `turns`, unless that is 0."""
-    said, messages = [], last_episode(run)["messages"][1:]
+    """What was said in the episode `episode_at`, by turns. The lines of a reply after the SHOWN first
+    are counted; so are the turns after the first `turns`, unless that is 0."""
+    said, messages = [], episode_at(run)["messages"][1:]
     shown = messages[:2 * turns if turns else None]  # observation and reply of each turn
     for message in shown:
         lines = message["content"].split("\n")
@@ -298,19 +298,19 @@ def episode_of(run, turns=0):
     return "\n".join([f"{fence}text", *said, fence])
 
 
-def dialogue(run):
-    """The `last_episode` of a run, with a mark and the forced prefix before each reply."""
+def dialogue(run, when=max):
+    """An episode of a run's validation, with a mark and the forced prefix before each reply."""
     prefix = forced_prefix(archive.config(run).response_format)
     said = [f"> {prefix}{message['content']}" if message["role"] == "assistant" else
-            message["content"] for message in last_episode(run)["messages"][1:]]
+            message["content"] for message in episode_at(run, when)["messages"][1:]]
     return "\n".join(["```text", *said, "```"])
 
 
-def last_episode(run):
-    """The first validation episode of a run's last stored step."""
+def episode_at(run, when=max):
+    """The first episode of a run's last validation; of its first one if `when` is min."""
     episodes = archive.episodes(run)
-    last = max(e["step"] for e in episodes)
-    return next(e for e in episodes if e["step"] == last and e["split"] == "val")
+    step = when(e["step"] for e in episodes)
+    return next(e for e in episodes if e["step"] == step and e["split"] == "val")
 
 
 def minutes(runs):

@@ -10,7 +10,6 @@ import numpy as np
 from minragen.environments.board import MOVES, TILES, Board, flood, moved, read_places, straight
 from minragen.envs import Budget, Outcome
 
-WAYS = {"Up": "row", "Down": "row", "Left": "column", "Right": "column"}
 
 
 class FrozenLake(Board):
@@ -41,8 +40,7 @@ class FrozenLake(Board):
     story = "You walk on a frozen lake. Reach the goal and stay out of the holes."
     meanings = ("player", "ice", "hole", "goal", "player in a hole", "player on the goal")
     looks = "the player is a person, holes are dark water, and the goal is a green flag"
-    example = ("I am at (7, 2) and the goal is at (8, 3): 1 row down and 1 column right, with no "
-               "hole on that way.", "Down || Right", "goal below right",
+    example = ("Row 7 to 8: 1 down. Column 2 to 3: 1 right.", "Down || Right", "goal below right",
                "goal same row same column")
     tiles = "\n".join(TILES["FrozenLake"])
     relation_weights = {"goal": 0.7, "hole": 0.3}
@@ -106,11 +104,11 @@ class FrozenLake(Board):
                         for name, what in places.items() if what)
 
     def thought(self):
-        """Player, goal, and the way between them over an empty lake."""
-        moves = straight(self.player, self.goal)
-        way = [f"{n} {what}{'s' * (n > 1)} {move.lower()}" for move, what in WAYS.items()
-               if (n := moves.count(move))]
-        return f"I am at {self.player} and the goal is at {self.goal}: {' and '.join(way)}."
+        """How far the goal is, first by rows and then by columns. Two numbers side by side are
+        compared sooner than two pairs of coordinates."""
+        (r, c), (row, column) = self.player, self.goal
+        return (f"Row {r} to {row}: {_way(row - r, 'up', 'down')}. "
+                f"Column {c} to {column}: {_way(column - c, 'left', 'right')}.")
 
     def safe_moves(self):
         """The actions that lead to another cell without a hole."""
@@ -150,3 +148,7 @@ class FrozenLake(Board):
             best.append(q.argmax(axis=0))
             values = q.max(axis=0)
         return best
+
+
+def _way(difference, less, more):
+    return f"{abs(difference)} {more if difference > 0 else less}" if difference else "stay"
