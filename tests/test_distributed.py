@@ -10,7 +10,6 @@ import shlex
 import signal
 import sys
 import time
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -43,25 +42,6 @@ LOTTERY = shlex.split(
     "--max-new-tokens 8 --mini-batch 8 --lr 1e-3 --diagnose-every 0 --save-every 2")
 
 
-class TestLauncher:
-    def test_a_process_ends_when_its_launcher_is_killed(self):
-        open_until_both_end, theirs = os.pipe()
-        if (launcher := os.fork()) == 0:
-            if os.fork() == 0:  # what it launches
-                distributed.time = SimpleNamespace(sleep=lambda _: time.sleep(0.02))
-                os.write(theirs, b"begun")
-                distributed._end_with(os.getppid())
-            time.sleep(60)
-            os._exit(0)
-        os.close(theirs)
-        assert os.read(open_until_both_end, 9) == b"begun"
-        os.kill(launcher, signal.SIGKILL)
-        os.waitpid(launcher, 0)
-        begun = time.monotonic()
-        assert os.read(open_until_both_end, 9) == b"" and time.monotonic() - begun < 30
-        os.close(open_until_both_end)
-
-
 class TestProgress:
     def test_every_long_part_of_a_run_and_an_evaluation_tell_of_it(
             self, runs, tmp_path, monkeypatch, capfd):
@@ -80,11 +60,11 @@ class TestProgress:
 class TestBegin:
     def test_a_process_waits_for_a_slow_one_for_as_long_as_it_takes(self):
         """gloo's own limit is half an hour; a rollout may take longer."""
-        def limits():
-            groups = distributed.dist.distributed_c10d._get_default_group(), distributed._watched[0]
-            return [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
+        def limit():
+            group = distributed.dist.distributed_c10d._get_default_group()
+            return group._get_backend(torch.device("cpu")).options._timeout
 
-        assert several(2, limits) == [[distributed.PATIENCE] * 2] * 2
+        assert several(2, limit) == [distributed.PATIENCE] * 2
 
     def test_each_process_of_a_machine_takes_a_gpu_of_its_own(self, monkeypatch):
         taken, joined = [], []
@@ -250,17 +230,6 @@ class TestEnd:
         assert first.startswith("as an environment may\nminragen  toys:Lottery")
         assert other == "as an environment may\n"
 
-    @pytest.mark.parametrize("rank", [0, 1, 2])
-    def test_a_killed_process_ends_those_that_are_busy(self, rank):
-        def work():
-            distributed.world().gather(0)
-            if distributed.rank() == rank:
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(60)
-
-        began = time.monotonic()
-        assert several(3, work) == [None] * 3
-        assert time.monotonic() - began < 20
 
 
 def broken_in_process_1(env, rng):

@@ -247,7 +247,8 @@ open(sys.argv[1], "w").write("done")
         """Progress bars need them on stderr, where refusals are printed."""
         code = "\x1b[31mred\x1b]0;title\x07\r"
         (runs / "a").mkdir(parents=True)
-        (runs / "a" / "config.json").write_text(json.dumps({code: 1}))
+        (runs / "a" / "config.json").write_text(json.dumps(
+            {"env_arg": [f"{code}=x"], "data_files": {code: []}}))
         for refused in (lambda: faults.Parser().error(code),
                         lambda: command(["train", "--run", "a", "--resume"])):
             with pytest.raises(SystemExit) as ended:

@@ -8,13 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_vision import folder_of, idefics3
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from minragen.config import from_options
 from minragen.models import Critic, Policy
 from minragen.run import memory
-from minragen.run.load import load_policy
 from minragen.train import World
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -38,20 +36,15 @@ def large(name):
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
-def phases_of(policy, reference=None, critic=None, **options):
-    """{phase: {what: bytes}}"""
-    learner = SimpleNamespace(policy=policy, reference=reference, critic=critic, world=World())
-    return memory.phases(learner, from_options(options))
-
-
 def forecast_of_large(name, algo="grpo", **options):
     """(parameters, {phase: {what: bytes}}) with the preset of pretrained models and these options.
     """
     policy = Policy(name, large(name), None)
-    reference = large(name).requires_grad_(False) if "kl_coef" in options else None
-    critic = Critic(policy) if algo == "ppo" else None
-    return policy.model.num_parameters(), phases_of(policy, reference, critic, env="frozenlake",
-                                            model=f"hub/{name}", algo=algo, **options)
+    learner = SimpleNamespace(
+        policy=policy, world=World(), critic=Critic(policy) if algo == "ppo" else None,
+        reference=large(name).requires_grad_(False) if "kl_coef" in options else None)
+    config = from_options(dict(env="frozenlake", model=f"hub/{name}", algo=algo, **options))
+    return policy.model.num_parameters(), memory.phases(learner, config)
 
 
 def sums(phases):
@@ -67,13 +60,6 @@ def numbers_of(page, row):
             if re.fullmatch(r" [\d,.]+B? ", cell)]
 
 
-def large_tower(tokenizer, size):
-    """A vision tower of 64 patches in front of a small decoder, which gets 4 tokens of them."""
-    return idefics3(tokenizer, size, scale=4, vision=dict(
-        hidden_size=64, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
-        image_size=16, patch_size=2))
-
-
 class TestParts:
     def test_a_process_holds_its_share_of_the_slots_and_validation_may_have_more_rows_than_training(
             self, monkeypatch):
@@ -84,25 +70,6 @@ class TestParts:
         assert many == 4 * few
         monkeypatch.setattr(World, "size", 2)
         assert slots(num_groups=2, group_size=2, val_size=16) == many / 2
-
-
-    def test_a_vision_tower_that_is_trained_keeps_its_results_and_a_frozen_one_nothing(
-            self, tmp_path):
-        """Of each image and layer four results as wide as the tower and two of the MLP, each with a
-        float32 norm; with checkpointing the output of the layer."""
-        policy = load_policy(folder_of(large_tower, tmp_path))
-        policy.image_store.shape, found = (16, 16, 3), []
-        config = dict(env="frozenlake", model="tiny", mini_batch=1, token_budget=1, max_turns=3)
-        for freeze in (False, True):
-            if freeze:
-                policy.model.whole.get_encoder(modality="image").requires_grad_(False)
-            both = [phases_of(policy, **config, num_groups=2, group_size=5,
-                              activation_checkpointing=again) for again in (False, True)]
-            found.append([phases["update"]["activations"] for phases in both])
-            assert both[0]["always"]["images"] == 10 * 3 * (16 * 16 * 3) * 4  # rows, turns, floats
-        kept = 3 * 4 * 64 * 4  # images of a conversation, layers, patches, bytes of a number
-        assert [trained - frozen for trained, frozen in zip(*found)] == [
-            kept * (8 * 64 + 2 * 256), kept * 64]
 
 
 class TestLine:

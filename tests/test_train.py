@@ -1,6 +1,5 @@
 """The loop around the step: what is measured, what is kept on disk, and how a run goes on."""
 
-import contextlib
 import copy
 import dataclasses
 import inspect
@@ -19,20 +18,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import message, parsed, run_apart
-from tokenizers import normalizers
 from toys import tiny
 from training import BRIEF, metrics, read_lines, run
 
 from minragen import cache
 from minragen import train as trainer
-from minragen.chat import ChatFrame
 from minragen.environments import layers
-from minragen.envs import REGISTRY, EnvGroups, Observation, make
+from minragen.envs import REGISTRY, Observation, make
 from minragen.fast import llama, prefix_tree
 from minragen.look import diagnostics, report
 from minragen.more.described import DescribedTurn
-from minragen.rollout import Rules, collect, first_prompt
-from minragen.run import bundled, memory, start
+from minragen.rollout import Rules, collect
+from minragen.run import bundled, start
 from minragen.run.groups import RUN_METRICS, PatientGroups
 from minragen.run.load import load_policy
 from minragen.run.log import Log, console_line, keep_advantages, texts_of
@@ -300,32 +297,6 @@ class TestLearner:
         assert all(torch.equal(before[k], v) for k, v in learner.policy.model.state_dict().items())
         assert trainer.update(learner, good, config, 3)["updates_skipped"] == learner.skipped == 0
 
-    def test_out_of_memory_halves_the_token_budget_once_and_loses_nothing(
-            self, monkeypatch, capsys):
-        options = (*BRIEF, "--filter", "none", "--algo", "ppo", "--token-budget", "120")
-        config, learner, batch = played(*options)
-        _, other, _ = played(*options)
-        batch, _ = trainer.compute_targets(learner, batch, config)
-        sampled = batch.response_mask
-        batch.advantages[sampled] = torch.linspace(-1, 1, int(sampled.sum()))
-        mini = next(trainer.mini_batches(batch, config, 1))
-        expected, calls = trainer.backward(learner, mini, config), []
-
-        def progress(rows):  # fails after a micro-batch has added to the gradients
-            calls.append(rows)
-            if len(calls) in failing:
-                raise torch.OutOfMemoryError("CUDA out of memory.")
-
-        failing = {1}
-        found = memory.careful_backward(other, mini, config, progress)
-        assert {k: float(v) for k, v in found.items()} == pytest.approx(
-            {k: float(v) for k, v in expected.items()}, rel=1e-4, abs=1e-7)
-        assert "going on with token_budget 60" in capsys.readouterr().out and other.halved
-        for one, two in zip(learner.policy.model.parameters(), other.policy.model.parameters()):
-            assert one.grad.abs().max() > 0 and torch.allclose(one.grad, two.grad, atol=1e-5)
-        failing = {len(calls) + 1}
-        with pytest.raises(RuntimeError, match="ran out of memory again"):
-            memory.careful_backward(other, mini, config, progress)
 
 
 class TestPlain:
@@ -440,17 +411,6 @@ class TestRuns:
         assert "kept  0/32, no update   1234 tok/s" in console_line(
             {"step": 3, "groups_kept": 0, "tokens_per_second": 1234.0}, config)
 
-    def test_a_first_validation_without_a_valid_reply_is_asked_about(self, runs):
-        config, told = parsed("--env", "bandit"), []
-        learner = trainer.Learner(*tiny(), None)
-        with Log(runs / "a", config, learner, say=told.append) as log:
-            for step, valid in ((0, 0.25), (2, 0.0)):
-                log.write({"step": step, "val/valid": valid})
-            assert not told
-            log.write({"step": 0, "val/valid": 0.0})
-        assert [line[:52] for line in told] == [
-            "warning   no reply of the first validation is valid:"]
-
     def test_warnings_are_printed_and_diagnoses_compared_with_the_first(
             self, runs, capsys, monkeypatch):
         """Each diagnosis is of rows of its own; its moving averages go on."""
@@ -537,17 +497,6 @@ class TestRuns:
             {"step": step, "env_errors": 16, "rollouts": 4} for step in (1, 2, 3, 4)]
         assert len(read_lines(runs / "a" / "trajectories.jsonl")) == 5 * 4 + 3 * 2
 
-    def test_a_tokenizer_that_loses_words_of_the_first_prompt_is_refused(self):
-        """Capitals, blanks and compatible characters may be lost."""
-        groups = EnvGroups("frozenlake", 1, 1)
-        for lossy, match in ((normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]),
-                              None), (normalizers.Replace("Left", ""), "cannot write .*Left"),
-                             (normalizers.Replace("(", ""), "cannot write .*\\(")):
-            tokenizer = copy.deepcopy(tiny()[0].tokenizer)
-            tokenizer.backend_tokenizer.normalizer = lossy
-            t = first_prompt(ChatFrame(tokenizer), groups, 0, groups.reset(0)[0], Rules())
-            with pytest.raises(ValueError, match=match) if match else contextlib.nullcontext():
-                start.refuse_lost_text(ChatFrame(tokenizer), t)
 
 
 @pytest.fixture(scope="module")

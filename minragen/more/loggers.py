@@ -14,8 +14,6 @@ import os
 import secrets
 import shutil
 
-from tqdm import tqdm
-
 from minragen.support.options import nearest
 
 
@@ -78,26 +76,21 @@ def check(log):
 
 def start(folder, config, history):
     """Open the loggers of a Config and write the history to them. Returns a function that writes
-    one step. A logger that raises is dropped, and the run goes on.
+    one step.
 
     raises: RuntimeError if a logger does not open
     """
-    writers = {}
+    writers = []
     for name in names(config.log):
         try:
-            writers[name] = LOGGERS[name](folder, config)
+            writers.append(LOGGERS[name](folder, config))
         except Exception as problem:  # those of the libraries have no class in common
             said = str(problem).strip().splitlines() or [type(problem).__name__]
             raise RuntimeError(f"--log {name}: {said[0]}") from None
 
     def write_all(metrics):
-        for name, write in [*writers.items()]:
-            try:
-                write(metrics)
-            except Exception as problem:
-                del writers[name]
-                tqdm.write(f"warning   {name} is closed: {problem}. The run goes on; when it is "
-                           f"resumed, {name} gets everything.")
+        for write in writers:
+            write(metrics)
 
     for metrics in history:
         write_all(metrics)

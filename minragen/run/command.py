@@ -16,7 +16,6 @@ import pkgutil
 import signal
 import socket
 import sys
-import time
 from functools import partial
 
 from minragen import config as settings
@@ -63,8 +62,8 @@ def opening_line(config, resume, count=1):
 
 def processes(asked, config, alone=False):
     """How many processes to start. `auto` is one, but for a new run of a bundled tiny model on a
-    CPU: one for each idle core, up to MOST_PROCESSES. Larger models use all cores in one process,
-    too. The variable CI says that other tests run beside.
+    CPU: one for each core, up to MOST_PROCESSES. Larger models use all cores in one process, too.
+    The variable CI says that other tests run beside.
 
     alone: whether `auto` is one in any case
     """
@@ -72,30 +71,11 @@ def processes(asked, config, alone=False):
         return int(asked)
     if asked != "auto":
         raise ValueError(f"--nproc: got {asked!r}, expected a number of processes or auto.")
-    cores = os.cpu_count() or 1
     on_cpu = config.device == "cpu" or not (config.device or any(map(os.path.exists, ACCELERATORS)))
     alone = (alone or config.plain or "CI" in os.environ or not on_cpu
              or config.model not in settings.PRESETS)
-    idle = 1 if alone else round(cores - busy_cores(cores))
-    return max(1, min(idle, MOST_PROCESSES, config.num_groups * config.group_size))
-
-
-def busy_cores(cores, seconds=0.2):
-    """How many of the cores are busy: now on Linux, elsewhere in the last minute."""
-    try:
-        before = ticks()
-        time.sleep(seconds)
-        total, idle = (now - then for now, then in zip(ticks(), before))
-    except OSError:
-        total = 0
-    return cores * (1 - idle / total) if total else os.getloadavg()[0]
-
-
-def ticks():
-    """Clock ticks of all cores since the start: all, and idle ones."""
-    with open("/proc/stat", encoding="ascii") as file:
-        _, *counts = file.readline().split()[:9]
-    return sum(map(int, counts)), int(counts[3]) + int(counts[4])  # [4] waits for a disk
+    cores = 1 if alone else os.cpu_count() or 1
+    return min(cores, MOST_PROCESSES, config.num_groups * config.group_size)
 
 
 def launch(count, run):

@@ -16,14 +16,13 @@ Tests: `python -m pytest tests/test_distributed.py`.
 import os
 import re
 import sys
-import threading
-import time
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from tqdm import tqdm
 
 from minragen.look.faults import told
@@ -32,7 +31,6 @@ from minragen.train import World
 SELDOM = 30  # seconds between the lines of a bar that is not drawn on a terminal
 PATIENCE = timedelta(days=365)  # a slow process is waited for; a dead one closes its connections
 SMALL = 2**16  # numbers; smaller gradients are summed together
-_watched = []  # the process group that only detects a dead process, and its thread
 
 
 def begin(device):
@@ -48,44 +46,19 @@ def begin(device):
         if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
-        if world_size() > 1:
-            _watched.append(dist.new_group(backend="gloo", timeout=PATIENCE))
-            _watched.append(threading.Thread(target=_watch, args=_watched[:], daemon=True))
-            _watched[1].start()
-            threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     return partial(print, flush=True) if rank() == 0 else lambda line: None
-
-
-def _end_with(parent):
-    """End this process soon after the one that launched it, which may have been killed."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-
-
-def _watch(group):
-    """End this process as soon as the next one dies, even in the middle of a long rollout.
-
-    The next one sends nothing before it has finished, but its connection closes when it dies.
-    """
-    try:
-        dist.recv(torch.zeros(1), src=(rank() + 1) % world_size(), group=group)
-    except RuntimeError as error:
-        fail(error)
 
 
 def end():
     """Finish together with the other processes."""
-    if world_size() > 1:
-        group, watch = _watched
-        dist.send(torch.zeros(1), dst=(rank() - 1) % world_size(), group=group)
-        watch.join()
     if dist.is_initialized():
+        dist.barrier()
         dist.destroy_process_group()
 
 
 def fail(error):
-    """End this process with a sentence; the launcher and `_watch` end the others."""
+    """End this process with a sentence; the launcher ends the others, on other machines the next
+    exchange with this one."""
     if world_size() == 1:  # before `begin` all have the same error, and process 0 prints it
         sys.exit(told(error) if rank() == 0 else 1)
     prefix = f"error in process {rank()}"
@@ -157,10 +130,9 @@ class Processes(World):
         small = [p.grad for p in summed if p.numel() < SMALL]
         waiting = [dist.all_reduce(p.grad, async_op=True) for p in summed if p.numel() >= SMALL]
         if small:
-            flat = torch.cat([gradient.flatten() for gradient in small])
+            flat = parameters_to_vector(small)
             dist.all_reduce(flat)
-            for gradient, total in zip(small, flat.split([x.numel() for x in small])):
-                gradient.copy_(total.view_as(gradient))
+            vector_to_parameters(flat, small)
         for work in waiting:
             work.wait()
 

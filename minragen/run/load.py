@@ -18,6 +18,8 @@ from minragen.models import Policy
 
 MOST_LAYERS = 1000
 FRAME_LIMIT = 60  # seconds for a chat template and its tokenizer
+transformers.logging.set_verbosity_error()  # what matters is said in our sentences
+transformers.logging.disable_progress_bar()
 NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a folder's Python
 
 

@@ -1,7 +1,7 @@
 """What a run prints and writes while it trains: metrics, some episodes, checkpoints, errors.
 
-Whatever fails or ends the run, what is done is kept: a step that a server leaves is saved, lines
-that a full disk refuses are written later, and a checkpoint is never ahead of the lines.
+Whatever fails or ends the run, what is done is kept: a step that a server leaves is saved, and a
+checkpoint is never ahead of the lines.
 
 Reading order: `Log`, then its helpers in the order in which it calls them.
 
@@ -12,17 +12,16 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
+import pkgutil
 import signal
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 
 from tqdm import tqdm
 
 from minragen import train
 from minragen.environments.limits import ServerGone
-from minragen.envs import image_of
 from minragen.look import diagnostics
 from minragen.look.faults import fault_of, first_line
 from minragen.run import distributed, runs
@@ -47,8 +46,6 @@ class Log(train.Callbacks):
         step. self.history: the metrics that stay."""
         self.folder, self.config, self.learner, self.say = folder, config, learner, say
         self.writes, self.history = learner.world.rank == 0, []
-        self.tokenizer, self.unwritten = learner.policy.tokenizer, defaultdict(str)
-        self.saved = learner.step or None  # of the last checkpoint; None: there is none
         self.tell = lambda metrics: None  # writes a step elsewhere, too
         self.held = contextlib.ExitStack()  # the lock, and the handlers of signals
         if self.writes:
@@ -76,7 +73,7 @@ class Log(train.Callbacks):
     def __exit__(self, kind, error, _):
         """Save what is done if a server has gone, and the traceback of what ended the run."""
         with self.held:
-            if isinstance(error, ServerGone) and self.saved != self.learner.step:
+            if isinstance(error, ServerGone):
                 self.save(self.learner)
             if self.writes and isinstance(error, Exception) and (fault := fault_of(error)).place:
                 error.kept_in = self.keep(fault, ENDED)  # for `faults.told`
@@ -121,9 +118,6 @@ class Log(train.Callbacks):
         self.tell(rounded)
         tqdm.write(console_line(metrics, self.config))
         sys.stdout.flush()
-        if metrics["step"] == 0 and metrics.get("val/valid") == 0:
-            self.say("warning   no reply of the first validation is valid: does the model reply in "
-                     "the form that it is asked for?")
         for warning in diagnostics.warnings_of(self.history):
             self.say(f"warning   {warning}")
 
@@ -131,57 +125,30 @@ class Log(train.Callbacks):
         return any(self.learner.world.gather(bool(self.requests)))
 
     def save(self, learner, best=False):
-        """Save a checkpoint if the disk holds all lines: it must not be ahead of them."""
-        if not self.writes:
-            return
-        with runs.writing("a checkpoint", go_on=True):
+        """Save a checkpoint once the disk holds all lines: it must not be ahead of them."""
+        if self.writes:
             for name in ("metrics.jsonl", "trajectories.jsonl"):
-                if self.unwritten[name]:
-                    raise OSError(f"{name} lacks lines")
                 runs.flush(self.folder / name)
             runs.save_checkpoint(self.folder, learner, best)
-            self.saved = learner.step
 
     def append(self, name, rows):
-        """Append JSON lines to a file, with those that a full disk refused before."""
+        """Append JSON lines to a file."""
         path = self.folder / name
-        self.unwritten[name] += json_lines(rows)
-        with runs.writing(path, go_on=True):
-            size = path.stat().st_size
-            try:
-                with open(path, "a", encoding="utf-8") as file:
-                    file.write(self.unwritten[name])
-            except OSError:
-                os.truncate(path, size)  # half a line may be there
-                raise
-            del self.unwritten[name]
+        with runs.writing(path), open(path, "a", encoding="utf-8") as file:
+            file.write(json_lines(rows))
 
     def keep(self, fault, when):
         """Append a traceback to errors.txt, of each line of code the first and what ends the run.
         Returns the file's path, None if it could not be written."""
         path = self.folder / "errors.txt"
-        with runs.writing(path, go_on=True):
+        try:
             known = path.read_text(encoding="utf-8") if path.exists() else ""
             if when == ENDED or f"({fault.place})" not in known:
                 with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write(f"{when}: {fault}\n{fault.traceback}\n")
             return path
-
-    def missing(self):
-        """What of the run so far is not on the disk, in words; "" if all is there."""
-        lost = [f"{name} lacks the lines from step {json.loads(text.splitlines()[0])['step']} on"
-                for name, text in self.unwritten.items() if text]
-        if self.saved != self.learner.step:
-            try:
-                last = runs.find_checkpoint(self.folder, lambda line: None)
-                lost.insert(0, f"{last.name} is of step {runs.step_of(last)}")
-            except (OSError, ValueError):
-                lost.insert(0, "there is no checkpoint")
-        return ", ".join(lost)
-
-    def advice(self):
-        """How the run goes on, or begins again if there is no checkpoint."""
-        return f"Go on with: make {'resume' if self.saved else 'reproduce'} RUN={self.folder.name}"
+        except OSError as problem:
+            tqdm.write(f"warning   cannot write {path}: {problem}")
 
     def episodes(self, step, split, trajectories):
         """Write a sample, one JSON object a line: in training the best and the worst members of a
@@ -201,11 +168,14 @@ class Log(train.Callbacks):
         else:
             every = max(1, len(trajectories) // SAMPLE)
             played = [t for t in trajectories[::every] if not t.error]
+        policy = self.learner.policy
+        images = (pkgutil.resolve_name("minragen.more.vision:images_of") if policy.image_store else
+                  lambda t: {})
         self.append("trajectories.jsonl", [{
             "step": step, "split": split, "env": t.env, "seed": t.seed, "group": t.group_id,
             "member": t.member, "success": t.success, "stop": t.stop.value, "error": t.error,
             "turn_rewards": t.turn_rewards, "messages": t.messages(), **images(t),
-            "replies": replies(t, self.tokenizer)} for t in played[:SAMPLE] + failed[:SAMPLE]])
+            "replies": replies(t, policy.tokenizer)} for t in played[:SAMPLE] + failed[:SAMPLE]])
         if failed:
             firsts = {t.fault.place: t for t in reversed(failed) if t.fault.place}
             kept = {place: self.keep(t.fault, f"step {step}, {split}, {t.env}")
@@ -263,15 +233,6 @@ def console_line(metrics, config):
 
 
 # ---- An episode's entry --------------------------------------------------------------------------
-def images(trajectory):
-    """`images_of`, which is imported only for images."""
-    if all(image_of(turn.observation) is None for turn in trajectory.turns):
-        return {}
-    from minragen.more.vision import images_of
-
-    return images_of(trajectory)
-
-
 def keep_advantages(trajectories, rows, batch):
     """Store the advantages of trained rows in their Sequences, for the report.
 

@@ -1,10 +1,10 @@
 """How much memory training needs: a forecast from the sizes of the model and the run.
 
 What a run always holds adds up; rollout and update follow each other, so only the larger counts.
-Every conversation is supposed to fill `max_context`, and every image to be another one. Only the
-tensors of one process are counted: not Python, not libraries, not what an allocator keeps for
-later. Activations are those of fast/llama.py; other decoders pad, and keep some results more than
-once.
+Every conversation is supposed to fill `max_context`. Only the tensors of one process are counted:
+not Python, not libraries, not what an allocator keeps for later; and of a model that sees, not the
+images and what the vision tower computes. Activations are those of fast/llama.py; other decoders
+pad, and keep some results more than once.
 
 Reading order: `forecast`, `phases`, then a function for each phase.
 
@@ -17,10 +17,8 @@ from types import SimpleNamespace
 
 import torch
 from torch.utils.checkpoint import checkpoint
-from tqdm import tqdm
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from minragen import train
 from minragen.cache import rounded_up
 from minragen.models import LOGIT_BUDGET
 from minragen.run.groups import env_groups, most_turns
@@ -57,8 +55,7 @@ def phases(learner, config):
                        "masters": sum(4 * p.numel() for p in trained if p.itemsize < 4),
                        "Adam": sum(8 * p.numel() for p in trained),
                        "older weights": config.stale and (config.stale + 1) * sum(
-                           p.nbytes for p in trained),
-                       "images": n.rows * n.turns * n.pixels},
+                           p.nbytes for p in trained)},
             "rollout": _rollout(n, config), "update": _update(n, config, trained)}
 
 
@@ -71,8 +68,7 @@ def _sizes(policy, config, processes):
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // heads
     own = -(-max(rows, config.val_size) // processes)
     tokens = max(context, min(config.token_budget, min(rows, config.mini_batch) * context))
-    turns = most_turns(env_groups(config, "val"))
-    replies, images = (turns, turns) if config.context == "full" else (1, config.window)
+    replies = most_turns(env_groups(config, "val")) if config.context == "full" else 1
     share = replies * config.max_new_tokens / context
     inner = getattr(c, "intermediate_size", None)
     return SimpleNamespace(
@@ -83,42 +79,19 @@ def _sizes(policy, config, processes):
         keys=2 * head_dim * (getattr(c, "num_key_value_heads", None) or heads),  # and values
         inner=inner if isinstance(inner, int) else 4 * c.hidden_size,  # GPT-2, OPT
         context=context, rows=rows, tokens=tokens, in_loss=tokens * min(1, share),
-        slots=min(config.max_rows, own),
-        turns=turns, images=images * tokens / context, **_tower(policy))
-
-
-def _tower(policy):
-    """Bytes of one image: its pixels; in a layer of the vision tower the output, what a pass needs
-    at a time, and what a trained tower keeps for its gradients."""
-    c, image_store = getattr(policy.model.config, "vision_config", None), policy.image_store
-    numbers = "num_channels", "patch_size", "hidden_size", "intermediate_size", "num_hidden_layers"
-    if not image_store or not all(isinstance(getattr(c, n, None), int) for n in numbers):
-        return dict(pixels=0, image_output=0, image_pass=0, image_kept=0, image_layers=0)
-    image_store.proof_ids()
-    pixels = next(iter(image_store.pixels.values()))["pixel_values"]
-    patches = pixels.numel() / (c.num_channels * c.patch_size ** 2)
-    number = patches * policy.model.dtype.itemsize  # bytes of one number of every patch
-    encoder = policy.model.get_encoder(modality="image")
-    trained = any(p.requires_grad for p in encoder.parameters())
-    return dict(
-        pixels=pixels.nbytes, image_output=trained * number * c.hidden_size,
-        image_pass=number * (4 * c.hidden_size + 2 * c.intermediate_size),
-        image_kept=trained * number * (8 * c.hidden_size + 2 * c.intermediate_size),
-        image_layers=c.num_hidden_layers)
+        slots=min(config.max_rows, own))
 
 
 def _rollout(n, config):
-    """Slots; and beside them the pass over prompts or observations, that of the vision tower, the
-    logits with their cumulative sums (20 bytes each), or the copies of a layer's slots when rows
-    are gathered."""
+    """Slots; and beside them the pass over prompts or observations, the logits with their
+    cumulative sums (20 bytes each), or the copies of a layer's slots when rows are gathered."""
     # A turn has room for all its tokens before its length is known.
     room = rounded_up(n.context + config.max_new_tokens, 64)
     slots = n.slots * room * n.layers * n.keys * n.width
     fed = min(config.token_budget, n.slots * n.context) * (
         n.width * (4 * n.hidden + 2 * n.queries + 3 * n.inner + n.context))
-    return {"KV slots": slots, "one pass": max(fed, n.slots * n.image_pass,
-                                               n.slots * n.vocab * (20 + n.width) + n.head,
-                                               slots / n.layers)}
+    logits = n.slots * n.vocab * (20 + n.width) + n.head
+    return {"KV slots": slots, "one pass": max(fed, logits, slots / n.layers)}
 
 
 def _update(n, config, trained):
@@ -127,13 +100,11 @@ def _update(n, config, trained):
     # of attention, queries twice, keys and values of the parts, and four results of the MLP.
     layer = 16 * n.hidden + n.width * (2 * n.hidden + 3 * n.queries + n.keys + 4 * n.inner)
     kept = (n.tokens * (n.layers - 1) + n.in_loss) * layer  # the last layer has few queries
-    kept += n.images * n.image_layers * n.image_kept
     # Five copies, for logprob and entropy, and perhaps a float32 copy of the output layer.
     logits = 20 * min(n.in_loss * n.vocab, LOGIT_BUDGET) + n.head
     if config.activation_checkpointing:  # a layer is computed again when the logits are gone
-        again = max(n.tokens * (layer + 2 * n.inner * n.width), n.images * n.image_kept)
-        kept = (n.tokens * n.layers * n.hidden * n.width + max(0, again - logits)
-                + n.images * n.image_layers * n.image_output)
+        again = n.tokens * (layer + 2 * n.inner * n.width)
+        kept = n.tokens * n.layers * n.hidden * n.width + max(0, again - logits)
     masks = n.context * n.width * (n.tokens / 2 + n.in_loss)
     numbers = [p.numel() for p in trained]
     gradients = sum(numbers) + max(numbers)  # one is new and not yet added
@@ -157,24 +128,3 @@ def checkpoint_activations(module):
     for layer in layers:
         layer.gradient_checkpointing = True  # for fast/llama.py
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-
-
-def careful_backward(learner, mini, config, progress=lambda rows: None):
-    """`train.backward`. The first time that it runs out of memory, halve the token budget for the
-    rest of the run and try again; the second time raise RuntimeError."""
-    try:
-        sums, failed = train.backward(learner, mini, config, progress), False
-    except torch.OutOfMemoryError:
-        failed = True
-    if not any(learner.world.gather(failed)):
-        return sums
-    if learner.halved:
-        raise RuntimeError("the update ran out of memory again. Go on from the last checkpoint "
-                           "with a smaller --token-budget or --activation-checkpointing true.")
-    learner.halved = True
-    for _, optimizer in learner.optimizers():
-        optimizer.clear()
-    torch.cuda.empty_cache()
-    tqdm.write(f"warning   the update ran out of memory: going on with token_budget "
-               f"{config.token_budget // 2}")
-    return careful_backward(learner, mini, config, progress)

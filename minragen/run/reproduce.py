@@ -11,8 +11,6 @@ import dataclasses
 import json
 import sys
 
-import transformers
-
 from minragen.config import check
 from minragen.look.faults import Parser
 from minragen.run import runs, start
@@ -20,14 +18,11 @@ from minragen.run import runs, start
 
 def main(argv):
     """The command. Exits with 1 if the runs differ."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     parser = Parser(prog="minragen reproduce", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="a folder under runs/")
     name = parser.parse_args(argv).run
     again = f"{name}-again"
     config = dataclasses.replace(runs.load_config(name), run=again, log="")
-    runs.refuse_lost_options(name)
     check(config)  # imports a user's algorithm
     if start.run(config) is None:
         sys.exit(130)  # stopped; nothing to compare

@@ -35,15 +35,16 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from minragen.config import DATA, RUN_NAME, Config, check
-from minragen.support.options import ELSEWHERE, LAST_WITH_REMOVED, nearest, parse_options
+from minragen.support.options import nearest, parse_options
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
-COUNTERS = ("step", "unvalidated", "best_success", "ended", "empty_steps", "skipped", "halved",
-            "rounds", "ema")
+COUNTERS = ("step", "unvalidated", "best_success", "ended", "empty_steps", "skipped", "rounds",
+            "ema")
 FREE_ON_RESUME = ("run", "steps", "max_context", "device", "max_rows", "feed_share",
                   "token_budget", "activation_checkpointing", "plain", "log")
 VERSIONS = {"torch": torch.__version__, "transformers": transformers.__version__}
+warn_once = functools.cache(tqdm.write)  # a command may read a config.json several times
 # Metrics that differ between equal runs, also as ENV/waited or first_turn/seconds.
 TIMES = {"seconds", "rollout_seconds", "tokens_per_second", "rollout_idle", "waited", "elapsed"}
 
@@ -120,7 +121,7 @@ def save_checkpoint(folder, learner, best=False):
         flush(folder)
     except (OSError, RuntimeError) as problem:  # torch.save raises the latter for a full disk
         shutil.rmtree(new, ignore_errors=True)
-        raise OSError(str(problem).partition("\n")[0]) from None
+        raise OSError(f"cannot write {current}: " + str(problem).partition("\n")[0]) from None
 
 
 def write_files(new, learner):
@@ -194,8 +195,7 @@ def find_checkpoint(folder, say=print, only=""):
             problems.append(f"{problem} has changed")
             continue
         if problems or not only and path in paths[2:]:
-            lacks = "has no manifest.json" if paths[0].exists() else "is missing"
-            why = [*problems, f"{paths[0]} {lacks}"][0]
+            why = problems[0] if problems else f"there is no whole {paths[0]}"
             say(f"warning   {why}: going on from {path.name} of step {step_of(path)}")
         return path
     advice = ("Leave out --checkpoint: there is another one."
@@ -235,8 +235,7 @@ def frozen(learner):
 
 
 def load_trainer_state(checkpoint, learner):
-    """Fill in all of a Learner but the policy's weights, which are already loaded. Returns what
-    differs between the packages that wrote the checkpoint and these, or ""."""
+    """Fill in all of a Learner but the policy's weights, which are already loaded."""
     load = functools.partial(torch.load, weights_only=True)  # nothing in a file is executed
     state = load(checkpoint / "trainer.pt", learner.policy.device)
     for name in state.keys() & COUNTERS:  # older checkpoints have fewer
@@ -255,16 +254,12 @@ def load_trainer_state(checkpoint, learner):
     for name, model in frozen(learner).items():
         # Not by way of the GPU, which may have no room for a second model.
         model.load_state_dict(load(checkpoint.parent / name, "cpu"))
-    then = json.loads((checkpoint / "manifest.json").read_text("utf-8")).get("versions", {})
-    return ", ".join(f"{name} was {then.get(name, 'unknown')}, is {now}"
-                     for name, now in VERSIONS.items() if then.get(name) != now)
 
 
 # ---- Resuming ------------------------------------------------------------------------------------
 def resumed_config(given):
     """The run's own Config with the given options, which may only be those of FREE_ON_RESUME."""
     stored = with_files(load_config(given["run"]), given.get("env_arg", ()))
-    refuse_lost_options(given["run"])
     given = given | {"env_arg": stored.env_arg}
     for name, value in given.items():
         if name not in FREE_ON_RESUME and value != getattr(stored, name):
@@ -282,11 +277,8 @@ def resumed_config(given):
 def data_files(texts):
     """{environment option: `checksum`} of the options that bring a file of the user."""
     return {name: checksum(value) for name, value in parse_options(texts).items()
-            if is_data(name) and isinstance(value, str) and os.path.isfile(value)}
-
-
-def is_data(name):
-    return name.rpartition(".")[2] in (*DATA, "instructions")
+            if name.rpartition(".")[2] in (*DATA, "instructions")
+            and isinstance(value, str) and os.path.isfile(value)}
 
 
 def with_files(config, texts):
@@ -294,20 +286,20 @@ def with_files(config, texts):
 
     raises: ValueError unless each data file has the content with which the run was stored
     """
-    given = {text.partition("=")[0]: text for text in texts}
-    moved = tuple(given.get(text.partition("=")[0], text) for text in config.env_arg)
     stored = json.loads((RUNS / config.run / "config.json").read_text("utf-8"))
-    expected = dict(stored.get("data_files", {}))
-    was, found = parse_options(config.env_arg), data_files(moved)
-    for name, value in parse_options([*moved, *texts]).items():
-        if not is_data(name) and value != was.get(name):
+    expected, was = dict(stored.get("data_files", {})), parse_options(config.env_arg)
+    for name, value in parse_options(texts).items():
+        if name not in expected and value != was.get(name):
             raise ValueError(f"run {config.run!r} keeps its settings: {name} was "
                              f"{was.get(name)!r}, got {value!r}. Start a new run.")
-        if found.get(name) != expected[name] if name in expected else value != was.get(name):
-            why = ("no checksum is stored to compare with" if name not in expected else
-                   "their contents differ" if name in found else "there is no such file")
-            raise ValueError(f"run {config.run!r}: {name} was {was.get(name)!r}, got {value!r}: "
-                             f"{why}. --env-arg {name}=PATH says where the same file is.")
+    given = {text.partition("=")[0]: text for text in texts}
+    moved = tuple(given.get(text.partition("=")[0], text) for text in config.env_arg)
+    values, found = parse_options(moved), data_files(moved)
+    for name, content in expected.items():
+        if found.get(name) != content:
+            why = "its content differs" if name in found else "there is no such file"
+            raise ValueError(f"run {config.run!r}: {name} is {values.get(name)!r}: {why}. "
+                             f"--env-arg {name}=PATH says where the same file is.")
     return dataclasses.replace(config, env_arg=moved)
 
 
@@ -350,10 +342,11 @@ def read_config(folder):
         dict(stored.pop("data_files", {}))  # for `with_files`
         if not stored.get("kl_coef"):  # no effect, and it used to be k3
             stored["kl_estimator"] = Config.kl_estimator
-        if lost := lost_options(stored):
-            warn_once(f"{folder}/config.json has options that this version lacks, which are left "
-                      f"out: {', '.join(lost)[:200]}")
-            stored = {name: value for name, value in stored.items() if name not in lost}
+        known = {f.name for f in dataclasses.fields(Config)}
+        if lost := [name for name in stored if name not in known]:
+            warn_once(f"warning   {folder}/config.json has options that this version lacks, which "
+                      f"are left out: {', '.join(lost)[:200]}")
+            stored = {name: stored[name] for name in known & stored.keys()}
         config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
         for f in dataclasses.fields(config):
             value = getattr(config, f.name)
@@ -366,45 +359,15 @@ def read_config(folder):
     return config
 
 
-def lost_options(stored):
-    """{name: value} of what a config.json has and this version does not."""
-    known = {f.name for f in dataclasses.fields(Config)} | {"data_files"}
-    return {name: value for name, value in stored.items() if name not in known}
-
-
-@functools.cache
-def warn_once(text):
-    tqdm.write(f"warning   {text}")
-
-
-def refuse_lost_options(run):
-    """Raise ValueError if a run had an option on that this version lacks: its learning cannot go on
-    or be repeated. Options of 0, false or nothing are off, and so are those that are listed in
-    elsewhere.toml, if they have a value that is listed there or no value is."""
-    folder = RUNS / run
-    stored = lost_options(json.loads((folder / "config.json").read_text("utf-8")))
-    for name, (harmless, now) in ELSEWHERE["removed"].items():
-        value = stored.pop(name, None)
-        if value is not None and harmless and value not in harmless:
-            raise ValueError(f"run {run!r} had {name}={value!r}, which ended with commit "
-                             f"{LAST_WITH_REMOVED}; now {now}. Go on at that commit.")
-    if on := [f"{name}={value!r}" for name, value in stored.items() if value]:
-        raise ValueError(f"run {run!r} had {', '.join(on)[:200]}, which this version lacks. "
-                         f"Go on at the commit that made it: {commit_of(folder) or 'not known'}.")
-
-
 # ---- How a file is written -----------------------------------------------------------------------
 @contextlib.contextmanager
-def writing(what, go_on=False):
-    """Every file of a run is written within this. If the disk is full, read-only, gone or bad, that
-    is an OSError of one sentence before the training; during it (`go_on`) it is printed, and the
-    run goes on without what could not be written."""
+def writing(path):
+    """A file of a run is written within this: that the disk is full, read-only, gone or bad is an
+    OSError of one sentence."""
     try:
         yield
     except OSError as problem:
-        if not go_on:
-            raise OSError(f"{what}: {problem.strerror}") from None
-        tqdm.write(f"warning   cannot write {what}: {problem}. The run goes on.")
+        raise OSError(f"{path}: {problem.strerror}") from None
 
 
 def write_whole(path, text):

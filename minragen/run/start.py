@@ -16,8 +16,6 @@ Most of the reading list runs as one reads it. These functions have others in th
     after the other
     train.World: alone      run/distributed.py       --nproc, torchrun          test_distributed.py
 
-    train.backward          run/memory.py            always: memory may run     test_train.py
-                                                     out once
     models.load_policy      run/load.py              always: it says why a      test_models.py
                                                      model cannot be used
     EnvGroups: what raises  run/groups.py            always: one failing        test_envs.py
@@ -37,18 +35,16 @@ Tests: `python -m pytest tests/test_train.py tests/test_runs.py`.
 import gc
 import pkgutil
 import sys
-import unicodedata
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 import torch
-import transformers
 
 from minragen import config as settings
 from minragen import rollout, starpo
 from minragen.chat import ChatFrame
-from minragen.envs import IMAGE, SPLITS, image_of
+from minragen.envs import SPLITS
 from minragen.fast.policies import faster
 from minragen.look.faults import Console, Failure
 from minragen.models import AdamW, Critic
@@ -62,8 +58,6 @@ from minragen.run.proof import prove
 from minragen.support.formats import description_parts
 from minragen.support.options import short
 from minragen.train import TRAIN_SEED, Learner, rules_of, train
-
-LEAST_ALIKE = 4  # instances that begin alike before that is told: a few may do so by chance
 
 
 def further(module, name, *given):
@@ -84,7 +78,7 @@ def run(config, resume=False, say=print):
     Ctrl-C stopped it.
 
     raises: ValueError for a taken name, a damaged checkpoint, a prompt that fills the context;
-        SystemExit(1) after the last line if not all could be written
+        OSError for a full disk
     """
     learner, groups, log = start(config, resume, say)
     with log:
@@ -93,9 +87,6 @@ def run(config, resume=False, say=print):
         final = train(learner, groups, config, log)
     if log.writes:
         say(last_line(log, ended=final is not None))
-    if any(learner.world.gather(bool(final and log.writes and log.missing()))):
-        distributed.end()
-        sys.exit(1)
     return final
 
 
@@ -177,11 +168,9 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
         policy.image_store.expect(firsts["train"])
     say(f"proved    {prove(policy, config.max_context)}")
     check_first_prompts(config, frame, groups, firsts)
-    for warning in alike(firsts, groups):
-        say(f"warning   {warning}")
     learner = Learner(policy, frame, AdamW(policy.model.parameters(), config.lr),
-                      world=distributed.world(), backward=memory.careful_backward,
-                      collect=rollout.collect if config.plain else collect)
+                      collect=rollout.collect if config.plain else collect,
+                      world=distributed.world())
     if starpo.ESTIMATORS[config.advantages][0] == "critic":
         learner.critic = Critic(policy)
         if policy.image_store:
@@ -199,8 +188,7 @@ def build_learner(config, groups, checkpoint_of=None, say=print):
         for module in filter(None, (policy.model, learner.critic)):
             memory.checkpoint_activations(module)
     if checkpoint_of:
-        if other := runs.load_trainer_state(checkpoint, learner):
-            say(f"warning   other packages wrote the checkpoint, so the run may differ: {other}")
+        runs.load_trainer_state(checkpoint, learner)
         say(f"resumed   after step {learner.step}")
     say(memory.forecast(learner, config))
     return learner
@@ -224,71 +212,25 @@ def teacher_of(config, policy):
 
 
 def check_first_prompts(config, frame, groups, firsts):
-    """Raise ValueError for a context that a first prompt already fills, or for an environment whose
-    text the model would not see; RuntimeError for an environment that does not begin."""
-    read = set()
+    """Raise ValueError for a context that a first prompt already fills; RuntimeError for an
+    environment that does not begin."""
     for split, held in groups.items():
         for row, observation in enumerate(firsts[split]):
             if (t := first_prompt(frame, held, row, observation, rules_of(config))).error:
                 cause = Failure(t.error)
                 cause.fault = t.fault
                 raise RuntimeError(f"{t.env} does not begin: {t.error}") from cause
-            if t.env not in read:
-                refuse_lost_text(frame, t)
-            read.add(t.env)
-
-
-def alike(firsts, groups):
-    """Sentences about environments whose instances do not follow their seeds, as far as the first
-    observations of this process show: {split: [text of a row]}. Images are not compared."""
-    seen = {}  # environment -> (split, group) -> texts
-    for split, held in groups.items():
-        for (group, _), text in zip(held.places, firsts[split]):
-            if image_of(text) is None:
-                seen.setdefault(held.names[group], {}).setdefault((split, group), set()).add(text)
-    for name, texts in seen.items():
-        train, val = ([text for (its, _), text in texts.items() if its == split][:LEAST_ALIKE]
-                      for split in ("train", "val"))
-        if any(len(text) > 1 for text in texts.values()):
-            yield (f"{name}: members of a group begin differently, so their rewards are compared "
-                   f"over different instances. Does it ignore the seed?")
-        elif len(texts) >= LEAST_ALIKE and len(set().union(*texts.values())) == 1:
-            yield (f"{name}: all {len(texts)} instances begin alike, in every split. Does it "
-                   f"ignore the seed? Then validation and test pose the training question.")
-        elif len(train) == LEAST_ALIKE and train == val:
-            yield f"{name}: training and validation begin alike. Does it ignore the split?"
-
-
-def refuse_lost_text(frame, t):
-    """Raise ValueError unless a first prompt, decoded, has each line of the system message and of
-    the observation, but for blanks, capitals and compatible forms of characters (NFKC)."""
-    def plain(text):
-        return "".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-    # An image's ids are beyond the vocabulary (more/vision.py).
-    prompt = plain(frame.tokenizer.decode([i for i in t.tokens if i < len(frame.tokenizer)]))
-    shown = t.observation.replace(IMAGE, "")
-    for line in f"{t.system}\n{frame.template.plain(shown)}".split("\n"):
-        if plain(line) not in prompt:
-            raise ValueError(f"the model would not see what {t.env} says: its tokenizer cannot "
-                             f"write {line[:200]!r}. Use another model, or other data.")
 
 
 def last_line(log, ended):
-    """What is on the disk and what to do next. Writes the report of a run that has ended."""
-    name, page, lost = log.folder.name, None, log.missing()
+    """What to do next. Writes the report of a run that has ended."""
+    name = log.folder.name
     if not ended:
-        return (f"stopped   after step {log.learner.step}{f', but {lost}' if lost else ''}. "
-                f"{log.advice()}")
+        return f"stopped   after step {log.learner.step}. Go on with: make resume RUN={name}"
     from minragen.look import report
 
-    with runs.writing("the report", go_on=True):
-        page = report.write([log.folder])
-    if lost:
-        return (f"done      training, but not all is on the disk: {lost}"
-                f"{'' if page else ', no report.html'}. The warnings above say why. {log.advice()}")
-    there = "/report.html" if page else f", but there is no report.html: make report RUN={name}"
-    return f"done      {log.folder}{there}; measure it again with: make eval RUN={name}"
+    report.write([log.folder])
+    return f"done      {log.folder}/report.html; measure it again with: make eval RUN={name}"
 
 
 # ---- The command ---------------------------------------------------------------------------------
@@ -297,8 +239,6 @@ def main(argv=None, begun=False):
 
     begun: whether run/command.py has printed the first line
     """
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     if argv is None:  # torchrun starts it so
         Console.take_over()
     say = print

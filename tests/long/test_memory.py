@@ -8,13 +8,9 @@ import tempfile
 from itertools import accumulate
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import toys
 from conftest import parsed
-from test_forecast import large_tower
-from test_vision import folder_of
 from torch.profiler import ProfilerActivity, profile
 from toys import tiny
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -38,7 +34,7 @@ SIZES = {"tiny": dict(group_size=16, token_budget=1200, mini_batch=16), "10M": S
 
 
 def begun(size, **options):
-    """`built` with a model of MODELS."""
+    """(learner, its groups, its Config) as `train` has them at step 1, with a model of MODELS."""
     policy = tiny()[0]
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -46,14 +42,10 @@ def begun(size, **options):
             **MODELS[size], max_position_embeddings=512, tie_word_embeddings=True))
         model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
-        return built(**SIZES[size] | dict(model=folder) | options)
-
-
-def built(**options):
-    """(learner, its groups, its Config) as `train` has them at step 1."""
-    config = parsed(*(f"--{name.replace('_', '-')}={x}" for name, x in (RUN | options).items()))
-    groups = start.build_groups(config)
-    return start.build_learner(config, groups, say=str), groups, config
+        options = RUN | SIZES[size] | dict(model=folder) | options
+        config = parsed(*(f"--{name.replace('_', '-')}={x}" for name, x in options.items()))
+        groups = start.build_groups(config)
+        return start.build_learner(config, groups, say=str), groups, config
 
 
 def allocated(function):
@@ -79,12 +71,8 @@ def rollout_of(size):
 
 
 def check_update(size, dtype=torch.float32, **options):
-    learner, _, config = begun(size, **options)
-    return check_update_of(learner, rollout_of(size)[2], config, dtype)
-
-
-def check_update_of(learner, batch, config, dtype=torch.float32):
     """The measured peak of an update, which the forecast must meet, as it must what is held."""
+    learner, _, config = begun(size, **options)
     learner.optimizer = AdamW(learner.policy.model.to(dtype).parameters(), config.lr)
     held = 0
     for model, (_, optimizer) in zip((learner.policy.model, learner.critic), learner.optimizers()):
@@ -94,27 +82,12 @@ def check_update_of(learner, batch, config, dtype=torch.float32):
         held += sum(x.nbytes for x in (
             *model.parameters(), *(master for _, master in optimizer.copies),
             *(x for state in optimizer.inner.state.values() for x in state.values())))
-    if images := learner.policy.image_store:
-        held += sum(image["pixel_values"].nbytes for image in images.pixels.values())
-    batch = batch.take(torch.arange(config.mini_batch))
+    batch = rollout_of(size)[2].take(torch.arange(config.mini_batch))
     peak, _ = allocated(lambda: train.update(
         learner, train.compute_targets(learner, batch, config)[0], config, step=1))
     assert forecast_of(learner, config)["update"] == pytest.approx(peak, rel=0.2)
     assert forecast_of(learner, config)["always"] == pytest.approx(held, rel=0.01)
     return peak
-
-
-class Painted(toys.Painted):
-    """Three turns, and no two images alike."""
-
-    noise = np.random.default_rng(0)
-
-    def image(self):
-        return self.noise.integers(256, size=(16, 16, 3)).astype(np.uint8)
-
-    def step(self, answer):
-        observation, reward, _, _, info = super().step(answer)
-        return observation, reward, False, self.turns_left == 0, info
 
 
 class TestForecast:
@@ -136,14 +109,6 @@ class TestForecast:
             pytest.importorskip("peft")
         check_update("tiny", torch.bfloat16, lora_rank=rank, algo="grpo", max_turns=2)
 
-    @pytest.mark.parametrize("option", ["algo=ppo", "activation_checkpointing=true"])
-    def test_a_vision_tower_is_counted(self, option, tmp_path):
-        learner, groups, config = built(
-            model=folder_of(large_tower, tmp_path), env="test_memory:Painted", group_size=8,
-            mini_batch=8, token_budget=800, max_context=200, **dict([option.split("=")]))
-        peak, trajectories = allocated(lambda: train.roll_out(learner, groups["train"], config))
-        assert forecast_of(learner, config)["rollout"] == pytest.approx(peak, rel=0.2)
-        check_update_of(learner, make_batch(trajectories), config)
 
 
 class TestPages:
