@@ -284,8 +284,8 @@ def baselines(env):
 
 
 def episode_of(run, turns=0):
-    """What was said in the episode `episode_at`, by turns. The lines of a reply after the SHOWN first
-    are counted; so are the turns after the first `turns`, unless that is 0."""
+    """What was said in a run's episode (`episode_at`), by turns. The lines of a reply after the
+    SHOWN first are counted; so are the turns after the first `turns`, unless that is 0."""
     said, messages = [], episode_at(run)["messages"][1:]
     shown = messages[:2 * turns if turns else None]  # observation and reply of each turn
     for message in shown:

@@ -64,8 +64,10 @@ def gradient_norm(optimizer):
 
 def watched(counts):
     """`train.backward`, which adds to {what: how often}."""
+    real = train.backward
+
     def backward(learner, mini, config, progress=lambda rows: None):
-        found = train.backward(learner, mini, config, progress)
+        found = real(learner, mini, config, progress)
         optimizer, norm = learner.optimizer, gradient_norm(learner.optimizer)
         counts["updates"] += 1
         counts["largest_norm"] = max(counts["largest_norm"], norm)
@@ -75,7 +77,7 @@ def watched(counts):
             weights = mini.loss_weights.clone()
             most = derivatives(learner.policy, mini, config).abs().flatten().topk(FEW).indices
             weights.view(-1)[most] = 0
-            train.backward(learner, dataclasses.replace(mini, loss_weights=weights), config)
+            real(learner, dataclasses.replace(mini, loss_weights=weights), config)
             counts["clipped"] += 1
             counts["of_few"] += gradient_norm(optimizer) < norm / 2
             for p, gradient in zip(optimizer.masters, kept):
@@ -98,10 +100,10 @@ def measure(task):
     patched = mock.patch.object(
         starpo, "kl_estimate", real if not estimate else lambda logprobs, ref, name="k3": (
             real(logprobs, ref, name) if name == "k3" else estimate(ref - logprobs)))
-    with (patched, tempfile.TemporaryDirectory() as scratch,
+    with (patched, mock.patch.object(train, "backward", watched(counts)),
+          tempfile.TemporaryDirectory() as scratch,
           mock.patch.object(runs, "RUNS", Path(scratch))):
         learner, groups, log = start.start(config, say=lambda line: None)
-        learner.backward = watched(counts)
         with log:
             last = train.train(learner, groups, config, log)
         last |= [line for line in log.history if "val/success" in line][-1]

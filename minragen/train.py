@@ -111,9 +111,7 @@ class Learner:
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
     skipped: int = 0  # consecutive updates whose gradient was not finite
     world: World = World()
-    halved: bool = False  # whether token_budget is halved, because an update ran out of memory
     collect: Callable = collect  # plays episodes: rollout.py's, or fast/scheduler.py's
-    backward: Callable = field(default_factory=lambda: backward)  # below, or run/memory.py's
     playing: Callable = contextlib.nullcontext  # context of a rollout; more/stale.py: older weights
 
     def improved(self, metrics):
@@ -213,7 +211,7 @@ def update(learner, batch, config, step, callbacks=QUIET):
     with callbacks.progress(f"step {step}: rows trained on") as progress:
         for mini in mini_batches(batch, config, step):  # in epochs x mini-batches
             sums = Counter()
-            for part in learner.world.gather(learner.backward(learner, mini, config, progress)):
+            for part in learner.world.gather(backward(learner, mini, config, progress)):
                 sums.update(part)  # adds; a process may lack some names
             for name, optimizer in learner.optimizers():
                 learner.world.sum_gradients(optimizer.masters)
@@ -368,9 +366,8 @@ def in_micro_batches(learner, batch, config, function):
 
 def parts_of(batch, learner, config):
     """The rows of each micro-batch that this process computes."""
-    budget = max(1, config.token_budget // (2 if learner.halved else 1))
-    return learner.policy.micro_batches(batch.tokens, batch.lengths, budget, learner.world.rank,
-                                        learner.world.size)
+    return learner.policy.micro_batches(batch.tokens, batch.lengths, config.token_budget,
+                                        learner.world.rank, learner.world.size)
 
 
 # ---- The update ----------------------------------------------------------------------------------

@@ -224,17 +224,33 @@ class TestResume:
         assert {line["step"] for line in read_lines(begun / "trajectories.jsonl")
                 if line["split"] == "test"} == {3}  # the final test is of the last step alone
 
-    def test_a_run_with_options_that_are_gone_is_read_without_them_which_is_told_once(
-            self, begun, capsys):
+    @pytest.mark.parametrize("gone", [dict(twists=0, knots=[]), dict(twists=0.5, knots=[])])
+    def test_a_run_with_options_that_are_gone_is_read_and_goes_on_if_they_were_off(
+            self, begun, capsys, gone):
         path, expected = begun / "config.json", read_config(begun)
-        path.write_text(json.dumps(json.loads(path.read_text()) | dict(twists=0.5, knots=[])))
+        path.write_text(json.dumps(json.loads(path.read_text()) | gone))
         runs_module.warn_once.cache_clear()
         capsys.readouterr()
         assert [read_config(begun), read_config(begun)] == [expected] * 2
         warning, = capsys.readouterr().out.splitlines()
         assert warning.endswith("this version lacks, which are left out: twists, knots")
-        run("--run a --resume --steps 3")
-        assert metrics(begun)[-1]["step"] == 3 and "twists" not in path.read_text()
+        if gone["twists"]:
+            commit = json.loads((begun / "checkpoint/manifest.json").read_text())["commit"]
+            said = message("--run", "a", "--resume", "--steps", "3")
+            assert "run 'a' had twists=0.5, which this version lacks" in said and commit in said
+            with pytest.raises(ValueError, match="had twists=0.5"):
+                reproduce.main(["a"])
+        else:
+            run("--run a --resume --steps 3")
+            assert metrics(begun)[-1]["step"] == 3 and "twists" not in path.read_text()
+
+    def test_what_replaces_an_option_that_is_gone_is_told(self, begun):
+        path = begun / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | dict(
+            threads=1, step_gamma=1.0, loss_mask="response", zero_task=True)))
+        assert message("--run", "a", "--resume", "--steps", "3") == (
+            "error: run 'a' had zero_task=True, which ended with commit 5892899; now --advantages "
+            "none trains by the other losses alone. Go on at that commit.")
 
     def test_a_damaged_checkpoint_is_refused_by_name(self, begun):
         shutil.rmtree(begun / "checkpoint.best")

@@ -11,7 +11,6 @@ from minragen.environments.board import MOVES, TILES, Board, flood, moved, read_
 from minragen.envs import Budget, Outcome
 
 
-
 class FrozenLake(Board):
     """Walk over ice from a start to a goal without entering a hole.
 

@@ -23,6 +23,7 @@ def main(argv):
     name = parser.parse_args(argv).run
     again = f"{name}-again"
     config = dataclasses.replace(runs.load_config(name), run=again, log="")
+    runs.refuse_lost_options(name)
     check(config)  # imports a user's algorithm
     if start.run(config) is None:
         sys.exit(130)  # stopped; nothing to compare

@@ -35,7 +35,7 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from minragen.config import DATA, RUN_NAME, Config, check
-from minragen.support.options import nearest, parse_options
+from minragen.support.options import ELSEWHERE, LAST_WITH_REMOVED, nearest, parse_options
 
 RUNS = Path("runs")
 # Fields of a Learner that a checkpoint stores as they are.
@@ -260,6 +260,7 @@ def load_trainer_state(checkpoint, learner):
 def resumed_config(given):
     """The run's own Config with the given options, which may only be those of FREE_ON_RESUME."""
     stored = with_files(load_config(given["run"]), given.get("env_arg", ()))
+    refuse_lost_options(given["run"])
     given = given | {"env_arg": stored.env_arg}
     for name, value in given.items():
         if name not in FREE_ON_RESUME and value != getattr(stored, name):
@@ -342,11 +343,10 @@ def read_config(folder):
         dict(stored.pop("data_files", {}))  # for `with_files`
         if not stored.get("kl_coef"):  # no effect, and it used to be k3
             stored["kl_estimator"] = Config.kl_estimator
-        known = {f.name for f in dataclasses.fields(Config)}
-        if lost := [name for name in stored if name not in known]:
+        if lost := lost_options(stored):
             warn_once(f"warning   {folder}/config.json has options that this version lacks, which "
                       f"are left out: {', '.join(lost)[:200]}")
-            stored = {name: stored[name] for name in known & stored.keys()}
+            stored = {name: value for name, value in stored.items() if name not in lost}
         config = Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
         for f in dataclasses.fields(config):
             value = getattr(config, f.name)
@@ -357,6 +357,28 @@ def read_config(folder):
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder}/config.json cannot be read: {error}.") from None
     return config
+
+
+def lost_options(stored):
+    """{name: value} of what a config.json has and this version does not."""
+    known = {f.name for f in dataclasses.fields(Config)} | {"data_files"}
+    return {name: value for name, value in stored.items() if name not in known}
+
+
+def refuse_lost_options(run):
+    """Raise ValueError if a run had an option on that this version lacks: its learning cannot go on
+    or be repeated. Options of 0, false or nothing are off, and so are those that are listed in
+    elsewhere.toml, if they have a value that is listed there or no value is."""
+    folder = RUNS / run
+    stored = lost_options(json.loads((folder / "config.json").read_text("utf-8")))
+    for name, (harmless, now) in ELSEWHERE["removed"].items():
+        value = stored.pop(name, None)
+        if value is not None and harmless and value not in harmless:
+            raise ValueError(f"run {run!r} had {name}={value!r}, which ended with commit "
+                             f"{LAST_WITH_REMOVED}; now {now}. Go on at that commit.")
+    if on := [f"{name}={value!r}" for name, value in stored.items() if value]:
+        raise ValueError(f"run {run!r} had {', '.join(on)[:200]}, which this version lacks. "
+                         f"Go on at the commit that made it: {commit_of(folder) or 'not known'}.")
 
 
 # ---- How a file is written -----------------------------------------------------------------------
