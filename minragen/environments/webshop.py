@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from minragen.environments.data import cached_until_changed, load_table, read_each, refuse_with
+from minragen.environments.data import cached_until_changed, load_table, read_each
 from minragen.environments.search import BM25, one_line, words_of
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -35,7 +35,7 @@ NO_CAP = float("inf")
 STOCK = 1000  # generated products
 FAMILIES = 8  # of each kind: products with the same attributes and options
 PARAPHRASED = 0.5  # probability that a goal says a kind or an attribute in other words
-SUB_PAGES = ("description", "features", "reviews", "attributes")  # the last with `show_attrs`
+SUB_PAGES = ("description", "features", "reviews")
 BUTTONS = ("next >", "< prev", "buy now", *SUB_PAGES, "back to search")
 TABLES = load_table("webshop.json")
 
@@ -125,31 +125,31 @@ class WebShop(TextEnv):
     Goal: buy a product of the right kind, with the wanted attributes and options, within the price.
     Observation: the goal, the page, and in brackets what can be clicked.
     Actions: search[words] on the search page; click[target] elsewhere.
-    Reward: on buying, WebShop's score in [0, 1] (`Goal.score`); nothing before.
+    Reward: on buying, WebShop's score in [0, 1] (`Goal.score`); nothing before. With `--reward
+        success`, 1 for a score of 1 and otherwise 0, as in RAGEN.
     Ends when: something is bought.
     Solver: takes the shortest way to a purchase that scores 1, over pages or by a new search. If
         too few actions are left, it leaves out options, or buys the item it looks at.
     See an episode: python -m minragen environments webshop 1
 
-    Pages: search -> results (`page_size` per page, at most 50) -> item -> description, features,
-    reviews and, with `show_attrs`, attributes, if the item has them. `< prev` leads back; from an
-    item, it discards the chosen options. Success is a score of 1. Metrics are the score, its parts
-    (r_type, r_att, r_option, r_price), and `bought`. Splits are by goal, whatever its words and
-    price cap. As in WebShop, all splits use the same shop.
+    Pages: search -> results (`page_size` per page, at most 50) -> item -> description, features and
+    reviews, if the item has them. `< prev` leads back; from an item, it discards the chosen
+    options. Success is a score of 1. Metrics are the score, its parts (r_type, r_att, r_option,
+    r_price), and `bought`. Splits are by goal, whatever its words and price cap. As in WebShop, all
+    splits use the same shop.
 
-    Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size`;
-    `attributes`, how many a goal names: 1 to 3, the third is not in a title; `show_attrs`, RAGEN's;
-    `wording` of the generated shop. natural: half of the attributes and kinds are paraphrased, and
-    an item's pages say what an attribute means. plain: a goal is a list of words, with synonyms of
-    attributes, results have numbers instead of ids, and brackets have spaces inside, so that a word
-    is the same token wherever it stands. `products` and `instructions`: paths of WebShop's
-    items_shuffle and items_ins_v2 JSON files, whose pages need a larger `--max-context`.
+    Options: `page_size`; `wording` of the generated shop. natural: half of the attributes and kinds
+    are paraphrased, and an item's pages say what an attribute means. plain: a goal is a list of
+    words, with synonyms of attributes, results have numbers instead of ids, and brackets have
+    spaces inside, so that a word is the same token wherever it stands. `products` and
+    `instructions`: paths of WebShop's items_shuffle and items_ins_v2 JSON files, whose pages need a
+    larger `--max-context`.
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
     bundled_data = "generated shop of 1,000 products"
-    defaults = {"reward": "score", "page_size": 10, "attributes": 2, "show_attrs": False,
-                "wording": "natural", "products": "", "instructions": ""}
+    defaults = {"page_size": 10, "wording": "natural", "products": "", "instructions": ""}
+    ranges = {"page_size": (1, 50), "wording": ["natural", "plain"]}
     example = ("I search for the product first.", "search[oak wood birdhouse]",
                "Goal: a birdhouse of oak wood. The search page.", "A list of birdhouses.")
     instruction = ("Buy in this web shop what the goal asks for: the right kind of thing with the "
@@ -160,11 +160,6 @@ class WebShop(TextEnv):
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
-        if not (o["reward"] in ("score", "binary") and 1 <= o["page_size"] <= 50
-                and 1 <= o["attributes"] <= 3 and o["wording"] in ("natural", "plain")):
-            raise ValueError(f"options of WebShop: got {o}, expected reward score or binary, "
-                             f"wording natural or plain, page_size of 1 to 50, attributes 1 to 3.")
-        refuse_with(self, "products", "attributes")
         self.plain = o["wording"] == "plain"
         self.instruction = re.sub(r"\[(.*?)\]", lambda match: self._box(match[1]), self.instruction)
         self.shop = Shop(o["products"], o["instructions"], o["wording"])
@@ -185,7 +180,7 @@ class WebShop(TextEnv):
     def _reset(self, rng):
         for _ in range(1000):  # bounded, because what is wanted may be on a page out of reach
             product = self._wanted[rng.integers(len(self._wanted))]
-            self.goal = draw_goal(product, rng, self.options["attributes"], self.plain)
+            self.goal = draw_goal(product, rng, self.plain)
             if self._within_reach():
                 break
         else:
@@ -235,9 +230,8 @@ class WebShop(TextEnv):
             if self.at:
                 clicks["< prev"] = partial(go, "results", at=self.at - 1)
         elif self.page == "item":
-            pages = SUB_PAGES if self.options["show_attrs"] else SUB_PAGES[:-1]
             clicks = {"buy now": self._buy,
-                      **{page: partial(go, page) for page in pages if getattr(self.item, page)},
+                      **{page: partial(go, page) for page in SUB_PAGES if getattr(self.item, page)},
                       "< prev": partial(go, "results")}
             for label, (name, value) in self.item.labels.items():
                 clicks[label] = partial(go, "item", chosen={**self.chosen, name: value})
@@ -258,9 +252,8 @@ class WebShop(TextEnv):
 
     def _buy(self):
         self.sold = self.goal.score(self.item, tuple(self.chosen.values()))
-        success = self.sold["score"] == 1.0
-        reward = self.sold["score"] if self.options["reward"] == "score" else float(success)
-        return Outcome(reward, True, success, metrics={**self.sold, "bought": 1.0})
+        score = self.sold["score"]
+        return Outcome(score, True, score == 1.0, metrics={**self.sold, "bought": 1.0})
 
     def render(self):
         heading = self.item and f"Item{'' if self.plain else f' {self.item.id}'}: {self.item.line}"
@@ -413,7 +406,7 @@ class Shop:
             lambda query: tuple(found[i] for i, _ in index.top(query, LISTED)))
 
 
-def draw_goal(product, rng, attributes=2, plain=False):
+def draw_goal(product, rng, plain=False):
     """Draw a goal for `product`: a value of every option, and WebShop's price cap, which is the
     larger of two of the next four multiples of ten above the price."""
     options = tuple((name, values[rng.integers(len(values))])
@@ -426,7 +419,7 @@ def draw_goal(product, rng, attributes=2, plain=False):
         parts += [f"price at most {limit}"] if cap < NO_CAP else []
         text = product.instruction.rstrip(". ") + (" with " if parts else "") + ", and ".join(parts)
         return Goal(text, one_line(product.instruction[:200], "[]"), product, wanted, options, cap)
-    wanted, shelf = wanted[:attributes], TABLES["shelves"][product.category[0]]
+    shelf = TABLES["shelves"][product.category[0]]
     said = shelf["attributes"]
     if plain:
         words = " ".join((*(said[a][0] for a in wanted), product.query))
@@ -503,9 +496,9 @@ def alike(a, b):
 def generate_products(plain=False):
     """STOCK products over the shelves of data/webshop.json, the same on every machine.
 
-    A title shows two of three attributes; products with the same two (a family) share their
-    options. A brand makes things of one kind, and a model has digits, so that a title's nouns tell
-    the kind.
+    A title shows two of three attributes, and a goal asks for these; products with the same two (a
+    family) share their options. A brand makes things of one kind, and a model has digits, so that a
+    title's nouns tell the kind.
     """
     # Python promises only for Random(int).random() that its numbers never change.
     draw, families, products = random.Random(7).random, defaultdict(dict), []
@@ -534,7 +527,7 @@ def generate_products(plain=False):
         features = shown + pick([a for a in attributes if a not in shown], 1)
         price = float(low + int(draw() * (high - low + 1)))
         product = Product(f"{kind} {number}", " ".join((*shown, kind)), kind, (category, kind),
-                          price, features, choices, "", features, wanted=features)
+                          price, features, choices, "", features, wanted=shown)
         if not plain:
             brand = one(brands[every_kind.index(kind)::len(every_kind)])
             title = string.capwords(one(TABLES["titles"]).format(

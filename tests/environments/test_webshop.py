@@ -57,7 +57,7 @@ class TestShop:
     def test_its_catalogue_is_the_same_on_every_machine(self):
         crcs = [zlib.crc32(repr(webshop.generate_products(plain)).encode())
                 for plain in (False, True)]
-        assert crcs == [4052272272, 141086396]
+        assert crcs == [3747915920, 687788603]
 
     def test_a_price_cap_is_the_larger_of_two_of_the_next_four_tens(self):
         """Of 40, 50, 60, 70 above 30: never the first; 50, 60, 70 as 1 : 2 : 3."""
@@ -67,9 +67,9 @@ class TestShop:
             [0, 1 / 6, 2 / 6, 3 / 6], abs=0.04)
 
     def test_a_goal_names_attributes_the_kind_a_value_of_each_option_and_the_cap(self):
-        goal = after("", seed=0, attributes=3).goal
-        assert goal.words == "natural soothing creamy cream"
-        assert goal.text == "pure calming buttery cream, lemon, medium, at most 100 dollars"
+        goal = after("", seed=0).goal
+        assert goal.words == "natural soothing cream"
+        assert goal.text == "pure calming cream, lemon, medium, at most 100 dollars"
         shirt = SHIRT._replace(instruction="A shirt.", options={"color": ["red"]})
         for change, text in (  # 990 is the last ten
                 ({"price": 975}, "A shirt with color: red, and price at most 990 dollars"),
@@ -122,7 +122,7 @@ class TestShop:
 class TestPages:
     @pytest.mark.parametrize("options", ({}, PLAIN))
     def test_an_action_works_exactly_where_the_page_shows_it_however_spelt(self, options):
-        env, known = make(NAME, show_attrs=True, **options), {"1", "red", "search"}
+        env, known = make(NAME, **options), {"1", "red", "search"}
         wrong = r"\[[^ ]|[^ ]\]" if options else r"\[ | \]"  # spaces in brackets: plain only
         for answer in walk(env, range(10)):
             here, before, page = shown(env), dict(vars(env)), env.render()
@@ -164,15 +164,15 @@ class TestPages:
             assert env.render() == page
 
     @pytest.mark.parametrize(("options", "pages"), [
-        ({"wording": "natural", "show_attrs": True}, {
+        ({"wording": "natural"}, {
             "description": "Natural Cream By Haxkel U01 - Soothing. Without artificial colors. It "
                            "helps where the skin hurts.",
-            "features": "natural, soothing, creamy", "attributes": "natural, soothing, creamy",
+            "features": "natural, soothing, creamy",
             "reviews": "5 of 5 stars. Like butter on the skin."}),
         (PLAIN, {"features": "natural, soothing, creamy"})])
     def test_options_are_replaced_kept_by_sub_pages_and_forgotten_with_the_item(
             self, options, pages):
-        """An item has the sub-pages that have a text, attributes only if asked for."""
+        """An item has the sub-pages that have a text."""
         env = after("search[natural soothing cream]", seed=0, **options)
         first = shown(env)[0]
         env._act(f"click[{first}]")
@@ -189,13 +189,12 @@ class TestPages:
         env._act(f"click[{first}]")
         assert env.chosen == {}
 
-    def test_buying_pays_the_score_or_in_binary_nothing_below_1_and_nothing_else_pays(self):
-        for reward, paid in (("score", 3 / 4), ("binary", 0)):
-            env = after("search[camera] click[next >] click[next >] click[3]", reward=reward)
-            _, got, terminated, _, info = env.step("click[buy now]")
-            assert terminated and (got, info["success"], info["bought"]) == (paid, 0, 1)
-            assert (info["score"], info["r_option"]) == (3 / 4, 0)
-            assert solved(make(NAME, page_size=1, attributes=3, reward=reward), 3) == 1
+    def test_buying_pays_the_score(self):
+        env = after("search[camera] click[next >] click[next >] click[3]")
+        _, reward, terminated, _, info = env.step("click[buy now]")
+        assert terminated and (reward, info["success"], info["bought"]) == (3 / 4, 0, 1)
+        assert (info["score"], info["r_option"]) == (3 / 4, 0)
+        assert solved(make(NAME, page_size=1), 3) == 1
 
     def test_a_budget_without_a_purchase_is_refused_with_the_actions_that_are_needed(self):
         with pytest.raises(ValueError, match="no goal .*max_actions=2.*: a purchase needs 3 act"):
@@ -216,10 +215,10 @@ class TestPages:
             assert said == f"{plan} click[buy now]", actions
 
     def test_a_note_judges_results_by_title_and_price_and_an_item_by_all_that_is_wanted(self):
-        env = after("search[natural soothing creamy cream]", seed=0, attributes=3)
+        env = after("search[natural soothing creamy cream]", seed=0)
         assert env.note() == f"want {env.goal.words}: 2 looks right"
-        for item, note in ((2, "looks right: choose lemon, medium"), (4, "looks wrong")):
-            env._act(f"click[{item}]")  # 2 and 4 have the same title
+        for item, note in ((2, "looks right: choose lemon, medium"), (1, "looks wrong")):
+            env._act(f"click[{item}]")
             assert env.note() == note
             env._act("click[< prev]")
         env.goal = env.goal._replace(cap=1)
