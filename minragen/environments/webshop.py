@@ -1,16 +1,14 @@
 """WebShop: find and buy in a shop of web pages what a customer asks for.
 
-Reading order: `Goal.score`; `WebShop`, its pages and its solver; how texts are compared.
+Reading order: `Goal.score`; `WebShop`, its pages and its solver; the products.
 
 Differences from RAGEN:
   1. The price cap comes from the seed, and a range of prices counts as its middle. RAGEN draws both
      from the global random stream, so goals differ between processes.
-  2. Wanted and chosen options are reduced to base colours, in RAGEN only the chosen ones.
-  3. A search outside the search page is refused. RAGEN calls it invalid but executes it.
-  4. Strings are compared by difflib and stop words. RAGEN uses thefuzz and spaCy's nouns.
+  2. A search outside the search page is refused. RAGEN calls it invalid but executes it.
+  3. Kinds, attributes and options are compared exactly. RAGEN guesses them from similar words.
 """
 
-import difflib
 import itertools
 import json
 import random
@@ -30,7 +28,6 @@ SHOWN = 120  # characters of a title on a page
 LISTED = 50  # products that one search lists, as in WebShop
 REMARKS = 6  # products that a note mentions, at most
 CACHE_SIZE = 4096  # searches whose results are kept
-ALIKE = 0.85  # token-set ratio above which two descriptions mean the same
 NO_CAP = float("inf")
 STOCK = 1000  # generated products
 FAMILIES = 8  # of each kind: products with the same attributes and options
@@ -97,26 +94,21 @@ class Goal(NamedTuple):
 
             r_type * (|U_att & Y_att| + |U_opt & Y_opt| + 1[price <= cap]) / (|U_att| + |U_opt| + 1)
 
-        U is wanted, Y is bought (Yao et al. 2022, "WebShop", section 3.2). A part that the goal
-        does not ask for is 1.
+        U is wanted, Y is bought (Yao et al. 2022, "WebShop", section 3.2); r_type is 1 for the
+        right kind of thing, otherwise 0. A part that the goal does not ask for is 1.
         """
-        kind, price = type_score(self.product, product), float(product.price <= self.cap)
-        attributes = [has_attribute(product, a) for a in self.attributes]
-        options = [any(same_option(value, c) for c in chosen) for _, value in self.options]
+        kind, price = float(product.query == self.product.query), float(product.price <= self.cap)
+        attributes = [attribute in product.attributes for attribute in self.attributes]
+        options = [value in chosen for _, value in self.options]
         parts = [*attributes, *options, price]
         return {"score": kind * sum(parts) / len(parts), "r_type": kind,
                 "r_att": fmean(attributes or [1]), "r_option": fmean(options or [1]),
                 "r_price": price}
 
     def choices(self, product):
-        """{name: value} of the product's options that are wanted: the same name or value first."""
-        found = {}
-        for name, value in self.options:
-            pairs = [(n, v) for n in sorted(product.options, key=lambda n: n != name)
-                     for v in sorted(product.options[n], key=lambda v: v != value)
-                     if n not in found and same_option(value, v)]
-            found |= pairs[:1]
-        return found
+        """{name: value} of the product's options that are wanted."""
+        return {name: value for name, value in self.options
+                if value in product.options.get(name, ())}
 
 
 class WebShop(TextEnv):
@@ -438,67 +430,12 @@ def format_price(price):
     return f"{price:.2f}".removesuffix(".00") + " dollars"
 
 
-# ---- How texts are compared ----------------------------------------------------------------------
-def type_score(wanted, product):
-    """1, 0.5, 0.1 or 0: how much the bought product is the kind of thing that was wanted.
-
-    As in WebShop, a title without the right nouns scores less even if the query is the same. Nouns
-    are the words of a title except stop words, numbers and attributes.
-    """
-    attributes = {word for a in (*wanted.attributes, *wanted.wanted) for word in words_of(a)}
-    words = set(filter(str.isalpha, words_of(wanted.title)))
-    nouns = words.difference(attributes, TABLES["stop_words"])
-    named = len(nouns & set(words_of(product.title))) / len(nouns) if nouns else 0.2
-    if named < 0.1:
-        return 0.1 if named else 0.0
-    related = (wanted.query == product.query or named > 0.2
-               or len(set(wanted.category) & set(product.category)) >= 2)
-    return 1.0 if related else 0.5
-
-
-def has_attribute(product, attribute):
-    """Whether the product has an attribute like this, or its texts contain it."""
-    wanted = attribute.lower()
-    text = " ".join((product.title, *product.features, product.description)).lower()
-    return wanted in text or any(alike(wanted, a.lower()) for a in product.attributes)
-
-
-def same_option(wanted, value):
-    """Whether two option values are alike by their base colours, or by their words."""
-    return alike(_base_color(wanted), _base_color(value))
-
-
-def _base_color(value):
-    """The base colour that an option value names (`r.brown2060`: brown), or else the value."""
-    words = re.findall(r"[^\W\d_]+", value.lower())
-    return next((word for word in words if word in TABLES["base_colors"]), value.lower())
-
-
-@lru_cache(maxsize=2**16)
-def alike(a, b):
-    """Whether the token-set ratio of two texts is above ALIKE.
-
-    It is the highest similarity among three strings: the common words, alone and followed by the
-    other words of each text. It is 1 if one text has all words of the other: `red` is `dark red`.
-    """
-    x, y = set(words_of(a)), set(words_of(b))
-    if not x or not y:
-        return a == b
-    if x <= y or y <= x:
-        return True
-    both = " ".join(sorted(x & y))
-    texts = both, *(f"{both} {' '.join(sorted(side - (x & y)))}".strip() for side in (x, y))
-    return any(difflib.SequenceMatcher(None, p, q, autojunk=False).ratio() > ALIKE
-               for p, q in itertools.combinations(texts, 2))
-
-
 # ---- Generated products --------------------------------------------------------------------------
 def generate_products(plain=False):
     """STOCK products over the shelves of data/webshop.json, the same on every machine.
 
     A title shows two of three attributes, and a goal asks for these; products with the same two (a
-    family) share their options. A brand makes things of one kind, and a model has digits, so that a
-    title's nouns tell the kind.
+    family) share their options. A brand makes things of one kind.
     """
     # Python promises only for Random(int).random() that its numbers never change.
     draw, families, products = random.Random(7).random, defaultdict(dict), []
@@ -588,8 +525,7 @@ def product_of(record, told):
         instruction=_clean(asked.get("instruction"))[:1000])
     wanted = _texts(asked.get("instruction_attributes")) if product.instruction else ()
     # No product could reach a goal for what this one does not have itself.
-    reachable = all(has_attribute(product, attribute) for attribute in wanted)
-    return product._replace(wanted=wanted if reachable else ())
+    return product._replace(wanted=wanted if {*wanted} <= {*product.attributes} else ())
 
 
 def _clean(value):
