@@ -105,11 +105,6 @@ class Goal(NamedTuple):
                 "r_att": fmean(attributes or [1]), "r_option": fmean(options or [1]),
                 "r_price": price}
 
-    def choices(self, product):
-        """{name: value} of the product's options that are wanted."""
-        return {name: value for name, value in self.options
-                if value in product.options.get(name, ())}
-
 
 class WebShop(TextEnv):
     """Find and buy in a shop of web pages what a customer asks for.
@@ -178,7 +173,7 @@ class WebShop(TextEnv):
         else:
             raise ValueError(f"no goal of WebShop fits into {self.budget}: give more turns.")
         self.page, self.found, self.at, self.item = "search", (), 0, None
-        self.chosen, self.sold, self._best = {}, None, {}
+        self.chosen, self.sold = {}, None
 
     def _within_reach(self):
         """Whether search, pages, item, options and buying fit into the budget."""
@@ -302,15 +297,13 @@ class WebShop(TextEnv):
 
     def _choices(self, product, chosen):
         """The labels on the product's page that choose what is wanted and not yet chosen."""
-        left = self.goal.choices(product).items() - chosen.items()
+        left = {*self.goal.options} - chosen.items()
         return [label for label, pair in product.labels.items() if pair in left]
 
     def _perfect(self, product):
-        """Whether buying `product` can score 1; kept until the next reset."""
-        if product.id not in self._best:
-            values = self.goal.choices(product).values()
-            self._best[product.id] = self.goal.score(product, values)["score"] == 1.0
-        return self._best[product.id]
+        """Whether buying `product` can score 1."""
+        values = [v for name, v in self.goal.options if v in product.options.get(name, ())]
+        return self.goal.score(product, values)["score"] == 1.0
 
     def _looks(self, product):
         """A verdict by title and price. Ignores goal words missing from the right title."""
