@@ -138,7 +138,7 @@ class TestBadServers:
         assert str(error.value).isprintable()  # it cannot speak to the terminal
 
     @pytest.mark.parametrize("answer, said", [
-        (lambda request: 503, "/v1: HTTP Error 503.*try 1 of 6.*Is the server running"),
+        (lambda request: 503, "/v1 does not .*HTTP Error 503.*try 1 of 6.*Is it running"),
         (lambda request: time.sleep(1) or {}, "timed out")])
     def test_one_deadline_holds_for_a_request_with_its_tries(
             self, server, answer, said, monkeypatch):

@@ -40,15 +40,14 @@ TABLES = load_table("webshop.json")
 class Product(NamedTuple):
     """A product on sale.
 
-    query: a search for such products      category: its levels
-    options: name -> tuple of values       wanted: attributes that a goal may ask for
+    query: the kind of thing      options: name -> tuple of values
+    wanted: attributes that a goal asks for
     instruction: the goal in words, in WebShop's own data
     """
 
     id: str
     title: str
     query: str
-    category: tuple
     price: float
     attributes: tuple
     options: dict
@@ -404,7 +403,7 @@ def draw_goal(product, rng, plain=False):
         parts += [f"price at most {limit}"] if cap < NO_CAP else []
         text = product.instruction.rstrip(". ") + (" with " if parts else "") + ", and ".join(parts)
         return Goal(text, one_line(product.instruction[:200], "[]"), product, wanted, options, cap)
-    shelf = TABLES["shelves"][product.category[0]]
+    shelf = next(s for s in TABLES["shelves"].values() if product.query in s["kinds"])
     said = shelf["attributes"]
     if plain:
         words = " ".join((*(said[a][0] for a in wanted), product.query))
@@ -432,8 +431,8 @@ def generate_products(plain=False):
     """
     # Python promises only for Random(int).random() that its numbers never change.
     draw, families, products = random.Random(7).random, defaultdict(dict), []
-    shelves = list(TABLES["shelves"].items())
-    every_kind = [kind for _, shelf in shelves for kind in shelf["kinds"]]
+    shelves = list(TABLES["shelves"].values())
+    every_kind = [kind for shelf in shelves for kind in shelf["kinds"]]
     brands = ["".join(pair) for pair in itertools.product(TABLES["syllables"], repeat=2)]
 
     def one(things):
@@ -444,7 +443,7 @@ def generate_products(plain=False):
 
     for i in range(STOCK):
         number, place = divmod(i, len(shelves))
-        category, shelf = shelves[place]
+        shelf = shelves[place]
         kinds, attributes, (low, high) = [*shelf["kinds"]], [*shelf["attributes"]], shelf["price"]
         kind = kinds[number % len(kinds)]
         known, family = families[kind], int(draw() * FAMILIES)
@@ -456,8 +455,8 @@ def generate_products(plain=False):
         shown, choices = known[family]
         features = shown + pick([a for a in attributes if a not in shown], 1)
         price = float(low + int(draw() * (high - low + 1)))
-        product = Product(f"{kind} {number}", " ".join((*shown, kind)), kind, (category, kind),
-                          price, features, choices, "", features, wanted=shown)
+        product = Product(f"{kind} {number}", " ".join((*shown, kind)), kind, price, features,
+                          choices, "", features, wanted=shown)
         if not plain:
             brand = one(brands[every_kind.index(kind)::len(every_kind)])
             title = string.capwords(one(TABLES["titles"]).format(
@@ -512,8 +511,7 @@ def product_of(record, told):
     asked = told.get(asin, {})
     product = Product(
         asin.lower(), title, _clean(record.get("query")).lower(),
-        _texts(_clean(record.get("product_category")).split("›")), price,
-        _texts(asked.get("attributes")), options, _clean(record.get("full_description")),
+        price, _texts(asked.get("attributes")), options, _clean(record.get("full_description")),
         _texts(record.get("small_description")),
         instruction=_clean(asked.get("instruction"))[:1000])
     wanted = _texts(asked.get("instruction_attributes")) if product.instruction else ()

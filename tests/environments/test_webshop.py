@@ -12,7 +12,7 @@ from minragen.environments.webshop import Goal, Product, draw_goal
 from minragen.envs import Budget, make
 
 NAME, PLAIN = "webshop", {"wording": "plain", "page_size": 5}
-SHIRT = Product("s1", "Soft Cotton Shirt for 2", "shirts", ("clothing", "tops"), 30.0,
+SHIRT = Product("s1", "Soft Cotton Shirt for 2", "shirts", 30.0,
                 ("soft", "machine washable"), {"color": ("red", "dark blue")},
                 "Comes in a linen bag.", ("long sleeve", "warm"), ("soft", "machine washable"))
 
@@ -204,7 +204,7 @@ class TestPages:
 def lamp(i, **changes):
     """A product as WebShop's items_shuffle has it."""
     return {"asin": f"B{i:02d}", "name": f"Acme Lamp{i}, Dimmable", "query": f"desk lamp{i}",
-            "product_category": "Home & Kitchen › Lighting › Desk Lamps", "pricing": "$19.99",
+            "pricing": "$19.99",
             "full_description": "A lamp that swivels.", "small_description": ["usb port", "1 year"],
             "customization_options": {"Color": [{"value": "r.brown2060"}, {"value": "Black/White"}],
                                       "Size": [{"value": "12 in"}, {"value": "18 in"}]}} | changes
@@ -221,7 +221,7 @@ ODD = [
     {"name": "Лампа ☃ für Büro\u202e\x07\n\ud800 " + "xy z " * 1000, "pricing": "$" + "9" * 20,
      "full_description": "é" * 9999,
      "customization_options": {"style": [{"value": "\ud83c\udf81 gift"}]}},
-    {"small_description": None, "full_description": None, "product_category": None, "query": None,
+    {"small_description": None, "full_description": None, "query": None,
      "customization_options": {"Color": None, "Size": [], "": [{"value": "x"}, {"value": ""}]}},
     {"customization_options": {"a": [{"value": "buy now"}, {"value": "red [new]"}, {"value": "x"}],
                                "b": [{"value": "buy now"}, {"value": "< prev"}, {"value": "x"}]}}]
@@ -250,8 +250,7 @@ class TestWebShopsFiles:
         assert "4 of 16 records left out: no usable asin or name" in capfd.readouterr().err
         products = env.shop.products
         assert products[0] == Product(
-            "b00", "Acme Lamp0, Dimmable", "desk lamp0",
-            ("Home & Kitchen", "Lighting", "Desk Lamps"), 19.99, ("feature0", "easy clean"),
+            "b00", "Acme Lamp0, Dimmable", "desk lamp0", 19.99, ("feature0", "easy clean"),
             {"color": ("r.brown2060", "black | white"), "size": ("12 in", "18 in")},
             "A lamp that swivels.", ("usb port", "1 year"), ("feature0",),
             "Find me a desk lamp0 that is easy to clean.")
