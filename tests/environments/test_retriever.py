@@ -35,15 +35,11 @@ def retriever():
 
 @contextmanager
 def serving(index):
-    """The address of a server of the index."""
+    """The addresses of a server of the index, for `ask` and for a socket."""
     with SearchServer(index) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://127.0.0.1:{server.server_port}", server.server_address
         server.shutdown()
-
-
-def connect(url):
-    return socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
 
 
 def ask(retriever, method, path, body=None, **headers):
@@ -82,10 +78,9 @@ class TestRetriever:
         monkeypatch.setattr("examples.retriever.PATIENCE", 0.4)
         monkeypatch.setattr("examples.retriever.ARRIVAL", 1.2)
         monkeypatch.setattr("examples.retriever.MAX_CLIENTS", 2)
-        with serving(SearchIndex([Passage("a", "b")])) as url:
-            silent = [connect(url) for _ in range(2)]
-            with connect(url) as waiting, pytest.raises(TimeoutError):
-                waiting.settimeout(0.2)
+        with serving(SearchIndex([Passage("a", "b")])) as (url, address):
+            silent = [socket.create_connection(address) for _ in range(2)]
+            with socket.create_connection(address, 0.2) as waiting, pytest.raises(TimeoutError):
                 waiting.recv(1)
             assert ask(url, "GET", "/health")[0] == 503
             began = time.monotonic()  # the silent ones are sent away, though they drip
@@ -104,11 +99,11 @@ class TestRetriever:
         slow = SimpleNamespace(search=lambda text, _: time.sleep(0.9) or ["x" * int(text)])
         request = (b"POST /retrieve HTTP/1.0\r\nHost: localhost\r\nContent-Length: 21\r\n\r\n"
                    b'{"query": "30000000"}')
-        with serving(slow) as url:
+        with serving(slow) as (url, address):
             alive, end = threading.active_count(), time.monotonic() + 30
-            with connect(url) as gone:
+            with socket.create_connection(address) as gone:
                 gone.sendall(request)
-            with connect(url) as idle:
+            with socket.create_connection(address) as idle:
                 idle.sendall(request)
                 assert ask(url, "POST", "/retrieve", '{"query": "1"}')[1]["results"] == ["x"]
                 while threading.active_count() > alive and time.monotonic() < end:
