@@ -209,6 +209,10 @@ RECORDS = {
         "question": "Who?", "answer": "Ann", "supporting_facts": [["Ann", 0]],
         "context": [["Ann", ["Ann is.", "She."]]]}, {"question": "Who?", "answer": ["Ann"]}],
     ("searchqa", "corpus"): [{"title": "Ann", "text": "Ann is."}, {"text": "y"}],
+    ("webshop", "products"): [{
+        "asin": "B01", "name": "Red mug", "query": "mug", "product_category": "Home › Mugs",
+        "pricing": "$9.50$12", "customization_options": {"size": [{"value": "Big"}]},
+        "full_description": "A mug.", "small_description": ["red"]}],
     ("deepcoder", "data"): [
         {"text": "Add.", "code": "def f(a): return a", "test_list": ["assert f(1) == 1"],
          "test_setup_code": "", "test_imports": ["import math"]},
@@ -220,6 +224,8 @@ RECORDS = {
     ("lean", "data"): [{"formal_statement": "theorem a (n : Nat) : n = n := by sorry",
                         "header": "import Mathlib"},
                        {"formal_statement": "open Nat\nlemma b : 1 = 1 :=\n  by"}]}
+INSTRUCTIONS = {"B01": {"instruction": "a red mug", "attributes": ["red"],
+                        "instruction_attributes": ["red"]}}
 FILES = count()  # a new name for each file: they are cached
 
 
@@ -232,6 +238,9 @@ def records(rng):
         zipped = suffix == ".gz" and rng.randrange(4)
         path.write_bytes(gzip.compress(written) if zipped else written)
         options = {option: str(path)} | ({"server": "http://lean"} if name == "lean" else {})
+        if name == "webshop":
+            options["instructions"] = f"{path}.instructions"
+            Path(options["instructions"]).write_bytes(document(INSTRUCTIONS, rng))
         try:
             env = make(name, **options)
             env.instance_split = lambda: env.split

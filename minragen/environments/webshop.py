@@ -3,29 +3,32 @@
 Reading order: `Goal.score`; `WebShop`, its pages and its solver; the products.
 
 Differences from RAGEN:
-  1. The shop is generated, and kinds, attributes and options are compared exactly. RAGEN's products
-     are Amazon's, and it guesses what they are from similar words.
-  2. The price cap comes from the seed. RAGEN draws it from the global random stream, so goals
-     differ between processes.
-  3. A search outside the search page is refused. RAGEN calls it invalid but executes it.
+  1. The price cap comes from the seed, and a range of prices counts as its middle. RAGEN draws both
+     from the global random stream, so goals differ between processes.
+  2. A search outside the search page is refused. RAGEN calls it invalid but executes it.
+  3. Kinds, attributes and options are compared exactly. RAGEN guesses them from similar words.
 """
 
 import itertools
+import json
 import random
 import re
 import string
 from collections import defaultdict
 from functools import lru_cache, partial
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from minragen.environments.data import load_table
-from minragen.environments.search import BM25, words_of
-from minragen.envs import Budget, Outcome, TextEnv, split_of
+from minragen.environments.data import cached_until_changed, load_table, read_each
+from minragen.environments.search import BM25, one_line, words_of
+from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
+SHOWN = 120  # characters of a title on a page
 LISTED = 50  # products that one search lists, as in WebShop
 REMARKS = 6  # products that a note mentions, at most
 CACHE_SIZE = 4096  # searches whose results are kept
+NO_CAP = float("inf")
 STOCK = 1000  # generated products
 FAMILIES = 8  # of each kind: products with the same attributes and options
 PARAPHRASED = 0.5  # probability that a goal says a kind or an attribute in other words
@@ -38,23 +41,37 @@ class Product(NamedTuple):
     """A product on sale.
 
     query: the kind of thing      options: name -> tuple of values
-    wanted: attributes that the title shows, and a goal asks for
-    features: these and another one
+    wanted: attributes that a goal asks for
+    instruction: the goal in words, in WebShop's own data
     """
 
     id: str
     title: str
     query: str
     price: float
+    attributes: tuple
     options: dict
-    wanted: tuple
+    description: str
     features: tuple
-    description: str = ""
+    wanted: tuple = ()
+    instruction: str = ""
     reviews: tuple = ()
 
     @property
     def line(self):
-        return f"{self.title}, {self.price:g} dollars"
+        return f"{self.title[:SHOWN]}, {format_price(self.price)}"
+
+    @property
+    def labels(self):
+        """label -> (option name, value); the labels on a page are unique."""
+        labels = {}
+        for name, values in self.options.items():
+            for value in values:
+                label = value
+                while label in labels or label in BUTTONS:
+                    label = f"{name}: {label}"
+                labels[label] = name, value
+        return labels
 
 
 class Goal(NamedTuple):
@@ -80,7 +97,7 @@ class Goal(NamedTuple):
         right kind of thing, otherwise 0. A part that the goal does not ask for is 1.
         """
         kind, price = float(product.query == self.product.query), float(product.price <= self.cap)
-        attributes = [attribute in product.features for attribute in self.attributes]
+        attributes = [attribute in product.attributes for attribute in self.attributes]
         options = [value in chosen for _, value in self.options]
         parts = [*attributes, *options, price]
         return {"score": kind * sum(parts) / len(parts), "r_type": kind,
@@ -110,12 +127,14 @@ class WebShop(TextEnv):
     Options: `page_size`; `wording` of the generated shop. natural: half of the attributes and kinds
     are paraphrased, and an item's pages say what an attribute means. plain: a goal is a list of
     words, with synonyms of attributes, results have numbers instead of ids, and brackets have
-    spaces inside, so that a word is the same token wherever it stands.
+    spaces inside, so that a word is the same token wherever it stands. `products` and
+    `instructions`: paths of WebShop's items_shuffle and items_ins_v2 JSON files, whose pages need a
+    larger `--max-context`.
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
     bundled_data = "generated shop of 1,000 products"
-    defaults = {"page_size": 10, "wording": "natural"}
+    defaults = {"page_size": 10, "wording": "natural", "products": "", "instructions": ""}
     ranges = {"page_size": (1, 50), "wording": ["natural", "plain"]}
     example = ("I search for the product first.", "search[oak wood birdhouse]",
                "Goal: a birdhouse of oak wood. The search page.", "A list of birdhouses.")
@@ -126,14 +145,17 @@ class WebShop(TextEnv):
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        self.plain = self.options["wording"] == "plain"
+        o = self.options
+        self.plain = o["wording"] == "plain"
         self.instruction = re.sub(r"\[(.*?)\]", lambda match: self._box(match[1]), self.instruction)
-        self.products, self.search = open_shop(self.plain)
+        self.shop = Shop(o["products"], o["instructions"], o["wording"])
+        self.observation_space = text_space(self.shop.characters, max_length=2**16)
         # Besides the clicks that choose options: search, item and buy.
-        self._wanted = [p for p in self.products if len(p.options) + 3 <= self.budget.max_actions]
+        self._wanted = [p for p in self.shop.products
+                        if p.wanted and len(p.options) + 3 <= self.budget.max_actions]
         if not self._wanted:
             raise ValueError(f"no goal of WebShop fits into {self.budget}: a purchase needs 3 "
-                             f"actions and one for each option.")
+                             f"actions and one for each option, and a product that is asked for.")
 
     def _box(self, text):
         return f"[ {text} ]" if self.plain else f"[{text}]"
@@ -156,13 +178,13 @@ class WebShop(TextEnv):
         """Whether search, pages, item, options and buying fit into the budget."""
         product, size = self.goal.product, self.options["page_size"]
         pages = [found.index(product) // size
-                 for found in map(self.search, self._searches()) if product in found]
+                 for found in map(self.shop.search, self._searches()) if product in found]
         clicks = 3 + len(self.goal.options) + min(pages, default=self.budget.max_actions)
         return clicks <= self.budget.max_actions
 
     def _searches(self):
         """The solver's searches: the words of the goal, and the exact title."""
-        return self.goal.words, self.goal.product.title
+        return self.goal.words, one_line(self.goal.product.title[:200], "[]")
 
     def instance(self):
         _, _, product, attributes, options, cap = self.goal
@@ -177,7 +199,7 @@ class WebShop(TextEnv):
                              re.IGNORECASE | re.ASCII)
         words, target = (s.strip().lower() for s in match.groups("")) if match else ("", "")
         if words and self.page == "search":
-            return self._go("results", found=self.search(words), at=0)
+            return self._go("results", found=self.shop.search(words), at=0)
         click = self._clicks().get(target)
         return click and click()
 
@@ -197,9 +219,8 @@ class WebShop(TextEnv):
             clicks = {"buy now": self._buy,
                       **{page: partial(go, page) for page in SUB_PAGES if getattr(self.item, page)},
                       "< prev": partial(go, "results")}
-            for name, values in self.item.options.items():
-                for value in values:
-                    clicks[value] = partial(go, "item", chosen={**self.chosen, name: value})
+            for label, (name, value) in self.item.labels.items():
+                clicks[label] = partial(go, "item", chosen={**self.chosen, name: value})
         else:
             clicks = {"< prev": partial(go, "item")}
         return clicks | {"back to search": partial(go, "search")}
@@ -235,14 +256,15 @@ class WebShop(TextEnv):
             lines.append(f"Results, page {self.at + 1}" if self.found else "Nothing found.")
         elif self.page == "item":
             lines.append(heading)
-            lines += [f"{name}: {' '.join(map(self._box, values))}"
-                      for name, values in self.item.options.items()]
+            for name in self.item.options:
+                labels = [k for k, pair in self.item.labels.items() if pair[0] == name]
+                lines.append(f"{name}: {' '.join(map(self._box, labels))}")
             if self.chosen:
                 lines.append(f"Chosen: {', '.join(self.chosen.values())}")
         else:
             text = getattr(self.item, self.page)
             text = text if isinstance(text, str) else ", ".join(text)
-            lines.append(f"{heading}. {self.page}: {text}")
+            lines.append(f"{heading}. {self.page}: {text[:1000]}")
         buttons = " ".join(self._box(label) for label in self._clicks() if label in BUTTONS)
         return "\n".join([*lines, buttons])
 
@@ -257,13 +279,13 @@ class WebShop(TextEnv):
         return [*walk, *map(self._click, choices), self._click("buy now")][:left]
 
     def _ways(self):
-        """Ways to purchases that score 1: (answers up to the item's page, values to choose)."""
+        """Ways to purchases that score 1: (answers up to the item's page, labels to choose)."""
         depth = {"search": 0, "results": 1, "item": 2}.get(self.page, 3)
         prev, home = [self._click("< prev")], [self._click("back to search")]
         if depth > 1 and self._perfect(self.item):
             yield prev * (depth - 2), self._choices(self.item, self.chosen)
         lists = [(prev * (depth - 1), self.found, self.at)] if depth else []
-        lists += [([*home[:depth], f"search{self._box(words)}"], self.search(words), 0)
+        lists += [([*home[:depth], f"search{self._box(words)}"], self.shop.search(words), 0)
                   for words in self._searches()]
         for steps, found, at in lists:
             for page in range(LISTED):  # more than there can be
@@ -273,23 +295,27 @@ class WebShop(TextEnv):
                         yield [*steps, *turns, self._click(label)], self._choices(product, {})
 
     def _choices(self, product, chosen):
-        """The option values that are wanted, that the product has, and that are not chosen."""
-        return [value for name, value in self.goal.options
-                if value in product.options.get(name, ()) and chosen.get(name) != value]
+        """The labels on the product's page that choose what is wanted and not yet chosen."""
+        left = {*self.goal.options} - chosen.items()
+        return [label for label, pair in product.labels.items() if pair in left]
 
     def _perfect(self, product):
         """Whether buying `product` can score 1."""
-        return self.goal.score(product, self._choices(product, {}))["score"] == 1.0
+        values = [v for name, v in self.goal.options if v in product.options.get(name, ())]
+        return self.goal.score(product, values)["score"] == 1.0
 
     def _looks(self, product):
-        """A verdict by title and price."""
-        signs = {*self.goal.attributes, self.goal.product.query}
-        if not signs <= {*words_of(product.title)}:
+        """A verdict by title and price. Ignores goal words missing from the right title."""
+        title, right = (p.title[:SHOWN].lower() for p in (product, self.goal.product))
+        signs = set(words_of(right))  # of the right kind; all words where there is no query
+        signs = signs & set(words_of(self.goal.product.query)) or signs
+        named = all(a.lower() in title for a in self.goal.attributes if a.lower() in right)
+        if not named or not signs <= set(words_of(title)):
             return "looks wrong"
         return "looks right" if product.price <= self.goal.cap else "too dear"
 
     def note(self):
-        """What titles and prices tell, and what is still to be chosen."""
+        """What titles and prices tell. In results a wrong product may look right."""
         if self.page == "search":
             return f"want {self.goal.words}"
         if self.page == "results":
@@ -302,8 +328,8 @@ class WebShop(TextEnv):
         if self.page != "item":
             return "read"
         looks = self._looks(self.item)
-        if looks != "looks right":
-            return looks
+        if looks != "looks right" or not self._perfect(self.item):
+            return looks.replace("right", "wrong")
         left = self._choices(self.item, self.chosen)
         return f"looks right: {'choose ' + ', '.join(left) if left else 'buy now'}"
 
@@ -316,7 +342,7 @@ class WebShop(TextEnv):
     def random_answer(self, rng):
         """The first words of the goal on the search page, a uniformly drawn click elsewhere."""
         if self.page == "search":
-            return f"search{self._box(self.goal.text.partition(',')[0])}"
+            return f"search{self._box(one_line(self.goal.text[:200].partition(',')[0], '[]'))}"
         clicks = list(self._clicks())
         return self._click(clicks[rng.integers(len(clicks))])
 
@@ -345,24 +371,38 @@ class WebShop(TextEnv):
         return f"click[{left[0] if left else 'buy now'}]"
 
 
-@lru_cache
-def open_shop(plain):
-    """The generated products and a BM25 search over them, which all environments share: a function
-    from a query to the LISTED products that match best, or fewer, best first."""
-    products = generate_products(plain)
-    index = BM25([" ".join((p.title, p.description, *p.features[:1], *p.options,
-                            *itertools.chain(*p.options.values()))) for p in products])
-    return products, lru_cache(maxsize=CACHE_SIZE)(
-        lambda query: tuple(products[i] for i, _ in index.top(query, LISTED)))
+@cached_until_changed
+class Shop:
+    """Products and a BM25 search over them: the generated ones, or those of WebShop's two files.
+
+    All environments with the same data share one shop. Raises ValueError as `load_products` does.
+    """
+
+    def __init__(self, products, instructions, wording):
+        self.products = found = tuple(
+            load_products(products, instructions) if products or instructions else
+            generate_products(wording == "plain"))
+        self.characters = frozenset(itertools.chain(*map(str, found)))
+        index = BM25([" ".join((p.title, p.description, *p.features[:1], *p.options,
+                                *itertools.chain(*p.options.values()))) for p in found])
+        # query -> the LISTED products that match best, or fewer, best first
+        self.search = lru_cache(maxsize=CACHE_SIZE)(
+            lambda query: tuple(found[i] for i, _ in index.top(query, LISTED)))
 
 
-def draw_goal(product, rng, plain):
+def draw_goal(product, rng, plain=False):
     """Draw a goal for `product`: a value of every option, and WebShop's price cap, which is the
     larger of two of the next four multiples of ten above the price."""
     options = tuple((name, values[rng.integers(len(values))])
                     for name, values in product.options.items())
-    cap = float(10 * (product.price // 10 + 1 + rng.choice(4, 2, replace=False).max()))
-    limit, wanted = f"{cap:g} dollars", product.wanted
+    above = [ten for ten in range(10, 1000, 10) if ten > product.price][:4]
+    cap = float(above[rng.choice(len(above), 2, replace=False).max()]) if above[1:] else NO_CAP
+    limit, wanted = format_price(cap), product.wanted
+    if product.instruction:
+        parts = [f"{name}: {value}" for name, value in options]
+        parts += [f"price at most {limit}"] if cap < NO_CAP else []
+        text = product.instruction.rstrip(". ") + (" with " if parts else "") + ", and ".join(parts)
+        return Goal(text, one_line(product.instruction[:200], "[]"), product, wanted, options, cap)
     shelf = next(s for s in TABLES["shelves"].values() if product.query in s["kinds"])
     said = shelf["attributes"]
     if plain:
@@ -378,8 +418,12 @@ def draw_goal(product, rng, plain):
     return Goal(text, " ".join((*wanted, product.query)), product, wanted, options, cap)
 
 
-# ---- Products ------------------------------------------------------------------------------------
-def generate_products(plain):
+def format_price(price):
+    return f"{price:.2f}".removesuffix(".00") + " dollars"
+
+
+# ---- Generated products --------------------------------------------------------------------------
+def generate_products(plain=False):
     """STOCK products over the shelves of data/webshop.json, the same on every machine.
 
     A title shows two of three attributes, and a goal asks for these; products with the same two (a
@@ -411,8 +455,8 @@ def generate_products(plain):
         shown, choices = known[family]
         features = shown + pick([a for a in attributes if a not in shown], 1)
         price = float(low + int(draw() * (high - low + 1)))
-        product = Product(f"{kind} {number}", " ".join((*shown, kind)), kind, price, choices, shown,
-                          features)
+        product = Product(f"{kind} {number}", " ".join((*shown, kind)), kind, price, features,
+                          choices, "", features, wanted=shown)
         if not plain:
             brand = one(brands[every_kind.index(kind)::len(every_kind)])
             title = string.capwords(one(TABLES["titles"]).format(
@@ -425,3 +469,60 @@ def generate_products(plain):
                 reviews=(f"{one('45')} of 5 stars. {means[2]}.",))
         products.append(product)
     return products
+
+
+# ---- WebShop's own files -------------------------------------------------------------------------
+def load_products(products_path, instructions_path):
+    """The products of WebShop's files (`items_shuffle*.json`, `items_ins_v2*.json`).
+
+    A product without a usable id or name, or with too many options, is left out. One without an
+    instruction is on sale, but is never a goal. Raises ValueError for a file that is missing or of
+    another form.
+    """
+    try:
+        told = json.loads(Path(instructions_path).read_text("utf-8-sig"))
+        if not all(isinstance(entry, dict) for entry in told.values()):
+            raise ValueError("a product has several goals, or none")
+    except (OSError, ValueError, RecursionError, AttributeError) as problem:
+        raise ValueError(f"cannot read instructions={instructions_path}: {problem}. Expected one "
+                         f"for each product, as in items_ins_v2.") from None
+    products = {}
+    for product in read_each(
+            products_path, partial(product_of, told=told), "record {number} of {path} is not of "
+            "WebShop's form: {problem}.", "no usable asin or name, or too many options"):
+        products.setdefault(product.id, product)
+    return products.values()
+
+
+def product_of(record, told):
+    """The Product of a record of WebShop, or None if it is unusable."""
+    asin, title, options = str(record["asin"] or ""), _clean(record["name"]), {}
+    for name, entries in (record.get("customization_options") or {}).items():
+        values = _texts([entry["value"].lower().replace("/", " | ") for entry in entries or ()])
+        if values:
+            options[_clean(name).lower()[:40] or "option"] = tuple(dict.fromkeys(values))
+    shown = sum(len(name + v) + 6 for name, values in options.items() for v in values)
+    # A page must fit into an observation.
+    if not re.fullmatch(r"[A-Za-z0-9]{1,20}", asin) or not title or shown > 20_000:
+        return None
+    prices = re.findall(r"\$\s*([0-9][0-9,]{0,9}(?:\.[0-9]+)?)", _clean(record.get("pricing")))
+    # The middle of a range, or 100 if there is no price, as in WebShop.
+    price = round(fmean([float(price.replace(",", "")) for price in prices[:2]] or [100.0]), 2)
+    asked = told.get(asin, {})
+    product = Product(
+        asin.lower(), title, _clean(record.get("query")).lower(),
+        price, _texts(asked.get("attributes")), options, _clean(record.get("full_description")),
+        _texts(record.get("small_description")),
+        instruction=_clean(asked.get("instruction"))[:1000])
+    wanted = _texts(asked.get("instruction_attributes")) if product.instruction else ()
+    # No product could reach a goal for what this one does not have itself.
+    return product._replace(wanted=wanted if {*wanted} <= {*product.attributes} else ())
+
+
+def _clean(value):
+    """A text on one line; "" for anything else."""
+    return one_line(value) if isinstance(value, str) else ""
+
+
+def _texts(value):
+    return tuple(filter(None, map(_clean, value if isinstance(value, list) else [value])))

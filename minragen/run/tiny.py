@@ -167,7 +167,7 @@ def _metamathqa_texts(env, seed):
 def _webshop_texts(env, seed):
     """A share of the titles, the synonyms, and a good episode with its notes."""
     yield env.synonyms()
-    yield " ".join(f"- {p.title}" for p in env.products[seed % TEXT_SEEDS::TEXT_SEEDS])
+    yield " ".join(f"- {p.title}" for p in env.shop.products[seed % TEXT_SEEDS::TEXT_SEEDS])
     yield from episode(env, seed, solved=True)
 
 

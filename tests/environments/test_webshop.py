@@ -5,12 +5,16 @@ import zlib
 
 import numpy as np
 import pytest
+from playing import write
 
 from minragen.environments import webshop
 from minragen.environments.webshop import Goal, Product, draw_goal
 from minragen.envs import Budget, make
 
 NAME, PLAIN = "webshop", {"wording": "plain", "page_size": 5}
+SHIRT = Product("s1", "Soft Cotton Shirt for 2", "shirts", 30.0,
+                ("soft", "machine washable"), {"color": ("red", "dark blue")},
+                "Comes in a linen bag.", ("long sleeve", "warm"), ("soft", "machine washable"))
 
 
 def walk(env, seeds, solver=0.5):
@@ -52,8 +56,8 @@ class TestShop:
 
     def test_a_price_cap_is_the_larger_of_two_of_the_next_four_tens(self):
         """Of 40, 50, 60, 70 above 30: never the first; 50, 60, 70 as 1 : 2 : 3."""
-        cream, rng = after("", seed=0).goal.product._replace(price=30.0), np.random.default_rng(0)
-        caps = [draw_goal(cream, rng, True).cap for _ in range(1500)]
+        rng = np.random.default_rng(0)
+        caps = [draw_goal(SHIRT._replace(instruction="A"), rng).cap for _ in range(1500)]
         assert [caps.count(cap) / 1500 for cap in (40, 50, 60, 70)] == pytest.approx(
             [0, 1 / 6, 2 / 6, 3 / 6], abs=0.04)
 
@@ -61,11 +65,16 @@ class TestShop:
         goal = after("", seed=0).goal
         assert goal.words == "natural soothing cream"
         assert goal.text == "pure calming cream, lemon, medium, at most 100 dollars"
+        shirt = SHIRT._replace(instruction="A shirt.", options={"color": ["red"]})
+        for change, text in (  # 990 is the last ten
+                ({"price": 975}, "A shirt with color: red, and price at most 990 dollars"),
+                ({"price": 985, "options": {}}, "A shirt")):
+            assert draw_goal(shirt._replace(**change), np.random.default_rng(0)).text == text
 
     def test_a_split_is_by_what_is_asked_for_in_any_order_and_whatever_the_cap(self):
         env = after("", seed=0)
         goal, instance = env.goal, env.instance()
-        for other in ({"attributes": "x"}, {"options": "x"}, {"product": env.products[0]}):
+        for other in ({"attributes": "x"}, {"options": "x"}, {"product": SHIRT}):
             env.goal = goal._replace(**other)
             assert env.instance() != instance
         for cap in range(10, 300, 10):
@@ -73,15 +82,14 @@ class TestShop:
             assert env.instance_split() == "train"
 
     def test_it_is_the_share_of_what_was_wanted(self):
-        shirt = Product("", "", "shirt", 30.0, {}, (), ("soft",))
-        goal = Goal("", "", shirt, ("soft", "wool"), (("color", "red"), ("color", "pink")), 29)
-        assert goal.score(shirt, ["red"]) == {  # attributes, options, price: 1 + 1 + 0 of 2 + 2 + 1
+        goal = Goal("", "", SHIRT, ("soft", "wool"), (("color", "red"), ("color", "pink")), 29)
+        assert goal.score(SHIRT, ["red"]) == {  # attributes, options, price: 1 + 1 + 0 of 2 + 2 + 1
             "score": 2 / 5, "r_type": 1.0, "r_att": 0.5, "r_option": 0.5, "r_price": 0.0}
         goal = goal._replace(cap=30)  # the cap itself is not too much
-        assert goal.score(shirt, ["red"])["score"] == 3 / 5
-        assert goal.score(shirt._replace(query="boots"), ["red"])["score"] == 0
+        assert goal.score(SHIRT, ["red"])["score"] == 3 / 5
+        assert goal.score(SHIRT._replace(query="boots"), ["red"])["score"] == 0
         goal = goal._replace(attributes=(), options=())
-        assert {*goal.score(shirt, []).values()} == {1.0}  # also the parts that are not asked for
+        assert {*goal.score(SHIRT, []).values()} == {1.0}  # also the parts that are not asked for
 
 
 class TestPages:
@@ -115,7 +123,7 @@ class TestPages:
     @pytest.mark.parametrize("size", (1, 5, 50))
     def test_paging_forth_and_back_shows_every_result_once(self, size):
         env = after("search[Soft shirt]", wording="natural", page_size=size)
-        ids = [product.id for product in env.search("soft shirt")]
+        ids = [product.id for product in env.shop.search("soft shirt")]
         pages = [env.render()]
         assert len(ids) > 20 and "< prev" not in shown(env)
         while "next >" in shown(env):
@@ -179,7 +187,7 @@ class TestPages:
             said = " ".join(after(actions).solve()).replace("[ ", "[").replace(" ]", "]")
             assert said == f"{plan} click[buy now]", actions
 
-    def test_a_note_judges_by_title_and_price_and_tells_what_is_to_be_chosen(self):
+    def test_a_note_judges_results_by_title_and_price_and_an_item_by_all_that_is_wanted(self):
         env = after("search[natural soothing creamy cream]", seed=0)
         assert env.note() == f"want {env.goal.words}: 2 looks right"
         for item, note in ((2, "looks right: choose lemon, medium"), (1, "looks wrong")):
@@ -188,3 +196,89 @@ class TestPages:
             env._act("click[< prev]")
         env.goal = env.goal._replace(cap=1)
         assert env.note().endswith("5 too dear, none looks right")
+
+
+def lamp(i, **changes):
+    """A product as WebShop's items_shuffle has it."""
+    return {"asin": f"B{i:02d}", "name": f"Acme Lamp{i}, Dimmable", "query": f"desk lamp{i}",
+            "pricing": "$19.99",
+            "full_description": "A lamp that swivels.", "small_description": ["usb port", "1 year"],
+            "customization_options": {"Color": [{"value": "r.brown2060"}, {"value": "Black/White"}],
+                                      "Size": [{"value": "12 in"}, {"value": "18 in"}]}} | changes
+
+
+def asked(i):
+    """What items_ins_v2 tells of it."""
+    return {"attributes": [f"feature{i}", "easy clean"], "instruction_attributes": [f"feature{i}"],
+            "instruction": f"Find me a desk lamp{i} that is easy to clean."}
+
+
+PRICES = {"$19.99": 19.99, "$10.00 - $20": 15, "$10$30$90": 20, "$1,299.00": 1299, None: 100}
+ODD = [
+    {"name": "Лампа ☃ für Büro\u202e\x07\n\ud800 " + "xy z " * 1000, "pricing": "$" + "9" * 20,
+     "full_description": "é" * 9999,
+     "customization_options": {"style": [{"value": "\ud83c\udf81 gift"}]}},
+    {"small_description": None, "full_description": None, "query": None,
+     "customization_options": {"Color": None, "Size": [], "": [{"value": "x"}, {"value": ""}]}},
+    {"customization_options": {"a": [{"value": "buy now"}, {"value": "red [new]"}, {"value": "x"}],
+                               "b": [{"value": "buy now"}, {"value": "< prev"}, {"value": "x"}]}}]
+NOT_ASKED = [{}, asked(0) | {"instruction": ""}, asked(0) | {"instruction_attributes": ["wifi"]}]
+BAD = [lamp(1), lamp(90, asin="nan lamp"), lamp(91, name=""), lamp(92, asin=None),
+       lamp(93, customization_options={"c": [{"value": f"{i}{'x' * 50}"} for i in range(400)]})]
+
+
+@pytest.fixture
+def shop(tmp_path):
+    """A function that makes a shop of WebShop's two files."""
+    def made(records, told):
+        return make(NAME, products=write(tmp_path / "p.json", records),
+                    instructions=write(tmp_path / "i", told))
+
+    return made
+
+
+class TestWebShopsFiles:
+    def test_records_are_products_and_every_goal_can_be_reached(self, shop, capfd):
+        """Ordinary, odd and bad ones, at the middle of a range of prices."""
+        changes = [{"pricing": text} for text in PRICES] + ODD
+        told = [asked(i) for i in range(len(changes))] + NOT_ASKED
+        records = [lamp(i, **change) for i, change in enumerate(changes + [{}] * len(NOT_ASKED))]
+        env = shop(records + BAD, {r["asin"]: entry for r, entry in zip(records, told)})
+        assert "4 of 16 records left out: no usable asin or name" in capfd.readouterr().err
+        products = env.shop.products
+        assert products[0] == Product(
+            "b00", "Acme Lamp0, Dimmable", "desk lamp0", 19.99, ("feature0", "easy clean"),
+            {"color": ("r.brown2060", "black | white"), "size": ("12 in", "18 in")},
+            "A lamp that swivels.", ("usb port", "1 year"), ("feature0",),
+            "Find me a desk lamp0 that is easy to clean.")
+        assert [p.price for p in products[:len(PRICES)]] == [*PRICES.values()]
+        assert env._wanted == [*products[:-len(NOT_ASKED)]]  # nobody asks for the others
+        assert env.shop.search("port") and not env.shop.search("year")  # of the second feature
+        env.instance_split = lambda: "train"
+        for product in products[:-len(NOT_ASKED)]:
+            env._wanted = [product]
+            env.reset(seed=0)
+            env.step(env.solve()[0])
+            assert f"{product.id} looks right" in env.note()
+            assert solved(env, 0) == 1, product
+            for _ in walk(env, range(2)):  # every page is an observation
+                assert env._observe() in env.observation_space
+
+    def test_files_are_read_again_when_they_change(self, shop):
+        for count in (1, 2):
+            assert len(shop([*map(lamp, range(count))], {"B00": asked(0), "B01": asked(1)},
+                            )._wanted) == count
+
+    @pytest.mark.parametrize("records, told, said", [
+        ([lamp(0)], {"B00": [asked(0), asked(1)]}, "several goals.*as in items_ins_v2"),
+        ([lamp(0)], [], "cannot read .*i: .*Expected one for"),
+        ([lamp(0), 3], {}, "record 2 of .*p.json is not of WebShop's form"),
+        ([lamp(0)], {}, "no goal of WebShop")])
+    def test_files_of_another_form_are_refused_with_a_sentence(self, shop, records, told, said):
+        with pytest.raises(ValueError, match=said):
+            shop(records, told)
+
+    def test_one_file_without_the_other_is_refused(self, tmp_path):
+        for name, said in ("products", "cannot read instructions="), ("instructions", "no file ''"):
+            with pytest.raises(ValueError, match=said):
+                make(NAME, **{name: write(tmp_path / name, {})})
