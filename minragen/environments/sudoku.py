@@ -189,11 +189,11 @@ class Sudoku(TextEnv):
         return plan
 
     def random_answer(self, rng):
-        """Random numbers in random empty cells."""
+        """Random numbers in random empty cells, or in the player's own where none is empty."""
+        cells = [*self._free(self.board)] or [c for c, clue in enumerate(self.clues) if not clue]
         count = min(self.budget.max_actions_per_turn, self.actions_left)
-        return f" {SEPARATOR} ".join(
-            f"{self._name(c)} {rng.integers(self.n) + 1}"
-            for c in rng.permutation([*self._free(self.board)])[:count].tolist())
+        return f" {SEPARATOR} ".join(f"{self._name(c)} {rng.integers(self.n) + 1}"
+                                     for c in rng.permutation(cells)[:count].tolist())
 
     @staticmethod
     def shallow_answer(texts):
