@@ -53,35 +53,23 @@ def server():
 
 class TestConversation:
     def test_the_server_gets_the_prompts_of_training_and_its_replies_are_parsed_alike(self, server):
-        said = completion("<think>go</think><answer>Up</answer> and so on", usage=USAGE)
-        model = Server(server(lambda request: said), "m", max_new_tokens=9, temperature=0.25)
-        groups = EnvGroups("frozenlake", 1, 1, "val")
+        form, groups = "grounding_worldmodeling", EnvGroups("frozenlake", 1, 1, "val")
+        frame = ChatFrame(tiny()[0].tokenizer, form, max_new_tokens=9, example=True)
+        reply = frame.prefix + frame.write(
+            {"observation": "a", "reasoning": "b", "prediction": "c", "answer": "Up"})
+        url = server(lambda request: completion(f"{reply} and so on", usage=USAGE))
+        model = Server(url, "m", form, max_new_tokens=9, temperature=0.25, example=True)
         (t,) = model.collect(groups)
-        env, asked = groups.envs[0], server.asked
-        first = env.reset(seed=0, options={"member": 0})[0]
-        (form,) = [line for line in asked[0]["messages"][0]["content"].splitlines()
-                   if line.startswith("Reply in the form <think>...</think><answer>...</answer>")]
-        assert form.endswith("A reply has at most 9 tokens.")
-        assert asked[0]["messages"] == [
-            {"role": "system", "content": f"{env.system_prompt}\n{form}"},
-            {"role": "user", "content": first}]
-        assert asked[0]["temperature"] == 0.25 and asked[0]["max_tokens"] == 9
-        assert asked[0]["model"] == "m"
-        second = env.step("Up")[0]
-        assert asked[1]["messages"][2:] == [
-            {"role": "assistant", "content": "<think>go</think><answer>Up</answer>"},
-            {"role": "user", "content": second}]
+        env = groups.envs[0]
+        first, second = env.reset(seed=0, options={"member": 0})[0], env.step("Up")[0]
+        assert server.asked[0] == {
+            "model": "m", "temperature": 0.25, "max_tokens": 9, "messages": [
+                {"role": "system", "content": frame.system_message(env)},
+                {"role": "user", "content": first}]}
+        assert server.asked[1]["messages"][2:] == [
+            {"role": "assistant", "content": reply}, {"role": "user", "content": second}]
         assert t.metrics["valid"] == 1 and t.metrics["reply_tokens"] == 3 * len(t.turns)
         assert (model.prompt_tokens, model.reply_tokens) == (7 * len(t.turns), 3 * len(t.turns))
-
-    def test_a_format_that_describes_the_state_and_the_example_are_told_as_in_training(
-            self, server):
-        form = "grounding_worldmodeling"
-        groups = EnvGroups("frozenlake", 1, 1, budgets=dict(max_turns=1))
-        url = server(lambda request: completion("Up"))
-        Server(url, "m", form, max_new_tokens=9, example=True).collect(groups)
-        frame = ChatFrame(tiny()[0].tokenizer, form, max_new_tokens=9, example=True)
-        assert server.asked[0]["messages"][0]["content"] == frame.system_message(groups.envs[0])
 
     def test_of_every_row_it_keeps_what_a_scripted_player_earns_there_and_whose_it_is(self, server):
         """Success in any turn is success, and shares are averaged over the turns."""
@@ -134,13 +122,6 @@ class TestConversation:
 
 
 class TestBadServers:
-    def test_a_request_that_fails_is_sent_again_with_growing_waits(self, server, monkeypatch):
-        answers, waits = iter([503, 503, completion("<think></think><answer>x</answer>")]), []
-        monkeypatch.setattr(time, "sleep", waits.append)
-        (t,) = Server(server(lambda request: next(answers)), "m").collect(EnvGroups("bandit", 1, 1))
-        assert t.turns[0].reply.valid and t.metrics["valid"] == 0  # there is no such arm
-        assert waits == [0.5, 1]
-
     @pytest.mark.parametrize("answer, said", [
         (404, "no such model"), (302, "HTTP Error 302"),
         ((400, b'{"error": {"message": "\\u001b]0;title\\u0007 gone"}}'), "title.* gone"),
@@ -157,7 +138,7 @@ class TestBadServers:
         assert str(error.value).isprintable()  # it cannot speak to the terminal
 
     @pytest.mark.parametrize("answer, said", [
-        (lambda request: 503, "HTTP Error 503.*try 1 of 6"),
+        (lambda request: 503, "/v1 does not .*HTTP Error 503.*try 1 of 6.*Is it running"),
         (lambda request: time.sleep(1) or {}, "timed out")])
     def test_one_deadline_holds_for_a_request_with_its_tries(
             self, server, answer, said, monkeypatch):
@@ -178,11 +159,6 @@ class TestBadServers:
         with pytest.raises(RuntimeError, match="no such model"):
             Server(server(answer), "m").collect(EnvGroups("sokoban", 60, 1))
         assert next(numbers) < 60  # the others have not even begun
-
-    def test_an_address_where_nothing_answers_is_refused(self, monkeypatch):
-        monkeypatch.setattr(api, "PAUSES", (0.01, math.inf))
-        with pytest.raises(RuntimeError, match="http://127.0.0.1:9/v1: .*try 2 of 2.*running"):
-            Server("http://127.0.0.1:9/v1", "m").collect(EnvGroups("bandit", 1, 1))
 
     def test_an_environment_that_fails_is_no_fault_of_the_model(self, server):
         url = server(lambda request: completion("<think></think><answer>x</answer>"))

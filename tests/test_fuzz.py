@@ -52,10 +52,9 @@ def fuzz(number, function):
 OPTIONS = {
     "bandit": [{"mixed": True}], "frozenlake": [{"slip": 0.5}, {"size": 6, "view": "grid"}],
     "sokoban": [{"boxes": 2, "rows": 7, "cols": 7, "view": "coord"}],
-    "sudoku": [{"allow_conflicts": True, "view": "with_feedback"}, {"hints": True}],
-    "countdown": [{"operators": "+-", "budget": Budget(3, 1, 3)}],
-    "metamathqa": [{"repeat": False}], "searchqa": [{"reward": "f1"}, {"hops": 1}],
-    "webshop": [{"wording": "plain", "show_attrs": True}, {"reward": "binary"}],
+    "sudoku": [], "countdown": [{"operators": "+-", "budget": Budget(3, 1, 3)}],
+    "metamathqa": [], "searchqa": [{"hops": 1}],
+    "webshop": [{"wording": "plain"}, {"page_size": 1}],
     "deepcoder": [{"budget": Budget(3, 1, 3)}], "lean": [{"step_cost": 0.1}]}
 # The most that an episode can pay, where luck or a shorter proof may beat the solver.
 MOST = {"bandit": lambda o: o["high_reward"], "frozenlake": lambda o: 1.0,

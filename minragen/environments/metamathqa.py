@@ -63,14 +63,14 @@ class MetaMathQA(TextEnv):
 
     Options: `distractors`, whether half of the questions contain an irrelevant fact; `max_steps`,
     the most operations of a problem; `largest`, the largest result and number that it is computed
-    from, at least 12, or 0 for any; `repeat`, whether to repeat the question; `data`, a file of
-    GSM8K records instead of the templates. Records without a result are left out. Rephrasings of
-    one `original_question` belong to one split. A result that is not a number (an interval, x+1)
-    must be given literally, but for case, spaces and LaTeX decoration.
+    from, at least 12, or 0 for any; `data`, a file of GSM8K records instead of the templates.
+    Records without a result are left out. Rephrasings of one `original_question` belong to one
+    split. A result that is not a number (an interval, x+1) must be given literally, but for case,
+    spaces and LaTeX decoration.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
-    defaults = {"data": "", "distractors": True, "largest": 0, "max_steps": 4, "repeat": True}
+    defaults = {"data": "", "distractors": True, "largest": 0, "max_steps": 4}
     ranges = {"largest": (0, 10_000), "max_steps": (1, 4)}
     example = ("5 boxes of 48 pens are 5 * 48 = 240 pens. 10 are lost, so 240 - 10 = 230 are left.",
                "230", "A question about pens in boxes.", "The answer is right.")
@@ -131,7 +131,7 @@ class MetaMathQA(TextEnv):
         if not self._given:
             return self.problem.question
         # No answer follows the last turn, so the question is not repeated there.
-        again = f"\n{self.problem.question}" if self.options["repeat"] and self._live else ""
+        again = f"\n{self.problem.question}" if self._live else ""
         return f"Wrong answers so far: {len(self._given)}{again}"
 
     def instance(self):

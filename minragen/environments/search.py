@@ -113,15 +113,14 @@ class RemoteIndex:
         """The best k passages, as `SearchIndex.search` returns them."""
         try:
             reply = fetch(f"{self.url}/retrieve", self.timeout, {"query": query, "top_k": k})
-            if all(isinstance(found["content"], str) for found in reply["results"]):
-                return reply["results"][:k]
-            raise ValueError
-        except (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError):
-            kind, problem = RuntimeError, 'the reply is not {"results": [{"content": ...}]}'
-        except RuntimeError as error:
-            kind, problem = type(error), error
-        raise kind(f"the retriever at {self.url} gave no results: {problem}. Is it running? "
-                   f"python -m examples.retriever")
+            if not all(isinstance(found["content"], str) for found in reply["results"]):
+                raise TypeError("a passage is no text")
+            return reply["results"][:k]
+        except Exception as problem:  # of the connection, or of what it says
+            kind = ServerGone if isinstance(problem, ServerGone) else RuntimeError
+            raise kind(f"{self.url} does not answer like a retriever: "
+                       f"{one_line(str(problem))[:300]}. Is it running? "
+                       f"python -m examples.retriever") from None
 
 
 def fetch(url, seconds, body=None, pauses=PAUSES, **headers):

@@ -5,10 +5,9 @@ Reading order: `Question`, `SearchQA`, `score_answer`, `load_corpus`. The index 
 Differences from RAGEN:
   1. A misspelt call costs the format penalty. RAGEN ends the episode and scores it as an answer.
   2. A failing retriever ends the episode with an error. RAGEN shows the error as a result.
-  3. Success is an exact match. RAGEN also counts F1 >= 0.3 as success.
+  3. An exact match alone is paid and is success. RAGEN pays an F1 of 0.3 or more, which rewards
+     listing: of five equally likely names, one earns 0.2 on average and a list of all five 0.33.
   4. Held-out questions are about other people. RAGEN validates on what it trains on.
-  5. `reward=f1` pays at most the precision. RAGEN pays F1, which rewards listing: with five
-     equally likely names, one guess earns 0.2 on average and a list of all five earns 0.33.
 """
 
 import itertools
@@ -90,19 +89,17 @@ class SearchQA(TextEnv):
     river flows past the place?). It does not use the article's words, and the article has other
     facts of the same kind: the town where the person lives now. Each person belongs to one split.
 
-    Options: `hops`, 1 or 2, or 0 for both; `results`, passages per search (RAGEN: 5); `reward`, em
-    or f1 (the smaller of F1 and precision if it is at least 0.3; success remains the exact match);
-    `data`, a file of HotpotQA records; `corpus`, encyclopaedia or a file of passages, to replace
-    the data's own; `url` of a retriever, to replace the corpus; `timeout`, seconds that one search
-    may take there.
+    Options: `hops`, 1 or 2, or 0 for both; `results`, passages per search (RAGEN: 5); `data`, a
+    file of HotpotQA records; `corpus`, encyclopaedia or a file of passages, to replace the data's
+    own; `url` of a retriever, to replace the corpus; `timeout`, seconds that one search may take
+    there.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=1, max_actions=5)
     actions = ("search[query]", "finish[answer]")
     bundled_data = "generated encyclopaedia"
-    defaults = {"hops": 0, "results": 5, "reward": "em", "data": "", "corpus": "", "url": "",
-                "timeout": 20.0}
-    ranges = {"hops": (0, 2), "results": (1, 10), "reward": ["em", "f1"], "timeout": (0.01, 60)}
+    defaults = {"hops": 0, "results": 5, "data": "", "corpus": "", "url": "", "timeout": 20.0}
+    ranges = {"hops": (0, 2), "results": (1, 10), "timeout": (0.01, 60)}
     example = ("I need the article about Zora Quill.", "search[Zora Quill]",
                "A question about Zora Quill.", "The article about Zora Quill.")
     instruction = ("Answer the question. A search shows the articles that fit its words best, each "
@@ -157,9 +154,8 @@ class SearchQA(TextEnv):
             before, self.screen = self.screen, [r["content"] for r in found]
             return Outcome(0.0, effective=self.screen != before)
         self.finished = True
-        em, f1, paid = score_answer(argument, self.question.answers)
-        reward = em if self.options["reward"] == "em" else paid if paid >= 0.3 else 0.0
-        return Outcome(reward, terminated=True, success=em == 1.0, metrics={"em": em, "f1": f1})
+        em, f1 = score_answer(argument, self.question.answers)
+        return Outcome(em, terminated=True, success=em == 1.0, metrics={"em": em, "f1": f1})
 
     def render(self):
         if self.finished:
@@ -246,16 +242,14 @@ def printable_space():
 
 # ---- The score of an answer ----------------------------------------------------------------------
 def score_answer(said, answers):
-    """(exact match, F1, what reward=f1 pays) of an answer: each the best over the right answers.
+    """(exact match, F1) of an answer: each the best over the right answers.
 
     An exact match has the same words, without case, punctuation, a, an and the. F1 is the harmonic
     mean of the words' precision and recall; yes, no and noanswer match fully or not at all (the
-    scorers of SQuAD and HotpotQA). What is paid is the smaller of F1 and precision: if the
-    candidates share no word, a list earns on average no more than its best candidate.
+    scorers of SQuAD and HotpotQA).
     """
     pairs = [(_bare(said), _bare(answer)) for answer in answers]
-    f1s, paid = zip(*(_overlap(a, b) for a, b in pairs))
-    return float(any(a == b for a, b in pairs)), max(f1s), max(paid)
+    return float(any(a == b for a, b in pairs)), max(_f1(a, b) for a, b in pairs)
 
 
 def _bare(text):
@@ -264,15 +258,10 @@ def _bare(text):
     return [w for w in kept if w not in ("a", "an", "the")] or text.lower().split()
 
 
-def _overlap(said, right):
-    """F1 of the words, and the smaller of F1 and precision."""
+def _f1(said, right):
     one_word = any(side in (["yes"], ["no"], ["noanswer"]) for side in (said, right))
     common = sum((Counter(said) & Counter(right)).values())
-    if not common or (one_word and said != right):
-        return 0.0, 0.0
-    precision, recall = common / len(said), common / len(right)
-    f1 = 2 * precision * recall / (precision + recall)
-    return f1, min(f1, precision)
+    return 0.0 if one_word and said != right else 2 * common / (len(said) + len(right))
 
 
 def _usable(argument):

@@ -1,14 +1,13 @@
 """Sudoku: fill a grid whose solution is proved to be the only one.
 
-Reading order: the class; then `geometry`, `random_grid` and `may_be_solvable`, which know the
+Reading order: the class; then `peers_of`, `random_grid` and `may_be_solvable`, which know the
 rules alone.
 
 Differences from RAGEN:
   1. There is one solution. In RAGEN 23 to 92 % of the 9x9 puzzles have several.
   2. The budget always covers the blanks. RAGEN has 32 blanks and 10 actions.
-  3. A difficulty is the technique that a puzzle needs. RAGEN counts blanks.
-  4. A cell pays once, a wrong number nothing. RAGEN pays 0.5 for any that fits, every time.
-  5. The whole text must be one of the FORMS. RAGEN takes the first match inside it.
+  3. A cell pays once, a wrong number nothing. RAGEN pays 0.5 for any that fits, every time.
+  4. The whole text must be one of the FORMS. RAGEN takes the first match inside it.
 """
 
 import re
@@ -40,45 +39,30 @@ class Sudoku(TextEnv):
     Solver: corrects wrong numbers first, then fills the cells in an order of deduction.
     See an episode: python -m minragen environments sudoku 0
 
-    Options: `size` 4, 9 or 16; `difficulty`: easy (half of the cells blank; naked singles solve it:
-    some empty cell always has only one number that fits), medium (60 %; also takes hidden singles:
-    a number that fits nowhere else in a row, column or box), hard (67 %; takes more than both).
-    Only 9x9 has the latter two: naked singles solve the 4x4 puzzles drawn here, and 16x16 ones take
-    long to make. `view`, one of compact, simple, detailed, with_feedback; `hints` lists the empty
-    cells with the numbers that fit, a single one as an action; `allow_conflicts`: a number against
-    the rules is marked, not refused, at the same cost. Larger grids have larger budgets. A smaller
-    budget means fewer blanks, and is refused unless the puzzle is easy.
+    Options: `size` 4, 9 or 16; `hints` lists the empty cells with the numbers that fit, a single
+    one as an action. Half of the cells are blank, and naked singles fill them: some empty cell
+    always has only one number that fits. Larger grids have larger budgets; a smaller budget means
+    fewer blanks.
     """
 
     budget = Budget(max_turns=5, max_actions_per_turn=2, max_actions=10)
     multi_action = True
     bundled_data = "generated, one solution each"
-    defaults = {"size": 4, "difficulty": "easy", "view": "compact", "hints": False,
-                "allow_conflicts": False}
-    # The share of blank cells, and the hardest `_reason` that a puzzle needs.
-    DIFFICULTY = {"easy": (0.5, 0), "medium": (0.6, 1), "hard": (0.67, 2)}
-    ranges = {"size": [4, 9, 16], "difficulty": [*DIFFICULTY],
-              "view": ["compact", "simple", "detailed", "with_feedback"]}
+    defaults = {"size": 4, "hints": False}
+    ranges = {"size": [4, 9, 16]}
     example = ("Row 7 lacks only a 4, so the 4 belongs into its empty cell (7, 9).", "(7, 9, 4)",
                "The empty cell of row 7 is (7, 9).", "Row 7 is full.")
     ILLEGAL = -0.1  # reward of an action against the rules
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        self.n, self.view = self.options["size"], self.options["view"]
-        self.units, self.peers = geometry(self.n)
-        difficulty = self.options["difficulty"]
-        share, self.hardest = self.DIFFICULTY[difficulty]
-        if self.hardest and self.n != 9:
-            raise ValueError(f"difficulty {difficulty} of Sudoku: got size {self.n}, expected 9.")
-        blanks = int(self.n**2 * share)
+        self.n = self.options["size"]
+        self.peers = peers_of(self.n)
+        blanks = self.n**2 // 2
         if budget is None:  # a third more actions than blanks, for mistakes
             turns = max(5, 2 * blanks // 3)
             self.budget = Budget(turns, 2, 2 * turns)
         self.blanks = min(blanks, self.budget.max_actions)
-        if self.hardest and self.blanks < blanks:
-            raise ValueError(f"difficulty {difficulty} of Sudoku has {blanks} blanks: got "
-                             f"max_actions {self.blanks}, expected {blanks} or more.")
 
     @property
     def instruction(self):
@@ -96,9 +80,9 @@ class Sudoku(TextEnv):
 
     def _reset(self, rng):
         """Blank cells of a random grid in random order, each only if the solution stays the only
-        one; again until the puzzle is as hard as asked for."""
+        one; again until naked singles fill them."""
         missing = True
-        while missing or self._needed() != self.hardest:
+        while missing or not self._falls_to_singles():
             self.solution = random_grid(self.n, rng)
             self.board, missing = list(self.solution), self.blanks
             for cell in rng.permutation(self.n**2).tolist():
@@ -108,28 +92,18 @@ class Sudoku(TextEnv):
                                        for number in others):
                     self.board[cell], missing = 0, missing - 1
         self.clues = tuple(self.board)
-        self.paid, self.messages = set(), []  # messages: (turn, line about an action)
+        self.paid, self.refused = set(), []  # refused: (turn, action)
 
-    def _needed(self):
-        """The hardest `_reason` that filling the board, the easiest cells first, takes."""
-        board, hardest = list(self.board), 0
+    def _falls_to_singles(self):
+        """Whether the board fills up if each cell in which one number alone fits gets it."""
+        board = list(self.board)
         while free := self._free(board):
-            reasons = {cell: self._reason(free, cell) for cell in free}
-            hardest = max(hardest, min(reasons.values()))
-            for cell in free:
-                if reasons[cell] <= hardest:
-                    board[cell] = self.solution[cell]
-        return hardest
-
-    def _reason(self, free, cell):
-        """How the number of an empty cell follows: 0: no other number fits there (naked single)
-        1: it fits nowhere else in a row, column or box (hidden single)   2: by search only"""
-        number = self.solution[cell]
-        if free[cell] == {number}:
-            return 0
-        alone = (all(c == cell or number not in free.get(c, ()) for c in unit)
-                 for unit in self.units[cell].values())
-        return 1 if any(alone) else 2
+            singles = [cell for cell in free if len(free[cell]) == 1]
+            if not singles:
+                return False
+            for cell in singles:
+                board[cell] = self.solution[cell]
+        return True
 
     def _fitting(self, board, cell):
         """The numbers that no row, column or box of the cell holds elsewhere."""
@@ -146,24 +120,15 @@ class Sudoku(TextEnv):
         cell, number = move
         if number == self.board[cell] and not self.clues[cell]:
             return Outcome(0.0, effective=False)
-        broken = [name for name, unit in self.units[cell].items()
-                  if number and number in [self.board[c] for c in unit]]
-        against, feedback = f"against {', '.join(broken)}", self.view == "with_feedback"
-        if self.clues[cell] or (broken and not self.options["allow_conflicts"]):
-            why = f": {'it is a clue' if self.clues[cell] else against}" * feedback
-            self.messages.append((self._turns, f"Refused {self._spell(*move)}{why}"))
+        if self.clues[cell] or (number and number not in self._fitting(self.board, cell)):
+            self.refused.append((self._turns, self._spell(*move)))
             return Outcome(self.ILLEGAL, effective=False)
-        self.board[cell], right = number, number == self.solution[cell]
-        first = right and cell not in self.paid
+        self.board[cell] = number
+        first = number == self.solution[cell] and cell not in self.paid
         if first:
             self.paid.add(cell)
-        if feedback:
-            how = ("done" if not number else "correct" if right else against if broken else
-                   "it fits, but is not the solution")
-            self.messages.append((self._turns, f"{self._spell(*move)}: {how}"))
         solved = self.board == self.solution
-        reward = 1.0 if first else self.ILLEGAL if broken else 0.0
-        return Outcome(reward + 10.0 * solved, solved, solved, metrics={"correct": first})
+        return Outcome(first + 10.0 * solved, solved, solved, metrics={"correct": first})
 
     def _parse(self, action):
         """(cell, number), number 0 for clear; None unless all of the text is one of FORMS. Blanks
@@ -184,39 +149,15 @@ class Sudoku(TextEnv):
         return str((cell // self.n + 1, cell % self.n + 1, *number))
 
     def render(self):
-        clashing = [c for c, number in enumerate(self.board)
-                    if number and number not in self._fitting(self.board, c)]
-        lines = self._grid(clashing)
-        if self.view in ("detailed", "with_feedback"):
-            lines.append("[5] clue, 5 placed, *5* conflicting, . empty")
-        if self.view == "with_feedback":
-            clues, filled = (sum(map(bool, cells)) for cells in (self.clues, self.board))
-            lines = ["=" * 50, "Sudoku", "=" * 50, *lines,
-                     f"Filled: {filled}/{self.n**2} ({clues} clues, {filled - clues} placed)"]
-        lines += [line for turn, line in self.messages if turn == self._turns - 1]
-        if clashing:
-            lines.append(f"Conflicts: {' '.join(map(self._name, clashing))}")
+        n, cells = self.n, [str(number or ".") for number in self.board]
+        lines = [" ".join(cells[k:k + n]) for k in range(0, n * n, n)]
+        lines += [f"Refused {said}" for turn, said in self.refused if turn == self._turns - 1]
         if self.options["hints"] and 0 in self.board:
             hints = [self._name(cell, *fitting) if len(fitting) == 1 else
                      f"{self._name(cell)} {' '.join(map(str, sorted(fitting))) or 'none'}"
                      for cell, fitting in self._free(self.board).items()]
             lines.append(f"Fits: {'; '.join(reversed(hints))}")
         return "\n".join(lines)
-
-    def _grid(self, clashing):
-        """The rows, with lines between the boxes except in the compact view."""
-        n, b, cells = self.n, isqrt(self.n), [str(number or ".") for number in self.board]
-        if self.view == "compact":
-            return [" ".join(cells[k:k + n]) for k in range(0, n * n, n)]
-        gap, cells = " ", [cell.rjust(len(str(n))) for cell in cells]
-        if self.view != "simple":
-            gap, cells = "", [f"[{cell}]" if clue else f"*{cell}*" if c in clashing else f" {cell} "
-                              for c, (clue, cell) in enumerate(zip(self.clues, cells))]
-        boxes = [gap.join(cells[k:k + b]) for k in range(0, n * n, b)]
-        lines = [f"{gap}| ".join(boxes[k:k + b]) for k in range(0, n * b, b)]
-        for k in range(n - b, 0, -b):
-            lines.insert(k, "-" * len(lines[0]))
-        return [line.rstrip() for line in lines]
 
     def note(self):
         """The next moves."""
@@ -233,8 +174,7 @@ class Sudoku(TextEnv):
         shown = self._free(board)  # the choice that the hints show
         while board != solution:
             wrong = [c for c, number in enumerate(board) if number not in (0, solution[c])]
-            legal = [c for c in wrong if self.options["allow_conflicts"]
-                     or solution[c] in self._fitting(board, c)]
+            legal = [c for c in wrong if solution[c] in self._fitting(board, c)]
             if legal:
                 cell = legal[0]
             elif wrong:  # they block each other in a circle: clear the one that blocks most
@@ -242,7 +182,8 @@ class Sudoku(TextEnv):
                                                     for p in self.peers[c]))
             else:
                 free = self._free(board)
-                cell = min(free, key=lambda c: (self._reason(free, c), len(shown.get(c, ()))))
+                cell = min((c for c in free if len(free[c]) == 1),
+                           key=lambda c: len(shown.get(c, ())))
             board[cell] = solution[cell] if legal or not wrong else 0
             plan.append((cell, board[cell]))
         return plan
@@ -258,8 +199,7 @@ class Sudoku(TextEnv):
     def shallow_answer(texts):
         """Paste the last actions of the hints; else guess: the next empty cells get the number that
         the grid shows least and that was not tried there."""
-        rows = [re.findall(r"[0-9]+|\.", line) for line in texts[-1].splitlines()
-                if re.fullmatch(r"[0-9.|*\[\] ]+", line)]
+        rows = [line.split() for line in texts[-1].splitlines() if re.fullmatch("[0-9. ]+", line)]
         numbers = sorted(map(str, range(1, len(rows) + 1)), key=sum(rows, []).count)
         moves = re.findall(r"\(\d+, \d+, \d+\)", texts[-1].partition("Fits:")[2])[::-1]
         for r, c in product(range(len(rows)), repeat=2):
@@ -271,13 +211,11 @@ class Sudoku(TextEnv):
 
 
 @cache
-def geometry(n):
-    """Of every cell of an n x n grid: its {name: cells} of row, column and box, and its peers."""
-    b, cells = isqrt(n), range(n * n)
-    names = [(f"row {r + 1}", f"column {c + 1}", f"box ({r // b + 1}, {c // b + 1})")
-             for r, c in product(range(n), repeat=2)]
-    units = [{name: [d for d in cells if name in names[d]] for name in names[c]} for c in cells]
-    return units, [set().union(*units[c].values()) - {c} for c in cells]
+def peers_of(n):
+    """Of every cell of an n x n grid: the other cells of its row, column and box."""
+    b, cells = isqrt(n), [*product(range(n), repeat=2)]
+    return [{d for d, (i, j) in enumerate(cells) if (i, j) != (r, c) and (
+        i == r or j == c or (i // b, j // b) == (r // b, c // b))} for r, c in cells]
 
 
 def random_grid(n, rng):
@@ -288,7 +226,7 @@ def random_grid(n, rng):
     numbers along a Kempe chain, a connected set of cells that hold one of the two. n stirs reach
     all 288 grids of 4x4.
     """
-    b, (_, peers) = isqrt(n), geometry(n)
+    b, peers = isqrt(n), peers_of(n)
     r, c = np.ix_(*([b * band + line for band in rng.permutation(b) for line in rng.permutation(b)]
                     for _ in range(2)))
     numbers, shifts = rng.permutation(n), rng.permuted([range(b)] * n, axis=1)
@@ -309,7 +247,7 @@ def may_be_solvable(board, n, node_limit=100):
     After `node_limit` cells the answer is True: the caller then keeps a clue that it could have
     removed, and a 16x16 grid takes tenths of a second, not hours.
     """
-    _, peers = geometry(n)
+    peers = peers_of(n)
 
     def search(fits):  # empty cell -> the numbers that fit
         nonlocal node_limit

@@ -1,16 +1,14 @@
 """WebShop: find and buy in a shop of web pages what a customer asks for.
 
-Reading order: `Goal.score`; `WebShop`, its pages and its solver; how texts are compared.
+Reading order: `Goal.score`; `WebShop`, its pages and its solver; the products.
 
 Differences from RAGEN:
   1. The price cap comes from the seed, and a range of prices counts as its middle. RAGEN draws both
      from the global random stream, so goals differ between processes.
-  2. Wanted and chosen options are reduced to base colours, in RAGEN only the chosen ones.
-  3. A search outside the search page is refused. RAGEN calls it invalid but executes it.
-  4. Strings are compared by difflib and stop words. RAGEN uses thefuzz and spaCy's nouns.
+  2. A search outside the search page is refused. RAGEN calls it invalid but executes it.
+  3. Kinds, attributes and options are compared exactly. RAGEN guesses them from similar words.
 """
 
-import difflib
 import itertools
 import json
 import random
@@ -22,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from minragen.environments.data import cached_until_changed, load_table, read_each, refuse_with
+from minragen.environments.data import cached_until_changed, load_table, read_each
 from minragen.environments.search import BM25, one_line, words_of
 from minragen.envs import Budget, Outcome, TextEnv, split_of, text_space
 
@@ -30,12 +28,11 @@ SHOWN = 120  # characters of a title on a page
 LISTED = 50  # products that one search lists, as in WebShop
 REMARKS = 6  # products that a note mentions, at most
 CACHE_SIZE = 4096  # searches whose results are kept
-ALIKE = 0.85  # token-set ratio above which two descriptions mean the same
 NO_CAP = float("inf")
 STOCK = 1000  # generated products
 FAMILIES = 8  # of each kind: products with the same attributes and options
 PARAPHRASED = 0.5  # probability that a goal says a kind or an attribute in other words
-SUB_PAGES = ("description", "features", "reviews", "attributes")  # the last with `show_attrs`
+SUB_PAGES = ("description", "features", "reviews")
 BUTTONS = ("next >", "< prev", "buy now", *SUB_PAGES, "back to search")
 TABLES = load_table("webshop.json")
 
@@ -43,15 +40,14 @@ TABLES = load_table("webshop.json")
 class Product(NamedTuple):
     """A product on sale.
 
-    query: a search for such products      category: its levels
-    options: name -> tuple of values       wanted: attributes that a goal may ask for
+    query: the kind of thing      options: name -> tuple of values
+    wanted: attributes that a goal asks for
     instruction: the goal in words, in WebShop's own data
     """
 
     id: str
     title: str
     query: str
-    category: tuple
     price: float
     attributes: tuple
     options: dict
@@ -97,26 +93,16 @@ class Goal(NamedTuple):
 
             r_type * (|U_att & Y_att| + |U_opt & Y_opt| + 1[price <= cap]) / (|U_att| + |U_opt| + 1)
 
-        U is wanted, Y is bought (Yao et al. 2022, "WebShop", section 3.2). A part that the goal
-        does not ask for is 1.
+        U is wanted, Y is bought (Yao et al. 2022, "WebShop", section 3.2); r_type is 1 for the
+        right kind of thing, otherwise 0. A part that the goal does not ask for is 1.
         """
-        kind, price = type_score(self.product, product), float(product.price <= self.cap)
-        attributes = [has_attribute(product, a) for a in self.attributes]
-        options = [any(same_option(value, c) for c in chosen) for _, value in self.options]
+        kind, price = float(product.query == self.product.query), float(product.price <= self.cap)
+        attributes = [attribute in product.attributes for attribute in self.attributes]
+        options = [value in chosen for _, value in self.options]
         parts = [*attributes, *options, price]
         return {"score": kind * sum(parts) / len(parts), "r_type": kind,
                 "r_att": fmean(attributes or [1]), "r_option": fmean(options or [1]),
                 "r_price": price}
-
-    def choices(self, product):
-        """{name: value} of the product's options that are wanted: the same name or value first."""
-        found = {}
-        for name, value in self.options:
-            pairs = [(n, v) for n in sorted(product.options, key=lambda n: n != name)
-                     for v in sorted(product.options[n], key=lambda v: v != value)
-                     if n not in found and same_option(value, v)]
-            found |= pairs[:1]
-        return found
 
 
 class WebShop(TextEnv):
@@ -125,31 +111,31 @@ class WebShop(TextEnv):
     Goal: buy a product of the right kind, with the wanted attributes and options, within the price.
     Observation: the goal, the page, and in brackets what can be clicked.
     Actions: search[words] on the search page; click[target] elsewhere.
-    Reward: on buying, WebShop's score in [0, 1] (`Goal.score`); nothing before.
+    Reward: on buying, WebShop's score in [0, 1] (`Goal.score`); nothing before. With `--reward
+        success`, 1 for a score of 1 and otherwise 0, as in RAGEN.
     Ends when: something is bought.
     Solver: takes the shortest way to a purchase that scores 1, over pages or by a new search. If
         too few actions are left, it leaves out options, or buys the item it looks at.
     See an episode: python -m minragen environments webshop 1
 
-    Pages: search -> results (`page_size` per page, at most 50) -> item -> description, features,
-    reviews and, with `show_attrs`, attributes, if the item has them. `< prev` leads back; from an
-    item, it discards the chosen options. Success is a score of 1. Metrics are the score, its parts
-    (r_type, r_att, r_option, r_price), and `bought`. Splits are by goal, whatever its words and
-    price cap. As in WebShop, all splits use the same shop.
+    Pages: search -> results (`page_size` per page, at most 50) -> item -> description, features and
+    reviews, if the item has them. `< prev` leads back; from an item, it discards the chosen
+    options. Success is a score of 1. Metrics are the score, its parts (r_type, r_att, r_option,
+    r_price), and `bought`. Splits are by goal, whatever its words and price cap. As in WebShop, all
+    splits use the same shop.
 
-    Options: `reward`, score or binary (1 for a score of 1, otherwise 0: RAGEN's); `page_size`;
-    `attributes`, how many a goal names: 1 to 3, the third is not in a title; `show_attrs`, RAGEN's;
-    `wording` of the generated shop. natural: half of the attributes and kinds are paraphrased, and
-    an item's pages say what an attribute means. plain: a goal is a list of words, with synonyms of
-    attributes, results have numbers instead of ids, and brackets have spaces inside, so that a word
-    is the same token wherever it stands. `products` and `instructions`: paths of WebShop's
-    items_shuffle and items_ins_v2 JSON files, whose pages need a larger `--max-context`.
+    Options: `page_size`; `wording` of the generated shop. natural: half of the attributes and kinds
+    are paraphrased, and an item's pages say what an attribute means. plain: a goal is a list of
+    words, with synonyms of attributes, results have numbers instead of ids, and brackets have
+    spaces inside, so that a word is the same token wherever it stands. `products` and
+    `instructions`: paths of WebShop's items_shuffle and items_ins_v2 JSON files, whose pages need a
+    larger `--max-context`.
     """
 
     budget = Budget(max_turns=9, max_actions_per_turn=1, max_actions=9)
     bundled_data = "generated shop of 1,000 products"
-    defaults = {"reward": "score", "page_size": 10, "attributes": 2, "show_attrs": False,
-                "wording": "natural", "products": "", "instructions": ""}
+    defaults = {"page_size": 10, "wording": "natural", "products": "", "instructions": ""}
+    ranges = {"page_size": (1, 50), "wording": ["natural", "plain"]}
     example = ("I search for the product first.", "search[oak wood birdhouse]",
                "Goal: a birdhouse of oak wood. The search page.", "A list of birdhouses.")
     instruction = ("Buy in this web shop what the goal asks for: the right kind of thing with the "
@@ -160,11 +146,6 @@ class WebShop(TextEnv):
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
-        if not (o["reward"] in ("score", "binary") and 1 <= o["page_size"] <= 50
-                and 1 <= o["attributes"] <= 3 and o["wording"] in ("natural", "plain")):
-            raise ValueError(f"options of WebShop: got {o}, expected reward score or binary, "
-                             f"wording natural or plain, page_size of 1 to 50, attributes 1 to 3.")
-        refuse_with(self, "products", "attributes")
         self.plain = o["wording"] == "plain"
         self.instruction = re.sub(r"\[(.*?)\]", lambda match: self._box(match[1]), self.instruction)
         self.shop = Shop(o["products"], o["instructions"], o["wording"])
@@ -185,13 +166,13 @@ class WebShop(TextEnv):
     def _reset(self, rng):
         for _ in range(1000):  # bounded, because what is wanted may be on a page out of reach
             product = self._wanted[rng.integers(len(self._wanted))]
-            self.goal = draw_goal(product, rng, self.options["attributes"], self.plain)
+            self.goal = draw_goal(product, rng, self.plain)
             if self._within_reach():
                 break
         else:
             raise ValueError(f"no goal of WebShop fits into {self.budget}: give more turns.")
         self.page, self.found, self.at, self.item = "search", (), 0, None
-        self.chosen, self.sold, self._best = {}, None, {}
+        self.chosen, self.sold = {}, None
 
     def _within_reach(self):
         """Whether search, pages, item, options and buying fit into the budget."""
@@ -235,9 +216,8 @@ class WebShop(TextEnv):
             if self.at:
                 clicks["< prev"] = partial(go, "results", at=self.at - 1)
         elif self.page == "item":
-            pages = SUB_PAGES if self.options["show_attrs"] else SUB_PAGES[:-1]
             clicks = {"buy now": self._buy,
-                      **{page: partial(go, page) for page in pages if getattr(self.item, page)},
+                      **{page: partial(go, page) for page in SUB_PAGES if getattr(self.item, page)},
                       "< prev": partial(go, "results")}
             for label, (name, value) in self.item.labels.items():
                 clicks[label] = partial(go, "item", chosen={**self.chosen, name: value})
@@ -258,9 +238,8 @@ class WebShop(TextEnv):
 
     def _buy(self):
         self.sold = self.goal.score(self.item, tuple(self.chosen.values()))
-        success = self.sold["score"] == 1.0
-        reward = self.sold["score"] if self.options["reward"] == "score" else float(success)
-        return Outcome(reward, True, success, metrics={**self.sold, "bought": 1.0})
+        score = self.sold["score"]
+        return Outcome(score, True, score == 1.0, metrics={**self.sold, "bought": 1.0})
 
     def render(self):
         heading = self.item and f"Item{'' if self.plain else f' {self.item.id}'}: {self.item.line}"
@@ -317,15 +296,13 @@ class WebShop(TextEnv):
 
     def _choices(self, product, chosen):
         """The labels on the product's page that choose what is wanted and not yet chosen."""
-        left = self.goal.choices(product).items() - chosen.items()
+        left = {*self.goal.options} - chosen.items()
         return [label for label, pair in product.labels.items() if pair in left]
 
     def _perfect(self, product):
-        """Whether buying `product` can score 1; kept until the next reset."""
-        if product.id not in self._best:
-            values = self.goal.choices(product).values()
-            self._best[product.id] = self.goal.score(product, values)["score"] == 1.0
-        return self._best[product.id]
+        """Whether buying `product` can score 1."""
+        values = [v for name, v in self.goal.options if v in product.options.get(name, ())]
+        return self.goal.score(product, values)["score"] == 1.0
 
     def _looks(self, product):
         """A verdict by title and price. Ignores goal words missing from the right title."""
@@ -413,7 +390,7 @@ class Shop:
             lambda query: tuple(found[i] for i, _ in index.top(query, LISTED)))
 
 
-def draw_goal(product, rng, attributes=2, plain=False):
+def draw_goal(product, rng, plain=False):
     """Draw a goal for `product`: a value of every option, and WebShop's price cap, which is the
     larger of two of the next four multiples of ten above the price."""
     options = tuple((name, values[rng.integers(len(values))])
@@ -426,7 +403,7 @@ def draw_goal(product, rng, attributes=2, plain=False):
         parts += [f"price at most {limit}"] if cap < NO_CAP else []
         text = product.instruction.rstrip(". ") + (" with " if parts else "") + ", and ".join(parts)
         return Goal(text, one_line(product.instruction[:200], "[]"), product, wanted, options, cap)
-    wanted, shelf = wanted[:attributes], TABLES["shelves"][product.category[0]]
+    shelf = next(s for s in TABLES["shelves"].values() if product.query in s["kinds"])
     said = shelf["attributes"]
     if plain:
         words = " ".join((*(said[a][0] for a in wanted), product.query))
@@ -445,72 +422,17 @@ def format_price(price):
     return f"{price:.2f}".removesuffix(".00") + " dollars"
 
 
-# ---- How texts are compared ----------------------------------------------------------------------
-def type_score(wanted, product):
-    """1, 0.5, 0.1 or 0: how much the bought product is the kind of thing that was wanted.
-
-    As in WebShop, a title without the right nouns scores less even if the query is the same. Nouns
-    are the words of a title except stop words, numbers and attributes.
-    """
-    attributes = {word for a in (*wanted.attributes, *wanted.wanted) for word in words_of(a)}
-    words = set(filter(str.isalpha, words_of(wanted.title)))
-    nouns = words.difference(attributes, TABLES["stop_words"])
-    named = len(nouns & set(words_of(product.title))) / len(nouns) if nouns else 0.2
-    if named < 0.1:
-        return 0.1 if named else 0.0
-    related = (wanted.query == product.query or named > 0.2
-               or len(set(wanted.category) & set(product.category)) >= 2)
-    return 1.0 if related else 0.5
-
-
-def has_attribute(product, attribute):
-    """Whether the product has an attribute like this, or its texts contain it."""
-    wanted = attribute.lower()
-    text = " ".join((product.title, *product.features, product.description)).lower()
-    return wanted in text or any(alike(wanted, a.lower()) for a in product.attributes)
-
-
-def same_option(wanted, value):
-    """Whether two option values are alike by their base colours, or by their words."""
-    return alike(_base_color(wanted), _base_color(value))
-
-
-def _base_color(value):
-    """The base colour that an option value names (`r.brown2060`: brown), or else the value."""
-    words = re.findall(r"[^\W\d_]+", value.lower())
-    return next((word for word in words if word in TABLES["base_colors"]), value.lower())
-
-
-@lru_cache(maxsize=2**16)
-def alike(a, b):
-    """Whether the token-set ratio of two texts is above ALIKE.
-
-    It is the highest similarity among three strings: the common words, alone and followed by the
-    other words of each text. It is 1 if one text has all words of the other: `red` is `dark red`.
-    """
-    x, y = set(words_of(a)), set(words_of(b))
-    if not x or not y:
-        return a == b
-    if x <= y or y <= x:
-        return True
-    both = " ".join(sorted(x & y))
-    texts = both, *(f"{both} {' '.join(sorted(side - (x & y)))}".strip() for side in (x, y))
-    return any(difflib.SequenceMatcher(None, p, q, autojunk=False).ratio() > ALIKE
-               for p, q in itertools.combinations(texts, 2))
-
-
 # ---- Generated products --------------------------------------------------------------------------
 def generate_products(plain=False):
     """STOCK products over the shelves of data/webshop.json, the same on every machine.
 
-    A title shows two of three attributes; products with the same two (a family) share their
-    options. A brand makes things of one kind, and a model has digits, so that a title's nouns tell
-    the kind.
+    A title shows two of three attributes, and a goal asks for these; products with the same two (a
+    family) share their options. A brand makes things of one kind.
     """
     # Python promises only for Random(int).random() that its numbers never change.
     draw, families, products = random.Random(7).random, defaultdict(dict), []
-    shelves = list(TABLES["shelves"].items())
-    every_kind = [kind for _, shelf in shelves for kind in shelf["kinds"]]
+    shelves = list(TABLES["shelves"].values())
+    every_kind = [kind for shelf in shelves for kind in shelf["kinds"]]
     brands = ["".join(pair) for pair in itertools.product(TABLES["syllables"], repeat=2)]
 
     def one(things):
@@ -521,7 +443,7 @@ def generate_products(plain=False):
 
     for i in range(STOCK):
         number, place = divmod(i, len(shelves))
-        category, shelf = shelves[place]
+        shelf = shelves[place]
         kinds, attributes, (low, high) = [*shelf["kinds"]], [*shelf["attributes"]], shelf["price"]
         kind = kinds[number % len(kinds)]
         known, family = families[kind], int(draw() * FAMILIES)
@@ -533,8 +455,8 @@ def generate_products(plain=False):
         shown, choices = known[family]
         features = shown + pick([a for a in attributes if a not in shown], 1)
         price = float(low + int(draw() * (high - low + 1)))
-        product = Product(f"{kind} {number}", " ".join((*shown, kind)), kind, (category, kind),
-                          price, features, choices, "", features, wanted=features)
+        product = Product(f"{kind} {number}", " ".join((*shown, kind)), kind, price, features,
+                          choices, "", features, wanted=shown)
         if not plain:
             brand = one(brands[every_kind.index(kind)::len(every_kind)])
             title = string.capwords(one(TABLES["titles"]).format(
@@ -589,14 +511,12 @@ def product_of(record, told):
     asked = told.get(asin, {})
     product = Product(
         asin.lower(), title, _clean(record.get("query")).lower(),
-        _texts(_clean(record.get("product_category")).split("›")), price,
-        _texts(asked.get("attributes")), options, _clean(record.get("full_description")),
+        price, _texts(asked.get("attributes")), options, _clean(record.get("full_description")),
         _texts(record.get("small_description")),
         instruction=_clean(asked.get("instruction"))[:1000])
     wanted = _texts(asked.get("instruction_attributes")) if product.instruction else ()
     # No product could reach a goal for what this one does not have itself.
-    reachable = all(has_attribute(product, attribute) for attribute in wanted)
-    return product._replace(wanted=wanted if reachable else ())
+    return product._replace(wanted=wanted if {*wanted} <= {*product.attributes} else ())
 
 
 def _clean(value):

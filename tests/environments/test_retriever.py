@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
@@ -31,6 +31,15 @@ def retriever():
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
         yield re.fullmatch(r"360 passages at (http://\S+)\n", server.stdout.readline())[1]
         server.terminate()
+
+
+@contextmanager
+def serving(index):
+    """The addresses of a server of the index, for `ask` and for a socket."""
+    with SearchServer(index) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", server.server_address
+        server.shutdown()
 
 
 def ask(retriever, method, path, body=None, **headers):
@@ -69,48 +78,37 @@ class TestRetriever:
         monkeypatch.setattr("examples.retriever.PATIENCE", 0.4)
         monkeypatch.setattr("examples.retriever.ARRIVAL", 1.2)
         monkeypatch.setattr("examples.retriever.MAX_CLIENTS", 2)
-        server = SearchServer(SearchIndex([Passage("a", "b")]))
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        address, url = server.server_address, f"http://127.0.0.1:{server.server_port}"
-        silent = [socket.create_connection(address) for _ in range(2)]
-        waiting = HTTPConnection(*address, timeout=0.2)
-        waiting.request("GET", "/health")
-        with pytest.raises(TimeoutError):
-            waiting.getresponse()
-        waiting.close()
-        assert ask(url, "GET", "/health")[0] == 503
-        began = time.monotonic()  # the silent ones are sent away, though they drip
-        while ask(url, "GET", "/health")[0] == 503 and time.monotonic() < began + 9:
+        with serving(SearchIndex([Passage("a", "b")])) as (url, address):
+            silent = [socket.create_connection(address) for _ in range(2)]
+            with socket.create_connection(address, 0.2) as waiting, pytest.raises(TimeoutError):
+                waiting.recv(1)
+            assert ask(url, "GET", "/health")[0] == 503
+            began = time.monotonic()  # the silent ones are sent away, though they drip
+            while ask(url, "GET", "/health")[0] == 503 and time.monotonic() < began + 9:
+                for client in silent:
+                    with suppress(OSError):
+                        client.send(b"G")
+            assert ask(url, "GET", "/health")[0] == 200
             for client in silent:
-                with suppress(OSError):
-                    client.send(b"G")
-        assert ask(url, "GET", "/health")[0] == 200
-        for client in silent:
-            client.close()
-        server.shutdown()
-        server.server_close()
+                client.close()
 
     def test_an_answer_may_take_longer_than_its_request_but_a_client_has_to_take_it(
             self, monkeypatch, capfd):
         monkeypatch.setattr("examples.retriever.ARRIVAL", 0.6)
         monkeypatch.setattr("examples.retriever.Handler.timeout", 0.6)
         slow = SimpleNamespace(search=lambda text, _: time.sleep(0.9) or ["x" * int(text)])
-        server = SearchServer(slow)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        alive, end = threading.active_count(), time.monotonic() + 30
         request = (b"POST /retrieve HTTP/1.0\r\nHost: localhost\r\nContent-Length: 21\r\n\r\n"
                    b'{"query": "30000000"}')
-        with socket.create_connection(server.server_address) as gone:
-            gone.sendall(request)
-        with socket.create_connection(server.server_address) as idle:
-            idle.sendall(request)
-            assert ask(f"http://127.0.0.1:{server.server_port}", "POST", "/retrieve",
-                       '{"query": "1"}')[1]["results"] == ["x"]
-            while threading.active_count() > alive and time.monotonic() < end:
-                time.sleep(0.05)
-            assert time.monotonic() < end  # nobody serves it any more
-        server.shutdown()
-        server.server_close()
+        with serving(slow) as (url, address):
+            alive, end = threading.active_count(), time.monotonic() + 30
+            with socket.create_connection(address) as gone:
+                gone.sendall(request)
+            with socket.create_connection(address) as idle:
+                idle.sendall(request)
+                assert ask(url, "POST", "/retrieve", '{"query": "1"}')[1]["results"] == ["x"]
+                while threading.active_count() > alive and time.monotonic() < end:
+                    time.sleep(0.05)
+                assert time.monotonic() < end  # nobody serves it any more
         assert capfd.readouterr().err == ""
 
     def test_an_episode_over_http_is_the_local_one(self, retriever):

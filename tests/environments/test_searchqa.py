@@ -18,8 +18,6 @@ from unittest.mock import patch
 from urllib.error import HTTPError
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from playing import begun, write
 
 from minragen.environments import searchqa
@@ -37,12 +35,6 @@ started = partial(begun, "searchqa")
 
 def questions(count, **options):
     return [started(seed, **options).question for seed in range(count)]
-
-
-def paid_by_f1(said, right):
-    env = started(reward="f1")
-    env.question = env.question._replace(answers=(right,))
-    return env.step(f"finish[{said}]")[1]
 
 
 def slow_bm25(texts, query, k1=1.5, b=0.75):
@@ -102,7 +94,7 @@ class TestEpisodes:
             assert set(counts) == expected and min(counts.values()) > 30
 
     def test_the_solver_finds_and_quotes_every_passage_and_no_title_is_the_answer(self):
-        for options in ({}, {"hops": 2, "results": 1, "reward": "f1"}):
+        for options in ({}, {"hops": 2, "results": 1}):
             for seed in range(300):
                 env = started(seed, "val", **options)
                 for hop, answer in zip(env.question.steps, env.solve()):
@@ -166,40 +158,20 @@ class TestEpisodes:
         assert len(lines) == 10 and {len(line) for line in lines} == {2 + 800 + 3}
         assert lines[0].startswith("- ada ?? Ω 誰が 북경에서 👩‍🔬 کتاب‌ها ? long")
 
-    def test_words_are_compared_as_squad_does_and_f1_pays_the_precision_at_most_from_0_3_on(self):
-        for said, right, em, f1, paid in (  # right answers are joined by |
-                ("The paris!", "Paris", 1, 1, 1), ("U.S. an", "a us", 1, 1, 1), ("x", "y", 0, 0, 0),
-                ("b c b", "b b b d", 0, 4 / 7, 4 / 7), ("yes it is", "yes", 0, 0, 0),
-                ("no", "no way", 0, 0, 0), ("noanswer x", "noanswer", 0, 0, 0),
-                ("No.", "no", 1, 1, 1), ("theatre", "atre", 0, 0, 0),
-                ("b", "b c d e f g", 0, 2 / 7, 0), ("b c", "b d e", 0, 2 / 5, 2 / 5),
-                ("Texas, Paris", "Paris, Texas", 0, 1, 1), (".", "A", 0, 0, 0),
-                ("New York", "NYC|New York City|new york", 1, 1, 1),
-                ("A", "A", 1, 1, 1),  # grade A is no article
-                ("Marc Henry Platt", "Marc Platt", 0, 0.8, 2 / 3),
-                ("Paris, France", "Paris", 0, 2 / 3, 0.5), ("b, c, Paris", "Paris", 0, 0.5, 1 / 3),
-                ("b, c, d, Paris", "Paris", 0, 0.4, 0)):
-            for option, earned in (("em", em), ("f1", paid)):
-                env = started(reward=option)
-                env.question = env.question._replace(answers=tuple(right.split("|")))
-                _, reward, terminated, _, info = env.step(f"finish[{said}]")
-                assert terminated and info["success"] == info["em"] == em, said
-                assert (info["f1"], reward) == pytest.approx((f1, earned)), said
-
-    @given(st.lists(st.tuples(st.integers(1, 4), st.floats(0.01, 1)), min_size=1, max_size=7),
-           st.data())
-    def test_no_list_pays_more_on_average_than_the_best_of_its_names(self, drawn, data):
-        """Names of one to four words, which share none, each right with some probability."""
-        names = [" ".join(f"w{i}x{k}" for k in range(size)) for i, (size, _) in enumerate(drawn)]
-        total = sum(weight for _, weight in drawn)
-
-        def on_average(said):
-            return sum(weight / total * paid_by_f1(said, right)
-                       for right, (_, weight) in zip(names, drawn))
-
-        listed = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=6))
-        joined = data.draw(st.sampled_from([", ", " or ", " "])).join(listed)
-        assert on_average(joined) <= max(map(on_average, listed)) + 1e-9
+    def test_words_are_compared_as_squad_does(self):
+        for said, right, em, f1 in (  # right answers are joined by |
+                ("The paris!", "Paris", 1, 1), ("U.S. an", "a us", 1, 1), ("x", "y", 0, 0),
+                ("b c b", "b b b d", 0, 4 / 7), ("yes it is", "yes", 0, 0), ("no", "no way", 0, 0),
+                ("noanswer x", "noanswer", 0, 0), ("No.", "no", 1, 1), ("theatre", "atre", 0, 0),
+                ("b", "b c d e f g", 0, 2 / 7), ("Texas, Paris", "Paris, Texas", 0, 1),
+                (".", "A", 0, 0), ("New York", "NYC|New York City|new york", 1, 1),
+                ("A", "A", 1, 1),  # grade A is no article
+                ("b, c, Paris", "Paris", 0, 0.5)):
+            env = started()
+            env.question = env.question._replace(answers=tuple(right.split("|")))
+            _, reward, terminated, _, info = env.step(f"finish[{said}]")
+            assert terminated and info["success"] == info["em"] == reward == em, said
+            assert info["f1"] == pytest.approx(f1), said
 
 
 def hotpot(i, **fields):
@@ -279,12 +251,12 @@ class TestRetriever:
         for complaint, tries, *replies in (
                 ("HTTP Error 500", 3, status[500]), ("HTTP Error 499", 1, status[499]),
                 ("Incomplete", 3, IncompleteRead(b"")), ("OSError", 3, OSError()),
-                ("the reply is not", 1, b"", b"[]", b'{"results": 3}', b"\xff" * 99, b"[" * 50_000,
+                ("", 1, b"", b"[]", b'{"results": 3}', b"\xff" * 99, b"[" * 50_000,
                  b'{"results": [{"content": null}]}', b" " * 2**22 + b'{"results": []}',
                  OverflowError("a chunk of 2**64 bytes"))):
             for reply in replies:
                 error, asked = search(io.BytesIO(reply) if isinstance(reply, bytes) else reply)
-                assert f"the retriever at {NOBODY} gave no results: {complaint}" in str(error)
+                assert f"{NOBODY} does not answer like a retriever: {complaint}" in str(error)
                 assert asked == tries and isinstance(error, ServerGone) == (tries == 3), error
 
     def test_a_busy_server_is_asked_again_after_the_time_that_it_names(self, monkeypatch):

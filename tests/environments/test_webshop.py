@@ -12,7 +12,7 @@ from minragen.environments.webshop import Goal, Product, draw_goal
 from minragen.envs import Budget, make
 
 NAME, PLAIN = "webshop", {"wording": "plain", "page_size": 5}
-SHIRT = Product("s1", "Soft Cotton Shirt for 2", "shirts", ("clothing", "tops"), 30.0,
+SHIRT = Product("s1", "Soft Cotton Shirt for 2", "shirts", 30.0,
                 ("soft", "machine washable"), {"color": ("red", "dark blue")},
                 "Comes in a linen bag.", ("long sleeve", "warm"), ("soft", "machine washable"))
 
@@ -48,16 +48,11 @@ def shown(env):
     return [label for label in re.findall(r"\[ ?([^]]*?) ?\]", env.render()) if label != "words"]
 
 
-def score(bought=SHIRT, chosen=(), wanted=SHIRT, attributes=(), colors=(), cap=50):
-    goal = Goal("", "", wanted, attributes, tuple(("color", value) for value in colors), cap)
-    return goal.score(bought, chosen)
-
-
 class TestShop:
     def test_its_catalogue_is_the_same_on_every_machine(self):
         crcs = [zlib.crc32(repr(webshop.generate_products(plain)).encode())
                 for plain in (False, True)]
-        assert crcs == [4052272272, 141086396]
+        assert crcs == [1998142022, 1337806572]
 
     def test_a_price_cap_is_the_larger_of_two_of_the_next_four_tens(self):
         """Of 40, 50, 60, 70 above 30: never the first; 50, 60, 70 as 1 : 2 : 3."""
@@ -67,9 +62,9 @@ class TestShop:
             [0, 1 / 6, 2 / 6, 3 / 6], abs=0.04)
 
     def test_a_goal_names_attributes_the_kind_a_value_of_each_option_and_the_cap(self):
-        goal = after("", seed=0, attributes=3).goal
-        assert goal.words == "natural soothing creamy cream"
-        assert goal.text == "pure calming buttery cream, lemon, medium, at most 100 dollars"
+        goal = after("", seed=0).goal
+        assert goal.words == "natural soothing cream"
+        assert goal.text == "pure calming cream, lemon, medium, at most 100 dollars"
         shirt = SHIRT._replace(instruction="A shirt.", options={"color": ["red"]})
         for change, text in (  # 990 is the last ten
                 ({"price": 975}, "A shirt with color: red, and price at most 990 dollars"),
@@ -87,42 +82,20 @@ class TestShop:
             assert env.instance_split() == "train"
 
     def test_it_is_the_share_of_what_was_wanted(self):
-        asked_for = {"attributes": ("soft", "wool"), "colors": ["red", "pink"], "chosen": ["red"]}
-        assert score(**asked_for, cap=29) == {  # attributes, options, price: 1 + 1 + 0 of 2 + 2 + 1
+        goal = Goal("", "", SHIRT, ("soft", "wool"), (("color", "red"), ("color", "pink")), 29)
+        assert goal.score(SHIRT, ["red"]) == {  # attributes, options, price: 1 + 1 + 0 of 2 + 2 + 1
             "score": 2 / 5, "r_type": 1.0, "r_att": 0.5, "r_option": 0.5, "r_price": 0.0}
-        assert score(**asked_for, cap=30)["score"] == 3 / 5  # the cap itself is not too much
-        # An attribute may stand in title, feature or description; its words in any order.
-        assert score(attributes=("cotton", "sleeve", "linen", "washable machine"))["score"] == 1
-        assert set(score().values()) == {1.0}  # also the parts that are not asked for
-
-    def test_the_kind_is_judged_by_nouns_query_and_shelf(self):
-        """Attributes, stop words and numbers are no nouns, although all titles here share some."""
-        names = ["ant", "bee", "cow", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay", "kite"]
-        for nouns, same, query, shelf, kind in (
-                (10, 3, "", "", 1), (10, 2, "", "", 0.5), (10, 1, "shirts", "", 1),
-                (11, 1, "shirts", "", 0.1), (10, 2, "", "ab", 1), (10, 2, "", "ax", 0.5),
-                (11, 0, "shirts", "abc", 0), (0, 0, "", "", 0.5), (0, 0, "shirts", "", 1)):
-            wanted, bought = (SHIRT._replace(title=" ".join(["Soft for 2", *names[:shared], end]))
-                              for shared, end in ((nouns, ""), (same, "Zebra")))
-            got = score(bought._replace(query=query, category=tuple(shelf)),
-                        wanted=wanted._replace(category=("a", "b", "c")))
-            assert got["r_type"] == kind, (nouns, same, query, shelf)
-
-    def test_option_values_are_alike_by_base_colour_or_by_their_sets_of_words(self):
-        for value, other, expected in (
-                ("r.brown2060", "Brown", 1), ("dark red", "red wine", 1), ("6' Black", "black", 1),
-                ("standard queen", "standard king", 0),  # `tan` is no word of them
-                ("machine wash", "Wash machine", 1), ("mint", "cool mint", 1), ("", "mint", 0),
-                ("stainless steel", "stainles steel", 1), ("steel", "glass", 0),
-                ("♥", "♥", 1), ("♥", "♦", 0)):
-            for wanted, chosen in ((value, other), (other, value)):
-                assert score(colors=[wanted], chosen=[chosen])["r_option"] == expected, value
+        goal = goal._replace(cap=30)  # the cap itself is not too much
+        assert goal.score(SHIRT, ["red"])["score"] == 3 / 5
+        assert goal.score(SHIRT._replace(query="boots"), ["red"])["score"] == 0
+        goal = goal._replace(attributes=(), options=())
+        assert {*goal.score(SHIRT, []).values()} == {1.0}  # also the parts that are not asked for
 
 
 class TestPages:
     @pytest.mark.parametrize("options", ({}, PLAIN))
     def test_an_action_works_exactly_where_the_page_shows_it_however_spelt(self, options):
-        env, known = make(NAME, show_attrs=True, **options), {"1", "red", "search"}
+        env, known = make(NAME, **options), {"1", "red", "search"}
         wrong = r"\[[^ ]|[^ ]\]" if options else r"\[ | \]"  # spaces in brackets: plain only
         for answer in walk(env, range(10)):
             here, before, page = shown(env), dict(vars(env)), env.render()
@@ -164,15 +137,15 @@ class TestPages:
             assert env.render() == page
 
     @pytest.mark.parametrize(("options", "pages"), [
-        ({"wording": "natural", "show_attrs": True}, {
+        ({"wording": "natural"}, {
             "description": "Natural Cream By Haxkel U01 - Soothing. Without artificial colors. It "
                            "helps where the skin hurts.",
-            "features": "natural, soothing, creamy", "attributes": "natural, soothing, creamy",
+            "features": "natural, soothing, creamy",
             "reviews": "5 of 5 stars. Like butter on the skin."}),
         (PLAIN, {"features": "natural, soothing, creamy"})])
     def test_options_are_replaced_kept_by_sub_pages_and_forgotten_with_the_item(
             self, options, pages):
-        """An item has the sub-pages that have a text, attributes only if asked for."""
+        """An item has the sub-pages that have a text."""
         env = after("search[natural soothing cream]", seed=0, **options)
         first = shown(env)[0]
         env._act(f"click[{first}]")
@@ -189,13 +162,12 @@ class TestPages:
         env._act(f"click[{first}]")
         assert env.chosen == {}
 
-    def test_buying_pays_the_score_or_in_binary_nothing_below_1_and_nothing_else_pays(self):
-        for reward, paid in (("score", 3 / 4), ("binary", 0)):
-            env = after("search[camera] click[next >] click[next >] click[3]", reward=reward)
-            _, got, terminated, _, info = env.step("click[buy now]")
-            assert terminated and (got, info["success"], info["bought"]) == (paid, 0, 1)
-            assert (info["score"], info["r_option"]) == (3 / 4, 0)
-            assert solved(make(NAME, page_size=1, attributes=3, reward=reward), 3) == 1
+    def test_buying_pays_the_score(self):
+        env = after("search[camera] click[next >] click[next >] click[3]")
+        _, reward, terminated, _, info = env.step("click[buy now]")
+        assert terminated and (reward, info["success"], info["bought"]) == (3 / 4, 0, 1)
+        assert (info["score"], info["r_option"]) == (3 / 4, 0)
+        assert solved(make(NAME, page_size=1), 3) == 1
 
     def test_a_budget_without_a_purchase_is_refused_with_the_actions_that_are_needed(self):
         with pytest.raises(ValueError, match="no goal .*max_actions=2.*: a purchase needs 3 act"):
@@ -216,10 +188,10 @@ class TestPages:
             assert said == f"{plan} click[buy now]", actions
 
     def test_a_note_judges_results_by_title_and_price_and_an_item_by_all_that_is_wanted(self):
-        env = after("search[natural soothing creamy cream]", seed=0, attributes=3)
+        env = after("search[natural soothing creamy cream]", seed=0)
         assert env.note() == f"want {env.goal.words}: 2 looks right"
-        for item, note in ((2, "looks right: choose lemon, medium"), (4, "looks wrong")):
-            env._act(f"click[{item}]")  # 2 and 4 have the same title
+        for item, note in ((2, "looks right: choose lemon, medium"), (1, "looks wrong")):
+            env._act(f"click[{item}]")
             assert env.note() == note
             env._act("click[< prev]")
         env.goal = env.goal._replace(cap=1)
@@ -229,7 +201,7 @@ class TestPages:
 def lamp(i, **changes):
     """A product as WebShop's items_shuffle has it."""
     return {"asin": f"B{i:02d}", "name": f"Acme Lamp{i}, Dimmable", "query": f"desk lamp{i}",
-            "product_category": "Home & Kitchen › Lighting › Desk Lamps", "pricing": "$19.99",
+            "pricing": "$19.99",
             "full_description": "A lamp that swivels.", "small_description": ["usb port", "1 year"],
             "customization_options": {"Color": [{"value": "r.brown2060"}, {"value": "Black/White"}],
                                       "Size": [{"value": "12 in"}, {"value": "18 in"}]}} | changes
@@ -246,7 +218,7 @@ ODD = [
     {"name": "Лампа ☃ für Büro\u202e\x07\n\ud800 " + "xy z " * 1000, "pricing": "$" + "9" * 20,
      "full_description": "é" * 9999,
      "customization_options": {"style": [{"value": "\ud83c\udf81 gift"}]}},
-    {"small_description": None, "full_description": None, "product_category": None, "query": None,
+    {"small_description": None, "full_description": None, "query": None,
      "customization_options": {"Color": None, "Size": [], "": [{"value": "x"}, {"value": ""}]}},
     {"customization_options": {"a": [{"value": "buy now"}, {"value": "red [new]"}, {"value": "x"}],
                                "b": [{"value": "buy now"}, {"value": "< prev"}, {"value": "x"}]}}]
@@ -275,8 +247,7 @@ class TestWebShopsFiles:
         assert "4 of 16 records left out: no usable asin or name" in capfd.readouterr().err
         products = env.shop.products
         assert products[0] == Product(
-            "b00", "Acme Lamp0, Dimmable", "desk lamp0",
-            ("Home & Kitchen", "Lighting", "Desk Lamps"), 19.99, ("feature0", "easy clean"),
+            "b00", "Acme Lamp0, Dimmable", "desk lamp0", 19.99, ("feature0", "easy clean"),
             {"color": ("r.brown2060", "black | white"), "size": ("12 in", "18 in")},
             "A lamp that swivels.", ("usb port", "1 year"), ("feature0",),
             "Find me a desk lamp0 that is easy to clean.")
