@@ -23,7 +23,7 @@ from minragen.run import bundled
 from minragen.run.bundled import ASSETS, demonstrate, resolve, warm_up, warmup_key
 from minragen.run.groups import env_groups
 from minragen.run.load import load_policy
-from minragen.run.tiny import RECIPES, tiny_tokenizer
+from minragen.run.tiny import WARM_UPS, tiny_tokenizer
 
 
 def groups_of(env, options=None, budgets=None):
@@ -72,7 +72,7 @@ class TestDemonstrations:
         assert (world.describe() == world.note()) == (env == "countdown")
 
     def test_the_expert_and_the_habit_have_their_stated_shares(self):
-        class Mine(FrozenLake):  # a user's class has the recipe of the one that it derives from
+        class Mine(FrozenLake):  # a user's class has the warm-up of the one that it derives from
             solve, random_answer = lambda self: ["Up"], lambda self, rng: "Left || Down"
 
             def safe_moves(self):
@@ -118,7 +118,7 @@ class TestWarmUp:
         """In plain loops. The demonstrations of the first two steps are repeated."""
         monkeypatch.setattr(bundled, "BATCH", {"tiny": 4})
         monkeypatch.setattr(bundled, "WARMUP_TOKENS", 300)  # less than four conversations
-        monkeypatch.setitem(RECIPES, "Bandit", RECIPES["Bandit"]._replace(distinct=2))
+        monkeypatch.setitem(WARM_UPS, "Bandit", WARM_UPS["Bandit"]._replace(distinct=2))
         policy, frame, groups = fresh()
         slow, losses = copy.deepcopy(policy.model), []
         adam = torch.optim.AdamW(slow.parameters(), weight_decay=0.0)

@@ -7,14 +7,14 @@ so it first imitates demonstrations in the response format:
 
     reasoning   the environment's own truthful note (FrozenLake: holes, player, goal, safe moves)
     answer      pretrained models: the solver's
-                tiny models: the solver's with the probability of its Recipe (tiny.py); otherwise
+                tiny models: the solver's with the probability of its WarmUp (tiny.py); otherwise
                 each action is the environment's habit (FrozenLake: the first safe move) with
                 probability HABIT, else random
     observation, prediction (where the format has them)
                 a perfect description of the state before the answer and after it
 
 A pretrained model sees hundreds of demonstrations, and of noisy ones learns the noise; a tiny model
-sees a hundred thousand. Where a Recipe's probability is 0.3 and there is a habit, the habit is more
+sees a hundred thousand. Where a WarmUp's probability is 0.3 and there is a habit, the habit is more
 likely than the solver's action, so greedy play is not the solver's. Elsewhere it may already be
 good (SearchQA: 0.99). The loss is on the replies only: on every token, a tiny model learns to
 predict observations, not to name positions. It sees only training instances.
@@ -48,7 +48,7 @@ from minragen.run.distributed import progress_bar
 from minragen.run.groups import most_turns
 from minragen.run.load import foreign, load_policy
 from minragen.run.runs import save_policy
-from minragen.run.tiny import EXPERT, UNTRAINED, recipe_of
+from minragen.run.tiny import EXPERT, UNTRAINED, warm_up_of
 from minragen.support.options import nearest, short
 from minragen.trajectory import Reply, StopReason, Trajectory, make_batch
 
@@ -224,15 +224,15 @@ def demonstration_groups(policy, groups_of):
 
 def distinct_steps(groups, steps):
     """The number of steps whose demonstrations differ. Later steps repeat them."""
-    return min([steps, *(recipe_of(env).distinct or steps for env in groups.envs)])
+    return min([steps, *(warm_up_of(env).distinct or steps for env in groups.envs)])
 
 
 def noisy_answer(env, rng):
-    """With the Recipe's probability the solver's answer; else each action is habit or random."""
-    recipe = recipe_of(env)
-    if rng.random() < recipe.expert:
+    """With the WarmUp's probability the solver's answer; else each action is habit or random."""
+    its = warm_up_of(env)
+    if rng.random() < its.expert:
         return env.solve()[0]
-    habit, answer = recipe.habit(env), env.random_answer(rng)
+    habit, answer = its.habit(env), env.random_answer(rng)
     actions = answer.split(SEPARATOR) if env.multi_action else [answer]
     return f" {SEPARATOR} ".join(habit if habit and rng.random() < HABIT else action.strip()
                                  for action in actions)

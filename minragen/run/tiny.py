@@ -1,7 +1,7 @@
-"""The tiny models, untrained: `tiny`, and `tiny-vlm`, which sees images; and RECIPES: what is
+"""The tiny models, untrained: `tiny`, and `tiny-vlm`, which sees images; and WARM_UPS: what is
 particular to an environment in their words and in their demonstrations.
 
-Reading order: `tiny_policy`, `tiny_vlm`, `tiny_tokenizer`, `RECIPES`.
+Reading order: `tiny_policy`, `tiny_vlm`, `tiny_tokenizer`, `WARM_UPS`.
 
 Tests: `python -m pytest tests/test_bundled.py tests/test_chat.py`.
 """
@@ -127,7 +127,7 @@ def _training_texts(envs, response_format):
     for env in envs:
         yield env.system_prompt
         for seed in range(TEXT_SEEDS):
-            for texts in recipe_of(env).texts:
+            for texts in warm_up_of(env).texts:
                 yield from texts(env, seed)
         if description_parts(response_format):
             yield f"{WORLD} none"
@@ -146,7 +146,7 @@ def episode(env, seed, solved=False):
 
 
 # ---- What is particular to an environment --------------------------------------------------------
-class Recipe(NamedTuple):
+class WarmUp(NamedTuple):
     """How a class of environments is demonstrated, and which texts have its words."""
 
     habit: Callable = lambda env: ""  # the action that the noisy demonstrator prefers; "": none
@@ -186,28 +186,28 @@ def _lean_texts(env, seed):
     yield f"-{step:.4g} {1 - step:.4g}\nTurns left: {seed % env.budget.max_turns + 1}"
 
 
-RECIPES = {
-    "Bandit": Recipe(lambda env: env.actions[0]),
+WARM_UPS = {
+    "Bandit": WarmUp(lambda env: env.actions[0]),
     # Every target, product and sum, also those that no seed happens to show.
-    "Countdown": Recipe(texts=(episode, lambda env, seed: (
+    "Countdown": WarmUp(texts=(episode, lambda env, seed: (
         f" {n}" for n in range(env.TARGETS.stop + 1)))),
     # A simpler program than the solver's. DeepCoder and Lean are too slow to play for their words.
-    "DeepCoder": Recipe(lambda env: env.problem.name and (
+    "DeepCoder": WarmUp(lambda env: env.problem.name and (
         f"def {env.problem.name}({env.problem.arguments}): return {env.problem.simpler[0]}"),
         texts=(_deepcoder_texts,)),
-    "FrozenLake": Recipe(lambda env: env.safe_moves()[0]),
+    "FrozenLake": WarmUp(lambda env: env.safe_moves()[0]),
     # Lean takes 25 ms for a tactic that it has not seen.
-    "Lean": Recipe(lambda env: "intro h", 0.4, 200, (_lean_texts,)),
+    "Lean": WarmUp(lambda env: "intro h", 0.4, 200, (_lean_texts,)),
     # The first number of the question.
-    "MetaMathQA": Recipe(lambda env: (re.findall(r"\d+", env.problem.question) or [""])[0], 0.4,
+    "MetaMathQA": WarmUp(lambda env: (re.findall(r"\d+", env.problem.question) or [""])[0], 0.4,
                          texts=(episode, _metamathqa_texts)),
-    "SearchQA": Recipe(lambda env: f"search[ {env.question.steps[0].query} ]", 0.6, texts=(
+    "SearchQA": WarmUp(lambda env: f"search[ {env.question.steps[0].query} ]", 0.6, texts=(
         episode, lambda env, seed: () if env.questions else env.words())),
-    "Sokoban": Recipe(lambda env: "Right", 0.4),
-    "WebShop": Recipe(lambda env: env.first_choice(), 0.5, texts=(episode, _webshop_texts))}
+    "Sokoban": WarmUp(lambda env: "Right", 0.4),
+    "WebShop": WarmUp(lambda env: env.first_choice(), 0.5, texts=(episode, _webshop_texts))}
 
 
-def recipe_of(env):
-    """The Recipe of the bundled class that an environment has or derives from."""
-    return next((RECIPES[c.__name__] for c in type(env.unwrapped).__mro__ if c.__name__ in RECIPES
-                 and c.__module__.startswith("minragen.environments.")), Recipe())
+def warm_up_of(env):
+    """The WarmUp of the bundled class that an environment has or derives from."""
+    return next((WARM_UPS[c.__name__] for c in type(env.unwrapped).__mro__ if c.__name__ in WARM_UPS
+                 and c.__module__.startswith("minragen.environments.")), WarmUp())
