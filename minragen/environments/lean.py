@@ -30,6 +30,7 @@ from importlib import metadata
 from typing import NamedTuple
 
 from minragen.environments.data import DATA, cache_folder, fitted, load_table, refuse_with
+from minragen.environments.limits import oom_kills
 from minragen.environments.search import fetch
 from minragen.environments.theorems import bundled_theorems, draw_goal, load_minif2f, shape
 from minragen.envs import Budget, Outcome, TextEnv, text_space
@@ -435,8 +436,14 @@ class PackagedLean(LeanChecker):
         answers = self._check(scripts, SLOW_CHECK) if len(scripts) > 1 else []
         if len(answers) < len(scripts):
             slow, *rest = scripts[len(answers):]
-            answers += [*(self._check([slow]) or [None]), *self._ask_all(rest)]
+            answers += [self._ask(slow), *self._ask_all(rest)]
         return answers
+
+    def _ask(self, script):
+        kills, answers = oom_kills(), self._check([script])
+        if not answers and (self._zygote.poll() is not None or oom_kills() != kills):
+            raise ChildProcessError(f"{self.name} was killed, and not by its limits.")
+        return answers[0] if answers else None
 
     def _check(self, scripts, cpu=0):
         """Returns the messages of the scripts up to the first that hits a limit.
@@ -581,12 +588,13 @@ def import_prelude(lean):
 class KiminaLean(LeanChecker):
     """A Kimina Lean server (`POST /api/check`), with the key $LEAN_SERVER_API_KEY if it is set.
 
-    A server's timeout counts against the script, and so does status 500: its Lean has crashed, such
-    as for want of memory. One that refuses raises RuntimeError, and one that does not answer
-    ServerGone.
+    A server's timeout counts against the script, and so does status 500 (its Lean has crashed, such
+    as for want of memory) if it then runs OTHER. One that refuses raises RuntimeError, and one that
+    does not answer ServerGone.
     """
 
     default_header = LIBRARY_HEADER
+    OTHER = "example : True := trivial"
 
     def __init__(self, server, seconds):
         super().__init__(f"the Kimina server {server}", seconds)
@@ -606,7 +614,8 @@ class KiminaLean(LeanChecker):
             result = fetch(f"{self.server}/api/check", 3 * self.seconds + 15, body, **headers)[
                 "results"][0]
         except RuntimeError as problem:
-            if getattr(problem.__cause__, "code", 0) == 500:
+            crashed = getattr(problem.__cause__, "code", 0) == 500 and script != self.OTHER
+            if crashed and self._ask(self.OTHER) is not None:
                 return None
             raise type(problem)(
                 f"{self.name}: {problem}. Start it, or leave out option server.") from None

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import pydantic_monty as monty
 
 from minragen.environments import sandbox_worker as worker
+from minragen.environments.limits import oom_kills
 from minragen.environments.sandbox_worker import ERRORS, OUTPUT_BYTES, encode, place
 
 VALUE_BYTES = 1 << 16  # of a function's value as JSON; what is longer would occupy the judge
@@ -203,6 +204,7 @@ class Namespaces:
         time is over or it ends. Returns a Result for each answer: its word is `value`, or the
         reason why there is none. Later inputs without an answer get no Result, because an earlier
         call may be the cause."""
+        kills = oom_kills()
         job = {"code": code, "name": name, "given": given, "cpu": cpu, "memory": MEMORY}
         with open(os.memfd_create("job"), "wb") as file, \
                 open(os.memfd_create("answers"), "rb") as answers:
@@ -212,6 +214,8 @@ class Namespaces:
                 socket.send_fds(self.control, [str(seconds).encode()], [file.fileno(),
                                                                         answers.fileno()])
             word = self._hear(seconds + WORKER_SECONDS)
+            if word == "time" and oom_kills() != kills:
+                raise RuntimeError("the kernel killed a program: the machine is out of memory.")
             answers.seek(0)
             *whole, rest = answers.read(worker.ANSWER_BYTES).split(worker.END)
         most = VALUE_BYTES if name else OUTPUT_BYTES

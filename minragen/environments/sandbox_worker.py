@@ -71,7 +71,7 @@ def main():
 def run_job(seconds, job, answers, control):
     """Run one child until it ends, the judge hangs up or the seconds are over. Returns why: `time`
     or `died`. Only the kernel can kill the first process of a namespace: at its limit of CPU time,
-    or when the machine is out of memory, which counts as `time`, too."""
+    or when the machine is out of memory, which the judge sees for itself."""
     if (pid := os.fork()) == 0:
         try:
             os.setsid()  # kill(0) reaches a group, whose others may be outside of the namespace

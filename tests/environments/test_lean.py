@@ -1,5 +1,6 @@
 """The environment `lean`: only what Lean accepts as a proof pays."""
 
+import itertools
 import math
 import re
 import time
@@ -324,6 +325,11 @@ class TestLimits:
             assert time.monotonic() - start < 10  # the kernel is still taking it apart
             time.sleep(0.01)
 
+    def test_memory_that_is_used_up_is_an_error_and_no_verdict(self, monkeypatch):
+        monkeypatch.setattr(lean, "oom_kills", itertools.count().__next__)
+        with pytest.raises(ChildProcessError, match="was killed, and not by its limits"):
+            PackagedLean(seconds=0.1).check(SLOW, ("rfl",))
+
     def test_lean_is_started_again_if_it_was_killed_and_ends_with_its_parent(self):
         checker = PackagedLean(SECONDS)
         checker.check(SWAP)
@@ -369,8 +375,11 @@ class TestBackends:
         crash.__cause__ = HTTPError(URL, 500, "", {}, None)
         checker = KiminaLean(URL, SECONDS)  # keeps no verdict that a busy machine may cause
         for answer in (timeout, crash):
-            kimina[1][:] = [answer]
+            kimina[1][:] = [answer]  # after a crash the server does another script
             assert checker.check(ON_SERVER, SWAP.proof) == STOPPED
+        kimina[1][:] = [crash, crash]
+        with pytest.raises(ServerGone):
+            checker.check(ON_SERVER, SWAP.proof)
         assert checker.check(ON_SERVER, SWAP.proof).proved
 
     def test_a_server_that_fails_raises_out_of_the_step(self, kimina):

@@ -5,6 +5,7 @@ that everybody may read, in the judge's environment and memory, and behind a TCP
 """
 
 import importlib.util
+import itertools
 import json
 import os
 import secrets
@@ -360,6 +361,13 @@ class TestWorkers:
         monkeypatch.setattr(sandbox, "TOTAL_SECONDS", 0.5)
         got = words("import time\ndef f(x): time.sleep(.2); return x", 20 * SEVEN, "f", spaces)
         assert got[0] == "passed" and got[-1] == "skipped" and "time" in got
+
+    def test_memory_that_is_used_up_is_an_error_and_no_verdict(self, monkeypatch):
+        with started(Namespaces) as pool:
+            monkeypatch.setattr(sandbox, "oom_kills", itertools.count().__next__)
+            monkeypatch.setattr(sandbox, "CLOCK", 0.2)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                words("while True: pass", [Case("", "")], pool=pool)
 
     def test_a_fork_of_the_judge_has_workers_of_its_own_that_die_with_it(self, spaces):
         """With those of its parent, two processes would read each other's answers."""
