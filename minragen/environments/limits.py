@@ -1,9 +1,11 @@
 """How long a step of an environment, or a request to a server, may take, and what tells that a
-server is gone."""
+server is gone or the machine's memory used up."""
 
+import re
 import signal
 import threading
 from concurrent.futures import Future, wait
+from pathlib import Path
 
 STEP_TIME_LIMIT = 60.0  # seconds of a core for a step; a reply's own limits are lower
 
@@ -49,3 +51,8 @@ def in_time(seconds, function, *arguments, **named):
     if not wait([ended], max(0.01, seconds)).done:
         raise TimeoutError("timed out")
     return ended.result()
+
+
+def oom_kills():
+    """How many processes Linux has killed because its memory was used up."""
+    return re.search(r"\noom_kill \d+|$", Path("/proc/vmstat").read_text("utf-8"))[0]

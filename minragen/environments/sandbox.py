@@ -20,23 +20,21 @@ import socket
 import string
 import subprocess
 import sys
-import textwrap
 import time
 from contextlib import contextmanager, suppress
 from decimal import Decimal
-from pathlib import Path
 from typing import NamedTuple
 
 import pydantic_monty as monty
 
 from minragen.environments import sandbox_worker as worker
-from minragen.environments.sandbox_worker import ERRORS, OUTPUT_BYTES, decode, encode, place
+from minragen.environments.limits import oom_kills
+from minragen.environments.sandbox_worker import ERRORS, OUTPUT_BYTES, encode, place
 
 VALUE_BYTES = 1 << 16  # of a function's value as JSON; what is longer would occupy the judge
 MEMORY = 512  # MiB of a submission; a quarter in Monty, which hands whole values to the host
 CLOCK = 3.0  # seconds for each second of CPU time: a busy machine fails no honest program
 TOTAL_SECONDS = 40.0  # of the clock for all tests of a submission; a step may take 60
-CHECK_SECONDS = 10.0  # of one of a data set's own tests, without the submission's
 WORKER_SECONDS = 15.0  # until a worker must answer
 TOLERANCE = 1e-6  # relative, where a float is expected
 NUMERAL = re.compile(r"[-+]?(?:[0-9]{1,99}\.?[0-9]{0,99}|\.[0-9]{1,99})(?:[eE][-+]?[0-9]{1,3})?")
@@ -67,73 +65,15 @@ def judge(code, cases, name="", cpu=2, pool=None):
     cpu: whole seconds for each case
     returns: list of Result, one for each case      raises: RuntimeError if the sandbox fails
     """
-    given = [json.dumps(encode([case.given, {}])) if name else case.given for case in cases]
-    results = []
-    with (pool or SUBMISSIONS).lend(code, name, cpu) as run:
+    given = [json.dumps(encode(case.given)) if name else case.given for case in cases]
+    results, end = [], time.monotonic() + TOTAL_SECONDS
+    with (pool or SUBMISSIONS).lend() as sandbox:
         while len(results) < len(cases) and "time" not in [r.word for r in results]:
             rest = given[len(results):]
-            results += map(compare, run(rest if name else rest[:1]), cases[len(results):])
+            seconds = max(1e-3, min(end - time.monotonic(), CLOCK * cpu))
+            answers = sandbox.run(code, name, rest if name else rest[:1], cpu, seconds)
+            results += map(compare, answers, cases[len(results):])
     return results + (len(cases) - len(results)) * [Result("skipped")]
-
-
-def judge_check(code, name, tests, setup="", cpu=2, pool=None):
-    """Run a data set's own tests, such as `assert f(2) == 4`, on the function `name`.
-
-    They always run in Monty, one by one after `setup`, and the submission in the sandbox.
-    returns: (tests that raise nothing, the words of the calls, followed by `time` if one of them or
-        a test itself ran out of time, which ends the judgement)
-    raises: RuntimeError if the sandbox fails
-    """
-    words, passed = [], 0
-
-    def candidate(given):
-        words.append("failed")
-        [result] = run([given])
-        words[-1] = result.word
-        if result.word != "value":
-            raise ValueError(result.word)
-        return result.value
-
-    with (pool or SUBMISSIONS).lend(code, name, cpu) as run, \
-            monty.Monty(max_processes=1) as referee:
-        for failure in run_tests(referee, name, tests, setup, candidate):
-            passed += not failure
-            if "time" in (failure, *words):
-                words.append("time")
-                break
-        if "failed" in words:  # the test took it for an exception of the submission
-            raise RuntimeError("the sandbox failed in a call of a test.")
-    return passed, words
-
-
-def can_judge(referee, name, tests, setup):
-    """Return whether each test for `judge_check` asserts something and calls the function with
-    plain values. referee: a monty.Monty"""
-    calls, counted = [], [0]  # counted: calls made before each test ended
-    for _ in run_tests(referee, name, tests, setup, lambda given: calls.append(given) or "null"):
-        counted.append(len(calls))
-    return counted == sorted({*counted}) and all(re.search(r"\bassert\b", test) for test in tests)
-
-
-def run_tests(referee, name, tests, setup, candidate):
-    """Run tests in Monty. Yield for each the word of the error that it raised, or "".
-
-    candidate: arguments as JSON -> a value as JSON. Monty encodes and decodes: there, a set has the
-        same order in all runs, and arguments that are no plain values raise TypeError
-    """
-    with monty_session(referee, CHECK_SECONDS) as session:
-        def failure_of(program):
-            try:
-                session.feed_run(program, external_lookup={"_call": candidate},
-                                 print_callback=monty.CollectString())
-            except monty.MontyError as problem:
-                return failure_word(problem)
-            return ""
-
-        failure_of(f"{CANDIDATE}\n{setup}")
-        for test in tests:  # only the test itself sees this name, which may be that of a builtin
-            body = textwrap.indent(test, "  ")
-            yield failure_of(f"def _test({name}):\n{body}\n_test(_candidate)")
 
 
 # ---- Comparison ----------------------------------------------------------------------------------
@@ -203,14 +143,12 @@ class WorkerPool:
             self.free.put(None)  # not started
 
     @contextmanager
-    def lend(self, code="", name="", cpu=2):
-        """Yield a function that runs the submission on a list of inputs and returns Results for the
-        first one or more of them. A sandbox that fails is closed."""
-        sandbox, end = self.free.get(), time.monotonic() + TOTAL_SECONDS
+    def lend(self):
+        """Lend a sandbox. One that fails is closed."""
+        sandbox = self.free.get()
         try:
             sandbox = sandbox or self._start()
-            yield lambda given: sandbox.run(
-                code, name, given, cpu, max(1e-3, min(end - time.monotonic(), CLOCK * cpu)))
+            yield sandbox
         except BaseException:
             if sandbox:
                 sandbox.close()
@@ -233,12 +171,6 @@ class WorkerPool:
         """What is in use and, if it is not namespaces, why."""
         with self.lend():
             return self.kind.layers + self.downgrade
-
-    def close(self):
-        """Close the free sandboxes."""
-        for sandbox in filter(None, self.free.queue):
-            sandbox.close()
-        self.__init__(self.kind)
 
 
 class Namespaces:
@@ -282,23 +214,16 @@ class Namespaces:
                 socket.send_fds(self.control, [str(seconds).encode()], [file.fileno(),
                                                                         answers.fileno()])
             word = self._hear(seconds + WORKER_SECONDS)
+            if word == "time" and oom_kills() != kills:
+                raise RuntimeError("the kernel killed a program: the machine is out of memory.")
             answers.seek(0)
             *whole, rest = answers.read(worker.ANSWER_BYTES).split(worker.END)
-        if word == "killed":
-            if oom_kills() != kills:
-                raise RuntimeError("the kernel killed a program: the machine is out of memory.")
-            word = "time"
         most = VALUE_BYTES if name else OUTPUT_BYTES
         return [read_answer(answer, most) for answer in whole[:len(given)]] or [
             Result("output" if len(rest) > most else word)]
 
     def close(self):
         self.control.close()  # the worker sees it and ends
-
-
-def oom_kills():
-    """Return how many processes Linux has killed because its memory was used up."""
-    return re.search(r"\noom_kill \d+|$", Path("/proc/vmstat").read_text("utf-8"))[0]
 
 
 def read_answer(answer, most):
@@ -319,17 +244,30 @@ class Monty:
         self.pool.__enter__()
 
     def run(self, code, name, given, _cpu, seconds):
-        """Run a call, the first input. Returns its Result in a list."""
+        """Run a call, the first input. Returns its Result in a list.
+
+        Beside the clock and the memory, calls of the host (files, unknown names) are limited. Time
+        stands still and the seed is fixed: the same program gets the same verdict.
+        """
         if not name:  # it has no standard input
             return [Result("unsupported")]
+        limits = {"max_feed_duration_secs": seconds, "max_memory": MEMORY << 18,
+                  "max_suspensions": 8}
+        fixed = {"datetime": datetime.datetime(2000, 1, 1), "sleep": "zero",
+                 "random_start": {"seed": 0}}
+        modules = {"string": monty.ExternalModule(CONSTANTS)}
         try:
-            with monty_session(self.pool, seconds, calls=8) as session:
+            with self.pool.checkout(limits=limits, os_policy=fixed, external_modules=modules,
+                                    assert_message_annotations=False) as session:
                 # The format makes it a text of bounded size, whatever `answer` returns.
                 line = session.feed_run(f"{ANSWER}\nf'{{answer()!s:.{VALUE_BYTES + 2}}}'", inputs={
                     "code": code, "name": name, "call": given[0]},
                     print_callback=monty.CollectString(1 << 16))
+        except monty.MontyCrashedError as problem:
+            return [Result("time" if problem.timed_out else "died")]
         except monty.MontyError as problem:  # a limit, or an error outside of `answer`
-            return [Result(failure_word(problem))]
+            kind = type(problem.exception()).__name__
+            return [Result("time" if kind == "TimeoutError" else monty_word(kind, str(problem)))]
         kind, _, message = line[1:].partition(" ")
         return [read_answer(line.encode(), VALUE_BYTES) if line[:1] == "=" else
                 Result(monty_word(kind, message))]
@@ -338,16 +276,9 @@ class Monty:
         self.pool.__exit__(None, None, None)
 
 
-SOURCES = map(inspect.getsource, (worker.define, worker.answer_call, encode, decode, place))
-# A test program may have names like ours.
-CANDIDATE = re.sub(r"\b(encode|decode|place|json)\b", r"_\1", "\n".join(
-    map(inspect.getsource, (encode, decode, place)))) + """
-import json as _json
-
-def _candidate(*arguments, **keywords):
-    return _decode(_json.loads(_call(_json.dumps(_encode([list(arguments), keywords])))))
-"""
-ANSWER = "\n".join(SOURCES) + """
+CONSTANTS = {name: value for name, value in vars(string).items() if isinstance(value, str)}
+ANSWER = "\n".join(map(inspect.getsource, (
+    worker.define, worker.answer_call, encode, worker.decode, place))) + """
 import json
 names = {"__name__": "__main__", "print": lambda *a, **k: None}
 exec("import bisect, collections, functools, itertools, math, os, random, re, sys\\n"
@@ -359,28 +290,6 @@ def answer():
     except BaseException as error:
         return "!" + type(error).__name__ + " " + str(error)
 """
-
-
-def monty_session(pool, seconds, calls=1000):
-    """Return an interpreter with limits: seconds of the clock for each feed, memory, and calls of
-    the host (files, unknown names), whose time does not count. Clock and seed are fixed: the same
-    program gets the same verdict. HumanEval needs `string`."""
-    constants = {name: value for name, value in vars(string).items() if isinstance(value, str)}
-    return pool.checkout(
-        limits={"max_feed_duration_secs": seconds, "max_memory": MEMORY << 18,
-                "max_suspensions": calls},
-        assert_message_annotations=False,
-        os_policy={"datetime": datetime.datetime(2000, 1, 1), "sleep": "zero",
-                   "random_start": {"seed": 0}},
-        external_modules={"string": monty.ExternalModule(constants)})
-
-
-def failure_word(problem):
-    """Return the word of the error that ended a program in Monty."""
-    if isinstance(problem, monty.MontyCrashedError):
-        return "time" if problem.timed_out else "died"
-    kind = type(problem.exception()).__name__
-    return "time" if kind == "TimeoutError" else monty_word(kind, str(problem))
 
 
 def monty_word(kind, message):

@@ -69,9 +69,9 @@ def main():
 
 
 def run_job(seconds, job, answers, control):
-    """Run one child until it ends, the judge hangs up or the seconds are over. Returns why:
-    `time`, `died` or `killed`. Only the kernel can kill the first process of a namespace: at its
-    limit of CPU time, or when the machine is out of memory."""
+    """Run one child until it ends, the judge hangs up or the seconds are over. Returns why: `time`
+    or `died`. Only the kernel can kill the first process of a namespace: at its limit of CPU time,
+    or when the machine is out of memory, which the judge sees for itself."""
     if (pid := os.fork()) == 0:
         try:
             os.setsid()  # kill(0) reaches a group, whose others may be outside of the namespace
@@ -84,13 +84,11 @@ def run_job(seconds, job, answers, control):
     poll, child = select.poll(), os.pidfd_open(pid)
     poll.register(control, select.POLLRDHUP)
     poll.register(child, select.POLLIN)
-    ready = dict(poll.poll(1000 * seconds))
+    poll.poll(1000 * seconds)
     os.kill(pid, signal.SIGKILL)  # and with it the other processes of its namespace
     status = os.waitpid(pid, 0)[1]
     os.close(child)
-    if child in ready and os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
-        return "killed"
-    return "died" if ready else "time"
+    return "time" if os.waitstatus_to_exitcode(status) == -signal.SIGKILL else "died"
 
 
 # ---- What a child does ---------------------------------------------------------------------------
@@ -159,9 +157,8 @@ def define(code, name, names):
 
 
 def answer_call(function, call):
-    """Return the value of a call; both are JSON."""
-    arguments, keywords = decode(json.loads(call))
-    return json.dumps(encode(function(*arguments, **keywords)))
+    """Return the value of a call with a list of arguments; both are JSON."""
+    return json.dumps(encode(function(*decode(json.loads(call)))))
 
 
 def encode(value):
@@ -187,14 +184,12 @@ def place(value):
 
 
 def decode(coded):
-    """Invert `encode`. Raises ValueError, TypeError or KeyError for other input."""
+    """Invert `encode`."""
     if isinstance(coded, list):
         return [decode(c) for c in coded]
     if not isinstance(coded, dict):
         return coded
     [(kind, parts)] = coded.items()
-    if len(parts) > 512 and kind != "tuple":  # hostile ones would collide and occupy the judge
-        raise ValueError("too many keys")
     kinds = {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
     return kinds[kind]([decode(p) for p in parts])
 

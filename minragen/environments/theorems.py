@@ -25,7 +25,7 @@ class Theorem(NamedTuple):
 
 @functools.cache
 def bundled_theorems():
-    """The theorems of data/theorems.lean, which explains its patterns, and the first drawn ones."""
+    """One theorem of each shape, of those of data/theorems.lean and the first drawn ones."""
     theorems = []
     form = r"^(?:-- ([A-Z]): (.+)\n)?(theorem (\S+) [\s\S]*?:= by)\n((?:  .+\n)+)"
     for letter, choices, statement, name, proof in re.findall(
@@ -34,18 +34,14 @@ def bundled_theorems():
         for choice in choices.split(" | "):
             claim, *tactics = fill(letter, choice, lines) if letter else lines
             theorems.append(Theorem(name, claim, "", tuple(tactics)))
-    return distinct([*theorems, *(draw_theorem(np.random.default_rng(k)) for k in range(DRAWN))])
+    theorems += (draw_theorem(np.random.default_rng(k)) for k in range(DRAWN))
+    return tuple({shape(theorem.statement): theorem for theorem in theorems}.values())
 
 
 def fill(letter, choice, lines):
     """The lines with `choice` in place of the word `letter`, and its argument in place of _."""
     return [re.sub(rf"\b{letter}\b(?:\((\w+)\))?",
                    lambda found: choice.replace("_", found[1] or "_"), line) for line in lines]
-
-
-def distinct(theorems):
-    """One theorem of each shape."""
-    return tuple({shape(theorem.statement): theorem for theorem in theorems}.values())
 
 
 def draw_theorem(rng):
@@ -134,54 +130,28 @@ def drawn(rng, facts, goal, proof):
 
 @cached_until_changed
 def load_minif2f(path):
-    """The theorems of miniF2F records: `formal_statement` ends in `:= by` or `:= by sorry`, and
-    perhaps `end`. What stands before the last theorem is its header, after the field `header`.
-    Raises ValueError for other records."""
+    """The theorems of miniF2F records: `formal_statement` ends in `:= by` or `:= by sorry`. What
+    stands before the last theorem is its header, after the field `header`. Raises ValueError for
+    other records."""
     return read_each(path, theorem_of, "option data of Lean: record {number} of {path} has no "
-                     "formal_statement of the form `theorem ... := by`, or it states an axiom.")
+                     "formal_statement of the form `theorem ... := by`.")
 
 
 def theorem_of(row):
-    """The last theorem of a record. Raises ValueError if there is none to be proved.
+    """The last theorem of a record. Raises ValueError if there is none.
 
     `name` is a guess from the text; `LeanChecker.check` proves that it is the goal's name.
     """
-    text, given = row["formal_statement"], row.get("header") or ""
+    text = row["formal_statement"]
     found = re.fullmatch(
-        r"(?s)(.*(?<![\w.'!?]))(?:theorem|lemma)\s+([^\W\d][\w'!?]*(?:\.[^\W\d][\w'!?]*)*)(?!\w)"
-        r".*?(:=)\s*(?:by\b)?\s*(?:\b(?:sorry|admit)\b)?\s*"
-        r"(?:\bend\b(?:[ \t]+(?!end\b)[\w.]+)?\s*)*",
-        masked(text))
-    header = f"{given}\n{text[:found.end(1)]}".strip() if found else ""
-    code = masked(header)
-    if not found or re.search(r"\baxiom\b", code):
-        raise ValueError("no theorem, or an axiom")
-    # Lean accepts imports only at the beginning.
-    imports = [*re.finditer(r"(?m)^[ \t]*(?:prelude\b|import\s).*$", code)]
-    lines = dict.fromkeys(header[line.start():line.end()].strip() for line in imports)
-    for line in reversed(imports):
-        header = header[:line.start()] + header[line.end():]
-    start = "\n".join(lines) if lines else DEFAULT_HEADER
-    return Theorem(text[slice(*found.span(2))], f"{text[found.end(1):found.start(3)]}:= by",
-                   f"{start}\n{header.strip()}".strip())
-
-
-def masked(text):
-    """The Lean code with blanks for its comments and strings, and _ for quoted names.
-
-    >>> masked("/- a /- b -/ theorem -/ x")
-    '                        x'
-    """
-    parts, depth, at = [], 0, 0  # depth of nested comments
-    token = r"""(?s)/-|--[^\n]*|"(?:\\.|[^"\\])*"|(?<![\w'])'(?:\\.|[^'\\\n])'|«[^»\n]*»|."""
-    while at < len(text):
-        part = re.compile("(?s)/-|-/|." if depth else token).match(text, at)[0]
-        depth += part == "/-"
-        hidden = depth or len(part) > 1
-        depth -= part == "-/"
-        parts.append(re.sub(r"[^\n]", "_" if part[0] == "«" else " ", part) if hidden else part)
-        at += len(part)
-    return "".join(parts)
+        r"(?s)(.*(?<![\w.'!?]))(?:theorem|lemma)\s+(«[^»]*»|(?>[\w'!?]+(?:\.[\w'!?]+)*))"
+        r".*?(:=)\s*(?:by\b)?\s*(?:sorry\b)?\s*", text)
+    if not found:
+        raise ValueError("no theorem")
+    header = f"{row.get('header') or ''}\n{found[1]}".strip()
+    if not re.search(r"(?m)^(import|prelude)\b", header):
+        header = f"{DEFAULT_HEADER}\n{header}".strip()
+    return Theorem(found[2], f"{text[found.end(1):found.start(3)]}:= by", header)
 
 
 def shape(statement):

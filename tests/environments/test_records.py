@@ -28,11 +28,10 @@ LIVE = {"question_content": "Is the sum above 5?", "metadata": '{"func_name": "o
         "private_test_cases": '[{"input": "[1]\\n9", "output": "true", "testtype": "functional"}]'}
 SHIFT = {
     "entry_point": "shift", "canonical_solution": "    return [x + by for x in xs]\n",
-    "prompt": "def helper(n):\n    return n + 1\n\n\n"
-              "def shift(xs: list, by: int) -> list:\n    \"\"\" Add by to all. \"\"\"\n",
+    "prompt": "def shift(xs: list, by: int) -> list:\n    \"\"\" Add by to all. \"\"\"\n",
     "test": "\n\ndef check(candidate):\n    assert True, 'fine'\n"
             "    assert candidate([1, 2], 3) == [4, 5]\n    assert candidate([], 1) == []\n"
-            "    assert candidate([helper(1)], 1) == [3], 'uses the prompt'\n"}
+            "    assert candidate([2], 1) == [3], 'one'\n"}
 
 
 def converted(tmp_path, capsys, form, *rows):
