@@ -338,13 +338,26 @@ class TestCommand:
         assert [m["role"] for m in chats[0]["messages"]] == ["system", "user", "assistant"]
 
     def test_a_model_that_was_not_trained_is_measured_with_its_presets_in_each_environment(
-            self, refused, capsys):
+            self, capsys):
         assert players_of(capsys, "--env", "bandit", "--model", "tiny", "--size", "4",
                           "--temperature", "0")[:2] == ["tiny", "tiny, greedy"]
+
+
+    def test_what_it_does_not_know_and_what_has_no_effect_is_refused(self, refused):
         refused((["--env", "bandit,lak"], "unknown env 'lak'"),
                 (["--run", "a", "--model", "tiny"], "--model needs --env"),
                 (["--play", "bandit", "--set", "large"], "--set has no effect with"),
-                (["--env", "bandit", "--api-model", "m"], "--api-model needs --api"))
+                (["--env", "bandit", "--api-model", "m"], "--api-model needs --api"),
+                (["--play", "frozen_lake"], "did you mean 'frozenlake'"),
+                (["--play", ""], "unknown env ''"),
+                (["--play", "bandit", "--seed", "-1"], "expected 0 to"),
+                (["--play", "countdown", "--env-arg", "data={[1]:2}"], "no file"),
+                (["--play", "frozenlake", "--env-arg", "sice=3"], "size"),
+                (["--show", "--env", "bandit"], "--show needs --run"),
+                (["--run", "a", "--show", "--size", "3"], "--size has no effect with"),
+                (["--run", "a", "--seed", "3"], "--seed has no effect with --run"),
+                (["--play", "bandit", "--temperature", "0"], "--temperature has no"),
+                (["--run", "a b", "--show"], "--show takes one run"))
 
 
 class TestElsewhere:
@@ -389,13 +402,6 @@ class TestPlay:
         env = make("frozenlake", "train", view=view)
         env.reset(seed=3)
         assert self.play(view=view).count(env.grid()) == 1
-
-    def test_the_command_says_what_it_does_not_know(self, refused):
-        refused((["--play", "frozen_lake"], "did you mean 'frozenlake'"),
-                (["--play", ""], "unknown env ''"),
-                (["--play", "bandit", "--seed", "-1"], "expected 0 to"),
-                (["--play", "countdown", "--env-arg", "data={[1]:2}"], "no file"),
-                (["--play", "frozenlake", "--env-arg", "sice=3"], "size"))
 
 
 class TestShow:
@@ -443,10 +449,3 @@ class TestShow:
         assert [chat["messages"] for chat in chats] == [
             line["messages"] for line in read_lines(runs / "w" / "trajectories.jsonl")
             if line["split"] == "test"]
-
-    def test_what_has_no_effect_is_refused(self, refused):
-        refused((["--show", "--env", "bandit"], "--show needs --run"),
-                (["--run", "a", "--show", "--size", "3"], "--size has no effect with"),
-                (["--run", "a", "--seed", "3"], "--seed has no effect with --run"),
-                (["--play", "bandit", "--temperature", "0"], "--temperature has no"),
-                (["--run", "a b", "--show"], "--show takes one run"))

@@ -75,7 +75,6 @@ class Mine(TextEnv):
     def note(self):
         broken("note")
         return "A"
-
 """
 
 
