@@ -405,8 +405,7 @@ def early_stop(history):
     if len(stds) >= 20 and max(stds[-10:]) < 0.1 * fmean(stds[:10]):
         return (f"for 10 steps the reward std has been below a tenth of {fmean(stds[:10]):.3g}, "
                 f"its mean of the first 10.")
-    names = {name for line in trained for name in line
-             if name.startswith("val/") and name.endswith("/success")}
+    names = {name for line in trained for name in line if re.fullmatch("val/(.*/)?success", name)}
     of_each = names - {"val/success"}  # only a mixture has more than the mean
     for name in sorted(of_each or names):
         validated = _values(trained, name)

@@ -55,16 +55,13 @@ CURVES = {
         {"entropy": ("entropy",),
          "mutual information": ("first_turn/mi", "trajectory/mi"),
          "retrieval": ("first_turn/retrieval", "first_turn/retrieval_chance"),
-         "valid replies": ("valid", "valid_thinking", "distinct_3")}),
+         "valid replies": ("valid", "valid_thinking", "distinct_3"),
+         "reply tokens per episode": ("response_tokens",)}),
     "Does it stay close?": (
         "Small steps, not far from the model before RL, keep what it knew.",
         {"KL": ("kl_ref", "approx_kl", "kl_reward"),
          "clip fraction": ("clip_fraction",),
-         "gradient norm": ("grad_norm", "critic_grad_norm")}),
-    "Where does the time go?": (
-        "A step samples episodes (the rollout), then learns from them. Long replies cost both.",
-        {"seconds of a step": ("seconds", "rollout_seconds"),
-         "reply tokens per episode": ("response_tokens",)})}
+         "gradient norm": ("grad_norm", "critic_grad_norm")})}
 # What a line must have to be read.
 NEEDED = {"metrics.jsonl": {"step"}, "trajectories.jsonl": {
     "step", "split", "env", "seed", "success", "stop", "error", "turn_rewards", "messages"}}
@@ -246,15 +243,15 @@ def figures_of(loaded):
     figures = {}
     for question, (_, titles) in CURVES.items():
         for title, metrics in titles.items():
-            meaning, healthy = meanings().get(metrics[0], ("", ""))
-            figures[title] = {"question": question, "lines": curves(loaded, metrics),
-                              "caption": f"Healthy: {healthy}." if healthy else
-                              f"{' and '.join(metrics)}: {meaning}."}
-    figures["success"] |= {"players": players(loaded), "limits": [0, 1]}
-    figures = {title: figure for title, figure in figures.items() if figure["lines"]}
-    for figure in figures.values():
-        figure.setdefault("limits", limits(figure["lines"]))
-        figure["warnings"] = [warning for run in loaded for warning in run.warnings]
+            if lines := curves(loaded, metrics):
+                meaning, healthy = meanings()[metrics[0]]
+                held_out = title == "success"
+                figures[title] = {
+                    "question": question, "lines": lines, "caption": f"Healthy: {healthy}."
+                    if healthy else f"{' and '.join(metrics)}: {meaning}.",
+                    "limits": [0, 1] if held_out else limits(lines),
+                    "players": players(loaded) if held_out else [],
+                    "warnings": [warning for run in loaded for warning in run.warnings]}
     return figures
 
 
