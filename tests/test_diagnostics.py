@@ -297,26 +297,23 @@ class TestWarnings:
 
 
 class TestFirstLook:
-    @pytest.mark.parametrize("valid, returns, line, words", [
-        (0.75, (1.0, 0.0, 0.0, 0.0), "valid replies 0.75, success 0.25, groups with different "
-                                     "returns 1 of 2", ""),
-        (0.04, (1.0, 0.0, 0.0, 0.0), "valid replies 0.04", "only reinforce what is sometimes done"),
-        (0.75, (0.1, 0.0, 0.0, 0.0), "success 0.00", "Begin with --warmup-steps 40"),
-        (0.75, (1.0, 1.0, 1.0, 1.0), "returns 0 of 2", "Take harder instances")])
+    @pytest.mark.parametrize("valid, returns, options, line, words", [
+        (0.75, (1.0, 0.0, 0.0, 0.0), {}, "valid replies 0.75, success 0.25, groups with different "
+                                         "returns 1 of 2", ""),
+        (0.04, (1.0, 0.0, 0.0, 0.0), {}, "valid replies 0.04", "reinforce what is sometimes done"),
+        (0.75, (0.1, 0.0, 0.0, 0.0), {}, "success 0.00", "Begin with --warmup-steps 40"),
+        (0.75, (1.0, 1.0, 0.0, 0.0), {}, "returns 0 of 2", "Take harder instances"),
+        (0.75, (1.0, 1.0, 0.0, 0.0), {"filter": "none"}, "0 of 2", "Take harder instances"),
+        (0.75, (1.0, 1.0, 0.0, 0.0), {"advantages": "gae"}, "0 of 2", "Take harder instances"),
+        # Nothing compares the members.
+        (0.75, (1.0, 1.0, 0.0, 0.0), {"filter": "none", "advantages": "reinforce"}, "0 of 2", "")])
     def test_it_says_what_the_policy_does_and_whether_rl_can_begin(
-            self, valid, returns, line, words):
+            self, valid, returns, options, line, words):
         played = [SimpleNamespace(metrics={"valid": valid}, success=reward == 1, group_id=k // 2,
                                   episode_return=reward) for k, reward in enumerate(returns)]
-        said, warning = diagnostics.first_look(played, Config())
+        said, warning = diagnostics.first_look(played, Config(**options))
         assert said.startswith("before the first update: ") and line in said
         assert words in warning and bool(words) == bool(warning)
-
-    def test_members_that_earn_the_same_are_no_obstacle_where_none_are_compared(self):
-        played = [SimpleNamespace(metrics={"valid": 1.0}, success=reward == 1, group_id=reward,
-                                  episode_return=reward) for reward in (0, 1, 0, 1)]
-        for options, warns in ((dict(filter="none", advantages="reinforce"), False),
-                               (dict(filter="none"), True), (dict(advantages="gae"), True)):
-            assert bool(diagnostics.first_look(played, Config(**options))[1]) == warns
 
 
 class TestStoredRuns:

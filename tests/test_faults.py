@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import time
@@ -96,11 +95,10 @@ def users(tmp_path, monkeypatch):
     sys.modules.pop("users_env", None)
 
 
-def solved(name, monkeypatch):
+def solved(name):
     """How the command ends that shows the solver's episode."""
-    monkeypatch.setattr(sys, "argv", ["minragen", "environments", name])
     with pytest.raises(SystemExit) as stop:
-        runpy.run_module("minragen", run_name="__main__", alter_sys=True)
+        command(["environments", name])
     return str(stop.value)
 
 
@@ -110,7 +108,6 @@ def line_of(text, part):
     return number
 
 
-@pytest.mark.filterwarnings("ignore:.* found in sys.modules")  # of runpy
 class TestSentences:
     @pytest.mark.parametrize("where, said, part, function", [
         ("import", "ValueError: zzz]0;title", "raise error", "broken"),
@@ -118,33 +115,32 @@ class TestSentences:
         ("library", "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 "
          "column 2 (char 1)", "json.loads", "_act")])
     def test_an_exception_of_the_users_code_has_its_line_and_its_traceback(
-            self, users, monkeypatch, capsys, where, said, part, function):
+            self, users, capsys, where, said, part, function):
         """Below the user's line a library may have raised."""
         line = line_of(users(where), part)
-        assert solved("users_env:Mine", monkeypatch) == (
+        assert solved("users_env:Mine") == (
             f"error: {said} (users_env.py:{line} in {function}).")
         printed = capsys.readouterr().err
         assert part in printed and said.partition(":")[0] in printed
 
     def test_a_refusal_is_one_sentence_also_where_the_users_code_led_to_it(
-            self, users, monkeypatch, capsys):
+            self, users, capsys):
         for where, said in (("budget", "bad budget: max_turns is 0, expected an integer >= 1."),
                             ("option", "unknown option of Mine 'size'. Known: none."),
                             ("server", "no answer")):
             users(where)
-            assert solved("users_env:Mine", monkeypatch) == f"error: {said}"
+            assert solved("users_env:Mine") == f"error: {said}"
             assert capsys.readouterr().err == ""
 
-    def test_a_file_that_python_cannot_read_and_a_module_that_is_missing_are_named(
-            self, users, monkeypatch):
+    def test_a_file_that_python_cannot_read_and_a_module_that_is_missing_are_named(self, users):
         for text, said in (
                 ("x = 1\ndef f(:", "invalid syntax (users_env.py, line 2)"),
                 ("x = 1\nimport nosuch", "ModuleNotFoundError: No module named 'nosuch' "
                                          "(users_env.py:2 in <module>).")):
             users("", text)
-            assert solved("users_env:Mine", monkeypatch) == f"error: {said}"
+            assert solved("users_env:Mine") == f"error: {said}"
         for name in ("nosuch", "nosuch.deeper"):
-            assert solved(f"{name}:Thing", monkeypatch) == (
+            assert solved(f"{name}:Thing") == (
                 f"error: env {name}:Thing: there is no module 'nosuch' in the current folder or "
                 f"among the installed packages.")
 

@@ -239,7 +239,7 @@ class TestRuns:
         (tmp_path / "fog.py").write_text("\n".join(lines))
         return runs
 
-    def test_it_trains_resumes_and_is_measured_and_compared_inside_its_layers(self, fog, capsys):
+    def test_it_trains_resumes_and_is_measured_inside_its_layers(self, fog, capsys):
         run(f"--run a --steps 1 {self.SMALL}", *self.LAYERS)
         assert "fog:Fog,every=3" in capsys.readouterr().out  # what differs from the preset
         run("--run a --resume --steps 2")
