@@ -1,8 +1,8 @@
-"""Measure runs and models: success with its interval, beside four scripted players; compare runs.
+"""Measure runs and models: success with its interval, beside four scripted players.
 
     python -m minragen.eval --run my-run                     (or: make eval RUN=my-run)
     python -m minragen.eval --run my-run --set large --samples 8
-    python -m minragen.eval --run "a b"                      runs on the same instances
+    python -m minragen.eval --run "a b"                      several runs
     python -m minragen.eval --env bandit,lean --model tiny   (or: make eval ENV=bandit,lean)
     python -m minragen.eval --env bandit --api http://localhost:8000/v1 --api-model NAME
     python -m minragen.eval --play sokoban --seed 3          (or: make play ENV=sokoban)
@@ -54,8 +54,7 @@ def arguments(argv):
     """The parsed options. Exits with a sentence for those that do not go together."""
     parser = Parser(prog="minragen.eval", description=(__doc__ or "").partition("\n")[0])
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--run", help="measure runs, folders under runs/; the first is compared with "
-                                    "the others")
+    what.add_argument("--run", help="measure runs, folders under runs/")
     what.add_argument("--env", help="measure a model that was not trained, in these environments")
     what.add_argument("--play", metavar="ENV", help="play an environment in the terminal")
     parser.add_argument("--show", action="store_true",

@@ -212,7 +212,7 @@ class TestEnd:
         monkeypatch.setattr("toys.Lottery._reset", broken_in_process_1)
         assert several(3, lambda: start.main([*LOTTERY, "--run", "a"])) == [None] * 3
         said = capfd.readouterr().err
-        assert "error in process 1: toys:Lottery raised OSError: no such city (" in said
+        assert "error in process 1: OSError: no such city (" in said
         assert "in broken_in_process_1).\n" in said and said.count("Traceback") == 1
 
     def test_a_taken_name_is_refused_once_and_what_was_said_before_is_not_lost(

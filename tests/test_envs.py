@@ -464,7 +464,7 @@ class TestNonsense:
     def test_a_panic_is_told_and_nobody_waits_for_it(self):
         for parallel in (False, True):
             _, t, _ = played(("reward", raising(Panic, lambda: "index\x1b"), "step", parallel))
-            assert t.error == "Panic: index\x1b" and "raised Panic: index (" in str(t.fault)
+            assert t.error == "Panic: index\x1b" and "Panic: index (" in str(t.fault)
         _, t, _ = played(("reward", raising(hostile(ValueError)), "step", False))
         assert t.error == "<class 'test_envs.Hostile'>: its text cannot be read" == t.fault[0]
 

@@ -15,10 +15,9 @@ from training import read_lines
 
 from minragen.__main__ import main
 from minragen.config import from_options
-from minragen.envs import Budget, make
 from minragen.look import report
-from minragen.look.intervals import difference, wilson
-from minragen.look.report import Run, conversations, figures_of
+from minragen.look.intervals import wilson
+from minragen.look.report import Run, figures_of
 
 HOSTILE = ("</script><script>document.title = 1</script><img src=x onerror=alert(1)>"
            "{{ 7 * 7 }}{% set x %}")
@@ -112,33 +111,25 @@ class TestCurves:
         assert (steps, values) == ([*range(1, 7)], pytest.approx(slow))  # those that all have
         assert {(1, 0.01), (1, 0.21), (6, 0.06), (6, 0.26)} <= band(figure, 1)
 
-    def test_other_configurations_are_lines_of_the_first_metric_named_by_what_differs(
-            self, tmp_path):
-        """Where environment, algorithm or model differ, nearly everything does."""
-        a, b, c, d = (Run(store(tmp_path / name, seed=seed, lr=lr, algo=algo))
-                      for name, seed, lr, algo in (("a", 0, 1e-3, "grpo"), ("b", 1, 1e-3, "grpo"),
-                                                   ("c", 0, 1e-4, "grpo"), ("d", 0, 1e-4, "ppo")))
-        assert drawn(figures_of([a, b, c])["success"]).keys() == {"lr=0.001 (2)", "lr=0.0001 (1)"}
-        assert [*report.configurations([a, d])] == ["algo=grpo", "algo=ppo"]
+    def test_other_configurations_are_lines_of_the_first_metric_named_by_their_runs(self, tmp_path):
+        loaded = [Run(store(tmp_path / name, seed=seed, lr=lr))
+                  for name, seed, lr in (("a", 0, 1e-3), ("b", 1, 1e-3), ("c", 0, 1e-4))]
+        assert drawn(figures_of(loaded)["success"]).keys() == {"a b", "c"}
 
-    def test_a_test_in_which_every_environment_failed_is_in_no_table_and_no_curve(self, tmp_path):
-        folder = store(tmp_path / "a")
-        rewritten(folder / "metrics.jsonl", lambda text: text.replace(
-            '"test/success": 0.75', '"test/env_errors": 64'))
-        run = Run(folder)
-        assert run.latest("test") is None and [line["step"] for line in run.history] == [*range(9)]
-        assert "test" not in dict(report.facts(run)) and report.write([folder]).exists()
-
-    def test_failed_environments_are_not_in_the_interval_and_holes_in_no_curve(self, tmp_path):
+    def test_failed_environments_are_in_no_interval_and_holes_in_no_curve(self, tmp_path):
         folder = store(tmp_path / "a$b$")
         lines = read_lines(folder / "metrics.jsonl")
         for line in lines:
             line |= {"val/env_errors": 32, "grad_norm": 0.0}
         lines[-2]["first_turn/mi"] = None
         (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        rewritten(folder / "metrics.jsonl", lambda text: text.replace(
+            '"test/success": 0.75', '"test/env_errors": 64'))
         run = Run(folder)
-        assert dict(report.facts(run))["validation, step 0"] == (
-            f"success 0.500, {INTERVAL.format(*wilson(16, 32))}, 32 episodes")
+        told, rate = report.facts(run), 33 / 64
+        assert told["validation"] == (
+            f"success {rate:.3f}, {INTERVAL.format(*wilson(rate * 32, 32))}, 32 episodes")
+        assert told["test"] == "" and [line["step"] for line in run.history] == [*range(9)]
         figures = figures_of([run])
         assert {(0, round(bound, 6)) for bound in wilson(lines[0]["val/success"] * 32, 32)} <= (
             set.union(*(band(figures["success"], k) for k in range(2))))
@@ -172,75 +163,47 @@ class TestCurves:
         assert figures_of([b])["success"]["players"] == []
         assert figures_of([a, b])["success"]["players"] == []
 
-    def test_every_metric_of_a_figure_is_explained_by_the_page_on_metrics(self):
+    def test_every_figure_is_explained_by_the_page_on_metrics(self):
         meanings = report.meanings()
-        assert all(meanings[metric][0] for _, titles in report.CURVES.values()
-                   for metrics in titles.values() for metric in metrics)
+        assert all(meanings[metrics[0]][0] for _, titles in report.CURVES.values()
+                   for metrics in titles.values())
         assert meanings["kl_ref"] == ["estimated KL to the model before RL (kl_coef > 0), "
                                       "nats/token; kl_estimator says how",
                                       "grows slowly; else raise kl_coef"]
 
 
 class TestStory:
-    """Two sentences on what happened, true also of a run that falls or stands still."""
+    """What happened, true also of a run that falls or stands still."""
 
     @pytest.mark.parametrize("held_out, told", [
-        ({0: 32, 4: 48, 8: 56, 12: 57},
-         "rose from 0.50 [0.38, 0.62] at step 0 to 0.89 [0.79, 0.95] at step 12. "
-         "Since step 8 no change is measurable: all validations lie between 0.88 and 0.89."),
-        ({0: 10, 4: 32, 8: 57}, "rose from 0.16 [0.09, 0.26] at step 0 to 0.89 [0.79, 0.95] at "
-                                "step 8. It still changed between the last two validations."),
-        ({0: 32, 4: 30, 8: 5}, "fell from 0.50 [0.38, 0.62] at step 0 to 0.08 [0.03, 0.17] at "
-                               "step 8. It still changed between the last two validations."),
+        ({0: 32, 4: 48, 8: 57}, "rose from 0.50 [0.38, 0.62] at step 0 to 0.89 [0.79, 0.95] at "
+                                "step 8."),
+        ({0: 32, 8: 5}, "fell from 0.50 [0.38, 0.62] at step 0 to 0.08 [0.03, 0.17] at step 8."),
         ({0: 32, 4: 60, 8: 33}, "did not move measurably: 0.50 [0.38, 0.62] at step 0, 0.52 "
                                 "[0.40, 0.63] at step 8. Its best was 0.94 [0.85, 0.98] at step 4; "
                                 "it has fallen since."),
-        ({0: 32, 8: 36}, "did not move measurably: 0.50 [0.38, 0.62] at step 0, 0.56 [0.44, 0.68] "
-                         "at step 8. A change below 0.17 would not show."),
-        ({0: 32}, "is 0.50 [0.38, 0.62] at step 0. There is no later validation yet."),
-        ({}, "has not been measured yet. "),
-    ])
+        ({0: 32}, "is 0.50 [0.38, 0.62] at step 0."), ({}, "has not been measured yet.")])
     def test_it_says_what_the_held_out_success_did_and_how_sure_that_is(
             self, tmp_path, held_out, told):
-        assert " ".join(report.story(("", [measured(tmp_path / "a", held_out)]))) == (
+        assert report.story(("", [measured(tmp_path / "a", held_out)])) == (
             f"Held-out success {told}")
 
     def test_of_several_seeds_it_tells_the_mean_as_sure_as_one_of_them(self, tmp_path):
         runs = [measured(tmp_path / f"{n}", {0: 32, 4: n, 8: n}, seed=n)
                 for n in (56, 60)]
-        assert report.story(("lr=1", runs))[0] == (
-            "lr=1: held-out success, mean of 2 seeds, rose from 0.50 [0.38, 0.62] at step 0 to "
+        assert report.story(("a b", runs)) == (
+            "a b: held-out success, mean of 2 seeds, rose from 0.50 [0.38, 0.62] at step 0 to "
             "0.91 [{:.2f}, {:.2f}] at step 8.".format(*wilson(58, 64)))
 
-    def test_what_still_goes_wrong_counts_failures_and_how_the_stored_ones_ended(self, tmp_path):
+    def test_what_still_goes_wrong_counts_failures(self, tmp_path):
         folder = store(tmp_path / "a")
-        assert report.problems(Run(folder)) == [
-            "31 of 64 held-out episodes fail at step 8.",
-            "How the 3 failed conversations that are stored from the last quarter of the steps "
-            "ended: 3 because the environment ended the episode without success.", "No warnings."]
+        fails = "31 of 64 held-out episodes fail at step 8."
+        assert report.problems(Run(folder)) == [fails, "No warnings."]
         rewritten(folder / "metrics.jsonl", lambda text: text.replace(
             '{"step": 8,', '{"step": 8, "val/valid": 0.9, "env_errors": 2,', 1))
-        rewritten(folder / "trajectories.jsonl", lambda text: text.replace("terminated", "other"))
-        assert report.problems(Run(folder))[1:] == [
-            "10% of the held-out turns are invalid: not in the response format, or without a valid "
-            "action.", "In 2 training episodes the environment failed.",
-            "How the 3 failed conversations that are stored from the last quarter of the steps "
-            "ended: 3 because other.", "No warnings."]
-
-    def test_several_runs_have_a_table_with_the_difference_from_the_first(self, tmp_path):
-        a, b = (Run(store(tmp_path / name)) for name in "ab")
-        b.tested["test/success"] = 60 / 64
-        low, high = difference((0.75, *wilson(48, 64)), (0.9375, *wilson(60, 64)))
-        form = "{:.3f} [{:.3f}, {:.3f}]".format
-        val = form(33 / 64, *wilson(33, 64))
-        assert report.table([a, b]) == [
-            ("run", "validation", "test", "minutes", "test, minus the first run's"),
-            ("a", val, form(0.75, *wilson(48, 64)), "0.3", ""),
-            ("b", val, form(0.9375, *wilson(60, 64)), "0.3", f"+0.188 [{low:+.3f}, {high:+.3f}]")]
-        a.tested = {}
-        assert [row[2:] for row in report.table([a, b])[:2]] == [
-            ("test", "minutes", "val, minus the first run's"), ("", "0.3", "")]
-        assert report.table([a, b])[2][-1].startswith("+0.000 [-0.")
+        assert report.problems(Run(folder)) == [
+            fails, "10% of the held-out turns are invalid: not in the response format, or without "
+            "a valid action.", "In 2 training episodes the environment failed.", "No warnings."]
 
 
 class TestPage:
@@ -248,20 +211,18 @@ class TestPage:
         folder = store(tmp_path / "a")
         (folder / "checkpoint").mkdir()
         (folder / "checkpoint" / "manifest.json").write_text('{"commit": "1a2b3c4"}')
-        path = report.write([folder])
-        text = html.unescape(path.read_text())
-        told = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", text))
+        text = html.unescape(report.write([folder]).read_text())
+        told = dict(re.findall("<th>(.*?)</th><td>(.*?)</td>", text))
         assert "val_size=64" in told.pop("settings")
         assert told == {
-            "run": "frozenlake with grpo, model tiny, seed 0", "best validation": "0.562 at step 4",
-            "regime": "compressed", "time": "8 of 110 steps in 0.3 minutes", "commit": "1a2b3c4",
+            "run": "a: frozenlake with grpo, model tiny, seed 0", "commit": "1a2b3c4",
+            "regime": "compressed", "time": "8 of 110 steps in 0.3 minutes",
             "to repeat it": "make reproduce RUN=a"} | {
                 name: f"success {n / 64:.3f}, {INTERVAL.format(*wilson(n, 64))}, 64 episodes"
-                for name, n in (("validation, step 0", 32), ("validation, step 8", 33),
-                                ("test", 48))}
+                for name, n in (("validation", 33), ("test", 48))}
         assert not re.search("{[{%#]", text)
         assert all(sentence in text for sentence in (
-            *report.story(("", [Run(folder)])), "<li>31 of 64 held-out episodes fail at step 8."))
+            report.story(("", [Run(folder)])), "<li>31 of 64 held-out episodes fail at step 8."))
 
     def test_nothing_that_a_run_holds_is_markup_and_the_page_may_load_nothing(self, tmp_path):
         """Also in the legends of figures, and in a folder's name."""
@@ -275,11 +236,9 @@ class TestPage:
         for page, shown in zip(pages, (folders[:1], folders)):
             stored = re.search('<script id="data".*?>(.*?)</script>', page.read_text())[1]
             assert json.loads(stored)["episodes"] == [
-                episode | {"run": folder.name, "boards": []} for folder in shown
+                episode | {"run": folder.name} for folder in shown
                 for episode in read_lines(folder / "trajectories.jsonl")]
-        for page in pages:
-            tags = []
-            parser = HTMLParser()
+            tags, parser = [], HTMLParser()
             parser.handle_starttag = lambda tag, attributes, tags=tags: tags.append(
                 (tag, dict(attributes)))
             parser.feed(page.read_text())
@@ -293,9 +252,10 @@ class TestPage:
         loaded = [store(tmp_path / "a"), store(tmp_path / "b", lr=1e-4)]
         path = report.write(loaded)
         text = html.unescape(path.read_text())
-        assert path == tmp_path / "report.html" and text.count('<p class="story">lr=') == 2
-        told = re.findall("<td>(.*?)</td>", text)
-        assert told[:10] == [cell for row in report.table([*map(Run, loaded)]) for cell in row][:10]
+        assert path == tmp_path / "report.html" and text.count("held-out success ") == 2
+        rows = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", text)]
+        assert [*zip(*rows)] == [tuple(filter(None, report.facts(Run(folder)).values()))
+                                 for folder in loaded]
 
     def test_a_run_without_metrics_is_refused(self, tmp_path):
         folder = store(tmp_path / "a")
@@ -303,56 +263,34 @@ class TestPage:
         with pytest.raises(ValueError, match="a has no metrics yet"):
             report.write([folder])
 
-    def test_of_a_long_run_it_leaves_out_steps_evenly_but_not_the_last(self, tmp_path):
+    def test_of_a_long_run_it_leaves_out_steps_evenly_but_not_the_first_or_the_last(self, tmp_path):
         run = Run(store(tmp_path / "a", steps=21))
-        everything, said = conversations(run, 2_000_000)
-        assert said == "" and {e["step"] for e in everything} == {*range(22)}
-        some, said = conversations(run, 1 + len(json.dumps(run.episodes)) // 4)
+        everything = run.conversations(2_000_000)
+        assert run.left_out == [] and {e["step"] for e in everything} == {*range(22)}
+        some = run.conversations(1 + len(json.dumps(run.episodes)) // 4)
         steps = {split: {e["step"] for e in some if e["split"] == split}
                  for split in ("train", "val")}
-        assert steps == {"train": {0, 4, 8, 12, 16, 20, 21}, "val": {0, 16, 20}}
-        assert said == "Only one in 4 stored steps fits into this page."
-
-    def test_an_episode_has_pictures_of_its_boards_which_are_played_again(self, tmp_path):
-        """Before each reply and after the last; none if the environment now shows another one, and
-        none beside stored images."""
-        run = Run(store(tmp_path / "a", env_arg=("slip=0.5",), max_turns=4))
-        env = make("frozenlake", "val", Budget(4, 2, 10), view="coord", slip=0.5, frozen=0.8)
-        seen, messages = [], [{"role": "system", "content": env.system_prompt}]
-        observation, _ = env.reset(seed=3, options={"member": 1})
-        for reply in ("one</think><answer>Up</answer>", "no answer", "<answer>Up</answer>"):
-            seen.append(env.cells())
-            messages += [{"role": "user", "content": observation},
-                         {"role": "assistant", "content": reply}]
-            observation, *_ = env.step("Up" if reply.startswith("one") else "")
-        episode = {"split": "val", "env": "frozenlake", "seed": 3, "member": 1,
-                   "messages": messages}
-        boards = report.boards_of(run)
-        assert boards(episode) == [*seen, env.cells()]
-        for other in ({"seed": 4}, {"env": "nowhere"}, {"images": ["data:image/png;base64,AAAA"]}):
-            assert boards(episode | other) == []
-        assert report.boards_of(Run(store(tmp_path / "b", env="countdown")))(episode) == []
+        assert steps == {"train": {0, 4, 8, 12, 16, 20, 21}, "val": {0, 8, 20}}
+        assert run.left_out == ["the conversations of all but one in 4 steps"]
 
 
 class TestDamage:
     """The files of a run may be damaged, or come from elsewhere."""
 
-    def test_a_page_shows_what_can_be_read_and_tells_how_many_lines_cannot(self, tmp_path, capsys):
+    def test_a_page_shows_what_can_be_read_and_tells_how_many_lines_cannot(self, tmp_path):
         folder = store(tmp_path / "a")
         for name, least in (("metrics.jsonl", '{"step"'), ("trajectories.jsonl", '{"step": 1}')):
             with open(folder / name, "ab") as file:
                 for line in (least, DEEP, "7", "[]", "{}", "\0\udcff"):
                     file.write(f"{line}\n".encode(errors="surrogateescape"))
-        said = ("6 lines of metrics.jsonl cannot be read; the first is line 11; 6 lines of "
-                "trajectories.jsonl cannot be read; the first is line 25")
         page = report.write([folder]).read_text()
-        assert f"Left out of a: {said}" in page and "31 of 64" in page
-        assert f"left out  a: {said}" in capsys.readouterr().out
+        assert ("Left out of a: 6 lines of metrics.jsonl, which cannot be read; 6 lines of "
+                "trajectories.jsonl, which cannot be read.") in page and "31 of 64" in page
 
     @pytest.mark.parametrize("change", [
         {"env": "nowhere"}, {"env": "frozenlake=1,bandit"}, {"algo": "nowhere:preset"},
         {"response_format": "none"}, {"val_size": -5}, {"env_arg": ["size=99999"]}])
-    def test_a_config_that_cannot_be_played_has_a_page_without_boards(self, tmp_path, change):
+    def test_a_config_that_cannot_be_played_has_a_page(self, tmp_path, change):
         folder = store(tmp_path / "a")
         rewritten(folder / "config.json", lambda text: json.dumps(json.loads(text) | change))
         (folder / "checkpoint").mkdir()
@@ -366,7 +304,7 @@ class TestDamage:
             '"step"', '"env_errors": 1, "step"'))
         run = Run(folder)
         assert [line["step"] for line in run.history] == [0, 2, 4, 7, 8, 12]
-        assert run.left_out == ["only 6 of 13 steps are drawn"]
+        assert run.left_out == ["7 of 13 steps"]
         assert "In 13 training episodes the environment failed." in report.problems(run)
 
 
@@ -478,7 +416,7 @@ class TestBrowser:
         assert found["help"] == "; healthy: ".join(report.meanings()["entropy"])
         assert found["large"] == "figures large"
 
-    def test_the_same_instance_before_and_after_stands_side_by_side_with_its_board(
+    def test_the_same_instance_before_and_after_stands_side_by_side_with_its_images(
             self, tmp_path):
         """First the one that was learned. The prompt is folded, the image beside what was said."""
         folder = store(tmp_path / "a")

@@ -423,10 +423,10 @@ class TestRuns:
             history.append([line["step"] for line in lines]) or ["take care"] * (len(lines) == 3)))
         run("--run a --steps 4 --diagnose-every 2 --token-budget 999 "
             "--temperature 0.9 --seed 5", *BRIEF)
-        assert [(given[4], given[5]["temperature"], given[5]["token_budget"])
+        assert [(given[3], given[4]["temperature"], given[4]["token_budget"])
                 for given in diagnosed] == [
             (zlib.crc32(f"(5, {step})".encode()), 0.9, 999) for step in (1, 2, 4)]
-        assert all(given[3] is diagnosed[0][3] for given in diagnosed)
+        assert all(given[2] is diagnosed[0][2] for given in diagnosed)
         assert history == [[0], *([*range(k)] for k in (2, 3, 4, 5)), [0, 1, 2, 3, 4, 4]]
         assert capsys.readouterr().out.count("warning   take care\n") == 1
         lines = metrics(runs / "a")

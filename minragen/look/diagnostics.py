@@ -26,8 +26,9 @@ import sys
 import time
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -53,7 +54,6 @@ WINDOW = 5  # steps averaged at the beginning of a run and now
 LESS_STD = 0.6  # reward_std below this share of its first value warns,
 MORE_ENTROPY, MORE_VARIED = 1.5, 3  # and so do entropy and H(Z|X) above these multiples ...
 RISEN, SOLVED = 0.1, 0.9  # ... unless success has risen so much, or is so high
-SEVERAL, ONE = 1.5, 1.1  # turns per episode: from more than the first to less than the second warns
 VARIED = "first_turn/conditional_entropy_per_token"
 REARM = 20  # steps that a condition must be false before it warns again
 
@@ -63,10 +63,13 @@ def diagnose(learner, config, step, trajectories, history):
     """How varied the replies are, every step; how much they depend on the prompt, when due."""
     if not learner.frame.thinks:
         return {}
-    metrics = reply_metrics(learner.frame, trajectories)
+    pairs, turns = reasoning_pairs(learner.frame, trajectories)
+    metrics = {"valid_thinking": len(pairs) / max(turns, 1)}
+    if pairs:
+        metrics["distinct_3"] = distinct_ngrams([p.reasoning for p in pairs])
     if due(step, config.diagnose_every):
         metrics |= collapse_metrics(
-            learner.policy, learner.frame, trajectories, learner.ema, hash_seed(config.seed, step),
+            learner.policy, pairs, learner.ema, hash_seed(config.seed, step),
             temperature=config.temperature, token_budget=config.token_budget,
             world=learner.world)
         first = next((line for line in history if "first_turn/mi" in line), metrics)
@@ -91,8 +94,7 @@ def due(step, every):
 
 
 # ---- Prompt and reasoning ------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """One turn: all ids before its first sampled one, and the sampled ids before `</think>`."""
 
     trajectory: int
@@ -136,15 +138,6 @@ def end_of_thought(frame, ids):
     return bisect_right(range(len(ids)), found.start(), key=lambda n: len(decode(ids[:n + 1])))
 
 
-def reply_metrics(frame, trajectories):
-    """`valid_thinking` and, if any turn has a reasoning, `distinct_3`."""
-    pairs, turns = reasoning_pairs(frame, trajectories)
-    metrics = {"valid_thinking": len(pairs) / max(turns, 1)}
-    if pairs:
-        metrics["distinct_3"] = distinct_ngrams([p.reasoning for p in pairs])
-    return metrics
-
-
 def distinct_ngrams(sequences, n=3, draws=256):
     """The expected share of distinct n-grams among `draws` of them, drawn without replacement.
 
@@ -168,16 +161,16 @@ def distinct_ngrams(sequences, n=3, draws=256):
 
 
 # ---- Mutual information --------------------------------------------------------------------------
-def collapse_metrics(policy, frame, trajectories, ema, seed=0, num_samples=64,
-                     temperature=1.0, token_budget=8192, world=ALONE):
+def collapse_metrics(policy, pairs, ema, seed=0, num_samples=64, temperature=1.0,
+                     token_budget=8192, world=ALONE):
     """The metrics `first_turn/...` (first turns) and `trajectory/...` (turns of all depths).
 
+    pairs: of `reasoning_pairs`
     ema: {name: moving average}, {} at first; advanced in place, kept in the checkpoint
     seed: of the choice of rows; no other generator is touched
     num_samples: rows of each of the two, at most. With fewer than two prompts it has no metrics.
     temperature: of the sampling, so that p is what was sampled from (before top_k and top_p)
     """
-    pairs, _ = reasoning_pairs(frame, trajectories)
     rng, metrics = np.random.default_rng(seed), {}
     for name, draw in (("first_turn", first_turns), ("trajectory", trajectory_uniform)):
         began = time.perf_counter()
@@ -360,7 +353,7 @@ def first_look(played, config):
 def warnings_of(history):
     """The warnings after the last step of a run: a list of sentences, mostly empty.
 
-    Four signs of a collapse, each compared with the first WINDOW steps. While a run learns they
+    Three signs of a collapse, each compared with the first WINDOW steps. While a run learns they
     mean nothing: a solved task has little reward_std, too. docs/metrics.md says how often they are
     right, and how early. A warning is given when its condition becomes true, and again only after
     REARM steps in which it was false.
@@ -381,7 +374,7 @@ def _true_conditions(steps):
     if len(steps) < 2 * WINDOW:
         return {}
     first, now = ({metric: fmean(_values(part, metric) or [math.nan])
-                   for metric in ("success", "reward_std", "entropy", VARIED, "turns")}
+                   for metric in ("success", "reward_std", "entropy", VARIED)}
                   for part in (steps[:WINDOW], steps[-WINDOW:]))
     gain = now["success"] - first["success"]
     # A rise from almost no entropy is no sign.
@@ -392,9 +385,7 @@ def _true_conditions(steps):
         "entropy": (rise["entropy"] > MORE_ENTROPY and gain < RISEN,
                     "replies are becoming incoherent"),
         VARIED: (rise[VARIED] > MORE_VARIED and gain < RISEN,
-                 "the reasoning varies more and helps no more"),
-        "turns": (first["turns"] > SEVERAL and now["turns"] < ONE and gain < RISEN,
-                  "episodes end after their first turn without success")}
+                 "the reasoning varies more and helps no more")}
     return {metric: f"{metric} is {now[metric]:.3g} over the last {WINDOW} steps, it began at "
                     f"{first[metric]:.3g}, and success has changed by {gain:+.2f}: {meaning}. "
                     f"Lower lr, or raise mini_batch."
@@ -414,8 +405,7 @@ def early_stop(history):
     if len(stds) >= 20 and max(stds[-10:]) < 0.1 * fmean(stds[:10]):
         return (f"for 10 steps the reward std has been below a tenth of {fmean(stds[:10]):.3g}, "
                 f"its mean of the first 10.")
-    names = {name for line in trained for name in line
-             if name.startswith("val/") and name.endswith("/success")}
+    names = {name for line in trained for name in line if re.fullmatch("val/(.*/)?success", name)}
     of_each = names - {"val/success"}  # only a mixture has more than the mean
     for name in sorted(of_each or names):
         validated = _values(trained, name)

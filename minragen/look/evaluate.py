@@ -2,13 +2,12 @@
 
 A small environment repeats instances: `distinct` counts different ones.
 
-Reading order: `evaluate`, `show`, `compare`, `write`, `of_set`.
+Reading order: `evaluate`, `show`, `write`, `of_set`.
 """
 
 import contextlib
 import csv
 import dataclasses
-import itertools
 import json
 import sys
 from typing import NamedTuple
@@ -16,11 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from minragen.config import changed_environment, env_names
-from minragen.look import faults
-from minragen.look.intervals import pass_at_k, sign_test, wilson
+from minragen.look.intervals import pass_at_k, wilson
 from minragen.look.players import DEMONSTRATIONS, players, scripted
 from minragen.more.vision import images_of
-from minragen.support.metrics import describe
 from minragen.support.options import nearest
 
 # The papers' generalisation sets: name -> environment -> the options that make it.
@@ -40,7 +37,6 @@ class Table(NamedTuple):
     rows: list  # numbers of the instances
     players: dict  # name -> [Trajectory, ...], one for each row, the model first
     distinct: int  # different instances
-    described: dict  # part of the format -> F1 of the model's descriptions
     passed: dict  # k -> mean pass@k for k = 1, 2, 4, ..., samples; {} for one sample
 
 
@@ -63,10 +59,9 @@ def evaluate(groups_of, split, size, play, samples=1, greedy=True):
     for name, player in players(groups_of("train", DEMONSTRATIONS)).items():
         with contextlib.suppress(NotImplementedError):
             played[name] = scripted(groups, player)
-    faults.warn([t.fault for ts in (*played.values(), *again) for t in ts if t.error])
-    if not any(t.metrics.get("valid") for t in first):
-        print("warning   no reply is valid: does the model reply in the form that it is asked for? "
-              "See --out FOLDER.", file=sys.stderr)
+    if failed := [t.fault for ts in (*played.values(), *again) for t in ts if t.error]:
+        print(f"{failed[0].traceback}env error, episodes left out: {len(failed)}. The first: "
+              f"{failed[0]}", file=sys.stderr)
     groups.reset(0)
     ks = sorted({2**i for i in range(samples.bit_length())} | {samples}) if samples > 1 else ()
     tables = {}
@@ -76,11 +71,9 @@ def evaluate(groups_of, split, size, play, samples=1, greedy=True):
         if not mine:
             raise RuntimeError(f"every episode of {env} failed in its environment. See: "
                                f"python -m minragen environments {env}")
-        stats = describe([first[row] for row in mine])
         tables[env] = Table(
             mine, {name: [ts[row] for row in mine] for name, ts in played.items()},
             len({groups.envs[row].instance() for row in mine}),
-            {name: stats[name] for name in ("grounding", "worldmodeling") if name in stats},
             {k: float(np.mean([pass_at_k(samples, sum(t.success for t in again[row]), k)
                                for row in mine])) for k in ks})
     return tables, first
@@ -98,7 +91,7 @@ def numbers_of(trajectories):
 
 
 def show(tables, split, subject, temperature):
-    """Print a table per environment, pass@k, and the F1 of the model's sampled descriptions."""
+    """Print a table per environment, and pass@k."""
     for env, table in tables.items():
         print(f"{env}, split {split}: {len(table.rows)} episodes, {table.distinct} distinct "
               f"instances; {subject}, sampled at temperature {temperature}")
@@ -111,21 +104,6 @@ def show(tables, split, subject, temperature):
                   f"{f['return']:7.3f}  {f['turns']:5.2f}  {tokens:>6}  {f['valid']:5.2f}")
         if table.passed:
             print("  ".join(f"pass@{k} {rate:.3f}" for k, rate in table.passed.items()))
-        if table.described:
-            print("F1 of descriptions:", ", ".join(
-                f"{name} {f1:.3f}" for name, f1 in table.described.items()))
-
-
-def compare(one, other):
-    """Print how often two runs differ on the same instances, and the sign test's p."""
-    for env, table in one[2].items():
-        for player in list(table.players)[:2]:
-            left, right = (dict(zip(t.rows, t.players[player])) for t in (table, other[2][env]))
-            pairs = [(left[row].success, right[row].success) for row in left.keys() & right.keys()]
-            counts = [pairs.count(pair) for pair in itertools.product((True, False), repeat=2)]
-            print(f"{env}, {player}: both {counts[0]}, {one[0]} alone {counts[1]}, {other[0]} "
-                  f"alone {counts[2]}, neither {counts[3]}; sign test p = "
-                  f"{sign_test(counts[1], counts[2]):.3g}")
 
 
 def write(folder, measured, split, set_name):
@@ -157,7 +135,5 @@ def of_set(config, name):
     if without := [env for env in env_names(config) if env not in SETS[name]]:
         raise ValueError(f"set {name} is of {', '.join(SETS[name])}, not of {', '.join(without)}.")
     options = [f"{env}.{option}" for env in env_names(config) for option in SETS[name][env]]
-    changed = {option.partition("=")[0].partition(".")[2] for option in options}
-    kept = [o for o in config.env_arg if o.partition("=")[0].rpartition(".")[2] not in changed]
-    return dataclasses.replace(config, env_arg=(*kept, *options),
+    return dataclasses.replace(config, env_arg=(*config.env_arg, *options),
                                max_context=2 * config.max_context)

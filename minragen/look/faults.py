@@ -3,8 +3,8 @@
 A refusal is an exception that this package raised on purpose, with a `raise` of its own: its class
 does not tell, since anybody raises ValueError. Its sentence is enough, and so is that of an OSError
 (a missing file, a full disk) or a SyntaxError outside of the user's code. For any other exception
-the user also gets the environment, the last line of their own code (of ours, if none of theirs ran)
-and the traceback.
+the user also gets the last line of their own code (of ours, if none of theirs ran) and the
+traceback.
 
 Reading order: `told` (how a command ends), `fault_of`, `failure_of` (what is kept of an exception
 that ends one episode), `Parser` (wrong options).
@@ -17,7 +17,6 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +32,7 @@ LONGEST = 300  # characters of a message
 class Fault(NamedTuple):
     """What a user reads about an exception. `place` and `traceback` are empty for a refusal."""
 
-    sentence: str  # my_env:MyEnv raised ValueError: 'zzz' is not in list
+    sentence: str  # ValueError: 'zzz' is not in list
     place: str = ""  # my_env.py:14 in _act
     traceback: str = ""
 
@@ -53,14 +52,6 @@ def told(error, prefix="error"):
     if fault.place and not kept:
         print(fault.traceback, end="", file=sys.stderr)
     return f"{prefix}: {fault}" + (f" The traceback is in {kept}." if kept else "")
-
-
-def warn(faults):
-    """Print the first fault of each place, with its traceback and the number of its episodes."""
-    places = [fault.place or fault.sentence for fault in faults]
-    for place, count in Counter(places).items():
-        fault = faults[places.index(place)]
-        print(f"{fault.traceback}env error, episodes left out: {count}. {fault}", file=sys.stderr)
 
 
 def fault_of(error):
@@ -94,48 +85,27 @@ def words(error):
 def _found(error):
     """The Fault of an exception. A refusal `from` an exception of the user's code keeps its own
     sentence and has that exception's place."""
-    refusal = is_refusal(error)
-    cause = error.__cause__ if refusal and error.__cause__ else error
-    frames = [*traceback.walk_tb(cause.__traceback__)]  # (frame, line), the innermost last
-    env = next((type(held) for frame, _ in reversed(frames) for name in ("self", "env")
-                if hasattr(type(held := frame.f_locals.get(name)), "system_prompt")), None)
-    theirs = [place for place in frames if is_users(place[0], env)]
-    if (refusal and cause is error) or (
-            not theirs and (refusal or isinstance(cause, (OSError, SyntaxError)))):
-        return Fault(str(error))
-    frame, line = (theirs or [place for place in frames if is_ours(place[0])] or frames)[-1]
-    who = (f"{env.__module__}:{env.__qualname__}" if env else
-           frame.f_globals.get("__name__") if theirs else "minRAGEN")
-    said = f"{who} raised {type(cause).__name__}: {first_line(str(cause))}".rstrip(": ")
-    file = frame.f_code.co_filename.removeprefix(os.getcwd() + os.sep)
-    whole = "".join(traceback.format_exception(error, limit=-MOST_FRAMES))
-    return Fault((first_line(str(error)) if refusal else said).rstrip("."),
-                 f"{file}:{line} in {frame.f_code.co_name}", printable(whole)[:MOST_CHARACTERS])
-
-
-def is_refusal(error):
-    """Whether a `raise` of this package made the exception.
-
-    What an operation of ours raises (a missing key, a call of PyTorch) is no refusal. A time limit
-    interrupts somebody's code. ServerGone is how an environment asks to stop.
-    """
-    last = traceback.extract_tb(error.__traceback__, limit=-1)
-    return not last or isinstance(error, ServerGone) or (
-        last[0].filename.startswith(PACKAGE) and last[0].line.startswith("raise ")
+    frames = traceback.extract_tb(error.__traceback__)  # the innermost last
+    # Not what an operation of ours raises (a missing key, a call of PyTorch), and not a time limit,
+    # which interrupts somebody's code. ServerGone is how an environment asks to stop.
+    refusal = not frames or isinstance(error, ServerGone) or (
+        frames[-1].filename.startswith(PACKAGE) and frames[-1].line.startswith("raise ")
         and not isinstance(error, TimeoutError))
-
-
-def is_ours(frame):
-    return frame.f_code.co_filename.startswith(PACKAGE)
-
-
-def is_users(frame, env):
-    """Whether a frame runs the user's code: neither ours nor a library's, or the package of the
-    environment's class, which may be installed."""
-    file, package = frame.f_code.co_filename, frame.f_globals.get("__name__", "").partition(".")[0]
-    installed = file.startswith(LIBRARIES) or f"-packages{os.sep}" in file
-    own = env is not None and package == env.__module__.partition(".")[0]
-    return not is_ours(frame) and (own or not installed)
+    if refusal and error.__cause__ is None:
+        return Fault(str(error))
+    cause = error.__cause__ if refusal else error
+    frames = traceback.extract_tb(cause.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(PACKAGE)]
+    theirs = [frame for frame in frames if not frame.filename.startswith((PACKAGE, *LIBRARIES))
+              and f"-packages{os.sep}" not in frame.filename]
+    if not theirs and (refusal or isinstance(cause, (OSError, SyntaxError))):
+        return Fault(str(error))
+    frame = (theirs or ours or frames)[-1]
+    file = frame.filename.removeprefix(os.getcwd() + os.sep)
+    said = str(error) if refusal else f"{type(cause).__name__}: {cause}"
+    whole = "".join(traceback.format_exception(error, limit=-MOST_FRAMES))
+    return Fault(first_line(said).rstrip(".: "), f"{file}:{frame.lineno} in {frame.name}",
+                 printable(whole)[:MOST_CHARACTERS])
 
 
 def first_line(text):

@@ -1,4 +1,4 @@
-"""Intervals and tests of success rates.
+"""Intervals of success rates, and pass@k.
 
 Tests: `python -m pytest tests/test_eval.py`.
 """
@@ -42,15 +42,3 @@ def pass_at_k(n, successes, k):
     0.5
     """
     return 1 - math.comb(n - successes, k) / math.comb(n, k)
-
-
-def sign_test(first, second):
-    """Two-sided p of an exact sign test: how often a fair coin would divide the instances that
-    only one of two players solved as unevenly, or more.
-
-    first, second: numbers of instances that only this one solved
-
-    >>> [float(sign_test(*alone)) for alone in ((0, 5), (2, 2), (0, 0))]
-    [0.0625, 1.0, 1.0]
-    """
-    return scipy.stats.binomtest(first, first + second).pvalue if first + second else 1.0

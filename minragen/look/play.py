@@ -4,21 +4,18 @@
     python -m minragen play --run my-run --seed 3    (or: make play RUN=my-run)
     python -m minragen environments sokoban 0        the solver's episode
 
-Reading order: `play`, `show_run`, `shown`, `transcript`, `environments`.
+Reading order: `play`, `show_run`, `shown`, `environments`.
 """
 
 import contextlib
 import itertools
-import sys
 
 from minragen.environments.board import Board
 from minragen.envs import make
 from minragen.look.faults import Parser, printable
-from minragen.more.converse import converse
 from minragen.support.formats import forced_prefix
-from minragen.trajectory import Reply, Trajectory
 
-SHOWN = 3  # instances of a run's policy that are printed where nobody can press Enter
+SHOWN = 3  # instances of a run's policy
 
 
 def play(name, split, seed, options, ask=input, say=print):
@@ -28,50 +25,38 @@ def play(name, split, seed, options, ask=input, say=print):
     say("Type the text inside <answer>. A line that ends in \\ goes on; ? shows the solver's "
         "answer; Ctrl-D ends.\n")
 
-    def person(_):
-        with contextlib.suppress(EOFError):
-            while True:
+    with contextlib.suppress(EOFError):
+        for instance in itertools.count(seed):
+            observation, earned, over = env.reset(seed=instance)[0], 0.0, False
+            say(f"--- {name}, {split} seed {instance}\n{env.system_prompt}\n\n"
+                f"{shown(observation, grid())}")
+            while not over:
                 answer = ask("> ")
                 while answer.endswith("\\"):
                     answer = answer[:-1] + "\n" + ask("  ")
-                if answer.strip() not in ("", "?"):  # neither costs a turn
-                    return answer, Reply(answer=answer)
-                say(env.solve()[0] if answer.strip() else "Type an answer.")
-        return None
-
-    def step(_, replies):
-        outcome = env.step(replies[0].answer)
-        say(f"\n{shown(outcome[0], grid())}")
-        return [outcome]
-
-    for instance in itertools.count(seed):
-        t = Trajectory(name, instance, 0, 0, observation=env.reset(seed=instance)[0])
-        say(f"--- {name}, {split} seed {instance}\n{env.system_prompt}\n\n"
-            f"{shown(t.observation, grid())}")
-        converse(step, [t], person)
-        if not t.stop:
-            return
-        say(f"--- {'success' if t.success else 'no success'}, return {t.episode_return:.4g}\n")
+                if answer.strip() in ("", "?"):  # neither costs a turn
+                    say(env.solve()[0] if answer.strip() else "Type an answer.")
+                    continue
+                observation, reward, terminated, truncated, info = env.step(answer)
+                earned, over = earned + reward, terminated or truncated
+                say(f"\n{shown(observation, grid())}")
+            say(f"--- {'success' if info.get('success') else 'no success'}, return {earned:.4g}\n")
 
 
-def show_run(run, config, groups, policy_plays, seed, ask=input, say=print):
-    """Show a run's policy play the instances from `seed` on, turn by turn, as `make eval` samples
-    it: Enter goes on, Ctrl-D ends. Without a terminal it prints SHOWN instances; of a mixture, as
-    many rounds of its environments as that takes.
+def show_run(run, config, groups, policy_plays, seed):
+    """Print SHOWN instances from `seed` on, turn by turn, as `make eval` samples a run's policy; of
+    a mixture, as many rounds of its environments as that takes.
 
     groups: one row for each environment      policy_plays: as evaluate's `play`
     """
-    waits, prefix = sys.stdin.isatty(), forced_prefix(config.response_format)
-    say(f"run {run} plays {config.env}, sampled at temperature {config.val_temperature:g} (greedy: "
-        f"--temperature 0).{' Enter goes on, Ctrl-D ends.' if waits else ''}")
-    seeds = itertools.count(seed, len(groups)) if waits else range(seed, seed + SHOWN, len(groups))
-    with contextlib.suppress(EOFError):
-        for first in seeds:
-            (played,) = policy_plays(groups, False, first).values()
-            for env, t in zip(groups.envs, played):
-                prompt = f"\n{env.system_prompt}\n" if first == seed else ""
-                say(f"\n--- {t.env}, {groups.split} seed {t.seed}{prompt}")
-                show_episode(t, prefix, ask if waits else lambda: None, say, boards_of(env, t))
+    print(f"run {run} plays {config.env}, sampled at temperature {config.val_temperature:g} "
+          f"(greedy: --temperature 0).")
+    for first in range(seed, seed + SHOWN, len(groups)):
+        (played,) = policy_plays(groups, False, first).values()
+        for env, t in zip(groups.envs, played):
+            prompt = f"\n{env.system_prompt}\n" if first == seed else ""
+            print(f"\n--- {t.env}, {groups.split} seed {t.seed}{prompt}")
+            print(episode_text(t, forced_prefix(config.response_format), boards_of(env, t)))
 
 
 def boards_of(env, t):
@@ -86,22 +71,21 @@ def boards_of(env, t):
     return boards
 
 
-def show_episode(t, prefix, wait, say, boards):
-    """Print a Trajectory: what its policy saw and replied, and what it earned.
+def episode_text(t, prefix, boards):
+    """A Trajectory as text: what its policy saw and replied, and what it earned.
 
     prefix: of every reply, never sampled
     """
+    lines = []
     for turn, board in zip(t.turns, boards):
-        say(shown(turn.observation, board))
-        wait()
-        say(f"> {prefix}{printable(turn.text)}\n")
+        lines += [shown(turn.observation, board), f"> {prefix}{printable(turn.text)}\n"]
     if t.error:
-        say(f"{t.fault.traceback}{t.fault}")
+        lines.append(f"{t.fault.traceback}{t.fault}")
     end = "env error" if t.error else "success" if t.success else "no success"
     rewards = " + ".join(f"{reward:.4g}" for reward in t.turn_rewards)
-    say(f"{shown(t.observation, boards[-1])}\n--- {end}, return {t.episode_return:.4g}"
-        f"{f' = {rewards}' if len(t.turns) > 1 else ''}")
-    wait()
+    return "\n".join([*lines, shown(t.observation, boards[-1]),
+                      f"--- {end}, return {t.episode_return:.4g}"
+                      f"{f' = {rewards}' if len(t.turns) > 1 else ''}"])
 
 
 def shown(observation, board=""):

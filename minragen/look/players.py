@@ -4,7 +4,7 @@ The random policy shows what chance earns, the solver what the budget allows. Tw
 show what is possible without learning the task: the environment's own `shallow_answer`, and the
 nearest of the solver's turns on DEMONSTRATIONS training instances.
 
-Reading order: `players`, `scripted`, `NearestDemonstration`.
+Reading order: `players`, `scripted`, `nearest_demonstration`.
 """
 
 import functools
@@ -26,7 +26,7 @@ def players(training):
     seen: system prompt, observation, answer, observation, ...; `training` is EnvGroups."""
     return {"random policy": lambda env, texts, rng: env.random_answer(rng),
             "shallow player": lambda env, texts, rng: env.shallow_answer(texts),
-            "nearest demonstration": NearestDemonstration(training),
+            "nearest demonstration": nearest_demonstration(training),
             "solver": lambda env, texts, rng: env.solve()[0]}
 
 
@@ -53,27 +53,15 @@ def scripted(groups, player):
     return trajectories
 
 
-class NearestDemonstration:
-    """Answer as the solver did in the most similar conversation of training.
+def nearest_demonstration(training):
+    """A player that answers as the solver did in the most similar conversation of training.
 
         similarity = sum of idf over the shared features / sqrt(features of the demonstration)
 
     The features of a conversation are its words, its signs, and pairs of adjacent ones.
     """
-
-    def __init__(self, training):
-        self.training = training
-
-    def __call__(self, env, texts, rng):
-        answers, norms, turns_with = self.demonstrations
-        scores = np.zeros(len(answers))
-        for feature in features(texts) & turns_with.keys():
-            where = turns_with[feature]
-            scores[where] += math.log(len(scores) / len(where))
-        return answers[np.argmax(scores / norms)]
-
-    @functools.cached_property
-    def demonstrations(self):
+    @functools.cache
+    def demonstrations():
         """Of each turn of the solver the answer and the norm; {feature: the turns that have it}."""
         answers, norms, turns_with = [], [], defaultdict(list)
 
@@ -84,8 +72,18 @@ class NearestDemonstration:
                 turns_with[feature].append(len(answers) - 1)
             return answers[-1]
 
-        scripted(self.training, solve)
+        scripted(training, solve)
         return answers, norms, {feature: np.array(turns) for feature, turns in turns_with.items()}
+
+    def answer(env, texts, rng):
+        answers, norms, turns_with = demonstrations()
+        scores = np.zeros(len(answers))
+        for feature in features(texts) & turns_with.keys():
+            where = turns_with[feature]
+            scores[where] += math.log(len(scores) / len(where))
+        return answers[np.argmax(scores / norms)]
+
+    return answer
 
 
 def features(texts):

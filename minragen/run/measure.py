@@ -12,7 +12,7 @@ from pathlib import Path
 
 import transformers
 
-from minragen.config import changed_environment, check, from_options
+from minragen.config import check, from_options
 from minragen.look import evaluate
 from minragen.look.play import show_run
 from minragen.run import distributed, runs, start
@@ -38,8 +38,6 @@ def main(args):
     measured = [measure(*subject, args) for subject in chosen]
     if args.out:
         evaluate.write(Path(args.out), measured, args.split, args.set)
-    for other in measured[1:] if args.run else ():
-        evaluate.compare(measured[0], other)
 
 
 def subjects(args):
@@ -51,12 +49,8 @@ def subjects(args):
     if args.run is not None:
         found = [(run, runs.with_files(runs.load_config(run), args.env_arg), run)
                  for run in args.run.split() or [""]]
-        for name, config, _ in found:
+        for name, _, _ in found:
             runs.find_checkpoint(runs.RUNS / name, lambda line: None, args.checkpoint)
-            tasks = [" ".join([c.env, *changed_environment(c)]) for c in (found[0][1], config)]
-            if tasks[0] != tasks[1]:
-                raise ValueError(f"{found[0][0]} and {name} cannot be compared: they play "
-                                 f"{tasks[0]!r} and {tasks[1]!r}. Evaluate each by itself.")
     else:
         model = args.model or args.api_model or choose_model("", args.device)[0]
         found = [(short(args.api_model or model), from_options(dict(
@@ -107,14 +101,10 @@ def checkpoint_player(config, run="", say=print, only=""):
                                runs.find_checkpoint(runs.RUNS / run, say, only), say)
     name = (only or "checkpoint") if run else short(config.model)
 
-    unproved = policy.image_store
-
     def play(groups, greedy=True, first_seed=0):
-        nonlocal unproved
-        if unproved:  # does its tower take images of this size?
-            unproved.expect(groups.reset(first_seed))
+        if policy.image_store:  # does its tower take images of this size?
+            policy.image_store.expect(groups.reset(first_seed))
             prove(policy, config.max_context)
-            unproved = None
         temperatures = {"": config.val_temperature} | ({", greedy": 0.0} if greedy else {})
         played = {}
         with distributed.progress_bar(f"evaluation on {groups.split}: tokens sampled") as progress:
