@@ -106,7 +106,7 @@ class Board(TextEnv):
         return [(kind, *relation(player, cell)) for kind, cells in things.items() for cell in cells]
 
     def describe(self):
-        return relations_text(self.relations())
+        return "; ".join(map(" ".join, self.relations())) or "none"
 
     def score_description(self, text):
         return relation_f1(read_relations(text), self.relations(), self.relation_weights,
@@ -150,13 +150,9 @@ def relation(player, cell):
     return VERTICAL[(row > r) - (row < r)], HORIZONTAL[(column > c) - (column < c)]
 
 
-def relations_text(relations):
-    """Describe a list of (kind, vertical, horizontal): `goal below right; hole same row left`."""
-    return "; ".join(map(" ".join, relations)) or "none"
-
-
 def read_relations(text):
-    """The claims of a text: its clauses in the form of `relations_text`, in their order.
+    """The claims of a text, [(kind, vertical, horizontal), ...]: its clauses such as `goal below
+    right` and `hole same row left`, in their order.
 
     Clauses end at ; or . or a line end. Others are ignored: a model may think aloud between them.
     """
