@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -220,16 +221,11 @@ class TestRollout:
             assert not any(s and r for s, r in zip(seen, t.sequences[0].response_mask))
 
     def test_members_share_the_features_of_their_first_image(self, policy, monkeypatch):
-        computed, whole = [], policy.model.whole
-        inner = whole.base_model.get_image_features
-
-        def counted(*args, **kwargs):
-            computed.append(len(kwargs["pixel_values"]))
-            return inner(*args, **kwargs)
-
-        monkeypatch.setattr(whole.base_model, "get_image_features", counted)
+        model = policy.model.whole.base_model
+        counted = mock.Mock(wraps=model.get_image_features)
+        monkeypatch.setattr(model, "get_image_features", counted)
         play(policy, members=3, cap=2)
-        assert computed[0] == 2  # of six rows
+        assert len(counted.call_args_list[0].kwargs["pixel_values"]) == 2  # of six rows
 
     def test_a_reply_that_spells_the_mark_shows_nothing(self, policy):
         frame = ChatFrame(policy.tokenizer, image_store=policy.image_store)
