@@ -108,7 +108,7 @@ class TestStateReward:
 
         def rewarded(reply=said, f1=1.0, valid=1.0, weights=(0.5, 0.25)):
             env = SimpleNamespace(score_description=lambda text: f1)
-            turn = DescribedTurn(self.PARTS, *weights, lambda env, reply: (
+            turn = DescribedTurn(self.PARTS, *weights, turn=lambda env, reply: (
                 "", 0.125, False, False, {"valid": valid}))
             return turn(env, reply)[1::3]
 
