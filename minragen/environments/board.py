@@ -47,7 +47,6 @@ class Board(TextEnv):
         _things()          the player's cell, and kind -> cells of everything that can be described
     """
 
-    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # turns a second
     ranges = {"view": [*VIEWS], "tile": (8, 64)}
     rules = ""
     relation_near = 0.5  # credit for a claim with one of its two relations right
@@ -70,9 +69,6 @@ class Board(TextEnv):
                 + (f"\nIn the picture {self.looks}." if "image" in shown else ""))
 
     def render(self):
-        return self.draw() if self.render_mode == "rgb_array" else self.render_text()
-
-    def render_text(self):
         lines, shown = [], VIEWS[self.options["view"]]
         if "coord" in shown:
             lines += [f"{name}: {' '.join(map(str, cells))}"
