@@ -320,7 +320,7 @@ class TestBadInput:
     @pytest.mark.parametrize("option", [
         {"env": "runs.a.evil:Evil"}, {"env": "runs:Evil"}, {"env": "bandit=8, runs.a.evil:Evil=8"},
         {"env": "runs.a.evil:Evil-v0"}, {"algo": "runs.a.evil:preset"},
-        {"layer": ("reminder", "runs.a.evil:Evil,x=1")}])
+        {"layer": ("action_noise", "runs.a.evil:Evil,x=1")}])
     def test_python_in_the_folder_of_a_run_is_not_imported(self, runs, tmp_path, option,
                                                            monkeypatch):
         monkeypatch.chdir(tmp_path)

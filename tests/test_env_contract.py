@@ -1,7 +1,7 @@
 """The contract that every environment fulfils, and any environment you point at:
 
     python -m pytest tests/test_env_contract.py --env package.module:Class
-    python -m pytest tests/test_env_contract.py --env "sokoban reminder package.module:MyLayer"
+    python -m pytest tests/test_env_contract.py --env "sokoban action_noise package.module:MyLayer"
 """
 
 import contextlib
@@ -45,7 +45,7 @@ OUT_OF_RANGE = {
 
 
 def make(name, split="train", budget=None, **options):
-    """envs.make of a name, which layers may follow: `sokoban reminder`."""
+    """envs.make of a name, which layers may follow: `sokoban action_noise`."""
     name, *layers = name.split()
     return envs.make(name, split, budget, layers, **options)
 

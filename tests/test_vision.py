@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,12 +24,10 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from lab import archive
 from minragen import eval as evaluation
 from minragen import train as trainer
 from minragen.chat import ChatFrame
 from minragen.envs import IMAGE, EnvGroups, Observation
-from minragen.look.intervals import wilson
 from minragen.models import Critic, token_logprobs
 from minragen.more import vision
 from minragen.more.vision import ImageStore
@@ -45,7 +44,6 @@ VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_att
               image_size=32, patch_size=8, initializer_range=0.3)
 MARKS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
          "<row_1_col_1>", "<begin>", "<end>"]
-ROOT = Path(__file__).parent.parent
 PAINTED = shlex.split(
     "--env toys:Painted --model tiny-vlm --warmup-steps 0 --num-groups 4 --group-size 4 --val-size "
     "3 --max-new-tokens 8 --mini-batch 8 --lr 1e-3 --diagnose-every 0")
@@ -157,12 +155,14 @@ class TestImageStore:
         special = set(policy.tokenizer.convert_tokens_to_ids(MARKS))
         assert sum(i in special for i in around) == marks
 
-    def test_text_above_and_below_an_image_ends_no_turn(self, policy):
+    def test_text_beside_an_image_ends_no_turn_and_is_no_image(self, policy):
         frame = ChatFrame(policy.tokenizer, image_store=policy.image_store)
-        mark = policy.tokenizer.decode([frame.end_of_turn])
-        first, marked = (frame.open("rules", Observation(f"{x} {IMAGE} {x}", image(0))).count(
-            frame.end_of_turn) for x in ("x", mark))
-        assert first == marked > 0
+        mark, store = policy.tokenizer.decode([frame.end_of_turn]), policy.image_store
+        system = frame.system_message(SimpleNamespace(system_prompt="rules <image>"))
+        first, marked = (frame.open(system, Observation(f"{x} {IMAGE} {x}", image(0)))
+                         for x in ("x", mark))
+        assert first.count(frame.end_of_turn) == marked.count(frame.end_of_turn) > 0
+        assert sum(i >= store.first for i in first) == store.size and store.image_id not in first
 
     def test_an_images_number_is_48_bits_that_its_pixels_and_its_shape_decide(self, monkeypatch):
         """With 16 bits two of a step's images would soon be one."""
@@ -220,23 +220,11 @@ class TestRollout:
             assert not any(s and r for s, r in zip(seen, t.sequences[0].response_mask))
 
     def test_members_share_the_features_of_their_first_image(self, policy, monkeypatch):
-        computed, whole = [], policy.model.whole
-        inner = whole.base_model.get_image_features
-
-        def counted(*args, **kwargs):
-            computed.append(len(kwargs["pixel_values"]))
-            return inner(*args, **kwargs)
-
-        monkeypatch.setattr(whole.base_model, "get_image_features", counted)
+        model = policy.model.whole.base_model
+        counted = mock.Mock(wraps=model.get_image_features)
+        monkeypatch.setattr(model, "get_image_features", counted)
         play(policy, members=3, cap=2)
-        assert computed[0] == 2  # of six rows
-
-    def test_a_reply_that_spells_the_mark_shows_nothing(self, policy):
-        frame = ChatFrame(policy.tokenizer, image_store=policy.image_store)
-        system = frame.system_message(SimpleNamespace(system_prompt="rules <image>"))
-        ids = frame.open(system, Observation(f"{IMAGE}\nGo.", image(0)))
-        assert sum(i >= policy.image_store.first for i in ids) == policy.image_store.size
-        assert ids.count(policy.image_store.image_id) == 0
+        assert len(counted.call_args_list[0].kwargs["pixel_values"]) == 2  # of six rows
 
 
 class TestLearning:
@@ -373,27 +361,18 @@ def changed(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def observed(text, image):
-    return PatientGroups.observed(SimpleNamespace(state=""), Observation(text, image))
-
-
 class TestBadInput:
-    @pytest.mark.parametrize("image, said", [
-        (np.zeros((8, 8, 3)), "an image is float64 of shape (8, 8, 3)"),
-        (np.zeros((8, 8), np.uint8), "uint8 of shape (8, 8), and"),
-        (np.zeros((0, 8, 3), np.uint8), "shape (0, 8, 3)"), ([[1]], "int64 of shape (1, 1)")])
-    def test_what_is_no_image_is_the_environments_error(self, image, said):
+    @pytest.mark.parametrize("text, image, said", [
+        (IMAGE, np.zeros((8, 8, 3)), "an image is float64 of shape (8, 8, 3)"),
+        (IMAGE, np.zeros((8, 8), np.uint8), "uint8 of shape (8, 8), and"),
+        (IMAGE, np.zeros((0, 8, 3), np.uint8), "shape (0, 8, 3)"),
+        (IMAGE, [[1]], "int64 of shape (1, 1)"), ("", image(0), f"has 0 times {IMAGE}: "),
+        (f"{IMAGE} {IMAGE}", image(0), f"has 2 times {IMAGE}: ")])
+    def test_what_is_no_image_or_has_not_one_placeholder_is_the_environments_error(
+            self, text, image, said):
+        observation = Observation(text, image)
         with pytest.raises(ValueError, match=re.escape(said)):
-            observed(IMAGE, image)
-
-    def test_an_image_has_one_placeholder_and_is_copied(self):
-        for text in ("", f"{IMAGE} {IMAGE}"):
-            with pytest.raises(ValueError, match=f"has {text.count(IMAGE)} times {IMAGE}: "):
-                observed(text, image(0))
-        canvas = image(0)
-        seen = Observation(IMAGE, canvas)
-        canvas[:] = 0
-        assert np.array_equal(seen.image, image(0))
+            PatientGroups.observed(SimpleNamespace(state=""), observation)
 
     def test_a_config_with_another_image_token_is_refused(self, other):
         changed(other / "config.json", image_token_id=5)
@@ -440,20 +419,3 @@ class TestProof:
                 tmp_path)
         with pytest.raises(RuntimeError, match="has positions in three dimensions"):
             load_policy(tmp_path)
-
-
-@pytest.mark.parametrize("seed", range(3))
-class TestResults:
-    def test_stored_runs_learn_what_with_other_images_they_neither_know_nor_learn(self, seed):
-        validated = {name: [line for line in archive.metrics(f"{name}-grpo-s{seed}")
-                            if "val/success" in line]
-                     for name in ("frozenlake-image", "sokoban-image", "frozenlake-shuffled")}
-        before, after = ({name: lines[place]["val/success"] * 256
-                          for name, lines in validated.items()} for place in (0, -1))
-        for name in ("frozenlake-image", "sokoban-image"):
-            assert wilson(before[name], 256)[1] < wilson(after[name], 256)[0]
-        low, high = wilson(after["frozenlake-shuffled"], 256)
-        assert low < before["frozenlake-shuffled"] / 256 < high
-        _, others = [line for line in json.loads((ROOT / "lab/results/vision.json").read_text())
-                     if line["run"] == f"frozenlake-image-grpo-s{seed}"]
-        assert others["interval"][1] < wilson(before["frozenlake-image"], 256)[0]

@@ -47,7 +47,6 @@ class Board(TextEnv):
         _things()          the player's cell, and kind -> cells of everything that can be described
     """
 
-    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 2}  # turns a second
     ranges = {"view": [*VIEWS], "tile": (8, 64)}
     rules = ""
     relation_near = 0.5  # credit for a claim with one of its two relations right
@@ -70,9 +69,6 @@ class Board(TextEnv):
                 + (f"\nIn the picture {self.looks}." if "image" in shown else ""))
 
     def render(self):
-        return self.draw() if self.render_mode == "rgb_array" else self.render_text()
-
-    def render_text(self):
         lines, shown = [], VIEWS[self.options["view"]]
         if "coord" in shown:
             lines += [f"{name}: {' '.join(map(str, cells))}"
@@ -106,7 +102,7 @@ class Board(TextEnv):
         return [(kind, *relation(player, cell)) for kind, cells in things.items() for cell in cells]
 
     def describe(self):
-        return relations_text(self.relations())
+        return "; ".join(map(" ".join, self.relations())) or "none"
 
     def score_description(self, text):
         return relation_f1(read_relations(text), self.relations(), self.relation_weights,
@@ -150,13 +146,9 @@ def relation(player, cell):
     return VERTICAL[(row > r) - (row < r)], HORIZONTAL[(column > c) - (column < c)]
 
 
-def relations_text(relations):
-    """Describe a list of (kind, vertical, horizontal): `goal below right; hole same row left`."""
-    return "; ".join(map(" ".join, relations)) or "none"
-
-
 def read_relations(text):
-    """The claims of a text: its clauses in the form of `relations_text`, in their order.
+    """The claims of a text, [(kind, vertical, horizontal), ...]: its clauses such as `goal below
+    right` and `hole same row left`, in their order.
 
     Clauses end at ; or . or a line end. Others are ignored: a model may think aloud between them.
     """

@@ -1,14 +1,12 @@
 """Layers around an environment: each changes one thing and passes everything else through.
 
-    make train ENV=sokoban ARGS="--layer action_noise,probability=0.2 --layer reminder"
+    make train ENV=sokoban ARGS="--layer action_noise,probability=0.2"
 
-Reading order: `Layer` (what a layer may write), `ActionNoise`, `ObservationDropout`, `Reminder`,
-`wrapped` (from texts to layers). A layer of your own: docs/add-an-environment.md.
+Reading order: `Layer` (what a layer may write), `ActionNoise`, `ObservationDropout`,
+`RandomReward`, `wrapped` (from texts to layers). A layer of your own: docs/add-an-environment.md.
 
 Tests: `python -m pytest tests/environments/test_layers.py`.
 """
-
-import re
 
 import gymnasium
 
@@ -146,35 +144,8 @@ class RandomReward(Chance):
         return observation, float(paid), terminated, truncated, info
 
 
-class Reminder(Layer):
-    """Each observation begins with the last states that the model saw before, `states` of them, the
-    oldest first. What ObservationDropout inside of it hid is left out; so are images."""
-
-    defaults = {"states": 1}
-    ranges = {"states": (1, 100)}
-    rule = "Each turn begins with what you saw before."
-
-    def reset(self, *, seed=None, options=None):
-        self.earlier = []
-        return super().reset(seed=seed, options=options)
-
-    def step(self, answer):
-        state = self.env.render_text() if self._live else ""
-        if state not in ("", NOTHING_NEW):
-            self.earlier = [*self.earlier, state][-self.options["states"]:]
-        return self.env.step(answer)
-
-    def render_text(self):
-        return "\n".join([*(f"Before:\n{state}" for state in self.earlier),
-                          *(["Now:"] if self.earlier else []), self.env.render_text()])
-
-    def shallow_answer(self, texts):
-        return self.env.shallow_answer([re.sub(
-            r"^Before:\n.*^Now:\n", "", text, flags=re.DOTALL | re.MULTILINE) for text in texts])
-
-
 LAYERS = {"action_noise": ActionNoise, "observation_dropout": ObservationDropout,
-          "random_reward": RandomReward, "reminder": Reminder}
+          "random_reward": RandomReward}
 
 
 def wrapped(env, layers):

@@ -24,7 +24,7 @@ from minragen.environments.search import MAX_REPLY, fetch, one_line
 from minragen.envs import Budget
 
 try:
-    import uvicorn.protocols.http.auto  # noqa: F401  for look/serve.py, so that one message names it
+    import uvicorn  # noqa: F401  for look/serve.py, so that one message names it
     import websockets.asyncio.client
     from openenv import core
     from openenv.core.env_server.types import EnvironmentMetadata

@@ -19,12 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minragen.cache import place
 
-FAMILY = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
-
-
-def supports(decoder):
-    """Whether `decode` computes this decoder."""
-    return type(decoder).__name__ in FAMILY
+FAMILY = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}  # decoders
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ def faster(policy, attention=""):
 
         # cuDNN plans each new shape for 50 ms; hardly any repeats.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    ours = llama.supports(policy.model.base_model)
+    ours = type(policy.model.base_model).__name__ in llama.FAMILY
     if attention:
         set_attention(policy, attention)
         return replace(policy, last_hidden=run if ours else last_hidden,

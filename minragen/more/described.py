@@ -24,25 +24,19 @@ class DescribedTurn:
     turn: Callable = EnvGroups.turn
 
     def __call__(self, env, reply):
-        seen = score(env, reply.observation) if "observation" in self.parts else None
+        found = {}  # name -> F1, None where the environment has nothing to grade
+        if "observation" in self.parts:
+            found["grounding"] = score(env, reply.observation)
         observation, reward, terminated, truncated, info = self.turn(env, reply)
-        expected = score(env, reply.prediction) if "prediction" in self.parts else None
-        paid, described = self.reward(reply, seen, expected, reward, info)
-        return observation, reward + paid, terminated, truncated, {**info, **described}
-
-    def reward(self, reply, grounding, worldmodeling, reward, info):
-        """The paid reward, and {name: F1, "env_return": reward}; 0.0 and {} if nothing is graded.
-
-        grounding, worldmodeling: F1, None where the format or the environment has nothing to grade
-        """
+        if "prediction" in self.parts:
+            found["worldmodeling"] = score(env, reply.prediction)
         # A malformed reply describes nothing, not even an empty world.
-        described = {name: float(f1) * reply.valid for name, f1 in
-                     (("grounding", grounding), ("worldmodeling", worldmodeling)) if f1 is not None}
-        if not described:
-            return 0.0, {}
-        paid = (self.grounding_reward * described.get("grounding", 0.0)
-                + self.worldmodeling_reward * described.get("worldmodeling", 0.0))
-        return paid * bool(info["valid"]), {**described, "env_return": reward}
+        graded = {name: float(f1) * reply.valid for name, f1 in found.items() if f1 is not None}
+        if graded:
+            info = {**info, **graded, "env_return": reward}
+            reward += bool(info["valid"]) * sum(
+                getattr(self, f"{name}_reward") * f1 for name, f1 in graded.items())
+        return observation, reward, terminated, truncated, info
 
 
 def score(env, text):

@@ -4,12 +4,13 @@ import functools
 import itertools
 import random
 import time
+from types import SimpleNamespace
 
 import pytest
 from test_fuzz import frame_of
 from toys import prompt_length, puppet, replies, tiny
 
-from minragen.environments.board import read_relations, relation, relation_f1, relations_text
+from minragen.environments.board import read_relations, relation, relation_f1
 from minragen.envs import EnvGroups, make
 from minragen.more.described import DescribedTurn
 from minragen.rollout import Rules, collect
@@ -39,10 +40,11 @@ class TestLanguage:
             "box above same column; box same row right; "
             "target same row same column; target same row right")
 
-    def test_what_is_written_is_read_again(self):
-        claims = [(kind, *place) for kind in ("goal", "hole") for place in PLACES]
-        assert read_relations(relations_text(claims)) == claims
-        assert relations_text([]) == "none"
+    def test_what_is_written_is_read_again(self, monkeypatch):
+        env = make("frozenlake")
+        for claims in ([(kind, *place) for kind in ("goal", "hole") for place in PLACES], []):
+            monkeypatch.setattr(env, "relations", lambda claims=claims: claims)
+            assert read_relations(env.describe()) == claims
 
     def test_only_clauses_that_are_exactly_a_claim_count(self):
         """Case and blanks do not matter; other clauses are ignored."""
@@ -104,15 +106,19 @@ class TestStateReward:
     def test_a_description_is_rewarded_if_format_and_action_are_valid(self):
         said = Reply("r", "a", True)
 
-        def rewarded(reply=said, f1=(1.0, 1.0), valid=1.0, weights=(0.5, 0.25)):
-            return DescribedTurn(self.PARTS, *weights).reward(reply, *f1, 0.125, {"valid": valid})
+        def rewarded(reply=said, f1=1.0, valid=1.0, weights=(0.5, 0.25)):
+            env = SimpleNamespace(score_description=lambda text: f1)
+            turn = DescribedTurn(self.PARTS, *weights, turn=lambda env, reply: (
+                "", 0.125, False, False, {"valid": valid}))
+            return turn(env, reply)[1::3]
 
-        right = {"grounding": 1.0, "worldmodeling": 1.0, "env_return": 0.125}
-        assert rewarded() == (0.75, right)
-        assert rewarded(valid=0.0) == rewarded(weights=()) == (0, right)
+        right = {"valid": 1.0, "grounding": 1.0, "worldmodeling": 1.0, "env_return": 0.125}
+        assert rewarded() == (0.875, right)
+        assert rewarded(valid=0.0) == (0.125, right | {"valid": 0.0})
+        assert rewarded(weights=()) == (0.125, right)
         # A malformed reply describes nothing, not even a state without objects.
-        assert rewarded(Reply()) == (0, right | {"grounding": 0.0, "worldmodeling": 0.0})
-        assert rewarded(f1=(None, None)) == (0, {})
+        assert rewarded(Reply()) == (0.125, right | {"grounding": 0.0, "worldmodeling": 0.0})
+        assert rewarded(f1=None) == (0.125, {"valid": 1.0})
 
     def test_without_descriptions_or_without_places_nothing_is_scored(self):
         for env, frame in (("frozenlake", tiny()[1]), ("bandit", frame_of(FORMAT))):

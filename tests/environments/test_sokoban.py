@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from playing import begun
 
+from minragen.environments.board import MOVES, moved
 from minragen.environments.sokoban import Sokoban
 from minragen.envs import Budget
 
-MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 LARGE = {"rows": 8, "cols": 8, "boxes": 2}
 KINDS = ({}, LARGE, {"boxes": 3}, {"rows": 5, "cols": 9, "walls": 0.3})
 EXTREMES = ({"boxes": 4, "walls": 0.3, "pulls": 99}, {"rows": 5, "cols": 5, "boxes": 2},
@@ -48,13 +48,9 @@ def plan_of(env):
     return env._plan(env.player, env.boxes)
 
 
-def ahead(cell, action, steps=1):
-    return cell[0] + steps * MOVES[action][0], cell[1] + steps * MOVES[action][1]
-
-
 def twin_step(floor, player, boxes, action):
     """The rules once more, in (row, column) pairs: (player, boxes) after an action."""
-    to, beyond = ahead(player, action), ahead(player, action, 2)
+    to, beyond = moved(player, action), moved(player, action, 2)
     if to not in floor or (to in boxes and (beyond in boxes or beyond not in floor)):
         return player, boxes
     return to, frozenset(beyond if box == to else box for box in boxes)
@@ -134,10 +130,8 @@ class TestRooms:
 
 class TestPlayers:
     def test_its_plan_is_as_short_as_that_of_breadth_first_search(self):
-        for boards, options in ((60, {}), (30, {"walls": 0.3, "cols": 8}), (15, LARGE),
-                                (15, {"boxes": 3})):
-            for env in drawn(boards, **options):
-                assert len(plan_of(env)) == shortest(env)
+        for env in (env for options in KINDS for env in drawn(20, **options)):
+            assert len(plan_of(env)) == shortest(env)
         # Here a search that keeps the first way it sees to each position needs 13.
         env = room("########", "#______#", "##_#OX_#", "#__PX__#", "#__O___#", "#_____##",
                    "#___#__#", "########", budget=Budget(10, 4, 40))
@@ -160,6 +154,6 @@ class TestPlayers:
                 player, box, _, start, *via = (tuple(map(int, cell)) for cell in
                                                re.findall(r"\((\d+), (\d+)\)", env.note()))
                 push, first = re.search(r"push (\w+)", env.note())[1], (via or [start])[0]
-                assert ahead(start, push) == box
-                action = push if first == player else {ahead(player, a): a for a in MOVES}[first]
+                assert moved(start, push) == box
+                action = push if first == player else {moved(player, a): a for a in MOVES}[first]
                 assert env._act(action).terminated == (left == 1)

@@ -6,11 +6,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from conftest import parsed, run_apart
+from several import free_port
 
 from minragen.more.api import Server
 from minragen.run.groups import env_groups
@@ -31,8 +31,7 @@ def served(tmp_path_factory):
     template = (folder / "chat_template.jinja").read_text()
     (folder / "chat_template.jinja").write_text(template.replace(
         "<|im_start|>assistant\n{%", "<|im_start|>assistant\n<think>{%"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), None) as free:
-        port = free.server_port
+    port = free_port()
     command = [Path(sys.executable).parent / "transformers", "serve", "--port", str(port),
                "--device", "cpu"]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
