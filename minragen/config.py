@@ -57,7 +57,7 @@ def choices_of(option):
 class Config:
     """Every field is an option: `max_new_tokens` is `--max-new-tokens`."""
 
-    env: str = opt("frozenlake", "name, mixture (a,b or a=12,b=4), module:Class, Gymnasium id or "
+    env: str = opt("frozenlake", "name, mixture (a,b or a=12,b=4), module:Class, or "
                                  "openenv:URL of a server")
     run: str = opt("", "folder under runs/; empty: named after env, algo, model and seed")
     seed: int = opt(0, "seed of everything random in the run", most=2**20 - 1)

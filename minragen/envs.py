@@ -330,8 +330,8 @@ LAYERS = "minragen.environments.layers:wrapped"
 
 
 def make(name, split="train", budget=None, layers=(), **options):
-    """Build an environment: a name from `REGISTRY`, `package.module:Class`, a Gymnasium id with
-    Text spaces, or `openenv:http://host:port`.
+    """Build an environment: a name from `REGISTRY`, `package.module:Class`, or
+    `openenv:http://host:port`.
 
     layers: what is put around it, the last outermost: `action_noise,probability=0.2`
     raises: ValueError with the nearest known name, ImportError naming the missing module or class

@@ -15,7 +15,6 @@ import weakref
 from collections import ChainMap, Counter
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -24,11 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from playing import begun
 from toys import replies, tiny
-from walks import FAULTS, EchoText, Question, Step, Walk
+from walks import FAULTS, Question, Step, Walk
 
 from minragen import envs
 from minragen.environments import limits
-from minragen.environments.gymnasium_text import GymnasiumText
 from minragen.environments.layers import Layer
 from minragen.environments.limits import ServerGone
 from minragen.envs import FORMAT_PENALTY, REGISTRY, Budget, EnvGroups, Observation, Outcome, make
@@ -52,12 +50,9 @@ class TestErrors:
         for name, said in (("FrozenLakes", "unknown env 'FrozenLakes': did you mean 'frozenlake'?"),
                            (":Walk", "bad env ':Walk': expected package.module:Class"),
                            ("minragen.envs:TextEnv", "is the base"),
-                           ("minragen.environments.gymnasium_text:GymnasiumText", "is the base"),
-                           ("test_envs:Nothing", "no Gymnasium id called 'Nothing'"),
-                           ("test_envs:Budget", "test_envs has no TextEnv class"),
-                           ("words/Broken-v0", "does not begin with these options: KeyError: "),
-                           ("openenv", "a Gymnasium id or openenv:URL"),
-                           ("FrozenLake-v1", "has a Discrete space, expected Text spaces")):
+                           ("test_envs:Nothing", "test_envs has no such subclass of TextEnv"),
+                           ("test_envs:Budget", "test_envs has no such subclass of TextEnv"),
+                           ("openenv", "package.module:Class or openenv:URL")):
             assert said in refusal(make, name)
 
     def test_an_option_or_a_budget_that_makes_no_sense_is_refused(self):
@@ -162,48 +157,6 @@ class TestMake:
         monkeypatch.setattr(sys, "path", [p for p in sys.path if p])  # as in a console script
         env = make("my_walk:My", "test", Budget(9, 1, 9))
         assert (type(env).__name__, env.split, env.budget) == ("My", "test", Budget(9, 1, 9))
-
-    def test_a_gymnasium_id_is_told_by_its_docstring_and_its_members_have_their_own_luck(self):
-        env, rewards = make("EchoText-v0"), set()  # which TestContract accepts
-        assert env.system_prompt.startswith(EchoText.__doc__)
-        for member in range(3):
-            env.reset(seed=0, options={"member": member})
-            _, reward, ended, _, info = env.step(env.render())
-            rewards.add(reward)
-            assert (ended, info["success"]) == (True, 1.0)
-        assert len(rewards) == 3
-
-    @pytest.mark.parametrize("reward, terminated, truncated, info, success", [
-        (1.0, True, False, {}, True), (1.0, False, False, {}, False), (1.0, False, True, {}, False),
-        (0.0, True, False, {}, False), (1.0, True, False, {"success": 0}, False),
-        (0.0, False, True, {"success": 1}, True)])
-    def test_success_of_a_gymnasium_id_is_what_it_says_or_else_an_end_with_a_reward(
-            self, reward, terminated, truncated, info, success):
-        inner = Mock(**{"step.return_value": ("", reward, terminated, truncated, info)})
-        outcome = GymnasiumText._act(SimpleNamespace(inner=inner), "a")
-        assert outcome[:3] == (reward, terminated or truncated, success)
-
-    def test_a_gymnasium_id_keeps_its_wrappers_and_its_limit_is_the_budget(self):
-        env, letters = make("test_envs:words/Guess-v0", "val"), set()
-        assert env.system_prompt == ("Find the letter.\n\nAfter a wrong one an arrow → shows the "
-                                     "way.\nYou have 4 turns.")
-        for seed in range(40):  # a letter that the first text hides, so the seed tells the split
-            assert env.reset(seed=seed)[0] == "Which letter?\nTurns left: 4"
-            letter = env.inner.unwrapped.letter
-            letters.add(letter)
-            assert env.instance_split() == "val" and env.step("z")[3:] == (
-                False, {"success": 0.0, "valid": 0.0, "effective": 0.0})
-            observation, *wrong = env.step("b" if letter == "a" else "a")
-            assert observation in env.observation_space and wrong[:3] == [0.0, False, False]
-            _, reward, terminated, truncated, info = env.step(letter)
-            assert (reward, terminated, truncated, info["success"]) == (2.0, True, False, 1.0)
-        assert len(letters) > 4
-        env.reset(seed=0)
-        assert [env.step("z")[2:4] for _ in range(4)] == [(False, False)] * 3 + [(False, True)]
-        wide = make("test_envs:words/Guess-v0", budget=Budget(6, 1, 6))  # more than its limit
-        wide.reset(seed=0)
-        wrong = "b" if wide.inner.unwrapped.letter == "a" else "a"
-        assert [wide.step(wrong)[2:4] for _ in range(6)][4:] == [(False, False), (False, True)]
 
 
 class TestGroups:
@@ -509,8 +462,8 @@ class TestThreads:
 
 
 class TestContract:
-    def test_it_refuses_each_fault_and_accepts_those_of_users_and_of_gymnasium(self, capsys):
-        accepted = ["Broken", "Step", "Question", "Quoting", "EchoText-v0", "words/Guess-v0"]
+    def test_it_refuses_each_fault_and_accepts_those_of_users(self, capsys):
+        accepted = ["Broken", "Step", "Question", "Quoting"]
         faults = {*ChainMap(*FAULTS.values())}
         parts = [f"{noun} and ({' or '.join(FAULTS[noun])})" for noun in FAULTS]
         pytest.main(["-q", "--tb=no", "-p", "no:cacheprovider", "-k", " or ".join(accepted + parts),

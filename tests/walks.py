@@ -3,9 +3,7 @@ of environments, which is quick because nothing here needs PyTorch."""
 
 from collections import ChainMap
 
-import gymnasium
 import numpy as np
-from gymnasium import spaces
 
 from minragen.envs import Budget, Outcome, TextEnv
 
@@ -59,52 +57,6 @@ class Question(Walk):
     def _act(self, action):
         right = action == str(self.day)
         return Outcome(float(right), terminated=right, success=right, effective=right)
-
-
-class EchoText(gymnasium.Env):
-    """Repeat the word. The reward is random."""
-
-    observation_space = action_space = spaces.Text(max_length=8, charset="abcdef")
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.word = "".join(self.np_random.choice([*"abcdef"], size=6))
-        return self.word, {}
-
-    def step(self, action):
-        return action, self.np_random.random(), False, True, {"success": action == self.word}
-
-
-class Guess(gymnasium.Env):
-    """Find the letter.
-
-    After a wrong one an arrow → shows the way.
-    """
-
-    observation_space = spaces.Text(max_length=30, charset="Which letter?→←.")
-    action_space = spaces.Text(max_length=1, charset="abcdefgh")
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.letter = str(self.np_random.choice([*"abcdefgh"]))
-        return "Which letter?", {}
-
-    def step(self, action):
-        won = action == self.letter
-        return "." if won else "→" if action < self.letter else "←", float(won), won, False, {}
-
-
-def doubled():
-    return gymnasium.wrappers.TransformReward(Guess(), lambda reward: 2 * reward)
-
-
-def broken():
-    raise KeyError("no display\nat all")
-
-
-gymnasium.register("EchoText-v0", entry_point=EchoText)
-gymnasium.register("words/Broken-v0", entry_point=broken)
-gymnasium.register("words/Guess-v0", entry_point=doubled, max_episode_steps=4)
 
 
 # Class of the contract that must notice -> fault -> (method of Walk, what it returns instead, given

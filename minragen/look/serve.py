@@ -20,7 +20,7 @@ from minragen.support.options import parse_options
 def main(argv):
     """Serve an environment until interrupted."""
     parser = Parser(prog="minragen serve", description="Serve an environment over OpenEnv.")
-    parser.add_argument("--env", required=True, help="name, package.module:Class or Gymnasium id")
+    parser.add_argument("--env", required=True, help="name or package.module:Class")
     parser.add_argument("--env-arg", action="append", default=[], help="name=value, as in training")
     parser.add_argument("--layer", action="append", default=[], help="as in training")
     for field in fields(Budget):
