@@ -19,6 +19,7 @@ import re
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib
 
@@ -33,6 +34,8 @@ from minragen.environments.board import read_tiles
 from minragen.envs import REGISTRY, make
 from minragen.look.intervals import wilson
 from minragen.look.play import transcript
+from minragen.run.bundled import demonstration_groups
+from minragen.run.groups import env_groups
 from minragen.run.log import console_line
 from minragen.support.formats import forced_prefix
 
@@ -97,10 +100,9 @@ def draw(path):
 def draw_pretrained(path):
     """Success in training against minutes of it, and that of the two validations: a panel for each
     recipe, with the same runs under a random reward in gray."""
-    recipes = [name for name in pretrained.SMOLLM2 if archive.names(f"{name}-s?")]
-    figure, axes = plt.subplots(1, len(recipes), figsize=(5 * len(recipes), 3), squeeze=False,
+    figure, axes = plt.subplots(1, len(recipes()), figsize=(5 * len(recipes()), 3), squeeze=False,
                                 layout="constrained")
-    for axis, name in zip(axes[0], recipes):
+    for axis, name in zip(axes[0], recipes()):
         for run in archive.names(f"{name}*-s?"):
             lines, random = archive.metrics(run), "-random-" in run
             minutes = np.cumsum([0] + [value for _, value in curve(lines, "seconds")]) / 60
@@ -226,6 +228,51 @@ def pretrained_table():
             str(row["steps"]), f"{row['minutes']:.0f}"])
     return table(("environment and seed", "before", "after", "after - before",
                   "valid replies before, after", "steps", "minutes of training"), rows)
+
+
+def pretrained_means():
+    """What an owner of a laptop gains: one row for each recipe, the mean of its seeds."""
+    rows = []
+    for name in recipes():
+        runs = archive.names(f"{name}-s?")
+        config = archive.config(runs[0])
+        before, after = ([pretrained.row_of(archive.config(run), archive.metrics(run))[when][0]
+                          for run in runs] for when in ("before", "after"))
+        took = [sum(line.get("seconds", 0) for line in archive.metrics(run)) / 60 for run in runs]
+        rows.append([
+            f"`make train ENV={config.env} MODEL=smollm2`", f"{np.mean(before):.2f}",
+            ", ".join(f"{rate:.2f}" for rate in after), str(config.val_size),
+            f"{min(took):.0f} to {max(took):.0f}" if len(took) > 1 else f"{took[0]:.0f}"])
+    return table(("command", "before RL, mean", "after RL, seed by seed", "held-out instances",
+                  "minutes on one CPU core"), rows)
+
+
+def recipes():
+    """The names of the recipes of SmolLM2 that have stored runs."""
+    return [name for name in pretrained.SMOLLM2 if archive.names(f"{name}-s?")]
+
+
+def recipe_cards():
+    """One row for each recipe: what it sets."""
+    rows = []
+    for name in recipes():
+        config = archive.config(f"{name}-s0")
+        groups = demonstration_groups(SimpleNamespace(name="smollm2"), partial(env_groups, config))
+        rows.append([
+            config.env, config.response_format, f"{config.warmup_steps * len(groups)}",
+            f"{config.num_groups} x {config.group_size}", str(config.steps), f"{config.lr:g}",
+            str(config.max_new_tokens), str(groups.envs[0].budget.max_turns)])
+    return table(("environment", "format", "demonstrations", "groups x members", "steps",
+                  "learning rate", "tokens a reply", "turns"), rows)
+
+
+def start_line(run):
+    """What the console said of a run's start, from the metrics of its first step."""
+    config, line = archive.config(run), archive.metrics(run)[1]
+    return "\n".join(["```text", (
+        f"start     before the first update: valid replies {line['valid']:.2f}, success "
+        f"{line['success']:.2f}, groups with different returns "
+        f"{config.num_groups - line['groups_zero_std']} of {config.num_groups}"), "```"])
 
 
 def lora_table(steps=60):
@@ -384,7 +431,11 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
          "docs/performance.md": {"gpu": gpu.tables, "waiting": waiting.figures},
          "docs/running.md": {"log": log_lines},
          "docs/specification.md": {"mutants": mutants_result},
-         "docs/pretrained.md": {"runs": pretrained_table},
+         "docs/pretrained.md": {
+             "means": pretrained_means, "runs": pretrained_table, "recipes": recipe_cards,
+             "before": partial(dialogue, "smollm2-frozenlake-s0", min),
+             "after": partial(dialogue, "smollm2-frozenlake-s0", max),
+             "start": partial(start_line, "smollm2-lean-s0")},
          "docs/results.md": {"results": results_table},
          **{f"docs/environments/{env}.md": {
              "tiny": partial(episode_of, f"{env}-grpo-s0", turns=2),
