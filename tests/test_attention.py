@@ -41,12 +41,6 @@ def related_rows(seed):
             torch.tensor([m + [False] * (longest - len(m)) for m in masks]), lengths)
 
 
-def beginnings(tokens, mask):
-    """The different beginnings of rows that end before a masked token."""
-    return {tuple(row[:end + 1]) for row, masked in zip(tokens.tolist(), mask)
-            for end in range(max(masked.nonzero()[:, 0], default=0))}
-
-
 class TestPrefixTree:
     @pytest.mark.parametrize("name", LEAN)
     def test_logprobs_values_and_gradients_are_those_of_a_plain_full_pass(
@@ -110,7 +104,9 @@ class TestPrefixTree:
             model.get_input_embeddings().register_forward_hook(
                 lambda module, args, out, ids=ids: ids.append(args[0].numel()))
         trainer.update(learner, trainer.compute_targets(learner, batch, config)[0], config, 1)
-        once = len(beginnings(batch.tokens, batch.response_mask))
+        once = len({(*row[:end],) for row, masked in zip(
+            batch.tokens.tolist(), batch.response_mask.tolist())
+            for end in range(1, len(row)) if any(masked[end:])})
         assert counts == ([once], [once], [once, once])  # the critic: before and in the update
         assert once < batch.attention_mask.sum() / 3
 

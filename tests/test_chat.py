@@ -255,17 +255,14 @@ class TestInstructions:
 
 
 class TestParsing:
-    def test_a_reply_in_the_format_is_read(self):
-        for text, reasoning, answer in (
-                (" a b</think><answer> Left || Up</answer>", "a b", "Left || Up"),
-                ("</think>\n <answer></answer>", "", ""),
-                (" a</think><answer>x</think>\ny</answer>.", "a", "x</think>\ny")):
-            assert tiny()[1].parse(text) == Reply(reasoning, answer, True)
-
-    def test_a_reply_that_is_not_in_the_format_has_no_parts_at_all(self):
-        for text in ("", "<answer> a</answer>", " r</think> so <answer> a</answer>",
-                     " r</think><answer> a", " r <answer> a</answer>", "</answer></think>"):
-            assert tiny()[1].parse(text) == Reply(), text
+    def test_a_reply_in_the_format_is_read_and_any_other_has_no_parts_at_all(self):
+        for text, *parts in (
+                (" a b</think><answer> Left || Up</answer>", "a b", "Left || Up", True),
+                ("</think>\n <answer></answer>", "", "", True),
+                (" a</think><answer>x</think>\ny</answer>.", "a", "x</think>\ny", True),
+                ("",), ("<answer> a</answer>",), (" r</think> so <answer> a</answer>",),
+                (" r</think><answer> a",), (" r <answer> a</answer>",), ("</answer></think>",)):
+            assert tiny()[1].parse(text) == Reply(*parts), text
         for text in (" r</think><answer> a</answer>",
                      " o</observation><reasoning> r</think><answer> a</answer>",
                      " o</observation> and <reasoning> r</reasoning></think><answer> a</answer>",

@@ -6,6 +6,7 @@ docs/models.md lists each of FAMILIES in the row of what is measured.
 import contextlib
 import copy
 import functools
+import itertools
 import tempfile
 
 import pytest
@@ -175,11 +176,9 @@ class TestFamilies:
         prompts, reasonings = ([torch.randint(300, (n,), generator=rng).tolist() for n in lengths]
                                for lengths in ((49, 31, 12), (30, 6, 1)))
         scores = diagnostics.score_matrix(policy, prompts, reasonings)
-        for i, z in enumerate(reasonings):
-            for j, x in enumerate(prompts):
-                logits = policy.model(torch.tensor([x + z])).logits
-                log_p = logits[0, len(x) - 1:-1].log_softmax(dim=-1)
-                assert abs(log_p[range(len(z)), z].sum() - scores[i, j]) < 1e-3
+        for score, (z, x) in zip(scores.flatten(), itertools.product(reasonings, prompts)):
+            log_p = policy.model(torch.tensor([x + z])).logits[0, len(x) - 1:-1].log_softmax(dim=-1)
+            assert abs(log_p[range(len(z)), z].sum() - score) < 1e-3
         long, most = prompts[0] + reasonings[0], diagnostics.max_positions(policy.model)
         assert torch.equal(
             diagnostics.score_matrix(policy, [long], reasonings[:1]),

@@ -35,10 +35,7 @@ def ragged():
 
 
 class TestLogprobs:
-    def test_those_of_greedy_play_are_those_of_temperature_1(self):
-        """That they equal a plain full pass: test_attention.py."""
-        greedy, usual = (token_logprobs(tiny()[0].model, *ragged(), t) for t in (0, 1.0))
-        assert all(map(torch.equal, greedy, usual))
+    """That they equal a plain full pass: test_attention.py."""
 
     def test_chunks_change_no_value_and_no_gradient_and_padding_costs_nothing(self, monkeypatch):
         """Only response positions go through the output layer, in the second round in threes."""
@@ -86,11 +83,10 @@ class TestCritic:
 
 
 class TestCheckpointing:
-    @pytest.mark.parametrize("name", ["Llama", "GPT-2"])
-    def test_layers_are_computed_again_with_equal_gradients(self, name):
+    def test_layers_are_computed_again_with_equal_gradients(self):
         """GPT-2's configuration has dropout, which transformers' own switch would turn on. That it
         takes less memory: long/test_memory.py."""
-        critic, (tokens, mask) = Critic(family(name)), ragged()
+        critic, (tokens, mask) = Critic(family("GPT-2")), ragged()
         critic.head.weight.data.normal_()
         calls, measured, gradients = [], [], []
         for path, module in critic.named_modules():

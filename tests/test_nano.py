@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toys import Lottery
+from toys import Lottery, sampled
 
 from minragen import nano
 from minragen import train as trainer
@@ -64,12 +64,11 @@ def test_the_tokens_that_are_trained_are_those_that_were_sampled(played, monkeyp
     monkeypatch.setattr(torch, "multinomial", lambda p, num_samples: drawn.append(
         multinomial(p, num_samples)) or drawn[-1])
     one_by_one = [nano.collect(policy, frame, "train", seed, 1, 1)[0] for seed in range(4)]
-    assert torch.cat(drawn).flatten().tolist() == [
-        i for e in one_by_one for i, sampled in zip(e.tokens, e.response_mask) if sampled]
+    assert torch.cat(drawn).flatten().tolist() == [i for e in one_by_one for i in sampled(e)]
     assert any(e.env.turns_left < 2 for e in one_by_one)  # two turns at least
     cold = nano.collect(policy, frame, "train", 0, 1, 4, temperature=1e-6)
-    assert len({tuple(e.tokens[:sum(mask.cumsum(0) < 1) + 6]) for e, mask in (
-        (e, torch.tensor(e.response_mask)) for e in cold)}) == 1  # their first replies are greedy
+    first_replies = {(*e.tokens[:e.response_mask.index(True) + 6],) for e in cold}
+    assert len(first_replies) == 1  # greedy
     end = frame.end_of_turn
     for seed in range(8):
         ended = nano.begin(frame, "train", seed, 0)

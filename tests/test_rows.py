@@ -48,22 +48,17 @@ class Endless(Slow):
 
 
 class SlowAndFaulty(Faulty):
-    parallel = True
-
-
-class Sleepy(Faulty):
     """Its threads return in random order."""
 
     parallel = True
 
     def step(self, answer):
-        threading.Event().wait(random.random() / 50)
+        threading.Event().wait(random.random() / 300)
         return super().step(answer)
 
 
 class Delayed(PatientGroups):
-    """Each step takes as many calls of `receive` as `delays` says next; one that waits skips time.
-    """
+    """Each step takes as many calls of `receive` as `delays` says; one that waits skips time."""
 
     def __init__(self, *given, delays=None, **named):
         super().__init__(*given, **named)
@@ -139,7 +134,7 @@ class TestTrajectories:
 
     def test_gradients_are_those_of_the_slow_step_with_threads_and_real_delays(self, real):  # noqa: F811
         for options in ({}, dict(context="limited", window=2), dict(algo="ppo", max_rows=3)):
-            assert_equal(real, configured(env="test_rows:Sleepy", feed_share=0.3, **options))
+            assert_equal(real, configured(env="test_rows:SlowAndFaulty", feed_share=0.3, **options))
 
 
 @pytest.mark.parametrize("context, max_rows", [("full", 256), ("full", 4), ("limited", 4)])
@@ -173,15 +168,11 @@ class TestFeeding:
         played = collect(policy, frame, groups, 3, rules)
         return passes, played
 
-    def turns_at_once(self, passes):
-        """How often something was fed after the first prompts."""
-        return sum(q > 1 for _, q in passes) - 1
-
     @pytest.mark.parametrize("env", ["Lottery", "Slow"])
     def test_with_a_share_of_1_all_are_fed_together(self, monkeypatch, env):
         groups = Delayed(f"test_rows:{env}", 4, 3, delays=itertools.cycle(range(30)))
         passes, played = self.fed(monkeypatch, groups, feed_share=1.0)
-        assert self.turns_at_once(passes) == max(len(t.turns) for t in played) - 1
+        assert sum(q > 1 for _, q in passes) == max(len(t.turns) for t in played)
 
     @pytest.mark.parametrize("env, share, max_rows, expected", [
         ("Lottery", 1.0, 12, False), ("Lottery", 1.0, 11, True), ("Lottery", 0.9, 12, True),
@@ -198,9 +189,9 @@ class TestFeeding:
         for share in (0.1, 0.99):
             passes, played = self.fed(monkeypatch, Delayed("test_rows:Slow", 12, 1),
                                       feed_share=share)
-            fed[share] = self.turns_at_once(passes)
+            fed[share] = sum(q > 1 for _, q in passes)
         turns = max(len(t.turns) for t in played)
-        assert fed[0.1] > 2 * turns and fed[0.99] < fed[0.1]
+        assert fed[0.1] - 1 > 2 * turns and fed[0.99] < fed[0.1]  # without the first prompts
 
     def test_enough_are_a_share_of_all_and_one_is_enough_if_nothing_can_be_sampled(
             self, monkeypatch):

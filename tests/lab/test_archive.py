@@ -11,15 +11,6 @@ from minragen.run import runs as folders
 RUN = "frozenlake-grpo-s0"
 
 
-@pytest.fixture
-def copied(tmp_path, monkeypatch):
-    """A copy of the file, which a test may change."""
-    path = tmp_path / "runs.zip"
-    path.write_bytes(archive.ARCHIVE.read_bytes())
-    monkeypatch.setattr(archive, "ARCHIVE", path)
-    return path
-
-
 @pytest.mark.usefixtures("runs", "drawn")
 class TestArchive:
     def test_a_stored_run_becomes_one_of_runs_that_the_report_can_show(self):
@@ -36,7 +27,10 @@ class TestArchive:
             archive.main()
         assert f"did you mean '{RUN}'" in capsys.readouterr().err
 
-    def test_what_is_put_in_comes_out_and_other_runs_stay(self, copied):
+    def test_what_is_put_in_comes_out_and_other_runs_stay(self, tmp_path, monkeypatch):
+        copied = tmp_path / "runs.zip"
+        copied.write_bytes(archive.ARCHIVE.read_bytes())
+        monkeypatch.setattr(archive, "ARCHIVE", copied)
         folder = archive.unpack(RUN)
         told = [dict(step=step, split=split, seed=step) for step, split in (
             (0, "val"), (1, "train"), (5, "val"), (5, "train"), (9, "val"), (9, "val"))]

@@ -48,8 +48,6 @@ def trained(monkeypatch):
 
 
 class TestRule:
-    BASE = settings.preset("bandit", "grpo").lr
-
     def fill(self, folder, algo="grpo"):
         fill(("bandit", algo), folder / "rows.json", {})
         return stored(folder / "rows.json")
@@ -222,7 +220,6 @@ class TestOwnAlgorithm:
         for words, said in ((["--env", "bandi"], "unknown env 'bandi': did you mean 'bandit'"),
                             (["--workrs", "2"], "did you mean '--workers'"),
                             (["--model", "a", "--quick"], "a model takes neither --algo nor"),
-                            (["--model", "a", "--split=val"], "unknown option '--split'"),
                             (["--workers", "0"], "--workers: got 0, expected at least 1"),
                             (["--algo", "grop"], "unknown algo 'grop': did you mean 'grpo'")):
             with pytest.raises(SystemExit) as stop:
