@@ -154,12 +154,6 @@ class TestSentences:
             evaluation.main(["--play", "bandit"])
         assert capsys.readouterr().err.count("Traceback") == 2
 
-    def test_a_refusal_because_of_the_users_exception_has_its_line(self):
-        with pytest.raises(ValueError, match="does not begin with these options: KeyError") as bad:
-            envs.make("walks:words/Broken-v0")
-        assert "walks.py:" in faults.fault_of(bad.value).place
-        assert faults.fault_of(bad.value).sentence.startswith("env 'words/Broken-v0' does not")
-
     def test_a_step_over_the_time_limit_has_the_line_that_it_was_in(self, monkeypatch):
         monkeypatch.setattr(limits, "STEP_TIME_LIMIT", 0.1)
         monkeypatch.setattr("toys.Lottery.step", lambda env, answer: time.sleep(9))
