@@ -4,14 +4,6 @@ Reading order: `ChatFrame` (RAGEN's context manager: text to tokens without ever
 again), `reply_pattern`. In support/, formats.py says what a reply looks like and template.py which
 texts stand around messages.
 
-Differences from RAGEN's `ctx_manager`:
-  1. The tokens between two turns are derived from the tokenizer's own chat template and *proved* at
-     start-up: appending must equal rendering. RAGEN looks for "qwen" or "llama-3" in the name of
-     the model's folder.
-  2. A sampled reply is never decoded, repaired and encoded again. RAGEN rebuilds replies from their
-     parsed parts and so trains on tokens that were not sampled.
-  3. Templates that remove earlier thoughts (Qwen3, R1) keep them here: history only ever grows.
-
 Tests: `python -m pytest tests/test_chat.py`.
 """
 

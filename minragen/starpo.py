@@ -16,18 +16,6 @@ windowed contexts one of its turns. Masks are bool (B, T).
 
 More estimators and filters are in more/: they are rows that run/start.py, or a user's algorithm,
 adds to ESTIMATORS and FILTERS.
-
-Differences from RAGEN V2 and the verl version it pins:
-  1. Means over tokens are normalised over the *whole optimizer step* (`loss_weights`), so the
-     micro-batch size cannot change the gradient. There, every micro-batch is averaged by itself.
-  2. Values, advantages and losses are exactly 0 outside the mask, whitened advantages too.
-  3. The eps of filter top_p is relative to the sum of the spreads, so scaling all rewards keeps the
-     same groups.
-  4. The KL in the loss is k2 or k3, never k1, whose gradient as a loss has expectation 0. There, k3
-     is cut off at 10, so a token that is 14 times less likely than before RL has no gradient.
-  5. REINFORCE++ passes later rewards on through observation tokens. There, the sum starts again at
-     each of them, and earlier turns get nothing of later rewards.
-  6. The advantage of a group of one is 0 before whitening. There, it is its raw score.
 """
 
 import torch

@@ -1,10 +1,4 @@
-"""Bandit: choose one of two arms by what their names suggest.
-
-Differences from RAGEN:
-  1. A group sees one pair in one order. RAGEN's members have other seeds and so other pairs.
-  2. There is a validation split: the pairs of training in the other order.
-  3. `reversed` restores V1's BanditRev. V2's configuration has only its tag.
-"""
+"""Bandit: choose one of two arms by what their names suggest."""
 
 import re
 import zlib

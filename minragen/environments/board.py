@@ -2,12 +2,6 @@
 
 Reading order: `Board`; `read_tiles`, its images; `moved` to `read_places`, for solvers and
 shallow players; `relation` to `relation_f1`, the language and its score; `flood`, a search.
-
-Differences from RAGEN: the prompt names the board's own far corner. RAGEN's is (5, 5) everywhere.
-
-Differences from VAGEN, which introduced descriptions of the state:
-  1. VAGEN asks a language model what a description claims. Here a regular expression reads it.
-  2. VAGEN's Sokoban penalises frequent descriptions, so a reward depends on earlier episodes.
 """
 
 import re

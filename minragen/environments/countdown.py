@@ -1,12 +1,6 @@
 """Countdown: make an expression from given numbers that has a given value.
 
 Reading order: the class; `find_expression`, the solver; `parse_equation`, which reads answers.
-
-Differences from RAGEN:
-  1. The answer is parsed, not evaluated: powers, comparisons and lists of numbers earn nothing.
-  2. `expr = target` counts. RAGEN takes the right side for another number.
-  3. Values are exact fractions. Tasks may need multiplication and division.
-  4. The splits share no task. RAGEN uses one file for training and validation.
 """
 
 import ast

@@ -1,12 +1,6 @@
 """DeepCoder: write a program that passes hidden tests.
 
 Reading order: `DeepCoder`, `CodeProblem`, `verdict`, `generate_problem`, `load_programs`.
-
-Differences from RAGEN, whose grader shares an interpreter with the submission, so that printing a
-verdict and exiting earns full marks:
-  1. Programs run in a sandbox (sandbox.py) that the expected values never enter.
-  2. Values are compared, not their text. Each test has a time limit.
-  3. `train` and `val` are different problems.
 """
 
 import ast

@@ -1,9 +1,4 @@
-"""FrozenLake: walk over ice to a goal, around the holes.
-
-Differences from RAGEN:
-  1. Each member of a group slips on its own. In RAGEN all members share one random stream.
-  2. A path within the action budget always exists. RAGEN's may be longer.
-"""
+"""FrozenLake: walk over ice to a goal, around the holes."""
 
 import numpy as np
 

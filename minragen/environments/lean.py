@@ -1,12 +1,6 @@
 """Prove theorems tactic by tactic; Lean 4 checks every step.
 
 Reading order: `Lean`, `tactic_refusal` (what Lean never sees), `LeanChecker` and its backends.
-
-Differences from RAGEN's lean:
-  1. Every action costs a little. RAGEN pays 0.9 for every accepted tactic, even for `skip`.
-  2. A half-finished `have ... := by` is rejected. Accepted tactics can be undone.
-  3. `#print axioms` decides whether a proof is complete, not a list of holes that may be empty.
-  4. A server that is down is an environment error, not a penalty. `||` does not separate tactics.
 """
 
 import contextlib

@@ -1,11 +1,6 @@
 """MetaMathQA: a word problem and several attempts, judged by value.
 
 Reading order: `MetaMathQA`, `word_problems`, `load_problems` (the user's records), `read_value`.
-
-Differences from RAGEN:
-  1. An episode has five attempts. RAGEN's has one, so its reward of 1/2^k is never paid.
-  2. Answers are compared by value. RAGEN compares strings: 18.0 is not 18.
-  3. The splits share no problem. RAGEN validates on its training records.
 """
 
 import functools

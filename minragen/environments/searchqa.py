@@ -1,13 +1,6 @@
 """SearchQA: questions about a corpus that can only be searched.
 
 Reading order: `Question`, `SearchQA`, `score_answer`, `load_corpus`. The index is in search.py.
-
-Differences from RAGEN:
-  1. A misspelt call costs the format penalty. RAGEN ends the episode and scores it as an answer.
-  2. A failing retriever ends the episode with an error. RAGEN shows the error as a result.
-  3. An exact match alone is paid and is success. RAGEN pays an F1 of 0.3 or more, which rewards
-     listing: of five equally likely names, one earns 0.2 on average and a list of all five 0.33.
-  4. Held-out questions are about other people. RAGEN validates on what it trains on.
 """
 
 import itertools

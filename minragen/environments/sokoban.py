@@ -1,9 +1,4 @@
-"""Sokoban: push boxes onto targets.
-
-Differences from RAGEN:
-  1. The coordinates include the inner walls, without which no route can be planned.
-  2. Reverse play always succeeds. If RAGEN's fails, the next seed differs by process.
-"""
+"""Sokoban: push boxes onto targets."""
 
 import itertools
 from functools import cache

@@ -2,12 +2,6 @@
 
 Reading order: the class; then `peers_of`, `random_grid` and `may_be_solvable`, which know the
 rules alone.
-
-Differences from RAGEN:
-  1. There is one solution. In RAGEN 23 to 92 % of the 9x9 puzzles have several.
-  2. The budget always covers the blanks. RAGEN has 32 blanks and 10 actions.
-  3. A cell pays once, a wrong number nothing. RAGEN pays 0.5 for any that fits, every time.
-  4. The whole text must be one of the FORMS. RAGEN takes the first match inside it.
 """
 
 import re

@@ -1,12 +1,6 @@
 """WebShop: find and buy in a shop of web pages what a customer asks for.
 
 Reading order: `Goal.score`; `WebShop`, its pages and its solver; the products.
-
-Differences from RAGEN:
-  1. The price cap comes from the seed, and a range of prices counts as its middle. RAGEN draws both
-     from the global random stream, so goals differ between processes.
-  2. A search outside the search page is refused. RAGEN calls it invalid but executes it.
-  3. Kinds, attributes and options are compared exactly. RAGEN guesses them from similar words.
 """
 
 import itertools

@@ -2,9 +2,6 @@
 
 run/start.py has their rows of `starpo.ESTIMATORS`, which call ROWS. Axes are those of starpo.py.
 
-Differences from RAGEN V2 and the verl version it pins: turns end where `turn_ids` say. There,
-bi-level GAE looks for rewards that are not 0, so a turn without reward is no turn.
-
 Tests: `python -m pytest tests/test_starpo.py tests/test_step.py`.
 """
 
