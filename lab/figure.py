@@ -3,7 +3,7 @@
     python -m lab.figure      (or: make figure)
 
 Draws docs/learning.png and docs/pretrained.png from the stored runs (archive.py); and in
-docs/environments/ boards.png, the images of FrozenLake and Sokoban, and seen.png, those of an
+docs/ boards.png, the images of FrozenLake and Sokoban, and seen.png, those of an
 episode. algorithm.py draws step.png, row.png and tree.png in docs/: for them a step of a stored run
 is made again. In each page of `PAGES` it rewrites what stands between `<!-- begin NAME -->` and
 `<!-- end NAME -->`, and the episode below each `$ .venv/bin/python -m minragen environments NAME
@@ -13,9 +13,11 @@ pages and the notebook say what this script would write.
 
 import base64
 import csv
+import inspect
 import io
 import json
 import re
+import textwrap
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -406,6 +408,29 @@ def environments_table():
     return table([names[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
+def descriptions():
+    """What each of the ten classes says of itself, and its options with their defaults."""
+    return "\n\n".join(described(type(make(env))) for env in REGISTRY)
+
+
+FACTS = "Goal|Observation|Actions|Reward|Ends when|Solver|Splits|Pages|Options"
+
+
+def described(environment):
+    """The docstring of an environment's class as a section of a page."""
+    first, *paragraphs = inspect.getdoc(environment).split("\n\n")
+    lines = [f"### {environment.__name__}", "", first]
+    for paragraph in paragraphs:
+        whole = re.sub(rf"\n\s*(?!(?:{FACTS}|See an episode): )", " ", paragraph)
+        facts = [re.sub(f"^({FACTS}):", r"- **\1**:", line) for line in whole.split("\n")
+                 if not line.startswith("See an episode")]
+        lines += ["", *(textwrap.fill(fact, 120, break_long_words=False, break_on_hyphens=False,
+                                      subsequent_indent="  " * fact.startswith("- "))
+                        for fact in facts)]
+    defaults = ", ".join(f"`{name}={value}`" for name, value in environment.defaults.items())
+    return "\n".join([*lines, "", textwrap.fill(f"Defaults: {defaults}.", 120)])
+
+
 def mutants_result():
     """What the stored run of tests/mutants.py found."""
     sample = json.loads((ROOT / "lab" / "results" / "mutants.json").read_text())["sample"]
@@ -421,7 +446,8 @@ def mutants_result():
 # page -> {name of a block in it: function that makes its text}
 PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headline_table},
          "docs/algorithms.md": {"tokens": tokens.figures},
-         "docs/environments.md": {"environments": environments_table},
+         "docs/environments.md": {"environments": environments_table,
+                                  "descriptions": descriptions},
          "docs/leaderboard.md": {"algorithms": leaderboard.algorithms_table,
                                  "models": leaderboard.models_table},
          "docs/metrics.md": {"warnings": warnings_table},
@@ -436,12 +462,7 @@ PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headlin
              "before": partial(dialogue, "smollm2-frozenlake-s0", min),
              "after": partial(dialogue, "smollm2-frozenlake-s0", max),
              "start": partial(start_line, "smollm2-lean-s0")},
-         "docs/results.md": {"results": results_table},
-         **{f"docs/environments/{env}.md": {
-             "tiny": partial(episode_of, f"{env}-grpo-s0", turns=2),
-             "smollm2": partial(episode_of, f"{env}-smollm2", turns=1)}
-            for env in REGISTRY}}  # untrained, it mostly repeats its first turn
-del PAGES["docs/environments/frozenlake.md"]["tiny"]  # README.md shows it
+         "docs/results.md": {"results": results_table}}
 
 
 def rewritten(page):
@@ -483,11 +504,11 @@ if __name__ == "__main__":
     draw(ROOT / "docs" / "learning.png")
     draw_pretrained(ROOT / "docs" / "pretrained.png")
     draw_waiting(ROOT / "docs" / "waiting.png")
-    draw_boards(ROOT / "docs" / "environments" / "boards.png")
-    draw_seen(ROOT / "docs" / "environments" / "seen.png", "frozenlake-image-grpo-s0")
+    draw_boards(ROOT / "docs" / "boards.png")
+    draw_seen(ROOT / "docs" / "seen.png", "frozenlake-image-grpo-s0")
     algorithm.draw(ROOT / "docs", FIRST)
     for page in PAGES:
         (ROOT / page).write_text(rewritten(page))
     (ROOT / "docs" / "tutorial.ipynb").write_text(notebook())
-    print(f"wrote the pictures of docs/ and docs/environments/, docs/tutorial.ipynb, and the "
+    print(f"wrote the pictures of docs/, docs/tutorial.ipynb, and the "
           f"tables of {', '.join(PAGES)}")

@@ -13,7 +13,6 @@ from conftest import parsed
 from lab import figure, scoreboard
 from lab.figure import ROOT
 from minragen.config import ALGOS
-from minragen.envs import REGISTRY, make
 
 PAGES = {path.name: path.read_text()
          for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]}
@@ -40,12 +39,6 @@ class TestPages:
                  for node in ast.walk(ast.parse("\n".join(step))) if isinstance(node, ast.Call)]
         train = (ROOT / "minragen" / "train.py").read_text()
         assert len(names) > 10 and [name for name in names if f"{name}(" not in train] == []
-
-    @pytest.mark.parametrize("env", REGISTRY)
-    def test_the_options_of_an_environment_are_listed_with_their_defaults(self, env):
-        listed = re.search(r"^Options: (.*?)\.$", PAGES[f"{env}.md"], re.MULTILINE | re.DOTALL)[1]
-        assert re.findall(r"`([^`]+)`", listed) == [
-            f"{name}={value}" for name, value in make(env).defaults.items()]
 
     def test_each_algorithm_is_listed_with_all_that_it_changes(self):
         for algo, choices in ALGOS.items():

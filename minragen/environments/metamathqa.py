@@ -42,9 +42,10 @@ class MetaMathQA(TextEnv):
 
     Goal: give the result.
     Observation: the question; after a wrong answer also the number of wrong answers.
-    Actions: one value in any notation: 18, 18.0, 1.8e1, 36/2, 1 1/2, \\frac{3}{4}, 75%, $1,234.50,
-        \\boxed{18}, **18**, 18 dollars, 9 * 2 = 18, So the answer is 18. A text without exactly one
-        value ("18 or 20") is not an action and not an attempt. Units are not judged.
+    Actions: one value in any notation: 18, 18.0, 1.8e1, 36/2, 1 1/2, `\\frac{3}{4}`, 75%,
+        $1,234.50, `\\boxed{18}`, `**18**`, 18 dollars, 9 * 2 = 18, So the answer is 18. A text
+        without exactly one value ("18 or 20") is not an action and not an attempt. Units are not
+        judged.
     Reward: 1/2^k for the right value after k wrong ones, otherwise 0.
     Ends when: the value is right.
     Solver: computes the template's expression exactly; for the user's records it knows the answer.
