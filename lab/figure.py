@@ -332,19 +332,15 @@ def baselines(env):
     return {player: successes / row["size"] for player, successes in row["players"].items()}
 
 
-def episode_of(run, turns=0):
-    """What was said in a run's episode (`episode_at`), by turns. The lines of a reply after the
-    SHOWN first are counted; so are the turns after the first `turns`, unless that is 0."""
-    said, messages = [], episode_at(run)["messages"][1:]
-    shown = messages[:2 * turns if turns else None]  # observation and reply of each turn
-    for message in shown:
+def episode_of(run):
+    """What was said in a run's episode (`episode_at`). The lines of a reply after the SHOWN first
+    are counted."""
+    said = []
+    for message in episode_at(run)["messages"][1:]:
         lines = message["content"].split("\n")
         cut = SHOWN if message["role"] == "assistant" and len(lines) > SHOWN + 1 else len(lines)
         said += lines[:cut] + ([f"[{len(lines) - cut} more lines]"] if lines[cut:] else [])
-    if rest := (len(messages) - len(shown)) // 2:
-        said.append(f"[{rest} more turns]")
-    fence = "````" if "```" in "".join(said) else "```"
-    return "\n".join([f"{fence}text", *said, fence])
+    return "\n".join(["```text", *said, "```"])
 
 
 def dialogue(run, when=max):
@@ -444,7 +440,8 @@ def mutants_result():
 
 
 # page -> {name of a block in it: function that makes its text}
-PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headline_table},
+PAGES = {"README.md": {"episode": partial(dialogue, FIRST), "headlines": headline_table,
+                       "pretrained": pretrained_means},
          "docs/algorithms.md": {"tokens": tokens.figures},
          "docs/environments.md": {"environments": environments_table,
                                   "descriptions": descriptions},
