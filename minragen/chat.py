@@ -23,8 +23,8 @@ class ChatFrame:
     """Turns messages into tokens, with what the chat template writes around them.
 
     A prompt ends with the forced prefix of the reply, such as `<think>`, which no policy samples.
-    A reply ends where `parse` reads it as complete: at `</answer>`, unless a thought quotes it. It
-    also ends at the ids `end_ids`: the template's end of turn, the tokenizer's eos, `model_eos`.
+    A reply ends when `parse` can read it as complete (at `</answer>`, unless a thought quotes that
+    tag), or at one of `end_ids`: the template's end of turn, the tokenizer's eos, `model_eos`.
 
     model_eos: the model's `generation_config.eos_token_id`: one id, several or None
     max_new_tokens: the limit that the system message tells; 0: none
@@ -46,7 +46,7 @@ class ChatFrame:
         self.prefix = formats.forced_prefix(response_format)
         self._form = formats.FORMATS[response_format]
         self._part_ends = [re.compile(end) for end in part_ends(self._form).values()]
-        # Of the first part, of the first two, and so on to the whole reply.
+        # Patterns of the first part, of the first two parts, ..., of the whole reply.
         self._patterns = [reply_pattern(self._form, n + 1) for n in range(len(self.parts))]
         self.tokenizer, self.image_store = tokenizer, image_store
         # Ids of a text. The last ones are remembered: members of a group see much alike.
@@ -59,11 +59,11 @@ class ChatFrame:
         self.end_ids = {self.end_of_turn, tokenizer.eos_token_id, *model_eos} - {None}
         names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self._ids_with_bracket = {
-            i for i, name in enumerate(names)  # "<0x41>" is the byte of an A
+            i for i, name in enumerate(names)  # "<0x41>" is the byte of A, "<0x3E>" that of ">"
             if ">" in (name or "") and not re.fullmatch("<0x(?!3E)..>", name)}
 
     def system_message(self, env):
-        """The system message; the environment's texts in it cannot begin or end a turn."""
+        """The system message. `plain` lets no text of the environment begin or end a turn."""
         return self._system_message(env, plain=self.template.plain)
 
     def begin(self, trajectory, env):
@@ -113,8 +113,8 @@ class ChatFrame:
         return ids[len(line):] if ids[:len(line)] == line else self._ids(text)
 
     def parts_ended(self, ids, before=0):
-        """The number of parts of the format that a reply has ended. The reply is complete, and
-        nothing that follows changes what `parse` reads in it, once this is len(parts).
+        """The number of parts of the format that a reply has ended. Once this is len(parts) the
+        reply is complete: whatever follows cannot change what `parse` reads.
 
         before: the same number for ids[:-1]
 
@@ -160,7 +160,6 @@ def reply_pattern(form, count=None):
 
 
 def part_ends(form):
-    """{part: the regular expression of the tags that end it}; between two tags only blanks may
-    stand."""
+    """{part: regular expression of the tags that end it}, with only blanks between two tags."""
     _, *rest = re.split(r"{(\w+)}", form)
     return {part: tags.replace("><", r">\s*<") for part, tags in zip(rest[::2], rest[1::2])}

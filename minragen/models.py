@@ -53,7 +53,7 @@ class Policy:
         return output_layer(self.model, hidden)
 
     def extend_in_chunks(self, slots, fresh, token_budget, first_row=0):
-        """`extend` slot first_row + i by ids fresh[i], `token_budget` padded ids a pass."""
+        """`extend` in chunks of `token_budget` padded ids; fresh[i] goes to slot first_row + i."""
         bounds, logits = slots.bounds.clone(), []
         count = max(1, token_budget // max(map(len, fresh)))
         for start in range(first_row, first_row + len(fresh), count):
@@ -63,7 +63,7 @@ class Policy:
             tokens, counts = (x.to(self.device, non_blocking=True) for x in (
                 pad_sequence(part, batch_first=True), counts))
             logits.append(self.extend(slots, tokens, counts, start))
-        slots.bounds = bounds  # exact again: `extend` has added padding, too
+        slots.bounds = bounds  # exact again: `extend` counts padding, too
         return torch.cat(logits)
 
     def logprobs(self, tokens, mask, temperature=1.0):

@@ -66,8 +66,8 @@ class Callbacks:
         return contextlib.nullcontext(lambda count: None)
 
     def diagnose(self, learner, step, played, rows, batch):
-        """More metrics, measured before the update. rows: of make_batch(played), kept by
-        the filter; batch: these rows with their targets, or None without any."""
+        """More metrics, measured before the update. rows: indices into make_batch(played) that the
+        filter kept; batch: those rows with their targets, None if there are none."""
         return {}
 
     def write(self, metrics):
@@ -101,12 +101,12 @@ class Learner:
     optimizer: AdamW
     critic: Critic | None = None
     critic_optimizer: AdamW | None = None
-    reference: Policy | None = None  # before RL, or the teacher
+    reference: Policy | None = None  # the policy before RL, or a teacher: the KL is measured to it
     step: int = 0  # finished steps
     unvalidated: bool = True  # whether a validation is due
     best_success: float = -1.0  # best held-out success after step 0
     ended: str = ""  # why training ends before the last step
-    rounds: int = 0  # rollouts of fresh instances; more than steps if resampled
+    rounds: int = 0  # how often P new groups were played: once a step, more often if resampled
     ema: dict = field(default_factory=dict)  # moving averages of the diagnostics
     empty_steps: int = 0  # consecutive steps whose filter kept nothing
     skipped: int = 0  # consecutive updates whose gradient was not finite
@@ -130,7 +130,7 @@ def train(learner, groups, config, callbacks):
     """Train for `config.steps` steps, or until there is a reason to end before. Returns the metrics
     of the test, None if the user stopped the run. groups: {split: EnvGroups}"""
     began = time.time()
-    if learner.unvalidated:  # before step 1, or a stop skipped it
+    if learner.unvalidated:  # before step 1; or on resuming a run that was stopped before it
         metrics = {"step": learner.step, **validate(learner, groups["val"], config, callbacks)}
         learner.unvalidated = False
         callbacks.write(metrics)
@@ -181,7 +181,7 @@ def train_step(learner, groups, config, callbacks=QUIET):
     step, began = learner.step + 1, time.time()
     trajectories = roll_out(learner, groups, config, callbacks)  # play P*G episodes
     rollout_seconds = time.time() - began
-    played = [t for t in trajectories if not t.error]  # by environments that did not fail
+    played = [t for t in trajectories if not t.error]  # episodes whose environment did not fail
     metrics = {"step": step, **describe(trajectories), **waiting(trajectories)}
     batch = None  # what is trained on
     if played:
@@ -227,9 +227,9 @@ def update(learner, batch, config, step, callbacks=QUIET):
 
 # ---- Which episodes ------------------------------------------------------------------------------
 def roll_out(learner, groups, config, callbacks=QUIET):
-    """Play P*G episodes of instances that no other step and no run with another seed plays. At most
-    `resample` times play P*G more, until `num_groups` groups have a positive reward std (DAPO, Yu
-    et al. 2025, section 3.2)."""
+    """Play P*G episodes of fresh instances: no other step and no run with another seed plays them.
+    While fewer than `num_groups` groups have a positive reward std, play P*G more, at most
+    `resample` times (DAPO, Yu et al. 2025, section 3.2)."""
     trajectories = []
     learner.policy.begin_rollout()
     title = f"step {learner.step + 1}: tokens sampled"
@@ -283,8 +283,8 @@ def choose_groups(learner, batch, config):
 def compute_targets(learner, batch, config):
     """The batch with logprobs, values, rewards and advantages; and metrics.
 
-    In float32, old_logprobs are the sample_logprobs: the learner would get the same up to rounding
-    (`logprob_gap`). They are computed anew in bfloat16 and with `--stale` (other weights).
+    In float32, old_logprobs are the sample_logprobs: recomputing them would give the same up to
+    rounding (`logprob_gap`). They are recomputed in bfloat16 and with `--stale` (other weights).
     """
     def logprobs_of(policy):
         return in_micro_batches(learner, batch, config, lambda part: policy.logprobs(
@@ -300,7 +300,7 @@ def compute_targets(learner, batch, config):
         batch = replace(batch, values=in_micro_batches(
             learner, batch, config, lambda part: learner.critic(part.tokens, part.response_mask)))
     batch = compute_advantages(batch, config)
-    if config.tis_cap:  # a loss is proportional to its advantage
+    if config.tis_cap:  # scales the loss: each token's loss is proportional to its advantage
         batch = replace(batch, advantages=batch.advantages * starpo.truncated_weights(
             batch.old_logprobs, batch.sample_logprobs, config.tis_cap, batch.response_mask))
     if learner.critic:
@@ -316,8 +316,8 @@ def token_rewards(batch, config):
     1. The overlong penalty is added to the environment's rewards.
     2. scores: the sum over the episode.
     3. token_rewards: with credit "episode" the score on the row's last token; with credit "turn"
-       each turn's reward on its last token. If rows are single turns, each turn gets its return
-       from there on: later rewards are in other rows.
+       each turn's reward on its last token. If each row is one turn, a turn gets its return-to-go
+       over turns instead, because the later rewards stand in other rows.
     4. The KL is subtracted: from token_rewards token by token, from scores its sum.
     """
     rewards, scores, metrics = batch.rewards, batch.episode_returns, {}
@@ -372,7 +372,7 @@ def parts_of(batch, learner, config):
 
 # ---- The update ----------------------------------------------------------------------------------
 def set_learning_rates(learner, config, step):
-    """Over all steps each rate falls linearly to `lr_final` times itself."""
+    """Each rate falls linearly, over all steps, to `lr_final` times its first value."""
     decay = 1 - (1 - config.lr_final) * (step - 1) / max(1, config.steps - 1)
     learner.optimizer.set_lr(config.lr * decay)
     if learner.critic:
@@ -381,7 +381,7 @@ def set_learning_rates(learner, config, step):
 
 def mini_batches(batch, config, step):
     """The mini-batches of all epochs: random rows, with each token's weights in the losses. Sizes
-    differ by at most one row: in a smaller mini-batch each row would weigh more."""
+    differ by at most one row, because the rows of a smaller mini-batch weigh more."""
     count = math.ceil(len(batch) / config.mini_batch)
     for epoch in range(config.epochs):
         shuffle = torch.Generator().manual_seed(hash_seed(config.seed, step, epoch))
@@ -401,8 +401,7 @@ def add_loss_weights(mini, config):
 
 
 def backward(learner, mini, config, progress=lambda rows: None):
-    """Backpropagate this process's micro-batches of a mini-batch. Returns {metric: this process's
-    part of the mean}."""
+    """Backpropagate this process's micro-batches. Returns its part of each mean: {metric: part}."""
     sums = Counter()
     for rows in parts_of(mini, learner, config):
         part = mini.take(rows)
@@ -419,11 +418,11 @@ def backward(learner, mini, config, progress=lambda rows: None):
 
 
 def policy_losses(policy, part, config):
-    """{term: loss} and {metric: value}, each this part's share of the mini-batch's mean."""
+    """{term: loss} and {metric: value}: this micro-batch's parts of sums over the mini-batch."""
     loss_mean = partial(starpo.aggregate, weights=part.loss_weights)
     mean = partial(starpo.aggregate, weights=part.mean_weights)
-    logprobs, entropy = policy.logprobs(part.tokens, part.response_mask | part.predicted_mask,
-                                        config.temperature)
+    mask = part.response_mask | part.predicted_mask  # the latter is all False without ECHO
+    logprobs, entropy = policy.logprobs(part.tokens, mask, config.temperature)
     inputs = logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high
     if config.ratio == "detached":
         loss, clipped = starpo.cispo_loss(*inputs)

@@ -68,7 +68,7 @@ class Sequence:
     sample_logprobs: list = field(default_factory=list)
     predicted: list = field(default_factory=list)  # positions that ECHO predicts (more/echo.py)
     last_of_turn: dict = field(default_factory=dict)  # turn -> position of its last sampled token
-    advantages: list = field(default_factory=list)  # by run/log.py, of trained groups
+    advantages: list = field(default_factory=list)  # for the report: run/log.py, if trained
 
     def add(self, ids, logprobs, sampled, turn):
         self.tokens += ids
@@ -87,7 +87,7 @@ class Trajectory:
     seed: int
     group_id: int
     member: int
-    env_index: int = 0  # of its environment in the EnvGroups
+    env_index: int = 0  # the row of its environment in the EnvGroups
     system: str = ""
     observation: Observation = Observation("")  # what the next reply answers
     # One Sequence; in the contexts of more/windows.py one for each turn, with all that it saw.
@@ -178,7 +178,7 @@ class Batch:
     group_ids: Tensor  # (B,) int64
     episode_ids: Tensor  # (B,) int64
     episode_returns: Tensor  # (B,) float32, the sum of the environment's rewards in the episode
-    state_ids: Tensor  # (B, T) int64, at a turn's last token the state it met; else -1
+    state_ids: Tensor  # (B, T) int64, at a turn's last token the state that it answered; else -1
     predicted_mask: Tensor  # (B, T) bool, the tokens of observations that ECHO predicts
     # -- added by train.compute_targets; (B, T) unless said otherwise
     old_logprobs: Tensor | None = None

@@ -84,7 +84,7 @@ class _Scheduler:
             prefilled, index, first_logits = rollout.prefill(
                 self.policy, [row.trajectory.tokens for row in begin], budget)
         longest = max(len(row.trajectory.tokens) for row in self.sampling + away)
-        # The padding of shorter rows is written, too, and needs room.
+        # `extend` writes padding, too, so the longest row plus the longest new text must fit.
         padded = max((row.cached for row in go_on), default=0) + max(map(len, fresh), default=0)
         self.slots = regathered([(self.slots, [*range(n), *(row.slot for row in go_on)]),
                              (prefilled, index), (self.slots, [row.slot for row in away])],
@@ -129,8 +129,7 @@ class _Scheduler:
             self.logits = self.policy.extend(self.slots, tokens[:, None], torch.ones_like(tokens))
 
     def _send_replies(self, stopped):
-        """Give the replies of these rows, whose slots follow those that sample, to the
-        environments."""
+        """Give the environments the replies of these rows, whose slots follow those that sample."""
         for slot, row in enumerate(stopped, len(self.sampling)):
             row.slot = slot
         rollout.end_replies(self.frame, stopped)
