@@ -3,10 +3,10 @@
 Sampling keeps keys and values in `KVSlots`, which a decoder of transformers takes as its
 `past_key_values`. Learning runs whole rows. For Llama's family fast/ computes both with less work.
 
-    rollout.feed                       prefill or regathered: makes the slots
+    rollout.feed                       prefill or regather: makes the slots
         Policy.extend_in_chunks        reads prompts or observations
             Policy.extend              one forward pass; also of each sampled token
-                last_hidden            place, then the decoder: in each layer KVSlots.update
+                last_hidden            reserve, then the decoder: in each layer KVSlots.update
                 models.output_layer
 
 Axes: n rows in a forward pass, q new tokens of each, k keys, D hidden size, B rows, T tokens.
@@ -80,7 +80,7 @@ class KVSlots:
         return order
 
 
-def regathered(parts, capacity):
+def regather(parts, capacity):
     """New KVSlots of `capacity` tokens a row with copies of the chosen slots, part after part. The
     given KVSlots cannot be used afterwards: their buffers are freed layer by layer.
 
@@ -114,14 +114,14 @@ def rounded_up(n, unit):
 
 @torch.no_grad()
 def last_hidden(model, slots, tokens, counts, first_row=0):
-    """One pass of new ids, as `place` draws it. Returns each row's last hidden state, (n, D)."""
-    positions, masks, ends = place(model, slots, tokens, counts, first_row)
+    """One pass of new ids, as `reserve` draws it. Returns each row's last hidden state, (n, D)."""
+    positions, masks, ends = reserve(model, slots, tokens, counts, first_row)
     hidden = model.base_model(input_ids=tokens, attention_mask=masks, position_ids=positions,
                               past_key_values=slots, use_cache=True).last_hidden_state
     return hidden.flatten(0, 1)[ends]
 
 
-def place(model, slots, tokens, counts, first_row=0):
+def reserve(model, slots, tokens, counts, first_row=0):
     """Reserve counts[i] positions of slot first_row + i and set where `slots.update` writes.
 
     Two slots of 4 and 2 tokens get 2 and 1 more (a dot is padding: written, never seen):

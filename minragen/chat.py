@@ -66,25 +66,24 @@ class ChatFrame:
         """The system message. `plain` lets no text of the environment begin or end a turn."""
         return self._system_message(env, plain=self.template.plain)
 
-    def begin(self, trajectory, env):
+    def append_first_prompt(self, trajectory, env):
         """Append the first prompt."""
         trajectory.system = self.system_message(env)
-        trajectory.add_prompt(self.open(trajectory.system, trajectory.observation))
+        trajectory.add_prompt(self.first_prompt_ids(trajectory.system, trajectory.observation))
 
-    def next(self, trajectory, rules):
+    def append_next_prompt(self, trajectory, rules):
         """Append the prompt of the next turn. Returns False if that leaves no room for a reply."""
-        ids = self.between(trajectory.tokens[-1], trajectory.observation)
-        fits = len(trajectory.tokens) + len(ids) < rules.max_context
-        if fits:
+        ids = self.next_prompt_ids(trajectory.tokens[-1], trajectory.observation)
+        if fits := len(trajectory.tokens) + len(ids) < rules.max_context:
             trajectory.add_prompt(ids)
         return fits
 
-    def open(self, system, observation):
+    def first_prompt_ids(self, system, observation):
         """Ids from the beginning through the forced prefix of the first reply."""
         t = self.template
         return self._prompt(self._ids, f"{t.head}{system}{t.to_user}", observation)
 
-    def between(self, last_id, observation):
+    def next_prompt_ids(self, last_id, observation):
         """Ids from the end of a reply, whose last id is `last_id`, through the next forced prefix.
 
         A reply that was cut short lacks the end-of-turn id. Then the prompt supplies it, outside

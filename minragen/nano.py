@@ -124,7 +124,7 @@ def begin(frame, split, seed, member):
     """An episode. `seed` fixes the first heap, (seed, member) the other player's random moves."""
     episode = Episode(Nim(split))
     observation, _ = episode.env.reset(seed=seed, options={"member": member})
-    episode.add(frame.open(frame.system_message(episode.env), observation))
+    episode.add(frame.first_prompt_ids(frame.system_message(episode.env), observation))
     return episode
 
 
@@ -139,7 +139,7 @@ def add_token(frame, episode, token, logprob):
         episode.episode_return += reward
         episode.over = terminated or truncated
         if not episode.over:  # another turn of the same conversation
-            episode.add(frame.between(token, observation))
+            episode.add(frame.next_prompt_ids(token, observation))
             episode.reply = []
 
 

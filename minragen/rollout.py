@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from minragen.cache import KVSlots, regathered
+from minragen.cache import KVSlots, regather
 from minragen.support.noise import reply_noise
 from minragen.trajectory import Reply, StopReason, Trajectory
 
@@ -71,7 +71,8 @@ def first_prompt(frame, groups, row, observation, rules):
     observation: what `groups.reset` returned for the row: a text, or an exception
     """
     t = Trajectory.begin(groups, row, observation)
-    if not t.error and (failure := groups.attempt(row, frame.begin, t, groups.envs[row])):
+    if not t.error and (failure := groups.attempt(
+            row, frame.append_first_prompt, t, groups.envs[row])):
         t.fail(failure)
     if not t.error and len(t.tokens) >= rules.max_context:
         raise ValueError(f"the first prompt of {t.env} has {len(t.tokens)} tokens and max_context "
@@ -150,10 +151,10 @@ def feed(policy, slots, rows, rules):
     capacity = max(len(row.trajectory.tokens) for row in rows) + rules.max_new_tokens
     if slots is None:
         slots, index, logits = prefill(policy, fresh, rules.token_budget)
-        return regathered([(slots, index)], capacity), logits
+        return regather([(slots, index)], capacity), logits
     # `extend` writes padding, too, so the longest row plus the longest new text must fit.
     padded = max(row.cached for row in rows) + max(map(len, fresh))
-    slots = regathered([(slots, [row.slot for row in rows])], max(capacity, padded))
+    slots = regather([(slots, [row.slot for row in rows])], max(capacity, padded))
     return slots, policy.extend_in_chunks(slots, fresh, rules.token_budget)
 
 
@@ -220,7 +221,7 @@ def end_turn(frame, groups, row, outcome, rules):
     t.end_turn(row.text, row.reply, row.stop, outcome, (*row.times, time.time()))
     if not t.stop:
         # What this raises, such as for an image that is refused, ends only this episode.
-        fits = groups.attempt(t.env_index, frame.next, t, rules)
+        fits = groups.attempt(t.env_index, frame.append_next_prompt, t, rules)
         if isinstance(fits, Exception):
             t.fail(fits)
         elif not fits:

@@ -32,13 +32,13 @@ VALUE_CLIP = 0.5  # how far one update may move a value
 
 
 # ---- Which groups --------------------------------------------------------------------------------
-def filter_groups(spreads, value=0.9, name="top_p"):
+def filter_groups(stds, value=0.9, name="top_p"):
     """SNR filter of RAGEN V2: which groups carry enough signal to learn from.
 
     Spreads of up to 1e-10 count as 0. They are rounded to a millionth of the largest, so that equal
-    spreads tie; of tied groups the earlier wins.
+    stds tie; of tied groups the earlier wins.
 
-    spreads: (P,) float >= 0, the reward's standard deviation within each group (`group_std`)
+    stds: (P,) float >= 0, the reward's standard deviation within each group (`group_std`)
     name, value: a row of FILTERS and its argument      returns: (P,) bool
     raises: ValueError for an unknown name, a value outside its range, a std below 0 or not finite
 
@@ -46,11 +46,11 @@ def filter_groups(spreads, value=0.9, name="top_p"):
     [True, False, True]
     """
     _check_name("filter", name, FILTERS)
-    if not bool((spreads.isfinite() & (spreads >= 0)).all()):
-        raise ValueError(f"filter {name}: got {spreads.tolist()}, expected finite stds >= 0.")
-    spreads = spreads.masked_fill(spreads <= ZERO, 0.0)
-    unit = ROUNDING * spreads.max().clamp(min=ZERO)
-    ranked, order = ((spreads / unit).round() * unit).sort(descending=True, stable=True)
+    if not bool((stds.isfinite() & (stds >= 0)).all()):
+        raise ValueError(f"filter {name}: got {stds.tolist()}, expected finite stds >= 0.")
+    stds = stds.masked_fill(stds <= ZERO, 0.0)
+    unit = ROUNDING * stds.max().clamp(min=ZERO)
+    ranked, order = ((stds / unit).round() * unit).sort(descending=True, stable=True)
     kept = FILTERS[name](ranked, value)
     return torch.zeros_like(kept).scatter(0, order, kept)
 
@@ -58,7 +58,7 @@ def filter_groups(spreads, value=0.9, name="top_p"):
 def top_p(ranked, value, eps=0.01):
     """The fewest groups whose stds sum to value - eps of the total; at value 1 all stds above 0.
 
-    ranked: (P,) spreads, the largest first      returns: (P,) bool
+    ranked: (P,) stds, the largest first      returns: (P,) bool
     """
     check_share("top_p", value, eps)
     held_before = ranked.cumsum(0) - ranked
@@ -99,11 +99,11 @@ def group_std(x, groups):
 
 
 def group_moments(x, groups):
-    """Mean, sample std and size (P,) of each group, and the distance (E,) of each x from its mean.
+    """Mean, sample std and size (P,) of each group, and the deviation (E,) of each x from its mean.
 
     The smallest x of a group is subtracted first, so that equal x have a std of exactly 0: the
     float32 mean of sixteen 0.9s is not 0.9. If a std is at most ROUNDING times the largest |x|, it
-    and the group's distances are 0.
+    and the group's deviations are 0.
     """
     P = int(groups.max()) + 1
 
@@ -114,11 +114,11 @@ def group_moments(x, groups):
     base = torch.full_like(size, torch.inf).scatter_reduce(0, groups, x, "amin")
     above = x - base[groups]
     mean = total(above) / size.clamp(min=1)
-    distance = above - mean[groups]
-    std = (total(distance**2) / (size - 1).clamp(min=1)).sqrt()
+    deviation = above - mean[groups]
+    std = (total(deviation**2) / (size - 1).clamp(min=1)).sqrt()
     equal = std <= ROUNDING * torch.zeros_like(size).scatter_reduce(0, groups, x.abs(), "amax")
-    std, distance = std.masked_fill(equal, 0.0), distance.masked_fill(equal[groups], 0.0)
-    return torch.where(size > 0, base + mean, 0.0), std, size, distance
+    std, deviation = std.masked_fill(equal, 0.0), deviation.masked_fill(equal[groups], 0.0)
+    return torch.where(size > 0, base + mean, 0.0), std, size, deviation
 
 
 # ---- Which rewards -------------------------------------------------------------------------------
@@ -222,8 +222,8 @@ def group_advantages(returns, groups, by_std=True, eps=1e-6):
     >>> group_advantages(torch.tensor([1.0, 0, 0, 3]), torch.tensor([0, 0, 1, 1]))
     tensor([ 0.7071, -0.7071, -0.7071,  0.7071])
     """
-    _, std, _, distance = group_moments(returns, groups)
-    return distance / (std[groups] + eps) if by_std else distance
+    _, std, _, deviation = group_moments(returns, groups)
+    return deviation / (std[groups] + eps) if by_std else deviation
 
 
 def rloo_advantages(returns, groups):
@@ -232,8 +232,8 @@ def rloo_advantages(returns, groups):
         A_i = R_i - mean of the G - 1 others = G / (G - 1) * (R_i - mean_g)
     Arguments and result as in `group_advantages`.
     """
-    _, _, size, distance = group_moments(returns, groups)
-    return distance * (size / (size - 1).clamp(min=1))[groups]
+    _, _, size, deviation = group_moments(returns, groups)
+    return deviation * (size / (size - 1).clamp(min=1))[groups]
 
 
 def returns_to_go(rewards, mask, gamma=1.0):

@@ -26,7 +26,7 @@ from minragen import starpo
 from minragen.chat import ChatFrame
 from minragen.models import AdamW, Critic, Policy
 from minragen.rollout import Rules, collect
-from minragen.support.metrics import describe, held_out_metrics, waiting
+from minragen.support.metrics import episode_metrics, held_out_metrics, waiting_metrics
 from minragen.trajectory import make_batch
 
 # Seeds of training instances begin at TRAIN_SEED + (seed of the run) * config.TRAIN_SEED_STRIDE,
@@ -103,7 +103,7 @@ class Learner:
     critic_optimizer: AdamW | None = None
     reference: Policy | None = None  # the policy before RL, or a teacher: the KL is measured to it
     step: int = 0  # finished steps
-    unvalidated: bool = True  # whether a validation is due
+    validation_due: bool = True  # stays True if the run is stopped before it
     best_success: float = -1.0  # best held-out success after step 0
     ended: str = ""  # why training ends before the last step
     rounds: int = 0  # how often P new groups were played: once a step, more often if resampled
@@ -112,10 +112,10 @@ class Learner:
     skipped: int = 0  # consecutive updates whose gradient was not finite
     world: World = World()
     collect: Callable = collect  # plays episodes: rollout.py's, or fast/scheduler.py's
-    playing: Callable = contextlib.nullcontext  # context of a rollout; more/stale.py: older weights
+    rollout_context: Callable = contextlib.nullcontext  # in more/stale.py: with older weights
 
-    def improved(self, metrics):
-        """Whether these metrics have a new `best_success`. Notes it."""
+    def note_success(self, metrics):
+        """Note the success in these metrics. Returns whether it is the best so far."""
         before, now = self.best_success, metrics.get("val/success", math.nan)
         self.best_success = max(before, now)  # `before` if now is nan
         return now > before
@@ -130,12 +130,12 @@ def train(learner, groups, config, callbacks):
     """Train for `config.steps` steps, or until there is a reason to end before. Returns the metrics
     of the test, None if the user stopped the run. groups: {split: EnvGroups}"""
     began = time.time()
-    if learner.unvalidated:  # before step 1; or on resuming a run that was stopped before it
+    if learner.validation_due:  # before step 1; or on resuming a run that was stopped before it
         metrics = {"step": learner.step, **validate(learner, groups["val"], config, callbacks)}
-        learner.unvalidated = False
+        learner.validation_due = False
         callbacks.write(metrics)
         if learner.step:
-            callbacks.save(learner, learner.improved(metrics))
+            callbacks.save(learner, learner.note_success(metrics))
             if callbacks.stop_requested():
                 return None
     while learner.step < config.steps and not learner.ended:
@@ -144,13 +144,13 @@ def train(learner, groups, config, callbacks):
         try:
             learner.ended = nothing_to_learn(learner, config) or callbacks.early_stop(metrics)
             last = learner.step == config.steps or bool(learner.ended)
-            learner.unvalidated = last or learner.step % config.val_every == 0
-            if learner.unvalidated and not callbacks.stop_requested():
+            learner.validation_due = last or learner.step % config.val_every == 0
+            if learner.validation_due and not callbacks.stop_requested():
                 metrics |= validate(learner, groups["val"], config, callbacks)
-                learner.unvalidated = False
+                learner.validation_due = False
         finally:  # also after an error
             callbacks.write(metrics)
-        best, stopping = learner.improved(metrics), callbacks.stop_requested()
+        best, stopping = learner.note_success(metrics), callbacks.stop_requested()
         if learner.step % config.save_every == 0 or last or best or stopping:
             callbacks.save(learner, best)
         if stopping:
@@ -182,7 +182,7 @@ def train_step(learner, groups, config, callbacks=QUIET):
     trajectories = roll_out(learner, groups, config, callbacks)  # play P*G episodes
     rollout_seconds = time.time() - began
     played = [t for t in trajectories if not t.error]  # episodes whose environment did not fail
-    metrics = {"step": step, **describe(trajectories), **waiting(trajectories)}
+    metrics = {"step": step, **episode_metrics(trajectories), **waiting_metrics(trajectories)}
     batch = None  # what is trained on
     if played:
         everything = make_batch(played).to(learner.policy.device)  # ragged lists -> (B, T)
@@ -233,7 +233,7 @@ def roll_out(learner, groups, config, callbacks=QUIET):
     trajectories = []
     learner.policy.begin_rollout()
     title = f"step {learner.step + 1}: tokens sampled"
-    with learner.playing(), callbacks.progress(title) as progress:
+    with learner.rollout_context(), callbacks.progress(title) as progress:
         for attempt in range(1 + config.resample):
             first_seed = (TRAIN_SEED + config.seed * settings.TRAIN_SEED_STRIDE
                           + (learner.rounds + attempt) * config.num_groups)
@@ -329,7 +329,7 @@ def token_rewards(batch, config):
     if config.credit == "episode":
         rewards = starpo.last_token_rewards(scores, batch.response_mask)
     elif config.context != "full":
-        of_turns = batch.by_turn(rewards)  # (E, K)
+        of_turns = batch.turn_totals(rewards)  # (E, K)
         returns = starpo.returns_to_go(of_turns, torch.ones_like(of_turns).bool(),
                                        config.gamma_turn)
         last = starpo.turn_ends(batch.turn_ids, batch.response_mask)
@@ -419,8 +419,8 @@ def backward(learner, mini, config, progress=lambda rows: None):
 
 def policy_losses(policy, part, config):
     """{term: loss} and {metric: value}: this micro-batch's parts of sums over the mini-batch."""
-    loss_mean = partial(starpo.aggregate, weights=part.loss_weights)
-    mean = partial(starpo.aggregate, weights=part.mean_weights)
+    loss_share = partial(starpo.aggregate, weights=part.loss_weights)
+    metric_share = partial(starpo.aggregate, weights=part.mean_weights)
     mask = part.response_mask | part.predicted_mask  # the latter is all False without ECHO
     logprobs, entropy = policy.logprobs(part.tokens, mask, config.temperature)
     inputs = logprobs, part.old_logprobs, part.advantages, config.clip_low, config.clip_high
@@ -429,22 +429,22 @@ def policy_losses(policy, part, config):
     else:
         loss, clipped = starpo.policy_loss(
             *inputs, config.dual_clip, part.response_mask if config.ratio == "sequence" else None)
-    losses = {"task": loss_mean(loss)}
+    losses = {"task": loss_share(loss)}
     if config.entropy_coef:
-        losses["entropy"] = -config.entropy_coef * loss_mean(entropy)
-    shares = {"policy_loss": losses["task"], "entropy": mean(entropy)}
+        losses["entropy"] = -config.entropy_coef * loss_share(entropy)
+    shares = {"policy_loss": losses["task"], "entropy": metric_share(entropy)}
     if config.kl_coef:
         kl = starpo.kl_estimate(logprobs, part.ref_logprobs, config.kl_estimator)
-        losses["kl"] = config.kl_coef * loss_mean(kl)
-        shares["kl_ref"] = mean(kl)
+        losses["kl"] = config.kl_coef * loss_share(kl)
+        shares["kl_ref"] = metric_share(kl)
     if config.echo_coef:
         shares["echo_loss"] = starpo.aggregate(-logprobs, part.predicted_weights)
         losses["echo"] = config.echo_coef * shares["echo_loss"]
     with torch.no_grad():
         clipped &= part.advantages.abs() > starpo.ROUNDING  # advantage 0: nothing to clip
-        shares |= {"clip_fraction": mean(clipped.float()),
-                   "approx_kl": mean(starpo.kl_estimate(part.old_logprobs, logprobs)),
-                   "logprob_gap": mean((logprobs - part.sample_logprobs).abs())}
+        shares |= {"clip_fraction": metric_share(clipped.float()),
+                   "approx_kl": metric_share(starpo.kl_estimate(part.old_logprobs, logprobs)),
+                   "logprob_gap": metric_share((logprobs - part.sample_logprobs).abs())}
     return losses, shares
 
 

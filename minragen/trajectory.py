@@ -235,7 +235,7 @@ class Batch:
         """Each episode's x on all its sampled tokens, 0 elsewhere. (E,) -> (B, T)"""
         return x[self.episode_index][:, None] * self.response_mask
 
-    def by_turn(self, x):
+    def turn_totals(self, x):
         """The sums of x over the sampled tokens of each turn; 0 for turns that an episode lacks.
         (B, T) -> (E, K)"""
         at, index = self.response_mask, self.episode_index
@@ -249,8 +249,7 @@ class Batch:
 
 
 def make_batch(trajectories):
-    """Pad to the longest. Groups are numbered again without gaps: a group whose episodes all failed
-    is left out."""
+    """Pad to the longest. Groups are renumbered: a group whose episodes all failed is left out."""
     rows = [(sequence, t, e) for e, t in enumerate(trajectories) for sequence in t.sequences]
 
     def column(name, fill):

@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import pad
 
 from minragen import rollout
-from minragen.cache import regathered
+from minragen.cache import regather
 from minragen.support.noise import reply_noise
 
 
@@ -86,9 +86,9 @@ class _Scheduler:
         longest = max(len(row.trajectory.tokens) for row in self.sampling + away)
         # `extend` writes padding, too, so the longest row plus the longest new text must fit.
         padded = max((row.cached for row in go_on), default=0) + max(map(len, fresh), default=0)
-        self.slots = regathered([(self.slots, [*range(n), *(row.slot for row in go_on)]),
-                             (prefilled, index), (self.slots, [row.slot for row in away])],
-                            max(longest + self.rules.max_new_tokens, padded))
+        self.slots = regather([(self.slots, [*range(n), *(row.slot for row in go_on)]),
+                               (prefilled, index), (self.slots, [row.slot for row in away])],
+                              max(longest + self.rules.max_new_tokens, padded))
         if go_on:
             logits.append(self.policy.extend_in_chunks(self.slots, fresh, budget, n))
         if begin:
