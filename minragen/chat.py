@@ -124,7 +124,7 @@ class ChatFrame:
         if ids[-1] not in self._ids_with_bracket or before == len(self.parts):
             return before
         start, end = len(ids), self._part_ends[before]
-        for _ in range(1 + end.pattern.count(r">\s*<")):  # back to the first of its adjacent tags
+        for _ in range(end.pattern.count("<")):  # back over all the tags that end this part
             start = next((i for i in range(start - 1, -1, -1)
                           if ids[i] in self._ids_with_bracket), 0)
         if not end.search(self.tokenizer.decode(ids[max(0, start - TAG_TAIL):])):

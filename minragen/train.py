@@ -210,8 +210,9 @@ def update(learner, batch, config, step, callbacks=QUIET):
     steps, skipped = [], 0  # metrics of each optimizer step
     with callbacks.progress(f"step {step}: rows trained on") as progress:
         for mini in mini_batches(batch, config, step):  # in epochs x mini-batches
+            own = backward(learner, mini, config, progress)
             sums = Counter()
-            for part in learner.world.gather(backward(learner, mini, config, progress)):
+            for part in learner.world.gather(own):
                 sums.update(part)  # adds; a process may lack some names
             for name, optimizer in learner.optimizers():
                 learner.world.sum_gradients(optimizer.masters)

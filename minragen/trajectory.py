@@ -139,13 +139,14 @@ class Trajectory:
 
     def end_turn(self, text, reply, stop, outcome, times=()):
         """Note what a reply did. outcome: of EnvGroups.step"""
-        if isinstance(outcome, Exception):
-            self.fail(outcome)
-            outcome = self.error, 0.0, False, False, {}
-        observation, reward, terminated, truncated, info = outcome
         self.turns.append(Turn(self.observation, text, reply, stop, times))
+        if isinstance(outcome, Exception):
+            self.turn_rewards.append(0.0)
+            self.fail(outcome)
+            return
+        self.observation, reward, terminated, truncated, info = outcome
         self.turn_rewards.append(float(reward))
-        self.observation, self.success = observation, self.success or info.get("success", 0) > 0
+        self.success = self.success or info.get("success", 0) > 0
         for name, value in info.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + value
         if terminated or truncated:
